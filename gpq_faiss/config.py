@@ -1,0 +1,269 @@
+"""What a training run is: frozen dataclasses, read from and written to TOML and JSON, unknown keys refused.
+
+A run is one :class:`Config`. It starts from a preset (``paper`` or ``recommended``); a TOML file and then the command
+line change single fields. The fingerprint names the whole of it, so that a cache or a checkpoint of another
+configuration is never taken for this one's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from .errors import DataError, UsageError
+from .files import fingerprint
+
+BITS = (12, 24, 32, 48)
+
+
+@dataclass(frozen=True)
+class QuantizerConfig:
+    """M codebooks of K codewords in ``subdim`` dimensions; the code has ``M·log2 K`` bits."""
+
+    codebooks: int = 12
+    codewords: int = 16
+    subdim: int = 12
+    alpha: float = 20.0
+    """Scale of the soft assignment (eq. 1)."""
+
+    @property
+    def bits(self) -> int:
+        return self.codebooks * (self.codewords.bit_length() - 1)
+
+    @property
+    def width(self) -> int:
+        """D, the length of the vector that is quantised."""
+        return self.codebooks * self.subdim
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """The feature extractor F. ``backbone = "auto"`` is ``vgg`` for images and the preset's net for embeddings."""
+
+    backbone: str = "auto"
+    weights: str = "none"
+    """``none`` (random), ``imagenet``, or the path of a weights file."""
+    image_size: int = 0
+    """Side of the square input in pixels; 0 = the data's own size, or 224 where images differ in size."""
+    hidden: tuple[int, ...] = (512,)
+    """Hidden layers of the ``mlp`` backbone."""
+    norm: Literal["none", "batch", "layer"] = "none"
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """Weights and scales of ``L_NPQ + λ1 L_cls - λ2 L_SEM``."""
+
+    lambda1: float = 0.1
+    lambda2: float = 0.1
+    beta: float = 4.0
+    """Scale of the cosine classifier (eq. 3)."""
+    classification: Literal["paper", "code"] = "code"
+    """``paper``: cross entropy of β·cos, averaged over sub-spaces; ``code``: β²·cos averaged first (the authors' code)."""
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """Optimisation. One epoch is one pass over the larger of the two sets, in batches of its size."""
+
+    steps: int = 1000
+    epochs: float = 0.0
+    """Where not 0, counts instead of ``steps``."""
+    batch_labelled: int = 500
+    batch_unlabelled: int = 500
+    learning_rate: float = 2e-4
+    beta1: float = 0.5
+    weight_decay: float = 0.0
+    schedule: Literal["step", "cosine"] = "step"
+    decay: float = 0.95
+    decay_every: int = 100
+    """Steps between two decays of the learning rate (schedule ``step``)."""
+    validation: float = 0.1
+    """Share of the labelled items held out of training to choose the best checkpoint; 0 = keep the last."""
+    validate_every: int = 100
+    checkpoint_seconds: float = 60.0
+    seed: int = 0
+    amp: bool = False
+    """bf16 autocast for the backbone."""
+    augment: bool = True
+    """Flip and shifted crop, for images."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """All of one training run."""
+
+    preset: str = "paper"
+    quantizer: QuantizerConfig = field(default_factory=QuantizerConfig)
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+
+    def fingerprint(self) -> str:
+        """16 hex digits over every field."""
+        return fingerprint(json.dumps(to_dict(self), sort_keys=True))
+
+
+PRESETS: dict[str, Config] = {
+    "paper": Config(),
+}
+
+
+def preset(name: str) -> Config:
+    """The named preset.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    try:
+        return PRESETS[name]
+    except KeyError:
+        raise UsageError(f"no preset '{name}': choose one of {', '.join(PRESETS)}") from None
+
+
+def codebooks_for_bits(bits: int, codewords: int = 16) -> int:
+    """M for a code of ``bits`` bits.
+
+    Raises:
+        UsageError: ``bits`` is not a multiple of ``log2 codewords``.
+    """
+    per_codebook = codewords.bit_length() - 1
+    if bits <= 0 or per_codebook <= 0 or bits % per_codebook:
+        raise UsageError(f"{bits} bits do not divide into codebooks of {codewords} codewords ({per_codebook} bits each)")
+    return bits // per_codebook
+
+
+T = TypeVar("T")
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Plain nested dict of a config, ready for JSON."""
+    return dataclasses.asdict(config)
+
+
+def _coerce(value: Any, kind: Any, where: str) -> Any:
+    origin = typing.get_origin(kind)
+    if origin is Literal:
+        choices = typing.get_args(kind)
+        if value not in choices:
+            raise UsageError(f"{where} = {value!r}: choose one of {', '.join(map(str, choices))}")
+        return value
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise UsageError(f"{where} = {value!r}: a list is expected")
+        return tuple(_coerce(v, typing.get_args(kind)[0], where) for v in value)
+    if origin in (types.UnionType, typing.Union):
+        return value
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise UsageError(f"{where} = {value!r}: {kind.__name__} is expected")
+    return value
+
+
+def merge(config: T, changes: dict[str, Any], where: str = "") -> T:
+    """``config`` with ``changes`` (nested as in TOML) applied; types and names are checked.
+
+    Raises:
+        UsageError: an unknown key, or a value of the wrong kind; the message gives its dotted name.
+    """
+    kinds = typing.get_type_hints(type(config))
+    new: dict[str, Any] = {}
+    for key, value in changes.items():
+        name = f"{where}{key}"
+        if key not in kinds:
+            raise UsageError(f"unknown setting '{name}': known here are {', '.join(kinds)}")
+        old = getattr(config, key)
+        if dataclasses.is_dataclass(old):
+            if not isinstance(value, dict):
+                raise UsageError(f"'{name}' is a section: write [{name}] and its settings below")
+            new[key] = merge(old, value, f"{name}.")
+        else:
+            new[key] = _coerce(value, kinds[key], name)
+    return dataclasses.replace(config, **new)  # type: ignore[type-var]
+
+
+def from_dict(values: dict[str, Any]) -> Config:
+    """The config that :func:`to_dict` wrote; missing keys take the preset's value."""
+    name = values.get("preset", "paper")
+    return validate(merge(preset(str(name)), values))
+
+
+def read_toml(path: str | Path, base: Config | None = None) -> Config:
+    """Read a run's TOML. Its ``preset`` is the base; without one, ``base`` (default: ``paper``) is.
+
+    Raises:
+        DataError: missing or not TOML.
+        UsageError: unknown key or bad value.
+    """
+    path = Path(path)
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(f"{path} not found: --config names a TOML file") from None
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise DataError(f"{path} is not TOML: {error}") from None
+    start = preset(str(values["preset"])) if "preset" in values else base or preset("paper")
+    return merge(start, values)
+
+
+def to_toml(config: Config) -> str:
+    """TOML text that :func:`read_toml` reads back to an equal config."""
+
+    def scalar(value: Any) -> str:
+        if isinstance(value, tuple):
+            return "[" + ", ".join(map(scalar, value)) + "]"
+        return json.dumps(value)
+
+    values = to_dict(config)
+    lines = [f"{key} = {scalar(v)}" for key, v in values.items() if not isinstance(v, dict)]
+    for key, section in values.items():
+        if isinstance(section, dict):
+            lines += ["", f"[{key}]", *(f"{name} = {scalar(v)}" for name, v in section.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _require(ok: bool, text: str) -> None:
+    if not ok:
+        raise UsageError(text)
+
+
+def validate(config: Config) -> Config:
+    """Return ``config`` if every number is in range.
+
+    Raises:
+        UsageError: naming the setting and its range.
+    """
+    q, n, c, t = config.quantizer, config.network, config.loss, config.training
+    _require(1 <= q.codebooks <= 256, f"quantizer.codebooks = {q.codebooks}: 1 to 256 are possible")
+    _require(
+        4 <= q.codewords <= 256 and q.codewords & (q.codewords - 1) == 0,
+        f"quantizer.codewords = {q.codewords}: a power of two from 4 to 256 is needed",
+    )
+    _require(1 <= q.subdim <= 4096, f"quantizer.subdim = {q.subdim}: 1 to 4096 are possible")
+    _require(q.alpha > 0, f"quantizer.alpha = {q.alpha}: it must be above 0")
+    _require(n.image_size >= 0, f"network.image_size = {n.image_size}: it must not be negative")
+    _require(all(h > 0 for h in n.hidden), f"network.hidden = {list(n.hidden)}: layer widths must be above 0")
+    _require(0 <= n.dropout < 1, f"network.dropout = {n.dropout}: it must be in [0, 1)")
+    _require(c.lambda1 >= 0 and c.lambda2 >= 0, "loss.lambda1 and loss.lambda2 must not be negative")
+    _require(c.beta > 0, f"loss.beta = {c.beta}: it must be above 0")
+    _require(t.steps >= 1, f"training.steps = {t.steps}: at least 1 is needed")
+    _require(t.epochs >= 0, f"training.epochs = {t.epochs}: it must not be negative")
+    _require(t.batch_labelled >= 2, f"training.batch_labelled = {t.batch_labelled}: at least 2 are needed")
+    _require(t.batch_unlabelled >= 0, f"training.batch_unlabelled = {t.batch_unlabelled}: it must not be negative")
+    _require(t.learning_rate > 0, f"training.learning_rate = {t.learning_rate}: it must be above 0")
+    _require(0 <= t.beta1 < 1, f"training.beta1 = {t.beta1}: it must be in [0, 1)")
+    _require(t.decay > 0 and t.decay_every >= 1, "training.decay and training.decay_every must be above 0")
+    _require(0 <= t.validation < 1, f"training.validation = {t.validation}: it must be in [0, 1)")
+    _require(t.validate_every >= 1, f"training.validate_every = {t.validate_every}: at least 1 is needed")
+    _require(t.seed >= 0, f"training.seed = {t.seed}: it must not be negative")
+    return config
