@@ -59,11 +59,12 @@ class BadItems:
             over = len(self._seen) > self.limit * self.total
         if over:
             raise DataError(
-                f"{self.summary()}; that is above the limit of {100 * self.limit:g} %: repair them, or raise --max-bad"
+                f"{self.summary()}; that is above the limit of {100 * self.limit:g} %: "
+                "repair them, or raise --max-bad"
             )
 
     def summary(self) -> str:
-        """``"3 of 1,000 images cannot be read (a.jpg: not found; ...)"``, or an empty string when none is bad."""
+        """``"3 of 1,000 images cannot be read (a.jpg: not found; ...)"``; empty when none is bad."""
         if not self._seen:
             return ""
         more = "; ..." if len(self._seen) > len(self.first) else ""
@@ -94,9 +95,7 @@ class Dataset(ABC):
 
     def __post_init__(self) -> None:
         if self.ids.ndim != 1 or self.ids.dtype != np.int64:
-            raise DataError(
-                f"{self.name}: ids are {self.ids.dtype} {list(self.ids.shape)}, int64 [N] is needed"
-            )
+            raise DataError(f"{self.name}: ids are {self.ids.dtype} {list(self.ids.shape)}, not int64 [N]")
         for what, column in (("labels", self.labels), ("train/test marks", self.official)):
             if column is not None and len(column) != len(self.ids):
                 raise DataError(f"{self.name} has {len(self.ids):,} items but {len(column):,} {what}")
@@ -139,12 +138,12 @@ class FeatureDataset(Dataset):
         """float32 [n, width], C-contiguous, every row finite and not all zero.
 
         Raises:
-            DataError: names the rows that hold NaN or infinity, or are all zero (no direction, so no code); or the
-                file is damaged.
+            DataError: names the rows that hold NaN or infinity, or are all zero (no direction, so no code);
+                or the file is damaged.
         """
         x = np.ascontiguousarray(self._read(rows), dtype=np.float32)
-        # One pass that finds both: the sum of squares is 0 for a zero row (or one that underflows) and not finite for
-        # NaN and infinity; float64 so that large finite values do not overflow.
+        # One pass finds both: the sum of squares is 0 for a zero row and not finite for NaN and infinity;
+        # float64, so that neither large finite values overflow nor small ones vanish.
         square = np.einsum("nd,nd->n", x, x, dtype=np.float64)
         bad = np.flatnonzero(~np.isfinite(square) | (square == 0.0))
         if bad.size:
@@ -152,7 +151,7 @@ class FeatureDataset(Dataset):
             infinite = ~np.isfinite(square[bad])
             for mask, why in (
                 (infinite, "hold NaN or infinity"),
-                (~infinite, "are all zero, so they have no direction"),
+                (~infinite, "are all zero (no direction)"),
             ):
                 if mask.any():
                     raise DataError(

@@ -1,7 +1,7 @@
 """Labels of a data set as packed multi-hot rows: one form for single-label, multi-label and unlabelled items.
 
-A bit a class (``np.packbits`` order: class 0 is the highest bit of byte 0) keeps the 195,834 x 81 labels of NUS-WIDE in
-2 MB, and "shares at least one label", the relevance of every protocol, is a byte-wise AND.
+A bit a class (``np.packbits`` order: class 0 is the highest bit of byte 0) keeps the 195,834 x 81 labels of
+NUS-WIDE in 2 MB, and "shares at least one label", the relevance of every protocol, is a byte-wise AND.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class Labels:
         packed = self.packed
         if packed.ndim != 2 or packed.dtype != np.uint8 or packed.shape[1] != width:
             raise DataError(
-                f"packed labels are {packed.dtype} {list(packed.shape)}: {self.n_classes} classes need uint8 [N, {width}]"
+                f"packed labels are {packed.dtype} {list(packed.shape)}: "
+                f"{self.n_classes} classes need uint8 [N, {width}]"
             )
         if not 1 <= self.n_classes <= MAX_CLASSES:
             raise DataError(f"labels have {self.n_classes:,} classes: 1 to {MAX_CLASSES:,} are possible")
@@ -91,18 +92,15 @@ class Labels:
         if array.size == 0:
             array = array.astype(np.int64)
         if array.ndim != 1 or array.dtype.kind not in "iub":
-            raise DataError(
-                f"labels are {array.dtype} {list(array.shape)}: one whole number an item is needed"
-            )
+            raise DataError(f"labels are {array.dtype} {list(array.shape)}: whole numbers [N] are needed")
         if array.dtype == np.uint64 and array.size and int(array.max()) > np.iinfo(np.int64).max:
-            raise DataError(
-                f"labels go up to {int(array.max()):,}: at most {MAX_CLASSES:,} classes are possible"
-            )
+            raise DataError(f"label {int(array.max()):,}: at most {MAX_CLASSES:,} classes are possible")
         array = array.astype(np.int64)
         low = np.flatnonzero(array < -1)
         if low.size:
             raise DataError(
-                f"label {int(array[low[0]])} at {named_rows(low)}: labels are class numbers from 0, or -1 for none"
+                f"label {int(array[low[0]])} at {named_rows(low)}: "
+                "labels are class numbers from 0, or -1 for none"
             )
         limit = MAX_CLASSES if class_names is None else len(class_names)
         high = np.flatnonzero(array >= limit)
@@ -130,34 +128,28 @@ class Labels:
         """
         array = np.asarray(array)
         if array.ndim != 2 or array.dtype.kind not in "iubf" or array.shape[1] == 0:
-            raise DataError(
-                f"multi-hot labels are {array.dtype} {list(array.shape)}: 0/1 numbers [N, C] are needed"
-            )
+            raise DataError(f"multi-hot labels are {array.dtype} {list(array.shape)}: 0/1 [N, C] is needed")
         n_classes = array.shape[1]
         if n_classes > MAX_CLASSES:
             raise DataError(
-                f"multi-hot labels have {n_classes:,} columns: at most {MAX_CLASSES:,} classes are possible"
+                f"labels have {n_classes:,} columns: at most {MAX_CLASSES:,} classes are possible"
             )
         names = _names(class_names, n_classes)
         if len(names) != n_classes:
-            raise DataError(
-                f"multi-hot labels have {n_classes} columns but {len(names)} class names are given"
-            )
+            raise DataError(f"labels have {n_classes} columns but {len(names)} class names are given")
         packed = np.empty((len(array), (n_classes + 7) // 8), dtype=np.uint8)
         for start in range(0, len(array), _BLOCK):
             block = array[start : start + _BLOCK]
             ones = block == 1
             wrong = np.flatnonzero(~(ones | (block == 0)).all(axis=1))
             if wrong.size:
-                raise DataError(
-                    f"multi-hot labels hold values other than 0 and 1 at {named_rows(wrong + start)}"
-                )
+                raise DataError(f"multi-hot labels other than 0 and 1 at {named_rows(wrong + start)}")
             packed[start : start + _BLOCK] = np.packbits(ones, axis=1)
         return cls(packed, names)
 
     @classmethod
     def from_names(cls, items: Iterable[Sequence[str]], class_names: Sequence[str] | None = None) -> Labels:
-        """Labels from the class names of each item (an empty sequence is unlabelled); classes in sorted order.
+        """Labels from the class names of each item (empty: unlabelled); classes in sorted order.
 
         Raises:
             DataError: a name that is not in ``class_names``, or no name at all and no ``class_names``.
@@ -166,17 +158,13 @@ class Labels:
         if class_names is None:
             class_names = sorted({name for row in rows for name in row})
             if not class_names:
-                raise DataError(
-                    "no item has a label, so the classes are unknown: label some, or give class names"
-                )
+                raise DataError("no item has a label, so the classes are unknown: label some items")
         position = {name: c for c, name in enumerate(class_names)}
         labels = cls.unlabelled(len(rows), class_names)
         for i, row in enumerate(rows):
             for name in row:
                 if name not in position:
-                    raise DataError(
-                        f"row {i} has the label {name!r}, which is none of the {len(position)} classes"
-                    )
+                    raise DataError(f"row {i} has the label {name!r}: none of the {len(position)} classes")
                 c = position[name]
                 labels.packed[i, c >> 3] |= np.uint8(128 >> (c & 7))
         return labels
@@ -198,7 +186,8 @@ class Labels:
     @cached_property
     def per_item(self) -> NDArray[np.int64]:
         """Number of labels of each item, int64 [N]."""
-        return np.bitwise_count(self.packed).sum(axis=1, dtype=np.int64)
+        count: NDArray[np.int64] = np.bitwise_count(self.packed).sum(axis=1, dtype=np.int64)
+        return count
 
     @cached_property
     def multi_label(self) -> bool:
@@ -207,12 +196,13 @@ class Labels:
 
     def has(self, rows: Rows | None = None) -> NDArray[np.bool_]:
         """Whether each item (of ``rows``) has any label: bool [n]."""
-        return (self.packed if rows is None else self.packed[rows]).any(axis=1)
+        packed = self.packed if rows is None else self.packed[rows]
+        return np.asarray(packed.any(axis=1), dtype=np.bool_)
 
     def dense(
         self,
         rows: Rows | None = None,
-        dtype: type[np.floating[Any]] | type[np.integer[Any]] | type[bool] = np.float32,
+        dtype: type[np.number[Any]] | type[bool] = np.float32,
     ) -> NDArray[Any]:
         """Multi-hot matrix [n, C] of 0 and 1 in ``dtype``."""
         packed = self.packed if rows is None else self.packed[rows]
@@ -220,7 +210,7 @@ class Labels:
 
     def column(self, c: int) -> NDArray[np.bool_]:
         """Whether each item has class ``c``: bool [N], without unpacking the rest."""
-        return (self.packed[:, c >> 3] & np.uint8(128 >> (c & 7))) != 0
+        return np.asarray(self.packed[:, c >> 3] & np.uint8(128 >> (c & 7)), dtype=np.bool_)
 
     def class_ids(self) -> NDArray[np.int64]:
         """The one class of each item, -1 where unlabelled: int64 [N].
@@ -230,9 +220,7 @@ class Labels:
         """
         if self.multi_label:
             several = np.flatnonzero(self.per_item > 1)
-            raise DataError(
-                f"{len(self):,} items are needed with one label each, but {named_rows(several)} have several"
-            )
+            raise DataError(f"one label an item is needed, but {named_rows(several)} have several")
         out = np.full(len(self), -1, dtype=np.int64)
         for start, block in self._blocks():
             labelled = block.any(axis=1)
