@@ -1,0 +1,81 @@
+"""Augmentation of image batches on their device: random flip and shifted crop, as in the authors' recipe.
+
+A whole batch at once, by one gather; the random numbers come from an explicit generator, so that a run is the
+same again, and a CPU generator gives the same augmentation on every device.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..errors import UsageError
+
+
+class FlipCrop(NamedTuple):
+    """What happens to each image of a batch: ``dy``, ``dx`` int64 [B] in 0 .. 2·pad, ``flip`` bool [B]."""
+
+    dy: Tensor
+    dx: Tensor
+    flip: Tensor
+
+
+def default_pad(size: int) -> int:
+    """Padding in pixels for images of this side: an eighth, the authors' 4 at 32."""
+    return size // 8
+
+
+def draw_flip_crop(batch: int, pad: int, generator: torch.Generator) -> FlipCrop:
+    """Draw offsets uniform over 0 .. 2·pad and flips of probability one half, on the generator's device."""
+    device = generator.device
+    offsets = torch.randint(2 * pad + 1, (2, batch), generator=generator, device=device)
+    flip = torch.rand(batch, generator=generator, device=device) < 0.5
+    return FlipCrop(offsets[0], offsets[1], flip)
+
+
+def apply_flip_crop(images: Tensor, draw: FlipCrop, pad: int) -> Tensor:
+    """Pad with zeros (black), cut each image out at (dy, dx), then mirror it where ``flip``.
+
+    Args:
+        images: [B, 3, H, W], uint8 or float, on any device.
+        draw: one entry an image.
+        pad: padding on every side in pixels.
+
+    Returns:
+        The same shape and dtype, in channels-last memory format.
+    """
+    batch, _, height, width = images.shape
+    device = images.device
+    dy, dx, flip = (t.to(device, non_blocking=True) for t in draw)
+    columns = torch.arange(width, device=device).expand(batch, width)
+    columns = torch.where(flip[:, None], width - 1 - columns, columns) + dx[:, None]
+    rows = torch.arange(height, device=device) + dy[:, None]
+    image = torch.arange(batch, device=device)[:, None, None]
+    padded = F.pad(images, (pad, pad, pad, pad))
+    # Advanced indices around the slice put the channels last: [B, H, W, 3].
+    return padded[image, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+
+
+def random_flip_crop(images: Tensor, generator: torch.Generator, *, pad: int | None = None) -> Tensor:
+    """Flip each image with probability one half and shift it by up to ``pad`` pixels each way.
+
+    Args:
+        images: [B, 3, S, S], uint8 or float, before normalisation, on any device.
+        generator: source of the draws; a CPU one gives the same result on every device.
+        pad: largest shift in pixels; ``None``: :func:`default_pad`.
+
+    Returns:
+        The same shape, dtype and device, in channels-last memory format.
+
+    Raises:
+        UsageError: not a batch of images, or a negative ``pad``.
+    """
+    if images.ndim != 4:
+        raise UsageError(f"images of shape {list(images.shape)} given: [B, 3, S, S] is expected")
+    pad = default_pad(min(images.shape[2:])) if pad is None else pad
+    if pad < 0:
+        raise UsageError(f"pad is {pad}: it cannot be negative")
+    return apply_flip_crop(images, draw_flip_crop(len(images), pad, generator), pad)

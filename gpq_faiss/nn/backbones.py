@@ -1,0 +1,444 @@
+"""The feature extractor F: from images or ready-made embeddings to one vector of D = M * d dimensions.
+
+:func:`build_backbone` makes any of them by name. Every backbone normalises its own input (ImageNet's mean and
+deviation for images, fitted statistics for embeddings: both are buffers and travel with the weights), and
+ends in one linear layer ``head`` to D. Intra-normalisation is not part of it (:mod:`gpq_faiss.nn.quantizer`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, cast, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import DataError, UsageError
+from .inputs import IMAGENET_MEAN, IMAGENET_STD, FeatureInput, ImageInput, Mode
+from .weights import first_line, imagenet_state, load_into, read_weights
+
+Kind = Literal["images", "features"]
+Norm = Literal["none", "batch", "layer"]
+
+#: Names of the backbones, besides ``timm/NAME``.
+BACKBONES = ("vgg", "alexnet", "cnnf", "mlp", "linear")
+_ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "tanh": nn.Tanh,
+}
+
+
+@dataclass(frozen=True)
+class BackboneSpec:
+    """All that is needed to build the same architecture again (weights apart); plain values, ready for JSON.
+
+    ``in_width`` is 0 for images, ``image_size`` is 0 for features. ``hidden``, ``norm``, ``dropout`` and
+    ``activation`` concern ``mlp`` alone.
+    """
+
+    name: str
+    kind: Kind
+    out_width: int
+    in_width: int = 0
+    image_size: int = 0
+    hidden: tuple[int, ...] = (512,)
+    norm: Norm = "none"
+    dropout: float = 0.0
+    activation: str = "relu"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values; :meth:`from_dict` reverses it."""
+        return {**dataclasses.asdict(self), "hidden": list(self.hidden)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> BackboneSpec:
+        """From :meth:`to_dict`'s values, also after a trip through JSON.
+
+        Raises:
+            DataError: a key is missing or unknown.
+        """
+        try:
+            return cls(**{**values, "hidden": tuple(values.get("hidden", ()))})
+        except TypeError as error:
+            raise DataError(f"not the description of a backbone ({first_line(error)})") from None
+
+
+class Backbone(nn.Module):
+    """Base of all backbones: input normalisation, a trunk, and the linear ``head`` to D.
+
+    Attributes:
+        spec: what it is, enough to build it again.
+        input: :class:`ImageInput` or :class:`FeatureInput`.
+        head: linear layer from the trunk's width to ``spec.out_width``.
+    """
+
+    head: nn.Linear
+
+    def __init__(self, spec: BackboneSpec, smallest: int = 1) -> None:
+        super().__init__()
+        self.spec = spec
+        if spec.kind == "images" and spec.image_size < smallest:
+            raise UsageError(
+                f"backbone {spec.name} needs images of at least {smallest} pixels a side, "
+                f"not {spec.image_size}: set a larger --image-size or choose another --backbone"
+            )
+        self.input: ImageInput | FeatureInput
+        self.input = ImageInput(smallest) if spec.kind == "images" else FeatureInput(spec.in_width)
+
+    def trunk_features(self, x: Tensor) -> Tensor:
+        """From normalised input to the vector before the head, float [B, trunk width]."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The network's output, float [B, D], not normalised.
+
+        Args:
+            x: images float [B, 3, S, S] in [0, 1], or features float [B, W].
+
+        Raises:
+            UsageError: another shape or an integer dtype.
+        """
+        return cast(Tensor, self.head(self.trunk_features(self.input(x))))
+
+    def fit_standardisation(self, samples: Tensor | Iterable[Tensor], mode: Mode = "dimension") -> None:
+        """Set the input's mean and deviation from data (features only); one pass, constant memory.
+
+        Args:
+            samples: float [N, W], or blocks of it.
+            mode: ``"dimension"``: every dimension to deviation 1; ``"global"``: all dimensions divided by one
+                number, the root of the mean variance, which keeps the geometry of, say, principal components.
+
+        Raises:
+            UsageError: an image backbone, another width, or an unknown mode.
+            DataError: no rows, or not finite.
+        """
+        if not isinstance(self.input, FeatureInput):
+            raise UsageError(f"backbone {self.spec.name} takes images: ImageNet statistics normalise them")
+        self.input.fit(samples, mode)
+
+
+def _make_head(width: int, out_width: int) -> nn.Linear:
+    head = nn.Linear(width, out_width)
+    nn.init.xavier_uniform_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
+
+
+def _initialise_convolutions(module: nn.Module) -> None:
+    """He initialisation of every convolution, for networks of ReLUs."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+
+
+class VGG(Backbone):
+    """The paper's modified VGG: 64-64-M-128-128-M-256-256-256-M-512-512-512 with batch norm.
+
+    The global average pools of the last two blocks (before any max pooling) are concatenated, 256 + 512. The
+    modules of ``features`` carry the same numbers as in torchvision's ``vgg16_bn`` up to the ReLU after
+    conv4_3, so its weights fit by name. Any input of 16 pixels or more.
+    """
+
+    _LAYERS = (64, 64, "M", 128, 128, "M", 256, 256, 256, "M", 512, 512, 512)
+    _END_OF_BLOCK_3 = 22  # index in `features` of the ReLU after conv3_3
+    END_OF_BLOCK_4 = 32  # and after conv4_3, the last one
+
+    def __init__(self, spec: BackboneSpec) -> None:
+        super().__init__(spec, smallest=16)
+        layers: list[nn.Module] = []
+        width = 3
+        for item in self._LAYERS:
+            if isinstance(item, int):
+                layers += [nn.Conv2d(width, item, 3, padding=1), nn.BatchNorm2d(item), nn.ReLU(inplace=True)]
+                width = item
+            else:
+                layers.append(nn.MaxPool2d(2))
+        self.features = nn.Sequential(*layers)
+        _initialise_convolutions(self.features)
+        self.head = _make_head(256 + 512, spec.out_width)
+
+    def trunk_features(self, x: Tensor) -> Tensor:
+        """Normalised images to [B, 768]."""
+        pools = []
+        for index, layer in enumerate(self.features):
+            x = layer(x)
+            if index in (self._END_OF_BLOCK_3, self.END_OF_BLOCK_4):
+                pools.append(x.mean(dim=(2, 3)))
+        return torch.cat(pools, dim=1)
+
+
+class AlexNet(Backbone):
+    """torchvision's AlexNet up to fc7 (4096 dimensions, after its ReLU), its layers named as there.
+
+    Built for 224 pixels. Other sizes from 63 on work through the adaptive pooling to 6x6 before fc6.
+    """
+
+    def __init__(self, spec: BackboneSpec) -> None:
+        super().__init__(spec, smallest=63)
+        from torchvision.models import alexnet
+
+        whole = alexnet(weights=None)
+        self.features: nn.Sequential = whole.features
+        self.avgpool: nn.Module = whole.avgpool
+        self.classifier: nn.Sequential = whole.classifier[:6]
+        self.head = _make_head(4096, spec.out_width)
+
+    def trunk_features(self, x: Tensor) -> Tensor:
+        """Normalised images to [B, 4096]."""
+        return cast(Tensor, self.classifier(self.avgpool(self.features(x)).flatten(1)))
+
+
+class CNNF(Backbone):
+    """CNN-F (also VGG-F) up to full7, of Chatfield et al., "Return of the Devil in the Details", BMVC 2014.
+
+    conv 64x11x11 /4, LRN, pool; conv 256x5x5, LRN, pool; three conv 256x3x3, pool; two layers of 4096 with
+    dropout 0.5. Pools are 3x3 /2 with the incomplete last window counted (Caffe's rounding), so 224 pixels
+    give 54, 27, 13 and 6. LRN is over 5 channels with k = 2, β = 0.75 and 1e-4 a channel (torch divides its α
+    by the size, hence 5e-4).
+
+    Built for 224 pixels. Other sizes from 63 on work through an adaptive pooling to 6x6, which is the
+    identity at 224. There are no ImageNet weights of it in torchvision; a converted file can be passed by
+    path, with the names of this module (``features.0.weight`` ... ``classifier.3.bias``) and for RGB in
+    ImageNet's normalisation.
+    """
+
+    def __init__(self, spec: BackboneSpec) -> None:
+        super().__init__(spec, smallest=63)
+
+        def normalise() -> nn.Module:
+            return nn.LocalResponseNorm(5, alpha=5e-4, beta=0.75, k=2.0)
+
+        def pool() -> nn.Module:
+            return nn.MaxPool2d(3, 2, ceil_mode=True)
+
+        def relu() -> nn.Module:
+            return nn.ReLU(inplace=True)
+
+        self.features = nn.Sequential(
+            *[nn.Conv2d(3, 64, 11, stride=4), relu(), normalise(), pool()],
+            *[nn.Conv2d(64, 256, 5, padding=2), relu(), normalise(), pool()],
+            *[nn.Conv2d(256, 256, 3, padding=1), relu()],
+            *[nn.Conv2d(256, 256, 3, padding=1), relu()],
+            *[nn.Conv2d(256, 256, 3, padding=1), relu(), pool()],
+        )
+        self.avgpool = nn.AdaptiveAvgPool2d(6)
+        self.classifier = nn.Sequential(
+            *[nn.Linear(256 * 6 * 6, 4096), relu(), nn.Dropout(0.5)],
+            *[nn.Linear(4096, 4096), relu(), nn.Dropout(0.5)],
+        )
+        _initialise_convolutions(self.features)
+        self.head = _make_head(4096, spec.out_width)
+
+    def trunk_features(self, x: Tensor) -> Tensor:
+        """Normalised images to [B, 4096]."""
+        return cast(Tensor, self.classifier(self.avgpool(self.features(x)).flatten(1)))
+
+
+class MLP(Backbone):
+    """Hidden layers of (linear, norm, activation, dropout), then the head; without hidden layers: ``linear``.
+
+    Features come in as they are, images flattened (so only at ``spec.image_size``).
+    """
+
+    def __init__(self, spec: BackboneSpec) -> None:
+        super().__init__(spec)
+        if spec.activation not in _ACTIVATIONS:
+            raise UsageError(f"activation {spec.activation!r} is not one of {', '.join(_ACTIVATIONS)}")
+        if spec.norm not in get_args(Norm):
+            raise UsageError(f"norm {spec.norm!r} is not one of {', '.join(get_args(Norm))}")
+        if not 0 <= spec.dropout < 1 or any(width < 1 for width in spec.hidden):
+            raise UsageError(
+                f"mlp with hidden {list(spec.hidden)} and dropout {spec.dropout}: "
+                "widths start at 1, dropout is in [0, 1)"
+            )
+        width = self.flat_width = spec.in_width if spec.kind == "features" else 3 * spec.image_size**2
+        layers: list[nn.Module] = []
+        for hidden in spec.hidden if spec.name == "mlp" else ():
+            linear = nn.Linear(width, hidden)
+            nn.init.kaiming_normal_(linear.weight, nonlinearity="relu")
+            nn.init.zeros_(linear.bias)
+            layers.append(linear)
+            if spec.norm != "none":
+                layers.append(nn.BatchNorm1d(hidden) if spec.norm == "batch" else nn.LayerNorm(hidden))
+            layers.append(_ACTIVATIONS[spec.activation]())
+            if spec.dropout > 0:
+                layers.append(nn.Dropout(spec.dropout))
+            width = hidden
+        self.layers = nn.Sequential(*layers)
+        self.head = _make_head(width, spec.out_width)
+
+    def trunk_features(self, x: Tensor) -> Tensor:
+        """Normalised features or images to [B, last hidden width]."""
+        x = x.flatten(1)
+        if x.shape[1] != self.flat_width:
+            size = self.spec.image_size
+            raise UsageError(
+                f"backbone {self.spec.name} was built for images of {size}x{size} pixels: resize to that"
+            )
+        return cast(Tensor, self.layers(x))
+
+
+class Timm(Backbone):
+    """Any model of the package timm, without its classifier: ``timm/NAME``, with timm's normalisation for it.
+
+    Raises:
+        UsageError: timm is not installed, or has no model of that name.
+        DataError: its ImageNet weights cannot be had.
+    """
+
+    def __init__(self, spec: BackboneSpec, pretrained: bool) -> None:
+        super().__init__(spec)
+        try:
+            import timm
+        except ImportError:
+            raise UsageError(
+                f"backbone {spec.name} needs the package timm: pip install 'gpq-faiss[timm]'"
+            ) from None
+        name = spec.name.removeprefix("timm/")
+        if not timm.is_model(name):
+            raise UsageError(f"timm has no model '{name}': see timm.list_models()")
+        options: dict[str, Any] = {"pretrained": pretrained, "num_classes": 0}
+        try:
+            try:
+                trunk = timm.create_model(name, img_size=spec.image_size, **options)
+            except TypeError:  # convolutional models know no img_size, and need none
+                trunk = timm.create_model(name, **options)
+        except Exception as error:  # hub, http and timm errors have no common base
+            if not pretrained:
+                raise UsageError(
+                    f"timm cannot build '{name}' for {spec.image_size} pixels: {first_line(error)}"
+                ) from error
+            raise DataError(
+                f"cannot get timm's weights of '{name}' ({first_line(error)}): "
+                "pass the file with --weights PATH, or train with --weights none"
+            ) from error
+        self.trunk = trunk
+        config = getattr(trunk, "pretrained_cfg", {})
+        self.input = ImageInput(
+            1, tuple(config.get("mean", IMAGENET_MEAN)), tuple(config.get("std", IMAGENET_STD))
+        )
+        self.head = _make_head(self._measure_width(), spec.out_width)
+
+    @torch.no_grad()
+    def _measure_width(self) -> int:
+        # timm's num_features is not the output's width in every family, so ask the network itself.
+        size, name = self.spec.image_size, self.spec.name
+        self.trunk.eval()
+        try:
+            out = self.trunk(torch.zeros(1, 3, size, size))
+        except Exception as error:
+            raise UsageError(
+                f"backbone {name} does not take {size}x{size} pixels: {first_line(error)}"
+            ) from error
+        self.trunk.train()
+        if out.ndim != 2:
+            raise UsageError(
+                f"backbone {name} gives a tensor of shape {list(out.shape)}, not one vector an image"
+            )
+        return int(out.shape[1])
+
+    def trunk_features(self, x: Tensor) -> Tensor:
+        """Normalised images to [B, width of the timm model]."""
+        return cast(Tensor, self.trunk(x))
+
+
+_ImageNet = {"vgg": "vgg16_bn", "alexnet": "alexnet"}
+
+
+def build_from_spec(spec: BackboneSpec, *, weights: str = "none", seed: int = 0) -> Backbone:
+    """Build the backbone that ``spec`` describes; see :func:`build_backbone` for the arguments and errors."""
+    name, is_timm = spec.name, spec.name.startswith("timm/")
+    if name not in BACKBONES and not is_timm:
+        raise UsageError(f"no backbone '{name}': choose one of {', '.join(BACKBONES)}, timm/NAME")
+    if spec.kind not in get_args(Kind):
+        raise UsageError(f"no input kind {spec.kind!r}: choose one of {', '.join(get_args(Kind))}")
+    if spec.kind == "features" and name not in ("mlp", "linear"):
+        raise UsageError(f"backbone {name} takes images, but the data are features: choose mlp or linear")
+    size = spec.in_width if spec.kind == "features" else spec.image_size
+    if size < 1 or spec.out_width < 1:
+        what = "in_width" if spec.kind == "features" else "image_size"
+        raise UsageError(
+            f"backbone {name} with {what} {size} and out_width {spec.out_width}: both must be at least 1"
+        )
+    if weights == "imagenet" and name not in _ImageNet and not is_timm:
+        raise UsageError(
+            f"there are no ImageNet weights of backbone {name}: pass --weights none or the path of a file"
+        )
+    # Layers draw from torch's global generator; borrow it under our seed and give it back as it was. (Not
+    # torch.manual_seed, which would also reseed the devices.)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        backbone: Backbone
+        if is_timm:
+            backbone = Timm(spec, pretrained=weights == "imagenet")
+        else:
+            classes: dict[str, type[VGG | AlexNet | CNNF | MLP]]
+            classes = {"vgg": VGG, "alexnet": AlexNet, "cnnf": CNNF, "mlp": MLP, "linear": MLP}
+            backbone = classes[name](spec)
+    if weights == "imagenet" and name in _ImageNet:
+        load_into(backbone, imagenet_state(_ImageNet[name]), f"ImageNet weights of {_ImageNet[name]}")
+    elif weights not in ("none", "imagenet"):
+        load_into(backbone, read_weights(weights), weights)
+    return backbone
+
+
+def build_backbone(
+    name: str,
+    *,
+    kind: Kind,
+    out_width: int,
+    in_width: int | None = None,
+    image_size: int | None = None,
+    weights: str = "none",
+    hidden: tuple[int, ...] = (512,),
+    norm: Norm = "none",
+    dropout: float = 0.0,
+    activation: str = "relu",
+    seed: int = 0,
+    generator: torch.Generator | None = None,
+) -> Backbone:
+    """Build a feature extractor, on the CPU and in training mode.
+
+    Args:
+        name: ``vgg``, ``alexnet``, ``cnnf``, ``mlp``, ``linear`` or ``timm/NAME``.
+        kind: ``"images"`` or ``"features"``; features need ``mlp`` or ``linear``, which take either.
+        out_width: D = M * d, the width of the output.
+        in_width: width of the features (``None`` or 0 for images).
+        image_size: side of the square images in pixels (``None`` or 0 for features).
+        weights: ``"none"`` (random), ``"imagenet"`` (vgg, alexnet, timm), or the path of a ``.pth`` or
+            ``.safetensors`` file of this architecture or of torchvision's (``vgg16_bn``, ``alexnet``) or
+            timm's.
+        hidden: widths of the hidden layers of ``mlp``.
+        norm: ``none``, ``batch`` or ``layer`` norm in each hidden layer of ``mlp``.
+        dropout: after each hidden layer of ``mlp``, in [0, 1).
+        activation: ``relu``, ``gelu``, ``silu`` or ``tanh``, of ``mlp``.
+        seed: of the random initialisation; torch's global generators are left as they were.
+        generator: where given, the seed is drawn from it instead.
+
+    Returns:
+        A module with the attribute ``spec``: float [B, 3, S, S] in [0, 1] or float [B, W] -> float [B, D].
+
+    Raises:
+        UsageError: a name, size or combination that cannot be.
+        DataError: weights that cannot be had or do not fit.
+    """
+    spec = BackboneSpec(
+        name=name,
+        kind=kind,
+        out_width=out_width,
+        in_width=(in_width or 0) if kind == "features" else 0,
+        image_size=(image_size or 0) if kind == "images" else 0,
+        hidden=tuple(hidden),
+        norm=norm,
+        dropout=dropout,
+        activation=activation,
+    )
+    if generator is not None:
+        seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
+    return build_from_spec(spec, weights=weights, seed=seed)

@@ -1,0 +1,106 @@
+"""What every backbone does to its input first: normalise it, by buffers that travel with the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import DataError, UsageError
+
+Mode = Literal["dimension", "global"]
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+class ImageInput(nn.Module):
+    """(x - mean) / std for images float [B, 3, S, S] in [0, 1]; the memory format is kept.
+
+    Raises (at the call): UsageError for integer images, another number of channels, or a side below
+    ``smallest``.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self,
+        smallest: int,
+        mean: tuple[float, ...] = IMAGENET_MEAN,
+        std: tuple[float, ...] = IMAGENET_STD,
+    ) -> None:
+        super().__init__()
+        self.smallest = smallest
+        self.register_buffer("mean", torch.tensor(mean).view(1, 3, 1, 1))
+        self.register_buffer("std", torch.tensor(std).view(1, 3, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalised images, shape as given."""
+        # Shapes and dtypes only: an exporter sees constants here.
+        if x.ndim != 4 or x.shape[1] != 3:
+            raise UsageError(f"images of shape {list(x.shape)} given: [B, 3, S, S] is expected")
+        if not x.is_floating_point():
+            raise UsageError(f"images of {x.dtype} given: float in [0, 1] is expected (divide by 255)")
+        if min(x.shape[2], x.shape[3]) < self.smallest:
+            raise UsageError(
+                f"images of {x.shape[3]}x{x.shape[2]} pixels given: at least {self.smallest} are needed here"
+            )
+        return (x - self.mean) / self.std
+
+
+class FeatureInput(nn.Module):
+    """(x - mean) / std for features float [B, W]; the identity until :meth:`fit` is called.
+
+    Raises (at the call): UsageError for another width.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("std", torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Standardised features, float [B, W]."""
+        if x.ndim != 2 or x.shape[1] != self.mean.shape[0]:
+            raise UsageError(
+                f"features of shape {list(x.shape)} given: [B, {self.mean.shape[0]}] is expected"
+            )
+        return (x - self.mean) / self.std
+
+    @torch.no_grad()
+    def fit(self, samples: Tensor | Iterable[Tensor], mode: Mode = "dimension") -> None:
+        """See :meth:`Backbone.fit_standardisation`."""
+        if mode not in get_args(Mode):
+            raise UsageError(f"standardisation {mode!r} is not one of {', '.join(get_args(Mode))}")
+        width = self.mean.shape[0]
+        count = 0
+        mean = torch.zeros(width, dtype=torch.float64)
+        squares = torch.zeros(width, dtype=torch.float64)  # sum of squared deviations from the running mean
+        for block in [samples] if isinstance(samples, Tensor) else samples:
+            x = block.detach().to("cpu", torch.float64)
+            if x.ndim != 2 or x.shape[1] != width:
+                raise UsageError(f"features of shape {list(x.shape)} given: [B, {width}] is expected")
+            if not len(x):
+                continue
+            # Chan et al. 1983: merging blocks keeps the digits that E[x²] - E[x]² would lose.
+            total, shift = count + len(x), x.mean(0) - mean
+            squares += ((x - x.mean(0)) ** 2).sum(0) + shift**2 * (count * len(x) / total)
+            mean += shift * (len(x) / total)
+            count = total
+        if not count:
+            raise DataError("no features to standardise by: give at least one row")
+        if not bool(torch.isfinite(mean).all() and torch.isfinite(squares).all()):
+            raise DataError("features to standardise by hold NaN or infinity: leave such rows out")
+        variance = squares / count
+        if mode == "global":
+            variance = variance.mean().expand(width).clone()
+        # A constant dimension carries nothing: it becomes 0, not noise blown up by a tiny deviation.
+        constant = variance.sqrt() <= 1e-7 * mean.abs().clamp_min(1e-30)
+        self.mean.copy_(mean)
+        self.std.copy_(torch.where(constant, torch.ones_like(variance), variance.sqrt()))

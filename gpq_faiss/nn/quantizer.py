@@ -1,0 +1,334 @@
+"""The quantiser of GPQ: intra-normalisation, soft assignment (eq. 1), codebooks, sub-prototypes and z'.
+
+Pure functions on tensors first, then the two small modules that hold parameters. Shapes throughout, with
+D = M * d::
+
+    x  [B, M, d]   sub-vectors of the network's output, unit-norm in the last axis (:func:`intra_normalize`)
+    Z  [M, K, d]   codewords, K of them in each of the M codebooks
+    W  [M, C, d]   sub-prototypes, one a class and sub-space
+
+Codewords and sub-prototypes are normalised wherever they are used, so a raw parameter may be passed; ``x`` is
+taken as it is. Everything here computes in float32 at least, also inside an autocast region: a soft
+assignment with α = 20 on cosines of eight bits would choose other codewords.
+
+Paper: Jang and Cho, "Generalized Product Quantization Network for Semi-supervised Image Retrieval", CVPR
+2020.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import DataError, UsageError
+
+#: Sub-vectors shorter than this are divided by it instead of by their norm. It bounds the Jacobian of the
+#: normalisation (torch's default of 1e-12 lets one dead sub-vector send gradients of 1e12 into the network),
+#: and lies far below the norm of any sub-vector that has a meaningful direction in float32.
+NORM_EPS = 1e-6
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """``x`` itself if float32 or float64, else (float16, bfloat16) its float32 copy."""
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+def unit(x: Tensor, eps: float = NORM_EPS) -> Tensor:
+    """Normalise the last axis to length one (float32 at least); below ``eps``, divide by ``eps``."""
+    return F.normalize(at_least_float32(x), dim=-1, eps=eps)
+
+
+def _split(x: Tensor, M: int) -> Tensor:
+    """View [B, D] or [B, M, d] as [B, M, d]; UsageError where that cannot be."""
+    if x.ndim == 3 and x.shape[1] == M:
+        return x
+    if x.ndim == 2 and M > 0 and x.shape[1] % M == 0:
+        return x.reshape(x.shape[0], M, x.shape[1] // M)
+    raise UsageError(
+        f"a tensor of shape {list(x.shape)} cannot be split into {M} sub-vectors: give [B, M*d] or [B, M, d]"
+    )
+
+
+def intra_normalize(x: Tensor, M: int, eps: float = NORM_EPS) -> Tensor:
+    """Split the network's output in M sub-vectors and normalise each to length one (paper, section 3.1).
+
+    A zero sub-vector has no direction. Here, as in training, it stays (nearly) zero and gets a bounded
+    gradient; the encoding stage has to refuse such rows, which :func:`zero_subvectors` finds.
+
+    Args:
+        x: float [B, D] with D = M * d, or [B, M, d].
+        M: number of sub-vectors.
+        eps: shortest norm that is divided by.
+
+    Returns:
+        float32 (float64 for float64 input) [B, M, d], unit-norm in the last axis.
+
+    Raises:
+        UsageError: ``x`` cannot be split into M sub-vectors.
+    """
+    return unit(_split(x, M), eps)
+
+
+def zero_subvectors(x: Tensor, M: int, eps: float = NORM_EPS) -> Tensor:
+    """Which sub-vectors have no direction: not finite, or no longer than ``eps``.
+
+    Args:
+        x: float [B, D] or [B, M, d], *before* normalisation.
+        M: number of sub-vectors.
+        eps: shortest norm that still counts as a direction.
+
+    Returns:
+        bool [B, M].
+    """
+    norm: Tensor = torch.linalg.vector_norm(at_least_float32(_split(x, M)), dim=-1)
+    directed: Tensor = (norm > eps) & torch.isfinite(norm)
+    return ~directed
+
+
+def subspace_cosine(x: Tensor, W: Tensor) -> Tensor:
+    """Inner products of every sub-vector with every (normalised) vector of its own sub-space.
+
+    Args:
+        x: float [B, M, d]; unit-norm for cosines.
+        W: float [M, C, d]: codewords or sub-prototypes, normalised here.
+
+    Returns:
+        float [B, M, C].
+    """
+    with torch.autocast(x.device.type, enabled=False):
+        return torch.einsum("bmd,mcd->bmc", at_least_float32(x), unit(W))
+
+
+def soft_assign(x: Tensor, Z: Tensor, alpha: float) -> Tensor:
+    """Soft assignment s(x; α, Z) of eq. 1: the softmax-weighted mean of the codewords, normalised again.
+
+    The weight of codeword k in sub-space m is softmax_k(+α x_m·z_mk). The paper prints a minus sign in the
+    exponent, which would weigh the farthest codeword most; its authors' code uses -α(1 - x·z), which is the
+    form here.
+
+    Args:
+        x: float [B, M, d], unit-norm.
+        Z: float [M, K, d], normalised here.
+        alpha: sharpness α > 0; the paper's is 20. Towards infinity this becomes the hard assignment.
+
+    Returns:
+        q, float [B, M, d], unit-norm.
+    """
+    weight = (alpha * subspace_cosine(x, Z)).softmax(dim=-1)
+    with torch.autocast(x.device.type, enabled=False):
+        return unit(torch.einsum("bmk,mkd->bmd", weight, unit(Z)))
+
+
+def reexpress(Z: Tensor, W: Tensor, alpha: float) -> Tensor:
+    """z' = s(z; α, W): the codewords re-expressed over the sub-prototypes of their sub-space.
+
+    These are the codebooks of GPQ, in training and for encoding, searching and exporting alike: the raw
+    codewords of the same training rank far worse than their z'.
+
+    Args:
+        Z: float [M, K, d] codewords.
+        W: float [M, C, d] sub-prototypes.
+        alpha: sharpness α, the same as of :func:`soft_assign`.
+
+    Returns:
+        float [M, K, d], unit-norm.
+    """
+    return soft_assign(unit(Z).transpose(0, 1), W, alpha).transpose(0, 1)
+
+
+def hard_assign(x: Tensor, Z: Tensor) -> Tensor:
+    """Index of the codeword with the largest cosine, in every sub-space; of equal ones the first.
+
+    Args:
+        x: float [B, M, d]; its length does not matter.
+        Z: float [M, K, d] with K <= 256.
+
+    Returns:
+        uint8 [B, M].
+
+    Raises:
+        UsageError: K > 256 does not fit a uint8.
+    """
+    if Z.shape[1] > 256:
+        raise UsageError(f"{Z.shape[1]} codewords a codebook do not fit one byte: use at most 256")
+    return subspace_cosine(x, Z).argmax(dim=-1).to(torch.uint8)
+
+
+class _ReverseGradient(torch.autograd.Function):
+    """Identity forward, -scale times the gradient backward (Ganin and Lempitsky 2015)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: float) -> Tensor:
+        ctx.scale = scale
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+        return grad_outputs[0] * -ctx.scale, None
+
+
+def reverse_gradient(x: Tensor, scale: float = 1.0) -> Tensor:
+    """``x`` unchanged; its gradient is multiplied by -``scale``."""
+    return cast(Tensor, _ReverseGradient.apply(x, scale))
+
+
+class GradientReversal(nn.Module):
+    """The gradient reversal layer of the entropy mini-max (eq. 4), placed before intra-normalisation.
+
+    One minimisation of ``-λ2 * entropy`` then has the sub-prototypes maximise the entropy of the unlabelled
+    sub-vectors, while the network behind this layer minimises it.
+
+    Args:
+        scale: factor of the reversed gradient.
+    """
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Identity; shape and dtype as given."""
+        return reverse_gradient(x, self.scale)
+
+    def extra_repr(self) -> str:
+        """The scale, for ``print(module)``."""
+        return f"scale={self.scale}"
+
+
+def _normal_unit(shape: tuple[int, int, int], generator: torch.Generator | None) -> Tensor:
+    """Directions uniform on the sphere, drawn on the CPU so that a seed means the same on every device."""
+    if generator is None:
+        generator = torch.Generator().manual_seed(0)
+    return unit(torch.randn(shape, generator=generator, device=generator.device)).cpu()
+
+
+class _SubspaceVectors(nn.Module):
+    """A raw parameter [M, n, d]; calling the module gives it normalised."""
+
+    def __init__(self, M: int, n: int, d: int, generator: torch.Generator | None) -> None:
+        super().__init__()
+        if min(M, n, d) < 1:
+            raise UsageError(f"{type(self).__name__} of shape [{M}, {n}, {d}]: every size must be at least 1")
+        self.raw = nn.Parameter(_normal_unit((M, n, d), generator))
+
+    def forward(self) -> Tensor:
+        """The vectors, unit-norm, float [M, n, d], differentiable with respect to ``raw``."""
+        return unit(self.raw)
+
+    def extra_repr(self) -> str:
+        """The shape, for ``print(module)``."""
+        return f"shape={list(self.raw.shape)}"
+
+
+class Codebooks(_SubspaceVectors):
+    """The raw codewords Z: M codebooks of K codewords of d dimensions.
+
+    Starts with uniform random directions; :meth:`initialise` takes them from data instead.
+
+    Args:
+        M: number of codebooks.
+        K: codewords a codebook.
+        d: dimensions of a sub-vector.
+        generator: source of the random directions (``None``: seed 0).
+
+    Attributes:
+        raw: parameter, float32 [M, K, d], of any length; ``codebooks()`` is unit-norm.
+    """
+
+    def __init__(self, M: int, K: int, d: int = 12, *, generator: torch.Generator | None = None) -> None:
+        super().__init__(M, K, d, generator)
+
+    @torch.no_grad()
+    def initialise(
+        self, samples: Tensor, *, iterations: int = 0, generator: torch.Generator | None = None
+    ) -> None:
+        """Place the codewords on data: distinct samples, optionally improved by spherical k-means.
+
+        With ``iterations`` = 0 every codebook takes K samples without replacement. Otherwise the codewords
+        are spread by k-means++ on the cosine distance and moved by that many Lloyd steps; a codeword that no
+        sample chooses moves to the sample that its own codeword represents worst.
+
+        Args:
+            samples: float [N, D] or [N, M, d], N >= K; normalised here.
+            iterations: Lloyd steps.
+            generator: source of the draws, a CPU generator (``None``: seed 0).
+
+        Raises:
+            DataError: fewer samples than codewords, or a sample without a direction.
+            UsageError: the samples do not have M sub-vectors of d dimensions.
+        """
+        M, K, d = self.raw.shape
+        x = _split(samples, M)
+        if x.shape[2] != d:
+            raise UsageError(
+                f"samples of shape {list(samples.shape)} given to codebooks of shape {[M, K, d]}"
+            )
+        if len(x) < K:
+            raise DataError(f"{len(x)} samples cannot initialise {K} codewords: give at least {K}")
+        bad = zero_subvectors(x, M).any(1)
+        if bool(bad.any()):
+            row = int(bad.nonzero()[0, 0])
+            raise DataError(
+                f"sample {row} has a zero or non-finite sub-vector, which has no direction: leave it out"
+            )
+        generator = generator or torch.Generator().manual_seed(0)
+        x = unit(x).float()
+        for m in range(M):
+            chosen = _spherical_kmeans(x[:, m], K, iterations, generator)
+            self.raw[m].copy_(chosen)
+
+
+def _draw(weight: Tensor, generator: torch.Generator) -> int:
+    """One index with probability proportional to ``weight`` [N], by inversion on the CPU (any N)."""
+    cumulative = weight.double().cpu().cumsum(0)
+    point = torch.rand((), generator=generator, dtype=torch.float64) * cumulative[-1]
+    return min(int(torch.searchsorted(cumulative, point, right=True)), len(weight) - 1)
+
+
+def _spherical_kmeans(x: Tensor, K: int, iterations: int, generator: torch.Generator) -> Tensor:
+    """K unit-norm centres [K, d] of the unit-norm rows x [N, d]; see :meth:`Codebooks.initialise`."""
+    if iterations == 0:
+        pick = torch.randperm(len(x), generator=generator)[:K]
+        return x[pick.to(x.device)]
+    pick_first = int(torch.randint(len(x), (), generator=generator))
+    centres = [x[pick_first]]
+    distance = (1 - x @ centres[0]).clamp_min(0)
+    while len(centres) < K:
+        # With fewer than K distinct samples every distance ends at zero: any sample will do.
+        spread = distance if bool(distance.sum() > 0) else torch.ones_like(distance)
+        centres.append(x[_draw(spread, generator)])
+        distance = torch.minimum(distance, (1 - x @ centres[-1]).clamp_min(0))
+    Z = torch.stack(centres)
+    for _ in range(iterations):
+        best, assignment = (x @ Z.T).max(dim=1)
+        total = torch.zeros_like(Z).index_add_(0, assignment, x)
+        empty = torch.bincount(assignment, minlength=K) == 0
+        worst = best.argsort()[: int(empty.sum())]
+        total[empty] = x[worst]
+        # Opposite samples may cancel out: such a centre stays where it is.
+        Z = torch.where(total.norm(dim=1, keepdim=True) > NORM_EPS, unit(total), Z)
+    return Z
+
+
+class SubspaceClassifier(_SubspaceVectors):
+    """The sub-prototypes W: in each of the M sub-spaces a cosine classifier over C classes, without bias.
+
+    Args:
+        M: number of sub-spaces.
+        C: number of classes.
+        d: dimensions of a sub-vector.
+        generator: source of the random directions (``None``: seed 0).
+
+    Attributes:
+        raw: parameter, float32 [M, C, d], of any length; ``classifier()`` is unit-norm.
+    """
+
+    def __init__(self, M: int, C: int, d: int = 12, *, generator: torch.Generator | None = None) -> None:
+        super().__init__(M, C, d, generator)
+
+    def cosine(self, x: Tensor) -> Tensor:
+        """Cosines of unit-norm sub-vectors [B, M, d] with the sub-prototypes, float [B, M, C]."""
+        return subspace_cosine(x, self.raw)

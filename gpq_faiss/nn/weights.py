@@ -1,0 +1,171 @@
+"""Weights of backbones from elsewhere: torchvision's ImageNet files, or a file the user names.
+
+Nothing is unpickled: ``.pth`` files are read with ``weights_only=True``, ``.safetensors`` hold tensors alone.
+A tensor that does not fit is named; nothing is loaded in part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import DataError, UsageError
+
+_LOG = logging.getLogger(__name__)
+
+#: Seconds without an answer after which a download counts as failed (the system's own limit is minutes).
+DOWNLOAD_TIMEOUT = 30.0
+
+#: What may stand before the names of a backbone's tensors: our model files, DataParallel, other trainers.
+_PREFIXES = ("", "network.", "backbone.", "network.backbone.", "module.", "model.")
+
+#: Tensors that belong to the task or the data rather than to the trunk: taken where they fit, else left as
+#: they are.
+_OPTIONAL = ("head.", "input.")
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, or its kind where it has none: our messages are one line."""
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".: ") if lines else type(error).__name__
+
+
+@contextlib.contextmanager
+def _socket_timeout(seconds: float) -> Iterator[None]:
+    old = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(seconds)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(old)
+
+
+def imagenet_state(arch: str) -> dict[str, Tensor]:
+    """torchvision's ImageNet weights of ``vgg16_bn`` or ``alexnet`` (IMAGENET1K_V1), downloaded once.
+
+    The file is kept where torch keeps such files (``$TORCH_HOME/hub/checkpoints``) and its hash is checked on
+    arrival.
+
+    Raises:
+        DataError: it is not there and cannot be fetched, or the file there is damaged.
+        UsageError: another architecture.
+    """
+    from torchvision.models import AlexNet_Weights, VGG16_BN_Weights
+
+    known = {"vgg16_bn": VGG16_BN_Weights.IMAGENET1K_V1, "alexnet": AlexNet_Weights.IMAGENET1K_V1}
+    if arch not in known:
+        raise UsageError(f"there are no ImageNet weights of {arch}: there are those of {', '.join(known)}")
+    url = str(known[arch].url)
+    name = url.rsplit("/", 1)[-1]
+    place = Path(torch.hub.get_dir()) / "checkpoints" / name
+    cached = place.exists()
+    try:
+        with _socket_timeout(DOWNLOAD_TIMEOUT):
+            state: dict[str, Tensor] = known[arch].get_state_dict(
+                progress=False, check_hash=True, weights_only=True, map_location="cpu"
+            )
+    except Exception as error:  # urllib, ssl, socket, OSError, a bad hash: all mean the same to the user
+        if cached:
+            raise DataError(
+                f"{place} is damaged ({first_line(error)}): delete it to download it again, "
+                "or pass --weights PATH"
+            ) from error
+        raise DataError(
+            f"cannot download {name} ({first_line(error)}); it was looked for in {place.parent}: "
+            f"fetch {url} on a machine that can and pass it with --weights PATH, or train with --weights none"
+        ) from error
+    return state
+
+
+def read_weights(path: str | Path) -> dict[str, Tensor]:
+    """Read the tensors of a ``.safetensors`` or ``.pth`` file (a state dict, or one under "state_dict").
+
+    Raises:
+        DataError: missing, damaged, or holding something other than named tensors.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise DataError(f"no weights file {path}: --weights takes none, imagenet, or the path of a file")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            state: Any = load_file(path)
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise DataError(
+            f"cannot read {path}: {os.strerror(error.errno) if error.errno else error}"
+        ) from error
+    except Exception as error:  # pickle, zip and safetensors errors have no common base
+        raise DataError(
+            f"{path} is not a weights file ({first_line(error)}): "
+            "give a .safetensors file, or a .pth that holds a state dict"
+        ) from error
+    for key in ("state_dict", "model"):
+        if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
+            state = state[key]
+    if not isinstance(state, Mapping) or not all(isinstance(v, Tensor) for v in state.values()):
+        raise DataError(
+            f"{path} does not hold a state dict of tensors: save model.state_dict(), not the model"
+        )
+    return dict(state)
+
+
+def load_into(module: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
+    """Copy into ``module`` every one of its tensors from ``state``; what else ``state`` holds is ignored.
+
+    A common prefix of the names in ``state`` (``network.``, ``module.`` ...) is recognised, and for a timm
+    trunk the bare names of timm. The last layer (``head.*``) and the input statistics (``input.*``) are taken
+    where they are there and fit: a file of ImageNet weights, or of a model of other bits, has none that do.
+
+    Args:
+        module: a backbone, changed in place.
+        state: names and tensors.
+        source: what to call ``state`` in an error, usually its path.
+
+    Raises:
+        DataError: a tensor is missing, has another shape or is not finite; the first such is named, and the
+        module is
+            unchanged.
+    """
+    own = module.state_dict()
+    needed = [k for k in own if not k.startswith(_OPTIONAL) and not k.endswith("num_batches_tracked")]
+    wanted = needed or list(own)
+
+    def spellings(prefix: str, bare: str) -> dict[str, str]:
+        return {k: prefix + k.removeprefix(bare) for k in own}
+
+    candidates = [spellings(prefix, bare) for bare in ("", "trunk.") for prefix in _PREFIXES]
+    names = max(candidates, key=lambda c: sum(c[k] in state for k in wanted))
+    if not any(names[k] in state for k in wanted):
+        names = candidates[0]
+    found: dict[str, Tensor] = {}
+    for key, target in own.items():
+        tensor = state.get(names[key])
+        fits = tensor is not None and tensor.shape == target.shape
+        if tensor is not None and fits:
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                raise DataError(f"{source}: tensor '{names[key]}' holds NaN or infinity: the file is damaged")
+            found[key] = tensor
+        elif key not in wanted:
+            _LOG.info("%s: no fitting '%s', left as initialised", source, names[key])
+        elif tensor is None:
+            raise DataError(
+                f"{source}: tensor '{names[key]}' is missing: these are not weights of this backbone; "
+                "choose the --backbone that they were trained for"
+            )
+        else:
+            raise DataError(
+                f"{source}: tensor '{names[key]}' has shape {list(tensor.shape)} where the backbone has "
+                f"{list(target.shape)}: choose the --backbone that these weights were trained for"
+            )
+    module.load_state_dict({**own, **found})
