@@ -1,0 +1,295 @@
+"""The losses against naive loops written from the equations (float64), hand-worked cases, and gradcheck."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from gpq_faiss.errors import UsageError
+from gpq_faiss.losses import NPairPQLoss, SubspaceClassification, SubspaceEntropy, TripletPQLoss
+from gpq_faiss.nn.quantizer import GradientReversal, intra_normalize, reexpress, soft_assign
+
+Vector = list[float]
+
+
+def dot(a: Vector, b: Vector) -> float:
+    return sum(s * t for s, t in zip(a, b, strict=True))
+
+
+def softmax(a: Vector) -> Vector:
+    e = [math.exp(v - max(a)) for v in a]
+    return [v / sum(e) for v in e]
+
+
+def normed(a: Vector) -> Vector:
+    return [v / math.sqrt(dot(a, a)) for v in a]
+
+
+def naive_npair(x: Tensor, q: Tensor, labels: Tensor) -> float:
+    X, Q, Y = x.tolist(), q.tolist(), labels.tolist()
+    rows = [i for i in range(len(X)) if sum(Y[i]) > 0]
+    total = 0.0
+    for i in rows:
+        S = [sum(dot(X[i][m], Q[j][m]) for m in range(len(X[i]))) for j in rows]
+        t = [dot(Y[i], Y[j]) for j in rows]
+        p = softmax(S)
+        total -= sum(tj / sum(t) * math.log(pj) for tj, pj in zip(t, p, strict=True))
+    return total / len(rows) if rows else 0.0
+
+
+def naive_classification(x: Tensor, W: Tensor, labels: Tensor, variant: str, beta: float) -> float:
+    X, V, Y = x.tolist(), W.tolist(), labels.tolist()
+    M, C = len(V), len(V[0])
+    rows = [i for i in range(len(X)) if sum(Y[i]) > 0]
+    total = 0.0
+    for i in rows:
+        target = [v / sum(Y[i]) for v in Y[i]]
+        cosines = [[dot(X[i][m], normed(V[m][c])) for c in range(C)] for m in range(M)]
+        if variant == "paper":
+            for m in range(M):
+                p = softmax([beta * v for v in cosines[m]])
+                total -= sum(t * math.log(s) for t, s in zip(target, p, strict=True)) / M
+        else:
+            p = softmax([sum(beta * beta * cosines[m][c] for m in range(M)) / M for c in range(C)])
+            total -= sum(t * math.log(s) for t, s in zip(target, p, strict=True))
+    return total / len(rows) if rows else 0.0
+
+
+def naive_entropy(x: Tensor, W: Tensor, beta: float) -> float:
+    X, V = x.tolist(), W.tolist()
+    total = 0.0
+    for row in X:
+        for m, sub in enumerate(row):
+            p = softmax([beta * dot(sub, normed(w)) for w in V[m]])
+            total -= sum(v * math.log(v) for v in p)
+    return total / (len(X) * len(V))
+
+
+def naive_triplet(x: Tensor, q: Tensor, labels: Tensor, margin: float, mining: str) -> float:
+    X, Q, Y = x.tolist(), q.tolist(), labels.tolist()
+    n, M = len(X), len(X[0])
+    s = [[sum(dot(X[i][m], Q[j][m]) for m in range(M)) / M for j in range(n)] for i in range(n)]
+    losses = []
+    for a in range(n):
+        positives = [j for j in range(n) if j != a and dot(Y[a], Y[j]) > 0]
+        negatives = [j for j in range(n) if sum(Y[a]) > 0 and sum(Y[j]) > 0 and dot(Y[a], Y[j]) == 0]
+        if not positives or not negatives:
+            continue
+        if mining == "hardest":
+            hardest = max(s[a][j] for j in negatives)
+            losses.append(max(0.0, margin + hardest - min(s[a][j] for j in positives)))
+            continue
+        for p in positives:
+            easier = [s[a][j] for j in negatives if s[a][j] < s[a][p]]
+            chosen = max(easier) if easier else min(s[a][j] for j in negatives)
+            losses.append(max(0.0, margin + chosen - s[a][p]))
+    return sum(losses) / len(losses) if losses else 0.0
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x and q [B, M, d] unit-norm, W [M, C, d] raw, labels multi-hot [B, C] with unlabelled rows."""
+    B, M, d, C = (draw(st.integers(1, hi)) for hi in (7, 4, 5, 4))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    x, q = intra_normalize(normal(B, M * d), M), intra_normalize(normal(B, M * d), M)
+    labels = draw(st.lists(st.lists(st.booleans(), min_size=C, max_size=C), min_size=B, max_size=B))
+    return x, q, 3 * normal(M, C, d), torch.tensor(labels, dtype=torch.uint8)
+
+
+@settings(max_examples=60, deadline=None)
+@given(batches())
+def test_npair_is_the_equation(batch: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+    x, q, _, labels = batch
+    assert float(NPairPQLoss()(x, q, labels)) == pytest.approx(naive_npair(x, q, labels), abs=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(batches(), st.sampled_from(["paper", "code"]), st.floats(0.1, 6))
+def test_classification_is_the_equation(
+    batch: tuple[Tensor, Tensor, Tensor, Tensor], variant: str, beta: float
+) -> None:
+    x, _, W, labels = batch
+    got = SubspaceClassification(variant, beta)(x, W, labels)
+    assert float(got) == pytest.approx(naive_classification(x, W, labels, variant, beta), abs=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(batches(), st.floats(0.1, 6))
+def test_entropy_is_the_equation(batch: tuple[Tensor, Tensor, Tensor, Tensor], beta: float) -> None:
+    x, _, W, _ = batch
+    got = float(SubspaceEntropy(beta)(x, W))
+    assert got == pytest.approx(naive_entropy(x, W, beta), abs=1e-9)
+    assert -1e-12 <= got <= math.log(W.shape[1]) + 1e-12
+
+
+@settings(max_examples=60, deadline=None)
+@given(batches(), st.sampled_from(["semihard", "hardest"]), st.floats(0, 1.5))
+def test_triplet_is_its_definition(
+    batch: tuple[Tensor, Tensor, Tensor, Tensor], mining: str, margin: float
+) -> None:
+    x, q, _, labels = batch
+    got = TripletPQLoss(margin, mining)(x, q, labels)
+    assert float(got) == pytest.approx(naive_triplet(x, q, labels, margin, mining), abs=1e-9)
+
+
+@pytest.mark.parametrize("variant", ["paper", "code"])
+def test_unlabelled_rows_change_neither_losses_nor_gradients(variant: str) -> None:
+    generator = torch.Generator().manual_seed(3)
+    x = intra_normalize(torch.randn(6, 8, generator=generator, dtype=torch.float64), 2).requires_grad_()
+    W = torch.randn(2, 3, 4, generator=generator, dtype=torch.float64)
+    labels = torch.tensor([[1, 0, 0], [0, 0, 0], [0, 1, 1], [0, 0, 0], [1, 1, 0], [0, 0, 1]])
+    known = labels.any(dim=1)
+    pairs = NPairPQLoss()
+    for loss in (
+        lambda v, y: pairs(v, v, y),
+        lambda v, y: SubspaceClassification(variant)(v, W, y),
+        lambda v, y: TripletPQLoss()(v, v, y),
+        lambda v, y: TripletPQLoss(mining="hardest")(v, v, y),
+    ):
+        (gradient,) = torch.autograd.grad(loss(x, labels), x)
+        (kept,) = torch.autograd.grad(loss(x[known], labels[known]), x)
+        torch.testing.assert_close(loss(x, labels), loss(x[known], labels[known]))
+        torch.testing.assert_close(gradient, kept)
+        assert gradient[known].abs().sum() > 0
+        # No labelled row at all: zero, with a zero gradient rather than NaN.
+        nothing = loss(x, torch.zeros_like(labels))
+        assert nothing.item() == 0
+        assert torch.equal(torch.autograd.grad(nothing, x)[0], torch.zeros_like(x))
+
+
+def test_hand_worked_npair() -> None:
+    """Two classes at right angles, M = 2, codes equal to the vectors: logits 2 and 0."""
+    x = torch.tensor([[[1.0, 0], [1, 0]], [[0, 1], [0, 1]]], dtype=torch.float64)
+    apart = NPairPQLoss()(x, x, torch.eye(2))
+    assert float(apart) == pytest.approx(math.log(1 + math.exp(-2)))
+    same = NPairPQLoss()(x, x, torch.tensor([[1, 0], [1, 0]]))  # target ½, ½
+    assert float(same) == pytest.approx(math.log(1 + math.exp(-2)) + 1)
+    # Row 1 shares one label with each, row 0 two with itself: its target is (2/3, 1/3).
+    multi = NPairPQLoss()(x, x, torch.tensor([[1, 1], [0, 1]]))
+    base = math.log(1 + math.exp(-2))
+    assert float(multi) == pytest.approx((2 / 3 * base + 1 / 3 * (base + 2) + (base + 1)) / 2)
+
+
+def test_hand_worked_classification_and_entropy() -> None:
+    """One sub-vector on its prototype, the other opposite to it; two prototypes, ±e."""
+    W = torch.tensor([[[1.0, 0], [-1, 0]], [[1, 0], [-1, 0]]], dtype=torch.float64)
+    x = torch.tensor([[[1.0, 0], [-1, 0]]], dtype=torch.float64)
+    label = torch.tensor([[1, 0]])
+    right, wrong = math.log(1 + math.exp(-8)), math.log(1 + math.exp(8))
+    assert float(SubspaceClassification("paper", 4)(x, W, label)) == pytest.approx((right + wrong) / 2)
+    assert float(SubspaceClassification("code", 4)(x, W, label)) == pytest.approx(math.log(2))
+    aligned = x.abs()  # both on the prototype: logits ±β² = ±16
+    assert float(SubspaceClassification("code", 4)(aligned, W, label)) == pytest.approx(
+        math.log1p(math.exp(-32)), abs=1e-15
+    )
+    sideways = torch.tensor([[[0.0, 1], [0, 1]]], dtype=torch.float64)
+    assert float(SubspaceEntropy(4)(sideways, W)) == pytest.approx(math.log(2))
+    p = 1 / (1 + math.exp(-8))
+    assert float(SubspaceEntropy(4)(x, W)) == pytest.approx(-p * math.log(p) - (1 - p) * math.log(1 - p))
+
+
+def test_hand_worked_triplet() -> None:
+    """Anchor e; positive at 60° (cos ½), negatives at cos 0.45 (semi-hard) and cos 0.9 (hard)."""
+
+    def at(cosine: float) -> list[list[float]]:
+        return [[cosine, math.sqrt(1 - cosine**2)]]
+
+    x = torch.tensor([at(1), at(0.5), at(0.45), at(0.9)], dtype=torch.float64)
+    labels = torch.tensor([[1, 0], [1, 0], [0, 1], [0, 1]])
+    only_anchor = x.clone()
+    only_anchor[1:] = 0  # the other anchors have similarity 0 to everything: each costs the margin
+    for mining, hinge in (("semihard", 0.1 + 0.45 - 0.5), ("hardest", 0.1 + 0.9 - 0.5)):
+        loss = TripletPQLoss(0.1, mining)(only_anchor, x, labels)
+        assert float(loss) == pytest.approx((hinge + 3 * 0.1) / 4)
+
+
+def test_gradients() -> None:
+    """gradcheck of each loss through normalisation, soft assignment and z'."""
+    generator = torch.Generator().manual_seed(0)
+
+    def parameter(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+    raw, Z, W = parameter(4, 6), parameter(2, 3, 3), parameter(2, 3, 3)
+    labels = torch.tensor([[1, 0, 0], [0, 1, 1], [0, 0, 0], [1, 1, 0]])
+
+    def npair(raw: Tensor, Z: Tensor, W: Tensor) -> Tensor:
+        x = intra_normalize(raw, 2)
+        return NPairPQLoss()(x, soft_assign(x, reexpress(Z, W, 3.0), 3.0), labels)
+
+    assert torch.autograd.gradcheck(npair, (raw, Z, W))
+    for variant in ("paper", "code"):
+        loss = SubspaceClassification(variant, 2.0)
+        assert torch.autograd.gradcheck(lambda r, w, f=loss: f(intra_normalize(r, 2), w, labels), (raw, W))
+    entropy = SubspaceEntropy(2.0)
+    assert torch.autograd.gradcheck(lambda r, w: entropy(intra_normalize(r, 2), w), (raw, W))
+    for mining in ("semihard", "hardest"):
+        triplet = TripletPQLoss(0.7, mining)
+
+        def mined(r: Tensor, z: Tensor, f: TripletPQLoss = triplet) -> Tensor:
+            x = intra_normalize(r, 2)
+            return f(x, soft_assign(x, z, 3.0), labels)
+
+        assert torch.autograd.gradcheck(mined, (raw, Z))
+
+
+def test_entropy_minimax_pulls_both_ways() -> None:
+    """A step down -λ2 L_SEM raises the entropy by the prototypes and lowers it by the features."""
+    generator = torch.Generator().manual_seed(1)
+    raw = torch.randn(20, 12, generator=generator, dtype=torch.float64).requires_grad_()
+    W = torch.randn(3, 4, 4, generator=generator, dtype=torch.float64).requires_grad_()
+    entropy, reverse = SubspaceEntropy(4.0), GradientReversal()
+
+    def value(r: Tensor, w: Tensor) -> Tensor:
+        return entropy(intra_normalize(reverse(r), 3), w)
+
+    (-0.1 * value(raw, W)).backward()
+    assert raw.grad is not None
+    assert W.grad is not None
+    with torch.no_grad():
+        before = value(raw, W)
+        assert value(raw - raw.grad, W) < before
+        assert value(raw, W - W.grad) > before
+
+
+def test_half_precision_region_computes_in_full() -> None:
+    generator = torch.Generator().manual_seed(2)
+    x = intra_normalize(torch.randn(8, 24, generator=generator), 2)
+    W = torch.randn(2, 5, 12, generator=generator)
+    y = torch.eye(5)[torch.arange(8) % 5]
+
+    def all_losses() -> list[Tensor]:
+        q = soft_assign(x, W, 20.0)
+        return [
+            NPairPQLoss()(x, q, y),
+            TripletPQLoss()(x, q, y),
+            SubspaceClassification()(x, W, y),
+            SubspaceEntropy()(x, W),
+        ]
+
+    plain = all_losses()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = all_losses()
+    assert all(torch.equal(a, b) for a, b in zip(plain, inside, strict=True))
+
+
+def test_impossible_settings_are_refused() -> None:
+    with pytest.raises(UsageError, match="'both' is not one of paper, code"):
+        SubspaceClassification("both")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="beta is 0"):
+        SubspaceClassification(beta=0)
+    with pytest.raises(UsageError, match="beta is nan"):
+        SubspaceEntropy(beta=math.nan)
+    with pytest.raises(UsageError, match="'easy' is not one of"):
+        TripletPQLoss(mining="easy")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"margin is -0\.1"):
+        TripletPQLoss(-0.1)
