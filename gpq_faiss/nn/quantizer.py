@@ -303,14 +303,18 @@ def _spherical_kmeans(x: Tensor, K: int, iterations: int, generator: torch.Gener
         distance = torch.minimum(distance, (1 - x @ centres[-1]).clamp_min(0))
     Z = torch.stack(centres)
     for _ in range(iterations):
-        best, assignment = (x @ Z.T).max(dim=1)
-        total = torch.zeros_like(Z).index_add_(0, assignment, x)
-        empty = torch.bincount(assignment, minlength=K) == 0
-        worst = best.argsort()[: int(empty.sum())]
-        total[empty] = x[worst]
-        # Opposite samples may cancel out: such a centre stays where it is.
-        Z = torch.where(total.norm(dim=1, keepdim=True) > NORM_EPS, unit(total), Z)
+        Z = _lloyd_step(x, Z)
     return Z
+
+
+def _lloyd_step(x: Tensor, Z: Tensor) -> Tensor:
+    """Centres Z [K, d] moved to the mean direction of their samples, unused ones to the worst served samples."""
+    best, assignment = (x @ Z.T).max(dim=1)
+    total = torch.zeros_like(Z).index_add_(0, assignment, x)
+    empty = torch.bincount(assignment, minlength=len(Z)) == 0
+    total[empty] = x[best.argsort()[: int(empty.sum())]]
+    # Opposite samples may cancel out: such a centre stays where it is.
+    return torch.where(total.norm(dim=1, keepdim=True) > NORM_EPS, unit(total), Z)
 
 
 class SubspaceClassifier(_SubspaceVectors):

@@ -17,6 +17,7 @@ from gpq_faiss.nn.quantizer import (
     Codebooks,
     GradientReversal,
     SubspaceClassifier,
+    _lloyd_step,
     hard_assign,
     intra_normalize,
     reexpress,
@@ -205,7 +206,20 @@ def test_codebooks_start_from_samples(iterations: int) -> None:
         assert torch.cosine_similarity(means, first[0], dim=-1).min() > 0.9
 
 
-def test_kmeans_revives_empty_codewords_and_survives_duplicates() -> None:
+def test_a_lloyd_step_by_hand() -> None:
+    """Two samples share codeword 0, nobody takes codeword 1: it moves to the worst served of them."""
+    x = torch.tensor([[1.0, 0, 0], [0.6, 0.8, 0], [0, 0, 1]])
+    Z = torch.tensor([[1.0, 0, 0], [-1, 0, 0], [0, 0, 1]])
+    torch.testing.assert_close(
+        _lloyd_step(x, Z),
+        torch.tensor([[1.6, 0.8, 0], [0.6, 0.8, 0], [0, 0, 1]]) / torch.tensor([[3.2**0.5], [1], [1]]),
+    )
+    # Samples that cancel out leave their codeword in place.
+    opposite = torch.tensor([[1.0, 0], [-1.0, 0]])
+    assert torch.equal(_lloyd_step(opposite, torch.tensor([[0.0, 1]])), torch.tensor([[0.0, 1]]))
+
+
+def test_kmeans_finds_clusters_and_survives_duplicates() -> None:
     clusters = torch.tensor([[1.0, 0, 0], [0, 1, 0], [0, 0, 1], [-1, 0, 0]])
     books = Codebooks(1, 4, 3)
     for seed in range(5):
