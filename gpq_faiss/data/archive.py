@@ -1,0 +1,172 @@
+"""Images inside a tar archive, read where they lie: nothing is ever extracted to disk."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import itertools
+import tarfile
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DataError
+from .images import FileImages, is_image_name, shown
+
+MAX_UNPACKED = 4 << 30
+"""Bytes a compressed archive may unpack to in memory; a larger one has to be unpacked by the user."""
+
+MAX_MEMBERS = 5_000_000
+MAX_IMAGE_BYTES = 256 << 20
+
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Archive:
+    """Where each image of an archive lies.
+
+    Attributes:
+        path: the archive.
+        names: member names of the images, sorted, with ``/``, without a leading ``./``.
+        offsets, sizes: int64 [N], position and length in ``buffer``, or in the file where ``buffer`` is None.
+        buffer: the unpacked archive where it is compressed (a gzip stream cannot be read from the middle).
+        others: regular members that are no images by their name.
+        digest: SHA-256 of the unpacked archive; empty where it is read from the file.
+    """
+
+    path: Path
+    names: list[str]
+    offsets: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    buffer: memoryview | None = field(repr=False)
+    others: int
+    digest: str
+
+    def read(self, i: int) -> bytes:
+        """Encoded bytes of image ``i``.
+
+        Raises:
+            DataError: the file has gone or shrunk since it was opened.
+        """
+        offset, size = int(self.offsets[i]), int(self.sizes[i])
+        if self.buffer is not None:
+            return bytes(self.buffer[offset : offset + size])
+        try:
+            with self.path.open("rb") as stream:
+                stream.seek(offset)
+                data = stream.read(size)
+        except OSError as error:
+            raise DataError(f"cannot read {self.path}: {error.strerror}") from None
+        if len(data) != size:
+            raise DataError(f"{self.path} is shorter than when it was opened: was it replaced?")
+        return data
+
+
+def _unpack(path: Path, limit: int) -> io.BytesIO:
+    out = io.BytesIO()
+    with gzip.open(path, "rb") as stream:
+        while block := stream.read(_BLOCK):
+            if out.tell() + len(block) > limit:
+                raise DataError(
+                    f"{path} unpacks to more than {limit:,} bytes: unpack it and give folder: its folder"
+                )
+            out.write(block)
+    out.seek(0)
+    return out
+
+
+def _member_name(name: str, path: Path) -> str:
+    parts = [part for part in name.split("/") if part not in {"", "."}]
+    if name.startswith("/") or ".." in parts or "\\" in name:
+        # Harmless here, since nothing is extracted, but no honest archive of images has such names.
+        raise DataError(f"{path} has a member that points outside of it ({shown(name)}): refused")
+    return "/".join(parts)
+
+
+def _index(path: Path, stream: IO[bytes], length: int) -> tuple[list[tuple[str, int, int]], int]:
+    found: list[tuple[str, int, int]] = []
+    others = 0
+    with tarfile.open(fileobj=stream, mode="r:") as archive:
+        for count, member in enumerate(archive):
+            if count >= MAX_MEMBERS:
+                raise DataError(f"{path} has more than {MAX_MEMBERS:,} members: unpack it, give folder:")
+            # tarfile keeps every member seen, which for millions of them is more memory than the images.
+            archive.members = []  # type: ignore[attr-defined]
+            if not member.isreg() or member.issparse():
+                continue
+            name = _member_name(member.name, path)
+            if not is_image_name(name):
+                others += 1
+                continue
+            if member.size > MAX_IMAGE_BYTES:
+                raise DataError(f"{path}: {shown(name)} has {member.size:,} bytes: too large for an image")
+            if member.offset_data + member.size > length:
+                raise DataError(f"{path} is truncated inside {shown(name)}: get it again")
+            found.append((name, member.offset_data, member.size))
+    return found, others
+
+
+def open_archive(path: Path, *, limit: int = MAX_UNPACKED) -> Archive:
+    """Index the images of a ``.tar`` or ``.tar.gz`` (told by the content).
+
+    A plain tar stays on disk; a gzipped one is unpacked into memory, at most ``limit`` bytes of it, whatever
+    its headers say.
+
+    Raises:
+        DataError: missing, no tar, damaged, truncated, too large, or with member names that point outside.
+    """
+    try:
+        with path.open("rb") as stream:
+            packed = stream.read(2) == b"\x1f\x8b"
+        if packed:
+            memory = _unpack(path, limit)
+            buffer = memory.getbuffer()
+            found, others = _index(path, memory, len(buffer))
+            digest = hashlib.sha256(buffer).hexdigest()
+        else:
+            buffer, digest = None, ""
+            with path.open("rb") as stream:
+                found, others = _index(path, stream, path.stat().st_size)
+    except DataError:
+        raise
+    except FileNotFoundError:
+        raise DataError(f"{path} not found: an archive of images should be there") from None
+    except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(f"{path} is not a readable tar archive ({shown(why)}): damaged or foreign") from None
+    found.sort()
+    twice = next((a[0] for a, b in itertools.pairwise(found) if a[0] == b[0]), None)
+    if twice is not None:
+        raise DataError(f"{path} has two members named {shown(twice)}: damaged or foreign")
+    return Archive(
+        path=path,
+        names=[name for name, _, _ in found],
+        offsets=np.array([offset for _, offset, _ in found], dtype=np.int64),
+        sizes=np.array([size for _, _, size in found], dtype=np.int64),
+        buffer=buffer,
+        others=others,
+        digest=digest,
+    )
+
+
+@dataclass(kw_only=True)
+class ArchiveImages(FileImages):
+    """Images decoded from an archive; ``paths`` hold ``ARCHIVE!member`` for the messages."""
+
+    archive: Archive = field(repr=False)
+    members: NDArray[np.int64] = field(repr=False)
+
+    def source(self, i: int) -> bytes | str:
+        """Encoded bytes of image ``i``."""
+        return self.archive.read(int(self.members[i]))
+
+    def image_path(self, i: int) -> str | None:
+        """None: an image inside an archive has no path of its own."""
+        del i
+        return None

@@ -1,0 +1,89 @@
+"""``cifar10``: the 60,000 images through torchvision's own class and download."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import DataError
+from .images import ArrayImages, array_fingerprint
+from .labels import Labels
+
+CACHE = Path("~/.cache/gpq-faiss")
+"""Where downloads go unless a root is given."""
+
+_TIMEOUT = 30.0  # seconds without an answer, after which a download counts as impossible
+
+
+@contextlib.contextmanager
+def network_timeout() -> Iterator[None]:
+    """Let a silent network fail in 30 s: torchvision downloads without any timeout of its own."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(_TIMEOUT)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+def open_cifar10(root: str | None = None, *, download: bool = True) -> ArrayImages:
+    """CIFAR-10: 32 x 32 RGB, ten classes; the 50,000 training images first, then the 10,000 of the test
+    batch.
+
+    The batches are pickles. torchvision's class compares the MD5 of every batch with the published value
+    before it unpickles any, and that of the class names likewise, so a foreign file is refused, never
+    executed; nothing here reads them another way.
+
+    Args:
+        root: folder that holds (or gets) ``cifar-10-batches-py/`` or ``cifar-10-python.tar.gz``; default
+            ``~/.cache/gpq-faiss``.
+        download: fetch it if it is not there.
+
+    Returns:
+        The set, ``official`` marking train (0) and test (1); ids are the positions.
+
+    Raises:
+        DataError: not there and not to be had, or damaged; says which file to put where.
+    """
+    from torchvision.datasets import CIFAR10
+    from torchvision.datasets.utils import check_integrity
+
+    folder = Path(root).expanduser() if root is not None else CACHE.expanduser()
+    archive = folder / CIFAR10.filename
+    remedy = (
+        f"place {CIFAR10.filename} (python version, MD5 {CIFAR10.tgz_md5}) or the unpacked "
+        f"{CIFAR10.base_folder}/ in {folder}, or name its folder with --root"
+    )
+    if root is not None and not folder.is_dir() and not download:
+        raise DataError(f"cifar10: {folder} is not a folder: {remedy}")
+    if folder.is_dir() and (folder / "train").is_dir():
+        remedy += f"; images in train/CLASS/ and test/CLASS/ are read by folder:{folder}"
+    # With the whole archive at hand torchvision's "download" unpacks it, without any network.
+    fetch = download or check_integrity(str(archive), CIFAR10.tgz_md5)
+    try:
+        with network_timeout():
+            train = CIFAR10(str(folder), train=True, download=fetch)
+            test = CIFAR10(str(folder), train=False, download=False)
+    except RuntimeError:
+        # torchvision's word for a missing or altered file.
+        raise DataError(f"cifar10: not found, or damaged, in {folder}: {remedy}") from None
+    except OSError as error:
+        why = getattr(error, "reason", None) or error.strerror or error
+        raise DataError(f"cifar10 cannot be had ({why}): {remedy}") from None
+    images = np.concatenate([train.data, test.data])
+    labels = Labels.from_ids(np.asarray(train.targets + test.targets), tuple(train.classes))
+    official = np.zeros(len(images), dtype=np.uint8)
+    official[len(train.data) :] = 1
+    ids = np.arange(len(images), dtype=np.int64)
+    return ArrayImages(
+        name="cifar10",
+        images=images,
+        ids=ids,
+        labels=labels,
+        official=official,
+        fingerprint=array_fingerprint("cifar10", images, labels, ids),
+    )

@@ -1,0 +1,234 @@
+"""``csv:FILE`` and ``parquet:FILE``: tables with a column of image paths and a column of labels."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DataError
+from .images import FileImages, listed_images
+from .labels import Labels
+from .lists import repeated_note, resolve
+
+SEPARATOR = "|"
+"""Between the labels of one item."""
+
+DEFAULT_LABEL_COLUMN = "label"
+ID_COLUMN = "id"
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What a table gave: N paths, N labels (None is unlabelled) or None, N ids or None, and where row i
+    stands."""
+
+    images: list[str]
+    labels: list[tuple[str, ...]] | None
+    ids: list[Any] | None
+    where: list[str]
+
+
+def _missing_column(path: Path, column: str, there: Sequence[str], option: str) -> DataError:
+    return DataError(
+        f"{path} has no column {column!r} (it has {', '.join(map(repr, there[:20]))}): name it with {option}"
+    )
+
+
+def _check_columns(path: Path, there: Sequence[str], image_column: str, label_column: str) -> bool:
+    """Whether the label column is there. The default one may be absent (unlabelled queries), another not."""
+    if image_column not in there:
+        raise _missing_column(path, image_column, there, "--image-column")
+    if label_column not in there and label_column != DEFAULT_LABEL_COLUMN:
+        raise _missing_column(path, label_column, there, "--label-column")
+    for column in (image_column, label_column, ID_COLUMN):
+        if list(there).count(column) > 1:
+            raise DataError(f"{path} has the column {column!r} twice: rename one of them")
+    return label_column in there
+
+
+def split_labels(text: str) -> tuple[str, ...]:
+    """``"sky|sea"`` -> ``("sky", "sea")``; blanks around names are dropped, empty text is no label."""
+    return tuple(dict.fromkeys(part.strip() for part in text.split(SEPARATOR) if part.strip()))
+
+
+def _read_csv(path: Path, image_column: str, label_column: str) -> Columns:
+    delimiter = "\t" if path.suffix.lower() in {".tsv", ".tab"} else ","
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            reader = csv.reader(stream, delimiter=delimiter, strict=True)
+            header = [name.strip() for name in next(reader, [])]
+            if not header:
+                raise DataError(f"{path} is empty: a header line with a column {image_column!r} is expected")
+            labelled = _check_columns(path, header, image_column, label_column)
+            image_at = header.index(image_column)
+            label_at = header.index(label_column) if labelled else -1
+            id_at = header.index(ID_COLUMN) if ID_COLUMN in header else -1
+            out = Columns([], [] if labelled else None, [] if id_at >= 0 else None, [])
+            for row in reader:
+                if not any(field.strip() for field in row):
+                    continue
+                if len(row) != len(header):
+                    raise DataError(
+                        f"{path} line {reader.line_num}: {len(row)} fields, the header has {len(header)}"
+                    )
+                out.images.append(row[image_at].strip())
+                out.where.append(f"line {reader.line_num}")
+                if out.labels is not None:
+                    out.labels.append(split_labels(row[label_at]))
+                if out.ids is not None:
+                    out.ids.append(row[id_at].strip())
+    except FileNotFoundError:
+        raise DataError(f"{path} not found: a CSV table of images should be there") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{path} is not UTF-8 text: a CSV table was expected") from None
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from None
+    except csv.Error as error:
+        raise DataError(f"{path} line {reader.line_num} is not CSV: {error}") from None
+    return out
+
+
+def _label_names(value: Any) -> tuple[str, ...]:
+    """Labels of a Parquet cell: nothing, a text with ``|``, a number, or a list of these."""
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return split_labels(value)
+    if isinstance(value, list):
+        return tuple(dict.fromkeys(name for item in value for name in _label_names(item)))
+    if isinstance(value, float) and math.isnan(value):
+        return ()  # pandas writes an empty cell of a number column as NaN, and makes the others floats
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return (str(value),)
+
+
+def _read_parquet(path: Path, image_column: str, label_column: str) -> Columns:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise DataError(f"reading {path} needs pyarrow: pip install 'gpq-faiss[parquet]'") from None
+    if not path.is_file():
+        raise DataError(f"{path} not found: a Parquet table of images should be there")
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            there = list(file.schema_arrow.names)
+            labelled = _check_columns(path, there, image_column, label_column)
+            wanted = [image_column] + [label_column] * labelled + [ID_COLUMN] * (ID_COLUMN in there)
+            table = file.read(columns=wanted)
+            images = table[image_column].to_pylist()
+            labels = [_label_names(value) for value in table[label_column].to_pylist()] if labelled else None
+            ids = table[ID_COLUMN].to_pylist() if ID_COLUMN in there else None
+    except (pyarrow.ArrowException, OSError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise DataError(f"{path} is not a readable Parquet file ({why}): damaged or foreign") from None
+    for i, image in enumerate(images):
+        if image is not None and not isinstance(image, str):
+            raise DataError(
+                f"{path} row {i}: column {image_column!r} holds {type(image).__name__}, a path is expected"
+            )
+    return Columns([image or "" for image in images], labels, ids, [f"row {i}" for i in range(len(images))])
+
+
+def parse_ids(path: Path, values: Sequence[Any], where: Sequence[str]) -> NDArray[np.int64]:
+    """The ``id`` column as int64 [N], all different.
+
+    Raises:
+        DataError: not a whole number, out of the 64-bit range, -1 (which means "no result" in a search) or
+            twice.
+    """
+    out = np.empty(len(values), dtype=np.int64)
+    for i, value in enumerate(values):
+        try:
+            number = int(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else None
+        except ValueError:
+            number = None
+        if number is None or not -(2**63) <= number < 2**63:
+            raise DataError(f"{path} {where[i]}: id {value!r} is no 64-bit whole number")
+        if number == -1:
+            raise DataError(f"{path} {where[i]}: id -1 stands for 'no result' in a search: give another")
+        out[i] = number
+    order = np.argsort(out, kind="stable")
+    twice = np.flatnonzero(out[order][1:] == out[order][:-1])
+    if twice.size:
+        i, j = int(order[twice[0]]), int(order[twice[0] + 1])
+        raise DataError(f"{path} {where[j]}: id {out[j]} is that of {where[i]} already")
+    return out
+
+
+def _labels(items: Sequence[tuple[str, ...]]) -> Labels | None:
+    names = {name for item in items for name in item}
+    if not names:
+        return None
+    # Class numbers in the order of numbers, not 1, 10, 2.
+    numeric = all(name.isascii() and name.isdigit() for name in names)
+    ordered = sorted(names, key=lambda name: (int(name), name)) if numeric else sorted(names)
+    return Labels.from_names(items, ordered)
+
+
+def open_table(
+    path: str | os.PathLike[str],
+    *,
+    form: str = "csv",
+    root: str | None = None,
+    image_column: str = "image",
+    label_column: str = DEFAULT_LABEL_COLUMN,
+    max_bad: float = 0.01,
+) -> FileImages:
+    """Images of a table.
+
+    The label column holds class names or numbers, several of them with ``|`` between (in Parquet also a
+    list); an empty one is unlabelled. Classes are sorted. A column ``id``, if there is one, gives the int64
+    ids; else they count the rows from 0, missing images included.
+
+    Args:
+        path: the table; CSV has a header line, and tabs for commas where it is named ``.tsv``.
+        form: ``csv`` or ``parquet``.
+        root: folder that relative paths start from; default the table's own.
+        image_column, label_column: names of the columns. Without the default ``label`` all items are
+            unlabelled.
+        max_bad: fraction of images that may be missing, and of the rest that may be broken.
+
+    Raises:
+        DataError: missing, damaged, without these columns, a row without a path, bad ids, too many images
+            missing.
+        UsageError: ``max_bad`` out of range.
+    """
+    file = Path(path).expanduser()
+    columns = (_read_parquet if form == "parquet" else _read_csv)(file, image_column, label_column)
+    if not columns.images:
+        raise DataError(f"{file} has no rows: a table of images was expected")
+    for i, image in enumerate(columns.images):
+        if not image:
+            raise DataError(f"{file} {columns.where[i]}: no path in column {image_column!r}")
+    notes = repeated_note(columns.images)
+    labels = None if columns.labels is None else _labels(columns.labels)
+    if labels is None:
+        notes.append(
+            f"no column {label_column!r}: all images are unlabelled"
+            if columns.labels is None
+            else f"column {label_column!r} is empty: all images are unlabelled"
+        )
+    ids = (
+        np.arange(len(columns.images), dtype=np.int64)
+        if columns.ids is None
+        else parse_ids(file, columns.ids, columns.where)
+    )
+    return listed_images(
+        f"{form}:{path}",
+        columns.images,
+        resolve(columns.images, Path(root).expanduser() if root is not None else file.parent),
+        labels=labels,
+        ids=ids,
+        notes=notes,
+        max_bad=max_bad,
+    )

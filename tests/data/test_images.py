@@ -1,0 +1,431 @@
+"""Decoding, resizing and batches: every pixel format, hostile files, and the same result with any threads."""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from PIL import Image
+
+from gpq_faiss.data.base import BadItems
+from gpq_faiss.data.images import (
+    ArrayImages,
+    BrokenImageError,
+    FileImages,
+    decode_image,
+    is_image_name,
+    listed_images,
+    load_batch,
+    resize_square,
+)
+from gpq_faiss.data.labels import Labels
+from gpq_faiss.errors import DataError, UsageError
+
+
+def encoded(image: Image.Image, format_: str = "PNG", **options: object) -> bytes:
+    out = io.BytesIO()
+    image.save(out, format_, **options)
+    return out.getvalue()
+
+
+def random_rgb(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
+    return np.random.default_rng([seed, height, width]).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def png_header(width: int, height: int) -> bytes:
+    """A PNG that claims a size and holds hardly any pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(b"\0" * 64)) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("format_", ["PNG", "BMP", "TIFF", "PPM", "WEBP"])
+def test_lossless_formats_come_back_exactly(format_: str, tmp_path: Path) -> None:
+    pixels = random_rgb(5, 7)
+    options = {"lossless": True} if format_ == "WEBP" else {}
+    data = encoded(Image.fromarray(pixels), format_, **options)
+    assert np.array_equal(decode_image(data), pixels)
+    file = tmp_path / "a.bin"
+    file.write_bytes(data)
+    assert np.array_equal(decode_image(file), pixels)
+    assert decode_image(str(file)).dtype == np.uint8
+
+
+def test_grey_of_8_and_16_bits_scale_alike() -> None:
+    grey = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    eight = decode_image(encoded(Image.fromarray(grey)))
+    sixteen = decode_image(encoded(Image.fromarray(grey.astype(np.uint16) * 257)))
+    assert np.array_equal(eight, np.repeat(grey[:, :, None], 3, axis=2))
+    assert np.array_equal(sixteen, eight)
+
+
+def test_16_bits_are_rounded_not_cut() -> None:
+    values = np.array([[0, 128, 129, 385], [386, 65534, 65535, 32767]], dtype=np.uint16)
+    expected = np.rint(values / 257).astype(np.uint8)
+    assert np.array_equal(decode_image(encoded(Image.fromarray(values)))[:, :, 0], expected)
+
+
+def test_16_bit_pgm() -> None:
+    values = np.array([[0, 257], [514, 65535]], dtype=">u2")
+    data = b"P5 2 2 65535\n" + values.tobytes()
+    assert decode_image(data)[:, :, 1].tolist() == [[0, 1], [2, 255]]
+
+
+def test_32_bit_pixels_are_refused() -> None:
+    with pytest.raises(BrokenImageError, match="32-bit"):
+        decode_image(encoded(Image.fromarray(np.ones((4, 4), dtype=np.float32)), "TIFF"))
+
+
+def test_transparency_is_laid_over_white() -> None:
+    pixels = np.zeros((2, 2, 4), dtype=np.uint8)
+    pixels[..., 0] = 200
+    pixels[0, 0, 3], pixels[0, 1, 3], pixels[1, 0, 3] = 0, 255, 128
+    out = decode_image(encoded(Image.fromarray(pixels)))
+    assert out[0, 0].tolist() == [255, 255, 255]
+    assert out[0, 1].tolist() == [200, 0, 0]
+    blend = 255 * (1 - 128 / 255)
+    assert np.abs(out[1, 0].astype(float) - [200 * 128 / 255 + blend, blend, blend]).max() <= 1
+
+
+def test_grey_with_alpha_and_palette_with_a_transparent_colour() -> None:
+    la = np.array([[[10, 0], [10, 255]], [[10, 255], [10, 0]]], dtype=np.uint8)
+    out = decode_image(encoded(Image.fromarray(la, "LA")))
+    assert out[:, :, 2].tolist() == [[255, 10], [10, 255]]
+    palette = Image.fromarray(np.array([[0, 1], [1, 0]], dtype=np.uint8), "P")
+    palette.putpalette([0, 0, 0, 9, 8, 7])
+    assert decode_image(encoded(palette))[0].tolist() == [[0, 0, 0], [9, 8, 7]]
+    assert decode_image(encoded(palette, transparency=0))[0].tolist() == [[255, 255, 255], [9, 8, 7]]
+
+
+def test_cmyk_and_one_bit() -> None:
+    cmyk = Image.new("CMYK", (8, 8), (0, 255, 255, 0))
+    red = decode_image(encoded(cmyk, "TIFF"))
+    assert red[0, 0].tolist() == [255, 0, 0]
+    jpeg = decode_image(encoded(cmyk, "JPEG", quality=100))
+    assert np.abs(jpeg[0, 0].astype(int) - [255, 0, 0]).max() <= 3
+    bits = Image.fromarray(np.eye(4, dtype=np.uint8) * 255).convert("1")
+    assert np.array_equal(decode_image(encoded(bits))[:, :, 0], np.eye(4, dtype=np.uint8) * 255)
+
+
+# What a viewer does for each EXIF orientation, from the standard: where row 0 and column 0 of the file lie.
+_VIEWS = {
+    1: lambda a: a,
+    2: lambda a: a[:, ::-1],
+    3: lambda a: a[::-1, ::-1],
+    4: lambda a: a[::-1],
+    5: lambda a: a.transpose(1, 0, 2),
+    6: lambda a: a.transpose(1, 0, 2)[:, ::-1],
+    7: lambda a: a.transpose(1, 0, 2)[::-1, ::-1],
+    8: lambda a: a.transpose(1, 0, 2)[::-1],
+}
+
+
+@pytest.mark.parametrize("orientation", sorted(_VIEWS))
+def test_exif_orientation(orientation: int) -> None:
+    pixels = random_rgb(3, 5)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    assert np.array_equal(
+        decode_image(encoded(Image.fromarray(pixels), exif=exif)), _VIEWS[orientation](pixels)
+    )
+
+
+@pytest.mark.parametrize("exif", [b"Exif\0\0garbage", b"Exif\0\0II*\0\xff\xff\xff\xff"])
+def test_damaged_exif_does_not_lose_the_image(exif: bytes) -> None:
+    pixels = np.full((8, 8, 3), 100, dtype=np.uint8)
+    assert np.array_equal(decode_image(encoded(Image.fromarray(pixels), "JPEG", exif=exif)), pixels)
+
+
+def test_an_animation_gives_its_first_frame() -> None:
+    frames = [Image.new("RGB", (4, 4), colour) for colour in ((255, 0, 0), (0, 0, 255))]
+    data = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    assert decode_image(data)[0, 0].tolist() == [255, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "not an image"),
+        (b"not an image at all", "not an image"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image"),
+        (encoded(Image.fromarray(random_rgb(40, 40)), "JPEG")[:300], "cannot be decoded"),
+        (encoded(Image.fromarray(random_rgb(40, 40)))[:900], "cannot be decoded"),
+        (encoded(Image.new("RGB", (1, 1))), "1 x 1 pixels"),
+        (encoded(Image.new("RGB", (1, 9))), "1 x 9 pixels"),
+        (png_header(8192, 8193), "more than the"),
+        (png_header(50_000, 50_000), "more pixels than"),
+        (png_header(0xFFFFFFF, 0xFFFFFFF), "more pixels than"),
+        (png_header(1000, 1000), "cannot be decoded"),
+    ],
+    ids=["empty", "text", "eps", "jpeg-cut", "png-cut", "1x1", "1x9", "67mp", "bomb", "bomb2", "few-pixels"],
+)
+def test_bad_bytes_are_one_clear_line(data: bytes, why: str) -> None:
+    with pytest.raises(DataError, match=why) as caught:
+        decode_image(data, name="here.png")
+    message = str(caught.value)
+    assert message.startswith("here.png: ")
+    assert "\n" not in message
+
+
+def test_the_pixel_limit_is_inclusive_and_can_be_set() -> None:
+    data = encoded(Image.fromarray(random_rgb(10, 10)))
+    assert decode_image(data, max_pixels=100).shape == (10, 10, 3)
+    with pytest.raises(BrokenImageError, match="10 x 10 pixels are more than the 99 allowed"):
+        decode_image(data, max_pixels=99)
+
+
+def test_missing_file_and_folder(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="not found"):
+        decode_image(tmp_path / "none.png")
+    with pytest.raises(DataError, match="directory"):
+        decode_image(tmp_path)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from(["PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP"]),
+    st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_size=8),
+    st.integers(0, 10_000),
+)
+def test_mutated_files_give_an_image_or_a_data_error(
+    format_: str, flips: list[tuple[int, int]], cut: int
+) -> None:
+    data = bytearray(encoded(Image.fromarray(random_rgb(9, 12)), format_))
+    for at, value in flips:
+        data[at % len(data)] = value
+    image, message = None, ""
+    try:
+        image = decode_image(bytes(data[: len(data) - cut % len(data)]), max_pixels=1 << 20)
+    except DataError as error:
+        message = str(error)
+    assert "\n" not in message
+    assert (image is None) == bool(message)
+    if image is not None:
+        assert image.dtype == np.uint8
+        assert image.ndim == 3
+        assert image.shape[2] == 3
+        assert min(image.shape[:2]) >= 2
+
+
+@pytest.mark.parametrize(("height", "width"), [(8, 8), (8, 20), (21, 8), (2, 3), (33, 47)])
+@pytest.mark.parametrize("size", [1, 2, 8, 16])
+def test_resize_square_shape(height: int, width: int, size: int) -> None:
+    out = resize_square(random_rgb(height, width), size)
+    assert out.shape == (size, size, 3)
+    assert out.dtype == np.uint8
+
+
+def test_resize_square_is_the_centre_and_keeps_what_fits() -> None:
+    pixels = random_rgb(6, 6)
+    assert resize_square(pixels, 6) is pixels
+    wide = np.concatenate([np.zeros((6, 4, 3), np.uint8), pixels, np.zeros((6, 4, 3), np.uint8)], axis=1)
+    assert np.array_equal(resize_square(wide, 6), pixels)
+    assert np.array_equal(resize_square(wide.transpose(1, 0, 2).copy(), 6), pixels.transpose(1, 0, 2))
+
+
+def test_resize_square_is_anti_aliased() -> None:
+    board = np.zeros((64, 64, 3), dtype=np.uint8)
+    board[::2, ::2] = board[1::2, 1::2] = 255
+    small = resize_square(board, 8)
+    # Without anti-aliasing a pixel pattern comes out black or white; with it, as its mean.
+    assert np.abs(small.astype(int) - 127).max() <= 2
+
+
+def test_an_extreme_strip_costs_little() -> None:
+    strip = np.zeros((2, 2_000_000, 3), dtype=np.uint8)
+    assert resize_square(strip, 256).shape == (256, 256, 3)
+
+
+def test_resize_square_refuses_no_size() -> None:
+    with pytest.raises(UsageError, match="at least 1"):
+        resize_square(random_rgb(4, 4), 0)
+
+
+def files(tmp_path: Path, n: int = 40, broken: tuple[int, ...] = (), max_bad: float = 0.5) -> FileImages:
+    paths = []
+    for i in range(n):
+        path = tmp_path / f"{i:02d}.png"
+        path.write_bytes(b"broken" if i in broken else encoded(Image.fromarray(random_rgb(6 + i % 3, 8, i))))
+        paths.append(str(path))
+    return listed_images(
+        "here",
+        [Path(p).name for p in paths],
+        paths,
+        labels=None,
+        ids=np.arange(n, dtype=np.int64) + 100,
+        max_bad=max_bad,
+    )
+
+
+@pytest.mark.parametrize("threads", [0, 1, 4])
+def test_load_batch_equals_one_by_one(tmp_path: Path, threads: int) -> None:
+    dataset = files(tmp_path, broken=(3, 17))
+    rows = np.random.default_rng(1).permutation(40)
+    expected = [
+        resize_square(decode_image(dataset.paths[i]), 5).transpose(2, 0, 1) for i in rows if i not in (3, 17)
+    ]
+    pool = ThreadPoolExecutor(threads) if threads else None
+    images, ok = load_batch(dataset, rows, 5, pool)
+    assert ok.tolist() == [i not in (3, 17) for i in rows]
+    assert np.array_equal(images, np.stack(expected))
+    assert images.flags.c_contiguous
+    load_batch(dataset, rows, 5, pool)
+    assert dataset.bad.count == 2, "an image counts once however often it is read"
+    assert dataset.bad.positions == [3, 17]
+
+
+@pytest.mark.parametrize("threads", [0, 3])
+def test_too_many_broken_images_stop_the_batch(tmp_path: Path, threads: int) -> None:
+    dataset = files(tmp_path, broken=(1, 2, 30), max_bad=0.05)
+    pool = ThreadPoolExecutor(threads) if threads else None
+    with pytest.raises(DataError, match="3 of 40 images cannot be read") as caught:
+        load_batch(dataset, np.arange(40), 4, pool)
+    assert "01.png" in str(caught.value)
+
+
+def test_an_empty_batch(tmp_path: Path) -> None:
+    images, ok = load_batch(files(tmp_path, 2), np.array([], dtype=np.int64), 4)
+    assert images.shape == (0, 3, 4, 4)
+    assert ok.shape == (0,)
+
+
+def test_missing_files_are_left_out_and_ids_stay(tmp_path: Path) -> None:
+    dataset = files(tmp_path, 10)
+    (tmp_path / "04.png").unlink()
+    labels = Labels.from_ids(np.arange(10) % 3)
+    again = listed_images(
+        "again",
+        [f"{i}" for i in range(10)],
+        dataset.paths,
+        labels=labels,
+        ids=dataset.ids,
+        official=np.arange(10, dtype=np.uint8) % 2,
+        max_bad=0.1,
+    )
+    assert again.ids.tolist() == [i for i in range(100, 110) if i != 104]
+    assert again.labels is not None
+    assert again.labels.class_ids().tolist() == [i % 3 for i in range(10) if i != 4]
+    assert again.official is not None
+    assert again.official.tolist() == [i % 2 for i in range(10) if i != 4]
+    assert again.notes == [f"1 of 10 images missing, left out ({tmp_path / '04.png'})"]
+    assert again.image_path(4) == str(tmp_path / "05.png")
+    with pytest.raises(DataError, match="1 of 10 images missing"):
+        listed_images("x", ["n"] * 10, dataset.paths, labels=None, ids=dataset.ids, max_bad=0.0)
+
+
+def test_the_error_names_the_first_three_missing(tmp_path: Path) -> None:
+    paths = [str(tmp_path / f"no{i}.jpg") for i in range(5)]
+    with pytest.raises(DataError) as caught:
+        listed_images("x", paths, paths, labels=None, ids=np.arange(5), max_bad=0.5)
+    message = str(caught.value)
+    assert "5 of 5 images missing" in message
+    assert all(f"no{i}.jpg" in message for i in range(3))
+    assert "no3.jpg" not in message
+    with pytest.raises(DataError, match="5 of 5"):
+        listed_images("all gone is never fine", paths, paths, labels=None, ids=np.arange(5), max_bad=1.0)
+
+
+def test_names_with_line_breaks_stay_on_one_line(tmp_path: Path) -> None:
+    path = str(tmp_path / "a\nb\udcff.jpg")
+    with pytest.raises(DataError) as caught:
+        listed_images("x", [path], [path], labels=None, ids=np.arange(1))
+    assert str(caught.value).isprintable()
+
+
+def test_a_pipe_is_not_an_image(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.jpg"
+    os.mkfifo(pipe)
+    with pytest.raises(DataError, match="1 of 1 images missing"):
+        listed_images("x", ["pipe.jpg"], [str(pipe)], labels=None, ids=np.arange(1))
+
+
+def test_fingerprint_follows_content_not_place(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+    a, b = files(tmp_path / "a", 4), files(tmp_path / "b", 4)
+    assert a.fingerprint == b.fingerprint
+    (tmp_path / "b" / "01.png").write_bytes(b"other length")
+    renewed = listed_images(
+        "b", [Path(p).name for p in b.paths], b.paths, labels=None, ids=b.ids, max_bad=0.5
+    )
+    assert renewed.fingerprint != a.fingerprint
+    shifted = listed_images("a", [Path(p).name for p in a.paths], a.paths, labels=None, ids=a.ids + 1)
+    assert shifted.fingerprint != a.fingerprint
+
+
+@pytest.mark.parametrize("limit", [-0.1, 1.1, float("nan")])
+def test_a_limit_that_is_no_fraction(limit: float) -> None:
+    with pytest.raises(UsageError, match="max-bad"):
+        listed_images("x", ["a"], ["a"], labels=None, ids=np.arange(1), max_bad=limit)
+
+
+def test_native_size_where_all_are_equal_squares(tmp_path: Path) -> None:
+    assert files(tmp_path, 3).native_size is None
+    paths = []
+    for i in range(3):
+        paths.append(str(tmp_path / f"square{i}.png"))
+        Path(paths[-1]).write_bytes(encoded(Image.fromarray(random_rgb(9, 9, i))))
+    assert listed_images("s", paths, paths, labels=None, ids=np.arange(3)).native_size == 9
+
+
+def test_array_images_grey_and_rgb() -> None:
+    grey = np.random.default_rng(0).integers(0, 256, (6, 4, 4), dtype=np.uint8)
+    rgb = np.repeat(grey[..., None], 3, axis=3)
+    ids = np.arange(6, dtype=np.int64)
+    sets = [ArrayImages(name="g", images=x, ids=ids, fingerprint="") for x in (grey, rgb)]
+    rows = np.array([5, 0, 3])
+    for dataset in sets:
+        assert dataset.native_size == 4
+        assert np.array_equal(np.stack(dataset.read(rows)), rgb[rows])
+        assert len(dataset.read(slice(1, 3))) == 2
+        direct, ok = load_batch(dataset, rows, 4)
+        assert ok.all()
+        assert np.array_equal(direct, rgb[rows].transpose(0, 3, 1, 2))
+        scaled, _ = load_batch(dataset, rows, 7)
+        assert np.array_equal(scaled[1], resize_square(rgb[0], 7).transpose(2, 0, 1))
+    with pytest.raises(DataError, match="6 images but 5 ids"):
+        ArrayImages(name="g", images=grey, ids=ids[:5], fingerprint="")
+    with pytest.raises(DataError, match="float64"):
+        ArrayImages(name="g", images=grey.astype(np.float64), ids=ids, fingerprint="")
+
+
+def test_reading_beyond_the_end_is_an_error(tmp_path: Path) -> None:
+    dataset = files(tmp_path, 3)
+    with pytest.raises(IndexError):
+        dataset.read(np.array([3]))
+    assert np.array_equal(dataset.read(np.array([-1]))[0], dataset.read(np.array([2]))[0])  # type: ignore[arg-type]
+    assert len(dataset.read(np.array([True, False, True]))) == 2
+
+
+def test_bad_items_share_the_limit_across_threads() -> None:
+    bad = BadItems(1000, 0.5)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda i: bad.add(i % 300, str(i), "x"), range(1200)))
+    assert bad.count == 300
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("a.jpg", True),
+        ("x/B.JPEG", True),
+        ("a.tar.png", True),
+        ("a.txt", False),
+        ("x/._a.jpg", False),
+        ("jpg", False),
+    ],
+)
+def test_image_names(name: str, expected: bool) -> None:
+    assert is_image_name(name) is expected
