@@ -1,0 +1,148 @@
+"""Grouping rows that are the same: distinct codes, distinct label sets, and how many items have both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DataError
+from .ties import Ints
+
+Bytes = NDArray[np.uint8]
+
+
+@runtime_checkable
+class PackedLabels(Protocol):
+    """Anything with packed multi-hot rows, such as :class:`gpq_faiss.data.labels.Labels`."""
+
+    @property
+    def packed(self) -> Bytes:
+        """uint8 [N, ceil(C / 8)] in the order of ``np.packbits``; a zero row is unlabelled."""
+
+
+LabelsLike = PackedLabels | NDArray[Any]
+
+
+def distinct_rows(rows: Bytes) -> tuple[Bytes, Ints]:
+    """The distinct rows of uint8 [N, W] in ascending order, and for each row the position of its own among
+    them.
+
+    Eight bytes are compared at once as one integer, which is an order of magnitude faster than
+    ``np.unique(axis=0)``.
+    """
+    n, width = rows.shape
+    inverse = np.zeros(n, dtype=np.int64)
+    if not n:
+        return rows, inverse
+    groups = 1
+    for start in range(0, width, 8):
+        piece = np.zeros((n, 8), dtype=np.uint8)
+        piece[:, : min(8, width - start)] = rows[:, start : start + 8]
+        words = piece.view(">u8").ravel().astype(np.uint64)
+        values, part = np.unique(words, return_inverse=True)
+        if groups == 1:
+            groups, inverse = len(values), part.astype(np.int64)
+        else:  # a pair (group so far, word) is below n^2, so it fits 63 bits for any n that fits in memory
+            pairs, joined = np.unique(inverse * len(values) + part, return_inverse=True)
+            groups, inverse = len(pairs), joined.astype(np.int64)
+    first = np.full(groups, n, dtype=np.int64)
+    np.minimum.at(first, inverse, np.arange(n))
+    return rows[first], inverse
+
+
+def label_rows(labels: LabelsLike, what: str, length: int) -> Bytes:
+    """Labels in any of their forms as rows of bytes [N, W] in which relevance is a shared bit; a zero row is
+    unlabelled.
+
+    Args:
+        labels: packed multi-hot (an object with ``packed``, or uint8 [N, W]), bool multi-hot [N, C], or class
+            numbers [N] with -1 for unlabelled.
+        what: names the labels in errors.
+        length: how many rows there must be.
+
+    Raises:
+        DataError: another shape or type, or a negative class number other than -1.
+    """
+    array = np.asarray(labels.packed) if isinstance(labels, PackedLabels) else np.asarray(labels)
+    if len(array.shape) not in (1, 2) or array.shape[0] != length:
+        raise DataError(
+            f"{what}: shape {array.shape} does not belong to {length:,} items: give a row an item"
+        )
+    if array.ndim == 2:
+        if array.dtype == bool:
+            return np.packbits(array, axis=1)
+        if array.dtype != np.uint8:
+            raise DataError(
+                f"{what}: 2-D labels must be bool (multi-hot) or uint8 (packed), not {array.dtype}"
+            )
+        return np.ascontiguousarray(array)
+    if array.dtype.kind not in "iu":
+        raise DataError(f"{what}: 1-D labels must be class numbers, not {array.dtype}")
+    if length and array.min() < -1:
+        raise DataError(f"{what}: class {array.min()} is negative: only -1 (unlabelled) may be")
+    return one_bit_rows(array.astype(np.int64))
+
+
+def one_bit_rows(classes: Ints) -> Bytes:
+    """Class numbers [N] as packed one-hot rows; -1 gives a zero row."""
+    width = int(classes.max(initial=0)) // 8 + 1
+    if len(classes) * width > 1 << 32:
+        raise DataError(
+            f"{classes.max() + 1:,} classes are too many to pack: renumber them from 0 without gaps"
+        )
+    rows = np.zeros((len(classes), width), dtype=np.uint8)
+    known = np.flatnonzero(classes >= 0)
+    rows[known, classes[known] // 8] = 128 >> (classes[known] % 8)
+    return rows
+
+
+@dataclass(frozen=True)
+class Relevance:
+    """How many relevant items each code has, for every distinct label set a query may have.
+
+    Items are counted by (label set, code), sorted by label set: a sparse matrix with one entry for each pair
+    that occurs. A query's label set meets some of the distinct sets; their entries are added up. With single
+    labels that is one contiguous run.
+    """
+
+    sets: Bytes
+    """[S, W] distinct label sets of the database."""
+    starts: Ints
+    """[S + 1] where each set's entries start."""
+    codes: Ints
+    """[P] code of each entry."""
+    counts: Ints
+    """[P] items of that set with that code."""
+    n_codes: int
+
+    @classmethod
+    def count(cls, labels: Bytes, code_of: Ints, n_codes: int) -> Relevance:
+        """Count the items of a database: ``labels`` [N, W] packed rows, ``code_of`` [N] the code of each."""
+        sets, set_of = distinct_rows(labels)
+        pairs, counts = np.unique(set_of * max(n_codes, 1) + code_of, return_counts=True)
+        owner, codes = np.divmod(pairs, max(n_codes, 1))
+        starts = np.searchsorted(owner, np.arange(len(sets) + 1))
+        return cls(sets, starts.astype(np.int64), codes, counts.astype(np.int64), n_codes)
+
+    def hits(self, query: Bytes) -> Ints:
+        """[U] items of each code that share a label with ``query`` (packed [W])."""
+        meets = np.flatnonzero((self.sets & query).any(axis=1))
+        if len(meets) == 1:
+            entries: slice | Ints = slice(int(self.starts[meets[0]]), int(self.starts[meets[0] + 1]))
+        else:
+            lengths = self.starts[meets + 1] - self.starts[meets]
+            shift = np.repeat(self.starts[meets] - (np.cumsum(lengths) - lengths), lengths)
+            entries = np.arange(int(lengths.sum())) + shift
+        # float64 holds every count below 2^53 exactly
+        return np.bincount(self.codes[entries], weights=self.counts[entries], minlength=self.n_codes).astype(
+            np.int64
+        )
+
+
+def same_width(a: Bytes, b: Bytes) -> tuple[Bytes, Bytes]:
+    """Widen the narrower packed rows by zero bytes (labels that the other side never has)."""
+    width = max(a.shape[1], b.shape[1])
+    return tuple(np.pad(x, ((0, 0), (0, width - x.shape[1]))) if x.shape[1] < width else x for x in (a, b))  # type: ignore[return-value]

@@ -1,0 +1,266 @@
+"""Rankings with ties as lists of tie groups, and what follows from them in closed form.
+
+A code of 12 bits has 4,096 values for 54,000 images, so most of a ranking is ties, and the order inside them
+decides points of mAP. Everything here works on *tie groups*: runs of items with one score. In a group of
+``n`` items with ``r`` relevant ones, behind ``a`` items of which ``b`` are relevant, every order of the ``n``
+is equally likely, and
+
+    E[sum of precisions at the relevant items of the group]
+        = r/n * sum_{i=1..n} (b + 1 + (i-1) (r-1)/(n-1)) / (a + i)
+        = r/n * [ (b + 1 - p (a+1)) * (H(a+n) - H(a)) + p n ],      p = (r-1)/(n-1)  (0 for n = 1)
+
+with the harmonic numbers H (McSherry & Najork, "Computing Information Retrieval Performance Measures
+Efficiently in the Presence of Tied Scores", ECIR 2008). Cut at rank ``k`` the sum ends at ``t = min(n, k-a)``
+and so do the two terms.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import UsageError
+
+Ties = Literal["expected", "id", "best", "worst"]
+Denominator = Literal["relevant", "relevant-in-top-k", "min(k, relevant)"]
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+_TIE_NAMES = {
+    "expected": "expected value over random order within ties",
+    "id": "ties in order of id",
+    "best": "relevant items first within ties",
+    "worst": "relevant items last within ties",
+}
+_DENOMINATOR_NAMES = {
+    "relevant": "all relevant items",
+    "relevant-in-top-k": "the relevant items in the top k",
+    "min(k, relevant)": "min(k, all relevant items)",
+}
+
+
+def check_ties(ties: str) -> None:
+    """Refuse an unknown way to order ties (:class:`UsageError`)."""
+    if ties not in get_args(Ties):
+        raise UsageError(f"ties={ties!r} is unknown: use one of {', '.join(get_args(Ties))}")
+
+
+def check_cut(k: int | None, denominator: str) -> None:
+    """Refuse an unknown denominator, one that needs ``k`` without it, or a ``k`` below 1
+    (:class:`UsageError`)."""
+    if denominator not in get_args(Denominator):
+        raise UsageError(f"denominator={denominator!r} is unknown: use one of {get_args(Denominator)}")
+    if k is not None and k < 1:
+        raise UsageError(f"k={k} is below 1: a ranking has at least one place")
+    if k is None and denominator != "relevant":
+        raise UsageError(f"denominator={denominator!r} belongs to mAP@k: give k, or use 'relevant'")
+
+
+def convention(what: str, ties: str, k: int | None = None, denominator: str | None = None) -> str:
+    """One line that says how a figure was computed, to be printed and stored beside it."""
+    parts = [what if k is None else f"{what}@{k}"]
+    if denominator is not None:
+        parts.append("full ranking" if k is None else f"top {k} of the ranking")
+        parts.append(f"divided by {_DENOMINATOR_NAMES[denominator]}")
+    parts.append(_TIE_NAMES[ties])
+    return ", ".join(parts)
+
+
+def harmonic_numbers(n: int) -> Floats:
+    """H(0), H(1), ..., H(n) as float64 [n + 1], each correct to the last bit or two (summed in extended
+    precision)."""
+    table = np.zeros(n + 1, dtype=np.float64)
+    step = 1 << 20  # extended precision is twice as wide: a block at a time
+    carry = np.longdouble(0.0)
+    for start in range(1, n + 1, step):
+        stop = min(n + 1, start + step)
+        sums = np.cumsum(1 / np.arange(start, stop, dtype=np.longdouble)) + carry
+        table[start:stop] = sums
+        carry = sums[-1]
+    return table
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The tie groups of several rankings that hold a relevant item, in rank order, rankings one after the
+    other.
+
+    Groups without a relevant item add nothing to any measure here and are left out; ``before`` still counts
+    their items.
+    """
+
+    rows: int
+    """Number of rankings."""
+    row: Ints
+    """[G] which ranking a group is of; ascending."""
+    before: Ints
+    """[G] items ranked above the group (a)."""
+    size: Ints
+    """[G] items in the group (n)."""
+    hits_before: Ints
+    """[G] relevant items ranked above the group (b)."""
+    hits: Ints
+    """[G] relevant items in the group (r >= 1)."""
+    relevant: Ints
+    """[rows] relevant items in the whole ranking (R)."""
+
+    def arranged(self, ties: Ties) -> Groups:
+        """Put the relevant items of each group first (``best``) or last (``worst``); otherwise unchanged.
+
+        The relevant part of such a group is itself a group in which every item is relevant, so the closed
+        forms for random order serve for the fixed orders too.
+        """
+        if ties == "best":
+            before = self.before
+        elif ties == "worst":
+            before = self.before + self.size - self.hits
+        else:
+            return self
+        return Groups(self.rows, self.row, before, self.hits, self.hits_before, self.hits, self.relevant)
+
+
+def groups_of_row(
+    scores: NDArray[np.floating], counts: Ints | None, hits: Ints, *, by_position: bool
+) -> tuple[Ints, Ints, Ints, Ints]:
+    """``(before, size, hits_before, hits)`` of one ranking; the plain form that the fast engine is tested
+    against.
+
+    Args:
+        scores: [U], larger is better, finite.
+        counts: [U] items behind each score, or None for one each.
+        hits: [U] relevant items among them.
+        by_position: order equal scores by position instead of grouping them.
+    """
+    order = np.argsort(-scores, kind="stable")
+    ranked = scores[order]
+    sizes = np.ones(len(order), dtype=np.int64) if counts is None else counts[order].astype(np.int64)
+    found = hits[order].astype(np.int64)
+    first = np.ones(len(order), dtype=bool)
+    if not by_position:
+        first[1:] = ranked[1:] != ranked[:-1]
+    starts = np.flatnonzero(first)
+    if not len(starts):
+        empty = np.zeros(0, dtype=np.int64)
+        return empty, empty, empty, empty
+    size, hit = np.add.reduceat(sizes, starts), np.add.reduceat(found, starts)
+    before, hits_before = np.cumsum(size) - size, np.cumsum(hit) - hit
+    keep = hit > 0
+    return before[keep], size[keep], hits_before[keep], hit[keep]
+
+
+def precision_sums(groups: Groups, harmonic: Floats, k: int | None = None) -> Floats:
+    """[G] expected sum of the precisions at each group's relevant items, those below rank ``k`` left out.
+
+    ``harmonic`` is :func:`harmonic_numbers` up to the length of the ranking at least.
+    """
+    a, n, r = groups.before, groups.size, groups.hits
+    t = n if k is None else np.clip(k - a, 0, n)
+    spread = harmonic.take(a + t) - harmonic.take(a)
+    # The difference of two sums of about log(a) loses digits; for a single rank there is no need to lose
+    # them.
+    behind = a + 1.0
+    np.divide(1.0, behind, out=spread, where=t == 1)
+    slope = (r - 1.0) / np.maximum(n - 1, 1)
+    result: Floats = (r / n) * ((groups.hits_before + 1.0 - slope * behind) * spread + slope * t)
+    return result
+
+
+def found_at(groups: Groups, k: int) -> Floats:
+    """[rows] expected number of relevant items in the top ``k``."""
+    t = np.clip(k - groups.before, 0, groups.size)
+    weights: Floats = groups.hits * (t / groups.size)
+    return np.bincount(groups.row, weights=weights, minlength=groups.rows).astype(np.float64)
+
+
+def average_precisions(groups: Groups, harmonic: Floats, k: int | None, denominator: Denominator) -> Floats:
+    """[rows] expected average precision; 0 for a ranking without relevant items (or, at k, none among the top
+    k).
+
+    With the denominator "relevant-in-top-k" numerator and denominator are both random where rank ``k`` falls
+    inside a
+    group, and the value is the expectation of their ratio: a sum over the hypergeometric number of relevant
+        items that
+    the cut lets in, since given that number their places are again uniform.
+    """
+    terms = precision_sums(groups, harmonic, k)
+    totals = np.bincount(groups.row, weights=terms, minlength=groups.rows)
+    relevant = groups.relevant.astype(np.float64)
+    if k is None or denominator == "relevant":
+        below = relevant
+    elif denominator == "min(k, relevant)":
+        below = np.minimum(relevant, k)
+    else:
+        below = found_at(groups, k)
+    result = np.divide(totals, below, out=np.zeros(groups.rows), where=below > 0)
+    if k is not None and denominator == "relevant-in-top-k":
+        cut = (groups.before < k) & (k < groups.before + groups.size) & (groups.hits < groups.size)
+        above = np.bincount(groups.row, weights=np.where(cut, 0.0, terms), minlength=groups.rows)
+        for g in np.flatnonzero(cut):  # at most one a ranking
+            result[groups.row[g]] = _cut_group(groups, int(g), float(above[groups.row[g]]), harmonic, k)
+    return result
+
+
+def _fields(groups: Groups) -> tuple[Ints, Ints, Ints, Ints]:
+    return groups.before, groups.size, groups.hits_before, groups.hits
+
+
+def _cut_group(groups: Groups, g: int, above: float, harmonic: Floats, k: int) -> float:
+    """E[AP@k / relevant in the top k] of the ranking whose group ``g`` straddles rank ``k``; ``above``: sum
+    before it."""
+    a, n, b, r = (int(field[g]) for field in _fields(groups))
+    t = k - a
+    h = np.arange(max(0, t - (n - r)), min(r, t) + 1, dtype=np.int64)
+    log_factorial = np.concatenate(([0.0], np.cumsum(np.log(np.arange(1, n + 1, dtype=np.float64)))))
+
+    def log_choose(top: int, bottom: Ints) -> Floats:
+        value: Floats = log_factorial[top] - log_factorial[bottom] - log_factorial[top - bottom]
+        return value
+
+    weight = np.exp(log_choose(r, h) + log_choose(n - r, t - h) - log_choose(n, np.asarray([t])))
+    weight /= weight.sum()
+    inside = np.zeros(len(h))
+    some = h > 0
+    zeros = np.zeros(int(some.sum()), dtype=np.int64)
+    sub = Groups(1, zeros, zeros + a, zeros + t, zeros + b, h[some], zeros[:1])
+    inside[some] = precision_sums(sub, harmonic)
+    found = b + h
+    value = np.divide(above + inside, found, out=np.zeros(len(h)), where=found > 0)
+    return float(weight @ value)
+
+
+def interpolated_precision(groups: Groups, levels: Floats) -> Floats:
+    """[rows, L] the highest expected precision at any rank whose expected recall reaches each level.
+
+    The expected recall rises linearly through a group and the expected precision is monotone there, so only
+    the first rank that reaches the level, the end of its group, and the two ends of every later group can
+    hold the maximum. Rankings without relevant items give 0.
+    """
+    rows, n_levels = groups.rows, len(levels)
+    result = np.zeros((rows, n_levels))
+    if not len(groups.row):
+        return result
+    a, n, b, r = _fields(groups)
+    ends = (b + r) / (a + n)
+    best = np.maximum(ends, (b + r / n) / (a + 1))
+    later = np.empty_like(best)  # suffix maxima within each ranking
+    bounds = np.searchsorted(groups.row, np.arange(rows + 1))
+    for start, stop in itertools.pairwise(bounds):
+        later[start:stop] = np.maximum.accumulate(best[start:stop][::-1])[::-1]
+    # First group whose end reaches the level, for all rankings at once: keys ascend because hits do.
+    stride = int(groups.relevant.max()) + 1
+    keys = groups.row * stride + b + r
+    wanted = np.maximum(levels[None, :] * groups.relevant[:, None], np.finfo(np.float64).tiny)
+    whole = np.maximum(np.ceil(wanted - 1e-9), 1).astype(np.int64)
+    some = groups.relevant > 0
+    g = np.searchsorted(keys, (np.arange(rows)[:, None] * stride + whole)[some])
+    rank = a[g] + np.maximum(np.ceil(n[g] * (wanted[some] - b[g]) / r[g] - 1e-9), 1)
+    here = (b[g] + r[g] * ((rank - a[g]) / n[g])) / rank
+    last = np.append(groups.row[1:] != groups.row[:-1], True)
+    after = np.where(last[g], 0.0, np.append(later[1:], 0.0)[g])
+    result[some] = np.maximum(np.maximum(here, ends[g]), after)
+    return result

@@ -1,0 +1,2 @@
+"""Pictures of results: plots and galleries of ranked images. Matplotlib is loaded when one is drawn, not
+before."""

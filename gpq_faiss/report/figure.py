@@ -1,0 +1,58 @@
+"""What the plots and galleries share: a figure without global state, saved wholly or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UsageError
+from ..files import atomic_path, check_output
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe & Ito's palette: told apart with any colour vision, and in print.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444", "#B8A800")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
+_DATES: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
+
+
+def check_picture(out: str | Path, *, overwrite: bool) -> Path:
+    """Refuse an output that is no .png, .svg or .pdf (:class:`UsageError`), or that exists or cannot be
+    written."""
+    path = Path(out)
+    if path.suffix.lower().lstrip(".") not in _DATES:
+        raise UsageError(f"{path}: a picture is .png, .svg or .pdf, by its ending")
+    return check_output(path, overwrite=overwrite)
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """A figure of that many inches that no global state of matplotlib knows of (so it is freed, and threads
+    may draw)."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), facecolor="white")
+
+
+def save_figure(figure: Figure, path: Path, *, dpi: int = 160) -> Path:
+    """Write the figure as its ending says; no date goes into the file, so equal pictures are equal files."""
+    form = path.suffix.lower().lstrip(".")
+    with atomic_path(path) as temporary:
+        figure.savefig(temporary, format=form, dpi=dpi, metadata=_DATES[form])
+    return path
+
+
+def style_axes(axes: Axes, title: str | None, x: str, y: str) -> None:
+    """Quiet axes: two spines, a light grid behind the data."""
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color("#888888")
+    axes.grid(True, color="#E4E4E4", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors="#444444", labelsize=9)
+    axes.set_xlabel(x, fontsize=10, color="#222222")
+    axes.set_ylabel(y, fontsize=10, color="#222222")
+    if title:
+        axes.set_title(title, fontsize=11, loc="left", color="#111111", pad=10)
