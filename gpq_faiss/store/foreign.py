@@ -1,0 +1,158 @@
+"""Opening HDF5 files that somebody else made, without trusting them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DataError
+from .header import CACHE_BYTES
+
+MAX_CHUNK_BYTES = 64 << 20  # larger chunks would let a foreign file ask for any amount of memory
+_FILTERS = {
+    h5py.h5z.FILTER_DEFLATE,
+    h5py.h5z.FILTER_SHUFFLE,
+    h5py.h5z.FILTER_FLETCHER32,
+    h5py.h5z.FILTER_LZF,
+}  # all built in: any other would make HDF5 load a plug-in library
+_GAP = 64  # rows read in vain rather than starting another read
+_RUN_BYTES = 16 << 20  # of one run of wanted rows
+
+
+@contextlib.contextmanager
+def open_hdf5(path: Path, what: str) -> Iterator[Any]:
+    """Open for reading; ``what`` says in errors what the file should be.
+
+    Raises:
+        DataError: missing, empty, foreign, truncated, or damaged, on opening or in the body.
+    """
+    try:
+        size = path.stat().st_size
+        if path.is_dir():
+            raise DataError(f"{path} is a folder: {what} is needed")
+        if size == 0:
+            raise DataError(f"{path} is empty (0 bytes): {what} is needed")
+        if not h5py.is_hdf5(path):
+            raise DataError(f"{path} is not an HDF5 file: {what} is needed")
+        with h5py.File(path, "r", rdcc_nbytes=CACHE_BYTES, locking=False) as h5:
+            yield h5
+    except FileNotFoundError:
+        raise DataError(f"{path} not found: {what} is needed") from None
+    except PermissionError:
+        raise DataError(f"{path} cannot be read: no permission") from None
+    except (OSError, RuntimeError, KeyError) as error:
+        # h5py turns HDF5's error stack into these; the first line is for programmers, the rest for nobody.
+        raise DataError(f"{path} is truncated or damaged ({_short(error)}): make or copy it again") from error
+
+
+def _short(error: BaseException) -> str:
+    return " ".join(str(error).split())[:120]
+
+
+def dataset(h5: Any, name: str, path: Path) -> Any:
+    """The dataset ``name`` of an open file, if reading it touches this file alone and bounded memory.
+
+    Raises:
+        DataError: not there, not a dataset, outside the file, or with absurd chunks or filters.
+    """
+    link = h5.get(name, getlink=True)
+    if link is None:
+        raise DataError(f"{path} has no dataset {name!r}")
+    if not isinstance(link, h5py.HardLink):
+        raise DataError(f"{path}: {name!r} is a link to another place, which is not followed")
+    found = h5[name]
+    if not isinstance(found, h5py.Dataset):
+        raise DataError(f"{path}: {name!r} is not a dataset")
+    if found.external or found.is_virtual:
+        raise DataError(f"{path}: {name!r} keeps its data in other files, which are not read")
+    plist = found.id.get_create_plist()
+    filters = [plist.get_filter(i)[0] for i in range(plist.get_nfilters())]
+    if any(code not in _FILTERS for code in filters):
+        raise DataError(f"{path}: {name!r} is compressed by an unknown filter: use gzip or lzf")
+    if found.chunks and math.prod(found.chunks) * found.dtype.itemsize > MAX_CHUNK_BYTES:
+        raise DataError(f"{path}: {name!r} has chunks of more than {MAX_CHUNK_BYTES >> 20} MiB: rewrite it")
+    return found
+
+
+class Hdf5Array:
+    """An array of an HDF5 file, read by rows without holding more than a few chunks.
+
+    The file is opened for each read, so it can travel to other processes.
+
+    Attributes:
+        path: the file.
+        name: the dataset in it.
+        shape: its shape.
+        dtype: its type, a number.
+    """
+
+    def __init__(self, path: str | Path, name: str) -> None:
+        self.path = Path(path)
+        self.name = name
+        with open_hdf5(self.path, "an HDF5 file with arrays") as h5:
+            found = dataset(h5, name, self.path)
+            if found.dtype.kind not in "iufb" or found.ndim == 0:
+                raise DataError(
+                    f"{path}: {name!r} is {found.dtype} {list(found.shape)}, not an array of numbers"
+                )
+            self.shape: tuple[int, ...] = tuple(int(n) for n in found.shape)
+            self.dtype: np.dtype[Any] = np.dtype(found.dtype)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def read(self, rows: slice | NDArray[Any]) -> NDArray[Any]:
+        """The rows of a slice with step 1, or at an array of positions (any order, repeats allowed).
+
+        Raises:
+            DataError: the file is damaged.
+        """
+        with open_hdf5(self.path, "an HDF5 file with arrays") as h5:
+            found = dataset(h5, self.name, self.path)
+            if tuple(found.shape) != self.shape:
+                raise DataError(f"{self.path} changed while it was read: start again")
+            if isinstance(rows, slice):
+                return np.asarray(found[rows])
+            wanted, place = np.unique(np.arange(len(self))[rows], return_inverse=True)
+            out = np.empty((len(wanted), *self.shape[1:]), self.dtype)
+            row_bytes = self.dtype.itemsize * int(np.prod(self.shape[1:]))
+            longest = max(1, _RUN_BYTES // max(1, row_bytes))
+            # HDF5 walks a selection of scattered rows very slowly; runs over small gaps are faster.
+            first = 0
+            while first < len(wanted):
+                last = first + 1
+                while (
+                    last < len(wanted)
+                    and wanted[last] - wanted[last - 1] <= _GAP
+                    and wanted[last] - wanted[first] < longest
+                ):
+                    last += 1
+                run = found[int(wanted[first]) : int(wanted[last - 1]) + 1]
+                out[first:last] = run[wanted[first:last] - wanted[first]]
+                first = last
+            return out[place]
+
+
+def read_hdf5_array(path: str | Path, names: Sequence[str], *, required: bool = True) -> Hdf5Array | None:
+    """The first of ``names`` that ``path`` holds, lazily sliced.
+
+    Raises:
+        DataError: not a readable HDF5 file, or (``required``) it has none of the names.
+    """
+    path = Path(path)
+    with open_hdf5(path, "an HDF5 file with arrays") as h5:
+        name = next((name for name in names if h5.get(name, getlink=True) is not None), None)
+        there = ", ".join(sorted(h5)[:10])
+    if name is not None:
+        return Hdf5Array(path, name)
+    if required:
+        wanted = ", ".join(names)
+        raise DataError(f"{path} has none of the datasets {wanted} (it has: {there or 'nothing'})")
+    return None

@@ -1,0 +1,121 @@
+"""What a features or codes file is about, apart from its rows."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DataError
+from ..files import fingerprint
+
+FORMAT_VERSION = 1
+CACHE_BYTES = 8 << 20  # HDF5's, a few chunks: blocks that straddle two are then not decompressed twice
+
+Kind = Literal["features", "codes"]
+
+
+def codebooks_fingerprint(codebooks: NDArray[np.float32]) -> str:
+    """Name of codebooks float32 [M, K, d] by content: 16 hex digits, the same on every machine."""
+    array = np.ascontiguousarray(codebooks, dtype="<f4")
+    return fingerprint("codebooks", json.dumps(array.shape), array.tobytes())
+
+
+@dataclass(frozen=True, eq=False)
+class Header:
+    """What a file is about, apart from its rows.
+
+    Attributes:
+        kind: ``features`` or ``codes``.
+        width: columns of the main dataset: M*d for features, ceil(M*log2(K)/8) for codes.
+        model_fingerprint: of the model that made the rows.
+        codebooks: z', float32 [M, K, d].
+        data_fingerprint: of the data set that the rows come from.
+        class_names: C names; empty if the rows carry no labels.
+        multi_label: whether an item of the data set may have several labels.
+        extra: anything else worth keeping, JSON.
+
+    Raises:
+        DataError: the parts do not fit each other.
+    """
+
+    kind: Kind
+    width: int
+    model_fingerprint: str
+    codebooks: NDArray[np.float32]
+    data_fingerprint: str
+    class_names: tuple[str, ...] = ()
+    multi_label: bool = False
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        Z = self.codebooks
+        if self.kind not in ("features", "codes"):
+            raise DataError(f"kind {self.kind!r} is neither 'features' nor 'codes'")
+        if Z.ndim != 3 or Z.dtype != np.float32 or 0 in Z.shape or not np.isfinite(Z).all():
+            raise DataError(f"codebooks are {Z.dtype} {list(Z.shape)}: finite float32 [M, K, d] is needed")
+        M, K, d = Z.shape
+        if K not in (4, 8, 16, 32, 64, 128, 256):
+            raise DataError(f"codebooks have {K} codewords: a power of two from 4 to 256 is needed")
+        width = M * d if self.kind == "features" else (M * self.nbits + 7) // 8
+        if self.width != width:
+            raise DataError(f"{self.kind} are {self.width} wide but codebooks {[M, K, d]} ask for {width}")
+        if len(set(self.class_names)) != len(self.class_names):
+            raise DataError("class names repeat: every class needs its own")
+
+    @property
+    def nbits(self) -> int:
+        """Bits of one codeword number, log2 K."""
+        return int(self.codebooks.shape[1]).bit_length() - 1
+
+    @property
+    def bits(self) -> int:
+        """Bits of a code, M * log2 K."""
+        return int(self.codebooks.shape[0]) * self.nbits
+
+    @property
+    def n_classes(self) -> int:
+        """C, 0 without labels."""
+        return len(self.class_names)
+
+    @property
+    def codebooks_fingerprint(self) -> str:
+        """See :func:`codebooks_fingerprint`."""
+        return codebooks_fingerprint(self.codebooks)
+
+    def fingerprint(self) -> str:
+        """Hash over everything here: two writers with the same one write the same file."""
+        rest = (self.kind, self.width, self.model_fingerprint, self.data_fingerprint, self.class_names)
+        text = json.dumps([*rest, self.multi_label, self.extra], sort_keys=True)
+        return fingerprint(str(FORMAT_VERSION), text, self.codebooks_fingerprint)
+
+    def columns(self) -> dict[str, tuple[np.dtype[Any], int]]:
+        """Dataset name to its type and width (0: one-dimensional)."""
+        value = np.dtype("<f4") if self.kind == "features" else np.dtype("u1")
+        columns = {str(self.kind): (value, self.width), "ids": (np.dtype("<i8"), 0)}
+        if self.class_names:
+            columns["labels"] = (np.dtype("u1"), (self.n_classes + 7) // 8)
+        return columns
+
+    def check_rows(self, values: NDArray[Any], labels: NDArray[Any] | None, where: str) -> None:
+        """Refuse what no stage could use: padding bits set in codes or labels, features that are not finite.
+
+        Raises:
+            DataError: naming ``where``.
+        """
+        if self.kind == "features":
+            if not np.isfinite(values).all():
+                rows = np.flatnonzero(~np.isfinite(values).all(axis=1))
+                raise DataError(
+                    f"{where}: {len(rows)} rows hold NaN or infinity (the first is row {rows[0]})"
+                )
+        elif self.bits % 8 and len(values) and int(values[:, -1].max()) >> self.bits % 8:
+            raise DataError(f"{where}: codes have bits set beyond their {self.bits}: damaged or foreign")
+        padding = -self.n_classes % 8
+        if labels is not None and len(labels) and padding:
+            used = int(np.bitwise_or.reduce(labels[:, -1]))
+            if used & ((1 << padding) - 1):
+                raise DataError(f"{where}: labels have bits beyond {self.n_classes} classes")

@@ -1,0 +1,299 @@
+"""Writing a features or codes file row by row, and going on where a killed run stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import __version__
+from ..errors import DataError
+from ..files import atomic_path, check_output, read_json, write_error, write_json
+from .header import CACHE_BYTES, FORMAT_VERSION, Header
+from .sink import Sink, read_exactly, write_at
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover - Windows has no flock; two runs into one file are then not refused
+    fcntl = None  # type: ignore[assignment]
+
+_CHUNK_BYTES = 1 << 20
+
+_log = logging.getLogger(__name__)
+
+
+class RowWriter:
+    """Writes a file row by row, and goes on where a killed run stopped.
+
+    Use as a context manager. Rows count as safe once they are synced and recorded, which happens every
+    ``commit_seconds``, on leaving the context (by an error or ctrl-C too) and in :meth:`finish`; ``kill -9``
+    loses what came after. Memory does not grow with N.
+
+    Args:
+        path: the file to make.
+        header: what it is about.
+        overwrite: whether an existing ``path`` may be replaced (in :meth:`finish`, not before).
+        resume: go on with a partial of the same header; one of another header is discarded in any case.
+        commit_seconds: time between commits; 0 commits every block.
+
+    Attributes:
+        rows: rows there already; directly after construction, where to go on.
+        state: the caller's JSON that was recorded with exactly these rows.
+
+    Raises:
+        OutputExistsError: ``path`` exists and ``overwrite`` is false.
+        DataError: the folder cannot be written, the disk is full, or another process writes the file now.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        header: Header,
+        *,
+        overwrite: bool = False,
+        resume: bool = True,
+        commit_seconds: float = 1.0,
+    ) -> None:
+        self.path = check_output(path, overwrite=overwrite)
+        self.header = header
+        self.rows = 0
+        self.state: dict[str, Any] = {}
+        self.partial = self.path.with_name(f".{self.path.name}.partial")
+        self._commit_seconds = commit_seconds
+        self._files: dict[str, IO[bytes]] = {}
+        self._lock = -1
+        try:
+            self._lock = self._acquire()
+            for stale in self.path.parent.glob(f".{self.path.name}.tmp-*"):
+                stale.unlink()  # of a finish() that was killed; the lock says that nobody writes it now
+            self._restore(resume)
+        except OSError as error:
+            self.close()
+            raise write_error(self.partial, error) from error
+        except BaseException:
+            self.close()
+            raise
+        self._committed = self.rows, self.state
+        self._last_commit = time.monotonic()
+
+    def _acquire(self) -> int:
+        """Make the partial folder and lock it, so that two runs cannot write one file."""
+        while True:
+            self.partial.mkdir(parents=True, exist_ok=True)
+            fd = os.open(self.partial / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+            if fcntl is None:
+                return fd
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(fd)
+                raise DataError(f"{self.path} is being written by another process: wait for it") from None
+            # The other process may have finished and removed the folder between our open and our lock.
+            with contextlib.suppress(FileNotFoundError):
+                if os.fstat(fd).st_ino == os.stat(self.partial / "lock").st_ino:
+                    return fd
+            os.close(fd)
+
+    def _restore(self, resume: bool) -> None:
+        columns = self.header.columns()
+        progress = self._progress() if resume else None
+        if progress is not None:
+            self.rows, self.state = progress
+        else:
+            for entry in self.partial.iterdir():
+                if entry.name != "lock":
+                    entry.unlink()
+        for name, (dtype, width) in columns.items():
+            file = (self.partial / f"{name}.raw").open("r+b" if progress else "w+b", buffering=0)
+            self._files[name] = file
+            file.truncate(self.rows * dtype.itemsize * max(1, width))
+
+    def _progress(self) -> tuple[int, dict[str, Any]] | None:
+        """Rows and state of a partial that fits the header, or None (and say why it is discarded)."""
+        file = self.partial / "progress.json"
+        if not file.exists():
+            return None
+        why = "it is of another model, data set or version"
+        try:
+            progress = read_json(file, "the progress of a partial file")
+            rows, state = int(progress["rows"]), dict(progress["state"])
+            if progress["header"] == self.header.fingerprint():
+                why = "its columns are shorter than its progress says"
+                for name, (dtype, width) in self.header.columns().items():
+                    if (self.partial / f"{name}.raw").stat().st_size < rows * dtype.itemsize * max(1, width):
+                        break
+                else:
+                    _log.info("%s: going on after row %s", self.path, f"{rows:,}")
+                    return rows, state
+        except (DataError, KeyError, TypeError, ValueError, OSError):
+            why = "it is damaged"
+        _log.warning("%s: the partial file beside it is discarded: %s", self.path, why)
+        return None
+
+    def append(
+        self,
+        values: NDArray[Any],
+        ids: NDArray[np.int64],
+        labels: NDArray[np.uint8] | None = None,
+        *,
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Append n rows.
+
+        Args:
+            values: float32 or uint8 [n, width], as the kind says.
+            ids: int64 [n].
+            labels: uint8 [n, ceil(C/8)], packed; needed exactly where the header has class names.
+            state: as :meth:`set_state`, bound to these very rows whatever interrupts the caller.
+
+        Raises:
+            DataError: wrong shape or type, unusable values, or the disk is full.
+        """
+        given: dict[str, NDArray[Any] | None] = {self.header.kind: values, "ids": ids, "labels": labels}
+        columns = self.header.columns()
+        if labels is not None and "labels" not in columns:
+            raise DataError(f"{self.path}: labels are given but the header has no class names")
+        blocks: dict[str, NDArray[Any]] = {}
+        for name, (dtype, width) in columns.items():
+            array = given[name]
+            shape = (len(values), width) if width else (len(values),)
+            if array is None or array.dtype != dtype or array.shape != shape:
+                got = "missing" if array is None else f"{array.dtype} {list(array.shape)}"
+                raise DataError(f"{self.path}: {name} are {got}, {dtype} {list(shape)} is needed")
+            blocks[name] = np.ascontiguousarray(array, dtype=dtype)
+        self.header.check_rows(values, labels, f"{self.path} (from row {self.rows:,})")
+        try:
+            for name, block in blocks.items():
+                if block.size:
+                    write_at(self._files[name], self.rows * block.itemsize * (block[0].size), block)
+            # One statement, so that an interrupt finds rows and state either both before or both after.
+            self.rows, self.state = self.rows + len(values), self.state if state is None else dict(state)
+            if time.monotonic() - self._last_commit >= self._commit_seconds:
+                self.commit()
+        except OSError as error:
+            raise write_error(self.path, error) from error
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Remember small JSON (source position, count of bad items) with the rows appended so far."""
+        self.state = dict(state)
+
+    def commit(self) -> None:
+        """Make the rows so far survive a crash.
+
+        Raises:
+            DataError: the disk is full.
+        """
+        if self._committed != (self.rows, self.state):
+            try:
+                for file in self._files.values():
+                    os.fsync(file.fileno())
+            except OSError as error:
+                raise write_error(self.path, error) from error
+            progress = {"header": self.header.fingerprint(), "rows": self.rows, "state": self.state}
+            write_json(self.partial / "progress.json", progress)
+            self._committed = self.rows, self.state
+        self._last_commit = time.monotonic()
+
+    def finish(self) -> Path:
+        """Turn the rows into the file, atomically, and remove the partial.
+
+        Raises:
+            DataError: no row was appended, or the disk is full (the partial stays, so nothing is lost).
+        """
+        if self.rows == 0:
+            raise DataError(f"{self.path}: there is no row to write")
+        self.commit()
+        with atomic_path(self.path) as temporary:
+            sink = Sink(temporary)
+            try:
+                with h5py.File(sink, "w", libver=("v110", "v110"), rdcc_nbytes=CACHE_BYTES) as h5:
+                    self._fill(h5, sink)
+                sink.check()
+            except Exception:
+                sink.check()  # HDF5's own complaint is a consequence of the first error
+                raise
+            finally:
+                sink.close()
+        for file in self._files.values():
+            file.close()
+        shutil.rmtree(self.partial, ignore_errors=True)
+        self.close()
+        return self.path
+
+    def _fill(self, h5: Any, sink: Sink) -> None:
+        header = self.header
+        for name, (dtype, width) in header.columns().items():
+            row_bytes = dtype.itemsize * max(1, width)
+            chunk = min(self.rows, max(1, _CHUNK_BYTES // row_bytes))
+            tail = (width,) if width else ()
+            column = h5.create_dataset(
+                name,
+                (self.rows, *tail),
+                dtype,
+                chunks=(chunk, *tail),
+                compression="gzip",
+                compression_opts=1,
+                shuffle=True,
+                fletcher32=True,
+            )
+            file = self._files[name]
+            for start in range(0, self.rows, chunk):
+                n = min(chunk, self.rows - start)
+                file.seek(start * row_bytes)
+                data = read_exactly(file, n * row_bytes, file.name)
+                column[start : start + n] = np.frombuffer(data, dtype).reshape(n, *tail)
+                sink.check()
+        h5.create_dataset("codebooks", data=header.codebooks.astype("<f4"), fletcher32=True, chunks=True)
+        versions = {"gpq_faiss": __version__, "numpy": np.__version__, "h5py": h5py.__version__}
+        h5.attrs.update(
+            kind=header.kind,
+            format_version=FORMAT_VERSION,
+            model_fingerprint=header.model_fingerprint,
+            codebooks_fingerprint=header.codebooks_fingerprint,
+            data_fingerprint=header.data_fingerprint,
+            header_fingerprint=header.fingerprint(),
+            class_names=json.dumps(header.class_names),
+            multi_label=header.multi_label,
+            extra=json.dumps(header.extra),
+            versions=json.dumps(versions),
+            created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            ntotal=self.rows,
+            complete=True,
+        )
+        sink.check()
+
+    def close(self) -> None:
+        """Let go of the partial (it stays for a later run, unless it holds nothing)."""
+        for file in self._files.values():
+            file.close()
+        if self._lock >= 0:
+            if not (self.partial / "progress.json").exists():
+                shutil.rmtree(self.partial, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if self._lock >= 0 and self.rows:
+                # After an error the partial is worth keeping, but a second error must not hide the first.
+                with contextlib.suppress(*([DataError] if kind else [])):
+                    self.commit()
+        finally:
+            self.close()
