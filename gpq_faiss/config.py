@@ -51,8 +51,8 @@ class NetworkConfig:
     """``none`` (random), ``imagenet``, or the path of a weights file."""
     image_size: int = 0
     """Side of the square input in pixels; 0 = the data's own size, or 224 where images differ in size."""
-    hidden: tuple[int, ...] = (512,)
-    """Hidden layers of the ``mlp`` backbone."""
+    hidden: tuple[int, ...] = ()
+    """Hidden layers of the ``mlp`` backbone; none makes ``auto`` choose ``linear`` for embeddings."""
     norm: Literal["none", "batch", "layer"] = "none"
     dropout: float = 0.0
 

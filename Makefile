@@ -1,0 +1,44 @@
+# Two commands: `make demo` and `make test`. Both make the environment first; nothing but Python 3.11+ and git is needed.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+DEMO ?= demo
+
+.PHONY: demo test lint lock notebooks clean
+
+# uv resolves and unpacks several GB in seconds; it comes from the same registry as everything else.
+$(VENV)/.ready: requirements.lock pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed: make PYTHON=python3.12 ..." if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==0.13.8
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --requirement requirements.lock
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --no-deps --editable .
+	touch $@
+
+# Images to Faiss index on scikit-learn's real digits; every line is a command that you can type.
+demo: $(VENV)/.ready
+	@rm -rf $(DEMO)
+	$(BIN)/gpq train digits --labelled 20-per-class --backbone mlp --bits 48 --seed 0 --out $(DEMO)/model
+	$(BIN)/gpq encode $(DEMO)/model digits --out $(DEMO)/codes.h5
+	$(BIN)/gpq export-faiss $(DEMO)/model --out $(DEMO)/empty.faiss
+	$(BIN)/gpq index $(DEMO)/model $(DEMO)/codes.h5 --out $(DEMO)/index.faiss
+	$(BIN)/gpq search $(DEMO)/model $(DEMO)/index.faiss digits --rows 0:8 -k 10 --format png --images digits --out $(DEMO)/ranked.png
+	$(BIN)/gpq evaluate $(DEMO)/model digits --protocol 1 --compare pq,opq,itq --plot $(DEMO)/pr.png
+	@echo
+	@echo "Ranked results: $(DEMO)/ranked.png"
+	@echo "Index:          $(DEMO)/index.faiss   (python -c \"import faiss; print(faiss.read_index('$(DEMO)/index.faiss').ntotal)\")"
+
+# Two workers; each keeps to one thread, so that they do not fight for the cores.
+test: $(VENV)/.ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+lock:
+	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --no-header --quiet --output-file requirements.lock
+
+clean:
+	rm -rf $(VENV) $(DEMO)

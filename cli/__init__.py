@@ -1,0 +1,1 @@
+"""The command line ``gpq``: one file a command; each parses, makes one library call and prints."""

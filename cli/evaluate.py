@@ -1,0 +1,117 @@
+"""``gpq evaluate``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from .options import DATA_HELP, data_options, device_option, emit, open_dataset, overwrite_option, progress
+
+
+@click.command(
+    help=f"""Measure a model on labelled DATA: mAP, precision and recall at k, precision-recall curve.
+
+Queries and database are those that the training set apart. mAP is over the full ranking and takes its expected value over
+random order within ties, unless told otherwise.
+
+\b
+Examples:
+  gpq evaluate model digits --protocol 1 --compare pq,opq,itq
+  gpq evaluate model features:clip.npy --labels labels.npy --format json --out scores.json
+
+{DATA_HELP}
+"""
+)
+@click.argument("model_dir")
+@click.argument("data")
+@click.option("--protocol", help="1, 2 or gpq-authors.  [default: the training's]")
+@click.option("--seed", type=int, help="Seed of the split, for data that the model was not trained on.")
+@click.option("--labelled", default="all", help="Labelled part of the split, for data not of the training.")
+@click.option("--compare", default="", help="Methods to show beside it: pq,opq,itq,float,classifier.")
+@click.option("--at", default="1,10,100,1000", show_default=True, help="The k of precision and recall.")
+@click.option("-k", "k", type=int, help="mAP@k instead of the full ranking.")
+@click.option(
+    "--ties",
+    type=click.Choice(["expected", "id", "best", "worst"]),
+    default="expected",
+    show_default=True,
+    help="Order within equal scores.",
+)
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["table", "json", "markdown", "csv", "latex"]),
+    default="table",
+    show_default=True,
+)
+@click.option("--out", metavar="FILE", help="Write here instead of to the terminal.")
+@click.option("--plot", metavar="FILE", help="Draw the precision-recall curves: .png, .svg or .pdf.")
+@click.option("--threads", default=1, show_default=True, help="Threads of the ranking.")
+@device_option
+@overwrite_option
+@data_options
+def evaluate(
+    model_dir: str,
+    data: str,
+    protocol: str | None,
+    seed: int | None,
+    labelled: str,
+    compare: str,
+    at: str,
+    k: int | None,
+    ties: str,
+    format_: str,
+    out: str | None,
+    plot: str | None,
+    threads: int,
+    device: str,
+    overwrite: bool,
+    data_args: dict[str, Any],
+) -> None:
+    from gpq_faiss.errors import UsageError
+    from gpq_faiss.evaluate.tables import render
+    from gpq_faiss.evaluation import draw_evaluation
+    from gpq_faiss.evaluation import evaluate as run
+    from gpq_faiss.files import check_output
+
+    for path in (out, plot):
+        if path is not None:
+            check_output(path, overwrite=overwrite)
+    try:
+        ks = [int(part) for part in at.split(",") if part.strip()]
+    except ValueError:
+        raise UsageError(f"--at {at}: write numbers with commas, as 1,10,100") from None
+    dataset = open_dataset(data, data_args)
+    with progress("encode", "item") as update:
+        result = run(
+            model_dir,
+            dataset,
+            protocol=protocol,
+            seed=seed,
+            labelled=labelled,
+            compare=[name.strip() for name in compare.split(",") if name.strip()],
+            ks=ks,
+            k=k,
+            ties=ties,  # type: ignore[arg-type]
+            device=device,
+            threads=threads,
+            progress=update,
+        )
+    if plot is not None:
+        draw_evaluation(result, plot, overwrite=overwrite)
+    if format_ == "json":
+        emit(result.to_dict(), out)
+        return
+    names = {"table": "text"}
+    table = render(result.rows(ks[:3]), names.get(format_, format_), digits=4)  # type: ignore[arg-type]
+    if format_ == "table":
+        ranking = result.ranking
+        table += (
+            f"\n\n{ranking.n_queries:,} queries, {ranking.n_database:,} items in the database "
+            f"({ranking.n_distinct:,} distinct codes), protocol {result.protocol}\n{ranking.convention}"
+        )
+        if ranking.queries_without_relevant:
+            table += f"\n{ranking.queries_without_relevant:,} queries have no relevant item and count 0"
+        table += "".join(f"\nnote: {note}" for note in result.notes)
+    emit(table, out)

@@ -1,0 +1,26 @@
+"""``gpq export-faiss``."""
+
+from __future__ import annotations
+
+import click
+
+from .options import out_option, overwrite_option
+
+
+@click.command()
+@click.argument("model_dir")
+@out_option
+@overwrite_option
+def export_faiss(model_dir: str, out: str, overwrite: bool) -> None:
+    """Write an empty, trained faiss IndexPQ (inner product) with the model's codebooks.
+
+    Any Faiss program reads it with faiss.read_index and adds vectors to it; they must come from the model's network
+    (gpq encode, or the file of gpq export-encoder).
+
+    \b
+    Example:
+      gpq export-faiss model --out empty.faiss
+    """
+    from gpq_faiss.index.build import export_faiss as run
+
+    click.echo(str(run(model_dir, out, overwrite=overwrite)))

@@ -1,0 +1,118 @@
+"""Options that several commands share, and what they make of them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from gpq_faiss.data.base import Dataset
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DATA_HELP = """\b
+DATA is one of
+  digits                      scikit-learn's digits (embedded)
+  cifar10[:ROOT]              CIFAR-10 by torchvision
+  fashion-mnist[:ROOT]        Fashion-MNIST by torchvision, or a folder of its idx files
+  nuswide:ROOT                NUS-WIDE in its official layout, 21 concepts
+  folder:PATH                 images in a folder a class (or a .tar.gz of that)
+  list:FILE                   lines of an image path and 0/1 labels
+  csv:FILE, parquet:FILE      tables with an image path and a label column
+  features:FILE               embeddings: .npy, .npz, .h5, .parquet"""
+
+
+def data_options(command: F) -> F:
+    """Add the options that say how DATA is read; the command gets them as ``data_args``."""
+
+    @click.option("--labels", metavar="FILE", help="Labels of ready-made features: .npy, .txt or .csv.")
+    @click.option("--root", metavar="DIR", help="Folder that relative image paths start from, or of a data set.")
+    @click.option("--image-column", default="image", show_default=True, help="Column of image paths in a table.")
+    @click.option("--label-column", default="label", show_default=True, help="Column of labels in a table.")
+    @click.option("--concepts", default="21", show_default=True, help="NUS-WIDE: 21, 81, or names with commas.")
+    @click.option(
+        "--max-bad", default=0.01, show_default=True, help="Share of missing or broken images that is put up with."
+    )
+    @click.option("--no-download", is_flag=True, help="Never download a data set.")
+    @functools.wraps(command)
+    def wrapper(
+        *args: Any,
+        labels: str | None,
+        root: str | None,
+        image_column: str,
+        label_column: str,
+        concepts: str,
+        max_bad: float,
+        no_download: bool,
+        **kwargs: Any,
+    ) -> Any:
+        kwargs["data_args"] = {
+            "labels": labels,
+            "root": root,
+            "image_column": image_column,
+            "label_column": label_column,
+            "concepts": concepts,
+            "max_bad": max_bad,
+            "download": not no_download,
+        }
+        return command(*args, **kwargs)
+
+    return wrapper  # type: ignore[return-value]
+
+
+def open_dataset(spec: str, data_args: dict[str, Any]) -> Dataset:
+    """Open DATA and tell on stderr what was noticed while reading it."""
+    from gpq_faiss.data.open import open_data
+
+    dataset = open_data(spec, **data_args)
+    for note in dataset.notes:
+        click.echo(f"gpq: {dataset.name}: {note}", err=True)
+    return dataset
+
+
+device_option = click.option(
+    "--device", default="cpu", show_default=True, help="cpu, cuda, cuda:N, or auto (a GPU where there is one)."
+)
+overwrite_option = click.option("--overwrite", is_flag=True, help="Replace an output that exists.")
+out_option = click.option("--out", required=True, metavar="PATH", help="Where to write.")
+
+
+def emit(value: Any, out: str | None) -> None:
+    """Print a result (JSON if it is not text), or write it to the file ``out``."""
+    text = value if isinstance(value, str) else json.dumps(value, indent=2, allow_nan=False)
+    if out is None:
+        click.echo(text)
+        return
+    from gpq_faiss.files import write_text
+
+    write_text(out, text + "\n")
+
+
+@contextmanager
+def progress(label: str, unit: str) -> Iterator[Callable[..., None]]:
+    """A progress bar on a terminal (nothing elsewhere: the stages log there).
+
+    Yields a function of (done, total, figures={}).
+    """
+    context = click.get_current_context(silent=True)
+    quiet = bool(context and context.obj and context.obj.get("quiet"))
+    if quiet or not sys.stderr.isatty():
+        yield lambda done, total, figures=None: None
+        return
+    from tqdm import tqdm
+
+    with tqdm(desc=label, unit=unit, dynamic_ncols=True, leave=False) as bar:
+
+        def update(done: int, total: int, figures: dict[str, float] | None = None) -> None:
+            bar.total = total
+            if figures:
+                bar.set_postfix({k: f"{v:.4f}" for k, v in figures.items()}, refresh=False)
+            bar.update(done - bar.n)
+
+        yield update

@@ -1,0 +1,312 @@
+"""Encoding: images or embeddings ─► features.h5 ─► codes.h5, streaming and resumable.
+
+``features.h5`` holds what the network makes of each item (intra-normalised vectors), ``codes.h5`` the codewords nearest
+to them, packed as Faiss packs them, together with the codebooks, ids and labels. Memory does not grow with the data.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .data.base import Dataset, FeatureDataset, ImageDataset
+from .data.labels import named_rows
+from .data.open import open_data
+from .data.reader import Reader
+from .errors import DataError, MismatchError, UsageError
+from .files import check_output
+from .index.codebooks import encode as encode_vectors
+from .nn.device import resolve_device
+from .nn.model import Model, load_model
+from .nn.quantizer import intra_normalize, zero_subvectors
+from .store import Header, RowReader, RowWriter
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[int, int], None]
+"""Called with the items done and the items in all."""
+
+# Rows wait in memory until this much time has passed or this many bytes are together, then go to disk as one block:
+# a forced write per batch would keep a GPU waiting.
+_FLUSH_SECONDS = 5.0
+_FLUSH_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A model that turns arrays into vectors.
+
+    Attributes:
+        model: as loaded.
+        device: where it runs.
+        amp: bf16 autocast of the backbone; the codes then differ from those of float32 in a few places.
+    """
+
+    model: Model
+    device: torch.device
+    amp: bool = False
+
+    @classmethod
+    def load(cls, folder: str | Path, device: str = "cpu", *, amp: bool = False) -> Encoder:
+        """Load a model folder onto a device.
+
+        Raises:
+            DataError, MismatchError: the folder is not a whole model.
+            DeviceError: there is no such device.
+        """
+        torch_device = resolve_device(device)
+        return cls(load_model(folder, torch_device), torch_device, amp)
+
+    @torch.inference_mode()
+    def embed(self, values: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """Vectors float32 [n, M·d] of features float32 [n, width] or images uint8 [n, 3, size, size].
+
+        Returns:
+            The vectors, and bool [n]: whether each has a direction in every sub-space (if not, it has no code).
+        """
+        x = torch.from_numpy(values)
+        if self.device.type == "cuda":
+            x = x.pin_memory().to(self.device, non_blocking=True)
+        if x.dtype == torch.uint8:
+            x = x.to(memory_format=torch.channels_last).float().div_(255)
+        network: Any = self.model.network
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.amp):
+            raw = network.backbone(x)
+        raw = raw.float()
+        fine = ~zero_subvectors(raw, network.M).any(dim=1)
+        vectors = intra_normalize(raw, network.M).flatten(1)
+        return vectors.cpu().numpy(), fine.cpu().numpy()
+
+    def check(self, dataset: Dataset) -> None:
+        """Refuse data of another kind or width than the model takes.
+
+        Raises:
+            MismatchError: naming both.
+        """
+        model = self.model
+        if dataset.kind != model.input_kind:
+            raise MismatchError(
+                f"{model.folder} takes {model.input_kind}, but {dataset.name} holds {dataset.kind}: "
+                "give the kind of data that the model was trained on"
+            )
+        if isinstance(dataset, FeatureDataset) and dataset.width != model.input_width:
+            raise MismatchError(
+                f"{model.folder} takes features of width {model.input_width}, but {dataset.name} has width "
+                f"{dataset.width}: give features from the same extractor"
+            )
+
+    def batches(
+        self, dataset: Dataset, rows: NDArray[np.int64] | None = None, *, start: int = 0, batch_size: int = 0
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
+        """Positions and vectors of the items at ``rows`` (default: all), a batch at a time; broken images are left out.
+
+        Raises:
+            DataError: an item without a direction in some sub-space (rows are named), or too many broken images.
+        """
+        self.check(dataset)
+        positions = np.arange(len(dataset)) if rows is None else rows
+        size = batch_size or default_batch_size(dataset, self.device)
+        with Reader(dataset, self.model.image_size) as reader:
+            parts = [positions[i : i + size] for i in range(start, len(positions), size)]
+            for part, (values, ok) in zip(parts, reader.stream(parts), strict=True):
+                vectors, fine = self.embed(values)
+                if not fine.all():
+                    raise DataError(
+                        f"{dataset.name}: {named_rows(part[ok][~fine])} have a zero or infinite sub-vector after the "
+                        "network, which has no direction and so no code: leave them out"
+                    )
+                yield part[ok], vectors
+
+    def embed_rows(
+        self, dataset: Dataset, rows: NDArray[np.int64], *, progress: Progress | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """All of :meth:`batches` together: positions int64 [n] and vectors float32 [n, M·d]."""
+        there: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
+        parts: list[NDArray[np.float32]] = [
+            np.empty((0, self.model.codebooks.shape[0] * self.model.codebooks.shape[2]), np.float32)
+        ]
+        done = 0
+        for positions, vectors in self.batches(dataset, rows):
+            there.append(positions)
+            parts.append(vectors)
+            done += len(positions)
+            if progress is not None:
+                progress(done, len(rows))
+        return np.concatenate(there), np.concatenate(parts)
+
+
+def default_batch_size(dataset: Dataset, device: torch.device) -> int:
+    """Items a batch: enough to fill the device, little enough for memory to stay small."""
+    if isinstance(dataset, FeatureDataset):
+        return max(256, min(16_384, (16 << 20) // (4 * dataset.width)))
+    return 1024 if device.type == "cuda" else 128
+
+
+def _header(kind: str, model: Model, dataset: Dataset) -> Header:
+    codebooks = model.codebooks
+    M, K, d = codebooks.shape
+    width = M * d if kind == "features" else (M * (K.bit_length() - 1) + 7) // 8
+    labels = dataset.labels
+    return Header(
+        kind=kind,  # type: ignore[arg-type]
+        width=width,
+        model_fingerprint=model.fingerprint,
+        codebooks=codebooks,
+        data_fingerprint=dataset.fingerprint,
+        class_names=labels.class_names if labels else (),
+        multi_label=labels.multi_label if labels else False,
+    )
+
+
+class _Buffer:
+    """Gathers batches for a :class:`RowWriter` and hands them over a block at a time."""
+
+    def __init__(self, writer: RowWriter, dataset: Dataset) -> None:
+        self.writer = writer
+        self.dataset = dataset
+        self._values: list[NDArray[Any]] = []
+        self._rows: list[NDArray[np.int64]] = []
+        self._bytes = 0
+        self._since = time.monotonic()
+
+    def add(self, values: NDArray[Any], rows: NDArray[np.int64], position: int) -> None:
+        """Take one batch; ``position`` is where to resume once it is on disk."""
+        self._values.append(values)
+        self._rows.append(rows)
+        self._bytes += values.nbytes
+        if self._bytes >= _FLUSH_BYTES or time.monotonic() - self._since >= _FLUSH_SECONDS:
+            self.flush(position)
+
+    def flush(self, position: int) -> None:
+        """Write what is there."""
+        if self._rows:
+            rows = np.concatenate(self._rows)
+            labels = self.dataset.labels
+            self.writer.set_state({"position": position})
+            self.writer.append(
+                np.concatenate(self._values), self.dataset.ids[rows], labels.packed[rows] if labels else None
+            )
+        self._values, self._rows, self._bytes, self._since = [], [], 0, time.monotonic()
+
+
+def _finished(path: Path, model: Model, dataset: Dataset) -> bool:
+    """Whether ``path`` holds the finished features of this model and data."""
+    if not path.exists():
+        return False
+    with RowReader(path) as reader:
+        header = reader.header
+        if header.kind != "features":
+            raise DataError(f"{path} holds {header.kind}, not features: name another file with --features")
+        return header.model_fingerprint == model.fingerprint and header.data_fingerprint == dataset.fingerprint
+
+
+def default_features_path(out: Path) -> Path:
+    """Where the features go that belong to the codes file ``out``."""
+    if "codes" in out.name:
+        return out.with_name(out.name.replace("codes", "features"))
+    return out.with_name(f"{out.stem}.features{out.suffix}")
+
+
+def encode(
+    model: str | Path,
+    data: Dataset | str,
+    out: str | Path,
+    *,
+    features: str | Path | None = None,
+    keep_features: bool = True,
+    device: str = "cpu",
+    batch_size: int = 0,
+    amp: bool = False,
+    resume: bool = True,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Encode ``data`` with a model: write ``features.h5``, then ``codes.h5`` from it.
+
+    Args:
+        model: model folder.
+        data: a data set or its name as on the command line.
+        out: the codes file.
+        features: the features file (default: beside ``out``). A finished one of the same model and data is used as it
+            is; the network does not run then.
+        keep_features: write the features file at all; without it, codes are made straight from the network.
+        device: where the network runs.
+        batch_size: items a batch; 0 chooses. The same size gives the same bits.
+        amp: bf16 backbone.
+        resume: go on where an interrupted run of the same model and data stopped.
+        overwrite: replace ``out`` (and a features file of another model or data).
+        progress: called after each block.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        DataError: unreadable items beyond the limit, items without a direction, an output that cannot be written.
+        MismatchError: the model takes another kind or width of data.
+        OutputExistsError: an output is there.
+    """
+    if batch_size < 0:
+        raise UsageError(f"--batch-size {batch_size}: it must not be negative")
+    if features is not None and not keep_features:
+        raise UsageError("--features names a file that --no-features says not to write: give one of them")
+    out = check_output(out, overwrite=overwrite)
+    encoder = Encoder.load(model, device, amp=amp)
+    dataset = open_data(data) if isinstance(data, str) else data
+    encoder.check(dataset)
+    header = _header("codes", encoder.model, dataset)
+    if not keep_features:
+        with RowWriter(out, header, overwrite=overwrite, resume=resume) as writer:
+            _from_network(encoder, dataset, writer, batch_size, progress, as_codes=True)
+            return writer.finish()
+
+    path = Path(features) if features is not None else default_features_path(out)
+    if path.resolve() == out.resolve():
+        raise UsageError(f"--features and --out are both {out}: name two files")
+    if _finished(path, encoder.model, dataset):
+        log.info("%s is of this model and data: the network does not run again", path)
+    else:
+        check_output(path, overwrite=overwrite)
+        feature_header = _header("features", encoder.model, dataset)
+        with RowWriter(path, feature_header, overwrite=overwrite, resume=resume) as writer:
+            _from_network(encoder, dataset, writer, batch_size, progress, as_codes=False)
+            writer.finish()
+    with RowReader(path) as reader, RowWriter(out, header, overwrite=overwrite, resume=resume) as writer:
+        block = max(1, _FLUSH_BYTES // (4 * reader.header.width))
+        for start in range(writer.rows, reader.ntotal, block):
+            stop = min(start + block, reader.ntotal)
+            codes = encode_vectors(reader.block(start, stop), encoder.model.codebooks)
+            writer.append(codes, reader.ids(start, stop), reader.labels(start, stop))
+        return writer.finish()
+
+
+def _from_network(
+    encoder: Encoder,
+    dataset: Dataset,
+    writer: RowWriter,
+    batch_size: int,
+    progress: Progress | None,
+    *,
+    as_codes: bool,
+) -> None:
+    size = batch_size or default_batch_size(dataset, encoder.device)
+    position = int(writer.state.get("position", 0))
+    if position:
+        log.info("resumed at item %d of %d", position, len(dataset))
+    buffer = _Buffer(writer, dataset)
+    for rows, vectors in encoder.batches(dataset, start=position, batch_size=size):
+        position = min(position + size, len(dataset))
+        values = encode_vectors(vectors, encoder.model.codebooks) if as_codes else vectors
+        buffer.add(values, rows, position)
+        if progress is not None:
+            progress(position, len(dataset))
+    buffer.flush(position)
+    if isinstance(dataset, ImageDataset) and dataset.bad.count:
+        log.warning("%s", dataset.bad.summary())

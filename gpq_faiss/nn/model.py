@@ -1,0 +1,195 @@
+"""The model folder: ``model.safetensors`` (network and codebooks), ``config.json``, ``metrics.jsonl``, ``split.json``.
+
+Nothing in it is a pickle. The codebooks lie beside the weights as the plain tensor ``codebooks``, so that what only
+needs them (export, indexing) reads them without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from ..config import Config, from_dict
+from ..errors import DataError, MismatchError
+from ..files import atomic_folder, fingerprint, read_json, write_json
+from ..store import codebooks_fingerprint
+from .backbones import build_backbone
+from .gpq import GPQNetwork
+
+FORMAT_VERSION = 1
+
+
+class _Saves(Protocol):
+    def save(self, path: Path) -> None: ...
+
+
+def state_fingerprint(state: Mapping[str, Tensor]) -> str:
+    """16 hex digits over the names, shapes, types and bytes of tensors, in the order of their names."""
+    parts: list[bytes | str] = []
+    for name in sorted(state):
+        tensor = state[name].detach().cpu().contiguous()
+        parts += [name, f"{tensor.dtype}{list(tensor.shape)}", tensor.reshape(-1).view(torch.uint8).numpy().tobytes()]
+    return fingerprint(*parts)
+
+
+def save_model(
+    out: Path,
+    network: nn.Module,
+    codebooks: NDArray[np.float32],
+    description: dict[str, Any],
+    *,
+    extra: Mapping[str, str],
+    split: _Saves,
+    overwrite: bool,
+) -> None:
+    """Write the whole folder or nothing.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    state = {f"network.{k}": v.detach().cpu().contiguous().clone() for k, v in network.state_dict().items()}
+    state["codebooks"] = torch.from_numpy(np.ascontiguousarray(codebooks))
+    with atomic_folder(out, overwrite=overwrite) as folder:
+        save_file(state, folder / "model.safetensors")
+        write_json(folder / "config.json", description | {"model_fingerprint": state_fingerprint(state)})
+        for name, text in extra.items():
+            (folder / name).write_text(text, encoding="utf-8")
+        split.save(folder / "split.json")
+
+
+def build_network(config: Config, input_: Mapping[str, Any], n_classes: int) -> GPQNetwork:
+    """A network of this shape with random weights (or those that ``config.network.weights`` names).
+
+    Args:
+        config: the run's settings.
+        input_: ``{"kind": "features", "width": W}`` or ``{"kind": "images", "image_size": S}``.
+        n_classes: C.
+    """
+    n, q = config.network, config.quantizer
+    kind = input_["kind"]
+    backbone = n.backbone
+    if backbone == "auto":
+        backbone = "vgg" if kind == "images" else "mlp" if n.hidden else "linear"
+    # One generator for everything, so that the seed settles the first weights whatever was drawn before.
+    generator = torch.Generator().manual_seed(config.training.seed)
+    net = build_backbone(
+        backbone,
+        kind=kind,
+        in_width=input_.get("width"),
+        image_size=input_.get("image_size"),
+        out_width=q.width,
+        weights=n.weights,
+        hidden=n.hidden,
+        norm=n.norm,
+        dropout=n.dropout,
+        generator=generator,
+    )
+    return GPQNetwork(
+        net, q.codebooks, q.codewords, q.subdim, n_classes, alpha=q.alpha, generator=generator
+    )
+
+
+@dataclass(frozen=True)
+class Model:
+    """A trained model, ready to encode.
+
+    Attributes:
+        network: input to intra-normalised vectors, in eval mode.
+        codebooks: float32 [M, K, d].
+        description: what ``config.json`` holds.
+    """
+
+    folder: Path
+    network: nn.Module
+    codebooks: NDArray[np.float32]
+    description: dict[str, Any]
+
+    @property
+    def fingerprint(self) -> str:
+        """Names weights and codebooks; features, codes and indexes carry it."""
+        return str(self.description["model_fingerprint"])
+
+    @property
+    def input_kind(self) -> str:
+        """``features`` or ``images``."""
+        return str(self.description["input"]["kind"])
+
+    @property
+    def input_width(self) -> int:
+        """Width of the features that it takes (0 for images)."""
+        return int(self.description["input"].get("width", 0))
+
+    @property
+    def image_size(self) -> int:
+        """Side of the images that it takes (0 for features)."""
+        return int(self.description["input"].get("image_size", 0))
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return tuple(self.description["class_names"])
+
+
+def read_description(folder: str | Path) -> dict[str, Any]:
+    """``config.json`` of a model folder.
+
+    Raises:
+        DataError: no model folder, damaged, or of a later format.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder: a model folder, as gpq train writes it, is needed")
+    description = read_json(folder / "config.json", "a model's settings (gpq train writes it)")
+    wanted = {"format_version", "config", "input", "class_names", "model_fingerprint", "codebooks_fingerprint"}
+    if not isinstance(description, dict) or not wanted <= set(description):
+        raise DataError(f"{folder / 'config.json'} does not describe a model: it is damaged or foreign")
+    if description["format_version"] != FORMAT_VERSION:
+        raise DataError(
+            f"{folder} has model format {description['format_version']}, this version reads {FORMAT_VERSION}: "
+            "update gpq-faiss"
+        )
+    return description
+
+
+def load_model(folder: str | Path, device: torch.device | None = None) -> Model:
+    """Load a model folder, on ``device`` (default: the CPU).
+
+    Raises:
+        DataError: missing, truncated or damaged.
+        MismatchError: weights and ``config.json`` are not of the same model.
+    """
+    folder = Path(folder)
+    description = read_description(folder)
+    path = folder / "model.safetensors"
+    try:
+        state = load_file(path)
+    except FileNotFoundError:
+        raise DataError(f"{path} not found: the model folder is incomplete, train it again") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise DataError(f"{path} is damaged ({error}): copy or train the model again") from None
+    if state_fingerprint(state) != description["model_fingerprint"]:
+        raise MismatchError(f"{path} does not belong to the config.json beside it: copy the whole folder again")
+    codebooks = state.pop("codebooks").numpy()
+    if codebooks_fingerprint(codebooks) != description["codebooks_fingerprint"]:
+        raise MismatchError(f"{path}: its codebooks are not those of config.json: copy the whole folder again")
+    try:
+        # The folder has the weights: nothing is to be downloaded.
+        settled = {**description["config"], "network": {**description["config"]["network"], "weights": "none"}}
+        config = from_dict(settled)
+        network = build_network(config, description["input"], len(description["class_names"]))
+        network.load_state_dict({k.removeprefix("network."): v for k, v in state.items()})
+    except (RuntimeError, KeyError, TypeError) as error:
+        line = str(error).splitlines()[0]
+        raise DataError(f"{path} does not fit its config.json ({line}): the model is damaged or of another version") from None
+    network.eval()
+    if device is not None:
+        network.to(device)
+    return Model(folder, network, codebooks, description)

@@ -1,0 +1,90 @@
+"""The whole path on one page: images or embeddings ─► model ─► codes ─► Faiss index ─► ranking ─► report.
+
+Every stage is a function of the same name as its command, takes paths and gives a path (or numbers), and meets the others
+only through files; :func:`run` is all of them in a row.
+
+    from gpq_faiss.pipeline import train, encode, index, search
+
+    train("digits", "model", labelled="10-per-class")
+    encode("model", "digits", "codes.h5")
+    index("model", "codes.h5", "index.faiss")
+    result = search("model", "index.faiss", "queries.npy", k=10)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from .config import Config
+from .data.base import Dataset
+from .data.open import open_data
+from .encode import encode
+from .evaluation import Evaluation, evaluate
+from .export_encoder import export_encoder
+from .index.build import export_faiss, index
+from .info import info
+from .search import SearchResult, search
+from .train import train
+
+__all__ = [
+    "Products",
+    "encode",
+    "evaluate",
+    "export_encoder",
+    "export_faiss",
+    "index",
+    "info",
+    "run",
+    "search",
+    "train",
+]
+
+
+@dataclass(frozen=True)
+class Products:
+    """What :func:`run` leaves behind."""
+
+    model: Path
+    codes: Path
+    empty_index: Path
+    index: Path
+    results: SearchResult
+    evaluation: Evaluation
+
+
+def run(
+    data: Dataset | str,
+    folder: str | Path,
+    *,
+    config: Config | None = None,
+    labelled: str | None = "all",
+    protocol: str = "1",
+    queries: str = "0:8",
+    k: int = 10,
+    compare: tuple[str, ...] = (),
+    device: str = "cpu",
+) -> Products:
+    """Everything, from labelled and unlabelled data to a filled index and its figures.
+
+    Args:
+        data: a data set, or its name as on the command line.
+        folder: where the products go.
+        config: settings of the training (default: the ``recommended`` preset).
+        labelled, protocol: which labels the training sees, and how queries are set apart.
+        queries: rows of ``data`` to search for in the end.
+        k: results of each.
+        compare: methods to evaluate beside GPQ.
+        device: where the network runs.
+    """
+    folder = Path(folder)
+    dataset = open_data(data) if isinstance(data, str) else data
+    model = train(
+        dataset, folder / "model", config=config, labelled=labelled, protocol=protocol, device=device
+    )
+    codes = encode(model, dataset, folder / "codes.h5", device=device)
+    empty = export_faiss(model, folder / "empty.faiss")
+    filled = index(model, codes, folder / "index.faiss")
+    results = search(model, filled, dataset, rows=queries, k=k, device=device)
+    evaluation = evaluate(model, dataset, compare=compare, device=device)
+    return Products(model, codes, empty, filled, results, evaluation)

@@ -1,0 +1,295 @@
+"""Searching: queries (images, embeddings, or vectors encoded before) ─► ids and scores of the k best items.
+
+The stage joins the two halves of the package: the network makes vectors of the queries, the index room searches. A
+program that has vectors already needs only :mod:`gpq_faiss.index`.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .data.base import BadItems, Dataset, ImageDataset
+from .data.images import FileImages, is_image_name
+from .data.open import open_data
+from .encode import Encoder, Progress
+from .errors import DataError, MismatchError, UsageError
+from .files import fingerprint
+from .index.io import load_index
+from .index.search import search_index
+from .nn.model import read_description
+from .report.gallery import Ranked, save_gallery
+from .store import RowReader, describe, write_arrays
+
+log = logging.getLogger(__name__)
+
+_FEATURE_SUFFIXES = {".npy", ".npz", ".parquet", ".h5", ".hdf5"}
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The k best items of each query, best first.
+
+    Attributes:
+        ids: int64 [Q, k], the user's ids; -1 where there are fewer than k items.
+        scores: float32 [Q, k], inner products of the query vector with the items' codewords.
+        query_ids: int64 [Q].
+        query_names: Q names for people (a path where there is one, else the id).
+        codebooks_fingerprint: of model and index.
+    """
+
+    ids: NDArray[np.int64]
+    scores: NDArray[np.float32]
+    query_ids: NDArray[np.int64]
+    query_names: tuple[str, ...]
+    codebooks_fingerprint: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: one entry a query, missing results left out."""
+        return {
+            "k": int(self.ids.shape[1]),
+            "codebooks_fingerprint": self.codebooks_fingerprint,
+            "queries": [
+                {
+                    "id": int(query),
+                    "name": name,
+                    "ids": [int(i) for i in ids if i >= 0],
+                    "scores": [float(s) for i, s in zip(ids, scores, strict=True) if i >= 0],
+                }
+                for query, name, ids, scores in zip(
+                    self.query_ids, self.query_names, self.ids, self.scores, strict=True
+                )
+            ],
+        }
+
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row a result, for a table."""
+        return [
+            {"query": name, "rank": rank, "id": str(i), "score": float(score)}
+            for name, ids, scores in zip(self.query_names, self.ids, self.scores, strict=True)
+            for rank, (i, score) in enumerate(zip(ids.tolist(), scores.tolist(), strict=True), 1)
+            if i >= 0
+        ]
+
+    def save_hdf5(self, path: str | Path) -> Path:
+        """Write datasets ``ids``, ``scores`` and ``query_ids``, as :class:`SearchResult` names and shapes them.
+
+        Raises:
+            DataError: it cannot be written.
+        """
+        arrays = {"ids": self.ids, "scores": self.scores, "query_ids": self.query_ids}
+        return write_arrays(path, arrays, {"kind": "results", "codebooks_fingerprint": self.codebooks_fingerprint})
+
+
+def draw_results(
+    result: SearchResult, items: Dataset, queries: Dataset, out: str | Path, *, overwrite: bool = False
+) -> Path:
+    """Picture of each query and its results, framed by relevance where both have labels.
+
+    Args:
+        result: of a search.
+        items: the images of the index; their ids are those of the results.
+        queries: the images of the queries.
+        out: .png, .svg or .pdf.
+
+    Raises:
+        DataError: no images, or an id of the results that ``items`` does not have.
+    """
+    for dataset, what in ((items, "items"), (queries, "queries")):
+        if not isinstance(dataset, ImageDataset):
+            raise DataError(f"{dataset.name} holds {dataset.kind}, not images: a picture needs images of the {what}")
+
+    def image(dataset: Dataset, position: int) -> NDArray[np.uint8]:
+        assert isinstance(dataset, ImageDataset)
+        found = dataset.read(np.array([position]))[0]
+        return np.full((32, 32, 3), 160, np.uint8) if found is None else found
+
+    place = {int(i): p for p, i in enumerate(items.ids)}
+    asked = {int(i): p for p, i in enumerate(queries.ids)}
+    missing = [int(i) for i in np.unique(result.ids) if i >= 0 and int(i) not in place]
+    if missing:
+        raise DataError(f"{items.name} has no item with id {missing[0]}: --images must name the data of the index")
+    ranked = []
+    for query, ids, scores in zip(result.query_ids, result.ids, result.scores, strict=True):
+        at = asked[int(query)]
+        found = [place[int(i)] for i in ids if i >= 0]
+        relevant = None
+        if items.labels is not None and queries.labels is not None:
+            if items.labels.class_names == queries.labels.class_names and queries.labels.has()[at]:
+                shared = items.labels.packed[found] & queries.labels.packed[at]
+                relevant = [bool(row.any()) for row in shared]
+        names = [_class_text(items, p) for p in found]
+        ranked.append(
+            Ranked(
+                query=image(queries, at),
+                results=[image(items, p) for p in found],
+                scores=[float(s) for s in scores[: len(found)]],
+                relevant=relevant,
+                query_name=_class_text(queries, at),
+                names=names if any(names) else None,
+            )
+        )
+    return save_gallery(ranked, out, columns=result.ids.shape[1], overwrite=overwrite)
+
+
+def _class_text(dataset: Dataset, position: int) -> str:
+    """The class names of an item, with commas; empty where it has none."""
+    if dataset.labels is None:
+        return ""
+    on = np.flatnonzero(dataset.labels.dense(np.array([position]), dtype=bool)[0])
+    return ", ".join(dataset.labels.class_names[c] for c in on)
+
+
+def parse_rows(text: str, n: int) -> NDArray[np.int64]:
+    """Positions from ``"0:8"``, ``"3,5,9"`` or ``"100:200:10"`` (as Python slices), out of ``n`` items.
+
+    Raises:
+        UsageError: not of that form, or beyond the items.
+    """
+    rows: list[int] = []
+    try:
+        for part in text.split(","):
+            numbers = [int(p) if p.strip() else None for p in part.split(":")]
+            if len(numbers) == 1 and numbers[0] is not None:
+                if not -n <= numbers[0] < n:
+                    raise UsageError(f"--rows {text}: there are only {n:,} items (0 to {n - 1})")
+                rows.append(numbers[0] % n)
+            elif 2 <= len(numbers) <= 3:
+                rows += range(n)[slice(*numbers)]
+            else:
+                raise ValueError
+    except ValueError:
+        raise UsageError(f"--rows {text}: write positions (3,5,9) or a range (0:8)") from None
+    if not rows:
+        raise UsageError(f"--rows {text} selects none of the {n:,} items")
+    return np.array(rows, dtype=np.int64)
+
+
+def _own_features(queries: str) -> Path | None:
+    """The path, if ``queries`` is a features.h5 of this package."""
+    path = Path(queries)
+    if path.suffix not in {".h5", ".hdf5"} or not path.is_file():
+        return None
+    try:
+        return path if describe(path)["kind"] == "features" else None
+    except DataError:
+        return None
+
+
+def open_queries(queries: str, **data_args: Any) -> Dataset:
+    """Queries as a data set: any DATA form, a bare features file, one image, or a folder of images.
+
+    Raises:
+        UsageError, DataError: as :func:`gpq_faiss.data.open.open_data`.
+    """
+    path = Path(queries)
+    if path.suffix.lower() in _FEATURE_SUFFIXES:
+        return open_data(f"features:{queries}", **data_args)
+    if path.is_dir():
+        return open_data(f"folder:{queries}", **data_args)
+    if is_image_name(queries):
+        if not path.is_file():
+            raise DataError(f"{queries} not found: an image should be there")
+        return FileImages(
+            name=queries,
+            ids=np.zeros(1, dtype=np.int64),
+            fingerprint=fingerprint(queries),
+            bad=BadItems(1, 0.0),
+            paths=[queries],
+        )
+    return open_data(queries, **data_args)
+
+
+def query_vectors(
+    model: str | Path,
+    queries: Dataset | str,
+    *,
+    rows: str | None = None,
+    device: str = "cpu",
+    progress: Progress | None = None,
+) -> tuple[NDArray[np.float32], NDArray[np.int64], tuple[str, ...]]:
+    """Vectors float32 [Q, M·d] of the queries, their ids int64 [Q] and names.
+
+    A ``features.h5`` of the same model is taken as it is, without running the network.
+
+    Raises:
+        MismatchError: features of another model, or data that the model does not take.
+        DataError: unreadable queries, or none.
+    """
+    own = _own_features(queries) if isinstance(queries, str) else None
+    if own is not None:
+        with RowReader(own) as reader:
+            description = read_description(model)
+            if reader.header.model_fingerprint != description["model_fingerprint"]:
+                raise MismatchError(
+                    f"{own} holds features of another model (fingerprint {reader.header.model_fingerprint}, "
+                    f"{model} has {description['model_fingerprint']}): encode the queries with this model"
+                )
+            positions = np.arange(reader.ntotal) if rows is None else parse_rows(rows, reader.ntotal)
+            if rows is None:
+                vectors, ids = reader.block(), reader.ids()
+            else:
+                vectors = np.concatenate([reader.block(p, p + 1) for p in positions.tolist()])
+                ids = np.concatenate([reader.ids(p, p + 1) for p in positions.tolist()])
+            return vectors, ids, tuple(str(i) for i in ids)
+    dataset = open_queries(queries) if isinstance(queries, str) else queries
+    if not len(dataset):
+        raise DataError(f"{dataset.name} holds no query")
+    encoder = Encoder.load(model, device)
+    positions = np.arange(len(dataset)) if rows is None else parse_rows(rows, len(dataset))
+    positions, vectors = encoder.embed_rows(dataset, positions, progress=progress)
+    ids = dataset.ids[positions]
+    path_of = getattr(dataset, "image_path", lambda i: None)
+    names = tuple(path_of(int(p)) or str(i) for p, i in zip(positions, ids, strict=True))
+    return vectors, ids, names
+
+
+def search(
+    model: str | Path,
+    index: str | Path,
+    queries: Dataset | str,
+    *,
+    k: int = 10,
+    rows: str | None = None,
+    device: str = "cpu",
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> SearchResult:
+    """Search an index with queries of any form that the model takes.
+
+    Args:
+        model: model folder.
+        index: file that :func:`gpq_faiss.index.build.index` wrote, or any Faiss IndexPQ with these codebooks.
+        queries: a data set, a DATA form, a features file, an image, or a folder of images.
+        k: results a query, 1 to the number of items.
+        rows: only these queries (``"0:8"``).
+        device: where the network runs.
+        threads: of the search (default: all cores).
+        progress: called while the queries are encoded.
+
+    Returns:
+        Ids and scores; equal scores are in the order of their ids.
+
+    Raises:
+        MismatchError: index and model have different codebooks.
+        DataError: a file that cannot be read, an empty index, k beyond it.
+    """
+    if k < 1:
+        raise UsageError(f"-k {k}: at least 1 is needed")
+    description = read_description(model)
+    loaded, sidecar = load_index(index)
+    z_print = description["codebooks_fingerprint"]
+    if sidecar["codebooks_fingerprint"] != z_print:
+        raise MismatchError(
+            f"{index} has other codebooks ({sidecar['codebooks_fingerprint']}) than {model} ({z_print}): "
+            "build the index with this model"
+        )
+    vectors, ids, names = query_vectors(model, queries, rows=rows, device=device, progress=progress)
+    scores, found = search_index(loaded, vectors, k, threads=threads)
+    return SearchResult(found, scores, ids, names, z_print)

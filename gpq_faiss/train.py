@@ -1,0 +1,484 @@
+"""Training: the one visible loop, for every method that trains by gradient.
+
+    data, labels of a few  ─►  model/  (model.safetensors, config.json, metrics.jsonl, split.json)
+
+Every batch is a function of the seed and the step alone, and a checkpoint holds the rest of the state; so a run that was
+killed and resumed takes the same steps as one that was not, and on the CPU reaches the same codes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import math
+import platform
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from . import __version__
+from .config import Config, TrainingConfig, to_dict, validate
+from .data.base import Dataset, FeatureDataset, ImageDataset
+from .data.labels import Labels
+from .data.open import open_data
+from .data.protocols import Split, make_split
+from .data.reader import Reader
+from .errors import DataError, OutputExistsError, UsageError
+from .evaluate.ranking import rank_codes
+from .files import atomic_path, check_output, fingerprint, read_json, write_error
+from .index.codebooks import encode as encode_vectors
+from .index.codebooks import score_tables, unpack_codes
+from .methods.trainable import TrainableMethod, TrainingBatch
+from .nn.augment import random_flip_crop
+from .nn.device import resolve_device
+from .nn.model import save_model
+from .store import codebooks_fingerprint
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[int, int, dict[str, float]], None]
+"""Called after each step with the step, the number of steps and the latest figures."""
+
+# Streams of random numbers that must not share their seeds.
+_LABELLED, _UNLABELLED, _STEP, _HOLD_OUT = range(4)
+
+
+class EpochSampler:
+    """Rows in shuffled passes over ``rows``; the batch of a step depends on the seed and the step alone."""
+
+    def __init__(self, rows: NDArray[np.int64], batch: int, seed: int, stream: int) -> None:
+        self.rows = rows
+        self.batch = min(batch, len(rows))
+        self._seed = (seed, stream)
+        self._epoch = -1
+        self._order: NDArray[np.int64] = np.empty(0, np.int64)
+
+    def _pass(self, epoch: int) -> NDArray[np.int64]:
+        if epoch != self._epoch:
+            rng = np.random.default_rng([*self._seed, epoch])
+            self._epoch, self._order = epoch, self.rows[rng.permutation(len(self.rows))]
+        return self._order
+
+    def at(self, step: int) -> NDArray[np.int64]:
+        """Rows of step ``step`` (from 0): int64 [batch]."""
+        n = len(self.rows)
+        start, stop = step * self.batch, (step + 1) * self.batch
+        return np.concatenate(
+            [
+                self._pass(epoch)[max(start - epoch * n, 0) : stop - epoch * n]
+                for epoch in range(start // n, (stop - 1) // n + 1)
+            ]
+        )
+
+
+def hold_out(labels: Labels, labelled: NDArray[np.int64], share: float, seed: int) -> NDArray[np.int64]:
+    """A share of the labelled rows for validation, evenly over the classes; empty if it would be under two a class."""
+    count = round(share * len(labelled))
+    if count < 2 * labels.n_classes:
+        return np.empty(0, np.int64)
+    rng = np.random.default_rng([seed, _HOLD_OUT])
+    shuffled = labelled[rng.permutation(len(labelled))]
+    # Taking turns between the classes keeps rare ones in: sort by each item's rank within its (first) class.
+    first = labels.dense(shuffled, dtype=bool).argmax(axis=1)
+    rank = np.empty(len(shuffled), np.int64)
+    for c in np.unique(first):
+        of_class = np.flatnonzero(first == c)
+        rank[of_class] = np.arange(len(of_class)) * (len(shuffled) / len(of_class))
+    return np.sort(shuffled[np.argsort(rank, kind="stable")[:count]])
+
+
+def learning_rate(config: TrainingConfig, step: int, steps: int) -> float:
+    """The learning rate of step ``step`` (from 0) of ``steps``."""
+    if config.schedule == "cosine":
+        return config.learning_rate * 0.5 * (1 + math.cos(math.pi * step / steps))
+    return config.learning_rate * float(config.decay ** (step // config.decay_every))
+
+
+def count_steps(config: TrainingConfig, labelled: int, unlabelled: int) -> int:
+    """Steps of a run: as set, or from ``epochs`` (passes over the set that needs more batches)."""
+    if not config.epochs:
+        return config.steps
+    per_epoch = math.ceil(labelled / min(config.batch_labelled, labelled))
+    if unlabelled and config.batch_unlabelled:
+        per_epoch = max(per_epoch, math.ceil(unlabelled / min(config.batch_unlabelled, unlabelled)))
+    return max(1, math.ceil(config.epochs * per_epoch))
+
+
+def to_input(values: NDArray[Any] | Tensor, device: torch.device) -> Tensor:
+    """A batch as the network takes it: float32 on ``device``; uint8 images become [0, 1], channels last."""
+    x = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
+    if device.type == "cuda" and x.device.type == "cpu":
+        x = x.pin_memory()
+    x = x.to(device, non_blocking=True)
+    if x.dtype == torch.uint8:
+        x = x.to(memory_format=torch.channels_last).float().div_(255)
+    return x
+
+
+@torch.no_grad()
+def embed_rows(
+    method: TrainableMethod, reader: Reader, rows: NDArray[np.int64], device: torch.device, batch: int = 1000
+) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """Intra-normalised vectors [n, D] of ``rows`` from the network as it would be exported, and which could be read."""
+    network = method.exported()
+    network.eval()
+    parts, there = [], []
+    for values, ok in reader.stream(rows[i : i + batch] for i in range(0, len(rows), batch)):
+        parts.append(network(to_input(values, device)).float().cpu().numpy())
+        there.append(ok)
+    return np.concatenate(parts), np.concatenate(there)
+
+
+def validation_map(
+    method: TrainableMethod, reader: Reader, rows: NDArray[np.int64], labels: Labels, device: torch.device
+) -> float:
+    """Tie-aware mAP of the held-out rows, each ranking the others by its code, as a search would."""
+    vectors, ok = embed_rows(method, reader, rows, device)
+    codebooks = method.codebooks()
+    held = labels.take(rows[ok])
+    M, K, _ = codebooks.shape
+    assignment = unpack_codes(encode_vectors(vectors, codebooks), M, K)
+    tables = score_tables(vectors, codebooks)
+    return rank_codes(tables, assignment, held, held, exclude=np.arange(len(vectors))).map
+
+
+class _Run:
+    """State that a checkpoint must hold, and where it lies."""
+
+    def __init__(self, folder: Path, method: TrainableMethod, optimizer: torch.optim.Optimizer) -> None:
+        self.folder = folder
+        self.method = method
+        self.optimizer = optimizer
+        self.step = 0
+        self.seconds = 0.0
+        self.best = -math.inf
+        self.best_step = 0
+        self.best_state: dict[str, Tensor] = {}
+        self.lines: list[str] = []
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "checkpoint.safetensors"
+
+    def keep_best(self, score: float) -> None:
+        self.best, self.best_step = score, self.step
+        self.best_state = {k: v.detach().cpu().clone() for k, v in self.method.state_dict().items()}
+
+    def save(self, identity: str) -> None:
+        tensors = {f"method.{k}": v for k, v in self.method.state_dict().items()}
+        tensors |= {f"best.{k}": v for k, v in self.best_state.items()}
+        for i, state in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{i}.{k}": v for k, v in state.items()}
+        meta = {
+            "identity": identity,
+            "step": self.step,
+            "seconds": self.seconds,
+            "best": self.best if self.best_step else None,
+            "best_step": self.best_step,
+            "lines": self.lines,
+        }
+        tensors = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
+        with atomic_path(self.checkpoint) as temporary:
+            save_file(tensors, temporary, metadata={"state": json.dumps(meta)})
+
+    def load(self, identity: str) -> None:
+        try:
+            with safe_open(self.checkpoint, framework="pt") as file:
+                meta = json.loads((file.metadata() or {})["state"])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, KeyError, ValueError, OSError) as error:
+            raise DataError(f"{self.checkpoint} is damaged ({error}): start again with --overwrite") from None
+        if meta["identity"] != identity:
+            raise DataError(
+                f"{self.folder} was begun with other settings or data: give the same ones to --resume it, "
+                "or start again with --overwrite"
+            )
+
+        def part(prefix: str) -> dict[str, Tensor]:
+            return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+        self.method.load_state_dict(part("method."))
+        self.best_state = part("best.")
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, value in part("optimizer.").items():
+            i, key = name.split(".", 1)
+            state.setdefault(int(i), {})[key] = value
+        full = self.optimizer.state_dict()
+        self.optimizer.load_state_dict({"state": state, "param_groups": full["param_groups"]})
+        self.step, self.seconds, self.lines = meta["step"], meta["seconds"], meta["lines"]
+        self.best_step = meta["best_step"]
+        self.best = -math.inf if meta["best"] is None else meta["best"]
+
+
+def _training_batches(
+    reader: Reader, labelled: EpochSampler, unlabelled: EpochSampler | None, steps: range
+) -> Iterator[tuple[NDArray[Any], NDArray[np.int64], int]]:
+    """For each step the items of both kinds in one array, the labelled rows first, and how many those are."""
+
+    def rows() -> Iterator[NDArray[np.int64]]:
+        for step in steps:
+            yield np.concatenate([labelled.at(step), *([unlabelled.at(step)] if unlabelled else [])])
+
+    for step, (values, ok) in zip(steps, reader.stream(rows()), strict=True):
+        l_rows, l_ok = labelled.at(step), ok[: labelled.batch]
+        if not l_ok.any():
+            raise DataError(f"{reader.dataset.name}: none of the {len(l_rows)} labelled items of step {step} could be read")
+        yield values, l_rows[l_ok], int(l_ok.sum())
+
+
+def _resolve_image_size(config: Config, dataset: Dataset) -> int:
+    if isinstance(dataset, FeatureDataset):
+        return 0
+    assert isinstance(dataset, ImageDataset)
+    return config.network.image_size or dataset.native_size or 224
+
+
+def _run_identity(config: Config, dataset: Dataset, split: Split) -> str:
+    """What must be equal for a checkpoint to be continued."""
+    # How often to save does not change what is computed.
+    settled = dataclasses.replace(config.training, checkpoint_seconds=0.0)
+    return fingerprint(
+        dataclasses.replace(config, training=settled).fingerprint(), dataset.fingerprint, split.hash, torch.__version__
+    )
+
+
+def train(
+    data: Dataset | str,
+    out: str | Path,
+    *,
+    config: Config | None = None,
+    labelled: str | None = "all",
+    protocol: str = "1",
+    device: str = "cpu",
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Train a model on ``data`` and write its folder.
+
+    Args:
+        data: a data set, or its name as on the command line (``digits``, ``features:x.npy`` ...).
+        out: the model folder; an unfinished run lies beside it as ``.NAME.partial``.
+        config: what to train; default: the ``recommended`` preset.
+        labelled: which labels the training may see: ``N-per-class``, a fraction, a file of ids, or ``all`` but the
+            queries'. Labels of all other items are hidden before anything of the training is built.
+        protocol: how queries are set apart (``1``, ``2``, ``gpq-authors``; ``none`` sets none apart).
+        device: ``cpu``, ``cuda`` or ``cuda:N``.
+        resume: go on with an unfinished run of the same settings and data; a finished one is left as it is.
+        overwrite: replace the folder, and begin anew where an unfinished run is.
+        progress: called after each step.
+
+    Returns:
+        The model folder.
+
+    Raises:
+        UsageError: a setting that cannot be.
+        DataError: data that cannot be read or trained on, or an output that cannot be written.
+        OutputExistsError: the folder, or an unfinished run, is there.
+        DeviceError: there is no such device.
+    """
+    from .config import preset
+
+    config = validate(config or preset("recommended"))
+    out = Path(out)
+    if resume and overwrite:
+        raise UsageError("--resume continues a run and --overwrite begins a new one: give one of them")
+    torch_device = resolve_device(device)
+    finished = (out / "config.json").exists()
+    if not (resume and finished):
+        check_output(out, overwrite=overwrite)
+    dataset = open_data(data) if isinstance(data, str) else data
+    split = make_split(dataset, protocol, seed=config.training.seed, labelled=labelled)
+    identity = _run_identity(config, dataset, split)
+    if resume and finished:
+        if read_json(out / "config.json", "a model's settings").get("run_identity") != identity:
+            raise OutputExistsError(f"{out} is a finished model of other settings or data: choose another --out, or --overwrite it")
+        log.info("%s is finished: nothing to resume", out)
+        return out
+
+    partial = out.with_name(f".{out.name}.partial")
+    if overwrite:
+        shutil.rmtree(partial, ignore_errors=True)
+    elif (partial / "checkpoint.safetensors").exists() and not resume:
+        raise OutputExistsError(f"an unfinished run is at {partial}: go on with --resume, or begin anew with --overwrite")
+    try:
+        partial.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise write_error(partial, error) from error
+
+    # From here on there are no labels but those that the training may see.
+    labels = dataset.require_labels().masked(split.labelled)
+    counts = labels.counts()
+    if not counts.any():
+        raise DataError(f"{dataset.name}: no item is labelled for the training; see --labelled")
+    for c in np.flatnonzero(counts == 0):
+        raise DataError(
+            f"{dataset.name}: no labelled item for class '{labels.class_names[c]}': label one, or leave the class out"
+        )
+    training = config.training
+    held = hold_out(labels, split.labelled, training.validation, training.seed)
+    seen = np.setdiff1d(split.labelled, held)
+    pool = split.unlabelled if len(split.unlabelled) else seen
+    steps = count_steps(training, len(seen), len(pool))
+    image_size = _resolve_image_size(config, dataset)
+
+    from .methods.gpq import build_gpq
+
+    with Reader(dataset, image_size) as reader:
+        if reader.preload():
+            log.info("%s: %d items in memory", dataset.name, len(dataset))
+        method = build_gpq(config, dataset, image_size, labels.n_classes)
+        method.fit_inputs(reader, np.sort(np.concatenate([seen, pool])))
+        method.to(torch_device)
+        optimizer = method.optimizer(training)
+        run = _Run(partial, method, optimizer)
+        if resume and run.checkpoint.exists():
+            run.load(identity)
+            log.info("resumed at step %d of %d", run.step, steps)
+        _loop(run, config, reader, labels, seen, pool, held, steps, identity, torch_device, progress)
+
+        if held.size and run.best_step:
+            method.load_state_dict(run.best_state)
+        codebooks = method.codebooks()
+    z_print = codebooks_fingerprint(codebooks)
+    network = method.exported()
+    network.eval()
+    description = {
+        "format_version": 1,
+        "method": method.name,
+        "config": to_dict(config),
+        "run_identity": identity,
+        "codebooks_fingerprint": z_print,
+        "data": {"name": dataset.name, "fingerprint": dataset.fingerprint, "notes": dataset.notes},
+        "split": {"protocol": split.name, "seed": split.seed, "hash": split.hash},
+        "class_names": list(labels.class_names),
+        "multi_label": labels.multi_label,
+        "input": (
+            {"kind": "features", "width": dataset.width}
+            if isinstance(dataset, FeatureDataset)
+            else {"kind": "images", "image_size": image_size}
+        ),
+        "training": {
+            "steps": run.step,
+            "seconds": round(run.seconds, 3),
+            "best_step": run.best_step or None,
+            "validation_map": run.best if run.best_step else None,
+            "validation_items": len(held),
+            "labelled_items": len(seen),
+            "unlabelled_items": len(split.unlabelled),
+            "device": str(torch_device),
+        },
+        "versions": {
+            "gpq_faiss": __version__,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+    }
+    save_model(
+        out,
+        network,
+        codebooks,
+        description,
+        extra={"metrics.jsonl": "".join(f"{line}\n" for line in run.lines)},
+        split=split,
+        overwrite=overwrite,
+    )
+    shutil.rmtree(partial, ignore_errors=True)
+    return out
+
+
+def _loop(
+    run: _Run,
+    config: Config,
+    reader: Reader,
+    labels: Labels,
+    seen: NDArray[np.int64],
+    pool: NDArray[np.int64],
+    held: NDArray[np.int64],
+    steps: int,
+    identity: str,
+    device: torch.device,
+    progress: Progress | None,
+) -> None:
+    """Steps ``run.step`` to ``steps``: batch, losses, Adam, validation, checkpoint."""
+    training, method, optimizer = config.training, run.method, run.optimizer
+    labelled = EpochSampler(seen, training.batch_labelled, training.seed, _LABELLED)
+    unlabelled = (
+        EpochSampler(pool, training.batch_unlabelled, training.seed, _UNLABELLED) if training.batch_unlabelled else None
+    )
+    images = isinstance(reader.dataset, ImageDataset)
+    began, saved = time.monotonic() - run.seconds, time.monotonic()
+    method.train()
+    for values, rows, n_labelled in _training_batches(reader, labelled, unlabelled, range(run.step, steps)):
+        generator = torch.Generator().manual_seed(_step_seed(training.seed, run.step))
+        x = to_input(values, device)
+        if images and training.augment:
+            x = random_flip_crop(x, generator)
+        y = torch.from_numpy(labels.dense(rows)).to(device, non_blocking=True)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(training, run.step, steps)
+        optimizer.zero_grad(set_to_none=True)
+        with _dropout_seed(training.seed, run.step, device):
+            losses = method.losses(
+                TrainingBatch(x[:n_labelled], y, x[n_labelled:], run.step / steps, generator), amp=training.amp
+            )
+        losses["total"].backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        method.after_step(run.step)
+        run.step += 1
+
+        validate_now = run.step % training.validate_every == 0 or run.step == steps
+        figures: dict[str, float] = {}
+        if validate_now:
+            run.seconds = time.monotonic() - began
+            figures = {k: float(v.detach()) for k, v in losses.items()}
+            if not math.isfinite(figures["total"]):
+                raise DataError(f"the loss became {figures['total']} at step {run.step}: lower training.learning_rate")
+            line: dict[str, Any] = {"step": run.step, "seconds": round(run.seconds, 3), "lr": optimizer.param_groups[0]["lr"]}
+            line |= {k: round(v, 6) for k, v in figures.items()}
+            if held.size:
+                figures["map"] = validation_map(method, reader, held, labels, device)
+                line["validation_map"] = round(figures["map"], 6)
+                if figures["map"] > run.best:
+                    run.keep_best(figures["map"])
+                method.train()
+            run.lines.append(json.dumps(line))
+            log.info("step %d of %d  %s", run.step, steps, "  ".join(f"{k} {v:.4f}" for k, v in figures.items()))
+        if time.monotonic() - saved >= training.checkpoint_seconds and run.step < steps:
+            run.seconds = time.monotonic() - began
+            run.save(identity)
+            saved = time.monotonic()
+        if progress is not None:
+            progress(run.step, steps, figures)
+    run.seconds = time.monotonic() - began
+
+
+def _step_seed(seed: int, step: int) -> int:
+    return int(np.random.default_rng([seed, _STEP, step]).integers(2**62))
+
+
+class _dropout_seed:
+    """Dropout draws from torch's global generators: seed them for this step and put them back as they were."""
+
+    def __init__(self, seed: int, step: int, device: torch.device) -> None:
+        self._seed = _step_seed(seed, step) ^ 1
+        devices = [device] if device.type == "cuda" else []
+        self._fork = torch.random.fork_rng(devices=devices)
+
+    def __enter__(self) -> None:
+        self._fork.__enter__()
+        torch.manual_seed(self._seed)
+
+    def __exit__(self, *error: Any) -> None:
+        self._fork.__exit__(*error)
