@@ -1,0 +1,446 @@
+"""GPQ codebooks as Faiss sees them: checked, injected, read back, packed, encoded, scored.
+
+Shapes used everywhere here: ``Z`` float32 [M, K, d] unit-norm in the last axis (the z' of the paper), ``assignment``
+uint8 [N, M], ``codes`` uint8 [N, code_size] with ``code_size = ceil(M * log2(K) / 8)``, bits least significant first.
+
+Scores follow one fixed order of float32 operations (:func:`score_tables`, then pairs of codebooks, then left to
+right), so two items with the same code get bit-identical scores whatever the batch, the block or the index kind.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import faiss
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..errors import DataError, UsageError
+
+Floats = NDArray[np.float32]
+Codes = NDArray[np.uint8]
+Ids = NDArray[np.int64]
+
+NORM_TOLERANCE = 1e-4
+ENCODE_BLOCK = 65_536
+_SCORE_BLOCK = 32_768
+
+
+def bits_per_code(K: int) -> int:
+    """Bits of one codeword index: log2(K), 2..8.
+
+    Raises:
+        UsageError: ``K`` is not a power of two in 4..256.
+    """
+    if K not in (4, 8, 16, 32, 64, 128, 256):
+        raise UsageError(f"{K} codewords a codebook: it must be a power of two from 4 to 256")
+    return int(K).bit_length() - 1
+
+
+def code_size(M: int, K: int) -> int:
+    """Bytes of one packed code."""
+    return (M * bits_per_code(K) + 7) // 8
+
+
+def check_codebooks(Z: ArrayLike, *, what: str = "codebooks") -> Floats:
+    """Return ``Z`` as C-contiguous float32 [M, K, d] once it is fit for Faiss.
+
+    Faiss encodes by the L2-nearest codeword; that is the codeword of the largest inner product (what GPQ means) only
+    where all codewords have one norm, so anything but unit norm is refused, as are sizes that Faiss takes silently.
+
+    Args:
+        what: names the thing in the error.
+
+    Raises:
+        DataError: wrong type or shape, K not a power of two in 4..256, not finite, or a norm off 1 by more than 1e-4.
+    """
+    array = np.asarray(Z)
+    if array.dtype != np.float32:
+        raise DataError(f"{what}: dtype {array.dtype}, expected float32")
+    if array.ndim != 3 or 0 in array.shape:
+        raise DataError(f"{what}: shape {array.shape}, expected [codebooks, codewords, dimensions]")
+    if array.shape[1] not in (4, 8, 16, 32, 64, 128, 256):
+        raise DataError(
+            f"{what}: {array.shape[1]} codewords a codebook, expected a power of two from 4 to 256"
+        )
+    if not np.isfinite(array).all():
+        m, k = np.argwhere(~np.isfinite(array))[0][:2]
+        raise DataError(f"{what}: NaN or infinity in codeword {k} of codebook {m}")
+    norms = np.sqrt(np.square(array, dtype=np.float64).sum(axis=-1))
+    worst = np.unravel_index(np.abs(norms - 1.0).argmax(), norms.shape)
+    if abs(norms[worst] - 1.0) > NORM_TOLERANCE:
+        raise DataError(
+            f"{what}: codeword {worst[1]} of codebook {worst[0]} has norm {norms[worst]:.6g}, not 1: "
+            "pass the normalised codewords (z') that training writes"
+        )
+    return np.ascontiguousarray(array)
+
+
+def check_vectors(x: ArrayLike, D: int, *, what: str, allow_empty: bool = True, first_row: int = 0) -> Floats:
+    """Return ``x`` as C-contiguous float32 [n, D], finite. Errors count rows from ``first_row``.
+
+    Raises:
+        DataError: not numbers, not two-dimensional, another width, empty (unless allowed), NaN or infinity (the
+            rows are named).
+    """
+    array = np.asarray(x)
+    if array.dtype.kind not in "fiu":
+        raise DataError(f"{what}: dtype {array.dtype}, expected numbers")
+    if array.ndim != 2:
+        raise DataError(f"{what}: shape {array.shape}, expected two dimensions [n, {D}]")
+    if array.shape[1] != D:
+        raise DataError(f"{what}: {array.shape[1]} dimensions, expected {D}: is it of another model?")
+    if len(array) == 0 and not allow_empty:
+        raise DataError(f"{what}: empty, expected at least one row")
+    with np.errstate(over="ignore"):
+        array = np.ascontiguousarray(array, dtype=np.float32)
+    flat = array.reshape(-1)
+    # One pass at the speed of memory; only a suspicious result (or an overflow of huge values) is looked at closely.
+    with np.errstate(over="ignore", invalid="ignore"):
+        suspicious = not np.isfinite(np.dot(flat, flat))
+    if suspicious:
+        bad = np.flatnonzero(~np.isfinite(array).all(axis=1))
+        if len(bad):
+            raise DataError(f"{what}: NaN or infinity in {_rows(first_row + bad)}")
+    return array
+
+
+def _rows(rows: NDArray[Any]) -> str:
+    shown = ", ".join(str(r) for r in rows[:5])
+    return f"row{'s' * (len(rows) > 1)} {shown}" + (f" and {len(rows) - 5} more" if len(rows) > 5 else "")
+
+
+def check_codes(codes: ArrayLike, M: int, K: int, *, what: str = "codes") -> Codes:
+    """Return ``codes`` as C-contiguous uint8 [n, code_size], with zeros in the bits beyond the last codeword index.
+
+    Raises:
+        DataError: another type or shape, or bits set that no code of this size has.
+    """
+    array = np.asarray(codes)
+    size = code_size(M, K)
+    if array.dtype != np.uint8 or array.ndim != 2 or array.shape[1] != size:
+        raise DataError(
+            f"{what}: {array.dtype} {array.shape}, expected uint8 [n, {size}] ({M} codebooks of {K})"
+        )
+    spare = 8 * size - M * bits_per_code(K)
+    if spare:
+        bad = np.flatnonzero(array[:, -1] >> (8 - spare))
+        if len(bad):
+            raise DataError(
+                f"{what}: bits set beyond the last codebook in {_rows(bad)}: not codes of this model"
+            )
+    return np.ascontiguousarray(array)
+
+
+def pack_codes(assignment: ArrayLike, K: int) -> Codes:
+    """Codeword indices [N, M] -> packed codes uint8 [N, code_size], exactly as Faiss lays out its bits.
+
+    Raises:
+        DataError: not integers, not two-dimensional, or an index outside 0..K-1.
+    """
+    nbits = bits_per_code(K)
+    array = np.asarray(assignment)
+    if array.ndim != 2 or array.shape[1] == 0 or array.dtype.kind not in "iu":
+        raise DataError(f"assignment: {array.dtype} {array.shape}, expected integers [items, codebooks]")
+    if array.size and (array.min() < 0 or array.max() >= K):
+        bad = np.flatnonzero(((array < 0) | (array >= K)).any(axis=1))
+        raise DataError(f"assignment: codeword index outside 0..{K - 1} in {_rows(bad)}")
+    n, M = array.shape
+    array = array.astype(np.uint8, copy=False)
+    if nbits == 8:
+        return np.ascontiguousarray(array)
+    if nbits == 4:
+        codes = np.zeros((n, (M + 1) // 2), np.uint8)
+        codes[:] = array[:, 0::2]
+        codes[:, : M // 2] |= array[:, 1::2] << 4
+        return codes
+    bits = (array[:, :, None] >> np.arange(nbits, dtype=np.uint8)) & 1
+    return np.packbits(bits.reshape(n, M * nbits), axis=1, bitorder="little")
+
+
+def unpack_codes(codes: ArrayLike, M: int, K: int) -> Codes:
+    """Packed codes uint8 [N, code_size] -> codeword indices uint8 [N, M]; the inverse of :func:`pack_codes`.
+
+    Raises:
+        DataError: see :func:`check_codes`.
+    """
+    nbits = bits_per_code(K)
+    array = check_codes(codes, M, K)
+    n = len(array)
+    if nbits == 8:
+        return array.copy()
+    if nbits == 4:
+        assignment = np.empty((n, M), np.uint8)
+        assignment[:, 0::2] = array & 15
+        assignment[:, 1::2] = array[:, : M // 2] >> 4
+        return assignment
+    bits = np.unpackbits(array, axis=1, count=M * nbits, bitorder="little").reshape(n, M, nbits)
+    return np.asarray((bits << np.arange(nbits, dtype=np.uint8)).sum(axis=2), np.uint8)
+
+
+def _product_index(centroids: Floats) -> Any:
+    """An empty, trained IndexPQ with these centroids, whatever their norm (fused ones have norm sqrt 2)."""
+    M, K, d = centroids.shape
+    index = faiss.IndexPQ(M * d, M, bits_per_code(K), faiss.METRIC_INNER_PRODUCT)
+    faiss.copy_array_to_vector(np.ascontiguousarray(centroids).ravel(), index.pq.centroids)
+    index.is_trained = True
+    return index
+
+
+def inject(Z: ArrayLike) -> Any:
+    """An empty ``faiss.IndexPQ`` (inner product) that counts as trained and holds ``Z`` bit for bit.
+
+    Raises:
+        DataError: see :func:`check_codebooks`.
+    """
+    return _product_index(check_codebooks(Z))
+
+
+def inject_fused(Z: ArrayLike) -> Any:
+    """As :func:`inject` in the byte-fused form: 8-bit codebooks that read the same code bytes (K = 16 only)."""
+    return _product_index(fuse(Z))
+
+
+def codebooks_of(index: Any) -> Floats:
+    """The centroids of an ``IndexPQ`` as float32 [M, K, d], a copy.
+
+    Raises:
+        DataError: not an IndexPQ, or its centroid array does not have the size that its product quantizer states.
+    """
+    if not isinstance(index, faiss.IndexPQ):
+        raise DataError(f"{type(index).__name__} holds no codebooks: expected an IndexPQ")
+    pq = index.pq
+    M, K, d = int(pq.M), int(pq.ksub), int(pq.dsub)
+    if pq.centroids.size() != M * K * d:
+        raise DataError(
+            f"IndexPQ has {pq.centroids.size()} centroid values, not {M} x {K} x {d}: it is damaged"
+        )
+    return np.asarray(faiss.vector_to_array(pq.centroids), np.float32).reshape(M, K, d)
+
+
+def fuse(Z: ArrayLike) -> Floats:
+    """Two 4-bit codebooks as one 8-bit codebook: float32 [ceil(M/2), 256, 2d], for the same code bytes.
+
+    The codeword of byte b is [Z[2p, b & 15], Z[2p + 1, b >> 4]]. The unpaired last codebook of an odd M gets zeros
+    for a partner, so vectors must be padded by d zeros (:func:`pad_vectors`). Scores and ids stay the same.
+
+    Raises:
+        UsageError: K is not 16.
+        DataError: see :func:`check_codebooks`.
+    """
+    Z = check_codebooks(Z)
+    M, K, d = Z.shape
+    if K != 16:
+        raise UsageError(f"only codebooks of 16 codewords share a byte two by two: these have {K}")
+    if M % 2:
+        Z = np.concatenate([Z, np.zeros((1, K, d), np.float32)])
+    byte = np.arange(256)
+    return np.concatenate([Z[0::2][:, byte & 15], Z[1::2][:, byte >> 4]], axis=2)
+
+
+def unfuse(fused: ArrayLike) -> Floats:
+    """The 4-bit codebooks [M, 16, d] of byte-fused ones [ceil(M/2), 256, 2d]; the inverse of :func:`fuse`.
+
+    Raises:
+        DataError: the codebooks are not of that form.
+    """
+    array = np.asarray(fused)
+    if array.dtype != np.float32 or array.ndim != 3 or array.shape[1] != 256 or array.shape[2] % 2:
+        raise DataError(f"{array.dtype} {array.shape} are not byte-fused codebooks float32 [n, 256, 2d]")
+    half = array.shape[2] // 2
+    Z = np.empty((2 * len(array), 16, half), np.float32)
+    Z[0::2] = array[:, :16, :half]
+    Z[1::2] = array[:, ::16, half:]
+    if not Z[-1].any():
+        Z = Z[:-1]
+    Z = check_codebooks(Z, what="byte-fused codebooks")
+    if not np.array_equal(fuse(Z), array):
+        raise DataError("8-bit codebooks that are not two 4-bit ones each: not byte-fused codebooks")
+    return Z
+
+
+def pad_vectors(x: Floats, width: int) -> Floats:
+    """``x`` [n, D] with zeros appended up to ``width`` columns (the same array where nothing is missing)."""
+    missing = width - x.shape[1]
+    return x if missing == 0 else np.pad(x, ((0, 0), (0, missing)))
+
+
+def _first_of_equals(Z: Floats) -> Codes | None:
+    """uint8 [M, K]: for each codeword the lowest index of an identical one; None where all differ."""
+    M, K, _ = Z.shape
+    table = np.empty((M, K), np.uint8)
+    repeats = False
+    for m in range(M):
+        # + 0.0 makes one of the two zeros.
+        _, first, inverse = np.unique(Z[m] + np.float32(0.0), axis=0, return_index=True, return_inverse=True)
+        table[m] = first[inverse.reshape(-1)]
+        repeats |= len(first) < K
+    return table if repeats else None
+
+
+def encode(
+    x: ArrayLike,
+    Z: ArrayLike,
+    *,
+    block: int = ENCODE_BLOCK,
+    what: str = "vectors to encode",
+    first_row: int = 0,
+) -> Codes:
+    """Intra-normalised vectors -> packed codes: the codeword of the largest inner product in each sub-space.
+
+    Faiss does the work (all its threads), ``block`` rows at a time, so memory beyond input and output stays bounded.
+    Equal codewords: the lowest index wins. (Faiss alone promises that only where it does not go through BLAS.)
+
+    Args:
+        x: [N, M*d] numbers, sub-vectors of about unit norm (Faiss compares L2 distances in float32, which lose the
+            direction of a sub-vector that is some 10^4 times longer or shorter).
+        Z: float32 [M, K, d].
+        block: rows at a time.
+        what: names the vectors in errors; ``first_row`` is the number of their first row there.
+
+    Returns:
+        uint8 [N, code_size]
+
+    Raises:
+        DataError: ``Z`` is unfit (:func:`check_codebooks`); ``x`` of another width, NaN, or with a zero sub-vector,
+            which has no direction (the rows are named).
+    """
+    Z = check_codebooks(Z)
+    M, K, d = Z.shape
+    if block < 1:
+        raise UsageError(f"block of {block} rows: it must be at least 1")
+    index = _product_index(Z)
+    first = _first_of_equals(Z)
+    source = np.asarray(x)
+    if source.ndim != 2:  # let the full check word the error
+        source = check_vectors(source, M * d, what=what)
+    out = np.empty((len(source), code_size(M, K)), np.uint8)
+    for start in range(0, max(len(source), 1), block):
+        rows = check_vectors(source[start : start + block], M * d, what=what, first_row=first_row + start)
+        # A zero sub-vector starts with a zero, which is rare in real vectors: look at those rows alone.
+        suspects = np.flatnonzero((rows[:, ::d] == 0).any(axis=1))
+        if len(suspects):
+            directed = np.any(rows[suspects].reshape(-1, M, d) != 0, axis=2).all(axis=1)
+            if not directed.all():
+                bad = first_row + start + suspects[~directed]
+                raise DataError(
+                    f"{what}: a sub-vector of zeros has no direction, in {_rows(bad)}: leave these items out"
+                )
+        codes = index.pq.compute_codes(rows)
+        if first is not None:
+            assignment = unpack_codes(codes, M, K)
+            codes = pack_codes(np.take_along_axis(first.T, assignment.astype(np.intp), axis=0), K)
+        out[start : start + len(rows)] = codes
+    return out
+
+
+def decode(codes: ArrayLike, Z: ArrayLike) -> Floats:
+    """The vectors that codes stand for: float32 [N, M*d], each sub-vector a codeword of ``Z``."""
+    Z = check_codebooks(Z)
+    M, K, d = Z.shape
+    assignment = unpack_codes(codes, M, K)
+    return Z[np.arange(M), assignment].reshape(len(assignment), M * d)
+
+
+def score_tables(xq: ArrayLike, Z: ArrayLike) -> Floats:
+    """Inner product of every query sub-vector with every codeword: float32 [Q, M, K].
+
+    The d products are added one after another in float32, without BLAS, so that a query's table does not depend on
+    the batch it comes in.
+
+    Raises:
+        DataError: see :func:`check_codebooks`, :func:`check_vectors`; queries so large that a score overflows.
+    """
+    Z = check_codebooks(Z)
+    M, K, d = Z.shape
+    queries = check_vectors(xq, M * d, what="queries").reshape(-1, M, d)
+    tables = np.zeros((len(queries), M, K), np.float32)
+    term = np.empty_like(tables)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for j in range(d):
+            np.multiply(queries[:, :, j, None], Z[None, :, :, j], out=term)
+            tables += term
+        largest = np.abs(tables).max(axis=2, initial=0).sum(axis=1)
+    if not np.isfinite(largest).all():
+        raise DataError(
+            f"queries: values too large for float32 scores in {_rows(np.flatnonzero(~np.isfinite(largest)))}"
+        )
+    return tables
+
+
+def _pairs(K: int, M: int) -> bool:
+    """Whether the tables of two codebooks are added beforehand (K*K entries still sit in the first cache)."""
+    return K <= 16 and M > 1
+
+
+def lookup_tables(tables: Floats) -> Floats:
+    """Score tables [Q, M, K] -> the form that :func:`lookup` reads: codebooks paired where K <= 16."""
+    Q, M, K = tables.shape
+    if not _pairs(K, M):
+        return tables
+    if M % 2:
+        tables = np.concatenate([tables, np.zeros((Q, 1, K), np.float32)], axis=1)
+    # entry a + K * b holds table[2p][a] + table[2p + 1][b]; for K = 16 its place is the code byte itself
+    return (tables[:, 1::2, :, None] + tables[:, 0::2, None, :]).reshape(Q, -1, K * K)
+
+
+def lookup_columns(codes: Codes, M: int, K: int) -> list[NDArray[np.intp]]:
+    """Packed codes [..., code_size] -> one array [...] of places in :func:`lookup_tables` a table."""
+    shape = codes.shape[:-1]
+    if K == 16 and M > 1:
+        return [codes[..., p].astype(np.intp) for p in range(codes.shape[-1])]
+    assignment = unpack_codes(codes.reshape(-1, codes.shape[-1]), M, K).astype(np.intp)
+    columns = [assignment[:, m].reshape(shape) for m in range(M)]
+    if not _pairs(K, M):
+        return columns
+    return [columns[m] + K * columns[m + 1] if m + 1 < M else columns[m] for m in range(0, M, 2)]
+
+
+def lookup(table: Floats, columns: list[NDArray[np.intp]], *, paired: bool) -> Floats:
+    """Scores of one query: ``table`` [T, entries] summed over ``columns`` (T arrays of one shape), in the fixed order.
+
+    The order is (t0 + t1) + (t2 + t3) + ..., whether the pairs were added beforehand (``paired``) or are here.
+    """
+    total = np.zeros(columns[0].shape, np.float32)
+    part = np.empty_like(total)
+    step = 1 if paired else 2
+    for t in range(0, len(columns), step):
+        # "clip" skips the bounds check; the places come from unpacked codes and cannot be out of range.
+        np.take(table[t], columns[t], out=part, mode="clip")
+        if not paired and t + 1 < len(columns):
+            part += np.take(table[t + 1], columns[t + 1], mode="clip")
+        total += part
+    return total
+
+
+def score_codes(xq: ArrayLike, codes: ArrayLike, Z: ArrayLike) -> Floats:
+    """Exact asymmetric scores of all codes: float32 [Q, n] = sum_m q_m . Z[m, code_m], larger is better.
+
+    Blockwise over the codes: beyond the result, memory is bounded. Equal codes get bit-identical scores.
+
+    Raises:
+        DataError: see :func:`score_tables`, :func:`check_codes`.
+    """
+    Z = check_codebooks(Z)
+    M, K, _ = Z.shape
+    packed = check_codes(codes, M, K)
+    tables = lookup_tables(score_tables(xq, Z))
+    out = np.empty((len(tables), len(packed)), np.float32)
+    for start in range(0, len(packed), _SCORE_BLOCK):
+        columns = lookup_columns(packed[start : start + _SCORE_BLOCK], M, K)
+        for q, table in enumerate(tables):
+            out[q, start : start + len(columns[0])] = lookup(table, columns, paired=_pairs(K, M))
+    return out
+
+
+def score_candidates(tables: Floats, codes: Codes, M: int, K: int) -> Floats:
+    """Exact scores of each query's own candidates: tables float32 [Q, M, K], codes uint8 [Q, c, code_size] -> [Q, c].
+
+    Bit-identical to the same items' entries of :func:`score_codes`.
+    """
+    prepared = lookup_tables(tables)
+    paired = _pairs(K, M)
+    out = np.empty(codes.shape[:2], np.float32)
+    for q, table in enumerate(prepared):
+        out[q] = lookup(table, lookup_columns(codes[q], M, K), paired=paired)
+    return out

@@ -1,0 +1,201 @@
+"""The two stages: model -> empty trained index, codes or features -> filled index."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from gpq_faiss.errors import DataError, MismatchError, OutputExistsError, UsageError
+from gpq_faiss.index.build import export_faiss, index, read_model, read_model_codebooks
+from gpq_faiss.index.codebooks import encode
+from gpq_faiss.index.io import load_index, sidecar_path
+from gpq_faiss.index.layout import layout_of
+from gpq_faiss.index.search import search_index
+from gpq_faiss.store import Header, RowWriter, codebooks_fingerprint
+
+M, K, d, n = 6, 16, 12, 500
+IDS = np.random.default_rng(3).permutation(n) * 1000 + 2**50
+
+
+def codebooks(seed: int = 0) -> np.ndarray:
+    Z = np.random.default_rng(seed).normal(size=(M, K, d))
+    return (Z / np.linalg.norm(Z, axis=2, keepdims=True)).astype(np.float32)
+
+
+def features() -> np.ndarray:
+    x = np.random.default_rng(1).normal(size=(n, M, d))
+    return (x / np.linalg.norm(x, axis=2, keepdims=True)).reshape(n, M * d).astype(np.float32)
+
+
+def make_model(folder: Path, Z: np.ndarray, fingerprint: str = "model-1", **changes: object) -> Path:
+    folder.mkdir()
+    save_file({"codebooks": Z, "network.weight": np.ones(3, np.float32)}, folder / "model.safetensors")
+    document = {
+        "format_version": 1,
+        "model_fingerprint": fingerprint,
+        "codebooks_fingerprint": codebooks_fingerprint(Z),
+        **changes,
+    }
+    (folder / "config.json").write_text(json.dumps(document))
+    return folder
+
+
+def make_rows(
+    path: Path, kind: str, values: np.ndarray, ids: np.ndarray, Z: np.ndarray, fingerprint: str = "model-1"
+) -> Path:
+    header = Header(
+        kind=kind,  # type: ignore[arg-type]
+        width=values.shape[1],
+        model_fingerprint=fingerprint,
+        codebooks=Z,
+        data_fingerprint="data-1",
+    )
+    with RowWriter(path, header) as writer:
+        writer.append(values, ids, None)
+        return writer.finish()
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return make_model(tmp_path / "model", codebooks())
+
+
+@pytest.fixture
+def codes(tmp_path: Path) -> Path:
+    return make_rows(tmp_path / "codes.h5", "codes", encode(features(), codebooks()), IDS, codebooks())
+
+
+def test_read_model(model: Path) -> None:
+    header = read_model(model)
+    assert np.array_equal(header.codebooks, codebooks())
+    assert header.model_fingerprint == "model-1"
+    Z, document = read_model_codebooks(model)
+    assert np.array_equal(Z, codebooks())
+    assert document["codebooks_fingerprint"] == header.codebooks_fingerprint
+
+
+def test_export_is_an_empty_trained_index_with_the_codebooks(model: Path, tmp_path: Path) -> None:
+    out = export_faiss(model, tmp_path / "new folder" / "empty.faiss")
+    plain = faiss.read_index(str(out))
+    assert isinstance(plain, faiss.IndexPQ)
+    assert plain.is_trained
+    assert (plain.ntotal, plain.d, plain.metric_type) == (0, M * d, faiss.METRIC_INNER_PRODUCT)
+    assert np.array_equal(faiss.vector_to_array(plain.pq.centroids), codebooks().ravel())
+    plain.add(features())
+    assert np.array_equal(layout_of(plain).codes(), encode(features(), codebooks()))
+    assert load_index(out)[1]["model_fingerprint"] == "model-1"
+    with pytest.raises(OutputExistsError):
+        export_faiss(model, out)
+    export_faiss(model, out, overwrite=True)
+
+
+@pytest.mark.parametrize("block", [7, 500, 65_536])
+@pytest.mark.parametrize("kind", ["codes", "features"])
+def test_codes_and_features_give_the_same_index(model: Path, tmp_path: Path, kind: str, block: int) -> None:
+    values = features() if kind == "features" else encode(features(), codebooks())
+    source = make_rows(tmp_path / "rows.h5", kind, values, IDS, codebooks())
+    calls: list[tuple[int, int]] = []
+    out = index(
+        model, source, tmp_path / "index.faiss", block=block, progress=lambda a, b: calls.append((a, b))
+    )
+    loaded, sidecar = load_index(out)
+    assert isinstance(loaded, faiss.IndexIDMap2)
+    assert np.array_equal(layout_of(loaded).codes(), encode(features(), codebooks()))
+    assert np.array_equal(layout_of(loaded).ids(), IDS)
+    assert sidecar["model_fingerprint"] == "model-1"
+    assert sidecar["extra"] == {"source": kind, "data_fingerprint": "data-1"}
+    assert calls[-1] == (n, n)
+    assert [done for done, _ in calls] == [min(n, start + block) for start in range(0, n, block)]
+    # an item is found by its own vector: nothing scores higher than its own code
+    loaded.check_consistency()
+    D, found = search_index(loaded, features()[:50], 10)
+    own = np.array([features()[i] @ loaded.reconstruct(int(IDS[i])) for i in range(50)])
+    assert (D[:, 0] >= own - 1e-5).all()
+    assert (found[:, 0] == IDS[:50]).mean() > 0.9
+
+
+def test_rows_of_another_model_are_a_mismatch(model: Path, tmp_path: Path) -> None:
+    values = encode(features(), codebooks())
+    other = make_rows(tmp_path / "a.h5", "codes", values, IDS, codebooks(), "model-2")
+    with pytest.raises(MismatchError, match="model-2"):
+        index(model, other, tmp_path / "index.faiss")
+    other = make_rows(tmp_path / "b.h5", "codes", values, IDS, codebooks(1))
+    with pytest.raises(MismatchError, match="other codebooks"):
+        index(model, other, tmp_path / "index.faiss")
+    assert not (tmp_path / "index.faiss").exists()
+    assert not sidecar_path(tmp_path / "index.faiss").exists()
+
+
+def test_repeated_ids_are_refused(model: Path, tmp_path: Path) -> None:
+    ids = IDS.copy()
+    ids[400] = ids[3]
+    source = make_rows(tmp_path / "a.h5", "codes", encode(features(), codebooks()), ids, codebooks())
+    with pytest.raises(DataError, match=f"id {ids[3]} occurs more than once"):
+        index(model, source, tmp_path / "index.faiss")
+    assert not (tmp_path / "index.faiss").exists()
+
+
+def test_features_without_direction_are_refused_by_row(model: Path, tmp_path: Path) -> None:
+    values = features()
+    values[321, d : 2 * d] = 0
+    source = make_rows(tmp_path / "a.h5", "features", values, IDS, codebooks())
+    with pytest.raises(DataError, match="no direction, in row 321"):
+        index(model, source, tmp_path / "index.faiss", block=100)
+
+
+def test_outputs_are_protected(model: Path, codes: Path, tmp_path: Path) -> None:
+    out = index(model, codes, tmp_path / "index.faiss")
+    before = out.read_bytes()
+    with pytest.raises(OutputExistsError, match="--overwrite"):
+        index(model, codes, out)
+    with pytest.raises(DataError):
+        index(model, tmp_path / "missing.h5", out, overwrite=True)
+    assert out.read_bytes() == before
+    load_index(out)
+    with pytest.raises(UsageError, match="source itself"):
+        index(model, codes, codes, overwrite=True)
+    with pytest.raises(UsageError, match="block"):
+        index(model, codes, tmp_path / "other.faiss", block=0)
+    index(model, codes, out, overwrite=True)
+
+
+def test_an_interrupted_build_leaves_nothing(model: Path, codes: Path, tmp_path: Path) -> None:
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        index(model, codes, tmp_path / "index.faiss", progress=interrupt)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["codes.h5", "model"]
+
+
+def test_broken_models_are_refused(model: Path, tmp_path: Path) -> None:
+    def refused(folder: Path, message: str, error: type[DataError] = DataError) -> None:
+        with pytest.raises(error, match=message) as caught:
+            export_faiss(folder, tmp_path / "out.faiss")
+        assert "\n" not in str(caught.value)
+        assert not (tmp_path / "out.faiss").exists()
+
+    refused(tmp_path / "nothing", "not a model folder")
+    refused(make_model(tmp_path / "a", codebooks(), format_version=2), "format 2")
+    refused(make_model(tmp_path / "b", codebooks(), model_fingerprint=None), "not the description")
+    other = make_model(tmp_path / "c", codebooks(), codebooks_fingerprint=codebooks_fingerprint(codebooks(1)))
+    refused(other, "not those of config.json", MismatchError)
+    refused(make_model(tmp_path / "e", codebooks() * np.float32(1.5)), "norm 1.5")
+    (model / "config.json").write_text("{")
+    refused(model, "not the JSON")
+    (model / "config.json").unlink()
+    refused(model, "not found")
+    truncated = make_model(tmp_path / "g", codebooks())
+    weights = truncated / "model.safetensors"
+    data = weights.read_bytes()
+    weights.write_bytes(data[: len(data) // 2])
+    refused(truncated, "damaged")
+    save_file({"other": codebooks()}, weights)
+    refused(truncated, "no 'codebooks'")
+    weights.unlink()
+    refused(truncated, "not found")
