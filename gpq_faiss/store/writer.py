@@ -257,21 +257,25 @@ class RowWriter:
                 sink.check()
         h5.create_dataset("codebooks", data=header.codebooks.astype("<f4"), fletcher32=True, chunks=True)
         versions = {"gpq_faiss": __version__, "numpy": np.__version__, "h5py": h5py.__version__}
-        h5.attrs.update(
-            kind=header.kind,
-            format_version=FORMAT_VERSION,
-            model_fingerprint=header.model_fingerprint,
-            codebooks_fingerprint=header.codebooks_fingerprint,
-            data_fingerprint=header.data_fingerprint,
-            header_fingerprint=header.fingerprint(),
-            class_names=json.dumps(header.class_names),
-            multi_label=header.multi_label,
-            extra=json.dumps(header.extra),
-            versions=json.dumps(versions),
-            created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            ntotal=self.rows,
-            complete=True,
-        )
+        attributes: dict[str, Any] = {
+            "kind": header.kind,
+            "format_version": FORMAT_VERSION,
+            "model_fingerprint": header.model_fingerprint,
+            "codebooks_fingerprint": header.codebooks_fingerprint,
+            "data_fingerprint": header.data_fingerprint,
+            "header_fingerprint": header.fingerprint(),
+            "class_names": json.dumps(header.class_names),
+            "multi_label": header.multi_label,
+            "extra": json.dumps(header.extra),
+            "versions": json.dumps(versions),
+            "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "ntotal": self.rows,
+            "complete": True,
+        }
+        for name, value in attributes.items():
+            # Strings of fixed length lie in the object header, under its checksum; those of variable length in
+            # a heap without one, where a flipped bit sent HDF5 2.0 into an endless loop.
+            h5.attrs[name] = np.bytes_(value.encode()) if isinstance(value, str) else value
         sink.check()
 
     def close(self) -> None:
