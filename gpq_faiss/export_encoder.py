@@ -9,7 +9,7 @@ B is free, the rest is fixed. The normalisation of the input is inside. An item 
 a (nearly) zero sub-vector: ``gpq encode`` refuses such items, a program that runs the file has to do that itself.
 
 No file appears before its graph has answered like the model. Who made it, and what index it belongs to, is written in
-the file: :func:`read_metadata` reads that without running anything.
+the file: :func:`gpq_faiss.info.read_encoder_metadata` reads that without running anything.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import logging
 import math
 import platform
 import warnings
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata as packages
@@ -55,6 +54,9 @@ FORMAT_VERSION = 1
 KIND = "gpq-encoder"
 """Value of the metadata key ``kind``, by which our files are known."""
 
+METADATA_FILE = "gpq.json"
+"""Member of a .pt2 archive (in its folder ``extra``) that holds the metadata."""
+
 OPSET = 18  # what the exporter writes without conversion; runtimes from 2023 on read it
 TOLERANCE = 1e-4
 """Largest difference of a coordinate of a unit-norm vector that the check lets pass."""
@@ -66,8 +68,6 @@ _SUFFIXES: dict[str, Format] = {".onnx": "onnx", ".pt2": "torch"}
 _BATCHES = (1, 2, 7)
 _SAMPLE = 64  # items of the user's own data that are compared
 _CODE_MARGIN = 1e-5  # two codewords this close in cosine are equally near in float32
-_METADATA_FILE = "gpq.json"
-_METADATA_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -233,9 +233,7 @@ def _given_input(encoder: Encoder, check: Dataset | str | NDArray[Any]) -> NDArr
     shape = (model.input_width,) if model.input_kind == "features" else (3, model.image_size, model.image_size)
     if check.ndim != len(shape) + 1 or check.shape[1:] != shape:
         raise MismatchError(
-            f"the array to check on has shape {list(check.shape)}, but {model.folder} takes {['n', *shape]}".replace(
-                "'n'", "n"
-            )
+            f"the array to check on has shape {list(check.shape)}, but {model.folder} takes n items of {list(shape)}"
         )
     if not len(check):
         raise DataError("the array to check on is empty: give one item at least")
@@ -296,7 +294,7 @@ def _trace(graph: _Graph, model: Model) -> torch.export.ExportedProgram:
 
 def _to_torch(program: torch.export.ExportedProgram, metadata: dict[str, str]) -> bytes:
     buffer = io.BytesIO()
-    torch.export.save(program, buffer, extra_files={_METADATA_FILE: json.dumps(metadata)})
+    torch.export.save(program, buffer, extra_files={METADATA_FILE: json.dumps(metadata)})
     return buffer.getvalue()
 
 
@@ -451,69 +449,3 @@ def _metadata(model: Model, kind: Format, with_codes: bool) -> dict[str, str]:
         "versions": json.dumps(versions),
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
-
-
-def read_metadata(path: str | Path) -> dict[str, Any]:
-    """What an exported file says of itself, with numbers and lists as such; nothing in it is run or unpickled.
-
-    Raises:
-        DataError: missing, truncated, damaged, or not made by :func:`export_encoder`.
-        UsageError: an ONNX file, and the package onnx is not there.
-    """
-    path = Path(path)
-    try:
-        with path.open("rb") as file:
-            start = file.read(4)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from None
-    if not start:
-        raise DataError(f"{path} is empty: export the encoder again")
-    raw = _torch_metadata(path) if start.startswith(b"PK") else _onnx_metadata(path)
-    if raw.get("kind") != KIND:
-        raise DataError(f"{path} was not made by gpq export-encoder: it does not name its model")
-    numbers = ("format_version", "input_width", "image_size", "codebooks", "codewords", "subdim")
-    lists = ("outputs", "class_names", "multi_label", "versions")
-    try:
-        found: dict[str, Any] = {
-            key: int(text) if key in numbers else json.loads(text) if key in lists else str(text)
-            for key, text in raw.items()
-        }
-        wanted = {"format_version", "model_fingerprint", "codebooks_fingerprint", "input_kind", "outputs", "codebooks"}
-        if not (wanted | {"codewords", "subdim", "class_names", "versions"}) <= set(found):
-            raise ValueError("keys are missing")
-    except (ValueError, TypeError) as error:
-        raise DataError(f"{path}: its description is damaged ({_line(error)}): export the encoder again") from None
-    if found["format_version"] != FORMAT_VERSION:
-        raise DataError(
-            f"{path} has format {found['format_version']}, this version reads {FORMAT_VERSION}: update gpq-faiss"
-        )
-    return found
-
-
-def _torch_metadata(path: Path) -> dict[str, Any]:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = [n for n in archive.namelist() if n.endswith(f"/extra/{_METADATA_FILE}")]
-            if len(names) != 1 or archive.getinfo(names[0]).file_size > _METADATA_BYTES:
-                raise DataError(f"{path} was not made by gpq export-encoder: it does not name its model")
-            broken = archive.testzip()
-            if broken is not None:
-                raise DataError(f"{path} is damaged (in {broken}): export the encoder again")
-            value = json.loads(archive.read(names[0]))
-    except (zipfile.BadZipFile, OSError, ValueError, EOFError, NotImplementedError, RuntimeError) as error:
-        raise DataError(f"{path} is truncated or damaged ({_line(error)}): export the encoder again") from None
-    return value if isinstance(value, dict) else {}
-
-
-def _onnx_metadata(path: Path) -> dict[str, Any]:
-    try:
-        import onnx
-    except ImportError:
-        raise UsageError(f"{path}: reading ONNX needs the package onnx: pip install 'gpq-faiss[onnx]'") from None
-    from google.protobuf.message import DecodeError
-
-    try:
-        proto = onnx.load(str(path), load_external_data=False)
-    except (DecodeError, OSError, ValueError) as error:
-        raise DataError(f"{path} is not an ONNX file, or is damaged ({_line(error)})") from None
-    return {entry.key: entry.value for entry in proto.metadata_props}

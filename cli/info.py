@@ -1,0 +1,69 @@
+"""``gpq info``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from .options import emit
+
+
+@click.command()
+@click.argument("path")
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="How it is told; JSON has everything.",
+)
+def info(path: str, format_: str) -> None:
+    """Say what a file or folder is: shapes, sizes, fingerprints, versions; and verify it.
+
+    PATH is a model folder, an unfinished run, features.h5, codes.h5, a split, a Faiss index, an exported encoder
+    (.onnx, .pt2), or arrays (.npy, .npz).
+
+    \b
+    Examples:
+      gpq info model
+      gpq info index.faiss --format json
+    """
+    from gpq_faiss.info import info as run
+
+    found = run(path)
+    emit(found if format_ == "json" else _table(found), None)
+
+
+def _table(found: dict[str, Any]) -> str:
+    """Two columns; what is nested gets a dotted name, and long lists are cut."""
+    rows = _flat(found)
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {value}".rstrip() for name, value in rows)
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            rows += _flat(value, f"{name}.")
+        else:
+            rows.append((name, _text(key, value)))
+    return rows
+
+
+def _text(key: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list) and key.endswith("shape"):
+        return " x ".join(_text("", v) for v in value)
+    if isinstance(value, list):
+        more = f" ... ({len(value)} in all)" if len(value) > 20 else ""
+        return ", ".join(_text("", v) for v in value[:20]) + more if value else "-"
+    if isinstance(value, int) and key not in {"format_version", "seed"}:
+        return f"{value:,}"
+    return str(value)

@@ -1,0 +1,128 @@
+"""Small model folders without a training: real networks with random weights, for tests of what comes after it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from gpq_faiss import __version__
+from gpq_faiss.config import Config, NetworkConfig, QuantizerConfig, TrainingConfig, to_dict
+from gpq_faiss.nn.model import build_network, save_model
+from gpq_faiss.store import codebooks_fingerprint
+
+
+class _NoSplit:
+    """Stands for the split of a training that never was."""
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps({"name": "none", "seed": 0}), encoding="utf-8")
+
+
+def make_model(
+    folder: str | Path,
+    kind: Literal["features", "images"] = "features",
+    *,
+    M: int = 6,
+    K: int = 16,
+    d: int = 12,
+    width: int = 20,
+    image_size: int = 32,
+    backbone: str = "auto",
+    hidden: tuple[int, ...] = (24,),
+    norm: Literal["none", "batch", "layer"] = "none",
+    dropout: float = 0.0,
+    class_names: tuple[str, ...] = ("cat", "dog", "owl"),
+    multi_label: bool = False,
+    seed: int = 0,
+    overwrite: bool = False,
+) -> Path:
+    """Write the folder that ``gpq train`` would write, in some milliseconds.
+
+    The input statistics of a features model and all statistics of batch norm are set to random values, so that a
+    stage which forgets them (or runs in training mode) gives other vectors.
+
+    Args:
+        folder: where; must not exist unless ``overwrite``.
+        kind: what the model takes: ``features`` [n, ``width``] or ``images`` of side ``image_size``.
+        M, K, d: codebooks, codewords, dimensions of a sub-vector.
+        backbone: as ``gpq train`` has it; ``auto`` is ``mlp`` (``linear`` where ``hidden`` is empty) or ``vgg``.
+        seed: of all weights.
+
+    Returns:
+        ``folder``.
+    """
+    config = Config(
+        preset="paper",
+        quantizer=QuantizerConfig(codebooks=M, codewords=K, subdim=d),
+        network=NetworkConfig(
+            backbone=backbone,
+            image_size=image_size if kind == "images" else 0,
+            hidden=hidden,
+            norm=norm,
+            dropout=dropout,
+        ),
+        training=TrainingConfig(steps=1, seed=seed),
+    )
+    input_: dict[str, Any]
+    input_ = {"kind": "features", "width": width} if kind == "features" else {"kind": "images", "image_size": image_size}
+    network = build_network(config, input_, len(class_names))
+    generator = torch.Generator().manual_seed(seed + 1)
+    with torch.no_grad():
+        for name, buffer in network.named_buffers():
+            if kind == "features" and name == "backbone.input.mean" or name.endswith("running_mean"):
+                buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.3)
+            elif kind == "features" and name == "backbone.input.std" or name.endswith("running_var"):
+                buffer.copy_(torch.rand(buffer.shape, generator=generator) + 0.5)
+        codebooks = np.ascontiguousarray(network.codebooks().numpy(), dtype=np.float32)
+    network.eval()
+    save_model(
+        Path(folder),
+        network,
+        codebooks,
+        {
+            "format_version": 1,
+            "method": "gpq",
+            "config": to_dict(config),
+            "run_identity": "0" * 16,
+            "codebooks_fingerprint": codebooks_fingerprint(codebooks),
+            "data": {"name": "random weights", "fingerprint": "0" * 16, "notes": []},
+            "split": {"protocol": "none", "seed": seed, "hash": "0" * 16},
+            "class_names": list(class_names),
+            "multi_label": multi_label,
+            "input": input_,
+            "training": {
+                "steps": 1,
+                "seconds": 0.0,
+                "best_step": None,
+                "validation_map": None,
+                "validation_items": 0,
+                "labelled_items": len(class_names),
+                "unlabelled_items": 0,
+                "device": "cpu",
+            },
+            "versions": {
+                "gpq_faiss": __version__,
+                "torch": torch.__version__,
+                "numpy": np.__version__,
+                "python": "3",
+            },
+        },
+        extra={"metrics.jsonl": json.dumps({"step": 1, "total": 1.0}) + "\n"},
+        split=_NoSplit(),
+        overwrite=overwrite,
+    )
+    return Path(folder)
+
+
+def random_input(
+    kind: Literal["features", "images"], n: int, *, width: int = 20, image_size: int = 32, seed: int = 0
+) -> np.ndarray[Any, np.dtype[Any]]:
+    """What such a model takes: features float32 [n, width], or images uint8 [n, 3, image_size, image_size]."""
+    rng = np.random.default_rng([seed, n])
+    if kind == "features":
+        return rng.standard_normal((n, width)).astype(np.float32)
+    return rng.integers(0, 256, (n, 3, image_size, image_size), dtype=np.uint8)
