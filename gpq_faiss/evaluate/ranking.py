@@ -1,32 +1,28 @@
 """The ranking of a whole database for many queries, exactly, with ties, in bounded memory.
 
 An average precision over U distinct codes needs a sort of U scores, not N. So the database is grouped by code
-once; items are counted by (label set, code); queries are taken in the order of their label sets, so that the
-counts of relevant items a code are made once for each label set; and a block of queries at a time is scored,
-sorted and summed with whole-array operations.
-
-One sort carries its own permutation: a float32 score, widened to float64, leaves 29 bits of the mantissa
-    zero, and these hold the
-code's number. Such a sort of plain float64 is several times faster than an ``argsort`` of float32, and exact.
+once, items are counted by (label set, code), queries are taken in the order of their label sets, and a block
+of them at a time is scored, sorted and summed with whole-array operations (:mod:`.engine`).
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import DataError, UsageError
-from .grouping import Bytes, LabelsLike, Relevance, distinct_rows, label_rows, same_width
+from .engine import Engine, FunctionScorer, Scorer, TableScorer, Worker
+from .grouping import Bytes, LabelsLike, distinct_rows, label_rows, same_width
 from .metrics import RECALL_LEVELS, check_ks, check_levels, precision_of, recall_of
 from .ties import (
     Denominator,
     Floats,
-    Groups,
     Ints,
     Ties,
     average_precisions,
@@ -42,12 +38,7 @@ ScoreFunction = Callable[[Ints, Bytes], NDArray[Any]]
 RowFunction = Callable[[Ints], NDArray[Any]]
 """``(query rows int64 [q]) -> scores [q, N]`` against every database row, larger is better."""
 
-_PAYLOAD_BITS = 29  # what float64's mantissa (52 bits) has beyond float32's (23)
-_PAYLOAD = np.int64((1 << _PAYLOAD_BITS) - 1)
-_LOW = np.int64((1 << 32) - 1)
 _TASK = 128  # queries a task; fixed, so that the result does not depend on the number of threads
-_CACHE_ENTRIES = 1 << 17  # scores a block: what stays in a core's own cache
-_BYTES_A_SCORE = 48  # all buffers of a block together
 
 
 @dataclass(frozen=True)
@@ -113,8 +104,8 @@ def rank_codes(
     Args:
         scorer: tables float32 [Q, M, K] (score = sum over m of tables[q, m, code_m]), or a
             :data:`ScoreFunction`, for other kinds of code. Either way each distinct code is scored once, so
-            equal codes have equal scores. Tables are added in float32 in
-            a fixed order: left to right within chunks of codebooks of at most 12 bits, then chunk by chunk.
+            equal codes have equal scores. Sums of tables are exact, of entries rounded to 2^-29 of the
+            largest score that the query can have (float32 sums are 32 times coarser).
         codes: uint8 [N, W]. With tables, W = M codeword numbers below K; with a function, whatever it takes.
         query_labels, database_labels: see :func:`gpq_faiss.evaluate.grouping.label_rows`; unlabelled items
             are never relevant.
@@ -138,14 +129,14 @@ def rank_codes(
         raise DataError(f"codes must be uint8 [N, W], not {codes.dtype} {codes.shape}")
     database = _Database.prepare(len(codes), database_labels, rows, ids)
     distinct, code_of = distinct_rows(np.ascontiguousarray(codes[database.rows]))
-    fill: _Fill
+    prepared: Scorer
     if callable(scorer):
-        fill, n_queries = _function_filler(lambda q: scorer(q, distinct), len(distinct)), None
+        function = scorer
+        prepared, n_queries = FunctionScorer(lambda q: function(q, distinct)), None
     else:
-        fill = _TableFiller(scorer, distinct)
-        n_queries = len(scorer)
+        prepared, n_queries = TableScorer(scorer, distinct), len(scorer)
     plan = _Plan(ties, k, denominator, check_ks(ks), levels, memory, threads)
-    return _rank(plan, fill, n_queries, len(distinct), code_of, query_labels, database, exclude)
+    return _rank(plan, prepared, n_queries, len(distinct), code_of, query_labels, database, exclude)
 
 
 def rank_scores(
@@ -192,10 +183,11 @@ def rank_scores(
             )
         return block if whole else block[:, database.rows]
 
-    fill = _function_filler(picked, len(database.rows))
     plan = _Plan(ties, k, denominator, check_ks(ks), levels, memory, threads)
     code_of = np.arange(len(database.rows), dtype=np.int64)
-    return _rank(plan, fill, n_queries, len(code_of), code_of, query_labels, database, exclude)
+    return _rank(
+        plan, FunctionScorer(picked), n_queries, len(code_of), code_of, query_labels, database, exclude
+    )
 
 
 def rank_features(
@@ -219,8 +211,7 @@ def rank_features(
     return rank_scores(lambda q: xq[q] @ xb.T, query_labels, database_labels, **options)
 
 
-# ----------------------------------------------------------------------------------------------------
-# preparation
+# ---- preparation
 
 
 @dataclass(frozen=True)
@@ -284,245 +275,9 @@ def _length(labels: LabelsLike) -> int:
     return len(labels.packed) if hasattr(labels, "packed") else len(labels)
 
 
-class _Fill(Protocol):
-    """Fills ``out`` float32 [q, U] with *negated* scores, none of them -0.0; ``spare`` is scratch of that
-    shape."""
-
-    def __call__(self, queries: Ints, out: NDArray[np.float32], spare: NDArray[np.float32]) -> None: ...
-
-
-class _TableFiller:
-    """Adds up tables [Q, M, K] for distinct codes [U, M]."""
-
-    def __init__(self, tables: NDArray[np.float32], distinct: Bytes) -> None:
-        tables = np.asarray(tables)
-        if tables.ndim != 3 or tables.dtype != np.float32:
-            raise DataError(f"tables must be float32 [Q, M, K], not {tables.dtype} {tables.shape}")
-        _, m, size = tables.shape
-        if distinct.shape[1] != m:
-            raise UsageError(
-                f"codes have {distinct.shape[1]} codewords each, the tables {m} codebooks: unpack the codes first"
-            )
-        if len(distinct) and int(distinct.max()) >= size:
-            raise DataError(f"codeword {distinct.max()} is out of range: the codebooks have {size}")
-        # A finite sum of magnitudes rules out infinity and NaN in any score.
-        if not (
-            np.abs(tables).max(axis=2, initial=0.0).sum(axis=1, dtype=np.float64) < np.finfo(np.float32).max
-        ).all():
-            raise DataError(
-                "score tables hold NaN, infinity or values too large to add: check the query vectors"
-            )
-        # One look-up serves as many codebooks as 4,096 entries can hold: each gather costs, whatever it
-        # gathers.
-        step = 1
-        while size ** (step + 1) <= 4096:
-            step += 1
-        self._tables = tables
-        self._chunks: list[tuple[int, int, Ints]] = []
-        for start in range(0, m, step):
-            stop = min(m, start + step)
-            index = np.zeros(len(distinct), dtype=np.int64)
-            for column in range(start, stop):
-                index = index * size + distinct[:, column]
-            self._chunks.append((start, stop, index))
-
-    def __call__(self, queries: Ints, out: NDArray[np.float32], spare: NDArray[np.float32]) -> None:
-        tables = np.float32(0) - self._tables[queries]  # 0 - x, as -x would make -0.0
-        for start, stop, index in self._chunks:
-            chunk = tables[:, start]
-            for column in range(start + 1, stop):
-                chunk = (chunk[:, :, None] + tables[:, None, column]).reshape(len(queries), -1)
-            if start == 0:
-                np.take(chunk, index, axis=1, out=out, mode="clip")  # "clip" writes straight into out
-            else:
-                np.take(chunk, index, axis=1, out=spare, mode="clip")
-                np.add(out, spare, out=out)
-
-
-def _function_filler(function: Callable[[Ints], NDArray[Any]], width: int) -> _Fill:
-    def fill(queries: Ints, out: NDArray[np.float32], spare: NDArray[np.float32]) -> None:
-        given = np.asarray(function(queries))
-        if given.shape != out.shape:
-            raise DataError(
-                f"the score function gave {given.shape} for {len(queries)} queries: expected {out.shape}"
-            )
-        if given.dtype != np.float32:
-            spare[...] = given
-            if not (spare == given).all():
-                raise UsageError(
-                    f"scores of type {given.dtype} do not fit float32 exactly: round them yourself, as it makes ties"
-                )
-            given = spare
-        if not np.isfinite(given).all():
-            raise DataError("scores hold NaN or infinity: a ranking needs finite scores")
-        np.subtract(np.float32(0), given, out=out)
-
-    if width >= 1 << _PAYLOAD_BITS:
-        raise DataError(
-            f"{width:,} distinct items are more than 2^{_PAYLOAD_BITS}: rank the database in parts"
-        )
-    return fill
-
-
-# ------------------------------------------------------------------------------------------------------ the
-# engine
-
-
-class _Workspace:
-    """The buffers of one thread for blocks of at most ``block`` queries over ``width`` entries."""
-
-    def __init__(self, block: int, width: int, distinct: int, *, expand: bool) -> None:
-        self.scores = np.empty((block, distinct), dtype=np.float32)
-        self.spare = np.empty((block, distinct), dtype=np.float32)
-        self.keys = np.empty((block, width), dtype=np.float64)
-        self.index = np.empty((block, width), dtype=np.int64)
-        self.packed = np.empty((block, width), dtype=np.int64)
-        self.sums = np.empty((block, width), dtype=np.int64)
-        self.same = np.zeros((block, width), dtype=bool)
-        self.items = np.empty((block, width), dtype=np.float32) if expand else None
-
-
-class _Engine:
-    """Sorts blocks of queries and gives their tie groups."""
-
-    def __init__(
-        self,
-        fill: _Fill,
-        n_distinct: int,
-        code_of: Ints,
-        labels: Bytes,
-        queries: Bytes,
-        order: Ints | None,
-        exclude: Ints | None,
-    ) -> None:
-        # order: None, or the items in the order that ties take; each item is then an entry of its own.
-        self.fill, self.n_distinct, self.order, self.exclude = fill, n_distinct, order, exclude
-        self.queries, self.labels, self.code_of = queries, labels, code_of
-        if order is None:
-            self.width, self.entry_of = n_distinct, code_of
-            self.expand = None
-        else:
-            self.width = len(code_of)
-            self.entry_of = np.empty(self.width, dtype=np.int64)
-            self.entry_of[order] = np.arange(self.width)
-            self.expand = code_of[order]
-        if self.width >= 1 << _PAYLOAD_BITS:
-            raise DataError(
-                f"{self.width:,} entries are more than 2^{_PAYLOAD_BITS}: rank the database in parts"
-            )
-        self.sizes = np.bincount(self.entry_of, minlength=self.width).astype(np.int64)
-        self.relevance = Relevance.count(labels, self.entry_of, self.width)
-        self.payload = np.arange(self.width, dtype=np.int64)
-
-    def block_size(self, memory: int) -> int:
-        """Queries a block within ``memory`` bytes, and no more than the cache can use."""
-        return int(np.clip(min(_CACHE_ENTRIES // self.width, memory // (_BYTES_A_SCORE * self.width)), 1, 64))
-
-    def workspace(self, block: int) -> _Workspace:
-        return _Workspace(block, self.width, self.n_distinct, expand=self.expand is not None)
-
-    def counts_for(self, query: int) -> tuple[Ints, int]:
-        """Items and relevant items of each entry as one number (relevant << 32 | items), so that one sum
-        serves both."""
-        hits = self.relevance.hits(self.queries[query])
-        return (hits << 32) | self.sizes, int(hits.sum())
-
-    def sort(self, block: Ints, work: _Workspace) -> None:
-        """Fill ``work.index`` with the entries of each query in rank order and ``work.keys`` with their
-        (integer) scores."""
-        b = len(block)
-        scores = work.scores[:b]
-        self.fill(block, scores, work.spare[:b])
-        keys, index = work.keys[:b], work.index[:b]
-        if self.expand is not None and work.items is not None:
-            scores = np.take(scores, self.expand, axis=1, out=work.items[:b], mode="clip")
-        keys[...] = scores
-        bits = keys.view(np.int64)
-        if self.expand is None:
-            bits |= self.payload
-            keys.sort(axis=1)
-            np.bitwise_and(bits, _PAYLOAD, out=index)
-        else:
-            # Below zero a larger mantissa sorts earlier: complement the payload there to keep the items'
-            # order.
-            np.bitwise_or(bits, self.payload ^ ((bits >> 63) & _PAYLOAD), out=bits)
-            keys.sort(axis=1)
-            np.bitwise_and(bits ^ (bits >> 63), _PAYLOAD, out=index)
-
-    def groups(
-        self, block: Ints, set_of: Ints, cache: dict[int, tuple[Ints, int]], work: _Workspace
-    ) -> Groups:
-        """Tie groups of the rankings of the queries ``block`` (which come ordered by label set)."""
-        b = len(block)
-        self.sort(block, work)
-        index, packed, sums, same = work.index[:b], work.packed[:b], work.sums[:b], work.same[:b]
-        relevant = np.zeros(b, dtype=np.int64)
-        start = 0
-        while start < b:
-            label_set = int(set_of[block[start]])
-            stop = start + 1
-            while stop < b and set_of[block[stop]] == label_set:
-                stop += 1
-            if label_set not in cache:
-                cache.clear()  # queries come in the order of their sets: the one before is done with
-                cache[label_set] = self.counts_for(int(block[start]))
-            counts, total = cache[label_set]
-            relevant[start:stop] = total
-            if self.exclude is None:
-                np.take(counts, index[start:stop], out=packed[start:stop], mode="clip")
-            else:
-                for i in range(start, stop):
-                    relevant[i] -= self._take_without(int(block[i]), counts, index[i], packed[i])
-            start = stop
-        np.cumsum(packed, axis=1, out=sums)
-        flat, flat_sums = packed.reshape(-1), sums.reshape(-1)
-        if self.expand is None:
-            bits = work.keys[:b].view(np.int64)
-            bits >>= _PAYLOAD_BITS
-            np.equal(bits[:, 1:], bits[:, :-1], out=same[:, :-1])
-            _merge_ties(np.flatnonzero(same), flat, flat_sums)
-        places = np.flatnonzero(flat > _LOW)  # a relevant item or more
-        here = flat.take(places)
-        before = flat_sums.take(places) - here
-        bounds = np.searchsorted(places, np.arange(b + 1) * self.width)
-        row = np.repeat(np.arange(b), np.diff(bounds))
-        return Groups(b, row, before & _LOW, here & _LOW, before >> 32, here >> 32, relevant)
-
-    def _take_without(self, query: int, counts: Ints, index: Ints, out: Ints) -> int:
-        """``counts[index]`` with the excluded item of ``query`` left out; 1 if that item was relevant, else
-        0."""
-        item = -1 if self.exclude is None else int(self.exclude[query])
-        if item < 0:
-            np.take(counts, index, out=out, mode="clip")
-            return 0
-        relevant = int((self.labels[item] & self.queries[query]).any())
-        entry = int(self.entry_of[item])
-        counts[entry] -= (relevant << 32) + 1
-        np.take(counts, index, out=out, mode="clip")
-        counts[entry] += (relevant << 32) + 1
-        return relevant
-
-
-def _merge_ties(tied: Ints, counts: Ints, sums: Ints) -> None:
-    """Give the last of each run of equal scores the counts of the whole run, and the others none, in place.
-
-    ``tied`` are the flat places whose score equals that of the next place. Different codes with equal scores
-    are few at 48 bits, so only they are touched.
-    """
-    if not len(tied):
-        return
-    new = np.ones(len(tied), dtype=bool)
-    new[1:] = tied[1:] != tied[:-1] + 1
-    first = tied[new]
-    last = tied[np.append(np.flatnonzero(new)[1:] - 1, len(tied) - 1)] + 1
-    total = sums[last] - sums[first] + counts[first]
-    counts[tied] = 0
-    counts[last] = total
-
-
 def _rank(
     plan: _Plan,
-    fill: _Fill,
+    scorer: Scorer,
     n_queries: int | None,
     n_distinct: int,
     code_of: Ints,
@@ -537,25 +292,25 @@ def _rank(
     order = None
     if plan.ties == "id":
         order = np.argsort(database.rows if database.ids is None else database.ids)
-    engine = _Engine(
-        fill, n_distinct, code_of, labels, query_sets, order, _excluded(exclude, n_queries, database)
-    )
-    _, set_of = distinct_rows(query_sets)
-    by_set = np.argsort(set_of, kind="stable")
+    excluded = _excluded(exclude, n_queries, database)
+    engine = Engine(scorer, code_of, n_distinct, labels, query_sets, order=order, exclude=excluded)
+    by_set = engine.order_of_queries()
     block = engine.block_size(plan.memory // plan.threads)
     harmonic = harmonic_numbers(n)
     levels = np.zeros(0) if plan.levels is None else check_levels(plan.levels)
     ap, without = np.zeros(n_queries), np.zeros(n_queries, dtype=bool)
     precision, recall = np.zeros((n_queries, len(plan.ks))), np.zeros((n_queries, len(plan.ks)))
 
+    local = threading.local()
+
     def task(start: int) -> Floats:
-        work = engine.workspace(block)
-        cache: dict[int, tuple[Ints, int]] = {}
+        if not hasattr(local, "worker"):
+            local.worker = Worker()
         curve = np.zeros(len(levels))
         stop = min(n_queries, start + _TASK)
         for first in range(start, stop, block):
             rows = by_set[first : min(stop, first + block)]
-            groups = engine.groups(rows, set_of, cache, work).arranged(plan.ties)
+            groups = engine.groups(rows, local.worker).arranged(plan.ties)
             ap[rows] = average_precisions(groups, harmonic, plan.k, plan.denominator)
             without[rows] = groups.relevant == 0
             if plan.ks:

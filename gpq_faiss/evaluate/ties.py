@@ -158,16 +158,39 @@ def precision_sums(groups: Groups, harmonic: Floats, k: int | None = None) -> Fl
 
     ``harmonic`` is :func:`harmonic_numbers` up to the length of the ranking at least.
     """
-    a, n, r = groups.before, groups.size, groups.hits
+    several = groups.size > 1
+    n_several = np.count_nonzero(several)
+    if 2 * n_several > len(several):  # most: all by the general form
+        return _precision_sums(groups.before, groups.size, groups.hits_before, groups.hits, harmonic, k)
+    result = (groups.hits_before + 1.0) / (groups.before + 1.0)
+    if k is not None:
+        result[groups.before >= k] = 0.0
+    if n_several:
+        g = np.flatnonzero(several)
+        result[g] = _precision_sums(
+            groups.before[g], groups.size[g], groups.hits_before[g], groups.hits[g], harmonic, k
+        )
+    return result
+
+
+def _precision_sums(a: Ints, n: Ints, b: Ints, r: Ints, harmonic: Floats, k: int | None) -> Floats:
+    """The closed form at the head of this file."""
     t = n if k is None else np.clip(k - a, 0, n)
-    spread = harmonic.take(a + t) - harmonic.take(a)
+    spread = harmonic.take(a + t)
+    spread -= harmonic.take(a)
+    fa, fn, fb, fr, ft = (field.astype(np.float64) for field in (a, n, b, r, t))
+    fa += 1.0
     # The difference of two sums of about log(a) loses digits; for a single rank there is no need to lose
     # them.
-    behind = a + 1.0
-    np.divide(1.0, behind, out=spread, where=t == 1)
-    slope = (r - 1.0) / np.maximum(n - 1, 1)
-    result: Floats = (r / n) * ((groups.hits_before + 1.0 - slope * behind) * spread + slope * t)
-    return result
+    np.copyto(spread, 1.0 / fa, where=t == 1)
+    slope = (fr - 1.0) / np.maximum(fn - 1.0, 1.0)
+    fb += 1.0
+    fb -= slope * fa
+    fb *= spread
+    fb += slope * ft
+    fb *= fr
+    fb /= fn
+    return fb
 
 
 def found_at(groups: Groups, k: int) -> Floats:
