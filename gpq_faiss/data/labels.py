@@ -240,6 +240,14 @@ class Labels:
         packed[rows] = self.packed[rows]
         return Labels(packed, self.class_names)
 
+    def select_classes(self, classes: NDArray[Any]) -> Labels:
+        """The same N items over these classes alone (positions, in this order); other labels are dropped."""
+        names = tuple(self.class_names[int(c)] for c in classes)
+        packed = np.zeros((len(self), (len(names) + 7) // 8), dtype=np.uint8)
+        for start, block in self._blocks():
+            packed[start : start + len(block)] = np.packbits(block[:, classes], axis=1)
+        return Labels(packed, names)
+
     def counts(self) -> NDArray[np.int64]:
         """Items of each class, int64 [C]."""
         total = np.zeros(self.n_classes, dtype=np.int64)
