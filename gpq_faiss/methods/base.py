@@ -1,0 +1,199 @@
+"""The one interface of all methods that the tables compare: fit, encode, score, and the Faiss index it ends in.
+
+A method takes vectors as they come (features, or pixels), and makes of each item a row of bytes, its code. The score of a query
+and a code is larger for nearer items, and depends on the bytes of the code alone: items with equal codes have bit-equal scores, so
+that a ranking may score each distinct code once and tie its items exactly.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..data.labels import Labels, named_rows
+from ..errors import DataError, MismatchError, UsageError
+
+Floats = NDArray[np.float32]
+Codes = NDArray[np.uint8]
+
+
+class Method(ABC):
+    """Codes for similarity search.
+
+    Sub-classes implement :meth:`_fit`, :meth:`_encode` and :meth:`_score`, which are given checked arguments.
+
+    Args:
+        bits: length of the code in bits. Methods that are not bound to a length (``float``, ``classifier``) say so and do
+            without; their :attr:`bits` is what an item really takes, known after :meth:`fit`.
+        seed: of everything random in :meth:`fit`.
+
+    Raises:
+        UsageError: ``bits`` is not positive, or the method has no code of that length; ``seed`` is negative.
+    """
+
+    name: str = ""
+    """Short name, as in :data:`gpq_faiss.methods.registry.METHODS`."""
+    width: int = 0
+    """Length of the input vectors; 0 before :meth:`fit`."""
+    code_size: int = 0
+    """Bytes of one code; 0 where it is not known before :meth:`fit`."""
+
+    def __init__(self, bits: int, *, seed: int = 0) -> None:
+        if bits <= 0:
+            raise UsageError(f"{self.name}: {bits} bits: a code has at least 1")
+        if seed < 0:
+            raise UsageError(f"{self.name}: seed {seed}: it must not be negative")
+        self.bits = bits
+        self.seed = seed
+
+    # ------------------------------------------------------------------------------------------------ what users call
+
+    def fit(self, x: NDArray[Any], labels: Labels | None = None, *, seed: int | None = None) -> Self:
+        """Learn from a training set.
+
+        Args:
+            x: float32 [N, width], all rows of the training set: labelled and unlabelled ones.
+            labels: of these rows (unlabelled rows have none); methods without supervision do not look at them.
+            seed: in place of the constructor's.
+
+        Raises:
+            DataError: rows that are not finite; too few rows for this code; labels that are needed and not there.
+            UsageError: a code that vectors of this width cannot have.
+        """
+        if seed is not None:
+            if seed < 0:
+                raise UsageError(f"{self.name}: seed {seed}: it must not be negative")
+            self.seed = seed
+        x = _check(x, self.name, "training vectors")
+        if not len(x) or not x.shape[1]:
+            raise DataError(f"{self.name}: training vectors are {list(x.shape)}: nothing to learn from")
+        if labels is not None and len(labels) != len(x):
+            raise DataError(f"{self.name}: {len(x):,} training vectors but {len(labels):,} labels")
+        self.width = 0  # a failed second fit leaves nothing half-learnt in use
+        self._fit(x, labels)
+        self.width = x.shape[1]
+        return self
+
+    def encode(self, x: NDArray[Any]) -> Codes:
+        """Codes uint8 [n, code_size] of vectors float32 [n, width].
+
+        Raises:
+            UsageError: not fitted yet.
+            DataError: rows that are not finite, or have no code (a zero vector has no cosine).
+            MismatchError: vectors of another width than the training's.
+        """
+        return self._encode(self._inputs(x, "vectors"))
+
+    def score(self, xq: NDArray[Any], codes: NDArray[Any]) -> Floats:
+        """Scores float32 [Q, n] of each code for each query; larger is nearer, equal codes score bit-equal.
+
+        Args:
+            xq: float32 [Q, width], queries.
+            codes: uint8 [n, code_size] of :meth:`encode`.
+
+        Raises:
+            UsageError, DataError, MismatchError: as for :meth:`encode`; or codes of another size.
+        """
+        xq = self._inputs(xq, "queries")
+        codes = np.asarray(codes)
+        if codes.ndim != 2 or codes.dtype != np.uint8:
+            raise DataError(
+                f"{self.name}: codes are {codes.dtype} {list(codes.shape)}, not uint8 [n, {self.code_size}]"
+            )
+        if codes.shape[1] != self.code_size:
+            raise MismatchError(
+                f"{self.name}: codes of {codes.shape[1]} bytes, but this method's have {self.code_size}: "
+                "give codes that it encoded"
+            )
+        return self._score(xq, np.ascontiguousarray(codes))
+
+    @abstractmethod
+    def index(self) -> Any:
+        """A trained, empty ``faiss.Index`` (or ``faiss.IndexBinary``) that ranks as :meth:`score` does.
+
+        It takes what :meth:`index_input` gives, both to ``add`` and to ``search``.
+
+        Raises:
+            UsageError: not fitted yet.
+        """
+
+    def index_input(self, x: NDArray[Any]) -> NDArray[Any]:
+        """What :meth:`index` is fed with for the vectors ``x``: they themselves, unless the method says otherwise."""
+        return self._inputs(x, "vectors")
+
+    def settings(self) -> dict[str, Any]:
+        """All hyper-parameters, ready for JSON: two methods of equal settings and data give equal codes."""
+        return {"method": self.name, "seed": self.seed}
+
+    # ------------------------------------------------------------------------------------------- what methods implement
+
+    @abstractmethod
+    def _fit(self, x: Floats, labels: Labels | None) -> None: ...
+
+    @abstractmethod
+    def _encode(self, x: Floats) -> Codes: ...
+
+    @abstractmethod
+    def _score(self, xq: Floats, codes: Codes) -> Floats: ...
+
+    # --------------------------------------------------------------------------------------------------------- checks
+
+    def _require_fit(self) -> None:
+        if not self.width:
+            raise UsageError(f"{self.name} has learnt nothing yet: call fit first")
+
+    def _inputs(self, x: NDArray[Any], what: str) -> Floats:
+        self._require_fit()
+        x = _check(x, self.name, what)
+        if x.shape[1] != self.width:
+            raise MismatchError(
+                f"{self.name}: {what} of width {x.shape[1]}, but it was fitted to width {self.width}: "
+                "give vectors from the same extractor"
+            )
+        return x
+
+
+def _check(x: NDArray[Any], name: str, what: str) -> Floats:
+    """float32 [n, width], C-contiguous and finite, or a :class:`DataError`."""
+    x = np.asarray(x)
+    if x.ndim != 2 or x.dtype.kind not in "fiu":
+        raise DataError(f"{name}: {what} are {x.dtype} {list(x.shape)}: numbers [n, width] are needed")
+    # A large float64 overflows to infinity here and is refused below, with its row.
+    with np.errstate(over="ignore"):
+        x = np.ascontiguousarray(x, dtype=np.float32)
+    bad = np.flatnonzero(~np.isfinite(x).all(axis=1))
+    if bad.size:
+        raise DataError(
+            f"{name}: {what}: {named_rows(bad)} hold NaN or infinity: repair or leave out these rows"
+        )
+    return x
+
+
+def _norms(x: Floats) -> NDArray[np.float64]:
+    # float64: a float32 square overflows at 1e19 and vanishes at 1e-23.
+    norms: NDArray[np.float64] = np.sqrt(np.einsum("nd,nd->n", x, x, dtype=np.float64))
+    return norms
+
+
+def scaled_rows(x: Floats) -> Floats:
+    """``x`` with every row scaled to length 1, float32; zero rows stay zero."""
+    norms = _norms(x)
+    norms[norms == 0] = 1
+    return np.divide(x, norms[:, None], out=np.empty_like(x), casting="same_kind")
+
+
+def unit_rows(x: Floats, name: str) -> Floats:
+    """As :func:`scaled_rows`, for methods that need a direction.
+
+    Raises:
+        DataError: a zero row.
+    """
+    zero = np.flatnonzero(~x.any(axis=1))
+    if zero.size:
+        raise DataError(
+            f"{name}: {named_rows(zero)} are all zero and have no direction: leave out these rows"
+        )
+    return scaled_rows(x)

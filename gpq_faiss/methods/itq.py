@@ -1,0 +1,119 @@
+"""Iterative quantisation (Gong, Lazebnik, Gordo and Perronnin, TPAMI 2013): signs of rotated principal components.
+
+The vectors are centred and scaled to length 1, projected on their first ``bits`` principal components, and turned by the
+rotation that takes them nearest to their own signs (min ||B - V R||², sect. 3, by turns for B and R). A bit is the sign of a
+coordinate; codes are compared by Hamming distance, between codes on both sides. Training is Faiss's ``ITQTransform``.
+Unsupervised.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from ..data.labels import Labels
+from ..errors import DataError, UsageError
+from .base import Codes, Floats, Method
+
+_BLOCK_BYTES = 32 << 20  # of temporary arrays
+
+
+class BinaryMethod(Method):
+    """A method whose codes are bits compared by Hamming distance; sub-classes implement :meth:`project`.
+
+    Bit i of a code is the sign of coordinate i (1 above 0), in byte i // 8, lowest bit first, as Faiss packs them. The
+    bits that fill up the last byte are 0 in every code, so they add nothing to any distance.
+    """
+
+    def __init__(self, bits: int, *, seed: int = 0) -> None:
+        super().__init__(bits, seed=seed)
+        self.code_size = (bits + 7) // 8
+
+    def project(self, x: NDArray[Any]) -> Floats:
+        """The coordinates float32 [n, bits] whose signs are the code."""
+        return self._project(self._inputs(x, "vectors"))
+
+    def _project(self, x: Floats) -> Floats:
+        raise NotImplementedError
+
+    def index(self) -> Any:
+        """``faiss.IndexBinaryFlat`` over the code's bits, filled up to whole bytes."""
+        self._require_fit()
+        return faiss.IndexBinaryFlat(8 * self.code_size)
+
+    def index_input(self, x: NDArray[Any]) -> NDArray[Any]:
+        """The codes: a binary index takes nothing else."""
+        return self.encode(x)
+
+    def _encode(self, x: Floats) -> Codes:
+        return np.packbits(self._project(x) > 0, axis=1, bitorder="little")
+
+    def _score(self, xq: Floats, codes: Codes) -> Floats:
+        queries = self._encode(xq)
+        scores = np.empty((len(queries), len(codes)), np.float32)
+        block = max(1, _BLOCK_BYTES // max(1, codes.nbytes))
+        for i in range(0, len(queries), block):
+            different = np.bitwise_count(queries[i : i + block, None] ^ codes)
+            scores[i : i + block] = different.sum(axis=2, dtype=np.int32)
+        return np.negative(scores, out=scores)
+
+
+class ITQ(BinaryMethod):
+    """PCA and the rotation of iterative quantisation.
+
+    Args:
+        iterations: turns between signs and rotation (50 in the paper).
+    """
+
+    name = "itq"
+
+    def __init__(self, bits: int, *, seed: int = 0, iterations: int = 50) -> None:
+        super().__init__(bits, seed=seed)
+        if iterations < 0:
+            raise UsageError(f"{self.name}: {iterations} iterations: it must not be negative")
+        self.iterations = iterations
+        self._transform: Any = None
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), "bits": self.bits, "iterations": self.iterations}
+
+    def rotation(self) -> Floats:
+        """Projection and rotation in one, float32 [bits, width], orthonormal rows: coordinates = rotation @ unit vector."""
+        self._require_fit()
+        flat = faiss.vector_to_array(self._transform.pca_then_itq.A)
+        matrix: Floats = flat.reshape(self.bits, self.width)
+        return matrix
+
+    def mean(self) -> Floats:
+        """What is subtracted from a vector before it is scaled to length 1, float32 [width]."""
+        self._require_fit()
+        mean: Floats = faiss.vector_to_array(self._transform.mean)
+        return mean
+
+    def _fit(self, x: Floats, labels: Labels | None) -> None:
+        del labels
+        width = x.shape[1]
+        if self.bits > width:
+            raise UsageError(
+                f"{self.name}: {self.bits} bits need {self.bits} principal components, but the vectors have width {width}: "
+                f"use at most {width} bits"
+            )
+        if len(x) <= self.bits:
+            raise DataError(
+                f"{self.name}: {len(x)} training vectors for {self.bits} bits: give {self.bits + 1} at least"
+            )
+        transform = faiss.ITQTransform(width, self.bits, True)
+        transform.itq.seed = self.seed + 1
+        transform.itq.max_iter = self.iterations
+        transform.max_train_per_dim = -(-len(x) // width)  # Faiss would take 10 rows a dimension
+        transform.train(x)
+        self._transform = transform
+
+    def _project(self, x: Floats) -> Floats:
+        if not len(x):
+            return np.empty((0, self.bits), np.float32)
+        coordinates: Floats = self._transform.apply(x)
+        return coordinates
