@@ -95,7 +95,7 @@ def train(
     K = codewords or base.quantizer.codewords
     if bits is not None:
         codebooks = settings.codebooks_for_bits(bits, K)
-    changes = {
+    changes: dict[str, dict[str, Any]] = {
         "quantizer": {"codebooks": codebooks, "codewords": codewords},
         "network": {"backbone": backbone, "weights": weights, "image_size": image_size},
         "training": {

@@ -148,8 +148,8 @@ def _inputs(encoder: Encoder, dataset: Dataset, rows: NDArray[np.int64]) -> NDAr
             values, ok = reader.fetch(rows[start : start + 4096])
             if not ok.all():
                 raise DataError(f"{dataset.name}: broken images cannot be compared on: leave them out of the data")
-            flat = values.reshape(len(values), -1)
-            parts.append(flat.astype(np.float32) / 255 if values.dtype == np.uint8 else flat)
+            scale = np.float32(1 / 255 if values.dtype == np.uint8 else 1)
+            parts.append(values.reshape(len(values), -1).astype(np.float32) * scale)
     return np.concatenate(parts)
 
 

@@ -83,7 +83,7 @@ class SearchResult:
         Raises:
             DataError: it cannot be written.
         """
-        arrays = {"ids": self.ids, "scores": self.scores, "query_ids": self.query_ids}
+        arrays: dict[str, NDArray[Any]] = {"ids": self.ids, "scores": self.scores, "query_ids": self.query_ids}
         return write_arrays(path, arrays, {"kind": "results", "codebooks_fingerprint": self.codebooks_fingerprint})
 
 

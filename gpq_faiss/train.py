@@ -317,7 +317,7 @@ def train(
         raise write_error(partial, error) from error
 
     # From here on there are no labels but those that the training may see.
-    labels = dataset.require_labels().masked(split.labelled)
+    labels = split.training_labels(dataset.require_labels())
     counts = labels.counts()
     if not counts.any():
         raise DataError(f"{dataset.name}: no item is labelled for the training; see --labelled")
