@@ -1,0 +1,260 @@
+"""``features:FILE``: vectors that people already hold (CLIP, DINO, EfficientNet ...), whatever they are stored in."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DataError
+from ..files import fingerprint
+from ..store import RowReader, read_hdf5_array
+from .base import FeatureDataset
+from .label_files import labels_from_array, labels_from_cells, read_labels, split_cell
+from .labels import Labels, Rows
+from .vectors import (
+    ArrayVectors,
+    Hdf5Vectors,
+    NpyVectors,
+    ParquetVectors,
+    Vectors,
+    file_fingerprint,
+    first_of,
+    npz_array,
+    npz_arrays,
+)
+
+FEATURES = ("features", "x", "data", "embeddings", "embedding", "vectors", "vector", "emb")
+LABELS = ("labels", "label", "y")
+IDS = ("ids", "id")
+CLASS_NAMES = ("class_names", "classes")
+
+SUFFIXES = {
+    ".npy": "npy",
+    ".npz": "npz",
+    ".h5": "hdf5",
+    ".hdf5": "hdf5",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+}
+
+
+@dataclass
+class _Source:
+    """What a file gave."""
+
+    vectors: Vectors
+    labels: Labels | None = None
+    ids: NDArray[np.int64] | None = None
+
+
+@dataclass(kw_only=True)
+class FileFeatures(FeatureDataset):
+    """Vectors in a file, streamed.
+
+    Attributes:
+        vectors: where they are.
+    """
+
+    vectors: Vectors
+
+    def _read(self, rows: Rows) -> NDArray[np.float32]:
+        # float64 beyond the range of float32 becomes infinity, which the caller finds and names.
+        with np.errstate(over="ignore"):
+            return self.vectors.read(rows).astype(np.float32, copy=False)
+
+
+def _ids(array: NDArray[Any], where: str) -> NDArray[np.int64]:
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise DataError(f"{where} are {array.dtype} {list(array.shape)}: whole numbers [N] are needed")
+    if array.dtype == np.uint64 and array.size and int(array.max()) > np.iinfo(np.int64).max:
+        raise DataError(f"{where} go up to {int(array.max())}: ids are signed 64-bit numbers")
+    return array.astype(np.int64)
+
+
+def _npz(path: Path, want_labels: bool) -> _Source:
+    there = npz_arrays(path)
+    matrices = [name for name, (shape, dtype) in there.items() if len(shape) == 2 and dtype.kind in "fiu"]
+    name = first_of(FEATURES, list(there))
+    if name is None:
+        free = [m for m in matrices if m not in LABELS]
+        if len(free) != 1:
+            known = ", ".join(there) or "none"
+            raise DataError(
+                f"{path}: which array holds the features? Name it 'features' (there are: {known})"
+            )
+        name = free[0]
+    source = _Source(ArrayVectors(npz_array(path, name), f"{path}: {name!r}"))
+    if want_labels and (label := first_of(LABELS, list(there))) is not None:
+        names = first_of(CLASS_NAMES, list(there))
+        class_names = None if names is None else [str(text) for text in npz_array(path, names)]
+        array = npz_array(path, label)
+        source.labels = labels_from_array(array.shape, array.__getitem__, f"{path}: {label!r}", class_names)
+    if (ids := first_of(IDS, list(there))) is not None:
+        source.ids = _ids(npz_array(path, ids), f"{path}: {ids!r}")
+    return source
+
+
+def _hdf5(path: Path, want_labels: bool) -> _Source:
+    features = read_hdf5_array(path, FEATURES)
+    assert features is not None
+    source = _Source(Hdf5Vectors(features))
+    if features.name == "features" and read_hdf5_array(path, ["codebooks"], required=False) is not None:
+        # Our own features.h5: its labels are packed, so no guess at their form could be right.
+        with RowReader(path, kind="features") as reader:
+            source.ids = reader.ids()
+            packed = reader.labels() if want_labels else None
+            if packed is not None:
+                source.labels = Labels(packed, reader.header.class_names)
+        return source
+    labels = read_hdf5_array(path, LABELS, required=False) if want_labels else None
+    if labels is not None:
+        source.labels = labels_from_array(labels.shape, labels.read, f"{path}: {labels.name!r}")
+    ids = read_hdf5_array(path, IDS, required=False)
+    if ids is not None:
+        source.ids = _ids(ids.read(slice(0, len(ids))), f"{path}: {ids.name!r}")
+    return source
+
+
+def _parquet_opener(path: Path) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise DataError(f"reading {path} needs pyarrow: pip install 'gpq-faiss[parquet]'") from None
+
+    @contextlib.contextmanager
+    def opened() -> Iterator[Any]:
+        try:
+            with pyarrow.parquet.ParquetFile(path) as file:
+                yield file
+        except (pyarrow.ArrowException, OSError) as error:
+            why = " ".join(str(error).split())[:120]
+            raise DataError(f"{path} is not a Parquet file, or it is truncated or damaged ({why})") from None
+
+    return opened
+
+
+def _cell(value: Any) -> tuple[str, ...]:
+    """Labels of a Parquet cell: nothing, a number, a text, or a list of those."""
+    if value is None or (isinstance(value, float) and np.isnan(value)):
+        return ()
+    if isinstance(value, str):
+        return split_cell(value)
+    if isinstance(value, list):
+        return tuple(dict.fromkeys(name for item in value for name in _cell(item)))
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # pandas makes floats of a whole-number column with gaps
+    return () if value == -1 else (str(value),)
+
+
+def _parquet(path: Path, want_labels: bool) -> _Source:
+    import pyarrow
+
+    opened = _parquet_opener(path)
+    with opened() as file:
+        schema = file.schema_arrow
+        lists = [
+            field.name
+            for field in schema
+            if pyarrow.types.is_list(field.type)
+            or pyarrow.types.is_large_list(field.type)
+            or pyarrow.types.is_fixed_size_list(field.type)
+        ]
+        name = first_of(FEATURES, lists)
+        if name is None:
+            free = [column for column in lists if column not in LABELS]
+            if len(free) != 1:
+                raise DataError(
+                    f"{path}: which column holds the vectors? A list column 'features' is expected "
+                    f"(there are: {', '.join(schema.names[:20])})"
+                )
+            name = free[0]
+        label = first_of(LABELS, schema.names) if want_labels else None
+        ids = first_of(IDS, schema.names)
+        source = _Source(ParquetVectors(path, name, opened))
+        if label is not None:
+            cells = [_cell(value) for value in file.read(columns=[label])[label].to_pylist()]
+            if any(cells):
+                source.labels = labels_from_cells(cells, f"{path}: {label!r}")
+        if ids is not None:
+            column = file.read(columns=[ids])[ids]
+            if column.null_count:
+                raise DataError(
+                    f"{path}: {ids!r} has {column.null_count:,} empty cells: every row needs its id"
+                )
+            source.ids = _ids(column.to_numpy(), f"{path}: {ids!r}")
+    return source
+
+
+def open_features(
+    path: str | os.PathLike[str], *, labels: str | os.PathLike[str] | None = None
+) -> FileFeatures:
+    """Vectors of a file as a data set; rows are checked when they are read.
+
+    ====================  ======================================================================================
+    ``.npy``              a matrix of numbers of 1 to 8 bytes, stored by rows; streamed
+    ``.npz``              an array ``features``, or the only matrix; ``labels``, ``ids``, ``class_names``; in memory
+    ``.h5``, ``.hdf5``    a dataset of :data:`FEATURES`; ``labels``, ``ids``; streamed (``features.h5`` of ours too)
+    ``.parquet``, ``.pq``  a list column of :data:`FEATURES`; ``label(s)``, ``id(s)``; streamed by row group
+    ====================  ======================================================================================
+
+    Labels are class numbers with -1 for none, 0/1 rows, or (Parquet) names, with empty for none.
+
+    Args:
+        path: the file.
+        labels: a file of labels in place of those inside: see :func:`~gpq_faiss.data.label_files.read_labels`.
+
+    Raises:
+        DataError: missing, empty, truncated or foreign; not a matrix of numbers; ids or labels that do not fit.
+    """
+    file = Path(path).expanduser()
+    form = SUFFIXES.get(file.suffix.lower())
+    if form is None:
+        raise DataError(
+            f"{file}: features are read from {', '.join(SUFFIXES)}, not from {file.suffix or 'this'}"
+        )
+    try:
+        if file.is_dir():
+            raise DataError(f"{file} is a folder: features are read from a file")
+        if file.stat().st_size == 0:
+            raise DataError(f"{file} is empty (0 bytes)")
+        if form == "npy":
+            source = _Source(NpyVectors(file))
+        else:
+            source = {"npz": _npz, "hdf5": _hdf5, "parquet": _parquet}[form](file, labels is None)
+        content = file_fingerprint(file)
+    except FileNotFoundError:
+        raise DataError(f"{file} not found: a file of features should be there") from None
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror or error}") from None
+    n, width = source.vectors.n, source.vectors.width
+    notes: list[str] = []
+    if labels is not None:
+        source.labels = read_labels(labels, n)
+    for what, column in (("labels", source.labels), ("ids", source.ids)):
+        if column is not None and len(column) != n:
+            raise DataError(f"{file} has {n:,} rows but {len(column):,} {what}: one each is needed")
+    ids = np.arange(n, dtype=np.int64) if source.ids is None else source.ids
+    if source.ids is not None and len(np.unique(ids)) < n:
+        notes.append(f"{n - len(np.unique(ids)):,} of the {n:,} ids are repeated")
+    if source.labels is None:
+        notes.append("no labels")
+    elif bare := int((~source.labels.has()).sum()):
+        notes.append(f"{bare:,} of {n:,} items are unlabelled")
+    mark = "" if source.labels is None else source.labels.fingerprint()
+    return FileFeatures(
+        name=f"features:{path}",
+        ids=ids,
+        fingerprint=fingerprint("features", content, str((n, width)), mark, ids.tobytes()),
+        labels=source.labels,
+        notes=notes,
+        width=width,
+        vectors=source.vectors,
+    )

@@ -1,0 +1,161 @@
+"""Labels that come beside vectors: arrays, columns and files of one label (or several) an item."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DataError
+from .labels import MAX_CLASSES, Labels, named_rows
+
+_BLOCK = 65_536
+_INTEGER = re.compile(r"[+-]?\d{1,18}")
+SEPARATOR = "|"
+"""Between the labels of one item in text."""
+
+
+def labels_from_array(
+    shape: tuple[int, ...],
+    read: Callable[[slice], NDArray[Any]],
+    where: str,
+    class_names: Sequence[str] | None = None,
+) -> Labels:
+    """Labels from an array read in blocks: class numbers [N] or [N, 1] with -1 for none, or 0/1 [N, C].
+
+    Args:
+        shape: of the array.
+        read: gives the rows of a slice.
+        where: names the array in errors.
+        class_names: C names; default the class numbers.
+
+    Raises:
+        DataError: not such an array.
+    """
+    try:
+        if len(shape) == 1 or (len(shape) == 2 and shape[1] == 1):
+            return Labels.from_ids(_whole(read(slice(0, shape[0])).reshape(-1)), class_names)
+        if len(shape) != 2:
+            raise DataError(f"{list(shape)} numbers: class numbers [N] or 0/1 [N, C] are needed")
+        if shape[1] > MAX_CLASSES:
+            raise DataError(f"{shape[1]:,} columns: at most {MAX_CLASSES:,} classes are possible")
+        # Packed block by block: the whole multi-hot matrix of many classes may be far larger than the features.
+        parts = [
+            Labels.from_multihot(read(slice(start, min(start + _BLOCK, shape[0]))), class_names)
+            for start in range(0, max(1, shape[0]), _BLOCK)
+        ]
+        return Labels(np.concatenate([part.packed for part in parts]), parts[0].class_names)
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from error
+
+
+def _whole(array: NDArray[Any]) -> NDArray[Any]:
+    """Floats that are whole numbers as integers (np.loadtxt and pandas make floats of labels)."""
+    if array.dtype.kind != "f":
+        return array
+    wrong = np.flatnonzero(~(np.isfinite(array) & (array == np.floor(array)) & (np.abs(array) < 2**53)))
+    if wrong.size:
+        raise DataError(f"labels at {named_rows(wrong)} are not whole numbers")
+    return array.astype(np.int64)
+
+
+def labels_from_cells(cells: Sequence[tuple[str, ...]], where: str) -> Labels:
+    """Labels from texts: class numbers if all of them are (-1 is none), else class names in sorted order.
+
+    Raises:
+        DataError: no item has a label, or numbers are out of range.
+    """
+    flat = [text for cell in cells for text in cell]
+    if flat and all(_INTEGER.fullmatch(text) for text in flat):
+        if all(len(cell) <= 1 for cell in cells):
+            ids = np.array([int(cell[0]) if cell else -1 for cell in cells], dtype=np.int64)
+            return labels_from_array(ids.shape, ids.__getitem__, where)
+        numbers = sorted({int(text) for text in flat})
+        if numbers[0] < 0 or numbers[-1] >= MAX_CLASSES:
+            raise DataError(f"{where}: label {numbers[0] if numbers[0] < 0 else numbers[-1]} is out of range")
+        texts = [tuple(str(int(text)) for text in cell) for cell in cells]
+        return Labels.from_names(texts, [str(c) for c in range(numbers[-1] + 1)])
+    names = sorted(set(flat))
+    if not names:
+        raise DataError(f"{where}: no item has a label")
+    if len(names) > MAX_CLASSES:
+        raise DataError(
+            f"{where}: {len(names):,} different labels, at most {MAX_CLASSES:,} classes are possible"
+        )
+    return Labels.from_names(cells, names)
+
+
+def split_cell(text: str) -> tuple[str, ...]:
+    """``"sky|sea"`` to its parts; nothing for an empty text."""
+    return tuple(dict.fromkeys(part.strip() for part in text.split(SEPARATOR) if part.strip()))
+
+
+def _from_text(path: Path, n: int) -> Labels:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            lines = stream.read().splitlines()
+    except UnicodeDecodeError:
+        raise DataError(f"{path} is not text (UTF-8): labels, one item a line, are needed") from None
+    delimiter = "\t" if any("\t" in line for line in lines[:10]) else ","
+    try:
+        rows = list(csv.reader(lines, delimiter=delimiter, strict=True)) if lines else []
+    except csv.Error as error:
+        raise DataError(f"{path} is not a list of labels, one item a line ({error})") from None
+    if len(rows) == n + 1:
+        rows = rows[1:]  # a header line
+    # A list that ends in unlabelled items may have lost their empty lines, but guessing which would be worse.
+    if len(rows) != n:
+        raise DataError(
+            f"{path} has {len(rows):,} lines of labels, the data has {n:,} items: one each is needed"
+        )
+    widths = {len(row) for row in rows if row}
+    if widths <= {1}:
+        return labels_from_cells([split_cell(row[0]) if row else () for row in rows], str(path))
+    if len(widths) > 1 or any(not row for row in rows):
+        raise DataError(
+            f"{path} has lines of different lengths: one label a line, or 0/1 of every class, is needed"
+        )
+    if any(cell.strip() not in ("0", "1") for row in rows for cell in row):
+        raise DataError(f"{path} has several columns that are not all 0 or 1: one label a line is needed")
+    multihot = np.array([[cell.strip() == "1" for cell in row] for row in rows], dtype=np.uint8)
+    return labels_from_array(multihot.shape, multihot.__getitem__, str(path))
+
+
+def read_labels(path: str | os.PathLike[str], n: int) -> Labels:
+    """The labels of ``n`` items from a file.
+
+    ``.npy``: class numbers [N], -1 for none, or 0/1 [N, C]. Anything else is text with an item a line (an empty line
+    is unlabelled): a class number, a name, several with ``|`` between, or 0/1 of every class with commas; a header
+    line is passed over.
+
+    Raises:
+        DataError: missing, unreadable, of another number of items, or values that cannot be labels.
+    """
+    path = Path(path).expanduser()
+    if path.is_dir():
+        raise DataError(f"--labels {path} is a folder: a .npy or a text file is needed")
+    try:
+        if path.suffix == ".npy":
+            array = np.load(path, mmap_mode=None, allow_pickle=False)
+            if not isinstance(array, np.ndarray):
+                raise DataError(f"{path} is an archive named .npy: rename it, or save one array")
+            labels = labels_from_array(array.shape, array.__getitem__, str(path)) if array.ndim else None
+        else:
+            labels = _from_text(path, n)
+    except FileNotFoundError:
+        raise DataError(f"--labels {path} not found") from None
+    except OSError as error:
+        raise DataError(f"--labels {path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, EOFError, MemoryError) as error:
+        why = " ".join(str(error).split())[:80]
+        raise DataError(f"{path} is not a .npy array of labels, or it is truncated ({why})") from None
+    if labels is None or len(labels) != n:
+        count = 0 if labels is None else len(labels)
+        raise DataError(f"{path} has labels of {count:,} items, the data has {n:,}: one each is needed")
+    return labels

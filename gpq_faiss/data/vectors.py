@@ -1,0 +1,315 @@
+"""Rows of vectors in ``.npy``, ``.npz``, HDF5 and Parquet files, read by position in bounded memory.
+
+Nothing is mapped into memory: pages of a mapping count as the process's own, so that a pass over a large file would
+look (and under a memory limit, be) as if it had been loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import zipfile
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DataError
+from ..store import Hdf5Array
+from .labels import Rows, named_rows
+
+_HEADER_LIMIT = 10_000  # characters of a .npy header
+_RUN_BYTES = 16 << 20
+_GAP_BYTES = 64 << 10  # read in vain rather than seek
+_SAMPLED = 64  # blocks of a large file that its fingerprint looks at
+_SAMPLE = 64 << 10
+
+
+def file_fingerprint(path: Path) -> str:
+    """Hash of a file by content: all of it up to 64 MiB, of larger ones the size and 64 blocks spread over it."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        digest.update(str(size).encode())
+        if size <= 64 << 20:
+            while block := file.read(1 << 20):
+                digest.update(block)
+        else:
+            for i in range(_SAMPLED):
+                file.seek(i * (size - _SAMPLE) // (_SAMPLED - 1))
+                digest.update(file.read(_SAMPLE))
+    return digest.hexdigest()[:16]
+
+
+class Vectors(ABC):
+    """N rows of ``width`` numbers."""
+
+    n: int
+    width: int
+
+    @abstractmethod
+    def read(self, rows: Rows) -> NDArray[Any]:
+        """Rows [n, width] of any number type, in the order asked for."""
+
+
+def check_array(shape: tuple[int, ...], dtype: np.dtype[Any], where: str) -> None:
+    """Refuse what is not a matrix of numbers.
+
+    Raises:
+        DataError: names ``where``.
+    """
+    if len(shape) != 2 or dtype.kind not in "fiu" or dtype.itemsize > 8:
+        raise DataError(f"{where} is {dtype} {list(shape)}: numbers [N, width] are needed, a row an item")
+    if 0 in shape:
+        raise DataError(f"{where} is {list(shape)}: there is no row, or no column")
+
+
+def gather(
+    positions: NDArray[np.int64],
+    shape: tuple[int, int],
+    dtype: np.dtype[Any],
+    run: Callable[[int, int], NDArray[Any]],
+) -> NDArray[Any]:
+    """Rows at ``positions`` (any order, repeats allowed) by reading runs ``(start, stop)`` in the file's order."""
+    wanted, place = np.unique(positions, return_inverse=True)
+    out = np.empty((len(wanted), shape[1]), dtype)
+    row_bytes = dtype.itemsize * shape[1]
+    gap, longest = max(1, _GAP_BYTES // row_bytes), max(1, _RUN_BYTES // row_bytes)
+    first = 0
+    while first < len(wanted):
+        end = int(
+            np.searchsorted(wanted, wanted[first] + longest)
+        )  # at most so far, and up to the first large gap
+        jumps = np.flatnonzero(np.diff(wanted[first:end]) > gap)
+        last = first + int(jumps[0]) + 1 if jumps.size else end
+        block = run(int(wanted[first]), int(wanted[last - 1]) + 1)
+        out[first:last] = block[wanted[first:last] - wanted[first]]
+        first = last
+    return out[place]
+
+
+def npy_header(file: IO[bytes], where: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, Fortran order and type of an array in ``.npy`` form; leaves ``file`` at its first byte.
+
+    Raises:
+        DataError: not a plain array.
+    """
+    try:
+        version = np.lib.format.read_magic(file)
+        reader = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }[version]
+        shape, fortran, dtype = reader(file, max_header_size=_HEADER_LIMIT)
+    except KeyError:
+        raise DataError(f"{where} has a .npy version of structured arrays: save a plain array") from None
+    except (ValueError, EOFError, OSError, SyntaxError, TypeError) as error:
+        why = " ".join(str(error).split())[:80]
+        raise DataError(f"{where} is not a .npy array, or it is truncated ({why})") from None
+    if dtype.hasobject:
+        raise DataError(f"{where} holds Python objects, which are not loaded: save an array of numbers")
+    return tuple(int(k) for k in shape), bool(fortran), dtype
+
+
+class NpyVectors(Vectors):
+    """A ``.npy`` file, read by seek and readinto.
+
+    Raises:
+        DataError: not such a matrix, in Fortran order, truncated, or with something behind it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with path.open("rb") as file:
+            shape, fortran, self.dtype = npy_header(file, str(path))
+            self._offset = file.tell()
+            size = os.fstat(file.fileno()).st_size
+        check_array(shape, self.dtype, str(path))
+        if fortran:
+            raise DataError(
+                f"{path} is stored by columns (Fortran order): save it by rows, np.save(path, np.ascontiguousarray(x))"
+            )
+        self.n, self.width = shape
+        self._row = self.width * self.dtype.itemsize
+        whole = self._offset + self.n * self._row
+        if size < whole:
+            raise DataError(f"{path} is truncated: {size:,} bytes of {whole:,}; copy it again")
+        if size > whole:
+            raise DataError(
+                f"{path} has {size - whole:,} bytes behind its array: it is damaged, or holds several"
+            )
+
+    def _run(self, start: int, stop: int) -> NDArray[Any]:
+        out = np.empty((stop - start, self.width), self.dtype)
+        view = memoryview(out.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+        with self.path.open("rb", buffering=0) as file:
+            file.seek(self._offset + start * self._row)
+            while view.nbytes:
+                got = file.readinto(view)
+                if not got:
+                    raise DataError(f"{self.path} was cut off while it was read: start again")
+                view = view[got:]
+        return out
+
+    def read(self, rows: Rows) -> NDArray[Any]:
+        positions = np.arange(self.n)[rows] if not isinstance(rows, slice) else None
+        if positions is None:
+            start, stop, step = rows.indices(self.n)  # type: ignore[union-attr]
+            if step == 1:
+                return self._run(start, max(start, stop))
+            positions = np.arange(start, stop, step)
+        return gather(positions, (self.n, self.width), self.dtype, self._run)
+
+
+class ArrayVectors(Vectors):
+    """An array in memory (a member of an ``.npz``, which cannot be read in parts)."""
+
+    def __init__(self, array: NDArray[Any], where: str) -> None:
+        check_array(array.shape, array.dtype, where)
+        self.array = np.ascontiguousarray(array)
+        self.n, self.width = array.shape
+
+    def read(self, rows: Rows) -> NDArray[Any]:
+        return self.array[rows]
+
+
+class Hdf5Vectors(Vectors):
+    """A dataset of an HDF5 file."""
+
+    def __init__(self, array: Hdf5Array) -> None:
+        check_array(array.shape, array.dtype, f"{array.path}: {array.name!r}")
+        self.array = array
+        self.n, self.width = array.shape
+
+    def read(self, rows: Rows) -> NDArray[Any]:
+        if isinstance(rows, slice) and rows.step not in (None, 1):
+            rows = np.arange(self.n)[rows]
+        return self.array.read(rows)
+
+
+def npz_arrays(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    """Name to shape and type of the arrays of an ``.npz``, from their headers alone.
+
+    Raises:
+        DataError: not such an archive.
+    """
+    out: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for name in archive.namelist():
+                if name.endswith(".npy"):
+                    with archive.open(name) as file:
+                        shape, _, dtype = npy_header(file, f"{path}: {name}")
+                    out[name.removesuffix(".npy")] = shape, dtype
+    except (zipfile.BadZipFile, NotImplementedError, EOFError, RuntimeError, ValueError) as error:
+        why = " ".join(str(error).split())[:80]
+        raise DataError(f"{path} is not an .npz archive, or it is truncated ({why})") from None
+    return out
+
+
+def npz_array(path: Path, name: str) -> NDArray[Any]:
+    """One array of an ``.npz``.
+
+    Raises:
+        DataError: damaged, or too large for the memory.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return np.asarray(archive[name])
+    except MemoryError:
+        raise DataError(
+            f"{path}: {name!r} does not fit in memory: save it as .npy, which is streamed"
+        ) from None
+    except (zipfile.BadZipFile, zipfile.error, OSError, ValueError, EOFError, KeyError) as error:
+        why = " ".join(str(error).split())[:80]
+        raise DataError(f"{path}: {name!r} is damaged ({why}): make or copy it again") from None
+    except Exception as error:  # zlib.error has no public base class
+        raise DataError(f"{path}: {name!r} is damaged ({type(error).__name__}): copy it again") from error
+
+
+class ParquetVectors(Vectors):
+    """A list column of a Parquet file, read a row group at a time; the last two decoded stay in memory.
+
+    Raises:
+        DataError: rows of different lengths, missing ones, or not numbers.
+    """
+
+    def __init__(self, path: Path, column: str, open_file: Callable[[], Any]) -> None:
+        self.path, self.column, self._open = path, column, open_file
+        with open_file() as file:
+            meta = file.metadata
+            sizes = [meta.row_group(i).num_rows for i in range(meta.num_row_groups)]
+        self._starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        self.n = int(self._starts[-1])
+        self._cache: OrderedDict[int, NDArray[Any]] = OrderedDict()
+        self._lock = threading.Lock()
+        self.width = 0
+        if self.n == 0:
+            raise DataError(f"{path} has no rows")
+        first = next(i for i, size in enumerate(sizes) if size)
+        self.width = self._group(first).shape[1]
+
+    def _group(self, i: int) -> NDArray[Any]:
+        with self._lock:
+            if i in self._cache:
+                self._cache.move_to_end(i)
+                return self._cache[i]
+            block = self._decode(i)
+            self._cache[i] = block
+            while len(self._cache) > 2:
+                self._cache.popitem(last=False)
+            return block
+
+    def _decode(self, i: int) -> NDArray[Any]:
+        import pyarrow
+
+        start = int(self._starts[i])
+        try:
+            with self._open() as file:
+                column = file.read_row_group(i, columns=[self.column])[self.column].combine_chunks()
+        except (pyarrow.ArrowException, OSError) as error:
+            why = " ".join(str(error).split())[:120]
+            raise DataError(f"{self.path} is truncated or damaged ({why})") from None
+        where = f"{self.path}: {self.column!r}"
+        nulls = np.flatnonzero(np.asarray(column.is_null()))
+        if nulls.size:
+            raise DataError(f"{where} has no vector at {named_rows(nulls + start)}: leave these rows out")
+        flat = column.flatten()
+        if flat.null_count:
+            raise DataError(f"{where} has missing numbers inside vectors (from row {start:,}): repair them")
+        values = flat.to_numpy(zero_copy_only=False)
+        if pyarrow.types.is_fixed_size_list(column.type):
+            lengths = np.full(len(column), column.type.list_size)
+        else:
+            lengths = np.diff(np.asarray(column.offsets))
+        width = self.width or int(lengths[0])
+        wrong = np.flatnonzero(lengths != width)
+        if wrong.size:
+            raise DataError(
+                f"{where} has {int(lengths[wrong[0]])} numbers at {named_rows(wrong + start)}, "
+                f"{width} elsewhere: one width is needed"
+            )
+        block = values.reshape(len(column), -1) if width else values.reshape(len(column), 0)
+        check_array(block.shape, block.dtype, where)
+        return np.asarray(block)
+
+    def read(self, rows: Rows) -> NDArray[Any]:
+        positions = np.arange(*rows.indices(self.n)) if isinstance(rows, slice) else np.arange(self.n)[rows]
+        order = np.argsort(positions, kind="stable")
+        group = np.searchsorted(self._starts, positions[order], side="right") - 1
+        out = np.empty((len(positions), self.width), np.float32)
+        for i in np.unique(group):
+            mine = order[group == i]
+            with np.errstate(over="ignore"):
+                out[mine] = self._group(int(i))[positions[mine] - self._starts[i]]
+        return out
+
+
+def first_of(names: Sequence[str], there: Sequence[str]) -> str | None:
+    """The first of ``names`` that is ``there``."""
+    return next((name for name in names if name in there), None)
