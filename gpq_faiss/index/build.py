@@ -12,7 +12,8 @@ import faiss
 from ..errors import DataError, MismatchError, UsageError
 from ..files import read_json
 from ..store import RowReader, codebooks_fingerprint
-from .codebooks import Floats, check_codebooks, check_codes, encode, inject
+from .checks import Floats, check_codebooks, check_codes
+from .codebooks import encode, inject
 from .io import check_index_output, save_index
 from .layout import repeated_id
 

@@ -9,6 +9,7 @@ right), so two items with the same code get bit-identical scores whatever the ba
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import faiss
@@ -16,120 +17,45 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import DataError, UsageError
+from .checks import (
+    Codes,
+    Floats,
+    bits_per_code,
+    check_codebooks,
+    check_codes,
+    check_vectors,
+    code_size,
+    named_rows,
+)
+from .nearest import nearest, one_blas_thread, tolerance
 
-Floats = NDArray[np.float32]
-Codes = NDArray[np.uint8]
-Ids = NDArray[np.int64]
+__all__ = [
+    "bits_per_code",
+    "check_codebooks",
+    "check_codes",
+    "check_vectors",
+    "code_size",
+    "codebooks_of",
+    "decode",
+    "encode",
+    "fuse",
+    "inject",
+    "inject_fused",
+    "lookup",
+    "lookup_columns",
+    "lookup_tables",
+    "pack_codes",
+    "pad_vectors",
+    "score_candidates",
+    "score_codes",
+    "score_tables",
+    "unfuse",
+    "unpack_codes",
+]
 
-NORM_TOLERANCE = 1e-4
-ENCODE_BLOCK = 65_536
+ENCODE_BLOCK = 8192
+_ORDINARY = 1e4  # squared norm of a sub-vector up to which the fast encoding pays
 _SCORE_BLOCK = 32_768
-
-
-def bits_per_code(K: int) -> int:
-    """Bits of one codeword index: log2(K), 2..8.
-
-    Raises:
-        UsageError: ``K`` is not a power of two in 4..256.
-    """
-    if K not in (4, 8, 16, 32, 64, 128, 256):
-        raise UsageError(f"{K} codewords a codebook: it must be a power of two from 4 to 256")
-    return int(K).bit_length() - 1
-
-
-def code_size(M: int, K: int) -> int:
-    """Bytes of one packed code."""
-    return (M * bits_per_code(K) + 7) // 8
-
-
-def check_codebooks(Z: ArrayLike, *, what: str = "codebooks") -> Floats:
-    """Return ``Z`` as C-contiguous float32 [M, K, d] once it is fit for Faiss.
-
-    Faiss encodes by the L2-nearest codeword; that is the codeword of the largest inner product (what GPQ means) only
-    where all codewords have one norm, so anything but unit norm is refused, as are sizes that Faiss takes silently.
-
-    Args:
-        what: names the thing in the error.
-
-    Raises:
-        DataError: wrong type or shape, K not a power of two in 4..256, not finite, or a norm off 1 by more than 1e-4.
-    """
-    array = np.asarray(Z)
-    if array.dtype != np.float32:
-        raise DataError(f"{what}: dtype {array.dtype}, expected float32")
-    if array.ndim != 3 or 0 in array.shape:
-        raise DataError(f"{what}: shape {array.shape}, expected [codebooks, codewords, dimensions]")
-    if array.shape[1] not in (4, 8, 16, 32, 64, 128, 256):
-        raise DataError(
-            f"{what}: {array.shape[1]} codewords a codebook, expected a power of two from 4 to 256"
-        )
-    if not np.isfinite(array).all():
-        m, k = np.argwhere(~np.isfinite(array))[0][:2]
-        raise DataError(f"{what}: NaN or infinity in codeword {k} of codebook {m}")
-    norms = np.sqrt(np.square(array, dtype=np.float64).sum(axis=-1))
-    worst = np.unravel_index(np.abs(norms - 1.0).argmax(), norms.shape)
-    if abs(norms[worst] - 1.0) > NORM_TOLERANCE:
-        raise DataError(
-            f"{what}: codeword {worst[1]} of codebook {worst[0]} has norm {norms[worst]:.6g}, not 1: "
-            "pass the normalised codewords (z') that training writes"
-        )
-    return np.ascontiguousarray(array)
-
-
-def check_vectors(x: ArrayLike, D: int, *, what: str, allow_empty: bool = True, first_row: int = 0) -> Floats:
-    """Return ``x`` as C-contiguous float32 [n, D], finite. Errors count rows from ``first_row``.
-
-    Raises:
-        DataError: not numbers, not two-dimensional, another width, empty (unless allowed), NaN or infinity (the
-            rows are named).
-    """
-    array = np.asarray(x)
-    if array.dtype.kind not in "fiu":
-        raise DataError(f"{what}: dtype {array.dtype}, expected numbers")
-    if array.ndim != 2:
-        raise DataError(f"{what}: shape {array.shape}, expected two dimensions [n, {D}]")
-    if array.shape[1] != D:
-        raise DataError(f"{what}: {array.shape[1]} dimensions, expected {D}: is it of another model?")
-    if len(array) == 0 and not allow_empty:
-        raise DataError(f"{what}: empty, expected at least one row")
-    with np.errstate(over="ignore"):
-        array = np.ascontiguousarray(array, dtype=np.float32)
-    flat = array.reshape(-1)
-    # One pass at the speed of memory; only a suspicious result (or an overflow of huge values) is looked at closely.
-    with np.errstate(over="ignore", invalid="ignore"):
-        suspicious = not np.isfinite(np.dot(flat, flat))
-    if suspicious:
-        bad = np.flatnonzero(~np.isfinite(array).all(axis=1))
-        if len(bad):
-            raise DataError(f"{what}: NaN or infinity in {_rows(first_row + bad)}")
-    return array
-
-
-def _rows(rows: NDArray[Any]) -> str:
-    shown = ", ".join(str(r) for r in rows[:5])
-    return f"row{'s' * (len(rows) > 1)} {shown}" + (f" and {len(rows) - 5} more" if len(rows) > 5 else "")
-
-
-def check_codes(codes: ArrayLike, M: int, K: int, *, what: str = "codes") -> Codes:
-    """Return ``codes`` as C-contiguous uint8 [n, code_size], with zeros in the bits beyond the last codeword index.
-
-    Raises:
-        DataError: another type or shape, or bits set that no code of this size has.
-    """
-    array = np.asarray(codes)
-    size = code_size(M, K)
-    if array.dtype != np.uint8 or array.ndim != 2 or array.shape[1] != size:
-        raise DataError(
-            f"{what}: {array.dtype} {array.shape}, expected uint8 [n, {size}] ({M} codebooks of {K})"
-        )
-    spare = 8 * size - M * bits_per_code(K)
-    if spare:
-        bad = np.flatnonzero(array[:, -1] >> (8 - spare))
-        if len(bad):
-            raise DataError(
-                f"{what}: bits set beyond the last codebook in {_rows(bad)}: not codes of this model"
-            )
-    return np.ascontiguousarray(array)
 
 
 def pack_codes(assignment: ArrayLike, K: int) -> Codes:
@@ -138,15 +64,20 @@ def pack_codes(assignment: ArrayLike, K: int) -> Codes:
     Raises:
         DataError: not integers, not two-dimensional, or an index outside 0..K-1.
     """
-    nbits = bits_per_code(K)
+    bits_per_code(K)
     array = np.asarray(assignment)
     if array.ndim != 2 or array.shape[1] == 0 or array.dtype.kind not in "iu":
         raise DataError(f"assignment: {array.dtype} {array.shape}, expected integers [items, codebooks]")
     if array.size and (array.min() < 0 or array.max() >= K):
         bad = np.flatnonzero(((array < 0) | (array >= K)).any(axis=1))
-        raise DataError(f"assignment: codeword index outside 0..{K - 1} in {_rows(bad)}")
+        raise DataError(f"assignment: codeword index outside 0..{K - 1} in {named_rows(bad)}")
+    return _pack(array.astype(np.uint8, copy=False), K)
+
+
+def _pack(array: Codes, K: int) -> Codes:
+    """:func:`pack_codes` of indices uint8 [N, M] known to be in range."""
+    nbits = bits_per_code(K)
     n, M = array.shape
-    array = array.astype(np.uint8, copy=False)
     if nbits == 8:
         return np.ascontiguousarray(array)
     if nbits == 4:
@@ -283,19 +214,22 @@ def encode(
     Z: ArrayLike,
     *,
     block: int = ENCODE_BLOCK,
+    threads: int | None = None,
     what: str = "vectors to encode",
     first_row: int = 0,
 ) -> Codes:
     """Intra-normalised vectors -> packed codes: the codeword of the largest inner product in each sub-space.
 
-    Faiss does the work (all its threads), ``block`` rows at a time, so memory beyond input and output stays bounded.
-    Equal codewords: the lowest index wins. (Faiss alone promises that only where it does not go through BLAS.)
+    The codes are those of Faiss (``IndexPQ.add``, ``sa_encode``), found faster (:mod:`.nearest`) wherever rounding
+    cannot matter, and by Faiss itself elsewhere. Equal codewords: the lowest index wins. (Faiss alone promises that
+    only where it does not go through BLAS.) Memory beyond input and output is bounded.
 
     Args:
         x: [N, M*d] numbers, sub-vectors of about unit norm (Faiss compares L2 distances in float32, which lose the
             direction of a sub-vector that is some 10^4 times longer or shorter).
         Z: float32 [M, K, d].
-        block: rows at a time.
+        block: rows at a time, at most.
+        threads: how many; default: as many as Faiss uses.
         what: names the vectors in errors; ``first_row`` is the number of their first row there.
 
     Returns:
@@ -309,29 +243,81 @@ def encode(
     M, K, d = Z.shape
     if block < 1:
         raise UsageError(f"block of {block} rows: it must be at least 1")
-    index = _product_index(Z)
-    first = _first_of_equals(Z)
+    if threads is not None and threads < 1:
+        raise UsageError(f"{threads} threads: it must be at least 1")
     source = np.asarray(x)
-    if source.ndim != 2:  # let the full check word the error
+    if source.ndim != 2 or len(source) == 0:  # the full check words the error
         source = check_vectors(source, M * d, what=what)
+    encoder = _Encoder(Z, what)
     out = np.empty((len(source), code_size(M, K)), np.uint8)
-    for start in range(0, max(len(source), 1), block):
-        rows = check_vectors(source[start : start + block], M * d, what=what, first_row=first_row + start)
-        # A zero sub-vector starts with a zero, which is rare in real vectors: look at those rows alone.
-        suspects = np.flatnonzero((rows[:, ::d] == 0).any(axis=1))
-        if len(suspects):
-            directed = np.any(rows[suspects].reshape(-1, M, d) != 0, axis=2).all(axis=1)
-            if not directed.all():
-                bad = first_row + start + suspects[~directed]
-                raise DataError(
-                    f"{what}: a sub-vector of zeros has no direction, in {_rows(bad)}: leave these items out"
-                )
-        codes = index.pq.compute_codes(rows)
-        if first is not None:
-            assignment = unpack_codes(codes, M, K)
-            codes = pack_codes(np.take_along_axis(first.T, assignment.astype(np.intp), axis=0), K)
-        out[start : start + len(rows)] = codes
+    block = min(block, max(256, ENCODE_BLOCK * 16 // K))  # the scores of a block stay in the cache
+    starts = range(0, len(source), block)
+
+    def fill(start: int) -> None:
+        out[start : start + block] = encoder(source[start : start + block], first_row + start)
+
+    workers = min(threads or int(faiss.omp_get_max_threads()), len(starts))
+    with one_blas_thread():
+        if workers > 1:
+            # numpy lets go of the interpreter in the work that counts
+            with ThreadPoolExecutor(workers) as pool:
+                for _ in pool.map(fill, starts):  # raises the first error in the order of rows
+                    pass
+        else:
+            for start in starts:
+                fill(start)
     return out
+
+
+class _Encoder:
+    """Encodes blocks of rows; safe to call from several threads."""
+
+    def __init__(self, Z: Floats, what: str) -> None:
+        self.Z = Z
+        self.what = what
+        self.first = _first_of_equals(Z)
+        self.index = _product_index(Z)
+        # Equal codewords are never told apart by the fast way; very small codebooks Faiss searches as fast.
+        self.fast = self.first is None and Z.shape[1] > 4
+
+    def __call__(self, block: NDArray[Any], first_row: int) -> Codes:
+        """Packed codes of one block, whose rows are numbered from ``first_row`` in errors."""
+        M, K, d = self.Z.shape
+        rows = check_vectors(block, M * d, what=self.what, first_row=first_row, finite=False)
+        parts = rows.reshape(-1, M, d)
+        squares = np.einsum("nmd,nmd->nm", parts, parts)
+        smallest, largest = float(squares.min()), float(squares.max())
+        if not (smallest > 0 and largest < np.inf):  # also where NaN
+            self._refuse(rows, first_row)
+        if not self.fast or not largest < _ORDINARY:
+            return self._slow(rows)
+        indices, unsure = nearest(rows, self.Z, tolerance(self.Z, largest))
+        codes = _pack(indices.T, K)
+        close = np.flatnonzero(unsure)
+        if len(close):
+            codes[close] = self._slow(rows[close])
+        if 2 * len(close) > len(rows):
+            self.fast = False  # codewords so alike that the fast way is a detour
+        return codes
+
+    def _slow(self, rows: Floats) -> Codes:
+        M, K, _ = self.Z.shape
+        codes: Codes = self.index.pq.compute_codes(rows)
+        if self.first is None:
+            return codes
+        assignment = unpack_codes(codes, M, K)
+        return _pack(np.take_along_axis(self.first.T, assignment.astype(np.intp), axis=0), K)
+
+    def _refuse(self, rows: Floats, first_row: int) -> None:
+        """Raise for NaN, infinity and zero sub-vectors; merely extreme values pass."""
+        M, _, d = self.Z.shape
+        check_vectors(rows, M * d, what=self.what, first_row=first_row)
+        directed = np.any(rows.reshape(-1, M, d) != 0, axis=2).all(axis=1)
+        if not directed.all():
+            bad = first_row + np.flatnonzero(~directed)
+            raise DataError(
+                f"{self.what}: a sub-vector of zeros has no direction, in {named_rows(bad)}: leave these items out"
+            )
 
 
 def decode(codes: ArrayLike, Z: ArrayLike) -> Floats:
@@ -363,7 +349,7 @@ def score_tables(xq: ArrayLike, Z: ArrayLike) -> Floats:
         largest = np.abs(tables).max(axis=2, initial=0).sum(axis=1)
     if not np.isfinite(largest).all():
         raise DataError(
-            f"queries: values too large for float32 scores in {_rows(np.flatnonzero(~np.isfinite(largest)))}"
+            f"queries: values too large for float32 scores in {named_rows(np.flatnonzero(~np.isfinite(largest)))}"
         )
     return tables
 

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..errors import DataError, DeviceError, UsageError
-from .codebooks import Floats, Ids, check_vectors, fuse, pad_vectors
+from .checks import Floats, Ids, check_vectors
+from .codebooks import fuse, pad_vectors
 from .layout import layout_of
 from .search import check_k
 

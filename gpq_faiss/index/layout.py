@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from ..store import codebooks_fingerprint
-from .codebooks import Codes, Floats, Ids, check_codebooks, check_codes, code_size, codebooks_of, unfuse
+from .checks import Codes, Floats, Ids, check_codebooks, check_codes, code_size
+from .codebooks import codebooks_of, unfuse
 
 Kind = Literal["flat", "fused"]
 _ST_PQ = 0  # IndexPQ::ST_PQ, asymmetric table sums

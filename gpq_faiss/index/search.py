@@ -20,18 +20,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import DataError, UsageError
-from .codebooks import (
-    Codes,
-    Floats,
-    Ids,
-    check_vectors,
-    inject,
-    inject_fused,
-    pad_vectors,
-    score_candidates,
-    score_codes,
-    score_tables,
-)
+from .checks import Codes, Floats, Ids, check_vectors
+from .codebooks import inject, inject_fused, pad_vectors, score_candidates, score_codes, score_tables
 from .layout import layout_of, vector_view
 
 BLOCK = 256

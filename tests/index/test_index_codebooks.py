@@ -28,6 +28,7 @@ from gpq_faiss.index.codebooks import (
     unfuse,
     unpack_codes,
 )
+from gpq_faiss.index.nearest import nearest, tolerance
 
 WORDS = (4, 8, 16, 32, 64, 128, 256)
 
@@ -110,6 +111,61 @@ def test_encode_equals_faiss_and_does_not_depend_on_blocks() -> None:
     assert np.array_equal(codes, encode(x, Z, block=7))
     assert np.array_equal(codes, encode(x.astype(np.float64), Z))
     assert encode(x[:0], Z).shape == (0, 6)
+
+
+def twins(rng: np.random.Generator, M: int, K: int, d: int, step: float) -> np.ndarray:
+    """Codebooks whose second half repeats the first, moved by about ``step``."""
+    half = random_codebooks(rng, M, K // 2, d)
+    return np.concatenate([half, unit(half + step * rng.normal(size=half.shape))], axis=1)
+
+
+@pytest.mark.parametrize("d", [4, 12, 16])
+@pytest.mark.parametrize("K", WORDS)
+def test_the_fast_way_gives_the_codes_of_faiss_bit_for_bit(K: int, d: int) -> None:
+    """Also where codewords nearly coincide, where norms are off by the tolerance, and where vectors are not unit."""
+    rng = np.random.default_rng([K, d, 7])
+    M = 3
+    plain = random_codebooks(rng, M, K, d)
+    uneven = plain * rng.uniform(1 - 9e-5, 1 + 9e-5, (M, K, 1)).astype(np.float32)
+    for Z in (plain, uneven, twins(rng, M, K, d, 1e-3), twins(rng, M, K, d, 1e-6), twins(rng, M, K, d, 1e-7)):
+        x = random_vectors(rng, 1000, M, d).reshape(-1, M, d)
+        x[:200] *= rng.uniform(0.001, 80, (200, M, 1)).astype(np.float32)
+        pick = rng.integers(0, K, (300, M, 2))
+        x[200:500] = Z[np.arange(M), pick[..., 0]] + Z[np.arange(M), pick[..., 1]]
+        x = x.reshape(-1, M * d)
+        x = x[np.any(x.reshape(-1, M, d) != 0, axis=2).all(axis=1)]
+        codes, theirs = encode(x, Z, threads=2, block=300), inject(Z).sa_encode(x)
+        if d < 16:
+            assert np.array_equal(codes, theirs)
+        # From d = 16 on Faiss goes through BLAS, whose rounding (so Faiss' own choice) depends on the batch.
+        scores = [
+            np.take_along_axis(cosines(x, Z), unpack_codes(c, M, K)[..., None].astype(int), 2)
+            for c in (codes, theirs)
+        ]
+        scale = np.square(x.reshape(-1, M, d)).sum(axis=2).max(axis=1)
+        off = np.abs(scores[0] - scores[1]).max(axis=(1, 2))
+        assert (off <= [tolerance(Z, float(s)) for s in scale]).all()
+
+
+def test_the_fast_way_decides_nearly_all_rows() -> None:
+    rng = np.random.default_rng(8)
+    Z, x = random_codebooks(rng, 12, 16), random_vectors(rng, 20_000, 12)
+    indices, unsure = nearest(x, Z, tolerance(Z, 1.0))
+    assert unsure.mean() < 0.01
+    assert np.array_equal(indices.T[~unsure], cosines(x, Z).argmax(axis=2)[~unsure])
+    _, unsure = nearest(x, Z, 10.0)
+    assert unsure.all()
+
+
+def test_threads_share_the_rows_and_errors_name_the_first() -> None:
+    rng = np.random.default_rng(9)
+    Z, x = random_codebooks(rng, 3, 16), random_vectors(rng, 3000, 3)
+    assert np.array_equal(encode(x, Z, block=100, threads=3), encode(x, Z, threads=1))
+    x[[450, 2900], 3] = np.nan
+    with pytest.raises(DataError, match=r"row 450$"):
+        encode(x, Z, block=100, threads=3)
+    with pytest.raises(UsageError, match="threads"):
+        encode(x, Z, threads=0)
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,0 +1,127 @@
+"""What arrays must be before Faiss sees them; Faiss itself takes nearly anything without a word."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..errors import DataError, UsageError
+
+Floats = NDArray[np.float32]
+Codes = NDArray[np.uint8]
+Ids = NDArray[np.int64]
+
+NORM_TOLERANCE = 1e-4
+
+
+def bits_per_code(K: int) -> int:
+    """Bits of one codeword index: log2(K), 2..8.
+
+    Raises:
+        UsageError: ``K`` is not a power of two in 4..256.
+    """
+    if K not in (4, 8, 16, 32, 64, 128, 256):
+        raise UsageError(f"{K} codewords a codebook: it must be a power of two from 4 to 256")
+    return int(K).bit_length() - 1
+
+
+def code_size(M: int, K: int) -> int:
+    """Bytes of one packed code."""
+    return (M * bits_per_code(K) + 7) // 8
+
+
+def check_codebooks(Z: ArrayLike, *, what: str = "codebooks") -> Floats:
+    """Return ``Z`` as C-contiguous float32 [M, K, d] once it is fit for Faiss.
+
+    Faiss encodes by the L2-nearest codeword; that is the codeword of the largest inner product (what GPQ means) only
+    where all codewords have one norm, so anything but unit norm is refused, as are sizes that Faiss takes silently.
+
+    Args:
+        what: names the thing in the error.
+
+    Raises:
+        DataError: wrong type or shape, K not a power of two in 4..256, not finite, or a norm off 1 by more than 1e-4.
+    """
+    array = np.asarray(Z)
+    if array.dtype != np.float32:
+        raise DataError(f"{what}: dtype {array.dtype}, expected float32")
+    if array.ndim != 3 or 0 in array.shape:
+        raise DataError(f"{what}: shape {array.shape}, expected [codebooks, codewords, dimensions]")
+    if array.shape[1] not in (4, 8, 16, 32, 64, 128, 256):
+        raise DataError(
+            f"{what}: {array.shape[1]} codewords a codebook, expected a power of two from 4 to 256"
+        )
+    if not np.isfinite(array).all():
+        m, k = np.argwhere(~np.isfinite(array))[0][:2]
+        raise DataError(f"{what}: NaN or infinity in codeword {k} of codebook {m}")
+    norms = np.sqrt(np.square(array, dtype=np.float64).sum(axis=-1))
+    worst = np.unravel_index(np.abs(norms - 1.0).argmax(), norms.shape)
+    if abs(norms[worst] - 1.0) > NORM_TOLERANCE:
+        raise DataError(
+            f"{what}: codeword {worst[1]} of codebook {worst[0]} has norm {norms[worst]:.6g}, not 1: "
+            "pass the normalised codewords (z') that training writes"
+        )
+    return np.ascontiguousarray(array)
+
+
+def check_vectors(
+    x: ArrayLike, D: int, *, what: str, allow_empty: bool = True, first_row: int = 0, finite: bool = True
+) -> Floats:
+    """Return ``x`` as C-contiguous float32 [n, D]; errors count rows from ``first_row``.
+
+    Raises:
+        DataError: not numbers, not two-dimensional, another width, empty (unless allowed), NaN or infinity (the
+            rows are named; not looked for where ``finite`` is false).
+    """
+    array = np.asarray(x)
+    if array.dtype.kind not in "fiu":
+        raise DataError(f"{what}: dtype {array.dtype}, expected numbers")
+    if array.ndim != 2:
+        raise DataError(f"{what}: shape {array.shape}, expected two dimensions [n, {D}]")
+    if array.shape[1] != D:
+        raise DataError(f"{what}: {array.shape[1]} dimensions, expected {D}: is it of another model?")
+    if len(array) == 0 and not allow_empty:
+        raise DataError(f"{what}: empty, expected at least one row")
+    with np.errstate(over="ignore"):
+        array = np.ascontiguousarray(array, dtype=np.float32)
+    if not finite:
+        return array
+    flat = array.reshape(-1)
+    # One pass at the speed of memory; only a suspicious result (or an overflow of huge values) is looked at closely.
+    with np.errstate(over="ignore", invalid="ignore"):
+        suspicious = not np.isfinite(np.dot(flat, flat))
+    if suspicious:
+        bad = np.flatnonzero(~np.isfinite(array).all(axis=1))
+        if len(bad):
+            raise DataError(f"{what}: NaN or infinity in {named_rows(first_row + bad)}")
+    return array
+
+
+def named_rows(rows: NDArray[Any]) -> str:
+    """``row 3`` or ``rows 1, 2, 3, 4, 5 and 7 more``."""
+    shown = ", ".join(str(r) for r in rows[:5])
+    return f"row{'s' * (len(rows) > 1)} {shown}" + (f" and {len(rows) - 5} more" if len(rows) > 5 else "")
+
+
+def check_codes(codes: ArrayLike, M: int, K: int, *, what: str = "codes") -> Codes:
+    """Return ``codes`` as C-contiguous uint8 [n, code_size], with zeros in the bits beyond the last codeword index.
+
+    Raises:
+        DataError: another type or shape, or bits set that no code of this size has.
+    """
+    array = np.asarray(codes)
+    size = code_size(M, K)
+    if array.dtype != np.uint8 or array.ndim != 2 or array.shape[1] != size:
+        raise DataError(
+            f"{what}: {array.dtype} {array.shape}, expected uint8 [n, {size}] ({M} codebooks of {K})"
+        )
+    spare = 8 * size - M * bits_per_code(K)
+    if spare:
+        bad = np.flatnonzero(array[:, -1] >> (8 - spare))
+        if len(bad):
+            raise DataError(
+                f"{what}: bits set beyond the last codebook in {named_rows(bad)}: not codes of this model"
+            )
+    return np.ascontiguousarray(array)
