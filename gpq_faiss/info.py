@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from .errors import DataError, UsageError
+from .errors import DataError, MismatchError, UsageError
 from .files import read_json
 
 _ENCODER_KIND = "gpq-encoder"
@@ -48,7 +48,7 @@ def info(path: str | Path) -> dict[str, Any]:
         ``unfinished features`` and ``unfinished codes``: ``rows``, ``out``.
         ``features``, ``codes``: as :func:`gpq_faiss.store.describe`, with ``shape`` and ``dtype``.
         ``index``: ``layout``, ``faiss_class``, ``ntotal``, ``bits``, ``code_size``, fingerprints, ``sidecar``.
-        ``split``: sizes of its four sets, ``seed``, ``hash``.
+        ``split``: ``protocol``, ``seed``, ``hash``, ``items``, and how many of them are in each of its four roles.
         ``encoder``: ``format``, its metadata (:func:`read_encoder_metadata`).
         ``results`` (HDF5 of ``gpq search``), ``array`` (.npy), ``arrays`` (.npz): ``shape`` and ``dtype`` of each.
 
@@ -134,7 +134,7 @@ def _model(path: Path) -> dict[str, Any]:
     description, network = model.description, model.network
     M, K, d = (int(n) for n in model.codebooks.shape)
     spec = getattr(getattr(network, "backbone", None), "spec", None)
-    split = path / "split.json"
+    split = _model_split(path, description)
     return _head(
         "model",
         path,
@@ -153,13 +153,26 @@ def _model(path: Path) -> dict[str, Any]:
         model_fingerprint=model.fingerprint,
         codebooks_fingerprint=description["codebooks_fingerprint"],
         data=description.get("data"),
-        split=description.get("split"),
+        split=split,
         training=description.get("training"),
         files={f.name: f.stat().st_size for f in sorted(path.iterdir()) if f.is_file()},
         format_version=description["format_version"],
         versions=description.get("versions", {}),
-        complete=split.is_file(),
     )
+
+
+def _model_split(path: Path, description: dict[str, Any]) -> dict[str, Any] | None:
+    """The split that the model was trained by; None where its file is gone, which nothing but evaluation needs."""
+    if not (path / "split.json").is_file():
+        return None
+    split = _split_summary(path / "split.json")
+    stated = (description.get("split") or {}).get("hash")
+    if stated is not None and stated != split["hash"]:
+        raise MismatchError(
+            f"{path / 'split.json'} (hash {split['hash']}) is not the split of this model ({stated}): "
+            "copy the whole folder again"
+        )
+    return split
 
 
 def _unfinished(path: Path) -> dict[str, Any]:
@@ -289,11 +302,21 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _split(path: Path) -> dict[str, Any]:
-    from .data.protocols import Split
+    return _head("split", path, **_split_summary(path))
 
-    split = Split.load(path)
-    sets = {name: len(getattr(split, name)) for name in ("query", "labelled", "unlabelled", "database")}
-    return _head("split", path, name=split.name, seed=split.seed, hash=split.hash, **sets)
+
+def _split_summary(path: Path) -> dict[str, Any]:
+    from .data.split import load_split
+
+    split = load_split(path)
+    return {
+        "protocol": split.name,
+        "seed": split.seed,
+        "hash": split.hash,
+        "items": split.n,
+        **{role: len(getattr(split, role)) for role in ("query", "labelled", "unlabelled", "database")},
+        "seen_classes": None if split.seen_classes is None else list(split.seen_classes),
+    }
 
 
 # Exported encoders -------------------------------------------------------------------------------------------------------
@@ -394,7 +417,6 @@ def _torch_metadata(path: Path) -> dict[str, Any]:
 def _onnx_metadata(path: Path) -> dict[str, Any]:
     try:
         import onnx
-        from google.protobuf.message import DecodeError
     except ImportError:
         raise UsageError(f"{path}: reading ONNX needs the package onnx: pip install 'gpq-faiss[onnx]'") from None
     try:
@@ -402,7 +424,7 @@ def _onnx_metadata(path: Path) -> dict[str, Any]:
         found = {entry.key: entry.value for entry in proto.metadata_props}
         if found.get("kind") == _ENCODER_KIND:
             onnx.checker.check_model(proto)  # protobuf alone takes many a truncated or foreign file
-    except (DecodeError, OSError, ValueError, onnx.checker.ValidationError) as error:
+    except Exception as error:  # protobuf's and onnx's errors have no common base
         raise DataError(f"{path} is not an ONNX file, or is damaged ({_line(error)})") from None
     return found
 

@@ -11,15 +11,22 @@ import torch
 
 from gpq_faiss import __version__
 from gpq_faiss.config import Config, NetworkConfig, QuantizerConfig, TrainingConfig, to_dict
+from gpq_faiss.data.split import Split
 from gpq_faiss.nn.model import build_network, save_model
 from gpq_faiss.store import codebooks_fingerprint
 
 
-class _NoSplit:
-    """Stands for the split of a training that never was."""
-
-    def save(self, path: Path) -> None:
-        path.write_text(json.dumps({"name": "none", "seed": 0}), encoding="utf-8")
+def _split() -> Split:
+    """A query, a labelled item and two of the database, of a training that never was."""
+    return Split(
+        n=4,
+        query=np.array([0]),
+        labelled=np.array([1]),
+        unlabelled=np.array([2]),
+        database=np.array([2, 3]),
+        name="1",
+        seed=0,
+    )
 
 
 def make_model(
@@ -73,12 +80,13 @@ def make_model(
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for name, buffer in network.named_buffers():
-            if kind == "features" and name == "backbone.input.mean" or name.endswith("running_mean"):
+            if (kind == "features" and name == "backbone.input.mean") or name.endswith("running_mean"):
                 buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.3)
-            elif kind == "features" and name == "backbone.input.std" or name.endswith("running_var"):
+            elif (kind == "features" and name == "backbone.input.std") or name.endswith("running_var"):
                 buffer.copy_(torch.rand(buffer.shape, generator=generator) + 0.5)
         codebooks = np.ascontiguousarray(network.codebooks().numpy(), dtype=np.float32)
     network.eval()
+    split = _split()
     save_model(
         Path(folder),
         network,
@@ -90,7 +98,7 @@ def make_model(
             "run_identity": "0" * 16,
             "codebooks_fingerprint": codebooks_fingerprint(codebooks),
             "data": {"name": "random weights", "fingerprint": "0" * 16, "notes": []},
-            "split": {"protocol": "none", "seed": seed, "hash": "0" * 16},
+            "split": {"protocol": split.name, "seed": split.seed, "hash": split.hash},
             "class_names": list(class_names),
             "multi_label": multi_label,
             "input": input_,
@@ -112,7 +120,7 @@ def make_model(
             },
         },
         extra={"metrics.jsonl": json.dumps({"step": 1, "total": 1.0}) + "\n"},
-        split=_NoSplit(),
+        split=split,
         overwrite=overwrite,
     )
     return Path(folder)
