@@ -40,6 +40,15 @@ class Commands(click.Group):
         command: click.Command = getattr(importlib.import_module(f".{module}", __package__), attribute)
         return command
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """As click's; ctrl-C is one line and exit code 130, for click itself would say "Aborted!" and 1."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            again = {"train": " with --resume to go on", "encode": " to go on"}.get(ctx.invoked_subcommand or "", "")
+            click.echo(f"gpq: interrupted: run the same command again{again}", err=True)
+            ctx.exit(130)
+
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """As click's, with our errors: one line on stderr, exit code 2 for usage and 1 for data."""
         from gpq_faiss.errors import GpqError
@@ -47,7 +56,8 @@ class Commands(click.Group):
         try:
             return super().main(*args, **kwargs)
         except GpqError as error:
-            click.echo(f"gpq: {error}", err=True)
+            # One line, whatever a foreign file or library put into the message.
+            click.echo(f"gpq: {' '.join(str(error).splitlines())}", err=True)
             sys.exit(error.exit_code)
         except BrokenPipeError:
             # `gpq ... | head`: nothing is wrong; keep Python from complaining at exit.

@@ -67,13 +67,18 @@ def data_options(command: F) -> F:
 
 
 def open_dataset(spec: str, data_args: dict[str, Any]) -> Dataset:
-    """Open DATA and tell on stderr what was noticed while reading it."""
+    """Open DATA and tell on stderr what was noticed while reading it (unless --quiet)."""
     from gpq_faiss.data.open import open_data
 
     dataset = open_data(spec, **data_args)
-    for note in dataset.notes:
+    for note in [] if _quiet() else dataset.notes:
         click.echo(f"gpq: {dataset.name}: {note}", err=True)
     return dataset
+
+
+def _quiet() -> bool:
+    context = click.get_current_context(silent=True)
+    return bool(context and context.obj and context.obj.get("quiet"))
 
 
 device_option = click.option(
@@ -100,9 +105,7 @@ def progress(label: str, unit: str) -> Iterator[Callable[..., None]]:
 
     Yields a function of (done, total, figures={}).
     """
-    context = click.get_current_context(silent=True)
-    quiet = bool(context and context.obj and context.obj.get("quiet"))
-    if quiet or not sys.stderr.isatty():
+    if _quiet() or not sys.stderr.isatty():
         yield lambda done, total, figures=None: None
         return
     from tqdm import tqdm

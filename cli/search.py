@@ -74,7 +74,8 @@ def search(
             model_dir, index_file, source, k=k, rows=rows, device=device, threads=threads, progress=update
         )
     if format_ == "png":
-        assert shown is not None and out is not None
+        assert shown is not None
+        assert out is not None
         asked = shown if isinstance(source, str) else source
         click.echo(str(draw_results(result, shown, asked, out, overwrite=overwrite)))
     elif format_ == "h5":

@@ -8,12 +8,15 @@ killed and resumed takes the same steps as one that was not, and on the CPU reac
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
 import math
 import platform
 import shutil
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -188,6 +191,10 @@ class _Run:
             "lines": self.lines,
         }
         tensors = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise write_error(self.folder, error) from error
         with atomic_path(self.checkpoint) as temporary:
             save_file(tensors, temporary, metadata={"state": json.dumps(meta)})
 
@@ -278,6 +285,8 @@ def train(
         overwrite: replace the folder, and begin anew where an unfinished run is.
         progress: called after each step.
 
+    Ctrl-C takes effect after the step under way, which is saved for ``resume``; a second one at once.
+
     Returns:
         The model folder.
 
@@ -307,14 +316,8 @@ def train(
         return out
 
     partial = out.with_name(f".{out.name}.partial")
-    if overwrite:
-        shutil.rmtree(partial, ignore_errors=True)
-    elif (partial / "checkpoint.safetensors").exists() and not resume:
+    if (partial / "checkpoint.safetensors").exists() and not (resume or overwrite):
         raise OutputExistsError(f"an unfinished run is at {partial}: go on with --resume, or begin anew with --overwrite")
-    try:
-        partial.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise write_error(partial, error) from error
 
     # From here on there are no labels but those that the training may see.
     labels = split.training_labels(dataset.require_labels())
@@ -331,6 +334,8 @@ def train(
     pool = split.unlabelled if len(split.unlabelled) else seen
     steps = count_steps(training, len(seen), len(pool))
     image_size = _resolve_image_size(config, dataset)
+    if overwrite:
+        shutil.rmtree(partial, ignore_errors=True)
 
     from .methods.gpq import build_gpq
 
@@ -345,7 +350,8 @@ def train(
         if resume and run.checkpoint.exists():
             run.load(identity)
             log.info("resumed at step %d of %d", run.step, steps)
-        _loop(run, config, reader, labels, seen, pool, held, steps, identity, torch_device, progress)
+        with _interrupt_between_steps() as interrupted:
+            _loop(run, config, reader, labels, seen, pool, held, steps, identity, torch_device, progress, interrupted)
 
         if held.size and run.best_step:
             method.load_state_dict(run.best_state)
@@ -410,6 +416,7 @@ def _loop(
     identity: str,
     device: torch.device,
     progress: Progress | None,
+    interrupted: Callable[[], bool],
 ) -> None:
     """Steps ``run.step`` to ``steps``: batch, losses, Adam, validation, checkpoint."""
     training, method, optimizer = config.training, run.method, run.optimizer
@@ -455,13 +462,42 @@ def _loop(
                 method.train()
             run.lines.append(json.dumps(line))
             log.info("step %d of %d  %s", run.step, steps, "  ".join(f"{k} {v:.4f}" for k, v in figures.items()))
-        if time.monotonic() - saved >= training.checkpoint_seconds and run.step < steps:
+        stop = interrupted()
+        if stop or (time.monotonic() - saved >= training.checkpoint_seconds and run.step < steps):
             run.seconds = time.monotonic() - began
             run.save(identity)
             saved = time.monotonic()
+        if stop:
+            raise KeyboardInterrupt
         if progress is not None:
             progress(run.step, steps, figures)
     run.seconds = time.monotonic() - began
+
+
+@contextlib.contextmanager
+def _interrupt_between_steps() -> Iterator[Callable[[], bool]]:
+    """Hold ctrl-C back until a step is done, where a checkpoint can be continued exactly; a second one stops at once.
+
+    Yields whether there was one.
+    """
+    asked = False
+
+    def hold(number: int, frame: Any) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+
+    # Handlers belong to the main thread, and one that the program has set is left as it is.
+    main = threading.current_thread() is threading.main_thread()
+    ours = main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if ours:
+        signal.signal(signal.SIGINT, hold)
+    try:
+        yield lambda: asked
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _step_seed(seed: int, step: int) -> int:
