@@ -1,0 +1,356 @@
+"""protocols: exact sizes, disjoint roles, the same split for the same seed, and nothing learnt from hidden labels."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpq_faiss.data.digits import open_digits
+from gpq_faiss.data.labels import Labels
+from gpq_faiss.data.protocols import (
+    RULES,
+    Split,
+    authors_split,
+    load_split,
+    make_split,
+    no_queries,
+    parse_labelled,
+    protocol1,
+    protocol2,
+    read_rows,
+    resolve_labelled,
+    unseen_items,
+)
+from gpq_faiss.errors import DataError, UsageError
+
+CIFAR = Labels.from_ids(np.random.default_rng(0).permutation(np.repeat(np.arange(10), 6000)))
+
+
+def sizes(split: Split) -> tuple[int, ...]:
+    return tuple(len(rows) for rows in (split.query, split.labelled, split.unlabelled, split.database))
+
+
+def multi(n: int = 3000, c: int = 9, seed: int = 0) -> Labels:
+    """Classes from rare to common; some items have no label."""
+    rng = np.random.default_rng(seed)
+    return Labels.from_multihot(rng.random((n, c)) < np.linspace(0.05, 0.4, c))
+
+
+def test_cifar_sizes_are_the_papers() -> None:
+    one = protocol1(CIFAR)
+    assert sizes(one) == (1000, 5000, 54_000, 54_000)
+    assert set(CIFAR.take(one.query).counts()) == {100}
+    assert set(CIFAR.take(one.labelled).counts()) == {500}
+    two = protocol2(CIFAR)
+    assert sizes(two) == (9000, 21_000, 30_000, 30_000)
+    assert sorted(CIFAR.take(two.query).counts()) == [0] * 7 + [3000] * 3
+    assert sorted(CIFAR.take(two.labelled).counts()) == [0] * 3 + [3000] * 7
+    assert set(CIFAR.take(two.database).counts()) == {3000}
+
+
+def test_the_authors_split_is_their_rule() -> None:
+    split = authors_split(CIFAR)
+    assert sizes(split) == (1000, 5000, 54_000, 54_000)
+    of_item = CIFAR.class_ids()
+    for c in range(10):
+        rows = [i for i in range(60_000) if of_item[i] == c]
+        queries = rows[::60]
+        assert set(queries) <= set(split.query)
+        rest = [i for i in rows if i not in set(queries)]
+        assert set(rest[:500]) <= set(split.labelled)
+    assert len(authors_split(CIFAR, "20-per-class").labelled) == 200
+    with pytest.raises(UsageError, match="N-per-class"):
+        authors_split(CIFAR, "0.1")
+    with pytest.raises(DataError, match="class '0' has 1,000 items"):
+        authors_split(Labels.from_ids(np.zeros(1000, int)), "1000-per-class")
+
+
+def test_nuswide_numbers_are_exact() -> None:
+    """100 queries and 500 labelled of each concept, none counted for two concepts."""
+    labels = multi(20_000, 9, 1)
+    split = protocol1(labels, 0, "500-per-class", 100)
+    assert sizes(split)[:2] == (900, 4500)
+    assert len(split.database) == labels.has().sum() - 5400
+    assert len(split.unlabelled) == 20_000 - 5400
+    assert not labels.has()[np.setdiff1d(split.unlabelled, split.database)].any()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    n=st.integers(30, 400),
+    c=st.integers(2, 9),
+    several=st.booleans(),
+    seed=st.integers(0, 5),
+    protocol=st.sampled_from(["1", "2", "none"]),
+    spec=st.sampled_from([None, "all", "1-per-class", "0.1", "1.0"]),
+)
+def test_roles_are_disjoint_and_complete(
+    n: int, c: int, several: bool, seed: int, protocol: str, spec: str | None
+) -> None:
+    single = Labels.from_ids(np.random.default_rng(seed).integers(-1, c, n), [str(k) for k in range(c)])
+    labels = multi(n, c, seed) if several else single
+    make = {"1": protocol1, "2": protocol2, "none": no_queries}[protocol]
+    refusal = ""
+    try:
+        split = make(labels, seed, spec)
+    except DataError as error:
+        refusal = str(error)
+    if refusal:
+        assert re.search("too few|no labelled item|lower it|two classes", refusal)
+        return
+    has = set(np.flatnonzero(labels.has()))
+    query, labelled, unlabelled, database = (
+        set(rows.tolist()) for rows in (split.query, split.labelled, split.unlabelled, split.database)
+    )
+    assert not query & (labelled | unlabelled | database)
+    assert not labelled & (unlabelled | database)
+    assert database <= unlabelled
+    assert query | labelled | unlabelled == set(range(n))
+    assert (query | labelled | database) <= has
+    if protocol != "2":
+        assert database == unlabelled & has
+    view = split.training_labels(labels)
+    assert set(np.flatnonzero(view.has())) == labelled
+    assert view.counts().min() > 0
+    assert split.hash == make(labels, seed, spec).hash
+
+
+def test_seeds_differ_and_larger_draws_contain_smaller() -> None:
+    assert protocol1(CIFAR, 0).hash != protocol1(CIFAR, 1).hash
+    small, large = protocol1(CIFAR, 3, "10-per-class"), protocol1(CIFAR, 3, "200-per-class")
+    np.testing.assert_array_equal(small.query, large.query)
+    assert np.isin(small.labelled, large.labelled).all()
+
+
+def test_the_training_sees_no_hidden_label() -> None:
+    """Scrambled labels of everything but the labelled items give the same view."""
+    for labels, split in [(multi(), protocol1(multi(), 0, "20-per-class")), (multi(), protocol2(multi()))]:
+        packed = labels.packed.copy()
+        others = np.setdiff1d(np.arange(len(labels)), split.labelled)
+        packed[others] = np.random.default_rng(1).permutation(packed[others])
+        scrambled = Labels(packed, labels.class_names)
+        one, two = split.training_labels(labels), split.training_labels(scrambled)
+        np.testing.assert_array_equal(one.packed, two.packed)
+
+
+def test_protocol2_hides_unseen_classes_from_the_training() -> None:
+    labels = multi()
+    split = protocol2(labels, 4)
+    assert split.seen_classes is not None
+    assert len(split.seen_classes) == 6  # three quarters of 9, rounded down
+    view = split.training_labels(labels)
+    assert view.class_names == tuple(labels.class_names[c] for c in split.seen_classes)
+    np.testing.assert_array_equal(
+        view.dense(split.labelled), labels.dense(split.labelled)[:, list(split.seen_classes)]
+    )
+    some = protocol2(labels, 4, "5-per-class")
+    assert len(some.labelled) == 30
+    np.testing.assert_array_equal(some.database, split.database)
+    np.testing.assert_array_equal(some.query, split.query)
+    assert np.isin(np.setdiff1d(split.labelled, some.labelled), some.unlabelled).all()
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rules_for_several_labels(rule: Any) -> None:
+    dense = np.array(
+        [[1, 0, 0, 0], [0, 0, 0, 1], [1, 1, 1, 1], [1, 1, 0, 1], [1, 0, 1, 1], [0, 0, 0, 0]], bool
+    )
+    unseen = np.array([False, False, True, True])
+    expected = {
+        "any": [False, True, True, True, True, False],
+        "half": [False, True, True, False, True, False],
+        "majority": [False, True, False, False, True, False],
+        "all": [False, True, False, False, False, False],
+    }
+    got = unseen_items(Labels.from_multihot(dense), unseen, rule)
+    np.testing.assert_array_equal(got, expected[rule])
+
+
+def test_files_of_ids_or_rows(tmp_path: Path) -> None:
+    ids = np.array([100, 50, 7, 900, 3])
+    (tmp_path / "ids.txt").write_text("900\n7  # a comment\n\n7\n")
+    np.testing.assert_array_equal(read_rows(tmp_path / "ids.txt", ids), [2, 3])
+    np.save(tmp_path / "rows.npy", np.array([4, 0], np.uint8))
+    np.testing.assert_array_equal(read_rows(tmp_path / "rows.npy", ids), [0, 4])
+    np.save(tmp_path / "float.npy", np.array([0.5]))
+    np.save(tmp_path / "empty.npy", np.array([], np.int64))
+    (tmp_path / "far.txt").write_text("3\n5000\n")
+    (tmp_path / "words.txt").write_text("three\n")
+    (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00")
+    for name, message in [
+        ("far.txt", "5000 is neither an id of the data nor a row number below 5"),
+        ("float.npy", "float64"),
+        ("empty.npy", r"\[0\]"),
+        ("words.txt", "not a list of ids"),
+        ("binary.txt", "not a list of ids"),
+        ("none.txt", "not found"),
+    ]:
+        with pytest.raises(DataError, match=message) as caught:
+            read_rows(tmp_path / name, ids)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_labelled_file_is_kept_and_is_never_a_query(tmp_path: Path) -> None:
+    labels = Labels.from_ids(np.arange(600) % 3)
+    chosen = np.arange(0, 600, 2)
+    np.save(tmp_path / "l.npy", chosen)
+    split = protocol1(labels, 0, str(tmp_path / "l.npy"))
+    np.testing.assert_array_equal(split.labelled, chosen)
+    assert len(split.query) == 30
+    np.save(tmp_path / "q.npy", [1, 3, 5])
+    np.testing.assert_array_equal(protocol1(labels, 0, "2-per-class", tmp_path / "q.npy").query, [1, 3, 5])
+    np.save(tmp_path / "q.npy", [1, 2, 5])
+    with pytest.raises(DataError, match="row 2 are queries"):
+        protocol1(labels, 0, str(tmp_path / "l.npy"), tmp_path / "q.npy")
+    np.save(tmp_path / "l.npy", np.arange(0, 600, 3))
+    with pytest.raises(DataError, match="no labelled item for class '1'"):
+        protocol1(labels, 0, str(tmp_path / "l.npy"))
+    bare = labels.masked(np.arange(1, 600))
+    with pytest.raises(DataError, match="row 0 have no label"):
+        protocol1(bare, 0, str(tmp_path / "l.npy"))
+    np.save(tmp_path / "q.npy", [0, 1])
+    with pytest.raises(DataError, match="row 0 have no label"):
+        protocol1(bare, 0, None, tmp_path / "q.npy")
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("500-per-class", ("count", 500)),
+        ("0.1", ("fraction", 0.1)),
+        ("all", ("all", 1.0)),
+        ("a.txt", ("file", 0.0)),
+    ],
+)
+def test_labelled_forms(spec: str, expected: tuple[str, float]) -> None:
+    assert parse_labelled(spec) == expected
+
+
+@pytest.mark.parametrize("spec", ["500", "0", "-0.5", "0-per-class", "nan", "1.5"])
+def test_labelled_numbers_that_cannot_be(spec: str) -> None:
+    with pytest.raises(UsageError, match=r"did you mean 500-per-class" if spec == "500" else "--labelled"):
+        parse_labelled(spec)
+
+
+def test_fractions_are_of_each_class() -> None:
+    labels = Labels.from_ids(np.repeat([0, 1], [1000, 200]))
+    split = protocol1(labels, 0, "0.1")
+    np.testing.assert_array_equal(labels.take(split.labelled).counts(), [100, 20])
+    assert len(protocol1(labels, 0, "1.0").unlabelled) == 0  # all but the queries
+
+
+def test_too_few_items_say_what_to_lower() -> None:
+    labels = Labels.from_ids(np.repeat([0, 1], [1000, 12]), ["cat", "dog"])
+    with pytest.raises(DataError, match=r"class 'dog' has 12 items.*500-per-class asks for 500.*lower it"):
+        protocol1(labels, 0, "500-per-class")
+    with pytest.raises(DataError, match=r"class 'dog' has 12 items.*100 queries"):
+        protocol1(labels, 0, None, 100)
+    with pytest.raises(DataError, match="too few to set queries apart"):
+        protocol1(Labels.from_ids([0, 1, 1]))
+    with pytest.raises(DataError, match="no labelled item for class 'fox'"):
+        protocol1(Labels.from_ids(np.repeat([0, 1], 100), ["cat", "dog", "fox"]))
+    with pytest.raises(DataError, match="two classes"):
+        protocol2(Labels.from_ids(np.zeros(10, int)))
+    with pytest.raises(UsageError, match="at least 1"):
+        protocol1(labels, 0, None, 0)
+
+
+def test_free_items_are_used_up_by_a_draw() -> None:
+    free = np.arange(60_000) < 30_000
+    rows = resolve_labelled("7-per-class", CIFAR, free, seed=1, ids=np.arange(60_000))
+    assert len(rows) == 70
+    assert rows.max() < 30_000
+    assert not free[rows].any()
+
+
+def test_make_split_by_name() -> None:
+    digits = open_digits()
+    assert sizes(make_split(digits))[0] == 100  # ten of each digit
+    assert make_split(digits, "2").name == "2"
+    assert len(make_split(digits, "none", labelled="10-per-class").query) == 0
+    with pytest.raises(UsageError, match="choose one of 1, 2, gpq-authors, none"):
+        make_split(digits, "3")
+    with pytest.raises(UsageError, match="queries"):
+        make_split(digits, "2", queries=5)
+    with pytest.raises(DataError, match="digits: class"):
+        make_split(digits, labelled="5000-per-class")
+    with pytest.raises(UsageError, match="seed"):
+        make_split(digits, seed=-1)
+
+
+def test_a_split_travels_as_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "split.json"
+    for split in (protocol1(CIFAR, 5), protocol2(multi(), 2)):
+        split.save(path)
+        again = load_split(path)
+        assert (again.hash, again.name, again.seed, again.n) == (split.hash, split.name, split.seed, split.n)
+        assert again.seen_classes == split.seen_classes
+        for role in ("query", "labelled", "unlabelled", "database"):
+            np.testing.assert_array_equal(getattr(again, role), getattr(split, role))
+    assert path.stat().st_size < 3000
+
+
+@pytest.mark.parametrize("how", ["n", "roles", "hash", "seed", "format", "json", "overlap"])
+def test_damaged_split_files(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "split.json"
+    protocol1(multi()).save(path)
+    value = json.loads(path.read_text())
+    value.update(
+        {
+            "n": {"n": 99},
+            "roles": {"roles": "AAAA"},
+            "hash": {"hash": "0" * 16},
+            "seed": {"seed": "x"},
+            "format": {"split_format": 9},
+            "json": {},
+            "overlap": {"roles": "eJxjYWFhAQAAPgAe"},
+        }[how]
+    )
+    path.write_text(json.dumps([value] if how == "json" else value))
+    with pytest.raises(DataError, match=r"split\.json"):
+        load_split(path)
+
+
+def test_overlap_is_refused() -> None:
+    one = np.array([1], np.int64)
+    none = np.empty(0, np.int64)
+    with pytest.raises(DataError, match="row 1 in query and labelled"):
+        Split(3, one, one, none, none, "x", 0)
+    with pytest.raises(DataError, match="row 1 in labelled and database"):
+        Split(3, none, one, none, one, "x", 0)
+    with pytest.raises(DataError, match="sorted"):
+        Split(3, np.array([2, 1]), none, none, none, "x", 0)
+    with pytest.raises(DataError, match="below 3"):
+        Split(3, np.array([3]), none, none, none, "x", 0)
+
+
+def test_the_real_nuswide_labels() -> None:
+    """195,834 images with one of the 21 most frequent concepts: the paper's sizes of protocol 1."""
+    root = os.environ.get("GPQ_DATA")
+    if not root:
+        pytest.skip("GPQ_DATA is not set")
+    with gzip.open(Path(root) / "nuswide" / "mul_label_ids.txt.gz", "rt") as file:
+        items = [[int(word) for word in line.split()] for line in file]
+    dense = np.zeros((1 + max(item[0] for item in items), 81), bool)
+    for item, *concepts in items:
+        dense[item, concepts] = True
+    top = np.argsort(-dense.sum(axis=0), kind="stable")[:21]
+    some = dense[:, top]
+    labels = Labels.from_multihot(some[some.any(axis=1)])
+    assert len(labels) == 195_834
+    assert sizes(protocol1(labels, 0, "500-per-class", 100)) == (2100, 10_500, 183_234, 183_234)
+    split = protocol2(labels)
+    assert split.seen_classes is not None
+    assert len(split.seen_classes) == 15
+    query, labelled, _, database = sizes(split)
+    assert query + labelled + database == 195_834
+    assert abs(database - 195_834 // 2) <= 1
