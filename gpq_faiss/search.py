@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from .data.base import BadItems, Dataset, ImageDataset
 from .data.images import FileImages, is_image_name
-from .data.open import open_data
+from .data.open import SCHEMES, open_data
 from .encode import Encoder, Progress
 from .errors import DataError, MismatchError, UsageError
 from .files import fingerprint
@@ -177,7 +177,7 @@ def _own_features(queries: str) -> Path | None:
     if path.suffix not in {".h5", ".hdf5"} or not path.is_file():
         return None
     try:
-        return path if describe(path)["kind"] == "features" else None
+        return path if describe(path)["type"] == "features" else None
     except DataError:
         return None
 
@@ -188,6 +188,8 @@ def open_queries(queries: str, **data_args: Any) -> Dataset:
     Raises:
         UsageError, DataError: as :func:`gpq_faiss.data.open.open_data`.
     """
+    if queries.partition(":")[0] in SCHEMES:  # "features:x.npy" ends like a bare file
+        return open_data(queries, **data_args)
     path = Path(queries)
     if path.suffix.lower() in _FEATURE_SUFFIXES:
         return open_data(f"features:{queries}", **data_args)

@@ -26,7 +26,8 @@ FORMS = (
 
 _PATH_NEEDED = {"nuswide", "folder", "list", "csv", "parquet", "features"}
 _PATH_ALLOWED = _PATH_NEEDED | {"cifar10", "fashion-mnist"}
-_SCHEMES = _PATH_ALLOWED | {"digits"}
+SCHEMES = _PATH_ALLOWED | {"digits"}
+"""What a DATA argument begins with."""
 
 _HINTS = {
     ".npy": "features",
@@ -63,7 +64,7 @@ def parse_spec(spec: str) -> tuple[str, str | None]:
         UsageError: an unknown scheme, a path missing or not wanted; lists the forms.
     """
     scheme, colon, rest = spec.partition(":")
-    if scheme not in _SCHEMES:
+    if scheme not in SCHEMES:
         raise _unknown(spec)
     path = rest if colon and rest else None
     if path is None and (scheme in _PATH_NEEDED or colon):
