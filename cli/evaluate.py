@@ -44,6 +44,7 @@ Examples:
     type=click.Choice(["table", "json", "markdown", "csv", "latex"]),
     default="table",
     show_default=True,
+    help="How the figures are given.",
 )
 @click.option("--out", metavar="FILE", help="Write here instead of to the terminal.")
 @click.option("--plot", metavar="FILE", help="Draw the precision-recall curves: .png, .svg or .pdf.")

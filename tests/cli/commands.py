@@ -1,0 +1,129 @@
+"""Running ``gpq`` in this process, and the folder of small products that the tests of the command line share."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from click.testing import CliRunner, Result
+from gpq_cli.main import cli
+
+WIDTH = 16
+ITEMS = 240
+
+SETTINGS = """
+preset = "paper"
+
+[quantizer]
+codebooks = 4
+
+[network]
+backbone = "linear"
+
+[training]
+steps = 30
+batch_labelled = 30
+batch_unlabelled = 30
+learning_rate = 0.01
+validate_every = 10
+validation = 0.2
+"""
+
+
+def gpq(*args: object) -> Result:
+    """``gpq -q ARGS``, errors and exit code in the result."""
+    return CliRunner().invoke(cli, ["-q", *map(str, args)], prog_name="gpq")
+
+
+def done(*args: object) -> str:
+    """``gpq -q ARGS``, which must work without a word on stderr; its stdout."""
+    result = gpq(*args)
+    assert result.exit_code == 0, result.stderr or repr(result.exception)
+    assert result.stderr == ""
+    return result.stdout
+
+
+def refused(*args: object, code: int = 1) -> str:
+    """``gpq -q ARGS``, which must fail with ``code`` and one line on stderr; that line."""
+    result = gpq(*args)
+    # Anything but SystemExit would have been a traceback on a terminal.
+    assert isinstance(result.exception, SystemExit), repr(result.exception)
+    assert result.exit_code == code, result.stderr
+    assert result.stdout == ""
+    return only_line(result.stderr)
+
+
+def only_line(stderr: str) -> str:
+    """The one line that there must be, without its prefix."""
+    lines = stderr.splitlines()
+    assert len(lines) == 1, stderr
+    assert lines[0].startswith("gpq: "), stderr
+    assert len(lines[0]) > 20
+    return lines[0].removeprefix("gpq: ")
+
+
+def content(folder: Path) -> dict[str, str]:
+    """Every file and folder below, with a hash of what is in it."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+@contextlib.contextmanager
+def untouched(*folders: Path) -> Iterator[None]:
+    """What is in these folders must be the same afterwards: nothing changed, nothing gone, nothing new."""
+    before = [content(folder) for folder in folders]
+    yield
+    assert [content(folder) for folder in folders] == before
+
+
+def clusters(n: int = ITEMS, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Features float32 [n, 16] around three centres, and their classes int64 [n]."""
+    centres = np.random.default_rng([seed, 0]).standard_normal((3, WIDTH))
+    rng = np.random.default_rng([seed, n])
+    labels = np.arange(n) % 3
+    return (centres[labels] + 0.4 * rng.standard_normal((n, WIDTH))).astype(np.float32), labels
+
+
+@dataclass(frozen=True)
+class Shop:
+    """Small products of every stage.
+
+    Attributes:
+        root: the folder of all of them.
+        other: a model of the same shape with other weights; ``other_*`` are its products.
+        photo: an image that no features model takes.
+    """
+
+    root: Path
+
+    def __getattr__(self, name: str) -> Path:
+        file = {
+            "features": "features.npy",
+            "labels": "labels.npy",
+            "queries": "queries.npy",
+            "settings": "run.toml",
+            "model": "model",
+            "vectors": "features.h5",
+            "codes": "codes.h5",
+            "index": "index.faiss",
+            "other": "other",
+            "other_vectors": "other-features.h5",
+            "other_codes": "other-codes.h5",
+            "other_index": "other.faiss",
+            "images": "images",
+            "image_model": "image-model",
+            "photo": "images/a/0.png",
+        }.get(name)
+        if file is None:
+            raise AttributeError(name)
+        return self.root / file
+
+    @property
+    def data(self) -> str:
+        return f"features:{self.features}"
