@@ -50,20 +50,20 @@ def _flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
         if isinstance(value, dict):
             rows += _flat(value, f"{name}.")
         else:
-            rows.append((name, _text(key, value)))
+            rows.append((name, _text(name, value)))
     return rows
 
 
-def _text(key: str, value: Any) -> str:
+def _text(name: str, value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, list) and key.endswith("shape"):
+    if isinstance(value, list) and "shape" in name:
         return " x ".join(_text("", v) for v in value)
     if isinstance(value, list):
         more = f" ... ({len(value)} in all)" if len(value) > 20 else ""
         return ", ".join(_text("", v) for v in value[:20]) + more if value else "-"
-    if isinstance(value, int) and key not in {"format_version", "seed"}:
+    if isinstance(value, int) and name.split(".")[-1] not in {"format_version", "seed"}:
         return f"{value:,}"
     return str(value)

@@ -165,7 +165,7 @@ def export_encoder(
             data = _to_torch(program, metadata)
             run = _torch_runner(data)
         result = _compare(encoder, run, given, with_codes, tolerance)
-    log.info("%s: within %.1e of the model on %d items", out, result.max_difference, result.items)
+    log.debug("%s: within %.1e of the model on %d items", out, result.max_difference, result.items)
     with atomic_path(out) as temporary:
         temporary.write_bytes(data)
     if on_check is not None:

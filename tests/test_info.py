@@ -423,6 +423,7 @@ def test_the_command_prints_a_table_or_json(files: dict[str, Path]) -> None:
     assert table["shape"] == f"{N} x 3"
     assert table["class_names"] == "cat, dog, owl"
     assert "versions.numpy" in table
+    assert f"batch x {M * D}" in CliRunner().invoke(command, [str(files["torch"])]).stdout
     assert "gpq info model" in CliRunner().invoke(command, ["--help"]).stdout
     for path in files.values():
         assert CliRunner().invoke(command, [str(path)]).exit_code == 0
