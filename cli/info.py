@@ -64,6 +64,6 @@ def _text(name: str, value: Any) -> str:
     if isinstance(value, list):
         more = f" ... ({len(value)} in all)" if len(value) > 20 else ""
         return ", ".join(_text("", v) for v in value[:20]) + more if value else "-"
-    if isinstance(value, int) and name.split(".")[-1] not in {"format_version", "seed"}:
+    if isinstance(value, int) and name.rsplit(".", maxsplit=1)[-1] not in {"format_version", "seed"}:
         return f"{value:,}"
     return str(value)
