@@ -75,10 +75,12 @@ def evaluate(
     from gpq_faiss.evaluation import draw_evaluation
     from gpq_faiss.evaluation import evaluate as run
     from gpq_faiss.files import check_output
+    from gpq_faiss.report.figure import check_picture
 
-    for path in (out, plot):
-        if path is not None:
-            check_output(path, overwrite=overwrite)
+    if out is not None:
+        check_output(out, overwrite=overwrite)
+    if plot is not None:
+        check_picture(plot, overwrite=overwrite)
     try:
         ks = [int(part) for part in at.split(",") if part.strip()]
     except ValueError:

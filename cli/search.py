@@ -57,11 +57,12 @@ def search(
     from gpq_faiss.errors import UsageError
     from gpq_faiss.evaluate.tables import render
     from gpq_faiss.files import check_output
+    from gpq_faiss.report.figure import check_picture
     from gpq_faiss.search import draw_results, open_queries
     from gpq_faiss.search import search as run
 
     if out is not None:
-        check_output(out, overwrite=overwrite)
+        (check_picture if format_ == "png" else check_output)(out, overwrite=overwrite)
     elif format_ in {"h5", "png"}:
         raise UsageError(f"--format {format_} needs --out FILE")
     if format_ == "png" and images is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import tomllib
 import types
 import typing
@@ -244,6 +245,10 @@ def validate(config: Config) -> Config:
         UsageError: naming the setting and its range.
     """
     q, n, c, t = config.quantizer, config.network, config.loss, config.training
+    for section, settings in (("quantizer", q), ("network", n), ("loss", c), ("training", t)):
+        for key, value in vars(settings).items():
+            if isinstance(value, float):
+                _require(math.isfinite(value), f"{section}.{key} = {value}: a finite number is needed")
     _require(1 <= q.codebooks <= 256, f"quantizer.codebooks = {q.codebooks}: 1 to 256 are possible")
     _require(
         4 <= q.codewords <= 256 and q.codewords & (q.codewords - 1) == 0,
@@ -261,6 +266,7 @@ def validate(config: Config) -> Config:
     _require(t.batch_labelled >= 2, f"training.batch_labelled = {t.batch_labelled}: at least 2 are needed")
     _require(t.batch_unlabelled >= 0, f"training.batch_unlabelled = {t.batch_unlabelled}: it must not be negative")
     _require(t.learning_rate > 0, f"training.learning_rate = {t.learning_rate}: it must be above 0")
+    _require(t.weight_decay >= 0, f"training.weight_decay = {t.weight_decay}: it must not be negative")
     _require(0 <= t.beta1 < 1, f"training.beta1 = {t.beta1}: it must be in [0, 1)")
     _require(t.decay > 0 and t.decay_every >= 1, "training.decay and training.decay_every must be above 0")
     _require(0 <= t.validation < 1, f"training.validation = {t.validation}: it must be in [0, 1)")

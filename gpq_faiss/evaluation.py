@@ -215,7 +215,18 @@ def evaluate(
         DataError: no labels, or nothing to rank.
         MismatchError: the model takes other data, or was trained on another split of these.
     """
+    # What cannot be is refused before the data are encoded, which may take hours.
+    if threads < 1:
+        raise UsageError(f"{threads} threads: it must be at least 1")
+    for at in (*ks, *([] if k is None else [k])):
+        if at < 1:
+            raise UsageError(f"k = {at}: a ranking has at least one place")
     encoder = Encoder.load(model, device)
+    codebooks = encoder.model.codebooks
+    M, K, _ = codebooks.shape
+    bits = M * (K.bit_length() - 1)
+    for name in compare:
+        make_method(name, bits)
     dataset = open_data(data) if isinstance(data, str) else data
     encoder.check(dataset)
     labels = dataset.require_labels()
@@ -234,8 +245,6 @@ def evaluate(
         return lambda done, _: progress(offset + done, total) if progress else None
 
     query_rows, xq = encoder.embed_rows(dataset, split.query, progress=step(0))
-    codebooks = encoder.model.codebooks
-    M, K, _ = codebooks.shape
     there: list[NDArray[np.int64]] = []
     codes: list[NDArray[np.uint8]] = []
     done = 0
@@ -261,7 +270,6 @@ def evaluate(
         labels.take(base),
         **options,
     )
-    bits = M * (K.bit_length() - 1)
     compared: dict[str, RankingResult] = {}
     for name in compare:
         log.info("comparing with %s", name)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .errors import DataError, OutputExistsError
+from .errors import DataError, OutputExistsError, UsageError
 
 _WRITE_ERRORS = {
     errno.ENOSPC: "the disk is full: free some space, or write elsewhere",
@@ -38,19 +38,30 @@ def write_error(path: Path, error: OSError) -> DataError:
     return DataError(f"cannot write {path}: {why}")
 
 
-def check_output(path: str | Path, *, overwrite: bool) -> Path:
+def check_output(path: str | Path, *, overwrite: bool, folder: bool = False) -> Path:
     """Refuse an output that exists (unless ``overwrite``) or whose folder cannot be written; make the folder.
 
     Stages call this before any work, so that an hour of encoding is not lost to a typo.
 
+    Args:
+        path: what is to be written.
+        overwrite: whether it may be there already.
+        folder: it is a folder, not a file; what is there must be of the same kind to be replaced.
+
     Raises:
+        UsageError: ``path`` is no name (``.``, ``/``).
         OutputExistsError: ``path`` exists and ``overwrite`` is false.
-        DataError: the folder cannot be made or written.
+        DataError: the folder cannot be made or written, or ``path`` is of the other kind.
     """
     path = Path(path)
-    if path.exists() and not overwrite:
-        raise OutputExistsError(f"{path} exists already: pass --overwrite to replace it, or another --out")
+    if path.name in {"", ".."}:
+        raise UsageError(f"'{path}' cannot be written: give a name for the {'folder' if folder else 'file'}")
     try:
+        if path.exists():
+            if not overwrite:
+                raise OutputExistsError(f"{path} exists already: pass --overwrite to replace it, or another --out")
+            if path.is_dir() != folder:
+                raise write_error(path, OSError(errno.ENOTDIR if folder else errno.EISDIR, ""))
         path.parent.mkdir(parents=True, exist_ok=True)
         probe = path.parent / f".{path.name}.probe-{os.getpid()}"
         probe.touch()

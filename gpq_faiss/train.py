@@ -305,7 +305,9 @@ def train(
     torch_device = resolve_device(device)
     finished = (out / "config.json").exists()
     if not (resume and finished):
-        check_output(out, overwrite=overwrite)
+        check_output(out, overwrite=overwrite, folder=True)
+        if overwrite and out.exists() and not finished and any(out.iterdir()):
+            raise DataError(f"{out} holds something else than a model: it is not replaced; choose another --out")
     dataset = open_data(data) if isinstance(data, str) else data
     split = make_split(dataset, protocol, seed=config.training.seed, labelled=labelled)
     identity = _run_identity(config, dataset, split)

@@ -57,6 +57,8 @@ class BadItems:
             if len(self.first) < 5:
                 self.first.append(f"{name}: {why}")
             over = len(self._seen) > self.limit * self.total
+        if over and self.total == 1:
+            raise DataError(f"{name}: {why}")
         if over:
             raise DataError(
                 f"{self.summary()}; that is above the limit of {100 * self.limit:g} %: "

@@ -37,8 +37,9 @@ class Columns:
 
 
 def _missing_column(path: Path, column: str, there: Sequence[str], option: str) -> DataError:
+    names = ", ".join(repr(name[:40]) for name in there[:20])
     return DataError(
-        f"{path} has no column {column!r} (it has {', '.join(map(repr, there[:20]))}): name it with {option}"
+        f"{path} has no column {column!r} (it has {names}): name it with {option}"
     )
 
 

@@ -47,8 +47,9 @@ def sidecar_path(path: str | Path) -> Path:
 
 def check_index_output(path: str | Path, *, overwrite: bool) -> Path:
     """:func:`gpq_faiss.files.check_output` for the index and its sidecar, before any work."""
+    path = check_output(path, overwrite=overwrite)
     check_output(sidecar_path(path), overwrite=overwrite)
-    return check_output(path, overwrite=overwrite)
+    return path
 
 
 def save_index(

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ..config import Config, from_dict
-from ..errors import DataError, MismatchError
+from ..errors import DataError, MismatchError, UsageError
 from ..files import atomic_folder, fingerprint, read_json, write_json
 from ..store import codebooks_fingerprint
 from .backbones import build_backbone
@@ -186,8 +186,9 @@ def load_model(folder: str | Path, device: torch.device | None = None) -> Model:
         config = from_dict(settled)
         network = build_network(config, description["input"], len(description["class_names"]))
         network.load_state_dict({k.removeprefix("network."): v for k, v in state.items()})
-    except (RuntimeError, KeyError, TypeError) as error:
-        line = str(error).splitlines()[0]
+    except (RuntimeError, KeyError, TypeError, AttributeError, ValueError, UsageError) as error:
+        # A setting that cannot be is the user's mistake in a training, and damage in a model folder.
+        line = " ".join(str(error).split())[:160] or type(error).__name__
         raise DataError(f"{path} does not fit its config.json ({line}): the model is damaged or of another version") from None
     network.eval()
     if device is not None:

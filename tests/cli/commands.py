@@ -62,7 +62,8 @@ def only_line(stderr: str) -> str:
     lines = stderr.splitlines()
     assert len(lines) == 1, stderr
     assert lines[0].startswith("gpq: "), stderr
-    assert len(lines[0]) > 20
+    assert 20 < len(lines[0]) < 1000
+    assert lines[0].isprintable()
     return lines[0].removeprefix("gpq: ")
 
 
@@ -118,6 +119,7 @@ class Shop:
             "other_index": "other.faiss",
             "images": "images",
             "image_model": "image-model",
+            "image_index": "image.faiss",
             "photo": "images/a/0.png",
         }.get(name)
         if file is None:

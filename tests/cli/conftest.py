@@ -38,4 +38,6 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Shop:
             pixels = np.random.default_rng([i]).integers(*colours, (8, 8, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(shop.images / name / f"{i}.png")
     make_model(shop.image_model, "images", image_size=8, backbone="mlp", class_names=("a", "b"))
+    done("encode", shop.image_model, f"folder:{shop.images}", "--no-features", "--out", shop.root / "image-codes.h5")
+    done("index", shop.image_model, shop.root / "image-codes.h5", "--out", shop.image_index)
     return shop

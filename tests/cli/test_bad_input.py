@@ -1,0 +1,615 @@
+"""Bad input, item by item: one clear line, the right exit code, nothing half-written and what was there untouched."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import faiss
+import h5py
+import numpy as np
+import pytest
+from commands import WIDTH, Shop, clusters, content, done, gpq, refused, untouched
+from PIL import Image
+from safetensors.numpy import load_file, save_file
+from stages import STAGES, TRAIN, stage_call
+
+Break = Callable[[bytes], bytes]
+
+BREAKS: dict[str, Break | None] = {
+    "missing": None,
+    "empty": lambda good: b"",
+    "one byte": lambda good: good[:1],
+    "header alone": lambda good: good[:16],
+    "truncated": lambda good: good[: len(good) * 2 // 3],
+    "text": lambda good: b"no such thing, just words.\n" * 40,
+    "zeros": lambda good: bytes(len(good)),
+    "random": lambda good: np.random.default_rng(0).bytes(len(good)),
+}
+"""How a file is broken; a folder in its place comes on top."""
+
+
+def break_file(good: Path, bad: Path, how: str) -> None:
+    if how == "folder":
+        bad.mkdir()
+    elif (change := BREAKS[how]) is not None:
+        bad.write_bytes(change(good.read_bytes()))
+
+
+def other_forms(shop: Shop, folder: Path) -> dict[str, Path]:
+    """Good files of the other forms that data come in, for breaking."""
+    folder.mkdir()
+    features, labels = clusters()
+    np.savez(folder / "x.npz", features=features, labels=labels)
+    with h5py.File(folder / "x.h5", "w") as file:
+        file["features"], file["labels"] = features, labels
+    files = {"npz": folder / "x.npz", "hdf5": folder / "x.h5", "npy": shop.features, "labels": shop.labels}
+    (folder / "x.csv").write_text("image,label\n" + "".join(f"a/{i}.png,a\n" for i in range(6)))
+    (folder / "x.txt").write_text("".join(f"a/{i}.png 1 0\n" for i in range(6)))
+    return files | {"csv": folder / "x.csv", "list": folder / "x.txt", "toml": shop.settings, "photo": shop.photo}
+
+
+# form -> the calls that read BAD (its name ends as the good one's), each without its --out
+READERS: dict[str, list[tuple[str, ...]]] = {
+    "codes": [("index", "MODEL", "BAD"), ("info", "BAD")],
+    "vectors": [("index", "MODEL", "BAD"), ("search", "MODEL", "INDEX", "BAD"), ("info", "BAD")],
+    "index": [("search", "MODEL", "BAD", "QUERIES"), ("info", "BAD")],
+    "npy": [
+        ("train", "features:BAD", "--labels", "LABELS", *TRAIN),
+        ("encode", "MODEL", "features:BAD"),
+        ("search", "MODEL", "INDEX", "BAD"),
+        ("evaluate", "MODEL", "features:BAD", "--labels", "LABELS"),
+        ("export-encoder", "MODEL", "--to", "torch", "--check", "features:BAD"),
+        ("info", "BAD"),
+    ],
+    "npz": [("train", "features:BAD", *TRAIN), ("search", "MODEL", "INDEX", "BAD"), ("info", "BAD")],
+    "hdf5": [("train", "features:BAD", *TRAIN), ("search", "MODEL", "INDEX", "BAD"), ("info", "BAD")],
+    "labels": [("train", "DATA", "--labels", "BAD", *TRAIN), ("evaluate", "MODEL", "DATA", "--labels", "BAD")],
+    "csv": [("train", "csv:BAD", "--root", "IMAGES", *TRAIN)],
+    "list": [("train", "list:BAD", "--root", "IMAGES", *TRAIN)],
+    "toml": [("train", "DATA", "--labels", "LABELS", *TRAIN, "--config", "BAD")],
+    "photo": [("search", "IMAGE_MODEL", "IMAGE_INDEX", "BAD")],
+}
+WITHOUT_OUT = {"info", "search", "evaluate"}
+# No line at all is a table of settings that changes nothing.
+FINE = {("toml", "empty"), ("toml", "one byte")}
+
+
+def fill(call: tuple[str, ...], shop: Shop, bad: Path, out: Path) -> list[str]:
+    """The call with its capitals replaced."""
+    names = {
+        "IMAGE_MODEL": shop.image_model,
+        "MODEL": shop.model,
+        "INDEX": shop.index,
+        "IMAGE_INDEX": shop.image_index,
+        "QUERIES": shop.queries,
+        "LABELS": shop.labels,
+        "IMAGES": shop.images,
+        "DATA": shop.data,
+    }
+    arguments = [str(names.get(part, part)).replace("BAD", str(bad)) for part in call]
+    return arguments if call[0] in WITHOUT_OUT else [*arguments, "--out", str(out)]
+
+
+@pytest.mark.parametrize("how", [*BREAKS, "folder"])
+@pytest.mark.parametrize("form", READERS)
+def test_a_broken_file_is_one_line(shop: Shop, tmp_path: Path, form: str, how: str) -> None:
+    if (form, how) in FINE:
+        pytest.skip("that is no broken file")
+    forms = other_forms(shop, tmp_path / "good") | {n: getattr(shop, n) for n in ("codes", "vectors", "index")}
+    bad = tmp_path / f"bad{forms[form].suffix}"
+    break_file(forms[form], bad, how)
+    with untouched(tmp_path, shop.root):
+        for call in READERS[form]:
+            line = refused(*fill(call, shop, bad, tmp_path / "out"))
+            assert bad.name in line, line
+
+
+MODEL_READERS: list[tuple[str, ...]] = [
+    ("encode", "BAD", "DATA"),
+    ("export-faiss", "BAD"),
+    ("index", "BAD", "CODES"),
+    ("search", "BAD", "INDEX", "QUERIES"),
+    ("evaluate", "BAD", "DATA", "--labels", "LABELS"),
+    ("export-encoder", "BAD", "--to", "torch"),
+    ("info", "BAD"),
+]
+
+
+def refused_model(shop: Shop, folder: Path, tmp_path: Path, *, but: tuple[str, ...] = ()) -> None:
+    """Every command that takes a model refuses this one."""
+    with untouched(tmp_path, shop.root):
+        for call in MODEL_READERS:
+            if call[0] not in but:
+                arguments = [str(shop.codes) if part == "CODES" else part for part in call]
+                line = refused(*fill(tuple(arguments), shop, folder, tmp_path / "out"))
+                assert folder.name in line, line
+
+
+@pytest.mark.parametrize("how", [*BREAKS, "folder"])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_model_with_a_broken_file_is_one_line(shop: Shop, tmp_path: Path, name: str, how: str) -> None:
+    folder = tmp_path / "bad-model"
+    shutil.copytree(shop.model, folder)
+    (folder / name).unlink()
+    break_file(shop.model / name, folder / name, how)
+    refused_model(shop, folder, tmp_path)
+
+
+@pytest.mark.parametrize("what", ["missing", "file", "empty folder"])
+def test_what_is_no_model_folder_is_one_line(shop: Shop, tmp_path: Path, what: str) -> None:
+    folder = tmp_path / "bad-model"
+    if what == "file":
+        folder.write_bytes(b"no folder")
+    elif what == "empty folder":
+        folder.mkdir()
+    refused_model(shop, folder, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[]", "{}", "null", '"config"', '{"format_version": 1}', '{"model_fingerprint": 5, "codebooks_fingerprint": []}'],
+)
+def test_foreign_json_is_no_model(shop: Shop, tmp_path: Path, text: str) -> None:
+    folder = tmp_path / "bad-model"
+    shutil.copytree(shop.model, folder)
+    (folder / "config.json").write_text(text)
+    refused_model(shop, folder, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("format_version", 99),
+        ("config", {"quantizer": {"codebooks": "many"}}),
+        ("config", []),
+        ("config", {"network": {"backbone": "tree"}}),
+        ("input", {"kind": "features", "width": 3}),
+        ("input", {"kind": "sounds"}),
+        ("input", None),
+        ("class_names", 7),
+        ("class_names", ["one"]),
+        ("model_fingerprint", "0123456789abcdef"),
+    ],
+)
+def test_a_model_that_contradicts_itself_is_one_line(shop: Shop, tmp_path: Path, key: str, value: object) -> None:
+    folder = tmp_path / "bad-model"
+    shutil.copytree(shop.model, folder)
+    document = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(document | {key: value}))
+    # What needs the codebooks alone does not build the network, and asks nothing of its description.
+    light = ("export-faiss", "index") if key in {"config", "input", "class_names"} else ()
+    refused_model(shop, folder, tmp_path, but=(*light, *(("export-faiss",) if key == "model_fingerprint" else ())))
+
+
+def test_weights_of_another_model_are_a_mismatch(shop: Shop, tmp_path: Path) -> None:
+    folder = tmp_path / "bad-model"
+    shutil.copytree(shop.model, folder)
+    shutil.copy(shop.other / "model.safetensors", folder)
+    refused_model(shop, folder, tmp_path)
+
+
+def test_a_flipped_bit_of_the_weights_is_noticed(shop: Shop, tmp_path: Path) -> None:
+    folder = tmp_path / "bad-model"
+    shutil.copytree(shop.model, folder)
+    weights = load_file(folder / "model.safetensors")
+    name = next(n for n in weights if n.endswith("weight"))
+    weights[name].flat[0] += 1
+    save_file(weights, folder / "model.safetensors")
+    refused_model(shop, folder, tmp_path, but=("export-faiss", "index"))
+
+
+@pytest.mark.parametrize("how", [*BREAKS, "folder"])
+def test_a_broken_split_is_one_line(shop: Shop, tmp_path: Path, how: str) -> None:
+    folder = tmp_path / "bad-model"
+    shutil.copytree(shop.model, folder)
+    (folder / "split.json").unlink()
+    break_file(shop.model / "split.json", folder / "split.json", how)
+    with untouched(tmp_path):
+        assert "split.json" in refused("evaluate", folder, shop.data, "--labels", shop.labels)
+
+
+def foreign_indexes() -> dict[str, object]:
+    vectors = np.random.default_rng(0).standard_normal((40, 48)).astype(np.float32)
+    flat, squared, ivf = faiss.IndexFlatIP(48), faiss.IndexPQ(48, 4, 4), faiss.index_factory(48, "IVF2,Flat")
+    squared.train(vectors)
+    untrained = faiss.IndexPQ(48, 4, 4, faiss.METRIC_INNER_PRODUCT)
+    long = faiss.IndexPQ(48, 4, 4, faiss.METRIC_INNER_PRODUCT)
+    long.train(10 * vectors)
+    return {"flat": flat, "L2": squared, "IVF": ivf, "untrained": untrained, "not unit-norm": long}
+
+
+@pytest.mark.parametrize("name", ["flat", "L2", "IVF", "untrained", "not unit-norm"])
+def test_a_faiss_index_of_another_kind_is_one_line(shop: Shop, tmp_path: Path, name: str) -> None:
+    path = tmp_path / "foreign.faiss"
+    faiss.write_index(foreign_indexes()[name], str(path))
+    with untouched(tmp_path):
+        assert "foreign.faiss" in refused("search", shop.model, path, shop.queries)
+        assert "foreign.faiss" in refused("info", path)
+
+
+@pytest.mark.parametrize("how", ["other", "empty", "truncated", "text", "list"])
+def test_a_wrong_sidecar_is_one_line(shop: Shop, tmp_path: Path, how: str) -> None:
+    path, sidecar = tmp_path / "index.faiss", tmp_path / "index.faiss.json"
+    shutil.copy(shop.index, path)
+    good = shop.root / "index.faiss.json"
+    if how == "other":
+        shutil.copy(shop.root / "other.faiss.json", sidecar)
+    elif how == "list":
+        sidecar.write_text("[1, 2]")
+    else:
+        break_file(good, sidecar, how)
+    with untouched(tmp_path):
+        for line in (refused("search", shop.model, path, shop.queries), refused("info", path)):
+            assert "index.faiss.json" in line
+
+
+# Arrays that open but are not what is needed --------------------------------------------------------------------------
+
+MATRICES = {
+    "objects": np.array([[{}] * WIDTH] * 4, dtype=object),
+    "one dimension": np.ones(WIDTH, np.float32),
+    "three dimensions": np.ones((2, 3, WIDTH), np.float32),
+    "complex": np.ones((4, WIDTH), np.complex64),
+    "text": np.array([["a"] * WIDTH] * 4),
+    "no row": np.ones((0, WIDTH), np.float32),
+    "no column": np.ones((4, 0), np.float32),
+    "a single number": np.float32(3),
+}
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_arrays_that_are_no_features_are_one_line(shop: Shop, tmp_path: Path, name: str) -> None:
+    np.save(tmp_path / "bad.npy", MATRICES[name], allow_pickle=True)
+    with untouched(tmp_path):
+        for call in READERS["npy"][:-1]:
+            assert "bad.npy" in refused(*fill(call, shop, tmp_path / "bad.npy", tmp_path / "out"))
+
+
+def test_features_of_another_width_are_one_line(shop: Shop, tmp_path: Path) -> None:
+    np.save(tmp_path / "wide.npy", np.ones((6, WIDTH + 1), np.float32))
+    data = f"features:{tmp_path}/wide.npy"
+    calls = [
+        ("encode", shop.model, data, "--out", tmp_path / "codes.h5"),
+        ("search", shop.model, shop.index, tmp_path / "wide.npy"),
+        ("export-encoder", shop.model, "--out", tmp_path / "e.pt2", "--check", data),
+    ]
+    with untouched(tmp_path):
+        for call in calls:
+            line = refused(*call)
+            assert f"{WIDTH}" in line
+            assert f"{WIDTH + 1}" in line
+
+
+def test_images_for_a_features_model_and_the_reverse_are_one_line(shop: Shop, tmp_path: Path) -> None:
+    with untouched(tmp_path):
+        for model, data in ((shop.model, f"folder:{shop.images}"), (shop.image_model, shop.data)):
+            line = refused("encode", model, data, "--out", tmp_path / "codes.h5")
+            assert "images" in line
+            assert "features" in line
+        assert "images" in refused("search", shop.model, shop.index, shop.photo)
+
+
+def queries_with(value: float, rows: list[int], tmp_path: Path, *, whole: bool = False) -> Path:
+    features, labels = clusters()
+    for row in rows:
+        features[row, slice(None) if whole else 3] = value
+    np.save(tmp_path / "bad.npy", features)
+    np.save(tmp_path / "bad-labels.npy", labels)
+    return tmp_path / "bad.npy"
+
+
+@pytest.mark.parametrize(("value", "word"), [(np.nan, "NaN"), (np.inf, "infinity"), (0.0, "zero")])
+def test_bad_rows_are_named(shop: Shop, tmp_path: Path, value: float, word: str) -> None:
+    path = queries_with(value, [17, 100], tmp_path, whole=value == 0)
+    calls = [*READERS["npy"][:2], ("search", "MODEL", "INDEX", "BAD"), READERS["npy"][3]]
+    with untouched(tmp_path):
+        for call in calls:
+            line = refused(*fill(call, shop, path, tmp_path / "out"))
+            assert word in line
+            assert "rows 17, 100" in line
+
+
+def test_a_zero_sub_vector_after_the_network_is_named_by_its_row(shop: Shop, tmp_path: Path) -> None:
+    """Sub-space 0 of this model sees one feature alone, and three rows are at the mean of it."""
+    import torch
+    from model_factory import make_model
+
+    from gpq_faiss.nn.model import load_model, save_model
+
+    make_model(tmp_path / "model", width=WIDTH, M=4, hidden=())
+    model = load_model(tmp_path / "model")
+    with torch.no_grad():
+        for name, parameter in model.network.named_parameters():
+            if name.startswith("backbone") and parameter.ndim == 2:
+                parameter[:12, 1:] = 0
+            elif name.startswith("backbone"):
+                parameter[:12] = 0
+        mean = dict(model.network.named_buffers())["backbone.input.mean"]
+        mean[0] = 0.5
+
+    class Split:
+        def save(self, path: Path) -> None:
+            shutil.copy(shop.model / "split.json", path)
+
+    description = {k: v for k, v in model.description.items() if k != "model_fingerprint"}
+    save_model(
+        tmp_path / "model", model.network, model.codebooks, description, extra={}, split=Split(), overwrite=True
+    )
+    features, labels = clusters()
+    features[[4, 9, 230], 0] = 0.5
+    np.save(tmp_path / "x.npy", features)
+    np.save(tmp_path / "y.npy", labels)
+    data = f"features:{tmp_path}/x.npy"
+    with untouched(tmp_path):
+        for call in (
+            ("encode", tmp_path / "model", data, "--no-features", "--out", tmp_path / "codes.h5"),
+            ("encode", tmp_path / "model", data, "--out", tmp_path / "codes.h5"),
+        ):
+            line = refused(*call)
+            assert "rows 4, 9, 230" in line
+            assert "zero" in line
+            assert "sub-vector" in line
+
+
+# Labels -----------------------------------------------------------------------------------------------------------------
+
+LABELS = {
+    "too few": (np.zeros(5, np.int64), "240"),
+    "too many": (np.zeros(241, np.int64), "240"),
+    "below -1": (np.where(np.arange(240) == 7, -2, 0), "row 7"),
+    "too large": (np.where(np.arange(240) == 7, 70_000, 0), "row 7"),
+    "not whole": (np.where(np.arange(240) == 7, 0.5, 0), "row 7"),
+    "NaN": (np.where(np.arange(240) == 7, np.nan, 0), "row 7"),
+    "neither 0 nor 1": (np.where(np.arange(480).reshape(240, 2) == 14, 2, 0), "row 7"),
+    "three dimensions": (np.zeros((240, 2, 2), np.int64), "[240, 2, 2]"),
+    "text": (np.array(["a"] * 240), "labels"),
+    "all unlabelled": (np.full(240, -1), "label"),
+}
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_labels_that_cannot_be_are_one_line(shop: Shop, tmp_path: Path, name: str) -> None:
+    array, word = LABELS[name]
+    np.save(tmp_path / "labels.npy", array)
+    with untouched(tmp_path):
+        for call in READERS["labels"]:
+            line = refused(*fill(call, shop, tmp_path / "labels.npy", tmp_path / "out"))
+            assert word in line
+
+
+def test_a_class_without_a_labelled_item_is_named(shop: Shop, tmp_path: Path) -> None:
+    """Once because the list of labelled items leaves it out, once because the data have no item of it."""
+    (tmp_path / "rows.txt").write_text("\n".join(str(i) for i in range(240) if i % 3 != 1))
+    labels = np.load(shop.labels)
+    np.save(tmp_path / "gap.npy", np.where(labels == 1, 3, labels))
+    train = ("train", shop.data, *TRAIN, "--protocol", "none", "--out", tmp_path / "model")
+    with untouched(tmp_path):
+        line = refused(*train, "--labels", shop.labels, "--labelled", tmp_path / "rows.txt")
+        assert "class '1'" in line
+        assert "label" in line
+        assert "class '1'" in refused(*train, "--labels", tmp_path / "gap.npy")
+
+
+@pytest.mark.parametrize(
+    ("text", "word"), [("1\ntwo\n", "rows.txt"), ("5000\n", "5000"), ("", "rows.txt"), ("\0\1", "rows.txt")]
+)
+def test_a_bad_list_of_labelled_items_is_one_line(shop: Shop, tmp_path: Path, text: str, word: str) -> None:
+    (tmp_path / "rows.txt").write_text(text)
+    with untouched(tmp_path):
+        line = refused(
+            *("train", shop.data, "--labels", shop.labels, *TRAIN, "--labelled", tmp_path / "rows.txt"),
+            *("--out", tmp_path / "model"),
+        )
+        assert word in line
+
+
+def test_more_labelled_items_than_there_are_is_one_line(shop: Shop, tmp_path: Path) -> None:
+    train = ("train", shop.data, "--labels", shop.labels, *TRAIN, "--out", tmp_path / "model")
+    with untouched(tmp_path):
+        assert "class" in refused(*train, "--labelled", "500-per-class")
+        assert "no labels" in refused("train", shop.data, *TRAIN, "--out", tmp_path / "model")
+
+
+# Images -----------------------------------------------------------------------------------------------------------------
+
+
+def bomb() -> bytes:
+    """A small PNG whose header promises 60,000 x 60,000 pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
+    pixels = zlib.compress(bytes(1000))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+
+
+def bad_images(good: bytes, folder: Path) -> dict[str, bytes]:
+    Image.new("RGB", (1, 1)).save(folder / "one.png")
+    one = (folder / "one.png").read_bytes()
+    (folder / "one.png").unlink()
+    return {"cut off": good[: len(good) // 2], "no image": b"GIF89 or not", "1x1": one, "bomb": bomb(), "empty": b""}
+
+
+@pytest.mark.parametrize("name", ["cut off", "no image", "1x1", "bomb", "empty"])
+def test_a_bad_image_is_one_line_beyond_the_limit_and_a_note_within(shop: Shop, tmp_path: Path, name: str) -> None:
+    folder, model = tmp_path / "images", shop.image_model
+    shutil.copytree(shop.images, folder)
+    bad = folder / "b" / "3.png"
+    bad.write_bytes(bad_images(bad.read_bytes(), tmp_path)[name])
+    train = ("train", f"folder:{folder}", "--backbone", "mlp", "--out", tmp_path / "model")
+    with untouched(tmp_path, shop.root):
+        assert "3.png" in refused("encode", model, f"folder:{folder}", "--out", tmp_path / "codes.h5")
+        assert "3.png" in refused("search", model, shop.image_index, bad)
+        assert "3.png" in refused(*train, *TRAIN, "--protocol", "none")
+    result = gpq("encode", model, f"folder:{folder}", "--max-bad", 0.1, "--out", tmp_path / "codes.h5")
+    assert result.exit_code == 0
+    assert "11 codes" in result.stdout
+
+
+def test_a_missing_image_of_a_list_is_named(shop: Shop, tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("".join(f"a/{i}.png 1 0\n" for i in range(9)))
+    call = ("encode", shop.image_model, f"list:{tmp_path}/list.txt", "--root", shop.images)
+    with untouched(tmp_path):
+        line = refused(*call, "--out", tmp_path / "codes.h5")
+        assert "3 of 9 images missing" in line
+        assert "a/6.png" in line
+
+
+# Products of another model ----------------------------------------------------------------------------------------------
+
+
+def test_products_of_another_model_are_refused_by_their_fingerprints(shop: Shop, tmp_path: Path) -> None:
+    out = tmp_path / "out.faiss"
+    with untouched(tmp_path, shop.root):
+        assert "model" in refused("index", shop.model, shop.other_codes, "--out", out)
+        assert "model" in refused("index", shop.model, shop.other_vectors, "--out", out)
+        assert "codebooks" in refused("search", shop.model, shop.other_index, shop.queries)
+        assert "another model" in refused("search", shop.model, shop.index, shop.other_vectors)
+        assert "--overwrite" in refused(
+            "encode", shop.model, shop.data, "--out", tmp_path / "codes.h5", "--features", shop.other_vectors
+        )
+
+
+def test_another_split_of_the_training_data_is_refused(shop: Shop) -> None:
+    evaluate = ("evaluate", shop.model, shop.data, "--labels", shop.labels)
+    assert "protocol" in refused(*evaluate, "--protocol", "2")
+    assert "seed" in refused(*evaluate, "--seed", 5)
+
+
+# Outputs that exist -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_existing_output_is_kept_without_overwrite(shop: Shop, tmp_path: Path, stage: str) -> None:
+    call, out = stage_call(stage, shop, tmp_path)
+    out.mkdir() if stage == "train" else out.write_bytes(b"precious")
+    with untouched(tmp_path, shop.root):
+        line = refused(*call)
+        assert "--overwrite" in line
+        assert out.name in line
+
+
+@pytest.mark.parametrize("beside", [("encode", "features.h5"), ("index", "out.faiss.json"), ("export-faiss", "out.faiss.json")])
+def test_what_lies_beside_the_output_is_kept_too(shop: Shop, tmp_path: Path, beside: tuple[str, str]) -> None:
+    stage, name = beside
+    call, _ = stage_call(stage, shop, tmp_path)
+    (tmp_path / name).write_bytes(b"precious")
+    with untouched(tmp_path, shop.root):
+        assert name in refused(*call)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_overwrite_with_bad_input_keeps_the_old_output(shop: Shop, tmp_path: Path, stage: str) -> None:
+    call, out = stage_call(stage, shop, tmp_path)
+    assert gpq(*call).exit_code == 0
+    bad = tmp_path / "bad.npy"
+    bad.write_bytes(b"")
+    swapped = {str(shop.data): f"features:{bad}"} | {
+        str(path): str(bad) for path in (shop.model, shop.image_model, shop.queries)
+    }
+    with untouched(tmp_path, shop.root):
+        refused(*[swapped.get(str(part), part) for part in call], "--overwrite")
+    assert gpq(*call, "--overwrite").exit_code == 0
+    assert content(tmp_path)
+
+
+def test_overwrite_does_not_swallow_a_folder_that_is_no_model(shop: Shop, tmp_path: Path) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter1.txt").write_text("years of work")
+    train = ("train", shop.data, "--labels", shop.labels, *TRAIN, "--overwrite")
+    with untouched(tmp_path, shop.root):
+        assert "thesis" in refused(*train, "--out", tmp_path / "thesis")
+
+
+@pytest.mark.parametrize("out", ["", ".", "..", "/", "n" * 300])
+@pytest.mark.parametrize("stage", STAGES)
+def test_outputs_that_are_no_names_are_one_line(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, out: str
+) -> None:
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    monkeypatch.chdir(inside)
+    call, place = stage_call(stage, shop, tmp_path)
+    named = [out if str(part) == str(place) else part for part in call]
+    with untouched(tmp_path, shop.root):
+        result = gpq(*named, "--overwrite")
+        assert isinstance(result.exception, SystemExit), repr(result.exception)
+        assert result.exit_code in {1, 2}
+        assert result.stderr.startswith("gpq: ")
+        assert len(result.stderr.splitlines()) == 1
+
+
+def test_one_file_as_two_outputs_is_refused(shop: Shop, tmp_path: Path) -> None:
+    codes = tmp_path / "codes.h5"
+    shutil.copy(shop.codes, codes)
+    with untouched(tmp_path):
+        refused("encode", shop.model, shop.data, "--out", codes, "--features", codes, "--overwrite", code=2)
+        refused("index", shop.model, codes, "--out", codes, "--overwrite", code=2)
+
+
+# Options ------------------------------------------------------------------------------------------------------------------
+
+USAGE = [
+    ("train", "DATA", "--bits", "50"),
+    ("train", "DATA", "--bits", "0"),
+    ("train", "DATA", "--bits", "48", "--codebooks", "3"),
+    ("train", "DATA", "--codewords", "15"),
+    ("train", "DATA", "--codewords", "0"),
+    ("train", "DATA", "--codewords", "-1", "--bits", "12"),
+    ("train", "DATA", "--steps", "0"),
+    ("train", "DATA", "--steps", "5", "--epochs", "2"),
+    ("train", "DATA", "--epochs", "nan"),
+    ("train", "DATA", "--epochs", "inf"),
+    ("train", "DATA", "--seed", "-1"),
+    ("train", "DATA", "--preset", "best"),
+    ("train", "DATA", "--backbone", "tree"),
+    ("train", "DATA", "--protocol", "3"),
+    ("train", "DATA", "--labelled", "0-per-class"),
+    ("train", "DATA", "--labelled", "1.5"),
+    ("train", "DATA", "--device", "abacus"),
+    ("train", "DATA", "--resume", "--overwrite"),
+    ("train", "DATA", "--max-bad", "2"),
+    ("train", "DATA", "--max-bad", "nan"),
+    ("train", "sounds:x"),
+    ("train", ""),
+    ("train", "digits", "--labels", "LABELS"),
+    ("encode", "MODEL", "DATA", "--batch-size", "-1"),
+    ("encode", "MODEL", "DATA", "--no-features", "--features", "x.h5"),
+    ("encode", "MODEL", "DATA", "--device", "tpu"),
+    ("search", "MODEL", "INDEX", "QUERIES", "-k", "0"),
+    ("search", "MODEL", "INDEX", "QUERIES", "-k", "100000"),
+    ("search", "MODEL", "INDEX", "QUERIES", "--rows", "x"),
+    ("search", "MODEL", "INDEX", "QUERIES", "--rows", "100"),
+    ("search", "MODEL", "INDEX", "QUERIES", "--rows", "::0"),
+    ("search", "MODEL", "INDEX", "QUERIES", "--format", "h5"),
+    ("search", "MODEL", "INDEX", "QUERIES", "--threads", "0"),
+    ("evaluate", "MODEL", "DATA", "--labels", "LABELS", "--at", "one"),
+    ("evaluate", "MODEL", "DATA", "--labels", "LABELS", "--at", "0"),
+    ("evaluate", "MODEL", "DATA", "--labels", "LABELS", "--compare", "luck"),
+    ("evaluate", "MODEL", "DATA", "--labels", "LABELS", "-k", "0"),
+    ("evaluate", "MODEL", "DATA", "--labels", "LABELS", "--threads", "0"),
+    ("evaluate", "MODEL", "DATA", "--labels", "LABELS", "--plot", "plot.doc"),
+    ("export-encoder", "MODEL", "--to", "torch", "--tolerance", "-1"),
+    ("export-encoder", "MODEL", "--to", "torch", "--tolerance", "nan"),
+    ("export-encoder", "MODEL"),
+]
+
+
+@pytest.mark.parametrize("call", USAGE, ids=lambda call: " ".join(call))
+def test_an_option_that_cannot_be_is_a_usage_error(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = fill(call, shop, tmp_path / "bad", tmp_path / "out")
+    if call[0] == "train" and "--labels" not in call and call[1] == "DATA":
+        arguments += ["--labels", str(shop.labels)]
+    if call[0] == "train" and "--preset" not in call:
+        arguments += ["--preset", "paper"]
+    with untouched(tmp_path, shop.root):
+        refused(*arguments, code=2)
