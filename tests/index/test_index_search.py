@@ -8,7 +8,14 @@ import pytest
 
 from gpq_faiss.errors import DataError, UsageError
 from gpq_faiss.index.codebooks import inject, inject_fused, pack_codes, score_codes
-from gpq_faiss.index.search import FlatSearch, omp_threads, rounding_bound, search_index, top_k
+from gpq_faiss.index.proof import best_keys, read_keys, rounding_bound, sort_keys
+from gpq_faiss.index.search import FlatSearch, omp_threads, search_index
+
+
+@pytest.fixture(autouse=True)
+def _nominate_even_among_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small tests would otherwise score everything, and prove nothing."""
+    monkeypatch.setattr("gpq_faiss.index.proof.FULL", 0)
 
 
 def codebooks(rng: np.random.Generator, M: int, K: int, d: int = 12) -> np.ndarray:
@@ -136,15 +143,17 @@ def test_a_search_is_a_snapshot() -> None:
     assert np.array_equal(before[1], after[1])
 
 
-def test_top_k_against_a_sort() -> None:
+def test_keys_against_a_sort() -> None:
     rng = np.random.default_rng(9)
     for _ in range(200):
         n = int(rng.integers(1, 30))
-        scores = rng.integers(0, 4, n).astype(np.float32)
-        rank = rng.permutation(n) if rng.integers(2) else None
+        scores = rng.choice(np.array([-np.inf, -1e30, -1.5, -1e-44, -0.0, 0.0, 1e-44, 2.5, 3e38], np.float32), n)
+        positions = rng.permutation(2**32 - 1 - np.arange(n))
         k = int(rng.integers(1, n + 1))
-        order = sorted(range(n), key=lambda i: (-scores[i], i if rank is None else rank[i]))
-        assert top_k(scores, rank, k).tolist() == order[:k]
+        order = sorted(range(n), key=lambda i: (-scores[i], positions[i]))[:k]
+        D, found = read_keys(best_keys(sort_keys(scores, positions), k))
+        assert found.tolist() == positions[order].tolist()
+        assert D.tolist() == scores[order].tolist()
 
 
 @pytest.fixture

@@ -1,0 +1,514 @@
+"""One interface over every kind of index: build, search, filter, change, save, load.
+
+==============  =====================================================================================================
+kind            what a search does
+==============  =====================================================================================================
+``exact``       FastScan nominates, float tables re-score and prove (:mod:`.proof`): equals brute force
+``grouped``     the same over distinct codes, each stored once with its items; the cost follows distinct codes
+``auto``        ``grouped`` where few enough codes are distinct (:data:`GROUP_SHARE`), else ``exact``
+``fused``       byte-fused float tables nominate: exact, less memory, slower
+``flat``        the plain 4-bit tables of ``IndexPQ`` nominate: exact, slowest
+``fastscan``    FastScan's own scores and order, not re-scored: fastest, approximate (and it never gives an item of the
+                very least score, so places may stay empty)
+``ivf``         only the lists nearest to a query, re-scored (:mod:`.ivf`): approximate
+==============  =====================================================================================================
+
+Exact kinds give the same answer to the bit: scores of :func:`.codebooks.score_codes`, ties ordered by id, whatever the
+batch and the number of threads.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import faiss
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..errors import DataError, MismatchError, UsageError
+from ..store import codebooks_fingerprint
+from .checks import Floats, Ids, check_codebooks, check_vectors
+from .filters import Filter, mask_of
+from .items import Groups, Items
+from .ivf import IvfSearch, IvfSettings
+from .layout import layout_of
+from .proof import EMPTY_KEY, Keys, ProvenSearch, best_keys, read_keys, sort_keys
+from .search import BLOCK, check_block, check_k, omp_threads
+
+Kind = Literal["auto", "exact", "grouped", "fused", "flat", "fastscan", "ivf"]
+KINDS: tuple[Kind, ...] = ("auto", "exact", "grouped", "fused", "flat", "fastscan", "ivf")
+GROUP_SHARE = 0.5
+"""``auto`` groups where distinct codes are at most this share of the items. Measured (``benchmarks/search.py``)."""
+_STAGES: dict[str, tuple[str, ...]] = {
+    "exact": ("fastscan", "fused"),
+    "grouped": ("fastscan", "fused"),
+    "fused": ("fused",),
+    "flat": ("flat",),
+    "fastscan": ("fastscan",),
+}
+_PER_THREAD = 16  # queries below which another thread is not worth it
+_MOSTLY = 0.5  # share of allowed items from which filtering afterwards beats an engine of the allowed
+_T = TypeVar("_T")
+
+
+class Engine:
+    """Codes, their ids and what searches them. Made by :meth:`build` and :func:`open_engine`.
+
+    Searching is safe from several threads at once; changing (:meth:`add`, :meth:`remove`, :meth:`merge`) is not.
+
+    Attributes:
+        kind: one of :data:`KINDS`, ``auto`` already decided.
+        group: whether distinct codes are stored once (``grouped`` is ``exact`` with this).
+        codebooks: float32 [M, K, d].
+        fingerprint: of the codebooks.
+        model_fingerprint: of the model, where it is known.
+        width: D of the queries.
+        ivf: lists and probes of the kind ``ivf``, else None.
+    """
+
+    def __init__(
+        self,
+        items: Items,
+        codebooks: Floats,
+        kind: Kind,
+        *,
+        group: bool = False,
+        ivf: IvfSettings | None = None,
+        model_fingerprint: str | None = None,
+    ) -> None:
+        """For :meth:`build`: the arguments are believed."""
+        self.codebooks = codebooks
+        self.M, self.K, self.d = (int(n) for n in codebooks.shape)
+        self.width = self.M * self.d
+        self.fingerprint = codebooks_fingerprint(codebooks)
+        self.model_fingerprint = model_fingerprint
+        self._items = items
+        self._lock = threading.Lock()
+        self._groups: Groups | None = None
+        if kind == "auto":
+            self._groups = Groups.of(items.codes)
+            group = worth_grouping(len(items), len(self._groups))
+            kind = "grouped" if group else "exact"
+            if not group:
+                self._groups = None
+        self.kind: Kind = kind
+        self.group = group or kind == "grouped"
+        self.ivf = ivf
+        self._searcher: ProvenSearch | IvfSearch | None = None
+        self._filtered: tuple[Any, Engine] | None = None
+        self._prepare()
+
+    @classmethod
+    def build(
+        cls,
+        codes: ArrayLike,
+        codebooks: ArrayLike,
+        ids: ArrayLike | None = None,
+        *,
+        kind: Kind = "auto",
+        group: bool = False,
+        ivf: IvfSettings | None = None,
+        model_fingerprint: str | None = None,
+    ) -> Engine:
+        """From packed codes uint8 [n, code_size] and codebooks float32 [M, K, d].
+
+        Args:
+            ids: int64 [n], any but -1, each its own (default: positions).
+            kind: see :data:`KINDS`.
+            group: store each distinct code once, whatever the kind.
+            ivf: for ``ivf``: how to make the lists (default: k-means).
+
+        Raises:
+            UsageError: an unknown kind; ``fused``, ``fastscan`` or ``ivf`` of codebooks that have not 16 codewords.
+            DataError: codes, codebooks or ids unfit, or no codes at all.
+        """
+        Z = check_codebooks(codebooks)
+        check_kind(kind, int(Z.shape[1]))
+        items = Items.make(codes, ids, int(Z.shape[0]), int(Z.shape[1]))
+        if not len(items):
+            raise DataError("no codes: an engine needs at least one item")
+        return cls(items, Z, kind, group=group, ivf=ivf, model_fingerprint=model_fingerprint)
+
+    # What it holds ---------------------------------------------------------------------------------------------------
+
+    @property
+    def ntotal(self) -> int:
+        """Items."""
+        return len(self._items)
+
+    @property
+    def ids(self) -> Ids:
+        """int64 [ntotal], ascending."""
+        return self._items.ids
+
+    @property
+    def codes(self) -> NDArray[np.uint8]:
+        """uint8 [ntotal, code_size] in the order of :attr:`ids`, to be left as they are."""
+        return self._items.codes
+
+    @property
+    def distinct(self) -> int | None:
+        """Distinct codes, where they are grouped."""
+        return len(self._groups) if self._groups is not None else None
+
+    def stats(self) -> dict[str, Any]:
+        """What happened so far: ``queries``, ``direct`` (all codes scored at once, being few), ``widened`` (first
+        candidates did not prove the top k), ``tabled`` (handed on to float tables), ``scored_in_full``, and
+        ``proven_first``, the share of the nominated queries that needed no widening (None where there was none)."""
+        s = self._searcher
+        if not isinstance(s, ProvenSearch):
+            return {}
+        tried = s.queries - s.direct
+        return {
+            "queries": s.queries,
+            "direct": s.direct,
+            "widened": s.widened,
+            "tabled": s.tabled,
+            "scored_in_full": s.scored_in_full,
+            "proven_first": 1 - s.widened / tried if tried else None,
+        }
+
+    # Searching -------------------------------------------------------------------------------------------------------
+
+    def search(
+        self,
+        xq: ArrayLike,
+        k: int,
+        *,
+        where: Filter | None = None,
+        threads: int | None = None,
+        block: int = BLOCK,
+    ) -> tuple[Floats, Ids]:
+        """The ``k`` best items of every query, batches of any size at bounded memory.
+
+        Args:
+            xq: [Q, M*d]; a positive factor on a query changes no order.
+            k: 1..ntotal.
+            where: only items that pass this filter; a place without an item gets score -inf and id -1.
+            threads: for this call (default: as many as Faiss uses).
+            block: queries at a time, at most.
+
+        Returns:
+            D float32 [Q, k], larger first; I int64 [Q, k], equal scores by ascending id.
+
+        Raises:
+            UsageError: ``k``, ``threads``, ``block`` or ``where`` out of range.
+            DataError: queries empty, of another width, NaN or infinite; a filter of the wrong form.
+        """
+        k = check_k(k, self.ntotal)
+        check_block(block)
+        queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
+        if where is None:
+            D, positions = self._search(queries, k, threads, block)
+            return D, self._items.ids_at(positions)
+        mask = mask_of(where, self._items)
+        allowed = int(mask.sum())
+        D = np.full((len(queries), k), -np.inf, np.float32)
+        found = np.full((len(queries), k), -1, np.int64)
+        wanted = min(k, allowed)
+        if not wanted:
+            return D, found
+        open_ = np.arange(len(queries))
+        more = int(k * self.ntotal / allowed * 1.1) + 16
+        if allowed >= _MOSTLY * self.ntotal and more <= self.ntotal // 2 and self.kind != "ivf":
+            # The best of all, less those not allowed, are the best of the allowed if enough remain.
+            scores, positions = self._search(queries, more, threads, block)
+            passed = mask[positions]
+            enough = passed.sum(axis=1) >= k
+            keep = passed & (np.cumsum(passed, axis=1) <= k) & enough[:, None]
+            D[enough] = scores[keep].reshape(-1, k)
+            found[enough] = self._items.ids_at(positions[keep]).reshape(-1, k)
+            open_ = open_[~enough]
+        if len(open_):
+            part = self._restricted(where, mask)
+            scores, positions = part._search(queries[open_], wanted, threads, block)
+            D[open_, :wanted], found[open_, :wanted] = scores, part._items.ids_at(positions)
+        return D, found
+
+    def range_search(
+        self,
+        xq: ArrayLike,
+        least: float,
+        *,
+        where: Filter | None = None,
+        limit: int = 100_000_000,
+        threads: int | None = None,
+        block: int = 64,
+    ) -> tuple[Ids, Floats, Ids]:
+        """All items that score at least ``least``, by exact scores whatever the kind.
+
+        Returns:
+            As Faiss: lims int64 [Q + 1], D float32, I int64; the results of query i are at lims[i]:lims[i + 1], best
+            first, equal scores by ascending id.
+
+        Raises:
+            UsageError: ``least`` is NaN, or ``threads``, ``block``, ``where`` out of range.
+            DataError: unfit queries or filter; more than ``limit`` results.
+        """
+        if np.isnan(least):
+            raise UsageError("a range search needs a number as the least score, not NaN")
+        check_block(block)
+        queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
+        part = self
+        if where is not None:
+            mask = mask_of(where, self._items)
+            if not mask.any():
+                return np.zeros(len(queries) + 1, np.int64), np.empty(0, np.float32), np.empty(0, np.int64)
+            part = self._restricted(where, mask)
+        searcher, groups = part._exact()
+        counts, D, positions, total = [], [], [], 0
+        with omp_threads(threads):
+            for start in range(0, len(queries), block):
+                for keys in searcher.range_keys(queries[start : start + block], least):
+                    scores, at = read_keys(keys)
+                    n = int(groups.sizes[at].sum()) if groups is not None else len(at)
+                    total += n
+                    if total > limit:
+                        raise DataError(
+                            f"a range search from {least:g} has more than {limit:,} results: raise the least score or "
+                            "the limit"
+                        )
+                    if groups is not None and n:
+                        rows, places = groups.expand(keys[None], n)
+                        scores, at = rows[0], places[0]
+                    counts.append(n)
+                    D.append(scores)
+                    positions.append(at)
+        lims = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        return lims, np.concatenate(D), part._items.ids_at(np.concatenate(positions))
+
+    def _exact(self) -> tuple[ProvenSearch, Groups | None]:
+        if isinstance(self._searcher, ProvenSearch):
+            return self._searcher, self._groups
+        return ProvenSearch(self._items.codes, self.codebooks), None
+
+    def _search(self, queries: Floats, k: int, threads: int | None, block: int) -> tuple[Floats, Ids]:
+        """Scores and positions of checked queries; -inf and -1 where ``ivf`` found too few."""
+        searcher = self._searcher
+        assert searcher is not None
+        groups = self._groups
+        inner = min(k, len(groups)) if groups is not None else k
+        raw = self.kind == "fastscan" and isinstance(searcher, ProvenSearch) and "fastscan" in searcher.stages
+        D = np.empty((len(queries), k), np.float32)
+        positions = np.empty((len(queries), k), np.int64)
+
+        def run(part: slice) -> None:
+            keys = _raw(searcher, queries[part], inner) if raw else searcher.search_keys(queries[part], inner)
+            if groups is None:
+                D[part], positions[part] = read_keys(keys)
+            else:
+                D[part], positions[part] = expand_some(groups, keys, k)
+
+        if raw and inner >= (1 << 31):
+            raise UsageError("FastScan takes fewer than 2^31 results: search with kind 'fused'")
+        searcher.prepare(inner)
+        step = max(1, min(block, searcher.block_rows(inner)))
+        in_parallel(run, len(queries), step, threads)
+        return D, positions
+
+    def _prepare(self) -> None:
+        """(Re)build what depends on the items."""
+        self._filtered = None
+        if self.group and self._groups is None:
+            self._groups = Groups.of(self._items.codes)
+        codes = self._items.codes if self._groups is None else self._groups.codes
+        if self.kind == "ivf":
+            self.ivf = (self.ivf or IvfSettings()).trained(codes, self.codebooks)
+            self._searcher = IvfSearch(codes, self.codebooks, self.ivf)
+        else:
+            self._searcher = ProvenSearch(codes, self.codebooks, _STAGES[self.kind])
+
+    def _restricted(self, where: Any, mask: NDArray[np.bool_]) -> Engine:
+        """An engine of the allowed items; the last one is kept, since filters tend to serve several searches."""
+        with self._lock:
+            digest = np.packbits(mask).tobytes()
+            if self._filtered is not None and self._filtered[0] == digest:
+                return self._filtered[1]
+            kind: Kind = "exact" if self.kind == "grouped" else self.kind
+            part = Engine(self._items.keep(mask), self.codebooks, kind, group=self.group, ivf=self.ivf)
+            self._filtered = (digest, part)
+            return part
+
+    # Changing --------------------------------------------------------------------------------------------------------
+
+    def add(self, codes: ArrayLike, ids: ArrayLike | None = None) -> None:
+        """Append items (default ids: from the largest on).
+
+        Raises:
+            DataError: unfit codes or ids, or an id that is there already; nothing has changed then.
+        """
+        n = len(np.asarray(codes))
+        if ids is None:
+            first = int(self._items.ids[-1]) + 1 if self.ntotal else 0
+            if first + n > 1 << 63:
+                raise DataError("there is no larger id left: give the ids of the items to add")
+            ids = np.arange(first, first + n, dtype=np.int64)
+        more = Items.make(codes, ids, self.M, self.K)
+        self._replace(self._items.join(more, what="items to add"))
+
+    def remove(self, ids: ArrayLike, *, missing: Literal["error", "ignore"] = "error") -> int:
+        """Remove items; returns how many.
+
+        Raises:
+            DataError: an id that no item has (unless ignored), or no item would be left; nothing has changed then.
+        """
+        wanted = np.unique(np.asarray(ids, dtype=np.int64)) if np.size(ids) else np.empty(0, np.int64)
+        at = self._items.positions_of(wanted)
+        if missing == "error" and bool((at < 0).any()):
+            raise DataError(f"id {int(wanted[at < 0][0])} is not in the index: nothing was removed")
+        at = at[at >= 0]
+        if len(at) == self.ntotal:
+            raise DataError("this would remove every item: an engine needs at least one")
+        if len(at):
+            mask = np.ones(self.ntotal, np.bool_)
+            mask[at] = False
+            self._replace(self._items.keep(mask))
+        return len(at)
+
+    def merge(self, *others: Engine) -> None:
+        """Take in the items of other engines (shards), which stay as they are.
+
+        Raises:
+            MismatchError: another model's codebooks.
+            DataError: an id that occurs in two; nothing has changed then.
+        """
+        items = self._items
+        for number, other in enumerate(others, 1):
+            if other.fingerprint != self.fingerprint:
+                raise MismatchError(
+                    f"shard {number} has codebooks {other.fingerprint}, not {self.fingerprint}: encode it with this model"
+                )
+            items = items.join(other._items, what=f"shard {number}")
+        self._replace(items)
+
+    def _replace(self, items: Items) -> None:
+        self._items = items
+        self._groups = None
+        self._prepare()
+
+    # Kinds and files -------------------------------------------------------------------------------------------------
+
+    def to(self, kind: Kind, *, group: bool = False, ivf: IvfSettings | None = None) -> Engine:
+        """The same items searched in another way; nothing is encoded again, and the codes are shared.
+
+        Raises:
+            UsageError: see :meth:`build`.
+        """
+        check_kind(kind, self.K)
+        return Engine(
+            self._items,
+            self.codebooks,
+            kind,
+            group=group,
+            ivf=ivf or self.ivf,
+            model_fingerprint=self.model_fingerprint,
+        )
+
+
+def expand_some(groups: Groups, keys: Keys, k: int) -> tuple[Floats, Ids]:
+    """:meth:`Groups.expand` where rows may hold fewer than ``k`` items (of an IVF): the rest is -inf and -1."""
+    at = read_keys(keys)[1]
+    there = at >= 0
+    have = np.where(there, groups.sizes[at], 0).sum(axis=1)
+    if bool((have >= k).all()) and bool(there.all()):
+        return groups.expand(keys, k)
+    D = np.full((len(keys), k), -np.inf, np.float32)
+    positions = np.full((len(keys), k), -1, np.int64)
+    for q in range(len(keys)):
+        n = int(min(k, have[q]))
+        if n:
+            row, found = groups.expand(keys[q : q + 1, there[q]], n)
+            D[q, :n], positions[q, :n] = row[0], found[0]
+    return D, positions
+
+
+def _raw(searcher: Any, xq: Floats, k: int) -> Keys:
+    """FastScan's own scores in its own order, ties by position; empty where it gave nothing."""
+    searcher.queries += len(xq)
+    scores, found = searcher.scanner("fastscan").candidates(xq, k)
+    return best_keys(np.where(found >= 0, sort_keys(scores, np.maximum(found, 0)), EMPTY_KEY), k)
+
+
+def in_parallel(run: Callable[[slice], None], n: int, step: int, threads: int | None) -> None:
+    """``run`` slices of 0..n, at most ``step`` long, in threads of one Faiss thread each.
+
+    numpy's part of a search then runs in parallel as well. A single batch that is too small to share is left to Faiss.
+
+    Raises:
+        UsageError: ``threads`` below 1.
+    """
+    if threads is not None and threads < 1:
+        raise UsageError(f"{threads} threads: it must be at least 1")
+    workers = min(threads or int(faiss.omp_get_max_threads()), os.cpu_count() or 1, max(1, n // _PER_THREAD))
+    if workers == 1:
+        with omp_threads(threads):
+            for start in range(0, n, step):
+                run(slice(start, start + step))
+        return
+    step = min(step, -(-n // workers))
+
+    def one(start: int) -> None:
+        faiss.omp_set_num_threads(1)  # of this thread alone
+        run(slice(start, start + step))
+
+    with ThreadPoolExecutor(workers) as pool:
+        for _ in pool.map(one, range(0, n, step)):
+            pass
+
+
+def worth_grouping(n: int, distinct: int) -> bool:
+    """The rule of ``auto``: ``distinct`` codes of ``n`` items are searched faster than the items."""
+    return distinct <= GROUP_SHARE * n
+
+
+def check_kind(kind: str, K: int) -> None:
+    """Raises UsageError: an unknown kind, or one that codebooks of K codewords do not have."""
+    if kind not in KINDS:
+        raise UsageError(f"kind {kind!r}: choose from {', '.join(KINDS)}")
+    if K != 16 and kind in ("fused", "fastscan", "ivf"):
+        raise UsageError(f"kind {kind!r} needs 16 codewords a codebook, these have {K}: use 'exact' or 'flat'")
+
+
+def engine_of(index: Any, *, kind: Kind = "auto", what: str = "index", **options: Any) -> Engine:
+    """An engine of what a Faiss index holds (any form that :func:`.layout.layout_of` knows); a snapshot.
+
+    Raises:
+        DataError: the index is empty or not sound.
+        UsageError: see :meth:`Engine.build`.
+    """
+    layout = layout_of(index, what=what, deep=True)
+    if layout.ntotal == 0:
+        raise DataError(f"{what} is empty: add codes first (gpq index)")
+    ids = layout.ids().copy() if layout.mapped else None
+    return Engine.build(layout.codes().copy(), layout.codebooks, ids, kind=kind, **options)
+
+
+def open_engine(source: Any, kind: Kind | None = None, **options: Any) -> Engine:
+    """An engine of an index file or a Faiss index.
+
+    Args:
+        source: a path, or a Faiss index.
+        kind: see :data:`KINDS`; default: what the file was saved as, else ``auto``.
+        options: ``group``, ``ivf`` as :meth:`Engine.build`.
+
+    Raises:
+        DataError, MismatchError: see :func:`.io.load_index`.
+        UsageError: see :meth:`Engine.build`.
+    """
+    if not isinstance(source, str | Path):
+        return engine_of(source, kind=kind or "auto", **options)
+    from .io import load_index
+
+    index, sidecar = load_index(source)
+    return engine_of(
+        index,
+        kind=kind or sidecar["extra"].get("engine", "auto"),
+        what=str(source),
+        model_fingerprint=sidecar["model_fingerprint"],
+        **options,
+    )

@@ -1,0 +1,96 @@
+"""Which items a search may return: lists of ids, bitmaps and predicates, for every kind of engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..errors import DataError, UsageError
+from .checks import Ids
+from .items import Items
+
+Predicate = Callable[[Ids], NDArray[np.bool_]]
+"""Ids int64 [n], ascending, to bool [n]: whether each may be returned."""
+
+
+def _list(ids: ArrayLike, what: str) -> Ids:
+    array = np.asarray(ids)
+    if array.size == 0:
+        return np.empty(0, np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise DataError(f"{what}: {array.dtype} {array.shape}, expected a list of ids (whole numbers)")
+    return array.astype(np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Allow:
+    """Only these ids; ids that no item has are ignored."""
+
+    ids: ArrayLike
+
+    def mask(self, items: Items) -> NDArray[np.bool_]:
+        """bool [n] over the items. Raises DataError: not a list of ids."""
+        at = items.positions_of(_list(self.ids, "allowed ids"))
+        mask = np.zeros(len(items), np.bool_)
+        mask[at[at >= 0]] = True
+        return mask
+
+
+@dataclass(frozen=True, eq=False)
+class Deny:
+    """All but these ids; ids that no item has are ignored."""
+
+    ids: ArrayLike
+
+    def mask(self, items: Items) -> NDArray[np.bool_]:
+        """bool [n] over the items. Raises DataError: not a list of ids."""
+        return ~Allow(_list(self.ids, "denied ids")).mask(items)
+
+
+@dataclass(frozen=True, eq=False)
+class Bitmap:
+    """Ids whose bit is set: bool [m], or uint8 [ceil(m / 8)] with the least significant bit first (as Faiss has it).
+
+    Ids below 0 or beyond the bitmap are not allowed.
+    """
+
+    bits: NDArray[Any]
+
+    def mask(self, items: Items) -> NDArray[np.bool_]:
+        """bool [n] over the items. Raises DataError: not a bitmap."""
+        bits = np.asarray(self.bits)
+        if bits.ndim != 1 or bits.dtype not in (np.bool_, np.uint8):
+            raise DataError(f"bitmap: {bits.dtype} {bits.shape}, expected one dimension of bool or uint8")
+        packed = bits.dtype == np.uint8
+        ids = items.ids
+        mask = (ids >= 0) & (ids < len(bits) * (8 if packed else 1))
+        inside = ids[mask]
+        mask[mask] = (bits[inside >> 3] >> (inside & 7).astype(np.uint8)) & 1 if packed else bits[inside]
+        return mask
+
+
+Filter = Allow | Deny | Bitmap | Predicate | NDArray[Any] | list[int]
+"""What ``where=`` takes: one of the classes here, a predicate, or an array of allowed ids (as :class:`Allow`)."""
+
+
+def mask_of(where: Filter, items: Items) -> NDArray[np.bool_]:
+    """bool [n]: the items that ``where`` lets through.
+
+    Raises:
+        UsageError: not a filter.
+        DataError: a filter with the wrong type of array, or a predicate that gives anything but bool [n].
+    """
+    if isinstance(where, Allow | Deny | Bitmap):
+        return where.mask(items)
+    if isinstance(where, np.ndarray | list):
+        return Allow(where).mask(items)
+    if not callable(where):
+        raise UsageError(f"where = {type(where).__name__}: give ids, Allow, Deny, Bitmap or a function of ids")
+    mask = np.asarray(where(items.ids.copy()))
+    if mask.shape != (len(items),) or mask.dtype != np.bool_:
+        raise DataError(f"the filter function gave {mask.dtype} {mask.shape}, expected bool ({len(items)},)")
+    return mask

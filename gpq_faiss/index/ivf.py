@@ -1,0 +1,209 @@
+"""Inverted lists: only the lists whose centroids are nearest to a query are scanned.
+
+Items go to lists without residuals, so GPQ's codebooks stay valid under any coarse quantiser: k-means over the vectors
+that the codes stand for, or vectors of one's own such as the model's class prototypes. Candidates come from FastScan
+(4-bit) or byte-fused tables and are scored again by float tables, so scores are exact; what is approximate is which
+lists were looked at, and with FastScan whether an item among a list's best was nominated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DataError, UsageError
+from .checks import Codes, Floats, check_vectors
+from .codebooks import decode, fuse, lookup_tables, pad_vectors, score_tables
+from .proof import EMPTY_KEY, Keys, best_keys, read_keys, score_nominated, sort_keys
+
+_TRAIN_ROWS = 256  # rows a list that k-means looks at
+_ASSIGN = 65_536
+
+
+@dataclass(frozen=True, eq=False)
+class IvfSettings:
+    """How the lists are made and searched.
+
+    Attributes:
+        lists: how many (default: about the square root of the codes); ignored where ``centroids`` are given.
+        centroids: float32 [lists, M*d], of any length (only their direction counts); None: k-means.
+        form: ``fastscan`` (4-bit) or ``fused`` (byte-fused 8-bit).
+        nprobe: lists looked at a query.
+        seed: of k-means.
+        points: operating points found by tuning (:func:`.tune.tune_nprobe`), for the record.
+    """
+
+    lists: int | None = None
+    centroids: Floats | None = None
+    form: Literal["fastscan", "fused"] = "fastscan"
+    nprobe: int = 8
+    seed: int = 0
+    points: tuple[dict[str, float], ...] = ()
+
+    def trained(self, codes: Codes, Z: Floats) -> IvfSettings:
+        """With centroids: the given ones made unit-norm, or those of spherical k-means over decoded codes.
+
+        Raises:
+            UsageError: ``lists``, ``nprobe`` or ``form`` out of range.
+            DataError: centroids of another width, not finite, or zero.
+        """
+        D = int(Z.shape[0] * Z.shape[2])
+        if self.form not in ("fastscan", "fused"):
+            raise UsageError(f"IVF form {self.form!r}: choose fastscan or fused")
+        if self.nprobe < 1:
+            raise UsageError(f"nprobe {self.nprobe}: it must be at least 1")
+        if self.centroids is not None:
+            centroids = check_vectors(self.centroids, D, what="IVF centroids", allow_empty=False)
+        else:
+            n = len(codes)
+            lists = self.lists if self.lists is not None else max(1, int(n**0.5))
+            if not 1 <= lists <= n:
+                raise UsageError(f"{lists} lists: from 1 to the {n:,} codes")
+            rng = np.random.default_rng([self.seed, 0])
+            rows = np.sort(rng.choice(n, min(n, lists * _TRAIN_ROWS), replace=False))
+            sample = decode(codes[rows], Z)
+            # min_points: Faiss warns on stdout below its own taste
+            kmeans = faiss.Kmeans(
+                D, lists, niter=10, spherical=True, seed=self.seed + 1, min_points_per_centroid=1
+            )
+            kmeans.train(sample)
+            centroids = np.asarray(kmeans.centroids, np.float32)
+        norms = np.linalg.norm(centroids.astype(np.float64), axis=1, keepdims=True)
+        if not (norms > 0).all():
+            raise DataError(f"IVF centroid {int(np.argmin(norms))} is zero: it has no direction, leave it out")
+        unit = np.ascontiguousarray(centroids / norms, dtype=np.float32)
+        return dataclasses.replace(self, lists=len(unit), centroids=unit, nprobe=min(self.nprobe, len(unit)))
+
+
+def assign(codes: Codes, Z: Floats, centroids: Floats) -> NDArray[np.int32]:
+    """List of each code, int32 [n]: the centroid of the largest inner product with the vector it stands for."""
+    quantizer = faiss.IndexFlatIP(centroids.shape[1])
+    quantizer.add(centroids)
+    out = np.empty(len(codes), np.int32)
+    for start in range(0, len(codes), _ASSIGN):
+        out[start : start + _ASSIGN] = quantizer.search(decode(codes[start : start + _ASSIGN], Z), 1)[1][:, 0]
+    return out
+
+
+def ivf_index(
+    codes: Codes, ids: NDArray[np.int64] | None, Z: Floats, centroids: Floats, form: str, list_of: NDArray[np.int32]
+) -> Any:
+    """The Faiss index of these lists: ``IndexIVFPQFastScan`` (4-bit) or ``IndexIVFPQ`` (byte-fused), no residuals."""
+    M = int(Z.shape[0])
+    fused = form == "fused" and M > 1
+    books = fuse(Z) if fused else Z
+    D = books.shape[0] * books.shape[2]
+    quantizer: Any = faiss.IndexFlatIP(D)
+    quantizer.add(np.ascontiguousarray(pad_vectors(centroids, D)))
+    ivf: Any = faiss.IndexIVFPQ(
+        quantizer, D, len(centroids), books.shape[0], 8 if fused else 4, faiss.METRIC_INNER_PRODUCT
+    )
+    quantizer.this.disown()
+    ivf.own_fields = True
+    ivf.by_residual = False
+    faiss.copy_array_to_vector(np.ascontiguousarray(books).ravel(), ivf.pq.centroids)
+    ivf.is_trained = True
+    order = np.argsort(list_of, kind="stable")
+    bounds = np.searchsorted(list_of[order], np.arange(len(centroids) + 1))
+    for number in range(len(centroids)):
+        rows = order[bounds[number] : bounds[number + 1]]
+        if len(rows):
+            own = np.ascontiguousarray(rows if ids is None else ids[rows], dtype=np.int64)
+            part = np.ascontiguousarray(codes[rows])
+            ivf.invlists.add_entries(number, len(rows), faiss.swig_ptr(own), faiss.swig_ptr(part))
+    ivf.ntotal = len(codes)
+    if fused or form == "fused":
+        return ivf
+    fast = faiss.IndexIVFPQFastScan(ivf)
+    # the quantizer passes to the copy, which outlives the original
+    fast.quantizer = ivf.quantizer
+    ivf.own_fields = False
+    fast.own_fields = True
+    return fast
+
+
+class IvfSearch:
+    """Searches lists whose entries are positions. The counterpart of :class:`.proof.ProvenSearch`.
+
+    Args:
+        codes: uint8 [n, code_size], checked.
+        Z: codebooks, float32 [M, 16, d].
+        settings: trained.
+    """
+
+    def __init__(self, codes: Codes, Z: Floats, settings: IvfSettings) -> None:
+        assert settings.centroids is not None
+        self.codes = codes
+        self.Z = Z
+        self.M, self.K, self.d = (int(n) for n in Z.shape)
+        self.settings = settings
+        self.nprobe = settings.nprobe
+        self.list_of = assign(codes, Z, settings.centroids)
+        self.index = ivf_index(codes, None, Z, settings.centroids, settings.form, self.list_of)
+
+    def prepare(self, k: int) -> None:
+        """Nothing: the lists are there."""
+
+    def block_rows(self, k: int) -> int:
+        """Queries at a time for bounded memory."""
+        held = (2 * k + 64) * (int(self.codes.shape[1]) * 17 + 32) + self.M * self.K * 80
+        return max(1, (64 << 20) // held)
+
+    def search_keys(self, xq: Floats, k: int) -> Keys:
+        """Keys [Q, k] of the best of the nearest lists, exact scores; empty keys where these hold fewer than k."""
+        n = len(self.codes)
+        wanted = min(n, 2 * k + 32 if self.settings.form == "fastscan" else k + 8)
+        params = faiss.SearchParametersIVF(nprobe=self.nprobe)  # type: ignore[call-arg]  # stub lacks it
+        _, found = self.index.search(pad_vectors(xq, self.index.d), wanted, params=params)
+        prepared = lookup_tables(score_tables(xq, self.Z))
+        exact = score_nominated(prepared, self.codes[np.maximum(found, 0)], self.M, self.K)
+        keys = np.where(found >= 0, sort_keys(exact, np.maximum(found, 0)), EMPTY_KEY)
+        return best_keys(keys, k)
+
+
+def operating_points(
+    search: IvfSearch, xq: Floats, kth: Floats, k: int
+) -> list[dict[str, float]]:
+    """Recall and time for nprobe = 1, 2, 4, ... up to all lists.
+
+    Args:
+        xq: checked queries [Q, D].
+        kth: exact k-th score of each, float32 [Q]; a result counts as found if it scores at least that, so that ties
+            at the k-th place count alike.
+
+    Returns:
+        Dicts of ``nprobe``, ``recall`` (mean share of the k), ``seconds_per_query`` and ``share`` of the codes scanned.
+    """
+    lists = int(search.settings.lists or 1)
+    sizes = np.bincount(search.list_of, minlength=lists)
+    _, order = search.index.quantizer.search(pad_vectors(xq, search.index.d), lists)
+    before = search.nprobe
+    points = []
+    step = max(1, search.block_rows(k))
+    try:
+        nprobe = 1
+        while True:
+            search.nprobe = nprobe
+            start = time.perf_counter()
+            keys = np.concatenate([search.search_keys(xq[s : s + step], k) for s in range(0, len(xq), step)])
+            seconds = (time.perf_counter() - start) / len(xq)
+            scores = read_keys(keys)[0]
+            points.append(
+                {
+                    "nprobe": float(nprobe),
+                    "recall": float((scores >= kth[:, None]).mean()),
+                    "seconds_per_query": seconds,
+                    "share": float(sizes[order[:, :nprobe]].sum(axis=1).mean() / len(search.codes)),
+                }
+            )
+            if nprobe >= lists:
+                return points
+            nprobe = min(2 * nprobe, lists)
+    finally:
+        search.nprobe = before

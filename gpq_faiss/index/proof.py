@@ -1,0 +1,361 @@
+"""Exact top k by nomination and proof.
+
+A scanner (Faiss, in any of its forms) nominates k' > k positions with approximate scores, and bounds by how much the
+true score of any other position can exceed the last approximate one. The nominated are scored again in the fixed order
+of :func:`.codebooks.score_codes`; once the k-th exact score lies above that bound, the top k are *proven*. Otherwise k'
+grows, then the next, more precise scanner takes over, and at last all codes of that query are scored.
+
+Positions stand in for ids: rows must be in the order in which ties are to be given.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Protocol
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from .checks import Codes, Floats, Ids
+from .codebooks import (
+    inject,
+    inject_fused,
+    lookup,
+    lookup_columns,
+    lookup_tables,
+    pad_vectors,
+    score_tables,
+)
+from .layout import vector_view
+
+Keys = NDArray[np.int64]
+"""Score and position in one integer, so that one integer sort orders by score, then by position (:func:`sort_keys`)."""
+
+FULL = 8192
+"""Rows up to which scoring everything is cheaper than nominating and proving (measured)."""
+_CANDIDATE_BYTES = 64 << 20
+_SCORE_BLOCK = 32_768
+_ROUNDS = 3
+_LOW = np.int64(0xFFFF_FFFF)
+_FLIP = np.int32(0x7FFF_FFFF)
+_UNIT = float(np.finfo(np.float32).eps)  # twice the relative error of one float32 operation
+_TINY = float(np.finfo(np.float32).tiny)
+EMPTY_KEY = np.int64(np.iinfo(np.int64).min)
+"""The key of a place without a result."""
+
+
+def rounding_bound(xq: Floats, M: int, d: int) -> Floats:
+    """How far two float32 evaluations of a query's score can lie apart: float32 [Q].
+
+    Both add 2d + M products in some order; with unit-norm codewords each is within (2d + M + 2) u of the true value
+    times sum_m |q_m| (Higham 2002, section 3.1, with Cauchy-Schwarz a sub-space).
+    """
+    norms = np.sqrt(np.square(xq.reshape(len(xq), M, d), dtype=np.float64).sum(axis=2)).sum(axis=1)
+    operations = 2 * d + M + 2
+    bound = 1.01 * operations * (_UNIT * norms + 2 * M * d * _TINY)
+    return np.asarray(bound, np.float32)
+
+
+def quantisation_bound(tables: Floats) -> Floats:
+    """How much a true score can exceed FastScan's, rounding of floats apart: float32 [Q].
+
+    Faiss takes 8-bit steps of (largest span of a table) / 255, counted from each table's least entry, and rounds every
+    entry to the nearest. What rounding took from each entry is known, so the bound is the sum of each table's largest
+    loss: about 12 % below half a step a table. Entries near the middle between two steps count as a half, since Faiss'
+    own float arithmetic decides where they go.
+
+    Args:
+        tables: float32 [Q, M, 16].
+    """
+    wide = tables.astype(np.float64)
+    least = wide.min(axis=2, keepdims=True)
+    step = (wide.max(axis=2, keepdims=True) - least).max(axis=1, keepdims=True) / 255
+    with np.errstate(divide="ignore", invalid="ignore"):
+        steps = np.where(step > 0, (wide - least) / step, 0.0)
+    loss = steps - np.floor(steps + 0.5)
+    loss = np.where(np.abs(loss) > 0.498, 0.502, loss)
+    bound = loss.max(axis=2).sum(axis=1) * step[:, 0, 0]
+    # the product with 255 sums and the offset, in float32 (scores of M tables, each below 256 steps)
+    largest = np.abs(wide).max(axis=2).sum(axis=1) + 255 * tables.shape[1] * step[:, 0, 0]
+    return np.asarray(bound * (1 + 1e-6) + 8 * tables.shape[1] * _UNIT * largest, np.float32)
+
+
+def sort_keys(scores: Floats, positions: NDArray[Any]) -> Keys:
+    """int64 keys of the same shape: larger score first when sorted *descending*, then the smaller position (< 2^32)."""
+    bits = (scores + np.float32(0.0)).view(np.int32)  # + 0.0 makes one of the two zeros
+    ordered = bits ^ ((bits >> 31) & _FLIP)
+    return (ordered.astype(np.int64) << 32) | (_LOW - positions)
+
+
+def read_keys(keys: Keys) -> tuple[Floats, Ids]:
+    """Scores and positions of :func:`sort_keys`; an empty key gives (-inf, -1)."""
+    ordered = (keys >> 32).astype(np.int32)
+    scores = (ordered ^ ((ordered >> 31) & _FLIP)).view(np.float32)
+    positions = _LOW - (keys & _LOW)
+    none = keys == EMPTY_KEY
+    if none.any():
+        scores = np.where(none, np.float32(-np.inf), scores)
+        positions = np.where(none, np.int64(-1), positions)
+    return scores, positions
+
+
+def best_keys(keys: Keys, k: int) -> Keys:
+    """The ``k`` largest of the last axis, descending."""
+    if 4 * k < keys.shape[-1]:
+        keys = np.partition(keys, keys.shape[-1] - k, axis=-1)[..., -k:]
+    ordered = np.sort(keys, axis=-1)
+    return ordered[..., : -k - 1 : -1]
+
+
+class Scanner(Protocol):
+    """What nominates."""
+
+    def candidates(self, xq: Floats, k: int) -> tuple[Floats, Ids]:
+        """Approximate scores [Q, k] and positions [Q, k] of the best by them."""
+
+    def slack(self, xq: Floats, tables: Floats) -> Floats:
+        """float32 [Q]: no true score exceeds its approximate score by more."""
+
+
+class TableScan:
+    """``IndexPQ``: float tables, so only rounding separates its scores from the true ones.
+
+    With K = 16 it is byte-fused, which scans 4-5 times faster, unless ``fused`` is false.
+    """
+
+    def __init__(self, codes: Codes, Z: Floats, *, fused: bool = True) -> None:
+        self.M, K, self.d = (int(n) for n in Z.shape)
+        self.index: Any = inject_fused(Z) if fused and K == 16 and self.M > 1 else inject(Z)
+        self.index.add_sa_codes(codes)
+
+    @property
+    def codes(self) -> Codes:
+        """The codes inside Faiss: a view, valid as long as this scanner."""
+        return vector_view(self.index.codes, np.uint8).reshape(-1, self.index.code_size)
+
+    def candidates(self, xq: Floats, k: int) -> tuple[Floats, Ids]:
+        D, found = self.index.search(pad_vectors(xq, self.index.d), k)
+        return D, found
+
+    def slack(self, xq: Floats, tables: Floats) -> Floats:
+        return rounding_bound(xq, self.M, self.d)
+
+
+class FastScan:
+    """``IndexPQFastScan``: tables of 8-bit steps in registers, ten times as fast and a little coarse (K = 16 only)."""
+
+    def __init__(self, codes: Codes, Z: Floats) -> None:
+        self.M, _, self.d = (int(n) for n in Z.shape)
+        flat = inject(Z)
+        flat.add_sa_codes(codes)
+        self.index: Any = faiss.IndexPQFastScan(flat)
+
+    def candidates(self, xq: Floats, k: int) -> tuple[Floats, Ids]:
+        D, found = self.index.search(xq, k)
+        return D, found
+
+    def slack(self, xq: Floats, tables: Floats) -> Floats:
+        return quantisation_bound(tables) + 2 * rounding_bound(xq, self.M, self.d)
+
+
+def score_nominated(prepared: Floats, codes: Codes, M: int, K: int) -> Floats:
+    """:func:`.codebooks.score_candidates` for all queries at once: ``prepared`` from ``lookup_tables`` [Q, T, entries].
+
+    Bit-identical to it: the same sums in the same order.
+    """
+    Q, T, entries = prepared.shape
+    columns = lookup_columns(codes, M, K)
+    flat = prepared.reshape(-1)
+    base = (np.arange(Q) * (T * entries))[:, None]
+    total = np.zeros(codes.shape[:2], np.float32)
+    paired = K <= 16 and M > 1
+    step = 1 if paired else 2
+    for t in range(0, len(columns), step):
+        part = np.take(flat, columns[t] + (base + t * entries), mode="clip")
+        if not paired and t + 1 < len(columns):
+            part += np.take(flat, columns[t + 1] + (base + (t + 1) * entries), mode="clip")
+        total += part
+    return total
+
+
+def score_all(prepared: Floats, codes: Codes, M: int, K: int, k: int) -> Keys:
+    """Keys [Q, k] of the best of all codes, blockwise: memory is bounded by the block and a few k a query.
+
+    ``codes`` may be a memory map.
+    """
+    paired = K <= 16 and M > 1
+    Q, n = len(prepared), len(codes)
+    pools: list[list[Keys]] = [[] for _ in range(Q)]
+    sizes = [0] * Q
+    least = np.full(Q, -np.inf, np.float32)
+    limit = 2 * k + _SCORE_BLOCK
+
+    def reduce(q: int) -> None:
+        kept = best_keys(np.concatenate(pools[q]), k)
+        pools[q], sizes[q] = [kept], len(kept)
+        if len(kept) == k:
+            least[q] = read_keys(kept[-1:])[0][0]
+
+    for start in range(0, n, _SCORE_BLOCK):
+        columns = lookup_columns(np.asarray(codes[start : start + _SCORE_BLOCK]), M, K)
+        for q in range(Q):
+            scores = lookup(prepared[q], columns, paired=paired)
+            # A later position loses a tie, so only what lies above the k-th can still enter.
+            places = np.arange(len(scores)) if sizes[q] < k else np.flatnonzero(scores > least[q])
+            if len(places):
+                pools[q].append(sort_keys(scores[places], start + places))
+                sizes[q] += len(places)
+                if sizes[q] >= k and (least[q] == -np.inf or sizes[q] > limit):
+                    reduce(q)
+    for q in range(Q):
+        reduce(q)
+    return np.stack([pool[0] for pool in pools]) if Q else np.empty((0, k), np.int64)
+
+
+class ProvenSearch:
+    """Exact search over codes whose positions order ties.
+
+    Args:
+        codes: uint8 [n, code_size], checked; may be a memory map.
+        Z: codebooks, float32 [M, K, d], checked.
+        stages: what nominates: ``fastscan`` first where K = 16 (and the rows fit its 2^31), ``fused`` tables in any
+            case, or ``flat`` ones. Scanners are built when first needed.
+
+    Attributes:
+        queries: searched so far.
+        widened: of these, whose first candidates did not prove the top k.
+        tabled: of these, handed on from FastScan to float tables.
+        scored_in_full: of these, with all codes scored.
+        direct: queries for which everything was scored at once, since that is cheaper.
+    """
+
+    def __init__(self, codes: Codes, Z: Floats, stages: tuple[str, ...] = ("fastscan", "fused")) -> None:
+        self.codes = codes
+        self.Z = Z
+        self.M, self.K, self.d = (int(n) for n in Z.shape)
+        self.n = len(codes)
+        fast = self.K == 16 and self.n < 1 << 31
+        self.stages = tuple(stage for stage in stages if stage != "fastscan" or fast)
+        self._scanners: dict[str, Scanner] = {}
+        self._first: dict[int, int] = {}
+        self._lock = threading.Lock()
+        self.queries = self.widened = self.tabled = self.scored_in_full = self.direct = 0
+
+    def scanner(self, stage: str) -> Scanner:
+        """The scanner of a stage, built on first use."""
+        with self._lock:
+            if stage not in self._scanners:
+                if stage == "fastscan":
+                    self._scanners[stage] = FastScan(self.codes, self.Z)
+                else:
+                    self._scanners[stage] = TableScan(self.codes, self.Z, fused=stage == "fused")
+            return self._scanners[stage]
+
+    def prepare(self, k: int) -> None:
+        """Build what a search for ``k`` starts with, so that the first query does not pay for it."""
+        if not self._in_full(self._start(k)):
+            self.scanner(self.stages[0])
+
+    def _start(self, k: int) -> int:
+        return self._first.get(k, k + max(32, k // 2 if self.stages[0] == "fastscan" else k // 4))
+
+    def _in_full(self, wanted: int) -> bool:
+        return self.n <= FULL or 4 * wanted >= self.n
+
+    def block_rows(self, k: int) -> int:
+        """Queries at a time for bounded memory."""
+        wanted = self._start(k)
+        full = self._in_full(wanted)
+        held = (self.n if full else wanted) * 24 if full else wanted * (self.codes.shape[1] * 17 + 32)
+        tables = self.M * self.K * 64 + (self.K**2 * self.M * 4 if self.K <= 16 else 0)
+        return max(1, _CANDIDATE_BYTES // (min(held, 24 * (2 * k + _SCORE_BLOCK)) + tables if full else held + tables))
+
+    def search_keys(self, xq: Floats, k: int) -> Keys:
+        """Keys int64 [Q, k] of the ``k`` best of checked queries [Q, M*d], best first; one block of queries."""
+        tables = score_tables(xq, self.Z)
+        prepared = lookup_tables(tables)
+        out = np.empty((len(xq), k), np.int64)
+        self.queries += len(xq)
+        wanted = self._start(k)
+        open_ = np.arange(len(xq))
+        if self._in_full(wanted):
+            self.direct += len(xq)
+        else:
+            open_ = self._prove(xq, tables, prepared, k, wanted, out)
+            self.scored_in_full += len(open_)
+        if len(open_):
+            out[open_] = score_all(prepared[open_], self.codes, self.M, self.K, k)
+        return out
+
+    def _prove(
+        self, xq: Floats, tables: Floats, prepared: Floats, k: int, wanted: int, out: Keys
+    ) -> NDArray[np.intp]:
+        """Fill the rows of ``out`` that can be proven; returns the others."""
+        open_ = np.arange(len(xq))
+        first = True
+        for number, stage in enumerate(self.stages):
+            last = number + 1 == len(self.stages)
+            if number:
+                self.tabled += len(open_)
+                wanted = k + max(32, k // 4)
+            for _ in range(_ROUNDS if last or number == 0 else 1):
+                if not len(open_) or 4 * wanted >= self.n:
+                    break
+                scanner = self.scanner(stage)
+                approximate, found = scanner.candidates(np.ascontiguousarray(xq[open_]), wanted)
+                exact = score_nominated(prepared[open_], self.codes[found], self.M, self.K)
+                best = best_keys(sort_keys(exact, found), k)
+                kth = read_keys(best[:, -1])[0]
+                # Whatever was not nominated scores at most the last approximate score plus the slack. A tie with the
+                # k-th is not good enough: the item outside might come first in the order of ids.
+                slack = scanner.slack(xq[open_], tables[open_])
+                reach = approximate + slack[:, None]
+                proven = (reach[:, -1] < kth) & (found[:, -1] >= 0)
+                out[open_[proven]] = best[proven]
+                if first:
+                    first = False
+                    self.widened += int((~proven).sum())
+                    if number == 0:
+                        self._adapt(k, wanted, (reach >= kth[:, None]).sum(axis=1), proven)
+                open_ = open_[~proven]
+                wanted *= 4
+        return open_
+
+    def _adapt(self, k: int, wanted: int, needed: NDArray[Any], proven: NDArray[np.bool_]) -> None:
+        """Choose the next k' so that nine queries in ten are proven at first try. Changes speed, never answers."""
+        if len(needed) < 8:
+            return
+        enough = float(np.quantile(np.where(proven, needed, 2 * wanted), 0.9)) * 1.1 + 8
+        low, high = k + max(8, k // 10), 16 * k + 256
+        self._first[k] = int(min(max(enough, low, wanted // 2), high))
+
+    def range_keys(self, xq: Floats, least: float) -> list[Keys]:
+        """For each checked query the keys of all codes that score at least ``least``, best first; one block."""
+        tables = score_tables(xq, self.Z)
+        prepared = lookup_tables(tables)
+        out: list[Keys] = [np.empty(0, np.int64)] * len(xq)
+        open_ = np.arange(len(xq))
+        wanted = 256
+        while len(open_) and self.n > FULL and 8 * wanted < self.n and wanted <= 1 << 14:
+            scanner = self.scanner(self.stages[0])
+            approximate, found = scanner.candidates(np.ascontiguousarray(xq[open_]), wanted)
+            exact = score_nominated(prepared[open_], self.codes[found], self.M, self.K)
+            slack = scanner.slack(xq[open_], tables[open_])
+            proven = (approximate[:, -1] + slack < least) & (found[:, -1] >= 0)
+            for at in np.flatnonzero(proven):
+                keep = exact[at] >= least
+                out[open_[at]] = np.sort(sort_keys(exact[at, keep], found[at, keep]))[::-1]
+            open_ = open_[~proven]
+            wanted *= 8
+        if len(open_):
+            parts: list[list[Keys]] = [[] for _ in open_]
+            for start in range(0, self.n, _SCORE_BLOCK):
+                columns = lookup_columns(np.asarray(self.codes[start : start + _SCORE_BLOCK]), self.M, self.K)
+                for row, q in enumerate(open_.tolist()):
+                    scores = lookup(prepared[q], columns, paired=self.K <= 16 and self.M > 1)
+                    places = np.flatnonzero(scores >= least)
+                    parts[row].append(sort_keys(scores[places], start + places))
+            for row, q in enumerate(open_.tolist()):
+                out[q] = np.sort(np.concatenate(parts[row]))[::-1]
+        return out
