@@ -6,6 +6,7 @@ import importlib
 import logging
 import os
 import sys
+import warnings
 from typing import Any
 
 import click
@@ -90,6 +91,9 @@ def cli(ctx: click.Context, verbose: bool, quiet: bool) -> None:
     """
     level = logging.ERROR if quiet else logging.INFO if verbose or not sys.stderr.isatty() else logging.WARNING
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
+    if not verbose:
+        # Of libraries to programmers: Pillow's on odd tags, torch's on drivers. What matters to users is an error or a note.
+        warnings.simplefilter("ignore")
     # torch and matplotlib log at INFO what is no business of a user of gpq.
     for name in ("torch", "matplotlib", "faiss", "onnxscript", "PIL"):
         logging.getLogger(name).setLevel(logging.ERROR)

@@ -21,6 +21,7 @@ _WRITE_ERRORS = {
     errno.EPERM: "no permission to write there: choose another folder",
     errno.EROFS: "the file system is read-only: choose another folder",
     errno.ENOTDIR: "a part of the path is a file, not a folder",
+    errno.EEXIST: "a part of the path is a file, not a folder",  # what making that folder meets
     errno.EISDIR: "that is a folder: name a file",
     errno.ENAMETOOLONG: "the name is too long",
 }

@@ -26,7 +26,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from . import __version__
@@ -44,7 +43,7 @@ from .index.codebooks import score_tables, unpack_codes
 from .methods.trainable import TrainableMethod, TrainingBatch
 from .nn.augment import random_flip_crop
 from .nn.device import resolve_device
-from .nn.model import save_model
+from .nn.model import save_model, save_tensors
 from .store import codebooks_fingerprint
 
 log = logging.getLogger(__name__)
@@ -196,7 +195,7 @@ class _Run:
         except OSError as error:
             raise write_error(self.folder, error) from error
         with atomic_path(self.checkpoint) as temporary:
-            save_file(tensors, temporary, metadata={"state": json.dumps(meta)})
+            save_tensors(tensors, temporary, metadata={"state": json.dumps(meta)})
 
     def load(self, identity: str) -> None:
         try:

@@ -6,6 +6,7 @@ needs them (export, indexing) reads them without torch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,19 @@ def state_fingerprint(state: Mapping[str, Tensor]) -> str:
     return fingerprint(*parts)
 
 
+def save_tensors(state: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """``save_file`` of safetensors, which meets a full disk with an error of its own.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    try:
+        save_file(state, path, metadata=metadata)
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        raise (OSError(int(number[1]), str(error)) if number else OSError(str(error))) from error
+
+
 def save_model(
     out: Path,
     network: nn.Module,
@@ -59,7 +73,7 @@ def save_model(
     state = {f"network.{k}": v.detach().cpu().contiguous().clone() for k, v in network.state_dict().items()}
     state["codebooks"] = torch.from_numpy(np.ascontiguousarray(codebooks))
     with atomic_folder(out, overwrite=overwrite) as folder:
-        save_file(state, folder / "model.safetensors")
+        save_tensors(state, folder / "model.safetensors")
         write_json(folder / "config.json", description | {"model_fingerprint": state_fingerprint(state)})
         for name, text in extra.items():
             (folder / name).write_text(text, encoding="utf-8")

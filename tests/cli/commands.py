@@ -70,7 +70,9 @@ def only_line(stderr: str) -> str:
 def content(folder: Path) -> dict[str, str]:
     """Every file and folder below, with a hash of what is in it."""
     return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        if path.is_file()
+        else "folder"
         for path in sorted(folder.rglob("*"))
     }
 

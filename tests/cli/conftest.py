@@ -28,7 +28,16 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Shop:
         (shop.model, 0, shop.codes, shop.index),
         (shop.other, 1, shop.other_codes, shop.other_index),
     ):
-        train = ("train", shop.data, "--labels", shop.labels, "--labelled", "20-per-class", "--config", shop.settings)
+        train = (
+            "train",
+            shop.data,
+            "--labels",
+            shop.labels,
+            "--labelled",
+            "20-per-class",
+            "--config",
+            shop.settings,
+        )
         done(*train, "--preset", "paper", "--seed", seed, "--out", model)
         done("encode", model, shop.data, "--labels", shop.labels, "--out", codes)
         done("index", model, codes, "--out", index)
@@ -38,6 +47,13 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Shop:
             pixels = np.random.default_rng([i]).integers(*colours, (8, 8, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(shop.images / name / f"{i}.png")
     make_model(shop.image_model, "images", image_size=8, backbone="mlp", class_names=("a", "b"))
-    done("encode", shop.image_model, f"folder:{shop.images}", "--no-features", "--out", shop.root / "image-codes.h5")
+    done(
+        "encode",
+        shop.image_model,
+        f"folder:{shop.images}",
+        "--no-features",
+        "--out",
+        shop.root / "image-codes.h5",
+    )
     done("index", shop.image_model, shop.root / "image-codes.h5", "--out", shop.image_index)
     return shop

@@ -28,7 +28,16 @@ def stage_call(stage: str, shop: Shop, folder: Path) -> tuple[list[str], Path]:
     out = folder / STAGES[stage]
     labels = ("--labels", shop.labels)
     search = ("search", shop.model, shop.index, shop.queries, "-k", 3)
-    pictures = ("search", shop.image_model, shop.image_index, shop.photo, "-k", 2, "--images", f"folder:{shop.images}")
+    pictures = (
+        "search",
+        shop.image_model,
+        shop.image_index,
+        shop.photo,
+        "-k",
+        2,
+        "--images",
+        f"folder:{shop.images}",
+    )
     calls: dict[str, tuple[object, ...]] = {
         "train": ("train", shop.data, *labels, *TRAIN, "--out", out),
         "encode": ("encode", shop.model, shop.data, *labels, "--out", out),
@@ -42,3 +51,23 @@ def stage_call(stage: str, shop: Shop, folder: Path) -> tuple[list[str], Path]:
         "export-encoder": ("export-encoder", shop.model, "--out", out),
     }
     return [str(part) for part in calls[stage]], out
+
+
+WITHOUT_OUT = {"info", "search", "evaluate"}
+"""Commands that need no --out."""
+
+
+def fill(call: tuple[str, ...], shop: Shop, bad: Path, out: Path) -> list[str]:
+    """The call with its capitals replaced."""
+    names = {
+        "IMAGE_MODEL": shop.image_model,
+        "MODEL": shop.model,
+        "INDEX": shop.index,
+        "IMAGE_INDEX": shop.image_index,
+        "QUERIES": shop.queries,
+        "LABELS": shop.labels,
+        "IMAGES": shop.images,
+        "DATA": shop.data,
+    }
+    arguments = [str(names.get(part, part)).replace("BAD", str(bad)) for part in call]
+    return arguments if call[0] in WITHOUT_OUT else [*arguments, "--out", str(out)]

@@ -13,10 +13,10 @@ import faiss
 import h5py
 import numpy as np
 import pytest
-from commands import WIDTH, Shop, clusters, content, done, gpq, refused, untouched
+from commands import WIDTH, Shop, clusters, gpq, refused, untouched
 from PIL import Image
 from safetensors.numpy import load_file, save_file
-from stages import STAGES, TRAIN, stage_call
+from stages import TRAIN, fill
 
 Break = Callable[[bytes], bytes]
 
@@ -50,7 +50,12 @@ def other_forms(shop: Shop, folder: Path) -> dict[str, Path]:
     files = {"npz": folder / "x.npz", "hdf5": folder / "x.h5", "npy": shop.features, "labels": shop.labels}
     (folder / "x.csv").write_text("image,label\n" + "".join(f"a/{i}.png,a\n" for i in range(6)))
     (folder / "x.txt").write_text("".join(f"a/{i}.png 1 0\n" for i in range(6)))
-    return files | {"csv": folder / "x.csv", "list": folder / "x.txt", "toml": shop.settings, "photo": shop.photo}
+    return files | {
+        "csv": folder / "x.csv",
+        "list": folder / "x.txt",
+        "toml": shop.settings,
+        "photo": shop.photo,
+    }
 
 
 # form -> the calls that read BAD (its name ends as the good one's), each without its --out
@@ -68,31 +73,17 @@ READERS: dict[str, list[tuple[str, ...]]] = {
     ],
     "npz": [("train", "features:BAD", *TRAIN), ("search", "MODEL", "INDEX", "BAD"), ("info", "BAD")],
     "hdf5": [("train", "features:BAD", *TRAIN), ("search", "MODEL", "INDEX", "BAD"), ("info", "BAD")],
-    "labels": [("train", "DATA", "--labels", "BAD", *TRAIN), ("evaluate", "MODEL", "DATA", "--labels", "BAD")],
+    "labels": [
+        ("train", "DATA", "--labels", "BAD", *TRAIN),
+        ("evaluate", "MODEL", "DATA", "--labels", "BAD"),
+    ],
     "csv": [("train", "csv:BAD", "--root", "IMAGES", *TRAIN)],
     "list": [("train", "list:BAD", "--root", "IMAGES", *TRAIN)],
     "toml": [("train", "DATA", "--labels", "LABELS", *TRAIN, "--config", "BAD")],
     "photo": [("search", "IMAGE_MODEL", "IMAGE_INDEX", "BAD")],
 }
-WITHOUT_OUT = {"info", "search", "evaluate"}
 # No line at all is a table of settings that changes nothing.
 FINE = {("toml", "empty"), ("toml", "one byte")}
-
-
-def fill(call: tuple[str, ...], shop: Shop, bad: Path, out: Path) -> list[str]:
-    """The call with its capitals replaced."""
-    names = {
-        "IMAGE_MODEL": shop.image_model,
-        "MODEL": shop.model,
-        "INDEX": shop.index,
-        "IMAGE_INDEX": shop.image_index,
-        "QUERIES": shop.queries,
-        "LABELS": shop.labels,
-        "IMAGES": shop.images,
-        "DATA": shop.data,
-    }
-    arguments = [str(names.get(part, part)).replace("BAD", str(bad)) for part in call]
-    return arguments if call[0] in WITHOUT_OUT else [*arguments, "--out", str(out)]
 
 
 @pytest.mark.parametrize("how", [*BREAKS, "folder"])
@@ -100,7 +91,9 @@ def fill(call: tuple[str, ...], shop: Shop, bad: Path, out: Path) -> list[str]:
 def test_a_broken_file_is_one_line(shop: Shop, tmp_path: Path, form: str, how: str) -> None:
     if (form, how) in FINE:
         pytest.skip("that is no broken file")
-    forms = other_forms(shop, tmp_path / "good") | {n: getattr(shop, n) for n in ("codes", "vectors", "index")}
+    forms = other_forms(shop, tmp_path / "good") | {
+        n: getattr(shop, n) for n in ("codes", "vectors", "index")
+    }
     bad = tmp_path / f"bad{forms[form].suffix}"
     break_file(forms[form], bad, how)
     with untouched(tmp_path, shop.root):
@@ -152,7 +145,14 @@ def test_what_is_no_model_folder_is_one_line(shop: Shop, tmp_path: Path, what: s
 
 @pytest.mark.parametrize(
     "text",
-    ["[]", "{}", "null", '"config"', '{"format_version": 1}', '{"model_fingerprint": 5, "codebooks_fingerprint": []}'],
+    [
+        "[]",
+        "{}",
+        "null",
+        '"config"',
+        '{"format_version": 1}',
+        '{"model_fingerprint": 5, "codebooks_fingerprint": []}',
+    ],
 )
 def test_foreign_json_is_no_model(shop: Shop, tmp_path: Path, text: str) -> None:
     folder = tmp_path / "bad-model"
@@ -176,14 +176,18 @@ def test_foreign_json_is_no_model(shop: Shop, tmp_path: Path, text: str) -> None
         ("model_fingerprint", "0123456789abcdef"),
     ],
 )
-def test_a_model_that_contradicts_itself_is_one_line(shop: Shop, tmp_path: Path, key: str, value: object) -> None:
+def test_a_model_that_contradicts_itself_is_one_line(
+    shop: Shop, tmp_path: Path, key: str, value: object
+) -> None:
     folder = tmp_path / "bad-model"
     shutil.copytree(shop.model, folder)
     document = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(document | {key: value}))
     # What needs the codebooks alone does not build the network, and asks nothing of its description.
     light = ("export-faiss", "index") if key in {"config", "input", "class_names"} else ()
-    refused_model(shop, folder, tmp_path, but=(*light, *(("export-faiss",) if key == "model_fingerprint" else ())))
+    refused_model(
+        shop, folder, tmp_path, but=(*light, *(("export-faiss",) if key == "model_fingerprint" else ()))
+    )
 
 
 def test_weights_of_another_model_are_a_mismatch(shop: Shop, tmp_path: Path) -> None:
@@ -338,7 +342,13 @@ def test_a_zero_sub_vector_after_the_network_is_named_by_its_row(shop: Shop, tmp
 
     description = {k: v for k, v in model.description.items() if k != "model_fingerprint"}
     save_model(
-        tmp_path / "model", model.network, model.codebooks, description, extra={}, split=Split(), overwrite=True
+        tmp_path / "model",
+        model.network,
+        model.codebooks,
+        description,
+        extra={},
+        split=Split(),
+        overwrite=True,
     )
     features, labels = clusters()
     features[[4, 9, 230], 0] = 0.5
@@ -433,11 +443,19 @@ def bad_images(good: bytes, folder: Path) -> dict[str, bytes]:
     Image.new("RGB", (1, 1)).save(folder / "one.png")
     one = (folder / "one.png").read_bytes()
     (folder / "one.png").unlink()
-    return {"cut off": good[: len(good) // 2], "no image": b"GIF89 or not", "1x1": one, "bomb": bomb(), "empty": b""}
+    return {
+        "cut off": good[: len(good) // 2],
+        "no image": b"GIF89 or not",
+        "1x1": one,
+        "bomb": bomb(),
+        "empty": b"",
+    }
 
 
 @pytest.mark.parametrize("name", ["cut off", "no image", "1x1", "bomb", "empty"])
-def test_a_bad_image_is_one_line_beyond_the_limit_and_a_note_within(shop: Shop, tmp_path: Path, name: str) -> None:
+def test_a_bad_image_is_one_line_beyond_the_limit_and_a_note_within(
+    shop: Shop, tmp_path: Path, name: str
+) -> None:
     folder, model = tmp_path / "images", shop.image_model
     shutil.copytree(shop.images, folder)
     bad = folder / "b" / "3.png"
@@ -480,136 +498,3 @@ def test_another_split_of_the_training_data_is_refused(shop: Shop) -> None:
     evaluate = ("evaluate", shop.model, shop.data, "--labels", shop.labels)
     assert "protocol" in refused(*evaluate, "--protocol", "2")
     assert "seed" in refused(*evaluate, "--seed", 5)
-
-
-# Outputs that exist -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_an_existing_output_is_kept_without_overwrite(shop: Shop, tmp_path: Path, stage: str) -> None:
-    call, out = stage_call(stage, shop, tmp_path)
-    out.mkdir() if stage == "train" else out.write_bytes(b"precious")
-    with untouched(tmp_path, shop.root):
-        line = refused(*call)
-        assert "--overwrite" in line
-        assert out.name in line
-
-
-@pytest.mark.parametrize("beside", [("encode", "features.h5"), ("index", "out.faiss.json"), ("export-faiss", "out.faiss.json")])
-def test_what_lies_beside_the_output_is_kept_too(shop: Shop, tmp_path: Path, beside: tuple[str, str]) -> None:
-    stage, name = beside
-    call, _ = stage_call(stage, shop, tmp_path)
-    (tmp_path / name).write_bytes(b"precious")
-    with untouched(tmp_path, shop.root):
-        assert name in refused(*call)
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_overwrite_with_bad_input_keeps_the_old_output(shop: Shop, tmp_path: Path, stage: str) -> None:
-    call, out = stage_call(stage, shop, tmp_path)
-    assert gpq(*call).exit_code == 0
-    bad = tmp_path / "bad.npy"
-    bad.write_bytes(b"")
-    swapped = {str(shop.data): f"features:{bad}"} | {
-        str(path): str(bad) for path in (shop.model, shop.image_model, shop.queries)
-    }
-    with untouched(tmp_path, shop.root):
-        refused(*[swapped.get(str(part), part) for part in call], "--overwrite")
-    assert gpq(*call, "--overwrite").exit_code == 0
-    assert content(tmp_path)
-
-
-def test_overwrite_does_not_swallow_a_folder_that_is_no_model(shop: Shop, tmp_path: Path) -> None:
-    (tmp_path / "thesis").mkdir()
-    (tmp_path / "thesis" / "chapter1.txt").write_text("years of work")
-    train = ("train", shop.data, "--labels", shop.labels, *TRAIN, "--overwrite")
-    with untouched(tmp_path, shop.root):
-        assert "thesis" in refused(*train, "--out", tmp_path / "thesis")
-
-
-@pytest.mark.parametrize("out", ["", ".", "..", "/", "n" * 300])
-@pytest.mark.parametrize("stage", STAGES)
-def test_outputs_that_are_no_names_are_one_line(
-    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, out: str
-) -> None:
-    inside = tmp_path / "inside"
-    inside.mkdir()
-    monkeypatch.chdir(inside)
-    call, place = stage_call(stage, shop, tmp_path)
-    named = [out if str(part) == str(place) else part for part in call]
-    with untouched(tmp_path, shop.root):
-        result = gpq(*named, "--overwrite")
-        assert isinstance(result.exception, SystemExit), repr(result.exception)
-        assert result.exit_code in {1, 2}
-        assert result.stderr.startswith("gpq: ")
-        assert len(result.stderr.splitlines()) == 1
-
-
-def test_one_file_as_two_outputs_is_refused(shop: Shop, tmp_path: Path) -> None:
-    codes = tmp_path / "codes.h5"
-    shutil.copy(shop.codes, codes)
-    with untouched(tmp_path):
-        refused("encode", shop.model, shop.data, "--out", codes, "--features", codes, "--overwrite", code=2)
-        refused("index", shop.model, codes, "--out", codes, "--overwrite", code=2)
-
-
-# Options ------------------------------------------------------------------------------------------------------------------
-
-USAGE = [
-    ("train", "DATA", "--bits", "50"),
-    ("train", "DATA", "--bits", "0"),
-    ("train", "DATA", "--bits", "48", "--codebooks", "3"),
-    ("train", "DATA", "--codewords", "15"),
-    ("train", "DATA", "--codewords", "0"),
-    ("train", "DATA", "--codewords", "-1", "--bits", "12"),
-    ("train", "DATA", "--steps", "0"),
-    ("train", "DATA", "--steps", "5", "--epochs", "2"),
-    ("train", "DATA", "--epochs", "nan"),
-    ("train", "DATA", "--epochs", "inf"),
-    ("train", "DATA", "--seed", "-1"),
-    ("train", "DATA", "--preset", "best"),
-    ("train", "DATA", "--backbone", "tree"),
-    ("train", "DATA", "--protocol", "3"),
-    ("train", "DATA", "--labelled", "0-per-class"),
-    ("train", "DATA", "--labelled", "1.5"),
-    ("train", "DATA", "--device", "abacus"),
-    ("train", "DATA", "--resume", "--overwrite"),
-    ("train", "DATA", "--max-bad", "2"),
-    ("train", "DATA", "--max-bad", "nan"),
-    ("train", "sounds:x"),
-    ("train", ""),
-    ("train", "digits", "--labels", "LABELS"),
-    ("encode", "MODEL", "DATA", "--batch-size", "-1"),
-    ("encode", "MODEL", "DATA", "--no-features", "--features", "x.h5"),
-    ("encode", "MODEL", "DATA", "--device", "tpu"),
-    ("search", "MODEL", "INDEX", "QUERIES", "-k", "0"),
-    ("search", "MODEL", "INDEX", "QUERIES", "-k", "100000"),
-    ("search", "MODEL", "INDEX", "QUERIES", "--rows", "x"),
-    ("search", "MODEL", "INDEX", "QUERIES", "--rows", "100"),
-    ("search", "MODEL", "INDEX", "QUERIES", "--rows", "::0"),
-    ("search", "MODEL", "INDEX", "QUERIES", "--format", "h5"),
-    ("search", "MODEL", "INDEX", "QUERIES", "--threads", "0"),
-    ("evaluate", "MODEL", "DATA", "--labels", "LABELS", "--at", "one"),
-    ("evaluate", "MODEL", "DATA", "--labels", "LABELS", "--at", "0"),
-    ("evaluate", "MODEL", "DATA", "--labels", "LABELS", "--compare", "luck"),
-    ("evaluate", "MODEL", "DATA", "--labels", "LABELS", "-k", "0"),
-    ("evaluate", "MODEL", "DATA", "--labels", "LABELS", "--threads", "0"),
-    ("evaluate", "MODEL", "DATA", "--labels", "LABELS", "--plot", "plot.doc"),
-    ("export-encoder", "MODEL", "--to", "torch", "--tolerance", "-1"),
-    ("export-encoder", "MODEL", "--to", "torch", "--tolerance", "nan"),
-    ("export-encoder", "MODEL"),
-]
-
-
-@pytest.mark.parametrize("call", USAGE, ids=lambda call: " ".join(call))
-def test_an_option_that_cannot_be_is_a_usage_error(
-    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: tuple[str, ...]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    arguments = fill(call, shop, tmp_path / "bad", tmp_path / "out")
-    if call[0] == "train" and "--labels" not in call and call[1] == "DATA":
-        arguments += ["--labels", str(shop.labels)]
-    if call[0] == "train" and "--preset" not in call:
-        arguments += ["--preset", "paper"]
-    with untouched(tmp_path, shop.root):
-        refused(*arguments, code=2)

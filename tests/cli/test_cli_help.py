@@ -58,7 +58,9 @@ def test_every_option_says_what_it_does(name: str) -> None:
     assert options
     silent = [option.opts[0] for option in options if not (option.help or "").strip()]
     assert not silent
-    short = [option.opts[0] for option in options if not (option.help or "").rstrip().endswith((".", "]", ")"))]
+    short = [
+        option.opts[0] for option in options if not (option.help or "").rstrip().endswith((".", "]", ")"))
+    ]
     assert not short, "help texts are sentences"
     for argument in (p for p in command(name).params if isinstance(p, click.Argument)):
         # click has no help for arguments, so the text of the command must say what those with many forms may be.
@@ -96,7 +98,9 @@ for arguments in [[], *([[name] for name in COMMANDS] if "all" in sys.argv else 
 print(json.dumps(sorted(sys.modules)), file=sys.stderr)
 """
     for extra in ([], ["all"]):
-        ran = subprocess.run([sys.executable, "-c", script, *extra], capture_output=True, text=True, check=True)
+        ran = subprocess.run(
+            [sys.executable, "-c", script, *extra], capture_output=True, text=True, check=True
+        )
         loaded = json.loads(ran.stderr)
         assert "click" in loaded
         assert not {name.split(".")[0] for name in loaded} & set(HEAVY)

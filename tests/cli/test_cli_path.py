@@ -26,9 +26,15 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     said = done(*plain, *TINY)
     assert said.startswith(f"{model}: 48 bits, ")
     assert "20 steps" in said
-    assert done("encode", model, "digits", "--out", folder / "codes.h5") == f"{folder}/codes.h5: 1,797 codes of 6 bytes\n"
+    assert (
+        done("encode", model, "digits", "--out", folder / "codes.h5")
+        == f"{folder}/codes.h5: 1,797 codes of 6 bytes\n"
+    )
     assert done("export-faiss", model, "--out", folder / "empty.faiss") == f"{folder}/empty.faiss\n"
-    assert done("index", model, folder / "codes.h5", "--out", folder / "index.faiss") == f"{folder}/index.faiss\n"
+    assert (
+        done("index", model, folder / "codes.h5", "--out", folder / "index.faiss")
+        == f"{folder}/index.faiss\n"
+    )
     return folder
 
 
@@ -56,7 +62,18 @@ def test_plain_faiss_opens_both_indexes(digits: Path) -> None:
         vectors = file["features"][:5]
     scores, ids = filled.search(vectors, 10)
     found = json.loads(
-        done("search", digits / "model", digits / "index.faiss", "digits", "--rows", "0:5", "-k", 10, "--format", "json")
+        done(
+            "search",
+            digits / "model",
+            digits / "index.faiss",
+            "digits",
+            "--rows",
+            "0:5",
+            "-k",
+            10,
+            "--format",
+            "json",
+        )
     )
     # Equal scores may come in another order from plain Faiss, so the scores are compared, and the ids of those apart.
     np.testing.assert_allclose([q["scores"] for q in found["queries"]], scores, atol=1e-5)
@@ -92,11 +109,30 @@ def test_the_features_form_trains_with_labels_from_a_file(shop: Shop, tmp_path: 
 
 def test_bits_and_codebooks_say_the_same(shop: Shop, tmp_path: Path) -> None:
     shapes = []
-    for name, size in (("a", ("--bits", 24)), ("b", ("--codebooks", 6)), ("c", ("--bits", 12, "--codewords", 64))):
-        train = ("train", shop.data, "--labels", shop.labels, "--preset", "paper", "--steps", 2, "--out", tmp_path / name)
+    for name, size in (
+        ("a", ("--bits", 24)),
+        ("b", ("--codebooks", 6)),
+        ("c", ("--bits", 12, "--codewords", 64)),
+    ):
+        train = (
+            "train",
+            shop.data,
+            "--labels",
+            shop.labels,
+            "--preset",
+            "paper",
+            "--steps",
+            2,
+            "--out",
+            tmp_path / name,
+        )
         done(*train, *size)
         shapes.append(json.loads(done("info", tmp_path / name, "--format", "json")))
-    assert [(s["codebooks"], s["codewords"], s["bits"]) for s in shapes] == [(6, 16, 24), (6, 16, 24), (2, 64, 12)]
+    assert [(s["codebooks"], s["codewords"], s["bits"]) for s in shapes] == [
+        (6, 16, 24),
+        (6, 16, 24),
+        (2, 64, 12),
+    ]
 
 
 def test_search_in_every_form(shop: Shop, tmp_path: Path) -> None:
@@ -146,7 +182,9 @@ def test_every_form_of_queries_finds_the_same(shop: Shop, tmp_path: Path) -> Non
     found = [json.loads(done("search", shop.model, shop.index, form, "--format", "json")) for form in forms]
     for other in found[1:]:
         assert [q["ids"] for q in other["queries"]] == [q["ids"] for q in found[0]["queries"]]
-    some = json.loads(done("search", shop.model, shop.index, shop.queries, "--rows", "2,5", "--format", "json"))
+    some = json.loads(
+        done("search", shop.model, shop.index, shop.queries, "--rows", "2,5", "--format", "json")
+    )
     for query, same in zip(some["queries"], (found[0]["queries"][2], found[0]["queries"][5]), strict=True):
         assert (query["id"], query["ids"]) == (same["id"], same["ids"])
         np.testing.assert_allclose(query["scores"], same["scores"], atol=1e-5)
@@ -161,7 +199,9 @@ def test_the_users_own_ids_travel_to_the_results(shop: Shop, tmp_path: Path) -> 
     done("index", shop.model, tmp_path / "codes.h5", "--out", tmp_path / "index.faiss")
     found = json.loads(done("search", shop.model, tmp_path / "index.faiss", shop.queries, "--format", "json"))
     plain = json.loads(done("search", shop.model, shop.index, shop.queries, "--format", "json"))
-    assert [q["ids"] for q in found["queries"]] == [[i * 7 + 2**40 for i in q["ids"]] for q in plain["queries"]]
+    assert [q["ids"] for q in found["queries"]] == [
+        [i * 7 + 2**40 for i in q["ids"]] for q in plain["queries"]
+    ]
 
 
 def test_codes_and_features_make_the_same_index(shop: Shop, tmp_path: Path) -> None:
@@ -171,7 +211,18 @@ def test_codes_and_features_make_the_same_index(shop: Shop, tmp_path: Path) -> N
 
 def test_codes_without_features_are_the_same(shop: Shop, tmp_path: Path) -> None:
     out = tmp_path / "codes.h5"
-    done("encode", shop.model, shop.data, "--labels", shop.labels, "--no-features", "--batch-size", 32, "--out", out)
+    done(
+        "encode",
+        shop.model,
+        shop.data,
+        "--labels",
+        shop.labels,
+        "--no-features",
+        "--batch-size",
+        32,
+        "--out",
+        out,
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["codes.h5"]
     with h5py.File(out) as one, h5py.File(shop.codes) as two:
         np.testing.assert_array_equal(one["codes"], two["codes"])
@@ -180,10 +231,30 @@ def test_codes_without_features_are_the_same(shop: Shop, tmp_path: Path) -> None
 
 
 def test_evaluate_in_every_form(shop: Shop, tmp_path: Path) -> None:
-    evaluate = ("evaluate", shop.model, shop.data, "--labels", shop.labels, "--protocol", 1, "--compare", "pq")
+    evaluate = (
+        "evaluate",
+        shop.model,
+        shop.data,
+        "--labels",
+        shop.labels,
+        "--protocol",
+        1,
+        "--compare",
+        "pq",
+    )
     plot = tmp_path / "pr.png"
     found = json.loads(done(*evaluate, "--format", "json", "--plot", plot, "--at", "1,5"))
-    wanted = {"map", "bits", "protocol", "split_hash", "data", "model_fingerprint", "compared", "notes", "versions"}
+    wanted = {
+        "map",
+        "bits",
+        "protocol",
+        "split_hash",
+        "data",
+        "model_fingerprint",
+        "compared",
+        "notes",
+        "versions",
+    }
     assert wanted <= set(found)
     assert found["map"] > 0.9
     assert set(found["compared"]) == {"pq"}
@@ -192,7 +263,11 @@ def test_evaluate_in_every_form(shop: Shop, tmp_path: Path) -> None:
     with Image.open(plot) as image:
         assert image.format == "PNG"
     rounded = f"{found['map']:.4f}"
-    for form, marks in (("table", ("queries,", rounded)), ("markdown", ("|", rounded)), ("latex", ("tabular", rounded))):
+    for form, marks in (
+        ("table", ("queries,", rounded)),
+        ("markdown", ("|", rounded)),
+        ("latex", ("tabular", rounded)),
+    ):
         text = done(*evaluate, "--format", form)
         assert all(mark in text for mark in ("GPQ", "mAP", *marks))
     csv = done(*evaluate, "--format", "csv").split()
@@ -207,7 +282,20 @@ def test_both_protocols_train_and_evaluate(shop: Shop, tmp_path: Path, protocol:
     features, labels = clusters(400)
     np.savez(tmp_path / "four.npz", features=features, labels=np.where(np.arange(400) % 4 == 3, 3, labels))
     data, model = f"features:{tmp_path}/four.npz", tmp_path / "model"
-    done("train", data, "--config", shop.settings, "--preset", "paper", "--protocol", protocol, "--labelled", "0.5", "--out", model)
+    done(
+        "train",
+        data,
+        "--config",
+        shop.settings,
+        "--preset",
+        "paper",
+        "--protocol",
+        protocol,
+        "--labelled",
+        "0.5",
+        "--out",
+        model,
+    )
     found = json.loads(done("evaluate", model, data, "--protocol", protocol, "--format", "json"))
     assert found["protocol"] == protocol
     assert 0 < found["map"] <= 1

@@ -1,0 +1,306 @@
+"""A machine that does not go along: full disks, folders that cannot be written, missing GPUs, and ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import Shop, clusters, content, done, gpq, only_line, refused, untouched
+from stages import STAGES, stage_call
+
+from gpq_faiss.store import RowReader
+
+FULL = "the disk is full"
+
+
+def refused_leaving_only_partials(call: list[str], folder: Path) -> str:
+    """As :func:`refused`; besides what was there, ``folder`` may hold an unfinished run that the command goes on with."""
+    before = content(folder)
+    line = refused(*call)
+    after = content(folder)
+    new = {name: value for name, value in after.items() if ".partial" not in name}
+    assert new == before
+    return line
+
+
+# Full disks -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_disk_that_is_full_on_sync_is_one_line(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    """Some file systems find out only then that nothing is left."""
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    call, out = stage_call(stage, shop, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        line = refused_leaving_only_partials(call, tmp_path)
+    assert FULL in line
+    assert not out.exists()
+    assert gpq(*call).exit_code == 0, "with space again, the same command works"
+
+
+@contextlib.contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """Every write beyond ``size`` bytes of a file fails, in the middle of whatever writes."""
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, old[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+
+
+@pytest.mark.parametrize("size", [0, 1200])
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_write_that_fails_half_way_is_one_line(shop: Shop, tmp_path: Path, stage: str, size: int) -> None:
+    call, out = stage_call(stage, shop, tmp_path)
+    with file_size_limit(size):
+        line = refused_leaving_only_partials(call, tmp_path)
+    assert "cannot write" in line
+    assert not out.exists()
+    assert gpq(*call).exit_code == 0
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB."""
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("mounting a small tmpfs needs root")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], check=False, capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip("mounting a small tmpfs is not allowed here")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_disk_that_really_is_full_is_one_line(shop: Shop, tiny_disk: Path, stage: str) -> None:
+    call, out = stage_call(stage, shop, tiny_disk)
+    filler = tiny_disk / "filler"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+    line = refused_leaving_only_partials(call, tiny_disk)
+    assert FULL in line
+    assert not out.exists()
+
+
+# Folders that cannot be written -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_path_below_a_file_is_one_line(shop: Shop, tmp_path: Path, stage: str) -> None:
+    (tmp_path / "file").write_bytes(b"precious")
+    call, _ = stage_call(stage, shop, tmp_path / "file")
+    with untouched(tmp_path, shop.root):
+        line = refused(*call)
+        assert "cannot write" in line
+        assert "not a folder" in line
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS])
+def test_a_folder_that_may_not_be_written_is_one_line(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, code: int
+) -> None:
+    """The system's answer is put in: root, who runs many tests, may write everywhere."""
+    call, _ = stage_call(stage, shop, tmp_path)
+
+    def denied(self: Path, *arguments: object, **options: object) -> None:
+        raise OSError(code, os.strerror(code), str(self))
+
+    with monkeypatch.context() as patch, untouched(tmp_path, shop.root):
+        patch.setattr(Path, "touch", denied)
+        patch.setattr(Path, "mkdir", denied)
+        line = refused(*call)
+    assert "choose another folder" in line
+    assert tmp_path.name in line
+
+
+@pytest.fixture
+def locked(tmp_path: Path) -> Iterator[Path]:
+    """A folder that truly cannot be written: by its mode, for root by the immutable flag."""
+    folder = tmp_path / "locked"
+    folder.mkdir()
+    root = os.geteuid() == 0
+    command = ["chattr", "+i", str(folder)] if root else ["chmod", "555", str(folder)]
+    if (
+        shutil.which(command[0]) is None
+        or subprocess.run(command, check=False, capture_output=True).returncode
+    ):
+        pytest.skip("root may write everywhere, and this file system has no immutable flag")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["chattr", "-i", str(folder)] if root else ["chmod", "755", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_locked_folder_is_one_line(shop: Shop, locked: Path, stage: str) -> None:
+    call, _ = stage_call(stage, shop, locked)
+    with untouched(locked, shop.root):
+        line = refused(*call)
+        assert "no permission to write" in line
+        assert "choose another folder" in line
+
+
+# GPUs -------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_gpu_that_is_not_there_is_one_line(shop: Shop, tmp_path: Path) -> None:
+    import torch
+
+    device = f"cuda:{torch.cuda.device_count()}" if torch.cuda.is_available() else "cuda"
+    with untouched(tmp_path, shop.root):
+        for stage in ("train", "encode", "search json", "evaluate json"):
+            call, _ = stage_call(stage, shop, tmp_path)
+            line = refused(*call, "--device", device)
+            assert f"device '{device}'" in line
+            assert "GPU" in line
+
+
+# Ctrl-C -----------------------------------------------------------------------------------------------------------------
+
+SLOW = """
+import sys, time
+import gpq_faiss.encode, gpq_faiss.train
+from gpq_cli.main import cli
+
+def slow(function, seconds):
+    def slowed(*arguments, **options):
+        time.sleep(seconds)
+        return function(*arguments, **options)
+    return slowed
+
+gpq_faiss.train.learning_rate = slow(gpq_faiss.train.learning_rate, 0.02)
+gpq_faiss.encode.Encoder.embed = slow(gpq_faiss.encode.Encoder.embed, 0.05)
+gpq_faiss.encode._FLUSH_SECONDS = 0.0
+print("ready", flush=True)
+cli(sys.argv[1:], prog_name="gpq")
+"""
+
+
+def interrupt(call: list[str], when: Path) -> tuple[int, str]:
+    """Run gpq, slowed down, send it SIGINT as ctrl-C does once ``when`` exists; exit code and stderr."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", SLOW, "-q", *call],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        deadline = 60 / 0.005
+        while not when.exists() and child.poll() is None and deadline > 0:
+            deadline -= 1
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(0.005)
+        child.send_signal(signal.SIGINT)
+        stdout, stderr = child.communicate(timeout=60)
+    finally:
+        child.kill()
+    assert stdout == ""
+    return child.returncode, stderr
+
+
+def test_ctrl_c_in_a_training_is_one_line_and_resume_reaches_the_same_codes(
+    shop: Shop, tmp_path: Path
+) -> None:
+    settings = tmp_path / "run.toml"
+    settings.write_text(shop.settings.read_text() + "checkpoint_seconds = 0.4\n")
+    call = [
+        "train",
+        shop.data,
+        "--labels",
+        shop.labels,
+        "--preset",
+        "paper",
+        "--config",
+        settings,
+        "--steps",
+        "120",
+    ]
+    train = [str(part) for part in call]
+    out = tmp_path / "model"
+    partial = tmp_path / ".model.partial"
+    before = content(tmp_path)
+    code, stderr = interrupt([*train, "--out", str(out)], partial / "checkpoint.safetensors")
+    line = only_line(stderr)
+    assert code == 130
+    assert "interrupted" in line
+    assert "--resume" in line
+    assert set(content(tmp_path)) - set(before) == {".model.partial", ".model.partial/checkpoint.safetensors"}
+    described = json.loads(done("info", out, "--format", "json"))
+    assert described["kind"] == "unfinished training"
+    assert 0 < described["step"] < 120
+    assert "--resume" in refused(*train, "--out", out)
+    done(*train, "--out", out, "--resume")
+    assert not partial.exists()
+    done(*train, "--out", tmp_path / "whole")
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("model", "whole")]
+    assert weights[0] == weights[1]
+
+
+def test_ctrl_c_in_an_encoding_is_one_line_and_the_same_command_goes_on(shop: Shop, tmp_path: Path) -> None:
+    features, labels = clusters(1200)
+    np.savez(tmp_path / "x.npz", features=features, labels=labels)
+    encode = ["encode", str(shop.model), f"features:{tmp_path}/x.npz", "--batch-size", "20"]
+    partial = tmp_path / ".features.h5.partial"
+    before = content(tmp_path)
+    code, stderr = interrupt([*encode, "--out", str(tmp_path / "codes.h5")], partial / "progress.json")
+    line = only_line(stderr)
+    assert code == 130
+    assert "interrupted" in line
+    assert "to go on" in line
+    assert "--resume" not in line
+    assert {name.split("/")[0] for name in set(content(tmp_path)) - set(before)} == {partial.name}
+    rows = json.loads(done("info", tmp_path / "features.h5", "--format", "json"))["rows"]
+    assert 0 < rows < 1200
+    done(*encode, "--out", tmp_path / "codes.h5")
+    assert not partial.exists()
+    done(*encode, "--out", tmp_path / "whole-codes.h5")
+    with RowReader(tmp_path / "codes.h5") as one, RowReader(tmp_path / "whole-codes.h5") as two:
+        np.testing.assert_array_equal(one.block(), two.block())
+        np.testing.assert_array_equal(one.ids(), two.ids())
+        assert one.ntotal == 1200
+
+
+@pytest.mark.parametrize("stage", [s for s in STAGES if s not in {"train", "encode"}])
+def test_ctrl_c_in_any_other_stage_leaves_nothing(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    """Just before the output would get its name."""
+
+    def interrupted(source: object, target: object) -> None:
+        raise KeyboardInterrupt
+
+    call, _ = stage_call(stage, shop, tmp_path)
+    with monkeypatch.context() as patch, untouched(tmp_path, shop.root):
+        patch.setattr(os, "replace", interrupted)
+        result = gpq(*call)
+    assert result.exit_code == 130
+    assert "interrupted" in only_line(result.stderr)
