@@ -19,14 +19,11 @@ batch and the number of threads.
 
 from __future__ import annotations
 
-import os
+import dataclasses
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-import faiss
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -34,11 +31,12 @@ from ..errors import DataError, MismatchError, UsageError
 from ..store import codebooks_fingerprint
 from .checks import Floats, Ids, check_codebooks, check_vectors
 from .filters import Filter, mask_of
+from .forms import Form, faiss_form
+from .io import check_index_output, save_index
 from .items import Groups, Items
 from .ivf import IvfSearch, IvfSettings
-from .layout import layout_of
 from .proof import EMPTY_KEY, Keys, ProvenSearch, best_keys, read_keys, sort_keys
-from .search import BLOCK, check_block, check_k, omp_threads
+from .search import BLOCK, check_block, check_k, in_parallel, omp_threads
 
 Kind = Literal["auto", "exact", "grouped", "fused", "flat", "fastscan", "ivf"]
 KINDS: tuple[Kind, ...] = ("auto", "exact", "grouped", "fused", "flat", "fastscan", "ivf")
@@ -51,13 +49,11 @@ _STAGES: dict[str, tuple[str, ...]] = {
     "flat": ("flat",),
     "fastscan": ("fastscan",),
 }
-_PER_THREAD = 16  # queries below which another thread is not worth it
 _MOSTLY = 0.5  # share of allowed items from which filtering afterwards beats an engine of the allowed
-_T = TypeVar("_T")
 
 
 class Engine:
-    """Codes, their ids and what searches them. Made by :meth:`build` and :func:`open_engine`.
+    """Codes, their ids and what searches them. Made by :meth:`build` and :func:`.opening.open_engine`.
 
     Searching is safe from several threads at once; changing (:meth:`add`, :meth:`remove`, :meth:`merge`) is not.
 
@@ -302,7 +298,7 @@ class Engine:
             if groups is None:
                 D[part], positions[part] = read_keys(keys)
             else:
-                D[part], positions[part] = expand_some(groups, keys, k)
+                D[part], positions[part] = groups.expand_some(keys, k)
 
         if raw and inner >= (1 << 31):
             raise UsageError("FastScan takes fewer than 2^31 results: search with kind 'fused'")
@@ -320,6 +316,7 @@ class Engine:
         if self.kind == "ivf":
             self.ivf = (self.ivf or IvfSettings()).trained(codes, self.codebooks)
             self._searcher = IvfSearch(codes, self.codebooks, self.ivf)
+            self.ivf = dataclasses.replace(self.ivf, list_of=None)  # other items have other lists
         else:
             self._searcher = ProvenSearch(codes, self.codebooks, _STAGES[self.kind])
 
@@ -409,22 +406,44 @@ class Engine:
             model_fingerprint=self.model_fingerprint,
         )
 
+    def form(self) -> Form:
+        """The Faiss form that a file of this kind has."""
+        if self.kind == "ivf":
+            assert self.ivf is not None
+            return "ivf-fused" if self.ivf.form == "fused" and self.M > 1 else "ivf-fastscan"
+        if self.kind == "fused" and self.M > 1:
+            return "fused"
+        return "fastscan" if self.kind == "fastscan" else "flat"
 
-def expand_some(groups: Groups, keys: Keys, k: int) -> tuple[Floats, Ids]:
-    """:meth:`Groups.expand` where rows may hold fewer than ``k`` items (of an IVF): the rest is -inf and -1."""
-    at = read_keys(keys)[1]
-    there = at >= 0
-    have = np.where(there, groups.sizes[at], 0).sum(axis=1)
-    if bool((have >= k).all()) and bool(there.all()):
-        return groups.expand(keys, k)
-    D = np.full((len(keys), k), -np.inf, np.float32)
-    positions = np.full((len(keys), k), -1, np.int64)
-    for q in range(len(keys)):
-        n = int(min(k, have[q]))
-        if n:
-            row, found = groups.expand(keys[q : q + 1, there[q]], n)
-            D[q, :n], positions[q, :n] = row[0], found[0]
-    return D, positions
+    def to_faiss(self, form: Form | None = None) -> Any:
+        """A plain Faiss index of the same items, in the order of their ids.
+
+        Raises:
+            UsageError: a form that these codebooks do not have.
+        """
+        form = form or self.form()
+        ivf, list_of = self.ivf, None
+        if form.startswith("ivf"):
+            ivf = (ivf or IvfSettings()).trained(self.codes, self.codebooks)
+            if isinstance(self._searcher, IvfSearch) and self._groups is None:
+                list_of = self._searcher.list_of
+        return faiss_form(form, self.codes, self._items.own, self.codebooks, ivf=ivf, list_of=list_of)
+
+    def save(self, path: str | Path, form: Form | None = None, *, overwrite: bool = False) -> Path:
+        """Write a plain Faiss index (:meth:`to_faiss`) and its sidecar, which keeps the kind.
+
+        Raises:
+            OutputExistsError: one of the files exists and ``overwrite`` is false.
+            DataError: the disk refuses.
+            UsageError: see :meth:`to_faiss`.
+        """
+        path = check_index_output(path, overwrite=overwrite)
+        extra: dict[str, Any] = {"engine": self.kind, "group": self.group}
+        if self.ivf is not None and self.ivf.points:
+            extra["operating_points"] = list(self.ivf.points)
+        return save_index(
+            self.to_faiss(form), path, model_fingerprint=self.model_fingerprint, overwrite=True, extra=extra
+        )
 
 
 def _raw(searcher: Any, xq: Floats, k: int) -> Keys:
@@ -432,33 +451,6 @@ def _raw(searcher: Any, xq: Floats, k: int) -> Keys:
     searcher.queries += len(xq)
     scores, found = searcher.scanner("fastscan").candidates(xq, k)
     return best_keys(np.where(found >= 0, sort_keys(scores, np.maximum(found, 0)), EMPTY_KEY), k)
-
-
-def in_parallel(run: Callable[[slice], None], n: int, step: int, threads: int | None) -> None:
-    """``run`` slices of 0..n, at most ``step`` long, in threads of one Faiss thread each.
-
-    numpy's part of a search then runs in parallel as well. A single batch that is too small to share is left to Faiss.
-
-    Raises:
-        UsageError: ``threads`` below 1.
-    """
-    if threads is not None and threads < 1:
-        raise UsageError(f"{threads} threads: it must be at least 1")
-    workers = min(threads or int(faiss.omp_get_max_threads()), os.cpu_count() or 1, max(1, n // _PER_THREAD))
-    if workers == 1:
-        with omp_threads(threads):
-            for start in range(0, n, step):
-                run(slice(start, start + step))
-        return
-    step = min(step, -(-n // workers))
-
-    def one(start: int) -> None:
-        faiss.omp_set_num_threads(1)  # of this thread alone
-        run(slice(start, start + step))
-
-    with ThreadPoolExecutor(workers) as pool:
-        for _ in pool.map(one, range(0, n, step)):
-            pass
 
 
 def worth_grouping(n: int, distinct: int) -> bool:
@@ -472,43 +464,3 @@ def check_kind(kind: str, K: int) -> None:
         raise UsageError(f"kind {kind!r}: choose from {', '.join(KINDS)}")
     if K != 16 and kind in ("fused", "fastscan", "ivf"):
         raise UsageError(f"kind {kind!r} needs 16 codewords a codebook, these have {K}: use 'exact' or 'flat'")
-
-
-def engine_of(index: Any, *, kind: Kind = "auto", what: str = "index", **options: Any) -> Engine:
-    """An engine of what a Faiss index holds (any form that :func:`.layout.layout_of` knows); a snapshot.
-
-    Raises:
-        DataError: the index is empty or not sound.
-        UsageError: see :meth:`Engine.build`.
-    """
-    layout = layout_of(index, what=what, deep=True)
-    if layout.ntotal == 0:
-        raise DataError(f"{what} is empty: add codes first (gpq index)")
-    ids = layout.ids().copy() if layout.mapped else None
-    return Engine.build(layout.codes().copy(), layout.codebooks, ids, kind=kind, **options)
-
-
-def open_engine(source: Any, kind: Kind | None = None, **options: Any) -> Engine:
-    """An engine of an index file or a Faiss index.
-
-    Args:
-        source: a path, or a Faiss index.
-        kind: see :data:`KINDS`; default: what the file was saved as, else ``auto``.
-        options: ``group``, ``ivf`` as :meth:`Engine.build`.
-
-    Raises:
-        DataError, MismatchError: see :func:`.io.load_index`.
-        UsageError: see :meth:`Engine.build`.
-    """
-    if not isinstance(source, str | Path):
-        return engine_of(source, kind=kind or "auto", **options)
-    from .io import load_index
-
-    index, sidecar = load_index(source)
-    return engine_of(
-        index,
-        kind=kind or sidecar["extra"].get("engine", "auto"),
-        what=str(source),
-        model_fingerprint=sidecar["model_fingerprint"],
-        **options,
-    )

@@ -32,9 +32,12 @@ HASH_LIMIT = 256 << 20
 
 _WRITE_CHUNK = 1 << 20
 # First four bytes of what we read; everything else is refused before Faiss parses it.
-_INNER = {b"IxPq"}
+_INNER = {b"IxPq", b"IPfs"}
 _WRAPPERS = {b"IxMp", b"IxM2"}
+_LISTS = {b"IwPQ", b"IwPf"}
+_QUANTIZERS = {b"IxFI"}
 _HEADER_BYTES = 33  # d int32, ntotal int64, two unused int64, is_trained byte, metric int32
+_LISTS_BYTES = 16  # number of lists and nprobe, before the coarse quantiser
 _LOOP_LIMIT = 1 << 20
 _reading = threading.Lock()
 
@@ -141,7 +144,7 @@ def load_index(
         max_bytes: refuse larger files.
 
     Returns:
-        The Faiss index (``IndexPQ`` or ``IndexIDMap2`` around one), and the sidecar. Without a sidecar file the same
+        The Faiss index (see :mod:`.forms`), and the sidecar. Without a sidecar file the same
         keys are filled from the index, except ``model_fingerprint``, ``sha256``, ``created`` (None) and ``versions``.
 
     Raises:
@@ -209,6 +212,13 @@ def _check_type(path: Path) -> None:
             if outer in _WRAPPERS:
                 file.seek(_HEADER_BYTES, 1)
                 inner = file.read(4)
+            elif outer in _LISTS:
+                file.seek(_HEADER_BYTES + _LISTS_BYTES, 1)
+                quantizer = file.read(4)
+                if quantizer in _QUANTIZERS:
+                    return
+                kind = quantizer.decode("ascii", "replace") if quantizer.isalnum() else "damaged"
+                raise DataError(f"{path}: its coarse quantiser is of type {kind!r}, expected a flat one (IndexFlatIP)")
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from None
     if inner in _INNER:

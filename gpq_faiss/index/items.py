@@ -181,6 +181,22 @@ class Groups:
             self._expand(keys[start : start + step], k, D[start : start + step], positions[start : start + step])
         return D, positions
 
+    def expand_some(self, keys: Keys, k: int) -> tuple[Floats, Ids]:
+        """:meth:`expand` where rows may hold fewer than ``k`` items, as lists of an IVF do: the rest is -inf and -1."""
+        at = read_keys(keys)[1]
+        there = at >= 0
+        have = np.where(there, self.sizes[at], 0).sum(axis=1)
+        if bool((have >= k).all()) and bool(there.all()):
+            return self.expand(keys, k)
+        D = np.full((len(keys), k), -np.inf, np.float32)
+        positions = np.full((len(keys), k), -1, np.int64)
+        for q in range(len(keys)):
+            n = int(min(k, have[q]))
+            if n:
+                row, found = self.expand(keys[q : q + 1, there[q]], n)
+                D[q, :n], positions[q, :n] = row[0], found[0]
+        return D, positions
+
     def _expand(self, keys: Keys, k: int, D: Floats, positions: Ids) -> None:
         scores, groups = read_keys(keys)
         sizes = self.sizes[groups]

@@ -36,7 +36,8 @@ class IvfSettings:
         form: ``fastscan`` (4-bit) or ``fused`` (byte-fused 8-bit).
         nprobe: lists looked at a query.
         seed: of k-means.
-        points: operating points found by tuning (:func:`.tune.tune_nprobe`), for the record.
+        points: operating points found by tuning (:func:`operating_points`), for the record.
+        list_of: int32, the list of each code, where it is known; used for just those codes.
     """
 
     lists: int | None = None
@@ -45,6 +46,7 @@ class IvfSettings:
     nprobe: int = 8
     seed: int = 0
     points: tuple[dict[str, float], ...] = ()
+    list_of: NDArray[np.int32] | None = None
 
     def trained(self, codes: Codes, Z: Floats) -> IvfSettings:
         """With centroids: the given ones made unit-norm, or those of spherical k-means over decoded codes.
@@ -144,7 +146,8 @@ class IvfSearch:
         self.M, self.K, self.d = (int(n) for n in Z.shape)
         self.settings = settings
         self.nprobe = settings.nprobe
-        self.list_of = assign(codes, Z, settings.centroids)
+        known = settings.list_of
+        self.list_of = known if known is not None and len(known) == len(codes) else assign(codes, Z, settings.centroids)
         self.index = ivf_index(codes, None, Z, settings.centroids, settings.form, self.list_of)
 
     def prepare(self, k: int) -> None:

@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 from ..errors import DataError
 from ..store import codebooks_fingerprint
 from .checks import Codes, Floats, Ids, check_codebooks, check_codes, code_size
-from .codebooks import codebooks_of, unfuse
+from .codebooks import unfuse
+from .packing import block_bytes, unpack_blocks
 
-Kind = Literal["flat", "fused"]
+Kind = Literal["flat", "fused", "fastscan", "ivf-fastscan", "ivf-fused", "ivf-flat"]
 _ST_PQ = 0  # IndexPQ::ST_PQ, asymmetric table sums
+_MAX_M = 127
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,9 @@ class Layout:
 
     Attributes:
         index: as given, with its id map if it has one.
-        flat: the ``IndexPQ`` inside.
-        kind: ``flat`` (the codebooks as they are) or ``fused`` (byte-fused, :func:`.codebooks.fuse`).
+        flat: the index inside: ``IndexPQ``, ``IndexPQFastScan``, ``IndexIVFPQ`` or ``IndexIVFPQFastScan``.
+        kind: ``flat`` (the codebooks as they are), ``fused`` (byte-fused, :func:`.codebooks.fuse`) or ``fastscan``;
+            with ``ivf-`` before it where the codes are in inverted lists.
         codebooks: float32 [M, K, d], unit-norm; of a fused index the 4-bit ones.
         mapped: whether the index has ids of its own (else an id is a position).
     """
@@ -56,15 +59,56 @@ class Layout:
         """Of the codebooks, as in every file of this package."""
         return codebooks_fingerprint(self.codebooks)
 
+    @property
+    def centroids(self) -> Floats | None:
+        """float32 [lists, M*d] of the coarse quantiser; None where there are no lists."""
+        if not self.kind.startswith("ivf"):
+            return None
+        quantizer: Any = faiss.downcast_index(self.flat.quantizer)
+        vectors = faiss.vector_to_array(quantizer.codes).view(np.float32).reshape(int(quantizer.ntotal), -1)
+        M, _, d = self.codebooks.shape
+        return np.ascontiguousarray(vectors[:, : M * d])
+
     def codes(self) -> Codes:
-        """The packed codes, uint8 [ntotal, code_size]: a view, valid until the index changes or goes."""
-        return vector_view(self.flat.codes, np.uint8).reshape(-1, self.code_size)
+        """The packed codes, uint8 [ntotal, code_size]; of a flat or fused index a view, valid until the index changes
+        or goes."""
+        if self.kind in ("flat", "fused"):
+            return vector_view(self.flat.codes, np.uint8).reshape(-1, self.code_size)
+        M = int(self.codebooks.shape[0])
+        if self.kind == "fastscan":
+            packed = faiss.vector_to_array(self.flat.codes)
+            return unpack_blocks(packed, self.ntotal, M, int(self.flat.bbs))
+        parts = [np.empty((0, self.code_size), np.uint8)]
+        lists: Any = faiss.downcast_InvertedLists(self.flat.invlists)
+        for number in range(int(self.flat.nlist)):
+            n = int(lists.list_size(number))
+            if not n:
+                continue
+            if self.kind == "ivf-fastscan":
+                rows, size = int(lists.n_per_block), int(lists.block_size)
+                held = faiss.rev_swig_ptr(lists.get_codes(number), -(-n // rows) * size)
+                parts.append(unpack_blocks(held, n, M, rows))
+            else:
+                parts.append(faiss.rev_swig_ptr(lists.get_codes(number), n * self.code_size).reshape(n, -1))
+        return np.concatenate(parts)
 
     def ids(self) -> Ids:
-        """The items' ids, int64 [ntotal], in the order of the codes: a view if ``mapped``, as :meth:`codes`."""
+        """The items' ids, int64 [ntotal], in the order of the codes; of an id map a view, as :meth:`codes`."""
         if not self.mapped:
             return np.arange(self.ntotal, dtype=np.int64)
+        if self.kind.startswith("ivf"):
+            lists: Any = faiss.downcast_InvertedLists(self.flat.invlists)
+            sizes = [int(lists.list_size(i)) for i in range(int(self.flat.nlist))]
+            parts = [faiss.rev_swig_ptr(lists.get_ids(i), n) for i, n in enumerate(sizes) if n]
+            return np.concatenate([np.empty(0, np.int64), *parts])
         return vector_view(self.index.id_map, np.int64)
+
+    def list_numbers(self) -> NDArray[np.int32] | None:
+        """List of each code, int32 [ntotal], in the order of :meth:`codes`; None where there are no lists."""
+        if not self.kind.startswith("ivf"):
+            return None
+        sizes = [int(self.flat.invlists.list_size(i)) for i in range(int(self.flat.nlist))]
+        return np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
 
 
 def vector_view(vector: Any, dtype: type[np.generic]) -> NDArray[Any]:
@@ -80,7 +124,8 @@ def layout_of(index: Any, *, what: str = "index", deep: bool = False) -> Layout:
     """Look into a Faiss index and verify every size that a search relies on.
 
     Args:
-        index: ``IndexPQ``, or ``IndexIDMap``/``IndexIDMap2`` around one.
+        index: ``IndexPQ`` or ``IndexPQFastScan``, or ``IndexIDMap``/``IndexIDMap2`` around one; ``IndexIVFPQ`` or
+            ``IndexIVFPQFastScan`` without residuals.
         what: names the index in the errors.
         deep: also look at every code and id (one pass over them): spare bits and repeated ids. Files get this.
 
@@ -92,7 +137,8 @@ def layout_of(index: Any, *, what: str = "index", deep: bool = False) -> Layout:
     mapped = False
     if isinstance(index, faiss.IndexIDMap):  # IndexIDMap2 is a subclass
         inner, mapped = faiss.downcast_index(index.index), True
-    if not isinstance(inner, faiss.IndexPQ):
+    ivf = isinstance(inner, faiss.IndexIVFPQ | faiss.IndexIVFPQFastScan) and not mapped
+    if not ivf and not isinstance(inner, faiss.IndexPQ | faiss.IndexPQFastScan):
         name = type(inner).__name__ if inner is not None else "nothing"
         raise DataError(f"{what}: holds {name}, not the product-quantised codes (IndexPQ) of a GPQ model")
     if inner.metric_type != faiss.METRIC_INNER_PRODUCT or index.metric_type != faiss.METRIC_INNER_PRODUCT:
@@ -113,28 +159,103 @@ def layout_of(index: Any, *, what: str = "index", deep: bool = False) -> Layout:
         raise DataError(
             f"{what}: codes of {inner.code_size} bytes contradict {M} codebooks of {K}: it is damaged"
         )
-    if inner.codes.size() != inner.ntotal * inner.code_size or inner.ntotal != index.ntotal:
-        raise DataError(
-            f"{what}: {inner.codes.size()} bytes of codes contradict {index.ntotal} items: it is damaged"
-        )
+    fast = isinstance(inner, faiss.IndexPQFastScan | faiss.IndexIVFPQFastScan)
+    if fast:
+        _check_fastscan(inner, M, K, what)
+    if ivf:
+        _check_lists(inner, M, fast, what)
+    else:
+        stated, held = int(inner.ntotal) * int(inner.code_size), int(inner.codes.size())
+        if fast:
+            rows = int(inner.bbs)
+            stated = -(-int(inner.ntotal) // rows) * block_bytes(M, rows)
+        if held != stated or inner.ntotal != index.ntotal:
+            raise DataError(f"{what}: {held} bytes of codes contradict {index.ntotal} items: it is damaged")
     if mapped and index.id_map.size() != index.ntotal:
         raise DataError(f"{what}: {index.id_map.size()} ids contradict {index.ntotal} items: it is damaged")
-    if inner.search_type != _ST_PQ:  # type: ignore[attr-defined]  # stub lacks it
+    if isinstance(inner, faiss.IndexPQ) and inner.search_type != _ST_PQ:  # type: ignore[attr-defined]  # stub lacks it
         raise DataError(
             f"{what}: set to a Hamming or polysemous search, which GPQ codes do not have: build it again"
         )
-    centroids = codebooks_of(inner)
+    if pq.centroids.size() != M * K * d:
+        raise DataError(
+            f"{what}: {pq.centroids.size()} centroid values, not {M} x {K} x {d}: it is damaged"
+        )
+    centroids = np.asarray(faiss.vector_to_array(pq.centroids), np.float32).reshape(M, K, d)
     kind, codebooks = _codebooks(centroids, what)
-    layout = Layout(index, inner, kind, codebooks, mapped)
+    name_of: dict[tuple[bool, bool, str], Kind] = {
+        (False, False, "flat"): "flat",
+        (False, False, "fused"): "fused",
+        (False, True, "flat"): "fastscan",
+        (True, False, "flat"): "ivf-flat",
+        (True, False, "fused"): "ivf-fused",
+        (True, True, "flat"): "ivf-fastscan",
+    }
+    layout = Layout(index, inner, name_of[ivf, fast, kind], codebooks, mapped or ivf)
     if deep and layout.ntotal:
-        check_codes(layout.codes(), M, K, what=what)
-        repeated = repeated_id(layout.ids()) if mapped else None
+        check_codes(layout.codes(), int(codebooks.shape[0]), int(codebooks.shape[1]), what=what)
+        repeated = repeated_id(layout.ids()) if layout.mapped else None
         if repeated is not None:
             raise DataError(f"{what}: id {repeated} occurs more than once: every item needs its own")
     return layout
 
 
-def _codebooks(centroids: Floats, what: str) -> tuple[Kind, Floats]:
+def _check_fastscan(inner: Any, M: int, K: int, what: str) -> None:
+    """What only FastScan has. Raises DataError."""
+    rows = int(inner.bbs)
+    whole = isinstance(inner, faiss.IndexPQFastScan)
+    if (
+        K != 16
+        or M > _MAX_M
+        or rows not in (32, 64, 96, 128)
+        or int(inner.M) != M
+        or int(inner.ksub) != K
+        or int(inner.nbits) != 4
+        or int(inner.M2) != M + M % 2
+        or int(inner.implem) != 0
+        or int(inner.qbs) != 0
+        or (whole and int(inner.ntotal2) != -(-int(inner.ntotal) // rows) * rows)
+    ):
+        raise DataError(f"{what}: its FastScan settings contradict each other or name a kernel: build it again")
+
+
+def _check_lists(ivf: Any, M: int, fast: bool, what: str) -> None:
+    """Coarse quantiser and inverted lists. Raises DataError."""
+    lists = int(ivf.nlist)
+    quantizer: Any = faiss.downcast_index(ivf.quantizer) if ivf.quantizer is not None else None
+    if not isinstance(quantizer, faiss.IndexFlatIP):
+        name = type(quantizer).__name__
+        raise DataError(f"{what}: its coarse quantiser is {name}, expected a flat one by inner product (IndexFlatIP)")
+    if (
+        lists < 1
+        or int(quantizer.ntotal) != lists
+        or int(quantizer.d) != int(ivf.d)
+        or int(quantizer.codes.size()) != lists * int(ivf.d) * 4
+        or int(ivf.nprobe) < 1
+    ):
+        raise DataError(f"{what}: {quantizer.ntotal} coarse centroids contradict {lists} lists: it is damaged")
+    if ivf.by_residual:
+        raise DataError(
+            f"{what}: its codes are residuals, for which the model's codebooks do not hold: build it with by_residual "
+            "= False"
+        )
+    if ivf.direct_map.type != 0:
+        raise DataError(f"{what}: it has a direct map, which is not supported: remove it (set_direct_map_type)")
+    held: Any = faiss.downcast_InvertedLists(ivf.invlists) if ivf.invlists is not None else None
+    expected: Any = faiss.BlockInvertedLists if fast else faiss.ArrayInvertedLists  # type: ignore[attr-defined]
+    if type(held) is not expected or int(held.nlist) != lists:
+        raise DataError(f"{what}: its lists are {type(held).__name__}, expected {expected.__name__} of {lists}")
+    if fast and (int(held.n_per_block) != int(ivf.bbs) or int(held.block_size) != block_bytes(M, int(ivf.bbs))):
+        raise DataError(f"{what}: its blocks contradict codes of {M} indices: it is damaged")
+    if not fast and int(held.code_size) != int(ivf.code_size):
+        raise DataError(f"{what}: its lists hold codes of {held.code_size} bytes, not {ivf.code_size}: it is damaged")
+    # That a list has as many codes as ids Faiss sees to on reading; from Python it cannot be seen without a copy.
+    total = sum(int(held.list_size(number)) for number in range(lists))
+    if total != int(ivf.ntotal):
+        raise DataError(f"{what}: its lists hold {total:,} items, not {ivf.ntotal:,}: it is damaged")
+
+
+def _codebooks(centroids: Floats, what: str) -> tuple[Literal["flat", "fused"], Floats]:
     try:
         return "flat", check_codebooks(centroids, what=what)
     except DataError as plain:

@@ -7,7 +7,9 @@ whichever it met first. So Faiss only nominates, and :mod:`.proof` decides.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import faiss
@@ -20,6 +22,7 @@ from .layout import layout_of
 from .proof import ProvenSearch, TableScan, read_keys
 
 BLOCK = 1024
+_PER_THREAD = 16  # queries below which another thread is not worth it
 
 
 def check_k(k: int, ntotal: int) -> int:
@@ -59,6 +62,33 @@ def omp_threads(threads: int | None) -> Iterator[None]:
         yield
     finally:
         faiss.omp_set_num_threads(before)
+
+
+def in_parallel(run: Callable[[slice], None], n: int, step: int, threads: int | None) -> None:
+    """``run`` slices of 0..n, at most ``step`` long, in threads of one Faiss thread each.
+
+    numpy's part of a search then runs in parallel as well. A single batch that is too small to share is left to Faiss.
+
+    Raises:
+        UsageError: ``threads`` below 1.
+    """
+    if threads is not None and threads < 1:
+        raise UsageError(f"{threads} threads: it must be at least 1")
+    workers = min(threads or int(faiss.omp_get_max_threads()), os.cpu_count() or 1, max(1, n // _PER_THREAD))
+    if workers == 1:
+        with omp_threads(threads):
+            for start in range(0, n, step):
+                run(slice(start, start + step))
+        return
+    step = min(step, -(-n // workers))
+
+    def one(start: int) -> None:
+        faiss.omp_set_num_threads(1)  # of this thread alone
+        run(slice(start, start + step))
+
+    with ThreadPoolExecutor(workers) as pool:
+        for _ in pool.map(one, range(0, n, step)):
+            pass
 
 
 class FlatSearch:

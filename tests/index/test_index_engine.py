@@ -8,10 +8,11 @@ import pytest
 
 from gpq_faiss.errors import DataError, MismatchError, UsageError
 from gpq_faiss.index.codebooks import pack_codes, score_codes, score_tables
-from gpq_faiss.index.engine import Engine, open_engine
+from gpq_faiss.index.engine import Engine
 from gpq_faiss.index.filters import Allow, Bitmap, Deny
 from gpq_faiss.index.items import Groups
 from gpq_faiss.index.ivf import IvfSettings
+from gpq_faiss.index.opening import open_engine
 from gpq_faiss.index.proof import quantisation_bound, rounding_bound
 
 EXACT = ["exact", "grouped", "fused", "flat", "auto"]

@@ -1,0 +1,62 @@
+"""Codes out of FastScan's blocks. Faiss packs 32 codes into a block for its registers and offers no way back to all of them.
+
+Where a block keeps each 4-bit index is not assumed: Faiss packs a block of known indices once a size, and that is read.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from .checks import Codes
+
+_BLOCKS = 1 << 14
+
+
+@functools.cache
+def _places(M: int, rows: int) -> NDArray[np.int64]:
+    """Half-byte in which a block of ``rows`` codes keeps index m of row r: int64 [rows, M] (2 * byte + upper half)."""
+    number = 1 + np.arange(rows * M).reshape(rows, M)  # 0 is padding
+    found: NDArray[np.int64] | None = None
+    digits = max(1, -(-(rows * M + 1).bit_length() // 4))
+    for digit in range(digits):
+        indices = ((number >> (4 * digit)) & 15).astype(np.uint8)
+        indices = np.pad(indices, ((0, 0), (0, M % 2)))
+        flat: Any = faiss.IndexPQ(M, M, 4, faiss.METRIC_INNER_PRODUCT)
+        faiss.copy_array_to_vector(np.zeros(M * 16, np.float32), flat.pq.centroids)
+        flat.is_trained = True
+        flat.add_sa_codes(np.ascontiguousarray(indices[:, 0::2] | indices[:, 1::2] << 4))
+        fast: Any = faiss.IndexPQFastScan(flat, rows)
+        block = faiss.vector_to_array(fast.codes)
+        halves = np.stack([block & 15, block >> 4], axis=1).reshape(-1).astype(np.int64)
+        found = (halves << (4 * digit)) + (0 if found is None else found)
+    assert found is not None
+    places = np.full(rows * M + 1, -1, np.int64)
+    places[found] = np.arange(len(found))
+    if (places[1:] < 0).any():
+        raise RuntimeError("this Faiss packs FastScan codes in a way that is not understood: report its version")
+    return places[1:].reshape(rows, M)
+
+
+def block_bytes(M: int, rows: int) -> int:
+    """Bytes of a block of ``rows`` codes of M 4-bit indices."""
+    return rows * (M + M % 2) // 2
+
+
+def unpack_blocks(packed: NDArray[np.uint8], n: int, M: int, rows: int) -> Codes:
+    """The first ``n`` codes, uint8 [n, ceil(M / 2)], of whole blocks of ``rows`` codes, uint8 [blocks * block_bytes]."""
+    places = _places(M, rows)
+    blocks = packed.reshape(-1, block_bytes(M, rows))
+    size = (M + 1) // 2
+    out = np.zeros((len(blocks), rows, size), np.uint8)
+    for start in range(0, len(blocks), _BLOCKS):
+        part = blocks[start : start + _BLOCKS]
+        for m in range(M):
+            half = places[:, m]
+            index = (part[:, half >> 1] >> ((half & 1) * 4).astype(np.uint8)) & np.uint8(15)
+            out[start : start + len(part), :, m // 2] |= index << np.uint8(4 * (m % 2))
+    return out.reshape(-1, size)[:n]
