@@ -24,7 +24,6 @@ from IPython.display import Markdown, display
 from sklearn.datasets import load_digits
 from sklearn.decomposition import PCA
 
-from gpq_faiss.config import merge, preset
 from gpq_faiss.data.open import open_data
 from gpq_faiss.encode import Encoder
 from gpq_faiss.evaluate.tables import render
@@ -68,21 +67,14 @@ _, found_before = before.search(queries, 100)
 # %% [markdown]
 # ## Train on what is known
 #
-# Items without a label take part in the training as well: the codebooks are shaped by all of them. `protocol="none"`
-# sets no queries apart, as ours are in a file of their own; by default some of the labelled items would be held back
-# for `evaluate`.
+# Items without a label take part as well: the codewords are placed among them before they are trained on the labelled
+# ones. `protocol="none"` sets no queries apart, as ours are in a file of their own; by default some of the labelled items
+# would be held back for `evaluate`. Everything else is the preset `recommended`, which makes codes of 48 bits, as the PQ
+# has; `merge(preset("recommended"), {"quantizer": {"codebooks": 6}})` from `gpq_faiss.config` would halve them.
 
 # %%
 data = open_data(f"features:{run / 'items.npy'}", labels=str(run / "labels.npy"))
-config = merge(
-    preset("recommended"),
-    {
-        "quantizer": {"codebooks": 12, "codewords": 16},  # 48 bits, like the PQ
-        # Few items need few steps, and are too few to hold some out for a validation.
-        "training": {"steps": 200, "learning_rate": 1e-3, "validation": 0.0, "seed": 0},
-    },
-)
-model = train(data, run / "model", config=config, protocol="none", overwrite=True)
+model = train(data, run / "model", protocol="none", overwrite=True)
 
 # %% [markdown]
 # ## Put it into the pipeline
@@ -139,7 +131,7 @@ rows = [
 display(Markdown(render(rows, "markdown")))
 
 # %% [markdown]
-# PQ keeps *distances*: near the query it is good, and further down the list it can be no better than the embeddings.
+# PQ keeps *distances*: near the query it is hard to beat, and further down the list it can be no better than the embeddings.
 # GPQ keeps *classes*. That is also its limit: two items of one class are often equal to it, so where you look for the
 # one nearest duplicate, keep PQ or the exact search, or let them re-rank what GPQ finds.
 #

@@ -1,0 +1,171 @@
+"""The notebooks run from top to bottom, keep their promises, and the files in the repository are those of the scripts."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pytest
+
+for name in ("jupytext", "nbclient", "nbformat", "ipykernel", "onnxruntime"):
+    pytest.importorskip(name, reason=f"{name} is not installed: pip install 'gpq-faiss[dev]'")
+
+FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
+SCRIPTS = sorted(FOLDER.glob("[0-9][0-9]_*.py"))
+
+
+def load_build() -> Any:
+    spec = importlib.util.spec_from_file_location("notebooks_build", FOLDER / "build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+build = load_build()
+
+
+def table(book: Any, column: str) -> dict[str, dict[str, str]]:
+    """The Markdown table with ``column`` in its head: first cell of a row -> column -> text."""
+    for cell in book.cells:
+        for output in cell.get("outputs", []):
+            lines = output.get("data", {}).get("text/markdown", "").strip().splitlines()
+            rows = [[text.strip() for text in line.strip("|").split("|")] for line in lines]
+            if rows and column in rows[0]:
+                return {row[0]: dict(zip(rows[0], row, strict=True)) for row in rows[2:]}
+    raise AssertionError(f"no table with {column}")
+
+
+def printed(book: Any) -> str:
+    return "".join(build.output_texts(book))
+
+
+def run(script: Path, folder: Path) -> Any:
+    """Execute a script's notebook; a failing cell raises with its traceback."""
+    book = build.execute(build.read_script(script), folder)
+    assert build.faults(book, build.read_script(script)) == []
+    return book
+
+
+def test_there_are_notebooks() -> None:
+    assert [script.stem for script in SCRIPTS] == ["01_from_images_to_faiss", "02_your_embeddings"]
+    assert build.scripts() == SCRIPTS
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_the_file_in_the_repository_is_the_script_executed(script: Path) -> None:
+    assert build.check(script) == []
+    assert any(cell.get("outputs") for cell in build.nbformat.read(script.with_suffix(".ipynb"), 4).cells)
+
+
+@pytest.mark.slow
+def test_images_to_faiss(tmp_path: Path) -> None:
+    book = run(SCRIPTS[0], tmp_path)
+    made = tmp_path / "run-01"
+    index: Any = faiss.read_index(str(made / "index.faiss"))
+    assert index.ntotal == 1797
+    assert faiss.downcast_index(index.index).sa_code_size() == 6
+    assert faiss.read_index(str(made / "empty.faiss")).ntotal == 0
+    assert (made / "gallery.png").read_bytes()[:4] == b"\x89PNG"
+    assert (made / "encoder.onnx").stat().st_size > 1000
+    assert any("image/png" in o.get("data", {}) for cell in book.cells for o in cell.get("outputs", []))
+    assert "torch is loaded: False" in printed(book)
+    # What the text says of the figures.
+    found = {name: float(row["mAP"]) for name, row in table(book, "mAP").items()}
+    assert set(found) == {"GPQ", "pq", "opq", "itq", "float"}
+    assert found["GPQ"] > 0.85
+    assert found["GPQ"] > 0.1 + max(found["pq"], found["opq"], found["itq"], found["float"])
+
+
+@pytest.mark.slow
+def test_your_embeddings(tmp_path: Path) -> None:
+    book = run(SCRIPTS[1], tmp_path)
+    made = tmp_path / "run-02"
+    known = np.load(made / "labels.npy")
+    assert np.bincount(known + 1).tolist() == [len(known) - 200, *[20] * 10]
+    assert faiss.read_index(str(made / "after.faiss")).ntotal == len(known)
+    rows = table(book, "P@100")
+    before, after, exact = (rows[name] for name in ("before: PQ", "after: GPQ", "exact search, embeddings"))
+    assert before["bytes an item"] == after["bytes an item"] == "6"
+    assert float(after["P@100"]) > 0.05 + max(float(before["P@100"]), float(exact["P@100"]))
+    assert float(after["P@10"]) > 0.85
+
+
+SCRIPT = """\
+# %% [markdown]
+# # Title
+
+# %%
+print("a"); print("b")
+
+# %%
+print("a"); print("b")
+"""
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    script = tmp_path / "03_small.py"
+    script.write_text(SCRIPT)
+    return script
+
+
+def test_a_build_is_reproducible_and_in_step(small: Path) -> None:
+    assert build.check(small) == ["it is missing"]
+    assert build.build(small) == []
+    first = small.with_suffix(".ipynb").read_bytes()
+    assert build.check(small) == []
+    assert build.build(small) == []
+    assert small.with_suffix(".ipynb").read_bytes() == first
+    book = build.nbformat.read(small.with_suffix(".ipynb"), 4)
+    build.nbformat.validate(book)
+    assert len({cell.id for cell in book.cells}) == 3  # equal cells, too
+    assert [output.text for output in book.cells[1].outputs] == ["a\nb\n"]
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (SCRIPT.replace("Title", "Other title"), "its cells are not those of the script"),
+        (SCRIPT + "\n# %%\nprint(1)\n", "its cells are not those of the script"),
+    ],
+)
+def test_a_changed_script_is_noticed(small: Path, change: str, fault: str) -> None:
+    assert build.build(small) == []
+    small.write_text(change)
+    assert build.check(small) == [fault]
+
+
+@pytest.mark.parametrize(
+    ("code", "fault"),
+    [
+        ("1 / 0", "a cell failed"),
+        (
+            "import os; print(os.sep + 'home/someone/x')",
+            "an output holds a path of one machine: /home/someone",
+        ),
+        ("import sys; print('oh', file=sys.stderr)", "something was written to stderr"),
+        ("print('x' * 300_001)", "it has 30"),
+    ],
+)
+def test_what_should_not_be_published_is_not_written(small: Path, code: str, fault: str) -> None:
+    small.write_text(f"# %%\n{code}\n")
+    found = build.build(small)
+    assert len(found) == 1
+    assert found[0].startswith(fault)
+    assert not small.with_suffix(".ipynb").exists()
+
+
+def test_check_is_a_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, small: Path
+) -> None:
+    monkeypatch.setattr(build, "HERE", small.parent)
+    assert build.main(["--check"]) == 1
+    assert "03_small.ipynb: it is missing" in capsys.readouterr().err
+    assert build.main([]) == 0
+    assert build.main(["--check"]) == 0
+    assert capsys.readouterr().out.endswith("03_small.ipynb: in step\n")
