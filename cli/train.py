@@ -52,6 +52,9 @@ Examples:
 )
 @click.option("--steps", type=int, help="Steps of the optimizer.")
 @click.option("--epochs", type=float, help="Passes over the data, instead of --steps.")
+@click.option(
+    "--validation", type=float, help="Share of the labelled items held out to choose the best checkpoint; 0 keeps the last."
+)
 @click.option("--seed", type=int, help="Seed of the split, the first weights and the batches.  [default: 0]")
 @click.option("--amp", is_flag=True, help="Run the backbone in bf16.")
 @device_option
@@ -73,6 +76,7 @@ def train(
     protocol: str,
     steps: int | None,
     epochs: float | None,
+    validation: float | None,
     seed: int | None,
     amp: bool,
     device: str,
@@ -101,6 +105,7 @@ def train(
         "training": {
             "steps": steps,
             "epochs": 0.0 if steps is not None else epochs,
+            "validation": validation,
             "seed": seed,
             "amp": True if amp else None,
         },

@@ -32,6 +32,8 @@ class QuantizerConfig:
     subdim: int = 12
     alpha: float = 20.0
     """Scale of the soft assignment (eq. 1)."""
+    reexpress: bool = False
+    """Quantise x' = s(x; α, W), as the codewords are z' = s(z; α, W). Beyond the paper."""
 
     @property
     def bits(self) -> int:
@@ -56,14 +58,22 @@ class NetworkConfig:
     """Hidden layers of the ``mlp`` backbone; none makes ``auto`` choose ``linear`` for embeddings."""
     norm: Literal["none", "batch", "layer"] = "none"
     dropout: float = 0.0
+    """Of the hidden layers of ``mlp`` and of the heads."""
+    heads: int = 0
+    """Hidden units of a perceptron of its own for every sub-space; 0 = one linear layer for all. Beyond the paper."""
+    noise: float = 0.0
+    """Gaussian noise that each head adds to standardised embeddings in training, in deviations. Beyond the paper."""
 
 
 @dataclass(frozen=True)
 class LossConfig:
-    """Weights and scales of ``L_NPQ + λ1 L_cls - λ2 L_SEM``."""
+    """Weights and scales of ``λ0 L_NPQ + λ1 L_cls - λ2 L_SEM + λ3 L_reg``; in the paper λ0 = 1 and λ3 = 0."""
 
+    lambda0: float = 1.0
     lambda1: float = 0.1
     lambda2: float = 0.1
+    lambda3: float = 0.0
+    """Weight of the score regression. Beyond the paper."""
     beta: float = 4.0
     """Scale of the cosine classifier (eq. 3)."""
     classification: Literal["paper", "code"] = "code"
@@ -86,11 +96,16 @@ class TrainingConfig:
     decay: float = 0.95
     decay_every: int = 100
     """Steps between two decays of the learning rate (schedule ``step``)."""
-    validation: float = 0.1
+    validation: float = 0.05
     """Share of the labelled items held out of training to choose the best checkpoint; 0 = keep the last."""
     validate_every: int = 100
     checkpoint_seconds: float = 60.0
     seed: int = 0
+    ema: float = 0.0
+    """Decay of the average of the weights that is exported; 0 = the last weights. Beyond the paper."""
+    codebook_start: float = 0.0
+    """Share of the steps that train the classifier alone; then the codewords are placed on the data by k-means and take part.
+    0 = random codewords from the first step, as in the paper."""
     amp: bool = False
     """bf16 autocast for the backbone."""
     augment: bool = True
@@ -114,6 +129,24 @@ class Config:
 
 PRESETS: dict[str, Config] = {
     "paper": Config(),
+    "recommended": Config(
+        preset="recommended",
+        quantizer=QuantizerConfig(reexpress=True),
+        network=NetworkConfig(heads=256, dropout=0.2, noise=0.5),
+        loss=LossConfig(
+            lambda0=0.0, lambda1=1.0, lambda2=0.0, lambda3=20.0, beta=20.0, classification="paper"
+        ),
+        training=TrainingConfig(
+            steps=500,
+            batch_labelled=125,
+            batch_unlabelled=0,
+            learning_rate=1e-3,
+            beta1=0.9,
+            schedule="cosine",
+            ema=0.99,
+            codebook_start=0.33,
+        ),
+    ),
 }
 
 
@@ -259,7 +292,12 @@ def validate(config: Config) -> Config:
     _require(n.image_size >= 0, f"network.image_size = {n.image_size}: it must not be negative")
     _require(all(h > 0 for h in n.hidden), f"network.hidden = {list(n.hidden)}: layer widths must be above 0")
     _require(0 <= n.dropout < 1, f"network.dropout = {n.dropout}: it must be in [0, 1)")
-    _require(c.lambda1 >= 0 and c.lambda2 >= 0, "loss.lambda1 and loss.lambda2 must not be negative")
+    _require(n.heads >= 0, f"network.heads = {n.heads}: it must not be negative")
+    _require(n.noise >= 0, f"network.noise = {n.noise}: it must not be negative")
+    _require(
+        min(c.lambda0, c.lambda1, c.lambda2, c.lambda3) >= 0, "loss.lambda0 to loss.lambda3 must not be negative"
+    )
+    _require(c.lambda0 + c.lambda3 > 0, "loss.lambda0 and loss.lambda3 are both 0: nothing would train the codewords")
     _require(c.beta > 0, f"loss.beta = {c.beta}: it must be above 0")
     _require(t.steps >= 1, f"training.steps = {t.steps}: at least 1 is needed")
     _require(t.epochs >= 0, f"training.epochs = {t.epochs}: it must not be negative")
@@ -271,5 +309,7 @@ def validate(config: Config) -> Config:
     _require(t.decay > 0 and t.decay_every >= 1, "training.decay and training.decay_every must be above 0")
     _require(0 <= t.validation < 1, f"training.validation = {t.validation}: it must be in [0, 1)")
     _require(t.validate_every >= 1, f"training.validate_every = {t.validate_every}: at least 1 is needed")
+    _require(0 <= t.ema < 1, f"training.ema = {t.ema}: it must be in [0, 1)")
+    _require(0 <= t.codebook_start < 1, f"training.codebook_start = {t.codebook_start}: it must be in [0, 1)")
     _require(t.seed >= 0, f"training.seed = {t.seed}: it must not be negative")
     return config

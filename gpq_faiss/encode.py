@@ -26,7 +26,7 @@ from .files import check_output
 from .index.codebooks import encode as encode_vectors
 from .nn.device import resolve_device
 from .nn.model import Model, load_model
-from .nn.quantizer import intra_normalize, zero_subvectors
+from .nn.quantizer import zero_subvectors
 from .store import Header, RowReader, RowWriter
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class Encoder:
             raw = network.backbone(x)
         raw = raw.float()
         fine = ~zero_subvectors(raw, network.M).any(dim=1)
-        vectors = intra_normalize(raw, network.M).flatten(1)
+        vectors = network.vectors(network.directions(raw)).flatten(1)
         return vectors.cpu().numpy(), fine.cpu().numpy()
 
     def check(self, dataset: Dataset) -> None:

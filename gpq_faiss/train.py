@@ -52,7 +52,7 @@ Progress = Callable[[int, int, dict[str, float]], None]
 """Called after each step with the step, the number of steps and the latest figures."""
 
 # Streams of random numbers that must not share their seeds.
-_LABELLED, _UNLABELLED, _STEP, _HOLD_OUT = range(4)
+_LABELLED, _UNLABELLED, _STEP, _HOLD_OUT, _SAMPLE = range(5)
 
 
 class EpochSampler:
@@ -426,6 +426,11 @@ def _loop(
         EpochSampler(pool, training.batch_unlabelled, training.seed, _UNLABELLED) if training.batch_unlabelled else None
     )
     images = isinstance(reader.dataset, ImageDataset)
+
+    def sample(n: int) -> Tensor:
+        rng = np.random.default_rng([training.seed, _SAMPLE])
+        return to_input(reader.fetch(np.sort(rng.permutation(pool)[:n]))[0], device)
+
     began, saved = time.monotonic() - run.seconds, time.monotonic()
     method.train()
     for values, rows, n_labelled in _training_batches(reader, labelled, unlabelled, range(run.step, steps)):
@@ -436,10 +441,11 @@ def _loop(
         y = torch.from_numpy(labels.dense(rows)).to(device, non_blocking=True)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(training, run.step, steps)
+        method.before_step(run.step, steps, sample)
         optimizer.zero_grad(set_to_none=True)
         with _dropout_seed(training.seed, run.step, device):
             losses = method.losses(
-                TrainingBatch(x[:n_labelled], y, x[n_labelled:], run.step / steps, generator), amp=training.amp
+                TrainingBatch(x[:n_labelled], y, x[n_labelled:], run.step, steps, generator), amp=training.amp
             )
         losses["total"].backward()  # type: ignore[no-untyped-call]
         optimizer.step()

@@ -3,6 +3,13 @@
 from .classification import SubspaceClassification
 from .entropy import SubspaceEntropy
 from .npair import NPairPQLoss
+from .regression import ScoreRegressionLoss
 from .triplet import TripletPQLoss
 
-__all__ = ["NPairPQLoss", "SubspaceClassification", "SubspaceEntropy", "TripletPQLoss"]
+__all__ = [
+    "NPairPQLoss",
+    "ScoreRegressionLoss",
+    "SubspaceClassification",
+    "SubspaceEntropy",
+    "TripletPQLoss",
+]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,14 +23,15 @@ class TrainingBatch:
         x: labelled items, float [B, ...].
         y: their multi-hot labels, float [B, C].
         unlabelled: float [U, ...]; U may be 0.
-        progress: share of the steps done, in [0, 1).
+        step, steps: number of this step (from 0), and of all.
         generator: source of randomness of this step, on the CPU so that a seed means the same on every device.
     """
 
     x: Tensor
     y: Tensor
     unlabelled: Tensor
-    progress: float
+    step: int
+    steps: int
     generator: torch.Generator
 
 
@@ -63,6 +65,10 @@ class TrainableMethod(nn.Module, ABC):
                 parameters, lr=config.learning_rate, betas=betas, weight_decay=config.weight_decay
             )
         return torch.optim.Adam(parameters, lr=config.learning_rate, betas=betas)
+
+    def before_step(self, step: int, steps: int, sample: Callable[[int], Tensor]) -> None:
+        """Called before step ``step`` of ``steps``; ``sample(n)`` gives up to n training inputs, for what needs data at once."""
+        del step, steps, sample
 
     def after_step(self, step: int) -> None:
         """Called after the optimizer's step ``step`` (from 0)."""

@@ -25,6 +25,7 @@ from ..files import atomic_folder, fingerprint, read_json, write_json
 from ..store import codebooks_fingerprint
 from .backbones import build_backbone
 from .gpq import GPQNetwork
+from .heads import SubspaceHeads
 
 FORMAT_VERSION = 1
 
@@ -107,8 +108,25 @@ def build_network(config: Config, input_: Mapping[str, Any], n_classes: int) -> 
         dropout=n.dropout,
         generator=generator,
     )
+    if n.heads:
+        net.head = SubspaceHeads(
+            net.head.in_features,
+            q.codebooks,
+            n.heads,
+            q.subdim,
+            dropout=n.dropout,
+            noise=n.noise if kind == "features" else 0.0,
+            generator=generator,
+        )
     return GPQNetwork(
-        net, q.codebooks, q.codewords, q.subdim, n_classes, alpha=q.alpha, generator=generator
+        net,
+        q.codebooks,
+        q.codewords,
+        q.subdim,
+        n_classes,
+        alpha=q.alpha,
+        reexpress_vectors=q.reexpress,
+        generator=generator,
     )
 
 

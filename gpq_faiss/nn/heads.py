@@ -1,0 +1,57 @@
+"""A perceptron of its own for every sub-space, in place of the one linear layer. Not in the paper."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UsageError
+
+
+class SubspaceHeads(nn.Module):
+    """M two-layer perceptrons side by side: float [B, in_width] to [B, M·d].
+
+    Sub-vectors that share all but a linear layer err together, and M of them say little more than one. Networks of their own err
+    apart, so that their codes vote: an item between two classes is given to the one by some sub-spaces and to the other by the rest,
+    which keeps in a sum of unit-norm parts what each of them must forget, how certain it is.
+
+    Args:
+        in_width: width of the trunk's features.
+        M: sub-spaces.
+        hidden: hidden units of each.
+        d: dimensions of a sub-vector.
+        dropout: of the hidden units.
+        noise: deviation of the Gaussian noise that each sub-space adds to its input in training, drawn for itself.
+        generator: source of the first weights.
+    """
+
+    def __init__(
+        self,
+        in_width: int,
+        M: int,
+        hidden: int,
+        d: int,
+        *,
+        dropout: float = 0.0,
+        noise: float = 0.0,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__()
+        if min(in_width, M, hidden, d) < 1 or not 0 <= dropout < 1 or noise < 0:
+            raise UsageError(
+                f"heads of {in_width} inputs, {M} sub-spaces, {hidden} hidden units, {d} outputs, dropout {dropout}, noise {noise}: "
+                "sizes start at 1, dropout is in [0, 1), noise is not negative"
+            )
+        self.noise = noise
+        self.into = nn.Parameter(torch.randn(M, in_width, hidden, generator=generator) / in_width**0.5)
+        self.bias = nn.Parameter(torch.zeros(M, 1, hidden))
+        self.out = nn.Parameter(torch.randn(M, hidden, d, generator=generator) / hidden**0.5)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Trunk features float [B, in_width] to raw sub-vectors [B, M·d]."""
+        each = x.unsqueeze(0)
+        if self.training and self.noise:
+            each = each + self.noise * torch.randn(len(self.into), *x.shape, device=x.device, dtype=x.dtype)
+        hidden = self.dropout(torch.relu(torch.matmul(each, self.into) + self.bias))
+        return torch.matmul(hidden, self.out).transpose(0, 1).flatten(1)
