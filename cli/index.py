@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from .options import out_option, overwrite_option, progress
@@ -9,18 +11,69 @@ from .options import out_option, overwrite_option, progress
 
 @click.command()
 @click.argument("model_dir")
-@click.argument("source", metavar="CODES_OR_FEATURES")
+@click.argument("sources", metavar="CODES_OR_FEATURES...", nargs=-1, required=True)
 @out_option
+@click.option(
+    "--kind",
+    type=click.Choice(["flat", "fused", "fastscan", "exact", "grouped", "auto", "ivf"]),
+    default="flat",
+    show_default=True,
+    help="How the codes are kept: flat is a plain 4-bit IndexPQ; ivf has lists.",
+)
+@click.option("--memory", metavar="SIZE", help="Build within this much, such as 2GB, through files; resumable by source.")
+@click.option("--lists", type=int, help="For ivf: number of lists.  [default: square root of the items]")
+@click.option("--nprobe", type=int, help="For ivf: lists that a query looks at.  [default: 8]")
+@click.option("--recall", type=float, help="For ivf: choose nprobe for this recall of the top 10, such as 0.95.")
 @overwrite_option
-def index(model_dir: str, source: str, out: str, overwrite: bool) -> None:
+def index(
+    model_dir: str,
+    sources: tuple[str, ...],
+    out: str,
+    kind: str,
+    memory: str | None,
+    lists: int | None,
+    nprobe: int | None,
+    recall: float | None,
+    overwrite: bool,
+) -> None:
     """Build a Faiss index of codes.h5 or features.h5, with the 64-bit ids that they carry.
 
-    \b
-    Example:
-      gpq index model codes.h5 --out index.faiss
-    """
-    from gpq_faiss.index.build import index as run
+    With --recall, what each number of probed lists gives is printed before the path.
 
+    Several files are shards of one index. Parquet files with columns "codes" and "id" are taken as well.
+
+    \b
+    Examples:
+      gpq index model codes.h5 --out index.faiss
+      gpq index model shard-*.h5 --memory 2GB --out index.faiss
+      gpq index model codes.h5 --kind ivf --recall 0.95 --out index.faiss
+    """
+    from gpq_faiss.errors import UsageError
+    from gpq_faiss.index.build import index as run
+    from gpq_faiss.index.io import read_sidecar
+    from gpq_faiss.index.ivf import IvfSettings
+
+    if nprobe is not None and recall is not None:
+        raise UsageError("--nprobe and --recall both choose the lists to look at: give one")
+    settings: dict[str, Any] = {"lists": lists} if lists is not None else {}
+    if nprobe is not None:
+        settings["nprobe"] = nprobe
     with progress("index", "code") as update:
-        path = run(model_dir, source, out, overwrite=overwrite, progress=update)
+        path = run(
+            model_dir,
+            sources,
+            out,
+            kind=kind,  # type: ignore[arg-type]  # one of the choices
+            memory=memory,
+            ivf=IvfSettings(**settings) if settings else None,
+            recall=recall,
+            overwrite=overwrite,
+            progress=update,
+        )
+    if recall is not None:
+        for point in (read_sidecar(path) or {})["extra"]["operating_points"]:
+            click.echo(
+                f"nprobe {point['nprobe']:.0f}: recall {point['recall']:.4f}, {point['share']:.2%} of the codes, "
+                f"{point['seconds_per_query'] * 1e3:.3f} ms a query",
+            )
     click.echo(str(path))

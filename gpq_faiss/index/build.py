@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import faiss
+import numpy as np
 
 from ..errors import DataError, MismatchError, UsageError
 from ..files import read_json
 from ..store import RowReader, codebooks_fingerprint
-from .checks import Floats, check_codebooks, check_codes
-from .codebooks import encode, inject
+from .checks import Floats, check_codebooks, code_size
+from .codebooks import inject
+from .engine import Engine, Kind, check_kind
 from .io import check_index_output, save_index
+from .ivf import IvfSettings
 from .layout import repeated_id
+from .rowfile import RowForm
+from .shards import Hdf5Shard, Shard, is_parquet, open_shard, parse_bytes
+from .stream import MEMORY as STREAM_MEMORY
+from .stream import build_stream
+from .tune import tune_nprobe
 
 Progress = Callable[[int, int], None]
 """Called with the items done and the items in all."""
@@ -118,68 +126,135 @@ def export_faiss(model_dir: str | Path, out: str | Path, *, overwrite: bool = Fa
 
 def index(
     model_dir: str | Path,
-    source: str | Path,
+    source: str | Path | Sequence[str | Path],
     out: str | Path,
     *,
+    kind: Kind = "flat",
+    memory: str | int | None = None,
+    ivf: IvfSettings | None = None,
+    recall: float | None = None,
     overwrite: bool = False,
     block: int = BLOCK,
     progress: Progress | None = None,
 ) -> Path:
     """Write codes (or features, which are encoded on the way) as a searchable index with the user's own ids.
 
-    The result is an ``IndexIDMap2`` around an ``IndexPQ``. Rows stream in ``block`` at a time: memory beyond the
-    index itself is bounded.
+    By default the result is an ``IndexIDMap2`` around an ``IndexPQ``, made in memory. With ``memory``, several sources
+    or another kind (but ``ivf``), rows stream through files (:func:`.stream.build_stream`): the build is resumable by
+    source and keeps to the budget, and the id map is an ``IndexIDMap`` (none where ids are 0, 1, 2, ...), whose reading
+    takes no table of ids. ``exact``, ``grouped`` and ``auto`` are flat files that the sidecar says how to open.
 
     Args:
         model_dir: the model that the rows are of.
-        source: ``codes.h5`` or ``features.h5``.
+        source: ``codes.h5``, ``features.h5`` or Parquet with columns ``codes`` and ``id``; several are shards of one
+            index.
         out: the index file; ``out + ".json"`` gets its fingerprints.
+        kind: see :data:`.engine.KINDS`.
+        memory: for the arrays of the build: bytes, or ``"2GB"``.
+        ivf: for ``ivf``: how lists are made.
+        recall: for ``ivf``: choose nprobe for this recall of the top 10 (:func:`.tune.tune_nprobe`).
         overwrite: replace existing files.
-        block: rows at a time.
+        block: rows at a time (without ``memory``).
         progress: called after each block.
 
     Returns:
         ``out``
 
     Raises:
-        DataError: the model or the source is damaged, or an id occurs twice.
+        DataError: the model or a source is damaged, or an id occurs twice.
         MismatchError: the rows are of another model.
         OutputExistsError: ``out`` exists and ``overwrite`` is false.
+        UsageError: an unknown kind, settings of another kind, or a budget that is too small.
     """
     if block < 1:
         raise UsageError(f"block of {block} rows: it must be at least 1")
-    if Path(out).resolve() == Path(source).resolve():
+    sources = [source] if isinstance(source, str | Path) else list(source)
+    if not sources:
+        raise UsageError("nothing to index: name at least one file of codes or features")
+    if any(Path(out).resolve() == Path(path).resolve() for path in sources):
         raise UsageError(f"{out} is the source itself: choose another output")
+    if kind != "ivf" and (ivf is not None or recall is not None):
+        raise UsageError(f"lists and recall belong to kind 'ivf', not to {kind!r}")
     out = check_index_output(out, overwrite=overwrite)
     model = read_model(model_dir)
-    M, K, _ = model.codebooks.shape
-    with RowReader(source) as reader:
-        header = reader.header
-        if header.model_fingerprint != model.model_fingerprint:
-            raise MismatchError(
-                f"{source} is of model {header.model_fingerprint}, not of {model.folder} ({model.model_fingerprint}): "
-                "encode the data again with this model"
-            )
-        if codebooks_fingerprint(header.codebooks) != model.codebooks_fingerprint:
-            raise MismatchError(
-                f"{source} was made with other codebooks than those of {model.folder}: encode it again"
-            )
-        n = reader.ntotal
-        # The ids alone first: an index holds them in memory anyway, and a repeated one should not cost the encoding.
-        repeated = repeated_id(reader.ids(0, n))
-        if repeated is not None:
-            raise DataError(f"{source}: id {repeated} occurs more than once: every item needs its own")
-        # The index is filled through C++ (no copy of the whole in Python).
-        filled = faiss.IndexIDMap2(inject(model.codebooks))
-        for start in range(0, n, block):
-            stop = min(n, start + block)
-            values = reader.block(start, stop)
-            if header.kind == "features":
-                codes = encode(values, model.codebooks, what=str(source), first_row=start)
-            else:
-                codes = check_codes(values, M, K, what=str(source))
-            filled.add_sa_codes(codes, reader.ids(start, stop))
+    check_kind(kind, int(model.codebooks.shape[1]))
+    budget = None if memory is None else parse_bytes(memory)
+    if kind == "flat" and budget is None and len(sources) == 1 and not is_parquet(sources[0]):
+        return _flat(model, sources[0], out, block, progress)
+    shards = [
+        open_shard(path, model.codebooks, model.model_fingerprint, str(model.folder)) for path in sources
+    ]
+    if kind == "ivf":
+        return _lists(model, shards, out, budget, ivf, recall, block, progress)
+    extra = {"source": shards[0].kind, "data_fingerprint": shards[0].data_fingerprint}
+    if kind not in ("flat", "auto"):
+        extra["engine"] = kind
+    M = int(model.codebooks.shape[0])
+    form: RowForm = "fastscan" if kind == "fastscan" else "fused" if kind == "fused" and M > 1 else "flat"
+    return build_stream(
+        shards,
+        out,
+        model.codebooks,
+        form,
+        model_fingerprint=model.model_fingerprint,
+        memory=budget or STREAM_MEMORY,
+        overwrite=True,
+        extra=extra,
+        progress=progress,
+    )
+
+
+def _lists(
+    model: ModelHeader,
+    shards: Sequence[Shard],
+    out: Path,
+    budget: int | None,
+    ivf: IvfSettings | None,
+    recall: float | None,
+    block: int,
+    progress: Progress | None,
+) -> Path:
+    """An index with lists, made in memory. Raises as :func:`index`."""
+    total = sum(shard.rows for shard in shards)
+    M, K, _ = (int(n) for n in model.codebooks.shape)
+    needed = total * (3 * code_size(M, K) + 32)
+    if budget is not None and needed > budget:
+        raise UsageError(
+            f"lists of {total:,} items take about {needed:,} bytes to build, more than the {budget:,} allowed: raise "
+            "--memory, or build kind 'flat' and search it from disk"
+        )
+    codes = np.empty((total, code_size(M, K)), np.uint8)
+    ids = np.empty(total, np.int64)
+    at = 0
+    for shard in shards:
+        for part, own in shard.blocks(block):
+            codes[at : at + len(part)], ids[at : at + len(part)] = part, own
+            at += len(part)
             if progress is not None:
-                progress(stop, n)
-        extra = {"source": header.kind, "data_fingerprint": header.data_fingerprint}
+                progress(at, total)
+    engine = Engine.build(
+        codes, model.codebooks, ids, kind="ivf", ivf=ivf, model_fingerprint=model.model_fingerprint
+    )
+    if recall is not None:
+        tune_nprobe(engine, recall, k=min(10, total))
+    return engine.save(out, overwrite=True)
+
+
+def _flat(model: ModelHeader, source: str | Path, out: Path, block: int, progress: Progress | None) -> Path:
+    """The plain form, made in memory. Raises as :func:`index`."""
+    shard = Hdf5Shard(source, model.codebooks, model.model_fingerprint, str(model.folder))
+    with RowReader(source) as reader:
+        # The ids alone first: an index holds them in memory anyway, and a repeated one should not cost the encoding.
+        repeated = repeated_id(reader.ids())
+    if repeated is not None:
+        raise DataError(f"{source}: id {repeated} occurs more than once: every item needs its own")
+    # The index is filled through C++ (no copy of the whole in Python).
+    filled = faiss.IndexIDMap2(inject(model.codebooks))
+    done = 0
+    for codes, ids in shard.blocks(block):
+        filled.add_sa_codes(codes, ids)
+        done += len(ids)
+        if progress is not None:
+            progress(done, shard.rows)
+    extra = {"source": shard.kind, "data_fingerprint": shard.data_fingerprint}
     return save_index(filled, out, model_fingerprint=model.model_fingerprint, overwrite=True, extra=extra)

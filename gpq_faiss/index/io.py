@@ -24,6 +24,8 @@ import numpy as np
 from .. import __version__
 from ..errors import DataError, MismatchError
 from ..files import atomic_path, check_output, read_json, write_error, write_json
+from ..store import codebooks_fingerprint
+from .checks import Floats
 from .layout import Layout, layout_of
 
 FORMAT_VERSION = 1
@@ -82,18 +84,25 @@ def save_index(
     return path
 
 
-def _document(
-    layout: Layout, size: int, digest: str, model_fingerprint: str | None, extra: dict[str, Any]
+def sidecar_document(
+    kind: str,
+    ntotal: int,
+    codebooks: Floats,
+    size: int,
+    digest: str,
+    model_fingerprint: str | None,
+    extra: dict[str, Any],
 ) -> dict[str, Any]:
-    M, K, d = (int(n) for n in layout.codebooks.shape)
+    """The sidecar of an index file of ``size`` bytes with SHA-256 ``digest``."""
+    M, K, d = (int(n) for n in codebooks.shape)
     return {
         "format_version": FORMAT_VERSION,
-        "kind": layout.kind,
-        "ntotal": layout.ntotal,
+        "kind": kind,
+        "ntotal": ntotal,
         "codebooks": M,
         "codewords": K,
         "subdim": d,
-        "codebooks_fingerprint": layout.fingerprint,
+        "codebooks_fingerprint": codebooks_fingerprint(codebooks),
         "model_fingerprint": model_fingerprint,
         "bytes": size,
         "sha256": digest,
@@ -101,6 +110,14 @@ def _document(
         "versions": {"gpq_faiss": __version__, "faiss": faiss.__version__, "numpy": np.__version__},
         "extra": extra,
     }
+
+
+def _document(
+    layout: Layout, size: int, digest: str, model_fingerprint: str | None, extra: dict[str, Any]
+) -> dict[str, Any]:
+    return sidecar_document(
+        layout.kind, layout.ntotal, layout.codebooks, size, digest, model_fingerprint, extra
+    )
 
 
 def _write(index: Any, temporary: Path, path: Path) -> tuple[int, str]:

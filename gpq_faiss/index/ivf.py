@@ -9,7 +9,6 @@ lists were looked at, and with FastScan whether an item among a list's best was 
 from __future__ import annotations
 
 import dataclasses
-import time
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from ..errors import DataError, UsageError
 from .checks import Codes, Floats, check_vectors
 from .codebooks import decode, fuse, lookup_tables, pad_vectors, score_tables
-from .proof import EMPTY_KEY, Keys, best_keys, read_keys, score_nominated, sort_keys
+from .proof import EMPTY_KEY, Keys, best_keys, score_nominated, sort_keys
 
 _TRAIN_ROWS = 256  # rows a list that k-means looks at
 _ASSIGN = 65_536
@@ -36,7 +35,7 @@ class IvfSettings:
         form: ``fastscan`` (4-bit) or ``fused`` (byte-fused 8-bit).
         nprobe: lists looked at a query.
         seed: of k-means.
-        points: operating points found by tuning (:func:`operating_points`), for the record.
+        points: operating points found by tuning (:func:`.tune.tune_nprobe`), for the record.
         list_of: int32, the list of each code, where it is known; used for just those codes.
     """
 
@@ -169,44 +168,8 @@ class IvfSearch:
         keys = np.where(found >= 0, sort_keys(exact, np.maximum(found, 0)), EMPTY_KEY)
         return best_keys(keys, k)
 
-
-def operating_points(
-    search: IvfSearch, xq: Floats, kth: Floats, k: int
-) -> list[dict[str, float]]:
-    """Recall and time for nprobe = 1, 2, 4, ... up to all lists.
-
-    Args:
-        xq: checked queries [Q, D].
-        kth: exact k-th score of each, float32 [Q]; a result counts as found if it scores at least that, so that ties
-            at the k-th place count alike.
-
-    Returns:
-        Dicts of ``nprobe``, ``recall`` (mean share of the k), ``seconds_per_query`` and ``share`` of the codes scanned.
-    """
-    lists = int(search.settings.lists or 1)
-    sizes = np.bincount(search.list_of, minlength=lists)
-    _, order = search.index.quantizer.search(pad_vectors(xq, search.index.d), lists)
-    before = search.nprobe
-    points = []
-    step = max(1, search.block_rows(k))
-    try:
-        nprobe = 1
-        while True:
-            search.nprobe = nprobe
-            start = time.perf_counter()
-            keys = np.concatenate([search.search_keys(xq[s : s + step], k) for s in range(0, len(xq), step)])
-            seconds = (time.perf_counter() - start) / len(xq)
-            scores = read_keys(keys)[0]
-            points.append(
-                {
-                    "nprobe": float(nprobe),
-                    "recall": float((scores >= kth[:, None]).mean()),
-                    "seconds_per_query": seconds,
-                    "share": float(sizes[order[:, :nprobe]].sum(axis=1).mean() / len(search.codes)),
-                }
-            )
-            if nprobe >= lists:
-                return points
-            nprobe = min(2 * nprobe, lists)
-    finally:
-        search.nprobe = before
+    def nearest_lists(self, xq: Floats) -> NDArray[np.int64]:
+        """All lists in the order in which each query visits them, int64 [Q, lists]."""
+        lists = int(self.index.nlist)
+        order: NDArray[np.int64] = self.index.quantizer.search(pad_vectors(xq, self.index.d), lists)[1]
+        return order

@@ -13,8 +13,11 @@ from safetensors.numpy import save_file
 from gpq_faiss.errors import DataError, MismatchError, OutputExistsError, UsageError
 from gpq_faiss.index.build import export_faiss, index, read_model, read_model_codebooks
 from gpq_faiss.index.codebooks import encode
-from gpq_faiss.index.io import load_index, sidecar_path
+from gpq_faiss.index.disk import open_disk
+from gpq_faiss.index.io import load_index, read_sidecar, sidecar_path
+from gpq_faiss.index.ivf import IvfSettings
 from gpq_faiss.index.layout import layout_of
+from gpq_faiss.index.opening import open_engine
 from gpq_faiss.index.search import search_index
 from gpq_faiss.store import Header, RowWriter, codebooks_fingerprint
 
@@ -199,3 +202,40 @@ def test_broken_models_are_refused(model: Path, tmp_path: Path) -> None:
     refused(truncated, "no 'codebooks'")
     weights.unlink()
     refused(truncated, "not found")
+
+
+@pytest.mark.parametrize("memory", [None, "32MB"])
+@pytest.mark.parametrize("kind", ["flat", "fused", "fastscan", "exact", "grouped", "auto", "ivf"])
+def test_every_kind_holds_the_same_codes(model: Path, codes: Path, tmp_path: Path, kind: str, memory: str | None) -> None:
+    x, Z = features(), codebooks()
+    other = make_rows(tmp_path / "features.h5", "features", x[:200], IDS[:200] + 1, Z)
+    path = index(model, [codes, other], tmp_path / "i.faiss", kind=kind, memory=memory)
+    layout = layout_of(load_index(path)[0], deep=True)
+    expected = dict(zip([*IDS.tolist(), *(IDS[:200] + 1).tolist()], [*encode(x, Z), *encode(x[:200], Z)], strict=True))
+    assert {int(i): c.tobytes() for i, c in zip(layout.ids(), layout.codes(), strict=True)} == {
+        i: c.tobytes() for i, c in expected.items()
+    }
+    engine = open_engine(path)
+    wanted = {"flat": "exact", "auto": "exact"}.get(kind, kind)
+    assert engine.kind == wanted
+    assert read_sidecar(path)["model_fingerprint"] == engine.model_fingerprint == "model-1"
+    if kind != "ivf":
+        truth = open_engine(path, "flat").search(x[:5], 20)
+        D, found = open_disk(path, "32MB").search(x[:5], 20)
+        assert np.array_equal(found, truth[1])
+        assert np.array_equal(D, truth[0])
+
+
+def test_lists_are_made_as_asked(model: Path, codes: Path, tmp_path: Path) -> None:
+    path = index(model, codes, tmp_path / "i.faiss", kind="ivf", ivf=IvfSettings(lists=7), recall=0.9)
+    engine = open_engine(path)
+    assert engine.ivf.lists == 7
+    assert read_sidecar(path)["extra"]["operating_points"][-1]["recall"] >= 0.9
+    with pytest.raises(UsageError, match="belong to kind 'ivf'"):
+        index(model, codes, tmp_path / "j.faiss", recall=0.9)
+    with pytest.raises(UsageError, match="more than the 1,000 allowed"):
+        index(model, codes, tmp_path / "j.faiss", kind="ivf", memory=1000)
+    with pytest.raises(UsageError, match="choose from"):
+        index(model, codes, tmp_path / "j.faiss", kind="hnsw")
+    with pytest.raises(UsageError, match="nothing to index"):
+        index(model, [], tmp_path / "j.faiss")

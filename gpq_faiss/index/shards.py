@@ -1,0 +1,205 @@
+"""What an index is built from: codes or features in HDF5, codes in Parquet, a block of rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..errors import DataError, MismatchError, UsageError
+from ..files import fingerprint
+from ..store import RowReader, codebooks_fingerprint
+from .checks import Codes, Floats, Ids, check_codes, code_size
+from .codebooks import encode
+
+
+class Shard(Protocol):
+    """A file of rows.
+
+    Attributes:
+        path: where.
+        rows: how many.
+        row_bytes: memory of a row while it is read.
+        kind: ``codes`` or ``features``.
+        data_fingerprint: of the data set, or of the file where it names none.
+        fingerprint: changes when the file does.
+    """
+
+    path: Path
+    rows: int
+    row_bytes: int
+    kind: str
+    data_fingerprint: str
+    fingerprint: str
+
+    def blocks(self, size: int) -> Iterator[tuple[Codes, Ids]]:
+        """Checked codes and ids of all rows in order, at most ``size`` at a time."""
+
+
+def _mark(path: Path) -> str:
+    """Size and time of change: enough to notice that a shard is not the one that was read before an interruption."""
+    status = path.stat()
+    return fingerprint("shard", path.name, str(status.st_size), str(status.st_mtime_ns))
+
+
+class Hdf5Shard:
+    """``codes.h5``, or ``features.h5`` encoded on the way, of one model.
+
+    Raises:
+        DataError: the file is damaged or foreign.
+        MismatchError: it is of another model or has other codebooks.
+    """
+
+    def __init__(self, path: str | Path, codebooks: Floats, model_fingerprint: str, model_name: str) -> None:
+        self.path = Path(path)
+        self._codebooks = codebooks
+        with RowReader(self.path) as reader:
+            header = reader.header
+            if header.model_fingerprint != model_fingerprint:
+                raise MismatchError(
+                    f"{path} is of model {header.model_fingerprint}, not of {model_name} ({model_fingerprint}): "
+                    "encode the data again with this model"
+                )
+            if codebooks_fingerprint(header.codebooks) != codebooks_fingerprint(codebooks):
+                raise MismatchError(
+                    f"{path} was made with other codebooks than those of {model_name}: encode it again"
+                )
+            self.rows = reader.ntotal
+            self.kind: str = header.kind
+            self.data_fingerprint = header.data_fingerprint
+            self.row_bytes = 16 + (header.width * 12 if header.kind == "features" else header.width * 3)
+        self.fingerprint = _mark(self.path)
+
+    def blocks(self, size: int) -> Iterator[tuple[Codes, Ids]]:
+        """See :class:`Shard`."""
+        M, K, _ = self._codebooks.shape
+        with RowReader(self.path) as reader:
+            for start in range(0, self.rows, size):
+                stop = min(self.rows, start + size)
+                values = reader.block(start, stop)
+                if self.kind == "features":
+                    codes = encode(values, self._codebooks, what=str(self.path), first_row=start)
+                else:
+                    codes = check_codes(values, M, K, what=str(self.path))
+                yield codes, reader.ids(start, stop)
+
+
+class ParquetShard:
+    """Parquet with a column ``codes`` (binary, or lists of uint8) and ``id`` or ``ids`` (64-bit integers).
+
+    Parquet says nothing of the model; the codes are believed to be of it.
+
+    Raises:
+        DataError: not Parquet, damaged, or without these columns; pyarrow is not installed.
+    """
+
+    def __init__(self, path: str | Path, codebooks: Floats) -> None:
+        self.path = Path(path)
+        self.M, self.K = int(codebooks.shape[0]), int(codebooks.shape[1])
+        self._size = code_size(self.M, self.K)
+        self.row_bytes = 16 + 4 * self._size
+        self.kind = "codes"
+        with self._open() as file:
+            names = file.schema_arrow.names
+            self._id = next((name for name in ("id", "ids") if name in names), None)
+            if "codes" not in names or self._id is None:
+                raise DataError(f"{path} has no columns 'codes' and 'id': it has {', '.join(names[:10])}")
+            self.rows = int(file.metadata.num_rows)
+        self.fingerprint = _mark(self.path)
+        self.data_fingerprint = self.fingerprint
+
+    def _open(self) -> Any:
+        try:
+            import pyarrow
+            from pyarrow import parquet
+        except ImportError:
+            raise DataError(
+                "reading Parquet needs pyarrow: install it by  pip install 'gpq-faiss[parquet]'"
+            ) from None
+        try:
+            return parquet.ParquetFile(self.path)
+        except FileNotFoundError:
+            raise DataError(f"{self.path} not found: a Parquet file of codes should be there") from None
+        except (OSError, pyarrow.ArrowException) as error:
+            raise DataError(f"{self.path} is no readable Parquet: {' '.join(str(error).split())[:120]}") from None
+
+    def blocks(self, size: int) -> Iterator[tuple[Codes, Ids]]:
+        """See :class:`Shard`."""
+        import pyarrow
+
+        with self._open() as file:
+            try:
+                for batch in file.iter_batches(batch_size=size, columns=["codes", self._id]):
+                    codes = self._codes(batch.column("codes"))
+                    ids = batch.column(self._id)
+                    if ids.null_count or not pyarrow.types.is_integer(ids.type):
+                        raise DataError(f"{self.path}: the column {self._id!r} is not whole numbers in every row")
+                    yield check_codes(codes, self.M, self.K, what=str(self.path)), ids.to_numpy().astype(np.int64)
+            except pyarrow.ArrowException as error:
+                raise DataError(f"{self.path} is damaged: {' '.join(str(error).split())[:120]}") from None
+
+    def _codes(self, column: Any) -> Codes:
+        import pyarrow
+
+        kind = column.type
+        if column.null_count == 0:
+            if pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind):
+                values = b"".join(column.to_pylist())
+                flat = np.frombuffer(values, np.uint8)
+            elif pyarrow.types.is_fixed_size_binary(kind):
+                flat = np.frombuffer(b"".join(column.to_pylist()), np.uint8)
+            elif hasattr(kind, "value_type") and pyarrow.types.is_uint8(kind.value_type):
+                flat = column.flatten().to_numpy()
+            else:
+                raise DataError(f"{self.path}: the column 'codes' is {kind}, expected binary or lists of uint8")
+            if flat.size == len(column) * self._size and self._even(column):
+                return np.asarray(flat.reshape(len(column), self._size), np.uint8)
+        raise DataError(f"{self.path}: the column 'codes' has not {self._size} bytes in every row")
+
+    def _even(self, column: Any) -> bool:
+        from pyarrow import compute
+
+        kind = str(column.type)
+        if kind.startswith("fixed_size"):
+            return True
+        lengths = compute.binary_length(column) if "binary" in kind else compute.list_value_length(column)
+        return bool((lengths.to_numpy(zero_copy_only=False) == self._size).all())
+
+
+def is_parquet(path: str | Path) -> bool:
+    """Whether the name says so."""
+    return Path(path).suffix.lower() in (".parquet", ".pq")
+
+
+def open_shard(path: str | Path, codebooks: Floats, model_fingerprint: str, model_name: str) -> Shard:
+    """By the name's ending. Raises as the classes here."""
+    if is_parquet(path):
+        return ParquetShard(path, codebooks)
+    return Hdf5Shard(path, codebooks, model_fingerprint, model_name)
+
+
+_UNITS = {"": 1, "b": 1, "k": 10**3, "kb": 10**3, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9, "t": 10**12}
+_UNITS |= {"tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+
+def parse_bytes(text: str | int) -> int:
+    """``"2GB"``, ``"512 MiB"`` or a number of bytes.
+
+    Raises:
+        UsageError: not of that form, or not positive.
+    """
+    if isinstance(text, int):
+        number, unit = float(text), ""
+    else:
+        stripped = text.strip().lower()
+        digits = stripped.rstrip("abcdefghijklmnopqrstuvwxyz ")
+        unit = stripped[len(digits) :].strip()
+        try:
+            number = float(digits)
+        except ValueError:
+            number = -1.0
+    if unit not in _UNITS or not 0 < number < float("inf"):
+        raise UsageError(f"memory {text!r}: write a number of bytes with a unit, such as 2GB or 512MiB")
+    return int(number * _UNITS[unit])

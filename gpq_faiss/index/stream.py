@@ -1,0 +1,233 @@
+"""Building an index of any size within a memory budget, resumable by shard.
+
+Rows go to two raw files in ``.<name>.building/`` beside the output; each finished shard is recorded. At the end they
+stream into the index file, which therefore needs as much disk again for a while. A killed build goes on with the first
+shard that was not finished.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from ..errors import DataError, UsageError
+from ..files import atomic_path, fingerprint, read_json, write_error, write_json
+from ..store import codebooks_fingerprint
+from .checks import Floats, Ids, code_size
+from .io import check_index_output, sidecar_document, sidecar_path
+from .layout import repeated_id
+from .rowfile import RowForm, frame, pack_rows
+from .shards import Shard
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover - Windows has no flock; two builds of one file are then not refused
+    fcntl = None  # type: ignore[assignment]
+
+MEMORY = 512 << 20
+LEAST_MEMORY = 16 << 20
+_MAX_ROWS = 1 << 20
+_log = logging.getLogger(__name__)
+
+
+def build_stream(
+    shards: Sequence[Shard],
+    out: str | Path,
+    codebooks: Floats,
+    form: RowForm,
+    *,
+    model_fingerprint: str | None = None,
+    memory: int = MEMORY,
+    overwrite: bool = False,
+    extra: dict[str, Any] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """Write the rows of ``shards`` as one index file with its sidecar.
+
+    Items keep the order of the shards. Where ids are exactly 0, 1, 2, ... the file is a bare index; else it is in an
+    ``IndexIDMap``.
+
+    Args:
+        codebooks: float32 [M, K, d], checked.
+        form: of the file.
+        memory: bytes that the arrays of the build may take (Python and its libraries take some 200 MB besides).
+        progress: called with rows done and rows in all.
+
+    Returns:
+        ``out``
+
+    Raises:
+        UsageError: a budget below 16 MiB, or no shards.
+        DataError: a damaged shard, an id of -1 or one that occurs twice, a full disk; finished shards are kept.
+        OutputExistsError: ``out`` exists and ``overwrite`` is false.
+    """
+    if memory < LEAST_MEMORY:
+        raise UsageError(f"memory of {memory:,} bytes: at least {LEAST_MEMORY >> 20} MiB are needed")
+    if not shards:
+        raise UsageError("nothing to index: name at least one file of codes")
+    out = check_index_output(out, overwrite=overwrite)
+    M, K, _ = (int(n) for n in codebooks.shape)
+    size = code_size(M, K)
+    partial = out.with_name(f".{out.name}.building")
+    try:
+        with _locked(partial, out):
+            identity = fingerprint("build", codebooks_fingerprint(codebooks), str(model_fingerprint), form)
+            rows = _collect(partial, identity, shards, size, memory, progress)
+            codes_file, ids_file = partial / "codes.raw", partial / "ids.raw"
+            mapped = _check_ids(ids_file, rows, memory, out)
+            sidecar = sidecar_path(out)
+            with atomic_path(sidecar) as temporary_sidecar, atomic_path(out) as temporary:
+                step = max(32, min(_MAX_ROWS, memory // (8 * size)) // 32 * 32)
+                written, digest = _write(temporary, codes_file, ids_file if mapped else None, codebooks, form, rows, step)
+                document = sidecar_document(
+                    form, rows, codebooks, written, digest, model_fingerprint, {**(extra or {}), "shards": len(shards)}
+                )
+                write_json(temporary_sidecar, document)
+                sidecar.unlink(missing_ok=True)
+        shutil.rmtree(partial, ignore_errors=True)
+    except OSError as error:
+        raise write_error(out, error) from error
+    return out
+
+
+@contextlib.contextmanager
+def _locked(partial: Path, out: Path) -> Iterator[None]:
+    partial.mkdir(parents=True, exist_ok=True)
+    fd = os.open(partial / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        if fcntl is not None:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise DataError(f"{out} is being written by another process: wait for it") from None
+        yield
+    finally:
+        os.close(fd)
+
+
+def _collect(
+    partial: Path,
+    identity: str,
+    shards: Sequence[Shard],
+    size: int,
+    memory: int,
+    progress: Callable[[int, int], None] | None,
+) -> int:
+    """Append the rows of all shards to the raw files; returns the rows."""
+    record = partial / "progress.json"
+    done: list[str] = []
+    rows = 0
+    if record.exists():
+        with contextlib.suppress(DataError):
+            state = read_json(record, "the progress of a build")
+            if isinstance(state, dict) and state.get("identity") == identity:
+                done, rows = list(state["shards"]), int(state["rows"])
+    wanted = [shard.fingerprint for shard in shards]
+    there = [p.stat().st_size if p.exists() else 0 for p in (partial / "codes.raw", partial / "ids.raw")]
+    if done != wanted[: len(done)] or there[0] < rows * size or there[1] < rows * 8:
+        _log.warning("%s: the build begun there was of other files: starting anew", partial)
+        done, rows = [], 0
+    total = sum(shard.rows for shard in shards)
+    with _raw(partial / "codes.raw", rows * size) as codes_file, _raw(partial / "ids.raw", rows * 8) as ids_file:
+        for shard in shards[len(done) :]:
+            step = int(max(256, min(_MAX_ROWS, memory // (4 * shard.row_bytes))))
+            for codes, ids in shard.blocks(step):
+                codes_file.write(np.ascontiguousarray(codes).tobytes())
+                ids_file.write(np.ascontiguousarray(ids, dtype="<i8").tobytes())
+                rows += len(ids)
+                if progress is not None:
+                    progress(rows, total)
+            for file in (codes_file, ids_file):
+                file.flush()
+                os.fsync(file.fileno())
+            done.append(shard.fingerprint)
+            write_json(record, {"identity": identity, "shards": done, "rows": rows})
+    return rows
+
+
+def _raw(path: Path, keep: int) -> IO[bytes]:
+    """Open for appending after the first ``keep`` bytes."""
+    file = path.open("r+b" if path.exists() else "w+b")
+    file.truncate(keep)
+    file.seek(keep)
+    return file
+
+
+def _id_blocks(path: Path, rows: int, step: int) -> Iterator[tuple[int, Ids]]:
+    with path.open("rb") as file:
+        for start in range(0, rows, step):
+            yield start, np.frombuffer(file.read(8 * min(step, rows - start)), "<i8")
+
+
+def _check_ids(path: Path, rows: int, memory: int, out: Path) -> bool:
+    """Whether the ids are anything but 0, 1, 2, ...
+
+    Raises:
+        DataError: -1, or an id that occurs twice.
+    """
+    step = max(1, min(_MAX_ROWS, memory // 64))
+    ascending, counting, last = True, True, None
+    for start, ids in _id_blocks(path, rows, step):
+        if bool((ids == -1).any()):
+            raise DataError(f"{out}: an item has the id -1, which marks a missing result: give it another")
+        ascending &= bool((ids[1:] > ids[:-1]).all()) and (last is None or int(ids[0]) > last)
+        counting &= bool((ids == np.arange(start, start + len(ids))).all())
+        last = int(ids[-1])
+    if not ascending:
+        # Equal ids fall into the same part, and a part fits the budget: as many passes as parts.
+        parts = max(1, -(-rows * 32 // memory))
+        for part in range(parts):
+            among = [ids[_spread(ids) % np.uint64(parts) == part] for _, ids in _id_blocks(path, rows, step)]
+            repeated = repeated_id(np.concatenate(among))
+            if repeated is not None:
+                raise DataError(f"{out}: id {repeated} occurs more than once: every item needs its own")
+    return not counting
+
+
+def _spread(ids: Ids) -> Any:
+    """A hash, so that parts are even whatever the pattern of the ids (Fibonacci hashing)."""
+    return (ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(33)
+
+
+def _write(
+    temporary: Path, codes_file: Path, ids_file: Path | None, Z: Floats, form: RowForm, rows: int, step: int
+) -> tuple[int, str]:
+    """Header, codes and ids into one file; returns its size and SHA-256."""
+    head, _, tail = frame(form, Z, rows, mapped=ids_file is not None)
+    size = code_size(int(Z.shape[0]), int(Z.shape[1]))
+    digest = hashlib.sha256()
+    with temporary.open("wb") as out, codes_file.open("rb") as codes:
+
+        def put(data: Any) -> None:
+            out.write(data)
+            digest.update(data)
+
+        put(head)
+        for start in range(0, rows, step):
+            n = min(step, rows - start)
+            block = np.frombuffer(codes.read(n * size), np.uint8).reshape(n, size)
+            put(np.ascontiguousarray(pack_rows(form, block, Z)).data)
+        put(tail)
+        if ids_file is not None:
+            for _, ids in _id_blocks(ids_file, rows, step):
+                put(np.ascontiguousarray(ids).data)
+        return out.tell(), digest.hexdigest()
+
+
+def progress_of(out: str | Path) -> dict[str, Any] | None:
+    """Shards and rows of an unfinished build beside ``out``; None where there is none."""
+    record = Path(out).with_name(f".{Path(out).name}.building") / "progress.json"
+    try:
+        state = json.loads(record.read_text())
+    except (OSError, ValueError):
+        return None
+    return {"shards": len(state["shards"]), "rows": state["rows"]}
