@@ -56,6 +56,7 @@ Examples:
     "--validation", type=float, help="Share of the labelled items held out to choose the best checkpoint; 0 keeps the last."
 )
 @click.option("--seed", type=int, help="Seed of the split, the first weights and the batches.  [default: 0]")
+@click.option("--augment", help="Of images: flip-crop, crop or none.  [default: by the data]")
 @click.option("--amp", is_flag=True, help="Run the backbone in bf16.")
 @device_option
 @click.option("--resume", is_flag=True, help="Go on with an unfinished run.")
@@ -78,6 +79,7 @@ def train(
     epochs: float | None,
     validation: float | None,
     seed: int | None,
+    augment: str | None,
     amp: bool,
     device: str,
     resume: bool,
@@ -107,6 +109,7 @@ def train(
             "epochs": 0.0 if steps is not None else epochs,
             "validation": validation,
             "seed": seed,
+            "augment": augment,
             "amp": True if amp else None,
         },
     }
@@ -132,8 +135,8 @@ def train(
 
     done = read_description(folder)["training"]
     score = done["validation_map"]
-    validation = f", validation mAP {score:.4f} at step {done['best_step']}" if score is not None else ""
+    best = f", validation mAP {score:.4f} at step {done['best_step']}" if score is not None else ""
     click.echo(
         f"{folder}: {config.quantizer.bits} bits, {done['labelled_items']:,} labelled and "
-        f"{done['unlabelled_items']:,} unlabelled items, {done['steps']:,} steps in {done['seconds']:.1f} s{validation}"
+        f"{done['unlabelled_items']:,} unlabelled items, {done['steps']:,} steps in {done['seconds']:.1f} s{best}"
     )

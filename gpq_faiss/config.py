@@ -108,8 +108,9 @@ class TrainingConfig:
     0 = random codewords from the first step, as in the paper."""
     amp: bool = False
     """bf16 autocast for the backbone."""
-    augment: bool = True
-    """Flip and shifted crop, for images."""
+    augment: Literal["auto", "flip-crop", "crop", "none"] = "auto"
+    """Of images: mirror and shifted crop as in the authors' recipe; ``auto`` does not mirror what means something else in a mirror
+    (digits)."""
 
 
 @dataclass(frozen=True)
@@ -134,12 +135,12 @@ PRESETS: dict[str, Config] = {
         quantizer=QuantizerConfig(reexpress=True),
         network=NetworkConfig(heads=256, dropout=0.2, noise=0.5),
         loss=LossConfig(
-            lambda0=0.0, lambda1=1.0, lambda2=0.0, lambda3=20.0, beta=20.0, classification="paper"
+            lambda0=0.0, lambda1=1.0, lambda2=0.5, lambda3=20.0, beta=20.0, classification="paper"
         ),
         training=TrainingConfig(
             steps=500,
             batch_labelled=125,
-            batch_unlabelled=0,
+            batch_unlabelled=250,
             learning_rate=1e-3,
             beta1=0.9,
             schedule="cosine",

@@ -41,7 +41,6 @@ from .encode import Encoder
 from .errors import DataError, MismatchError, UsageError
 from .files import atomic_path, check_output
 from .nn.model import Model
-from .nn.quantizer import intra_normalize
 
 log = logging.getLogger(__name__)
 
@@ -86,18 +85,18 @@ class Check:
 
 
 class _Graph(nn.Module):
-    """What is exported: backbone and intra-normalisation, and with codebooks the nearest codewords too."""
+    """What is exported: the network, and with codebooks the nearest codewords too."""
 
     def __init__(self, network: Any, codebooks: Floats | None) -> None:
         super().__init__()
-        self.backbone: nn.Module = network.backbone
+        self.network: nn.Module = network
         self.M = int(network.M)
         self.Z: Tensor | None
         self.register_buffer("Z", None if codebooks is None else torch.from_numpy(codebooks.copy()))
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """Vectors float32 [B, M·d]; with codebooks also codeword indices uint8 [B, M]."""
-        x = intra_normalize(self.backbone(x), self.M)
+        x = self.network(x).unflatten(1, (self.M, -1))
         if self.Z is None:
             return x.flatten(1)
         # Unit-norm codewords: the largest inner product is the largest cosine; of equal ones the first wins.

@@ -425,7 +425,7 @@ def _loop(
     unlabelled = (
         EpochSampler(pool, training.batch_unlabelled, training.seed, _UNLABELLED) if training.batch_unlabelled else None
     )
-    images = isinstance(reader.dataset, ImageDataset)
+    augment = _augmentation(training, reader.dataset)
 
     def sample(n: int) -> Tensor:
         rng = np.random.default_rng([training.seed, _SAMPLE])
@@ -436,8 +436,8 @@ def _loop(
     for values, rows, n_labelled in _training_batches(reader, labelled, unlabelled, range(run.step, steps)):
         generator = torch.Generator().manual_seed(_step_seed(training.seed, run.step))
         x = to_input(values, device)
-        if images and training.augment:
-            x = random_flip_crop(x, generator)
+        if augment != "none":
+            x = random_flip_crop(x, generator, flip=augment == "flip-crop")
         y = torch.from_numpy(labels.dense(rows)).to(device, non_blocking=True)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(training, run.step, steps)
@@ -479,6 +479,15 @@ def _loop(
         if progress is not None:
             progress(run.step, steps, figures)
     run.seconds = time.monotonic() - began
+
+
+def _augmentation(config: TrainingConfig, dataset: Dataset) -> str:
+    """``flip-crop``, ``crop`` or ``none`` for these data."""
+    if not isinstance(dataset, ImageDataset):
+        return "none"
+    if config.augment == "auto":
+        return "flip-crop" if dataset.mirrors else "crop"
+    return config.augment
 
 
 @contextlib.contextmanager

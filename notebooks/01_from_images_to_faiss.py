@@ -52,7 +52,6 @@ display(Markdown(render([dict(zip(labels.class_names, labels.counts().tolist(), 
 # The preset is the starting point, and `merge` changes single settings. These suit images this small:
 #
 # - `mlp`, a plain network on the pixels (for photographs leave it out, and get a VGG);
-# - no augmentation, because a mirrored digit is no digit;
 # - fewer steps than the preset has, because this is a demonstration.
 #
 # `labelled="20-per-class"` hides all other labels before anything of the training is built. The queries of the
@@ -64,7 +63,7 @@ config = merge(
     {
         "quantizer": {"codebooks": 12, "codewords": 16},  # 12 × 4 bits = 48 bits
         "network": {"backbone": "mlp"},
-        "training": {"steps": 200, "validate_every": 40, "augment": False, "seed": 0},
+        "training": {"steps": 200, "validate_every": 40, "seed": 0},
     },
 )
 model = train(digits, run / "model", config=config, labelled="20-per-class", overwrite=True)

@@ -197,7 +197,7 @@ def test_the_check_runs_on_real_data(tmp_path: Path, suffix: str) -> None:
 
 def shifted(by: float) -> Any:
     def forward(self: Any, x: torch.Tensor) -> Any:
-        x = module.intra_normalize(self.backbone(x), self.M)
+        x = self.network(x).unflatten(1, (self.M, -1))
         if self.Z is None:
             return x.flatten(1) + by
         return x.flatten(1), torch.einsum("bmd,mkd->bmk", x, -self.Z).argmax(dim=-1).to(torch.uint8)

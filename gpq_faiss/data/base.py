@@ -167,11 +167,13 @@ class ImageDataset(Dataset):
     """Images as uint8 RGB arrays.
 
     Attributes:
+        mirrors: whether a mirrored image still means the same (not so for digits).
         native_size: the side in pixels where all images are squares of one size (32 for CIFAR-10), else None.
         bad: count of the images that could not be read, with its limit.
     """
 
     native_size: int | None = None
+    mirrors: bool = True
     bad: BadItems = field(default_factory=lambda: BadItems(0))
     kind: Literal["images", "features"] = "images"
 

@@ -22,6 +22,7 @@ def open_digits() -> ArrayImages:
     ids = np.arange(len(images), dtype=np.int64)
     return ArrayImages(
         name="digits",
+        mirrors=False,
         images=images,
         ids=ids,
         labels=labels,

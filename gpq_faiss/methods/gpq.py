@@ -65,7 +65,7 @@ class GPQ(TrainableMethod):
         if step != self._first_codebook_step(steps) or not step:
             return
         source = self.exported().eval()
-        directions = torch.cat([source.directions(source.backbone(x)) for x in sample(5000).split(500)])
+        directions = torch.cat([source.directions(source.backbone(x)) for x in torch.split(sample(5000), 500)])
         generator = torch.Generator().manual_seed(self.config.training.seed)
         self.network.codewords.initialise(directions.float(), iterations=10, generator=generator)
         if self.average is not None:

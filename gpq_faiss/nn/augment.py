@@ -59,13 +59,16 @@ def apply_flip_crop(images: Tensor, draw: FlipCrop, pad: int) -> Tensor:
     return padded[image, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
 
-def random_flip_crop(images: Tensor, generator: torch.Generator, *, pad: int | None = None) -> Tensor:
+def random_flip_crop(
+    images: Tensor, generator: torch.Generator, *, pad: int | None = None, flip: bool = True
+) -> Tensor:
     """Flip each image with probability one half and shift it by up to ``pad`` pixels each way.
 
     Args:
         images: [B, 3, S, S], uint8 or float, before normalisation, on any device.
         generator: source of the draws; a CPU one gives the same result on every device.
         pad: largest shift in pixels; ``None``: :func:`default_pad`.
+        flip: False only shifts, by the same draws.
 
     Returns:
         The same shape, dtype and device, in channels-last memory format.
@@ -78,4 +81,5 @@ def random_flip_crop(images: Tensor, generator: torch.Generator, *, pad: int | N
     pad = default_pad(min(images.shape[2:])) if pad is None else pad
     if pad < 0:
         raise UsageError(f"pad is {pad}: it cannot be negative")
-    return apply_flip_crop(images, draw_flip_crop(len(images), pad, generator), pad)
+    draw = draw_flip_crop(len(images), pad, generator)
+    return apply_flip_crop(images, draw if flip else draw._replace(flip=torch.zeros_like(draw.flip)), pad)

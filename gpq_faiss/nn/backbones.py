@@ -73,10 +73,10 @@ class Backbone(nn.Module):
     Attributes:
         spec: what it is, enough to build it again.
         input: :class:`ImageInput` or :class:`FeatureInput`.
-        head: linear layer from the trunk's width to ``spec.out_width``.
+        head: from the trunk's width to ``spec.out_width``: one linear layer, or :class:`~gpq_faiss.nn.heads.SubspaceHeads`.
     """
 
-    head: nn.Linear
+    head: nn.Module
 
     def __init__(self, spec: BackboneSpec, smallest: int = 1) -> None:
         super().__init__()

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -110,7 +110,7 @@ def build_network(config: Config, input_: Mapping[str, Any], n_classes: int) -> 
     )
     if n.heads:
         net.head = SubspaceHeads(
-            net.head.in_features,
+            cast(nn.Linear, net.head).in_features,
             q.codebooks,
             n.heads,
             q.subdim,
