@@ -18,7 +18,9 @@ from .options import data_options, emit, open_dataset, out_option, overwrite_opt
     type=click.Choice(["onnx", "torch"]),
     help="ONNX, or torch.export.  [default: by the suffix of --out, .onnx or .pt2]",
 )
-@click.option("--check", metavar="DATA", help="Real input to compare on too (DATA as in gpq train), besides random.")
+@click.option(
+    "--check", metavar="DATA", help="Real input to compare on too (DATA as in gpq train), besides random."
+)
 @click.option("--with-codes", is_flag=True, help="A second output: codeword indices, uint8 [B, M].")
 @click.option(
     "--tolerance", default=1e-4, show_default=True, help="Largest difference from the model that is let pass."

@@ -20,10 +20,16 @@ from .options import out_option, overwrite_option, progress
     show_default=True,
     help="How the codes are kept: flat is a plain 4-bit IndexPQ; ivf has lists.",
 )
-@click.option("--memory", metavar="SIZE", help="Build within this much, such as 2GB, through files; resumable by source.")
+@click.option(
+    "--memory",
+    metavar="SIZE",
+    help="Build within this much, such as 2GB, through files; resumable by source.",
+)
 @click.option("--lists", type=int, help="For ivf: number of lists.  [default: square root of the items]")
 @click.option("--nprobe", type=int, help="For ivf: lists that a query looks at.  [default: 8]")
-@click.option("--recall", type=float, help="For ivf: choose nprobe for this recall of the top 10, such as 0.95.")
+@click.option(
+    "--recall", type=float, help="For ivf: choose nprobe for this recall of the top 10, such as 0.95."
+)
 @overwrite_option
 def index(
     model_dir: str,

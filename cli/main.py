@@ -46,7 +46,9 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            again = {"train": " with --resume to go on", "encode": " to go on"}.get(ctx.invoked_subcommand or "", "")
+            again = {"train": " with --resume to go on", "encode": " to go on"}.get(
+                ctx.invoked_subcommand or "", ""
+            )
             click.echo(f"gpq: interrupted: run the same command again{again}", err=True)
             ctx.exit(130)
 
@@ -65,7 +67,9 @@ class Commands(click.Group):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(1)
         except MemoryError:
-            click.echo("gpq: out of memory: use a smaller --batch-size, or a machine with more memory", err=True)
+            click.echo(
+                "gpq: out of memory: use a smaller --batch-size, or a machine with more memory", err=True
+            )
             sys.exit(1)
         except OSError as error:
             # What no stage foresaw, a disk that fills up in the middle of a print, say.
@@ -89,7 +93,9 @@ def cli(ctx: click.Context, verbose: bool, quiet: bool) -> None:
       gpq search model index.faiss queries.npy -k 10
       gpq evaluate model digits --protocol 1
     """
-    level = logging.ERROR if quiet else logging.INFO if verbose or not sys.stderr.isatty() else logging.WARNING
+    level = (
+        logging.ERROR if quiet else logging.INFO if verbose or not sys.stderr.isatty() else logging.WARNING
+    )
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
     if not verbose:
         # Of libraries to programmers: Pillow's on odd tags, torch's on drivers. What matters to users is an error or a note.

@@ -32,12 +32,21 @@ def data_options(command: F) -> F:
     """Add the options that say how DATA is read; the command gets them as ``data_args``."""
 
     @click.option("--labels", metavar="FILE", help="Labels of ready-made features: .npy, .txt or .csv.")
-    @click.option("--root", metavar="DIR", help="Folder that relative image paths start from, or of a data set.")
-    @click.option("--image-column", default="image", show_default=True, help="Column of image paths in a table.")
-    @click.option("--label-column", default="label", show_default=True, help="Column of labels in a table.")
-    @click.option("--concepts", default="21", show_default=True, help="NUS-WIDE: 21, 81, or names with commas.")
     @click.option(
-        "--max-bad", default=0.01, show_default=True, help="Share of missing or broken images that is put up with."
+        "--root", metavar="DIR", help="Folder that relative image paths start from, or of a data set."
+    )
+    @click.option(
+        "--image-column", default="image", show_default=True, help="Column of image paths in a table."
+    )
+    @click.option("--label-column", default="label", show_default=True, help="Column of labels in a table.")
+    @click.option(
+        "--concepts", default="21", show_default=True, help="NUS-WIDE: 21, 81, or names with commas."
+    )
+    @click.option(
+        "--max-bad",
+        default=0.01,
+        show_default=True,
+        help="Share of missing or broken images that is put up with.",
     )
     @click.option("--no-download", is_flag=True, help="Never download a data set.")
     @functools.wraps(command)
@@ -82,7 +91,10 @@ def _quiet() -> bool:
 
 
 device_option = click.option(
-    "--device", default="cpu", show_default=True, help="cpu, cuda, cuda:N, or auto (a GPU where there is one)."
+    "--device",
+    default="cpu",
+    show_default=True,
+    help="cpu, cuda, cuda:N, or auto (a GPU where there is one).",
 )
 overwrite_option = click.option("--overwrite", is_flag=True, help="Replace an output that exists.")
 out_option = click.option("--out", required=True, metavar="PATH", help="Where to write.")

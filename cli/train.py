@@ -35,10 +35,16 @@ Examples:
 @out_option
 @click.option("--preset", default=None, help="Settings to start from: recommended (default) or paper.")
 @click.option("--config", "config_file", metavar="TOML", help="Settings that change the preset's.")
-@click.option("--bits", type=int, help="Code length: 12, 24, 32, 48 or any that the codewords divide.  [default: 48]")
+@click.option(
+    "--bits", type=int, help="Code length: 12, 24, 32, 48 or any that the codewords divide.  [default: 48]"
+)
 @click.option("--codebooks", type=int, help="Number of codebooks M, instead of --bits.")
-@click.option("--codewords", type=int, help="Codewords K of each: a power of two from 4 to 256.  [default: 16]")
-@click.option("--backbone", help="vgg, alexnet, cnnf, mlp, linear or timm/NAME.  [default: by the kind of data]")
+@click.option(
+    "--codewords", type=int, help="Codewords K of each: a power of two from 4 to 256.  [default: 16]"
+)
+@click.option(
+    "--backbone", help="vgg, alexnet, cnnf, mlp, linear or timm/NAME.  [default: by the kind of data]"
+)
 @click.option("--weights", help="First weights of the backbone: imagenet, a file, or none.")
 @click.option("--image-size", type=int, help="Side of the square input in pixels.")
 @click.option(
@@ -53,7 +59,9 @@ Examples:
 @click.option("--steps", type=int, help="Steps of the optimizer.")
 @click.option("--epochs", type=float, help="Passes over the data, instead of --steps.")
 @click.option(
-    "--validation", type=float, help="Share of the labelled items held out to choose the best checkpoint; 0 keeps the last."
+    "--validation",
+    type=float,
+    help="Share of the labelled items held out to choose the best checkpoint; 0 keeps the last.",
 )
 @click.option("--seed", type=int, help="Seed of the split, the first weights and the batches.  [default: 0]")
 @click.option("--augment", help="Of images: flip-crop, crop or none.  [default: by the data]")
@@ -97,7 +105,9 @@ def train(
     if config_file:
         base = settings.read_toml(config_file, base)
         if preset and base.preset != preset:
-            raise UsageError(f"--preset {preset} contradicts preset = \"{base.preset}\" in {config_file}: keep one")
+            raise UsageError(
+                f'--preset {preset} contradicts preset = "{base.preset}" in {config_file}: keep one'
+            )
     K = codewords or base.quantizer.codewords
     if bits is not None:
         codebooks = settings.codebooks_for_bits(bits, K)

@@ -171,7 +171,9 @@ def codebooks_for_bits(bits: int, codewords: int = 16) -> int:
     """
     per_codebook = codewords.bit_length() - 1
     if bits <= 0 or per_codebook <= 0 or bits % per_codebook:
-        raise UsageError(f"{bits} bits do not divide into codebooks of {codewords} codewords ({per_codebook} bits each)")
+        raise UsageError(
+            f"{bits} bits do not divide into codebooks of {codewords} codewords ({per_codebook} bits each)"
+        )
     return bits // per_codebook
 
 
@@ -296,14 +298,20 @@ def validate(config: Config) -> Config:
     _require(n.heads >= 0, f"network.heads = {n.heads}: it must not be negative")
     _require(n.noise >= 0, f"network.noise = {n.noise}: it must not be negative")
     _require(
-        min(c.lambda0, c.lambda1, c.lambda2, c.lambda3) >= 0, "loss.lambda0 to loss.lambda3 must not be negative"
+        min(c.lambda0, c.lambda1, c.lambda2, c.lambda3) >= 0,
+        "loss.lambda0 to loss.lambda3 must not be negative",
     )
-    _require(c.lambda0 + c.lambda3 > 0, "loss.lambda0 and loss.lambda3 are both 0: nothing would train the codewords")
+    _require(
+        c.lambda0 + c.lambda3 > 0,
+        "loss.lambda0 and loss.lambda3 are both 0: nothing would train the codewords",
+    )
     _require(c.beta > 0, f"loss.beta = {c.beta}: it must be above 0")
     _require(t.steps >= 1, f"training.steps = {t.steps}: at least 1 is needed")
     _require(t.epochs >= 0, f"training.epochs = {t.epochs}: it must not be negative")
     _require(t.batch_labelled >= 2, f"training.batch_labelled = {t.batch_labelled}: at least 2 are needed")
-    _require(t.batch_unlabelled >= 0, f"training.batch_unlabelled = {t.batch_unlabelled}: it must not be negative")
+    _require(
+        t.batch_unlabelled >= 0, f"training.batch_unlabelled = {t.batch_unlabelled}: it must not be negative"
+    )
     _require(t.learning_rate > 0, f"training.learning_rate = {t.learning_rate}: it must be above 0")
     _require(t.weight_decay >= 0, f"training.weight_decay = {t.weight_decay}: it must not be negative")
     _require(0 <= t.beta1 < 1, f"training.beta1 = {t.beta1}: it must be in [0, 1)")

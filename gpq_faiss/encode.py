@@ -206,7 +206,9 @@ def _finished(path: Path, model: Model, dataset: Dataset) -> bool:
         header = reader.header
         if header.kind != "features":
             raise DataError(f"{path} holds {header.kind}, not features: name another file with --features")
-        return header.model_fingerprint == model.fingerprint and header.data_fingerprint == dataset.fingerprint
+        return (
+            header.model_fingerprint == model.fingerprint and header.data_fingerprint == dataset.fingerprint
+        )
 
 
 def default_features_path(out: Path) -> Path:

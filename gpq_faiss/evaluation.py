@@ -147,7 +147,9 @@ def _inputs(encoder: Encoder, dataset: Dataset, rows: NDArray[np.int64]) -> NDAr
         for start in range(0, len(rows), 4096):
             values, ok = reader.fetch(rows[start : start + 4096])
             if not ok.all():
-                raise DataError(f"{dataset.name}: broken images cannot be compared on: leave them out of the data")
+                raise DataError(
+                    f"{dataset.name}: broken images cannot be compared on: leave them out of the data"
+                )
             scale = np.float32(1 / 255 if values.dtype == np.uint8 else 1)
             parts.append(values.reshape(len(values), -1).astype(np.float32) * scale)
     return np.concatenate(parts)
@@ -232,7 +234,9 @@ def evaluate(
     labels = dataset.require_labels()
     split, notes = resolve_split(encoder, dataset, protocol, seed, labelled)
     if not len(split.query):
-        raise UsageError(f"{encoder.model.folder} was trained with --protocol none: there are no queries set apart to evaluate")
+        raise UsageError(
+            f"{encoder.model.folder} was trained with --protocol none: there are no queries set apart to evaluate"
+        )
     rows, more = _database(split, labels)
     notes += more
     trained_names, names = encoder.model.class_names, labels.class_names

@@ -177,9 +177,13 @@ def _format_of(out: Path, format: Format | None) -> Format:
     if format is not None and format not in get_args(Format):
         raise UsageError(f"format '{format}' is unknown: choose one of {', '.join(get_args(Format))}")
     if format is None and by_suffix is None:
-        raise UsageError(f"{out} has neither of the suffixes .onnx and .pt2: name the file so, or give the format")
+        raise UsageError(
+            f"{out} has neither of the suffixes .onnx and .pt2: name the file so, or give the format"
+        )
     if format is not None and by_suffix is not None and format != by_suffix:
-        raise UsageError(f"{out} is to be of format {format}, but its suffix says {by_suffix}: change one of them")
+        raise UsageError(
+            f"{out} is to be of format {format}, but its suffix says {by_suffix}: change one of them"
+        )
     return cast(Format, format or by_suffix)
 
 
@@ -229,7 +233,9 @@ def _given_input(encoder: Encoder, check: Dataset | str | NDArray[Any]) -> NDArr
             values, _ = reader.fetch(_spread(len(dataset)))
         return values
     shape: tuple[int, ...]
-    shape = (model.input_width,) if model.input_kind == "features" else (3, model.image_size, model.image_size)
+    shape = (
+        (model.input_width,) if model.input_kind == "features" else (3, model.image_size, model.image_size)
+    )
     if check.ndim != len(shape) + 1 or check.shape[1:] != shape:
         raise MismatchError(
             f"the array to check on has shape {list(check.shape)}, but {model.folder} takes n items of {list(shape)}"
@@ -240,7 +246,9 @@ def _given_input(encoder: Encoder, check: Dataset | str | NDArray[Any]) -> NDArr
     if model.input_kind == "images" and values.dtype == np.uint8:
         return np.ascontiguousarray(values)
     if values.dtype.kind not in ("f" if model.input_kind == "images" else "fiu"):
-        raise DataError(f"the array to check on is {values.dtype}: features are numbers, images uint8 or float in [0, 1]")
+        raise DataError(
+            f"the array to check on is {values.dtype}: features are numbers, images uint8 or float in [0, 1]"
+        )
     values = np.ascontiguousarray(values, dtype=np.float32)
     if not np.isfinite(values).all():
         raise DataError("the array to check on holds NaN or infinity: leave such items out")
@@ -342,7 +350,15 @@ def _tidy(proto: Any) -> None:
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param == free:
                 dim.dim_param = "batch"
-    for part in (proto, graph, *graph.node, *graph.value_info, *graph.input, *graph.output, *graph.initializer):
+    for part in (
+        proto,
+        graph,
+        *graph.node,
+        *graph.value_info,
+        *graph.input,
+        *graph.output,
+        *graph.initializer,
+    ):
         part.ClearField("metadata_props")
         part.ClearField("doc_string")
 
@@ -385,7 +401,9 @@ def _compare(
             worst = max(worst, float(np.nan_to_num(difference, nan=np.inf)))
             items += int(fine.sum())
         elif values is given:
-            raise DataError("none of the items to check on has a direction in every sub-space: give other ones")
+            raise DataError(
+                "none of the items to check on has a direction in every sub-space: give other ones"
+            )
         if worst > tolerance:
             raise DataError(
                 f"{encoder.model.folder}: the exported network differs from the model by up to {worst:.2g}, the limit "
@@ -406,7 +424,9 @@ def _check_shapes(model: Model, outputs: Sequence[NDArray[Any]], n: int, with_co
     wanted = [(np.dtype(np.float32), (n, M * d)), (np.dtype(np.uint8), (n, M))][: 1 + with_codes]
     found = [(a.dtype, a.shape) for a in outputs]
     if found != wanted:
-        raise DataError(f"{model.folder}: the exported network gives {found}, not {wanted}; nothing was written")
+        raise DataError(
+            f"{model.folder}: the exported network gives {found}, not {wanted}; nothing was written"
+        )
 
 
 def _check_codes(model: Model, vectors: Floats, codes: NDArray[np.uint8]) -> None:
@@ -418,7 +438,9 @@ def _check_codes(model: Model, vectors: Floats, codes: NDArray[np.uint8]) -> Non
         chosen = np.take_along_axis(cosine, codes[:, :, None].astype(np.int64), axis=2)[:, :, 0]
         wrong = bool((chosen < cosine.max(axis=2) - _CODE_MARGIN).any())
     if wrong:
-        raise DataError(f"{model.folder}: the exported network gives codes that are not the nearest; nothing was written")
+        raise DataError(
+            f"{model.folder}: the exported network gives codes that are not the nearest; nothing was written"
+        )
 
 
 # What the file says of itself ------------------------------------------------------------------------------------------
@@ -427,11 +449,19 @@ def _check_codes(model: Model, vectors: Floats, codes: NDArray[np.uint8]) -> Non
 def _metadata(model: Model, kind: Format, with_codes: bool) -> dict[str, str]:
     """All values are text, as ONNX has it; lists and dicts as JSON."""
     description, (M, K, d) = model.description, model.codebooks.shape
-    versions = {"gpq_faiss": __version__, "python": platform.python_version(), "torch": str(torch.__version__)}
+    versions = {
+        "gpq_faiss": __version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+    }
     if kind == "onnx":
         versions |= {name: packages.version(name) for name in ("onnx", "onnxscript", "onnxruntime")}
         versions["opset"] = str(OPSET)
-    size = {"input_width": str(model.input_width)} if model.input_width else {"image_size": str(model.image_size)}
+    size = (
+        {"input_width": str(model.input_width)}
+        if model.input_width
+        else {"image_size": str(model.image_size)}
+    )
     return {
         "kind": KIND,
         "format_version": str(FORMAT_VERSION),

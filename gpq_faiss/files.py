@@ -60,7 +60,9 @@ def check_output(path: str | Path, *, overwrite: bool, folder: bool = False) -> 
     try:
         if path.exists():
             if not overwrite:
-                raise OutputExistsError(f"{path} exists already: pass --overwrite to replace it, or another --out")
+                raise OutputExistsError(
+                    f"{path} exists already: pass --overwrite to replace it, or another --out"
+                )
             if path.is_dir() != folder:
                 raise write_error(path, OSError(errno.ENOTDIR if folder else errno.EISDIR, ""))
         path.parent.mkdir(parents=True, exist_ok=True)

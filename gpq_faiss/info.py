@@ -27,9 +27,7 @@ _HASH_LIMIT = 256 << 20  # larger archives are not read through
 _SMALL_JSON = 64 << 20
 _MODEL_FILES = {"config.json", "model.safetensors", "metrics.jsonl"}
 _UNFINISHED = re.compile(r"^\.(?P<name>.+)\.partial$")
-_KNOWN = (
-    "a model folder, features.h5, codes.h5, a split, a Faiss index, an exported encoder (.onnx, .pt2), .npy or .npz"
-)
+_KNOWN = "a model folder, features.h5, codes.h5, a split, a Faiss index, an exported encoder (.onnx, .pt2), .npy or .npz"
 
 
 def info(path: str | Path) -> dict[str, Any]:
@@ -109,9 +107,18 @@ def _size(path: Path) -> int:
 
 def _foreign(path: Path) -> dict[str, Any]:
     hint = _ENCODER_SUFFIXES.get(path.suffix.lower()) or {
-        ".h5": "HDF5", ".hdf5": "HDF5", ".npy": "NumPy", ".npz": "NumPy", ".faiss": "Faiss", ".json": "JSON"
+        ".h5": "HDF5",
+        ".hdf5": "HDF5",
+        ".npy": "NumPy",
+        ".npz": "NumPy",
+        ".faiss": "Faiss",
+        ".json": "JSON",
     }.get(path.suffix.lower())
-    what = f"is not the {hint} file that its name says: it is damaged or foreign" if hint else "is of an unknown kind"
+    what = (
+        f"is not the {hint} file that its name says: it is damaged or foreign"
+        if hint
+        else "is of an unknown kind"
+    )
     raise DataError(f"{path} {what}; {_KNOWN} can be described")
 
 
@@ -182,7 +189,9 @@ def _unfinished(path: Path) -> dict[str, Any]:
         return _unfinished_rows(path, out)
     checkpoint = path / "checkpoint.safetensors"
     if not checkpoint.exists():
-        return _head("unfinished training", path, out=out, step=0, remedy="nothing is saved yet: run it again")
+        return _head(
+            "unfinished training", path, out=out, step=0, remedy="nothing is saved yet: run it again"
+        )
     state = _checkpoint(checkpoint)
     return _head(
         "unfinished training",
@@ -203,7 +212,9 @@ def _checkpoint(path: Path) -> dict[str, Any]:
     try:
         with safe_open(path, framework="numpy") as file:
             state = json.loads((file.metadata() or {})["state"])
-        if not isinstance(state, dict) or not {"step", "seconds", "best", "best_step", "identity"} <= set(state):
+        if not isinstance(state, dict) or not {"step", "seconds", "best", "best_step", "identity"} <= set(
+            state
+        ):
             raise ValueError("no state of a training")
     except (SafetensorError, KeyError, ValueError, OSError) as error:
         raise DataError(f"{path} is damaged ({_line(error)}): start again with --overwrite") from None
@@ -235,7 +246,9 @@ def _hdf5(path: Path) -> dict[str, Any]:
 
     results = {name: read_hdf5_array(path, [name], required=False) for name in ("ids", "scores", "query_ids")}
     if all(array is not None for array in results.values()):
-        arrays = {n: {"shape": list(a.shape), "dtype": str(a.dtype)} for n, a in results.items() if a is not None}
+        arrays = {
+            n: {"shape": list(a.shape), "dtype": str(a.dtype)} for n, a in results.items() if a is not None
+        }
         return _head("results", path, arrays=arrays)
     found = describe(path)
     kind, names = str(found.pop("kind", None) or found.pop("type")), list(found.pop("classes"))
@@ -376,7 +389,9 @@ def read_encoder_metadata(path: str | Path) -> dict[str, Any]:
         }
         _check_encoder(found)
     except (ValueError, TypeError) as error:
-        raise DataError(f"{path}: its description is damaged ({_line(error)}): export the encoder again") from None
+        raise DataError(
+            f"{path}: its description is damaged ({_line(error)}): export the encoder again"
+        ) from None
     if found["format_version"] != _ENCODER_FORMAT:
         raise DataError(
             f"{path} has format {found['format_version']}, this version reads {_ENCODER_FORMAT}: update gpq-faiss"
@@ -409,8 +424,18 @@ def _torch_metadata(path: Path) -> dict[str, Any]:
                 raise DataError(f"{path} was not made by gpq export-encoder: it does not name its model")
             _check_archive(archive, path)
             value = json.loads(archive.read(members[0]))
-    except (zipfile.BadZipFile, zlib.error, OSError, ValueError, EOFError, NotImplementedError, RuntimeError) as error:
-        raise DataError(f"{path} is truncated or damaged ({_line(error)}): export the encoder again") from None
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        OSError,
+        ValueError,
+        EOFError,
+        NotImplementedError,
+        RuntimeError,
+    ) as error:
+        raise DataError(
+            f"{path} is truncated or damaged ({_line(error)}): export the encoder again"
+        ) from None
     return value if isinstance(value, dict) else {}
 
 
@@ -418,7 +443,9 @@ def _onnx_metadata(path: Path) -> dict[str, Any]:
     try:
         import onnx
     except ImportError:
-        raise UsageError(f"{path}: reading ONNX needs the package onnx: pip install 'gpq-faiss[onnx]'") from None
+        raise UsageError(
+            f"{path}: reading ONNX needs the package onnx: pip install 'gpq-faiss[onnx]'"
+        ) from None
     try:
         proto = onnx.load(str(path), load_external_data=False)
         found = {entry.key: entry.value for entry in proto.metadata_props}
@@ -445,7 +472,9 @@ def _zip(path: Path) -> dict[str, Any]:
             if any(m.filename.endswith(_ENCODER_MEMBER) for m in members):
                 return _encoder(path)
             if not members or not all(m.filename.endswith(".npy") for m in members):
-                raise DataError(f"{path} is a zip archive, but neither .npz nor an encoder of gpq export-encoder")
+                raise DataError(
+                    f"{path} is a zip archive, but neither .npz nor an encoder of gpq export-encoder"
+                )
             _check_archive(archive, path)
             arrays = {}
             for member in members:
@@ -482,7 +511,9 @@ def _array(file: IO[bytes], size: int, what: str) -> dict[str, Any]:
         raise DataError(f"{what} holds Python objects, which are never unpickled: save plain numbers")
     expected = file.tell() + dtype.itemsize * int(np.prod(shape, dtype=object))
     if size != expected:
-        raise DataError(f"{what} is truncated or damaged: {size:,} bytes where its header asks for {expected:,}")
+        raise DataError(
+            f"{what} is truncated or damaged: {size:,} bytes where its header asks for {expected:,}"
+        )
     return {"shape": [int(n) for n in shape], "dtype": str(dtype), "order": "Fortran" if fortran else "C"}
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from .data.base import BadItems, Dataset, ImageDataset
 from .data.images import FileImages, is_image_name
+from .data.labels import Labels
 from .data.open import SCHEMES, open_data
 from .encode import Encoder, Progress
 from .errors import DataError, MismatchError, UsageError
@@ -67,7 +68,6 @@ class SearchResult:
             ],
         }
 
-
     def rows(self) -> list[dict[str, Any]]:
         """A row a result, for a table."""
         return [
@@ -83,8 +83,14 @@ class SearchResult:
         Raises:
             DataError: it cannot be written.
         """
-        arrays: dict[str, NDArray[Any]] = {"ids": self.ids, "scores": self.scores, "query_ids": self.query_ids}
-        return write_arrays(path, arrays, {"kind": "results", "codebooks_fingerprint": self.codebooks_fingerprint})
+        arrays: dict[str, NDArray[Any]] = {
+            "ids": self.ids,
+            "scores": self.scores,
+            "query_ids": self.query_ids,
+        }
+        return write_arrays(
+            path, arrays, {"kind": "results", "codebooks_fingerprint": self.codebooks_fingerprint}
+        )
 
 
 def draw_results(
@@ -103,7 +109,9 @@ def draw_results(
     """
     for dataset, what in ((items, "items"), (queries, "queries")):
         if not isinstance(dataset, ImageDataset):
-            raise DataError(f"{dataset.name} holds {dataset.kind}, not images: a picture needs images of the {what}")
+            raise DataError(
+                f"{dataset.name} holds {dataset.kind}, not images: a picture needs images of the {what}"
+            )
 
     def image(dataset: Dataset, position: int) -> NDArray[np.uint8]:
         assert isinstance(dataset, ImageDataset)
@@ -114,16 +122,14 @@ def draw_results(
     asked = {int(i): p for p, i in enumerate(queries.ids)}
     missing = [int(i) for i in np.unique(result.ids) if i >= 0 and int(i) not in place]
     if missing:
-        raise DataError(f"{items.name} has no item with id {missing[0]}: --images must name the data of the index")
+        raise DataError(
+            f"{items.name} has no item with id {missing[0]}: --images must name the data of the index"
+        )
     ranked = []
     for query, ids, scores in zip(result.query_ids, result.ids, result.scores, strict=True):
         at = asked[int(query)]
         found = [place[int(i)] for i in ids if i >= 0]
-        relevant = None
-        if items.labels is not None and queries.labels is not None:
-            if items.labels.class_names == queries.labels.class_names and queries.labels.has()[at]:
-                shared = items.labels.packed[found] & queries.labels.packed[at]
-                relevant = [bool(row.any()) for row in shared]
+        relevant = _relevance(items.labels, found, queries.labels, at)
         names = [_class_text(items, p) for p in found]
         ranked.append(
             Ranked(
@@ -136,6 +142,13 @@ def draw_results(
             )
         )
     return save_gallery(ranked, out, columns=result.ids.shape[1], overwrite=overwrite)
+
+
+def _relevance(items: Labels | None, found: list[int], queries: Labels | None, at: int) -> list[bool] | None:
+    """Whether each found item shares a label with the query; None where that is not known."""
+    if items is None or queries is None or items.class_names != queries.class_names or not queries.has()[at]:
+        return None
+    return [bool(row.any()) for row in items.packed[found] & queries.packed[at]]
 
 
 def _class_text(dataset: Dataset, position: int) -> str:

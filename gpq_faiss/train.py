@@ -238,7 +238,9 @@ def _training_batches(
     for step, (values, ok) in zip(steps, reader.stream(rows()), strict=True):
         l_rows, l_ok = labelled.at(step), ok[: labelled.batch]
         if not l_ok.any():
-            raise DataError(f"{reader.dataset.name}: none of the {len(l_rows)} labelled items of step {step} could be read")
+            raise DataError(
+                f"{reader.dataset.name}: none of the {len(l_rows)} labelled items of step {step} could be read"
+            )
         yield values, l_rows[l_ok], int(l_ok.sum())
 
 
@@ -254,7 +256,10 @@ def _run_identity(config: Config, dataset: Dataset, split: Split) -> str:
     # How often to save does not change what is computed.
     settled = dataclasses.replace(config.training, checkpoint_seconds=0.0)
     return fingerprint(
-        dataclasses.replace(config, training=settled).fingerprint(), dataset.fingerprint, split.hash, torch.__version__
+        dataclasses.replace(config, training=settled).fingerprint(),
+        dataset.fingerprint,
+        split.hash,
+        torch.__version__,
     )
 
 
@@ -306,19 +311,25 @@ def train(
     if not (resume and finished):
         check_output(out, overwrite=overwrite, folder=True)
         if overwrite and out.exists() and not finished and any(out.iterdir()):
-            raise DataError(f"{out} holds something else than a model: it is not replaced; choose another --out")
+            raise DataError(
+                f"{out} holds something else than a model: it is not replaced; choose another --out"
+            )
     dataset = open_data(data) if isinstance(data, str) else data
     split = make_split(dataset, protocol, seed=config.training.seed, labelled=labelled)
     identity = _run_identity(config, dataset, split)
     if resume and finished:
         if read_json(out / "config.json", "a model's settings").get("run_identity") != identity:
-            raise OutputExistsError(f"{out} is a finished model of other settings or data: choose another --out, or --overwrite it")
+            raise OutputExistsError(
+                f"{out} is a finished model of other settings or data: choose another --out, or --overwrite it"
+            )
         log.info("%s is finished: nothing to resume", out)
         return out
 
     partial = out.with_name(f".{out.name}.partial")
     if (partial / "checkpoint.safetensors").exists() and not (resume or overwrite):
-        raise OutputExistsError(f"an unfinished run is at {partial}: go on with --resume, or begin anew with --overwrite")
+        raise OutputExistsError(
+            f"an unfinished run is at {partial}: go on with --resume, or begin anew with --overwrite"
+        )
 
     # From here on there are no labels but those that the training may see.
     labels = split.training_labels(dataset.require_labels())
@@ -352,7 +363,20 @@ def train(
             run.load(identity)
             log.info("resumed at step %d of %d", run.step, steps)
         with _interrupt_between_steps() as interrupted:
-            _loop(run, config, reader, labels, seen, pool, held, steps, identity, torch_device, progress, interrupted)
+            _loop(
+                run,
+                config,
+                reader,
+                labels,
+                seen,
+                pool,
+                held,
+                steps,
+                identity,
+                torch_device,
+                progress,
+                interrupted,
+            )
 
         if held.size and run.best_step:
             method.load_state_dict(run.best_state)
@@ -423,7 +447,9 @@ def _loop(
     training, method, optimizer = config.training, run.method, run.optimizer
     labelled = EpochSampler(seen, training.batch_labelled, training.seed, _LABELLED)
     unlabelled = (
-        EpochSampler(pool, training.batch_unlabelled, training.seed, _UNLABELLED) if training.batch_unlabelled else None
+        EpochSampler(pool, training.batch_unlabelled, training.seed, _UNLABELLED)
+        if training.batch_unlabelled
+        else None
     )
     augment = _augmentation(training, reader.dataset)
 
@@ -458,8 +484,14 @@ def _loop(
             run.seconds = time.monotonic() - began
             figures = {k: float(v.detach()) for k, v in losses.items()}
             if not math.isfinite(figures["total"]):
-                raise DataError(f"the loss became {figures['total']} at step {run.step}: lower training.learning_rate")
-            line: dict[str, Any] = {"step": run.step, "seconds": round(run.seconds, 3), "lr": optimizer.param_groups[0]["lr"]}
+                raise DataError(
+                    f"the loss became {figures['total']} at step {run.step}: lower training.learning_rate"
+                )
+            line: dict[str, Any] = {
+                "step": run.step,
+                "seconds": round(run.seconds, 3),
+                "lr": optimizer.param_groups[0]["lr"],
+            }
             line |= {k: round(v, 6) for k, v in figures.items()}
             if held.size:
                 figures["map"] = validation_map(method, reader, held, labels, device)
@@ -468,7 +500,9 @@ def _loop(
                     run.keep_best(figures["map"])
                 method.train()
             run.lines.append(json.dumps(line))
-            log.info("step %d of %d  %s", run.step, steps, "  ".join(f"{k} {v:.4f}" for k, v in figures.items()))
+            log.info(
+                "step %d of %d  %s", run.step, steps, "  ".join(f"{k} {v:.4f}" for k, v in figures.items())
+            )
         stop = interrupted()
         if stop or (time.monotonic() - saved >= training.checkpoint_seconds and run.step < steps):
             run.seconds = time.monotonic() - began

@@ -75,7 +75,11 @@ def make_model(
         training=TrainingConfig(steps=1, seed=seed),
     )
     input_: dict[str, Any]
-    input_ = {"kind": "features", "width": width} if kind == "features" else {"kind": "images", "image_size": image_size}
+    input_ = (
+        {"kind": "features", "width": width}
+        if kind == "features"
+        else {"kind": "images", "image_size": image_size}
+    )
     network = build_network(config, input_, len(class_names))
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():

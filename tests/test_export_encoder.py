@@ -131,9 +131,10 @@ def test_a_program_without_torch_queries_a_faiss_index(
     said = json.loads(done.stdout)
     assert said["loaded"] == []
     assert said["D"] == M * D
-    assert said["about"]["codebooks_fingerprint"] == load_model(models["features"]).description[
-        "codebooks_fingerprint"
-    ]
+    assert (
+        said["about"]["codebooks_fingerprint"]
+        == load_model(models["features"]).description["codebooks_fingerprint"]
+    )
     with np.load(tmp_path / "out.npz") as found:
         arrays = {name: found[name] for name in found.files}
     expected, _ = Encoder.load(models["features"]).embed(values)
@@ -160,7 +161,9 @@ def test_the_file_says_what_it_belongs_to(
     assert found["codebooks_fingerprint"] == description["codebooks_fingerprint"]
     assert found["class_names"] == ["cat", "dog", "owl"]
     assert (found["codebooks"], found["codewords"], found["subdim"]) == (M, K, D)
-    assert (found.get("input_width"), found.get("image_size")) == ((20, None) if kind == "features" else (None, 32))
+    assert (found.get("input_width"), found.get("image_size")) == (
+        (20, None) if kind == "features" else (None, 32)
+    )
     assert found["outputs"] == (["vectors", "codes"] if kind == "features" else ["vectors"])
     assert found["format"] == ("onnx" if suffix == "onnx" else "torch")
     assert found["versions"]["torch"] == torch.__version__
@@ -178,7 +181,9 @@ def test_an_onnx_file_stands_alone_and_tells_nothing_of_this_machine(
             proto = onnx.load(str(path), load_external_data=False)
             onnx.checker.check_model(proto, full_check=True)
             assert not any(t.external_data for t in proto.graph.initializer)
-            shapes = [[d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in proto.graph.input]
+            shapes = [
+                [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in proto.graph.input
+            ]
             assert shapes == [["batch", 20] if kind == "features" else ["batch", 3, 32, 32]]
 
 

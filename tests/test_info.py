@@ -204,9 +204,7 @@ def test_encoders(files: dict[str, Path], onnx_file: Path) -> None:
     assert info(renamed)["format"] == "torch"
 
 
-def test_onnx_without_the_package_names_the_remedy(
-    onnx_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_onnx_without_the_package_names_the_remedy(onnx_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(UsageError, match=r"pip install 'gpq-faiss\[onnx\]'"):
         info(onnx_file)
@@ -267,9 +265,7 @@ def test_unfinished_training(tmp_path: Path) -> None:
     "name", ["features.h5", "codes.h5", "x.npy", "x.npz", "small.npz", "index", "plain index", "torch"]
 )
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
-def test_a_truncated_file_is_refused(
-    files: dict[str, Path], tmp_path: Path, name: str, share: float
-) -> None:
+def test_a_truncated_file_is_refused(files: dict[str, Path], tmp_path: Path, name: str, share: float) -> None:
     whole = files[name].read_bytes()
     copy = tmp_path / files[name].name
     copy.write_bytes(whole[: int(share * len(whole))])
@@ -300,7 +296,9 @@ def test_a_flipped_bit_in_an_archive_is_noticed(files: dict[str, Path], tmp_path
         info(copy)
 
 
-def test_an_index_that_was_changed_is_not_what_its_sidecar_says(files: dict[str, Path], tmp_path: Path) -> None:
+def test_an_index_that_was_changed_is_not_what_its_sidecar_says(
+    files: dict[str, Path], tmp_path: Path
+) -> None:
     raw = bytearray(files["index"].read_bytes())
     raw[-100] ^= 1
     (tmp_path / "i.faiss").write_bytes(raw)

@@ -92,5 +92,7 @@ def test_libraries_stay_in_their_rooms(file: Path) -> None:
 
 
 def test_the_command_line_is_on_top() -> None:
-    wrong = [str(f) for f in FILES for _, name in imports(f) if name.split(".")[0] in {"cli", "gpq_cli", "click"}]
+    wrong = [
+        str(f) for f in FILES for _, name in imports(f) if name.split(".")[0] in {"cli", "gpq_cli", "click"}
+    ]
     assert not wrong

@@ -91,7 +91,9 @@ def codes_of(folder: Path) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(open_digits(), tmp_path_factory.mktemp("train") / "model", config=small(), labelled="30-per-class")
+    return train(
+        open_digits(), tmp_path_factory.mktemp("train") / "model", config=small(), labelled="30-per-class"
+    )
 
 
 def test_the_folder_holds_what_it_should(trained: Path) -> None:
@@ -103,7 +105,9 @@ def test_the_folder_holds_what_it_should(trained: Path) -> None:
     }
     lines = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [4, 8, 12]
-    assert all({"total", "npair", "classification", "entropy", "validation_map"} <= set(line) for line in lines)
+    assert all(
+        {"total", "npair", "classification", "entropy", "validation_map"} <= set(line) for line in lines
+    )
     description = json.loads((trained / "config.json").read_text())["training"]
     best = max(lines, key=lambda line: line["validation_map"])
     assert description["best_step"] == best["step"]
@@ -172,7 +176,11 @@ def test_a_killed_run_resumes_to_the_same_codes(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="other settings"):
         train(open_digits(), cut, config=small(steps=61), labelled="30-per-class", resume=True)
     done = subprocess.run(
-        [sys.executable, "-c", script, str(cut), "--resume"], capture_output=True, text=True, env=environment, check=True
+        [sys.executable, "-c", script, str(cut), "--resume"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=True,
     )
     steps = [int(line) for line in done.stdout.split()]
     assert steps[-1] == 60

@@ -38,9 +38,7 @@ class Columns:
 
 def _missing_column(path: Path, column: str, there: Sequence[str], option: str) -> DataError:
     names = ", ".join(repr(name[:40]) for name in there[:20])
-    return DataError(
-        f"{path} has no column {column!r} (it has {names}): name it with {option}"
-    )
+    return DataError(f"{path} has no column {column!r} (it has {names}): name it with {option}")
 
 
 def _check_columns(path: Path, there: Sequence[str], image_column: str, label_column: str) -> bool:

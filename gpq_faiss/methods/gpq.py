@@ -65,7 +65,9 @@ class GPQ(TrainableMethod):
         if step != self._first_codebook_step(steps) or not step:
             return
         source = self.exported().eval()
-        directions = torch.cat([source.directions(source.backbone(x)) for x in torch.split(sample(5000), 500)])
+        directions = torch.cat(
+            [source.directions(source.backbone(x)) for x in torch.split(sample(5000), 500)]
+        )
         generator = torch.Generator().manual_seed(self.config.training.seed)
         self.network.codewords.initialise(directions.float(), iterations=10, generator=generator)
         if self.average is not None:
@@ -111,7 +113,9 @@ class GPQ(TrainableMethod):
         if self.average is None:
             return
         weight = 1 - min(self.config.training.ema, (step + 1) / (step + 10))
-        for mean, now in zip(self.average.state_dict().values(), self.network.state_dict().values(), strict=True):
+        for mean, now in zip(
+            self.average.state_dict().values(), self.network.state_dict().values(), strict=True
+        ):
             if mean.is_floating_point():
                 mean.lerp_(now, weight)
             else:

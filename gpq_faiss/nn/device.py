@@ -28,5 +28,7 @@ def resolve_device(name: str) -> torch.device:
     if count == 0:
         raise DeviceError(f"device '{name}' was asked for, but torch sees no GPU here: use --device cpu")
     if (device.index or 0) >= count:
-        raise DeviceError(f"device '{name}' was asked for, but there are {count} GPUs (cuda:0 to cuda:{count - 1})")
+        raise DeviceError(
+            f"device '{name}' was asked for, but there are {count} GPUs (cuda:0 to cuda:{count - 1})"
+        )
     return torch.device("cuda", device.index or 0)

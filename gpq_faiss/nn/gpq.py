@@ -45,7 +45,9 @@ class GPQNetwork(nn.Module):
         if reexpress_vectors and d >= C:
             # Classes that have nothing in common at first: mixtures of them then tell how much of each they hold.
             with torch.no_grad():
-                self.classifier.raw.copy_(torch.linalg.qr(self.classifier.raw.transpose(1, 2))[0].transpose(1, 2))
+                self.classifier.raw.copy_(
+                    torch.linalg.qr(self.classifier.raw.transpose(1, 2))[0].transpose(1, 2)
+                )
 
     def codebooks(self) -> Tensor:
         """z', float [M, K, d], unit-norm: what trains, encodes and is exported."""

@@ -39,7 +39,11 @@ def state_fingerprint(state: Mapping[str, Tensor]) -> str:
     parts: list[bytes | str] = []
     for name in sorted(state):
         tensor = state[name].detach().cpu().contiguous()
-        parts += [name, f"{tensor.dtype}{list(tensor.shape)}", tensor.reshape(-1).view(torch.uint8).numpy().tobytes()]
+        parts += [
+            name,
+            f"{tensor.dtype}{list(tensor.shape)}",
+            tensor.reshape(-1).view(torch.uint8).numpy().tobytes(),
+        ]
     return fingerprint(*parts)
 
 
@@ -180,7 +184,14 @@ def read_description(folder: str | Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder: a model folder, as gpq train writes it, is needed")
     description = read_json(folder / "config.json", "a model's settings (gpq train writes it)")
-    wanted = {"format_version", "config", "input", "class_names", "model_fingerprint", "codebooks_fingerprint"}
+    wanted = {
+        "format_version",
+        "config",
+        "input",
+        "class_names",
+        "model_fingerprint",
+        "codebooks_fingerprint",
+    }
     if not isinstance(description, dict) or not wanted <= set(description):
         raise DataError(f"{folder / 'config.json'} does not describe a model: it is damaged or foreign")
     if description["format_version"] != FORMAT_VERSION:
@@ -208,20 +219,29 @@ def load_model(folder: str | Path, device: torch.device | None = None) -> Model:
     except (SafetensorError, OSError, ValueError) as error:
         raise DataError(f"{path} is damaged ({error}): copy or train the model again") from None
     if state_fingerprint(state) != description["model_fingerprint"]:
-        raise MismatchError(f"{path} does not belong to the config.json beside it: copy the whole folder again")
+        raise MismatchError(
+            f"{path} does not belong to the config.json beside it: copy the whole folder again"
+        )
     codebooks = state.pop("codebooks").numpy()
     if codebooks_fingerprint(codebooks) != description["codebooks_fingerprint"]:
-        raise MismatchError(f"{path}: its codebooks are not those of config.json: copy the whole folder again")
+        raise MismatchError(
+            f"{path}: its codebooks are not those of config.json: copy the whole folder again"
+        )
     try:
         # The folder has the weights: nothing is to be downloaded.
-        settled = {**description["config"], "network": {**description["config"]["network"], "weights": "none"}}
+        settled = {
+            **description["config"],
+            "network": {**description["config"]["network"], "weights": "none"},
+        }
         config = from_dict(settled)
         network = build_network(config, description["input"], len(description["class_names"]))
         network.load_state_dict({k.removeprefix("network."): v for k, v in state.items()})
     except (RuntimeError, KeyError, TypeError, AttributeError, ValueError, UsageError) as error:
         # A setting that cannot be is the user's mistake in a training, and damage in a model folder.
         line = " ".join(str(error).split())[:160] or type(error).__name__
-        raise DataError(f"{path} does not fit its config.json ({line}): the model is damaged or of another version") from None
+        raise DataError(
+            f"{path} does not fit its config.json ({line}): the model is damaged or of another version"
+        ) from None
     network.eval()
     if device is not None:
         network.to(device)

@@ -14,8 +14,14 @@ from gpq_faiss.index.opening import open_engine
 @pytest.mark.parametrize("kind", ["fused", "fastscan", "exact", "grouped", "auto"])
 def test_kinds(shop: Shop, tmp_path: Path, kind: str) -> None:
     out = tmp_path / "i.faiss"
-    assert done("index", shop.model, shop.codes, "--kind", kind, "--memory", "64MB", "--out", out) == f"{out}\n"
-    assert faiss.read_index(str(out)).ntotal == open_engine(out).ntotal == faiss.read_index(str(shop.index)).ntotal
+    assert (
+        done("index", shop.model, shop.codes, "--kind", kind, "--memory", "64MB", "--out", out) == f"{out}\n"
+    )
+    assert (
+        faiss.read_index(str(out)).ntotal
+        == open_engine(out).ntotal
+        == faiss.read_index(str(shop.index)).ntotal
+    )
 
 
 def test_lists_by_recall(shop: Shop, tmp_path: Path) -> None:

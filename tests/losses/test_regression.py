@@ -11,7 +11,13 @@ from gpq_faiss.losses import ScoreRegressionLoss
 from gpq_faiss.nn.quantizer import unit
 
 
-@given(B=st.integers(1, 6), M=st.integers(1, 4), d=st.integers(1, 4), C=st.integers(1, 4), seed=st.integers(0, 99))
+@given(
+    B=st.integers(1, 6),
+    M=st.integers(1, 4),
+    d=st.integers(1, 4),
+    C=st.integers(1, 4),
+    seed=st.integers(0, 99),
+)
 @settings(deadline=None, max_examples=50)
 def test_against_a_loop(B: int, M: int, d: int, C: int, seed: int) -> None:
     g = torch.Generator().manual_seed(seed)

@@ -24,7 +24,13 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-@given(B=st.integers(1, 5), width=st.integers(1, 6), M=st.integers(1, 4), hidden=st.integers(1, 5), d=st.integers(1, 4))
+@given(
+    B=st.integers(1, 5),
+    width=st.integers(1, 6),
+    M=st.integers(1, 4),
+    hidden=st.integers(1, 5),
+    d=st.integers(1, 4),
+)
 @settings(deadline=None, max_examples=30)
 def test_heads_are_m_perceptrons_side_by_side(B: int, width: int, M: int, hidden: int, d: int) -> None:
     heads = SubspaceHeads(width, M, hidden, d, generator=generator())
@@ -35,10 +41,18 @@ def test_heads_are_m_perceptrons_side_by_side(B: int, width: int, M: int, hidden
     for m in range(M):
         for b in range(B):
             units = [
-                max(0.0, float(sum(x[b, i] * heads.into.detach()[m, i, h] for i in range(width)) + heads.bias.detach()[m, 0, h]))
+                max(
+                    0.0,
+                    float(
+                        sum(x[b, i] * heads.into.detach()[m, i, h] for i in range(width))
+                        + heads.bias.detach()[m, 0, h]
+                    ),
+                )
                 for h in range(hidden)
             ]
-            expected = [sum(u * float(heads.out.detach()[m, h, j]) for h, u in enumerate(units)) for j in range(d)]
+            expected = [
+                sum(u * float(heads.out.detach()[m, h, j]) for h, u in enumerate(units)) for j in range(d)
+            ]
             np.testing.assert_allclose(out[b, m].numpy(), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -160,7 +174,9 @@ def test_the_average_follows_the_weights_and_is_what_is_exported() -> None:
         gpq.after_step(step)
         decay = min(config.training.ema, (step + 1) / (step + 10))
         now = gpq.network.state_dict()
-        mean = {k: decay * v + (1 - decay) * now[k] if v.is_floating_point() else now[k] for k, v in mean.items()}
+        mean = {
+            k: decay * v + (1 - decay) * now[k] if v.is_floating_point() else now[k] for k, v in mean.items()
+        }
     for name, value in gpq.exported().state_dict().items():
         torch.testing.assert_close(value, mean[name])
     plain = method(preset("paper"))
@@ -172,7 +188,9 @@ def test_gradients_reach_every_parameter_with_either_preset() -> None:
         gpq = method(preset(name))
         losses = gpq.losses(batch(9), amp=False)
         losses["total"].backward()
-        missing = [n for n, p in gpq.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.any())]
+        missing = [
+            n for n, p in gpq.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.any())
+        ]
         assert not missing, name
 
 
