@@ -171,7 +171,7 @@ def _compare(
     # Methods that learn from labels see those of the training and no others.
     pool = np.union1d(pool, split.labelled)
     method = make_method(name, bits, seed=seed)
-    method.fit(_inputs(encoder, dataset, pool), labels.masked(split.labelled).take(pool))
+    method.fit(_inputs(encoder, dataset, pool), split.training_labels(labels).take(pool))
     queries = _inputs(encoder, dataset, split.query)
     codes = method.encode(_inputs(encoder, dataset, database))
     return rank_codes(

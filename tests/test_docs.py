@@ -1,0 +1,89 @@
+"""What the documents say is held to the code: settings, snippets, commands."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from model_factory import make_model, random_input
+
+from gpq_faiss.config import Config, preset
+from gpq_faiss.encode import Encoder, encode
+from gpq_faiss.index.build import export_faiss, index
+
+ROOT = Path(__file__).parent.parent
+
+
+def settings() -> list[tuple[str, str]]:
+    return [
+        (section.name, setting.name)
+        for section in dataclasses.fields(Config)
+        if section.name != "preset"
+        for setting in dataclasses.fields(getattr(Config(), section.name))
+    ]
+
+
+@pytest.mark.parametrize(("section", "name"), settings(), ids=lambda v: v)
+def test_every_setting_stands_in_the_table_with_its_presets(section: str, name: str) -> None:
+    text = (ROOT / "docs" / "settings.md").read_text()
+    part = text.split(f"**`[{section}]`**")[1].split("**`[")[0]
+    rows = [line for line in part.splitlines() if re.search(rf"`{name}`", line.split("|")[1] if "|" in line else "")]
+    assert len(rows) == 1, f"{section}.{name}"
+    names = re.findall(r"`(\w+)`", rows[0].split("|")[1])
+    for column, which in ((2, "paper"), (3, "recommended")):
+        cell = rows[0].split("|")[column].strip()
+        if cell == "–":
+            continue
+        shown = cell.split(", ")[names.index(name)] if len(names) > 1 else cell
+        value = getattr(getattr(preset(which), section), name)
+        if isinstance(value, bool):
+            assert shown == str(value).lower()
+        elif isinstance(value, (int, float)):
+            assert float(shown) == value
+        elif isinstance(value, tuple):
+            assert shown == str(list(value))
+        else:
+            assert shown == value
+
+
+def test_the_faiss_example_of_the_readme_runs_without_this_package(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert blocks
+    model = make_model(tmp_path / "model", width=20)
+    x = random_input("features", 50, width=20)
+    np.save(tmp_path / "x.npy", x)
+    codes = encode(model, f"features:{tmp_path / 'x.npy'}", tmp_path / "codes.h5")
+    index(model, codes, tmp_path / "index.faiss")
+    export_faiss(model, tmp_path / "empty.faiss")
+    vectors, _ = Encoder.load(model).embed(x)
+    np.save(tmp_path / "query_vectors.npy", vectors[:3])
+    np.save(tmp_path / "item_vectors.npy", vectors)
+    np.save(tmp_path / "my_ids.npy", np.arange(50, dtype=np.int64) + 1_000_000)
+    check = (
+        "\nimport sys\nassert not [m for m in sys.modules if m.startswith(('gpq', 'torch'))]"
+        "\nassert ids.shape == (3, 10) and (scores[:, :-1] >= scores[:, 1:]).all()"
+        "\nassert faiss.read_index('mine.faiss').search(xq, 1)[1].min() >= 1_000_000"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", blocks[0] + check],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_figures_in_the_readme_come_from_committed_results() -> None:
+    """Every results file that the README names is there."""
+    named = re.findall(r"benchmarks/results/[\w.-]+", (ROOT / "README.md").read_text())
+    assert named
+    assert [name for name in named if not (ROOT / name).exists()] == []
