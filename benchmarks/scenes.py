@@ -29,7 +29,7 @@ import torch
 from machine import describe_machine
 from numpy.typing import NDArray
 
-from gpq_faiss.config import PRESETS, codebooks_for_bits, preset
+from gpq_faiss.config import PRESETS, codebooks_for_bits, preset, to_dict
 from gpq_faiss.data.base import FeatureDataset
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.reader import Reader
@@ -300,6 +300,7 @@ def main(arguments: list[str] | None = None) -> None:
             "variance_kept": kept,
             "bits": options.bits,
             "seeds": options.seeds,
+            "presets": {name: to_dict(PRESETS[name]) for name in GPQ.values() if name in PRESETS},
             "convention": "",
             "cells": [],
         }
