@@ -40,7 +40,7 @@ from .search import BLOCK, check_block, check_k, in_parallel, omp_threads
 
 Kind = Literal["auto", "exact", "grouped", "fused", "flat", "fastscan", "ivf"]
 KINDS: tuple[Kind, ...] = ("auto", "exact", "grouped", "fused", "flat", "fastscan", "ivf")
-GROUP_SHARE = 0.5
+GROUP_SHARE = 0.65
 """``auto`` groups where distinct codes are at most this share of the items. Measured (``benchmarks/search.py``)."""
 _STAGES: dict[str, tuple[str, ...]] = {
     "exact": ("fastscan", "fused"),

@@ -201,8 +201,12 @@ def score_all(prepared: Floats, codes: Codes, M: int, K: int, k: int) -> Keys:
         columns = lookup_columns(np.asarray(codes[start : start + _SCORE_BLOCK]), M, K)
         for q in range(Q):
             scores = lookup(prepared[q], columns, paired=paired)
-            # A later position loses a tie, so only what lies above the k-th can still enter.
-            places = np.arange(len(scores)) if sizes[q] < k else np.flatnonzero(scores > least[q])
+            if sizes[q] >= k:  # a later position loses a tie, so only what lies above the k-th can still enter
+                places = np.flatnonzero(scores > least[q])
+            elif k < len(scores):
+                places = np.flatnonzero(scores >= np.partition(scores, len(scores) - k)[len(scores) - k])
+            else:
+                places = np.arange(len(scores))
             if len(places):
                 pools[q].append(sort_keys(scores[places], start + places))
                 sizes[q] += len(places)

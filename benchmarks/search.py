@@ -1,0 +1,381 @@
+"""Speed of every way to search on the CPU, the rule of grouping, and the cost of building.
+
+    python benchmarks/search.py --items 1000000,10000000 --data features:cifar10-features/features.npy --labels labels.npy
+
+Codes are drawn at random, and (with ``--data``) from the distribution of a trained model: simulated items, mixtures of
+two real items of one class, through the network of a model trained here. Within a group (source, bits, items) all ways
+are timed in turns, so that ratios hold also on a machine that is busy; compare numbers within a group only. Groups are
+written as they are done; a second run computes what is missing. Everything is in the JSON; the Markdown follows from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+from machine import describe_machine
+from numpy.typing import NDArray
+
+from gpq_faiss.config import codebooks_for_bits, preset
+from gpq_faiss.data.base import FeatureDataset
+from gpq_faiss.data.open import open_data
+from gpq_faiss.encode import Encoder
+from gpq_faiss.errors import GpqError, UsageError
+from gpq_faiss.files import write_json, write_text
+from gpq_faiss.index.build import read_model
+from gpq_faiss.index.codebooks import encode, inject, inject_fused, pad_vectors
+from gpq_faiss.index.disk import open_disk
+from gpq_faiss.index.engine import Engine, Kind
+from gpq_faiss.index.shards import Hdf5Shard, parse_bytes
+from gpq_faiss.index.stream import build_stream
+from gpq_faiss.store import Header, RowWriter
+from gpq_faiss.train import train
+
+K = 100
+BATCHES = (1, 32, 1024)
+SUBDIM = 12
+ROUNDS = 3
+KINDS: tuple[Kind, ...] = ("exact", "grouped")
+Floats = NDArray[np.float32]
+Codes = NDArray[np.uint8]
+Cell = dict[str, Any]
+
+
+def random_source(bits: int, n: int, queries: int) -> tuple[Floats, Codes, Floats]:
+    """Codebooks, uniform codes and normal queries."""
+    rng = np.random.default_rng([bits, 0])
+    M = bits // 4
+    Z = rng.standard_normal((M, 16, SUBDIM))
+    Z = (Z / np.linalg.norm(Z, axis=2, keepdims=True)).astype(np.float32)
+    codes = rng.integers(0, 256, (n, (M + 1) // 2), dtype=np.uint8)
+    if M % 2:
+        codes[:, -1] &= 15
+    return Z, codes, rng.standard_normal((queries, M * SUBDIM)).astype(np.float32)
+
+
+class Trained:
+    """Models of some code lengths, and items and queries like those they were trained on.
+
+    Args:
+        spec: data as ``gpq train`` takes it; ``labels`` as its ``--labels``.
+        folder: for the models, which are kept.
+        steps: of each training.
+    """
+
+    def __init__(self, spec: str, labels: str | None, folder: Path, steps: int) -> None:
+        data = open_data(spec, labels=labels)
+        if not isinstance(data, FeatureDataset):
+            raise UsageError(f"{spec} holds images: this benchmark takes features")
+        self.data = data
+        self.folder = folder
+        self.steps = steps
+        dense = data.require_labels().dense(dtype=bool)
+        self.classes = [np.flatnonzero(dense[:, c]) for c in range(dense.shape[1])]
+
+    def model(self, bits: int) -> Path:
+        """The model folder, trained if it is not there."""
+        config = preset("paper")
+        config = dataclasses.replace(
+            config,
+            quantizer=dataclasses.replace(config.quantizer, codebooks=codebooks_for_bits(bits, 16)),
+            training=dataclasses.replace(config.training, steps=self.steps, seed=0),
+        )
+        return train(
+            self.data, self.folder / f"model-{bits}", config=config, labelled="500-per-class", resume=True
+        )
+
+    def __call__(self, bits: int, n: int, queries: int) -> tuple[Floats, Codes, Floats]:
+        """Codebooks, codes of ``n`` simulated items, and vectors of real queries."""
+        folder = self.model(bits)
+        encoder = Encoder.load(folder)
+        Z = read_model(folder).codebooks
+        rng = np.random.default_rng([bits, n])
+        rows = rng.permutation(len(self.data))
+        xq, _ = encoder.embed(self.data.read(np.sort(rows[:queries])))
+        codes = np.empty((n, (len(Z) + 1) // 2), np.uint8)
+        everything = self.data.read(slice(0, len(self.data)))
+        step = 1 << 16
+        for start in range(0, n, step):
+            size = min(step, n - start)
+            class_of = rng.integers(0, len(self.classes), size)
+            pair = np.empty((2, size), np.int64)
+            for c, members in enumerate(self.classes):
+                here = np.flatnonzero(class_of == c)
+                pair[:, here] = rng.choice(members, (2, len(here)))
+            share = rng.random((size, 1), dtype=np.float32)
+            x = share * everything[pair[0]] + (1 - share) * everything[pair[1]]
+            codes[start : start + size] = encode(encoder.embed(x)[0], Z)
+        return Z, codes, xq
+
+
+def ways(Z: Floats, codes: Codes) -> Iterator[tuple[str, Callable[[Floats, int], Any], Engine | None]]:
+    """Name, search of (queries, threads), and the engine behind it."""
+
+    def plain(index: Any) -> Callable[[Floats, int], Any]:
+        def search(xq: Floats, threads: int) -> Any:
+            faiss.omp_set_num_threads(threads)
+            return index.search(pad_vectors(xq, index.d), K)
+
+        return search
+
+    flat: Any = inject(Z)
+    flat.add_sa_codes(codes)
+    yield "IndexPQ", plain(flat), None
+    fused = inject_fused(Z)
+    fused.add_sa_codes(codes)
+    yield "fused", plain(fused), None
+    yield "FastScan", plain(faiss.IndexPQFastScan(flat)), None
+    for kind in KINDS:
+        engine = Engine.build(codes, Z, kind=kind)
+
+        def search(xq: Floats, threads: int, engine: Engine = engine) -> Any:
+            return engine.search(xq, K, threads=threads)
+
+        yield kind, search, engine
+
+
+def clock(run: Callable[[], Any]) -> float:
+    """Seconds of one call."""
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def speed_group(Z: Floats, codes: Codes, xq: Floats, threads: tuple[int, ...], limit: float) -> list[Cell]:
+    """All ways, batches and thread counts over the same codes, timed in turns; the best of a few rounds."""
+    cells: list[Cell] = []
+    built = []
+    for name, search, engine in ways(Z, codes):
+        preparing = clock(lambda search=search: search(xq[:1], 1))  # type: ignore[misc]
+        built.append((name, search, engine, preparing))
+    distinct = built[-1][2].distinct if built[-1][2] is not None else None
+    for count in threads:
+        for batch in BATCHES:
+            best: dict[str, float] = {}
+            asked: dict[str, int] = {}
+            for name, search, _, _ in built:
+                few = min(batch, 4)
+                each = clock(lambda s=search, f=few, c=count: s(xq[:f], c)) / few  # type: ignore[misc]
+                asked[name] = batch if each * batch <= limit else max(few, int(limit / each))
+                best[name] = np.inf
+            for _ in range(ROUNDS):
+                for name, search, _, _ in built:
+                    q = xq[: asked[name]]
+                    best[name] = min(best[name], clock(lambda s=search, q=q, c=count: s(q, c)) / len(q))  # type: ignore[misc]
+            for name, _, engine, _ in built:
+                stats = engine.stats() if engine is not None else {}
+                cells.append(
+                    {
+                        "way": name,
+                        "threads": count,
+                        "batch": batch,
+                        "queries_timed": asked[name],
+                        "queries_per_s": 1 / best[name],
+                        "codes_per_s": len(codes) / best[name],
+                        "proven_first": stats.get("proven_first"),
+                        "distinct": distinct,
+                    }
+                )
+    return cells
+
+
+def grouping(n: int = 1_000_000) -> list[Cell]:
+    """Exact over items against exact over groups, at falling shares of distinct codes (48 bits, one thread)."""
+    cells = []
+    Z, codes, xq = random_source(48, n, 64)
+    rng = np.random.default_rng(1)
+    for share in (1.0, 0.8, 0.65, 0.5, 0.35, 0.2, 0.05):
+        some = codes[: int(n * share)]
+        repeated = np.concatenate([some, some[rng.integers(0, len(some), n - len(some))]])
+        engines = {kind: Engine.build(repeated, Z, kind=kind) for kind in KINDS}
+        best: dict[str, float] = dict.fromkeys(engines, np.inf)
+        for _ in range(ROUNDS + 1):
+            for kind, engine in engines.items():
+                best[kind] = min(best[kind], clock(lambda e=engine: e.search(xq, K, threads=1)))  # type: ignore[misc]
+        cells.append({"share": share, "speed_of_grouped": best["exact"] / best["grouped"]})
+    return cells
+
+
+def peak_bytes() -> int:
+    """Most memory that this process had since the peak was last cleared (Linux)."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) << 10
+    return 0
+
+
+def build_one(rows: int, memory: str, folder: Path) -> Cell:
+    """Write shards of 48-bit codes, build an index of them in a stream, open and search it; to run in its own process."""
+    Z, _, xq = random_source(48, 1, 32)
+    header = Header("codes", 6, "0" * 16, Z, "1" * 16)
+    shards = []
+    rng = np.random.default_rng(0)
+    for start in range(0, rows, 10_000_000):
+        path = folder / f"{start}.h5"
+        size = min(10_000_000, rows - start)
+        with RowWriter(path, header) as writer:
+            for at in range(start, start + size, 1_000_000):
+                n = min(1_000_000, start + size - at)
+                writer.append(rng.integers(0, 256, (n, 6), dtype=np.uint8), np.arange(at, at + n) * 2, None)
+            writer.finish()
+        shards.append(Hdf5Shard(path, Z, "0" * 16, "benchmark"))
+    Path("/proc/self/clear_refs").write_text("5")  # the peak from here on
+    before = peak_bytes()
+    start_time = time.perf_counter()
+    path = build_stream(shards, folder / "i.faiss", Z, "flat", memory=parse_bytes(memory))
+    seconds = time.perf_counter() - start_time
+    peak = peak_bytes()
+    start_time = time.perf_counter()
+    engine = open_disk(path, memory)
+    opening = time.perf_counter() - start_time
+    engine.search(xq[:1], K, threads=1)
+    one = clock(lambda: engine.search(xq[:1], K, threads=1))
+    batch = clock(lambda: engine.search(xq, K, threads=1))
+    return {
+        "rows": rows,
+        "memory": memory,
+        "build_seconds": seconds,
+        "rows_per_s": rows / seconds,
+        "file_bytes": path.stat().st_size,
+        "peak_bytes_above_start": max(0, peak - before),
+        "peak_bytes": peak,
+        "open_seconds": opening,
+        "search_1_seconds": one,
+        "search_32_seconds": batch,
+        "search_peak_bytes": peak_bytes(),
+    }
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The tables of a result."""
+    machine = result["machine"]
+    lines = [
+        "# Search on the CPU",
+        "",
+        f"{machine['cpu']}, {machine['cores']} cores, Faiss {machine['versions']['faiss']}; k = {K}. The machine was "
+        "shared with other work while this ran, so compare numbers within a group only.",
+        "",
+    ]
+    for name, group in result["groups"].items():
+        source, bits, n = name.split("/")
+        distinct = group["cells"][0]["distinct"]
+        lines += [
+            f"## {source} codes, {bits} bits, {int(n):,} items ({distinct:,} distinct)",
+            "",
+            "| way | threads | batch | queries/s | G codes/s | x IndexPQ | x FastScan | proven at first |",
+            "|---|--:|--:|--:|--:|--:|--:|--:|",
+        ]
+        for cell in group["cells"]:
+            peers = {
+                c["way"]: c["queries_per_s"]
+                for c in group["cells"]
+                if (c["threads"], c["batch"]) == (cell["threads"], cell["batch"])
+            }
+            speed = cell["queries_per_s"]
+            share = "" if cell["proven_first"] is None else f"{cell['proven_first']:.1%}"
+            lines.append(
+                f"| {cell['way']} | {cell['threads']} | {cell['batch']} | {speed:,.0f} | {cell['codes_per_s'] / 1e9:.3f} | "
+                f"{speed / peers['IndexPQ']:.1f} | {speed / peers['FastScan']:.2f} | {share} |"
+            )
+        lines.append("")
+    if "grouping" in result:
+        lines += ["## Grouping: speed of `grouped` over `exact`, 1,000,000 items, 48 bits, batch of 64", ""]
+        lines += ["| share of distinct codes | speed |", "|--:|--:|"]
+        lines += [f"| {c['share']:.0%} | {c['speed_of_grouped']:.2f} |" for c in result["grouping"]] + [""]
+    if result.get("building"):
+        lines += ["## Building in a stream and searching on disk, 48 bits, one thread", ""]
+        lines += [
+            "| rows | budget | rows/s | file MB | peak MB above start | open ms | one query s | 32 queries s |",
+            "|--:|--:|--:|--:|--:|--:|--:|--:|",
+        ]
+        lines += [
+            f"| {c['rows']:,} | {c['memory']} | {c['rows_per_s']:,.0f} | {c['file_bytes'] / 1e6:,.0f} | "
+            f"{c['peak_bytes_above_start'] / 1e6:,.0f} | {c['open_seconds'] * 1e3:.1f} | {c['search_1_seconds']:.2f} | "
+            f"{c['search_32_seconds']:.2f} |"
+            for c in result["building"].values()
+        ]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """``"1,2"`` to (1, 2)."""
+    return tuple(int(part) for part in text.split(",") if part)
+
+
+def main() -> None:
+    """Parse, run what is missing, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--items", type=numbers, default=(1_000_000,))
+    parser.add_argument("--bits", type=numbers, default=(12, 24, 32, 48))
+    parser.add_argument("--threads", type=numbers, default=(1, 2))
+    parser.add_argument("--data", help="features to train on, as gpq train takes them; without it, random codes only")
+    parser.add_argument("--labels")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--limit", type=float, default=1.0, help="seconds a timing; longer batches are cut")
+    parser.add_argument("--build-rows", type=numbers, default=(1_000_000, 10_000_000))
+    parser.add_argument("--build-memory", default="256MB")
+    parser.add_argument("--models", type=Path, help="where trained models are kept (default: a temporary folder)")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "search.json")
+    parser.add_argument("--build-one", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.build_one is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            print(json.dumps(build_one(args.build_one, args.build_memory, Path(folder))))
+        return
+    result: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {"groups": {}}
+    result["machine"] = describe_machine()
+    result["settings"] = {"k": K, "steps": args.steps, "limit_seconds": args.limit, "rounds": ROUNDS}
+
+    def keep() -> None:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        write_json(args.out, result)
+        write_text(args.out.with_suffix(".md"), markdown(result))
+
+    with tempfile.TemporaryDirectory() as scratch:
+        sources: dict[str, Callable[[int, int, int], tuple[Floats, Codes, Floats]]] = {"random": random_source}
+        if args.data:
+            models = args.models or Path(scratch)
+            models.mkdir(parents=True, exist_ok=True)
+            sources["trained"] = Trained(args.data, args.labels, models, args.steps)
+        for n in args.items:
+            for source, draw in sources.items():
+                for bits in args.bits:
+                    name = f"{source}/{bits}/{n}"
+                    if name in result["groups"]:
+                        continue
+                    print(name, file=sys.stderr, flush=True)
+                    Z, codes, xq = draw(bits, n, max(BATCHES))
+                    cells = speed_group(Z, codes, xq, args.threads, args.limit)
+                    result["groups"][name] = {"cells": cells}
+                    keep()
+    if "grouping" not in result:
+        result["grouping"] = grouping()
+        keep()
+    building = result.setdefault("building", {})
+    for rows in args.build_rows:
+        if str(rows) not in building:
+            print(f"building {rows:,}", file=sys.stderr, flush=True)
+            command = [sys.executable, __file__, "--build-one", str(rows), "--build-memory", args.build_memory]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            building[str(rows)] = json.loads(done.stdout)
+            keep()
+    keep()
+    print(args.out.with_suffix(".md"))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except GpqError as error:
+        sys.exit(f"search.py: {error}")
