@@ -25,7 +25,11 @@ from .options import out_option, overwrite_option, progress
     metavar="SIZE",
     help="Build within this much, such as 2GB, through files; resumable by source.",
 )
-@click.option("--lists", type=int, help="For ivf: number of lists.  [default: square root of the items]")
+@click.option(
+    "--lists",
+    metavar="N|prototypes",
+    help="For ivf: number of lists by k-means, or one a class prototype of the model.  [default: square root of the items]",
+)
 @click.option("--nprobe", type=int, help="For ivf: lists that a query looks at.  [default: 8]")
 @click.option(
     "--recall", type=float, help="For ivf: choose nprobe for this recall of the top 10, such as 0.95."
@@ -37,7 +41,7 @@ def index(
     out: str,
     kind: str,
     memory: str | None,
-    lists: int | None,
+    lists: str | None,
     nprobe: int | None,
     recall: float | None,
     overwrite: bool,
@@ -56,12 +60,19 @@ def index(
     """
     from gpq_faiss.errors import UsageError
     from gpq_faiss.index.build import index as run
+    from gpq_faiss.index.build import read_prototypes
     from gpq_faiss.index.io import read_sidecar
     from gpq_faiss.index.ivf import IvfSettings
 
     if nprobe is not None and recall is not None:
         raise UsageError("--nprobe and --recall both choose the lists to look at: give one")
-    settings: dict[str, Any] = {"lists": lists} if lists is not None else {}
+    settings: dict[str, Any] = {}
+    if lists == "prototypes":
+        settings["centroids"] = read_prototypes(model_dir)
+    elif lists is not None:
+        if not lists.isdecimal():
+            raise UsageError(f"--lists {lists}: write a number, or prototypes")
+        settings["lists"] = int(lists)
     if nprobe is not None:
         settings["nprobe"] = nprobe
     with progress("index", "code") as update:

@@ -29,6 +29,7 @@ Progress = Callable[[int, int], None]
 """Called with the items done and the items in all."""
 
 BLOCK = 65_536
+_PROTOTYPES = "network.classifier.raw"
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,27 @@ def _read_tensor(path: Path, name: str) -> Any:
     except (SafetensorError, OSError, ValueError, TypeError) as error:
         why = " ".join(str(error).split())[:120]
         raise DataError(f"{path} is damaged ({why}): copy or train the model again") from None
+
+
+def read_prototypes(model_dir: str | Path) -> Floats:
+    """The model's class prototypes as coarse centroids: float32 [C, M*d], each sub-vector of unit norm.
+
+    They are the sub-prototypes W of the cosine classifier (eq. 3), one centroid a class.
+
+    Raises:
+        DataError: see :func:`read_model`; a model without such a classifier.
+        MismatchError: see :func:`read_model`.
+    """
+    model = read_model(model_dir)
+    W = np.asarray(_read_tensor(model.folder / "model.safetensors", _PROTOTYPES))
+    M, _, d = model.codebooks.shape
+    if W.dtype != np.float32 or W.ndim != 3 or W.shape[0] != M or W.shape[2] != d or not np.isfinite(W).all():
+        raise DataError(
+            f"{model.folder}: its sub-prototypes are {W.dtype} {W.shape}, not finite float32 [{M}, classes, {d}]"
+        )
+    norms = np.linalg.norm(W, axis=2, keepdims=True)
+    unit = W / np.maximum(norms, np.finfo(np.float32).tiny)
+    return np.ascontiguousarray(unit.transpose(1, 0, 2).reshape(W.shape[1], M * d), dtype=np.float32)
 
 
 def export_faiss(model_dir: str | Path, out: str | Path, *, overwrite: bool = False) -> Path:

@@ -32,6 +32,12 @@ def test_lists_by_recall(shop: Shop, tmp_path: Path) -> None:
     assert open_engine(out).ivf.lists == 5
 
 
+def test_lists_of_the_class_prototypes(shop: Shop, tmp_path: Path) -> None:
+    out = tmp_path / "i.faiss"
+    done("index", shop.model, shop.codes, "--kind", "ivf", "--lists", "prototypes", "--nprobe", 3, "--out", out)
+    assert (open_engine(out).ivf.lists, open_engine(out).ivf.nprobe) == (3, 3)  # there are three classes
+
+
 def test_options_that_do_not_fit_are_refused(shop: Shop, tmp_path: Path) -> None:
     out = tmp_path / "i.faiss"
     plain = ("index", shop.model, shop.codes, "--out", out)
@@ -40,6 +46,7 @@ def test_options_that_do_not_fit_are_refused(shop: Shop, tmp_path: Path) -> None
         ("--recall", 0.9),
         ("--kind", "ivf", "--recall", 0.9, "--nprobe", 3),
         ("--kind", "ivf", "--recall", 2),
+        ("--kind", "ivf", "--lists", "many"),
     ):
         refused(*plain, *options, code=2)
         assert not out.exists()

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from gpq_faiss.errors import DataError, MismatchError, OutputExistsError, UsageError
-from gpq_faiss.index.build import export_faiss, index, read_model, read_model_codebooks
+from gpq_faiss.index.build import export_faiss, index, read_model, read_model_codebooks, read_prototypes
 from gpq_faiss.index.codebooks import encode
 from gpq_faiss.index.disk import open_disk
 from gpq_faiss.index.io import load_index, read_sidecar, sidecar_path
@@ -239,3 +239,26 @@ def test_lists_are_made_as_asked(model: Path, codes: Path, tmp_path: Path) -> No
         index(model, codes, tmp_path / "j.faiss", kind="hnsw")
     with pytest.raises(UsageError, match="nothing to index"):
         index(model, [], tmp_path / "j.faiss")
+
+
+def test_prototypes_become_centroids(tmp_path: Path) -> None:
+    W = np.random.default_rng(5).normal(size=(M, 7, d)).astype(np.float32)
+    folder = make_model(tmp_path / "model", codebooks())
+
+    def put(**tensors: np.ndarray) -> None:
+        save_file({"codebooks": codebooks(), **tensors}, folder / "model.safetensors")
+
+    put(**{"network.classifier.raw": W})
+    centroids = read_prototypes(folder)
+    unit = W / np.linalg.norm(W, axis=2, keepdims=True)
+    assert centroids.shape == (7, M * d)
+    for c in range(7):
+        assert np.allclose(centroids[c], unit[:, c].reshape(-1))
+    for tensors, message in (
+        ({}, "holds no 'network.classifier.raw'"),
+        ({"network.classifier.raw": W[1:]}, "its sub-prototypes are"),
+        ({"network.classifier.raw": W * np.nan}, "its sub-prototypes are"),
+    ):
+        put(**tensors)
+        with pytest.raises(DataError, match=message):
+            read_prototypes(folder)
