@@ -50,12 +50,14 @@ def index(
 
     With --recall, what each number of probed lists gives is printed before the path.
 
-    Several files are shards of one index. Parquet files with columns "codes" and "id" are taken as well.
+    Several files are shards of one index. Parquet files with columns "codes" and "id" are taken as well, and index files:
+    several are merged, one takes another form.
 
     \b
     Examples:
       gpq index model codes.h5 --out index.faiss
       gpq index model shard-*.h5 --memory 2GB --out index.faiss
+      gpq index model a.faiss b.faiss --out merged.faiss
       gpq index model codes.h5 --kind ivf --recall 0.95 --out index.faiss
     """
     from gpq_faiss.errors import UsageError

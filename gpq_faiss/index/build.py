@@ -20,7 +20,7 @@ from .io import check_index_output, save_index
 from .ivf import IvfSettings
 from .layout import repeated_id
 from .rowfile import RowForm
-from .shards import Hdf5Shard, Shard, is_parquet, open_shard, parse_bytes
+from .shards import Hdf5Shard, Shard, is_index, is_parquet, open_shard, parse_bytes
 from .stream import MEMORY as STREAM_MEMORY
 from .stream import build_stream
 from .tune import tune_nprobe
@@ -168,8 +168,8 @@ def index(
 
     Args:
         model_dir: the model that the rows are of.
-        source: ``codes.h5``, ``features.h5`` or Parquet with columns ``codes`` and ``id``; several are shards of one
-            index.
+        source: ``codes.h5``, ``features.h5``, Parquet with columns ``codes`` and ``id``, or an index file of any form
+            (which is so converted); several are shards of one index (and index files are so merged).
         out: the index file; ``out + ".json"`` gets its fingerprints.
         kind: see :data:`.engine.KINDS`.
         memory: for the arrays of the build: bytes, or ``"2GB"``.
@@ -201,7 +201,8 @@ def index(
     model = read_model(model_dir)
     check_kind(kind, int(model.codebooks.shape[1]))
     budget = None if memory is None else parse_bytes(memory)
-    if kind == "flat" and budget is None and len(sources) == 1 and not is_parquet(sources[0]):
+    rows = not any(is_parquet(path) or is_index(path) for path in sources)
+    if kind == "flat" and budget is None and len(sources) == 1 and rows:
         return _flat(model, sources[0], out, block, progress)
     shards = [
         open_shard(path, model.codebooks, model.model_fingerprint, str(model.folder)) for path in sources

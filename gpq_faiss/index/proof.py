@@ -17,6 +17,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import UsageError
 from .checks import Codes, Floats, Ids
 from .codebooks import (
     inject,
@@ -232,6 +233,9 @@ class ProvenSearch:
         tabled: of these, handed on from FastScan to float tables.
         scored_in_full: of these, with all codes scored.
         direct: queries for which everything was scored at once, since that is cheaper.
+
+    Raises:
+        UsageError: 2^32 codes or more, of which a key cannot hold the position.
     """
 
     def __init__(self, codes: Codes, Z: Floats, stages: tuple[str, ...] = ("fastscan", "fused")) -> None:
@@ -239,6 +243,8 @@ class ProvenSearch:
         self.Z = Z
         self.M, self.K, self.d = (int(n) for n in Z.shape)
         self.n = len(codes)
+        if self.n >= 1 << 32:
+            raise UsageError(f"{self.n:,} codes are too many for one search in memory: search them from disk")
         fast = self.K == 16 and self.n < 1 << 31
         self.stages = tuple(stage for stage in stages if stage != "fastscan" or fast)
         self._scanners: dict[str, Scanner] = {}

@@ -1,4 +1,4 @@
-"""What an index is built from: codes or features in HDF5, codes in Parquet, a block of rows at a time."""
+"""What an index is built from, a block of rows at a time: codes or features in HDF5, codes in Parquet, other indexes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from ..files import fingerprint
 from ..store import RowReader, codebooks_fingerprint
 from .checks import Codes, Floats, Ids, check_codes, code_size
 from .codebooks import encode
+from .io import load_index, read_sidecar, sidecar_path
+from .layout import layout_of
+from .rowfile import read_frame
 
 
 class Shard(Protocol):
@@ -22,7 +25,7 @@ class Shard(Protocol):
         path: where.
         rows: how many.
         row_bytes: memory of a row while it is read.
-        kind: ``codes`` or ``features``.
+        kind: ``codes``, ``features`` or ``index``.
         data_fingerprint: of the data set, or of the file where it names none.
         fingerprint: changes when the file does.
     """
@@ -168,13 +171,85 @@ class ParquetShard:
         return bool((lengths.to_numpy(zero_copy_only=False) == self._size).all())
 
 
+class IndexShard:
+    """An index file of any form, with the codebooks of the model: to merge indexes, or to give one another form.
+
+    Forms in rows are read in place; lists are loaded whole.
+
+    Raises:
+        DataError: the file is damaged, foreign or empty.
+        MismatchError: it has other codebooks, or its sidecar names another model or file.
+    """
+
+    def __init__(self, path: str | Path, codebooks: Floats, model_fingerprint: str, model_name: str) -> None:
+        self.path = Path(path)
+        self.kind = "index"
+        self._M, self._K = int(codebooks.shape[0]), int(codebooks.shape[1])
+        size = code_size(self._M, self._K)
+        with self.path.open("rb") as file:
+            self._lists = file.read(4) in _LIST_TYPES
+        if self._lists:
+            index, sidecar = load_index(self.path)
+            layout = layout_of(index, what=str(path))
+            found, model, self.rows = layout.codebooks, sidecar["model_fingerprint"], layout.ntotal
+            self.row_bytes = 8 * size + 64
+        else:
+            frame, stated = read_frame(self.path), read_sidecar(self.path)
+            if stated is not None and (stated["ntotal"] != frame.n or stated["bytes"] != self.path.stat().st_size):
+                raise MismatchError(
+                    f"{path} is not the file that {sidecar_path(path).name} describes: it is damaged or was changed"
+                )
+            found, self.rows = frame.codebooks, frame.n
+            model = None if stated is None else stated["model_fingerprint"]
+            self.row_bytes = 4 * size + 24
+        if codebooks_fingerprint(found) != codebooks_fingerprint(codebooks):
+            raise MismatchError(f"{path} has other codebooks than those of {model_name}: encode its data with this model")
+        if model not in (None, model_fingerprint):
+            raise MismatchError(f"{path} is of model {model}, not of {model_name} ({model_fingerprint})")
+        if not self.rows:
+            raise DataError(f"{path} is empty: leave it out, or add codes first")
+        self.fingerprint = _mark(self.path)
+        self.data_fingerprint = self.fingerprint
+
+    def blocks(self, size: int) -> Iterator[tuple[Codes, Ids]]:
+        """See :class:`Shard`."""
+        if self._lists:
+            layout = layout_of(load_index(self.path)[0], what=str(self.path), deep=True)
+            codes, ids = layout.codes(), layout.ids()
+            order = np.argsort(ids, kind="stable")
+            for start in range(0, self.rows, size):
+                rows = order[start : start + size]
+                yield np.ascontiguousarray(codes[rows]), ids[rows]
+            return
+        frame = read_frame(self.path)
+        for start in range(0, self.rows, size):
+            stop = min(self.rows, start + size)
+            codes = check_codes(frame.codes(self.path, start, stop), self._M, self._K, what=str(self.path))
+            yield codes, frame.ids(self.path, start, stop)
+
+
+_LIST_TYPES = (b"IwPQ", b"IwPf")
+_INDEX_TYPES = (*_LIST_TYPES, b"IxPq", b"IPfs", b"IxMp", b"IxM2")
+
+
+def is_index(path: str | Path) -> bool:
+    """Whether its first bytes are those of an index file."""
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(4) in _INDEX_TYPES
+    except OSError:
+        return False
+
+
 def is_parquet(path: str | Path) -> bool:
     """Whether the name says so."""
     return Path(path).suffix.lower() in (".parquet", ".pq")
 
 
 def open_shard(path: str | Path, codebooks: Floats, model_fingerprint: str, model_name: str) -> Shard:
-    """By the name's ending. Raises as the classes here."""
+    """By the first bytes of an index, or the ending of a Parquet file's name, else HDF5. Raises as the classes here."""
+    if is_index(path):
+        return IndexShard(path, codebooks, model_fingerprint, model_name)
     if is_parquet(path):
         return ParquetShard(path, codebooks)
     return Hdf5Shard(path, codebooks, model_fingerprint, model_name)

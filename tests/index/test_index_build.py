@@ -262,3 +262,41 @@ def test_prototypes_become_centroids(tmp_path: Path) -> None:
         put(**tensors)
         with pytest.raises(DataError, match=message):
             read_prototypes(folder)
+
+
+FORMS = ["flat", "fused", "fastscan", "ivf"]
+
+
+@pytest.mark.parametrize("target", FORMS)
+@pytest.mark.parametrize("source", FORMS)
+def test_index_files_are_converted_and_merged(model: Path, codes: Path, tmp_path: Path, source: str, target: str) -> None:
+    x, Z = features(), codebooks()
+    other = make_rows(tmp_path / "other.h5", "features", x[:200], IDS[:200] + 1, Z)
+    first = index(model, codes, tmp_path / "a.faiss", kind=source)
+    second = index(model, other, tmp_path / "b.faiss")
+    merged = index(model, [first, second], tmp_path / "c.faiss", kind=target)
+    direct = index(model, [codes, other], tmp_path / "d.faiss")
+    expected, found = (layout_of(load_index(path)[0], deep=True) for path in (direct, merged))
+    assert dict(zip(expected.ids().tolist(), map(bytes, expected.codes()), strict=True)) == dict(
+        zip(found.ids().tolist(), map(bytes, found.codes()), strict=True)
+    )
+    alone = index(model, first, tmp_path / "e.faiss", kind=target)
+    assert load_index(alone)[0].ntotal == n
+    with pytest.raises(DataError, match=r"occurs more than once"):
+        index(model, [first, first], tmp_path / "f.faiss", kind=target)
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_index_files_of_other_models_are_refused(model: Path, codes: Path, tmp_path: Path, kind: str) -> None:
+    made = index(model, codes, tmp_path / "a.faiss", kind=kind)
+    other = make_model(tmp_path / "other", codebooks(1), "model-2")
+    with pytest.raises(MismatchError, match="other codebooks"):
+        index(other, made, tmp_path / "b.faiss")
+    sister = make_model(tmp_path / "sister", codebooks(), "model-2")
+    with pytest.raises(MismatchError, match="is of model model-1"):
+        index(sister, made, tmp_path / "b.faiss")
+    with pytest.raises(DataError, match="is empty"):
+        index(model, export_faiss(model, tmp_path / "empty.faiss"), tmp_path / "b.faiss")
+    made.write_bytes(made.read_bytes() + b"x")
+    with pytest.raises(DataError, match=r"a\.faiss"):
+        index(model, made, tmp_path / "b.faiss")

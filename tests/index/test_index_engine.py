@@ -13,7 +13,7 @@ from gpq_faiss.index.filters import Allow, Bitmap, Deny
 from gpq_faiss.index.items import Groups
 from gpq_faiss.index.ivf import IvfSettings
 from gpq_faiss.index.opening import open_engine
-from gpq_faiss.index.proof import quantisation_bound, rounding_bound
+from gpq_faiss.index.proof import ProvenSearch, quantisation_bound, rounding_bound
 
 EXACT = ["exact", "grouped", "fused", "flat", "auto"]
 
@@ -366,3 +366,9 @@ def test_what_cannot_be_searched_is_refused() -> None:
         Engine.build(codes, Z * 2)
     with pytest.raises(DataError, match="IndexFlat"):
         open_engine(faiss.IndexFlatIP(3))
+
+
+def test_too_many_codes_for_memory_are_sent_to_the_disk() -> None:
+    huge = np.broadcast_to(np.zeros((1, 2), np.uint8), (1 << 32, 2))
+    with pytest.raises(UsageError, match="search them from disk"):
+        ProvenSearch(huge, codebooks(np.random.default_rng(0), 3))
