@@ -23,7 +23,7 @@ from .io import read_sidecar, sidecar_path
 from .items import Items
 from .proof import ProvenSearch, read_keys
 from .rowfile import read_frame
-from .search import check_block, check_k
+from .search import check_block, check_k, omp_threads
 from .shards import parse_bytes
 
 MEMORY = "1GB"
@@ -144,6 +144,52 @@ class DiskEngine:
             D = np.pad(D, ((0, 0), (0, missing)), constant_values=-np.inf)
             found = np.pad(found, ((0, 0), (0, missing)), constant_values=-1)
         return D, found
+
+    def range_search(
+        self,
+        xq: ArrayLike,
+        least: float,
+        *,
+        where: Filter | None = None,
+        limit: int = 10_000_000,
+        threads: int | None = None,
+    ) -> tuple[Ids, Floats, Ids]:
+        """As :meth:`.engine.Engine.range_search`; the results are held in memory, beside the budget.
+
+        Raises:
+            UsageError, DataError: see there.
+        """
+        if np.isnan(least):
+            raise UsageError("a range search needs a number as the least score, not NaN")
+        queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
+        rows = self.block_rows(1, len(queries), 1)
+        D: list[list[Floats]] = [[] for _ in queries]
+        found: list[list[Ids]] = [[] for _ in queries]
+        total = 0
+        with omp_threads(threads):
+            for start in range(0, self.ntotal, rows):
+                items = self.items(start, min(self.ntotal, start + rows))
+                if where is not None:
+                    items = items.keep(mask_of(where, items))
+                if not len(items):
+                    continue
+                search = ProvenSearch(items.codes, self.codebooks)
+                for q in range(len(queries)):
+                    scores, at = read_keys(search.range_keys(queries[q : q + 1], least)[0])
+                    total += len(at)
+                    if total > limit:
+                        raise DataError(
+                            f"a range search from {least:g} has more than {limit:,} results: raise the least score or "
+                            "the limit"
+                        )
+                    D[q].append(scores)
+                    found[q].append(items.ids_at(at))
+        lims = np.zeros(len(queries) + 1, np.int64)
+        lims[1:] = np.cumsum([sum(map(len, part)) for part in found])
+        all_scores = np.concatenate([np.empty(0, np.float32), *(part for row in D for part in row)])
+        ids = np.concatenate([np.empty(0, np.int64), *(part for row in found for part in row)])
+        order = np.lexsort((ids, -all_scores, np.repeat(np.arange(len(queries)), np.diff(lims))))
+        return lims, all_scores[order], ids[order]
 
     def items(self, start: int, stop: int) -> Items:
         """Rows ``start:stop`` of the file, checked and in the order of their ids.

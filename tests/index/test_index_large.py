@@ -238,6 +238,29 @@ def test_a_search_on_disk_equals_one_in_memory(tmp_path: Path, monkeypatch: pyte
                 assert np.array_equal(D, expected[0])
 
 
+def test_a_range_search_on_disk_equals_one_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    n = 9000
+    ids = np.random.default_rng(1).permutation(n) * 5 - 7000
+    ids[ids == -1] = 10**6
+    path = build_stream(shards(tmp_path, ids), tmp_path / "i.faiss", codebooks(), "fastscan")
+    engine = open_disk(path, "100MB")
+    monkeypatch.setattr(engine, "block_rows", lambda *_: 2000)
+    memory = Engine.build(random_codes(n), codebooks(), ids)
+    xq = np.random.default_rng(3).normal(size=(4, M * 12)).astype(np.float32)
+    low = float(memory.search(xq, 300)[0][:, -1].mean())
+    for least in (low, 1e9, -1e9):
+        for where in (None, lambda i: i % 3 == 0, []):
+            for mine, theirs in zip(
+                engine.range_search(xq, least, where=where), memory.range_search(xq, least, where=where), strict=True
+            ):
+                assert mine.dtype == theirs.dtype
+                assert np.array_equal(mine, theirs)
+    with pytest.raises(DataError, match="more than 5 results"):
+        engine.range_search(xq, low, limit=5)
+    with pytest.raises(UsageError, match="NaN"):
+        engine.range_search(xq, float("nan"))
+
+
 def test_a_search_on_disk_keeps_to_its_budget(tmp_path: Path) -> None:
     """An index of 120 MB searched with 30: the process may not take more than that above what it had."""
     n = 10_000_000
