@@ -47,7 +47,8 @@ class QuantizerConfig:
 
 @dataclass(frozen=True)
 class NetworkConfig:
-    """The feature extractor F. ``backbone = "auto"`` is ``vgg`` for images and the preset's net for embeddings."""
+    """The feature extractor F. ``backbone = "auto"`` is ``vgg`` for images of 16 pixels or more, and for embeddings and smaller
+    images ``mlp`` where ``hidden`` is set, else ``linear``."""
 
     backbone: str = "auto"
     weights: str = "none"
@@ -55,7 +56,7 @@ class NetworkConfig:
     image_size: int = 0
     """Side of the square input in pixels; 0 = the data's own size, or 224 where images differ in size."""
     hidden: tuple[int, ...] = ()
-    """Hidden layers of the ``mlp`` backbone; none makes ``auto`` choose ``linear`` for embeddings."""
+    """Hidden layers of the ``mlp`` backbone. None: one of 512 units, or with ``heads`` those of the heads alone."""
     norm: Literal["none", "batch", "layer"] = "none"
     dropout: float = 0.0
     """Of the hidden layers of ``mlp`` and of the heads."""

@@ -191,9 +191,12 @@ class _Buffer:
         if self._rows:
             rows = np.concatenate(self._rows)
             labels = self.dataset.labels
-            self.writer.set_state({"position": position})
+            # The position goes with its rows: set before, a full disk would leave it ahead of them, and resuming would skip items.
             self.writer.append(
-                np.concatenate(self._values), self.dataset.ids[rows], labels.packed[rows] if labels else None
+                np.concatenate(self._values),
+                self.dataset.ids[rows],
+                labels.packed[rows] if labels else None,
+                state={"position": position},
             )
         self._values, self._rows, self._bytes, self._since = [], [], 0, time.monotonic()
 
@@ -300,6 +303,12 @@ def _from_network(
     as_codes: bool,
 ) -> None:
     size = batch_size or default_batch_size(dataset, encoder.device)
+    if writer.rows and "position" not in writer.state:
+        # Which items its rows are is not known where broken ones were left out: encoding from the first would double them.
+        raise DataError(
+            f"the unfinished {writer.path} was begun from a features file: leave out --no-features to go on, "
+            "or begin anew with --restart"
+        )
     position = int(writer.state.get("position", 0))
     if position:
         log.info("resumed at item %d of %d", position, len(dataset))

@@ -24,6 +24,8 @@ Norm = Literal["none", "batch", "layer"]
 
 #: Names of the backbones, besides ``timm/NAME``.
 BACKBONES = ("vgg", "alexnet", "cnnf", "mlp", "linear")
+#: Widths of the hidden layers of ``mlp`` where none are named.
+DEFAULT_HIDDEN = (512,)
 _ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
     "gelu": nn.GELU,
@@ -45,7 +47,7 @@ class BackboneSpec:
     out_width: int
     in_width: int = 0
     image_size: int = 0
-    hidden: tuple[int, ...] = (512,)
+    hidden: tuple[int, ...] = DEFAULT_HIDDEN
     norm: Norm = "none"
     dropout: float = 0.0
     activation: str = "relu"
@@ -145,12 +147,15 @@ class VGG(Backbone):
     conv4_3, so its weights fit by name. Any input of 16 pixels or more.
     """
 
+    SMALLEST = 16
+    """Pixels a side that it needs."""
+
     _LAYERS = (64, 64, "M", 128, 128, "M", 256, 256, 256, "M", 512, 512, 512)
     _END_OF_BLOCK_3 = 22  # index in `features` of the ReLU after conv3_3
     END_OF_BLOCK_4 = 32  # and after conv4_3, the last one
 
     def __init__(self, spec: BackboneSpec) -> None:
-        super().__init__(spec, smallest=16)
+        super().__init__(spec, smallest=self.SMALLEST)
         layers: list[nn.Module] = []
         width = 3
         for item in self._LAYERS:
@@ -396,7 +401,7 @@ def build_backbone(
     in_width: int | None = None,
     image_size: int | None = None,
     weights: str = "none",
-    hidden: tuple[int, ...] = (512,),
+    hidden: tuple[int, ...] = DEFAULT_HIDDEN,
     norm: Norm = "none",
     dropout: float = 0.0,
     activation: str = "relu",

@@ -23,7 +23,7 @@ from ..config import Config, from_dict
 from ..errors import DataError, MismatchError, UsageError
 from ..files import atomic_folder, fingerprint, read_json, write_json
 from ..store import codebooks_fingerprint
-from .backbones import build_backbone
+from .backbones import DEFAULT_HIDDEN, VGG, build_backbone
 from .gpq import GPQNetwork
 from .heads import SubspaceHeads
 
@@ -48,13 +48,17 @@ def state_fingerprint(state: Mapping[str, Tensor]) -> str:
 
 
 def save_tensors(state: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """``save_file`` of safetensors, which meets a full disk with an error of its own.
+    """``save_file`` of safetensors, which meets a full disk with an error of its own, and gives the file to its owner alone.
 
     Raises:
         OSError: it cannot be written.
     """
     try:
+        # As readable as any other file of this user: a service under another account loads the model too.
+        path.touch()
+        mode = path.stat().st_mode
         save_file(state, path, metadata=metadata)
+        path.chmod(mode)
     except SafetensorError as error:
         number = re.search(r"os error (\d+)", str(error))
         raise (OSError(int(number[1]), str(error)) if number else OSError(str(error))) from error
@@ -97,7 +101,10 @@ def build_network(config: Config, input_: Mapping[str, Any], n_classes: int) -> 
     kind = input_["kind"]
     backbone = n.backbone
     if backbone == "auto":
-        backbone = "vgg" if kind == "images" else "mlp" if n.hidden else "linear"
+        pictures = kind == "images" and input_["image_size"] >= VGG.SMALLEST
+        backbone = "vgg" if pictures else "mlp" if n.hidden else "linear"
+    # A perceptron that is asked for has a hidden layer: of its own, or in the heads.
+    hidden = n.hidden or (() if n.heads else DEFAULT_HIDDEN)
     # One generator for everything, so that the seed settles the first weights whatever was drawn before.
     generator = torch.Generator().manual_seed(config.training.seed)
     net = build_backbone(
@@ -107,7 +114,7 @@ def build_network(config: Config, input_: Mapping[str, Any], n_classes: int) -> 
         image_size=input_.get("image_size"),
         out_width=q.width,
         weights=n.weights,
-        hidden=n.hidden,
+        hidden=hidden,
         norm=n.norm,
         dropout=n.dropout,
         generator=generator,

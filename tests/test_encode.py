@@ -1,0 +1,108 @@
+"""Encoding that is broken off and gone on with, and the first choice of a network."""
+
+from __future__ import annotations
+
+import errno
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from model_factory import make_model, random_input
+
+import gpq_faiss.encode as stage
+import gpq_faiss.store.writer as writer_room
+from gpq_faiss.config import Config, NetworkConfig
+from gpq_faiss.data.base import Dataset
+from gpq_faiss.data.open import open_data
+from gpq_faiss.encode import encode
+from gpq_faiss.errors import DataError
+from gpq_faiss.nn.model import build_network
+from gpq_faiss.store import RowReader
+
+N = 1000
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Dataset:
+    np.save(tmp_path / "x.npy", random_input("features", N))
+    return open_data(f"features:{tmp_path / 'x.npy'}")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return make_model(tmp_path / "model")
+
+
+def fail_once(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    """The disk is full at the ``at``-th write of a column, and has room again afterwards."""
+    write, count = writer_room.write_at, 0
+
+    def full(*args: Any) -> None:
+        nonlocal count
+        count += 1
+        if count == at:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(*args)
+
+    monkeypatch.setattr(writer_room, "write_at", full)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_no_item_is_skipped_after_a_full_disk(
+    tmp_path: Path, model: Path, data: Dataset, monkeypatch: pytest.MonkeyPatch, keep: bool
+) -> None:
+    monkeypatch.setattr(stage, "_FLUSH_BYTES", 1)
+    fail_once(monkeypatch, at=6)
+    out = tmp_path / "codes.h5"
+    with pytest.raises(DataError, match="disk is full"):
+        encode(model, data, out, keep_features=keep, batch_size=100)
+    assert not out.exists()
+    encode(model, data, out, keep_features=keep, batch_size=100)
+    encode(model, data, tmp_path / "whole.h5", keep_features=False, batch_size=100)
+    with RowReader(out) as found, RowReader(tmp_path / "whole.h5") as whole:
+        np.testing.assert_array_equal(found.ids(), data.ids)
+        np.testing.assert_array_equal(found.block(), whole.block())
+
+
+def test_codes_begun_from_features_are_not_gone_on_with_from_the_network(
+    tmp_path: Path, model: Path, data: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "codes.h5"
+    encode(model, data, tmp_path / "other.h5", features=tmp_path / "features.h5")
+    monkeypatch.setattr(stage, "_FLUSH_BYTES", 4 * 72 * 100)  # 100 rows a block
+    fail_once(monkeypatch, at=6)
+    with pytest.raises(DataError, match="disk is full"):
+        encode(model, data, out)
+    with pytest.raises(DataError, match="begun from a features file"):
+        encode(model, data, out, keep_features=False)
+    encode(model, data, out)
+    with RowReader(out) as found:
+        np.testing.assert_array_equal(found.ids(), data.ids)
+
+
+def test_a_model_is_as_readable_as_other_files(model: Path) -> None:
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in model.iterdir()}
+    assert len(modes) == 1
+
+
+@pytest.mark.parametrize(
+    ("network", "input_", "expected"),
+    [
+        (NetworkConfig(), {"kind": "images", "image_size": 8}, ("linear", ())),
+        (NetworkConfig(), {"kind": "images", "image_size": 16}, ("vgg", ())),
+        (NetworkConfig(), {"kind": "features", "width": 9}, ("linear", ())),
+        (NetworkConfig(hidden=(7,)), {"kind": "features", "width": 9}, ("mlp", (7,))),
+        (NetworkConfig(backbone="mlp"), {"kind": "features", "width": 9}, ("mlp", (512,))),
+        (NetworkConfig(backbone="mlp", heads=5), {"kind": "features", "width": 9}, ("mlp", ())),
+    ],
+)
+def test_the_network_that_is_chosen(
+    network: NetworkConfig, input_: dict[str, Any], expected: tuple[str, tuple[int, ...]]
+) -> None:
+    backbone: Any = build_network(Config(network=network), input_, 3).backbone
+    name, hidden = expected
+    assert backbone.spec.name == name
+    layers = getattr(backbone, "layers", ())
+    assert tuple(layer.out_features for layer in layers if hasattr(layer, "out_features")) == hidden
