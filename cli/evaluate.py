@@ -39,6 +39,13 @@ Examples:
     help="Order within equal scores.",
 )
 @click.option(
+    "--denominator",
+    type=click.Choice(["relevant", "relevant-in-top-k", "min(k, relevant)"]),
+    default="relevant",
+    show_default=True,
+    help="What AP is divided by: all relevant items, or with -k one of the two others.",
+)
+@click.option(
     "--format",
     "format_",
     type=click.Choice(["table", "json", "markdown", "csv", "latex"]),
@@ -62,6 +69,7 @@ def evaluate(
     at: str,
     k: int | None,
     ties: str,
+    denominator: str,
     format_: str,
     out: str | None,
     plot: str | None,
@@ -97,6 +105,7 @@ def evaluate(
             ks=ks,
             k=k,
             ties=ties,  # type: ignore[arg-type]
+            denominator=denominator,  # type: ignore[arg-type]
             device=device,
             threads=threads,
             progress=update,

@@ -105,7 +105,7 @@ def draw_results(
         out: .png, .svg or .pdf.
 
     Raises:
-        DataError: no images, or an id of the results that ``items`` does not have.
+        DataError: no images, or an id that ``items`` (or ``queries``) does not have.
     """
     for dataset, what in ((items, "items"), (queries, "queries")):
         if not isinstance(dataset, ImageDataset):
@@ -124,6 +124,11 @@ def draw_results(
     if missing:
         raise DataError(
             f"{items.name} has no item with id {missing[0]}: --images must name the data of the index"
+        )
+    unknown = [int(i) for i in result.query_ids if int(i) not in asked]
+    if unknown:
+        raise DataError(
+            f"{queries.name} has no image with id {unknown[0]}, which is a query: give the queries as their images (DATA)"
         )
     ranked = []
     for query, ids, scores in zip(result.query_ids, result.ids, result.scores, strict=True):
