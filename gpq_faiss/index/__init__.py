@@ -1,5 +1,11 @@
-"""The room of Faiss: codebooks injected and checked, index files, building, searching, GPU.
+"""The room of Faiss: codebooks injected and checked, index files, engines, building, GPU.
 
-Nothing here needs torch to build or search on the CPU. One file a concern, lowest first: ``checks``, ``nearest``, ``codebooks``
-(arrays), ``layout`` (what a Faiss index holds, verified), ``io`` (files), ``build`` (stages), ``search`` and ``gpu``.
+Nothing here needs torch to build or search on the CPU. One file a concern, lowest first:
+
+- arrays: ``checks``, ``nearest``, ``codebooks``; ``packing`` (out of FastScan's blocks)
+- what a Faiss index holds, verified: ``layout``; files: ``io``, ``rowfile`` (rows of files in place)
+- searching: ``proof`` (nominate and prove), ``items`` (ids, distinct codes), ``filters``, ``ivf``, ``engine``, ``tune``,
+  ``opening``, ``disk`` (in place), ``search`` (one index, one call), ``gpu``
+- one form into another: ``forms``
+- building: ``shards``, ``stream``, ``build``
 """

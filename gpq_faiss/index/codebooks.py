@@ -48,6 +48,7 @@ __all__ = [
     "pad_vectors",
     "score_candidates",
     "score_codes",
+    "score_prepared",
     "score_tables",
     "unfuse",
     "unpack_codes",
@@ -419,14 +420,26 @@ def score_codes(xq: ArrayLike, codes: ArrayLike, Z: ArrayLike) -> Floats:
     return out
 
 
+def score_prepared(prepared: Floats, codes: Codes, M: int, K: int) -> Floats:
+    """:func:`score_candidates` of tables that are prepared already: [Q, T, entries] of :func:`lookup_tables`."""
+    Q, T, entries = prepared.shape
+    columns = lookup_columns(codes, M, K)
+    flat = prepared.reshape(-1)
+    base = (np.arange(Q) * (T * entries))[:, None]
+    total = np.zeros(codes.shape[:2], np.float32)
+    paired = _pairs(K, M)
+    step = 1 if paired else 2
+    for t in range(0, len(columns), step):
+        part = np.take(flat, columns[t] + (base + t * entries), mode="clip")
+        if not paired and t + 1 < len(columns):
+            part += np.take(flat, columns[t + 1] + (base + (t + 1) * entries), mode="clip")
+        total += part
+    return total
+
+
 def score_candidates(tables: Floats, codes: Codes, M: int, K: int) -> Floats:
     """Exact scores of each query's own candidates: tables float32 [Q, M, K], codes uint8 [Q, c, code_size] -> [Q, c].
 
     Bit-identical to the same items' entries of :func:`score_codes`.
     """
-    prepared = lookup_tables(tables)
-    paired = _pairs(K, M)
-    out = np.empty(codes.shape[:2], np.float32)
-    for q, table in enumerate(prepared):
-        out[q] = lookup(table, lookup_columns(codes[q], M, K), paired=paired)
-    return out
+    return score_prepared(lookup_tables(tables), codes, M, K)

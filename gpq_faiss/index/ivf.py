@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from ..errors import DataError, UsageError
 from .checks import Codes, Floats, check_vectors
-from .codebooks import decode, fuse, lookup_tables, pad_vectors, score_tables
-from .proof import EMPTY_KEY, Keys, best_keys, score_nominated, sort_keys
+from .codebooks import decode, fuse, lookup_tables, pad_vectors, score_prepared, score_tables
+from .proof import EMPTY_KEY, Keys, best_keys, sort_keys
 
 _TRAIN_ROWS = 256  # rows a list that k-means looks at
 _ASSIGN = 65_536
@@ -164,7 +164,7 @@ class IvfSearch:
         params = faiss.SearchParametersIVF(nprobe=self.nprobe)  # type: ignore[call-arg]  # stub lacks it
         _, found = self.index.search(pad_vectors(xq, self.index.d), wanted, params=params)
         prepared = lookup_tables(score_tables(xq, self.Z))
-        exact = score_nominated(prepared, self.codes[np.maximum(found, 0)], self.M, self.K)
+        exact = score_prepared(prepared, self.codes[np.maximum(found, 0)], self.M, self.K)
         keys = np.where(found >= 0, sort_keys(exact, np.maximum(found, 0)), EMPTY_KEY)
         return best_keys(keys, k)
 

@@ -26,6 +26,7 @@ from .codebooks import (
     lookup_columns,
     lookup_tables,
     pad_vectors,
+    score_prepared,
     score_tables,
 )
 from .layout import vector_view
@@ -158,26 +159,6 @@ class FastScan:
 
     def slack(self, xq: Floats, tables: Floats) -> Floats:
         return quantisation_bound(tables) + 2 * rounding_bound(xq, self.M, self.d)
-
-
-def score_nominated(prepared: Floats, codes: Codes, M: int, K: int) -> Floats:
-    """:func:`.codebooks.score_candidates` for all queries at once: ``prepared`` from ``lookup_tables`` [Q, T, entries].
-
-    Bit-identical to it: the same sums in the same order.
-    """
-    Q, T, entries = prepared.shape
-    columns = lookup_columns(codes, M, K)
-    flat = prepared.reshape(-1)
-    base = (np.arange(Q) * (T * entries))[:, None]
-    total = np.zeros(codes.shape[:2], np.float32)
-    paired = K <= 16 and M > 1
-    step = 1 if paired else 2
-    for t in range(0, len(columns), step):
-        part = np.take(flat, columns[t] + (base + t * entries), mode="clip")
-        if not paired and t + 1 < len(columns):
-            part += np.take(flat, columns[t + 1] + (base + (t + 1) * entries), mode="clip")
-        total += part
-    return total
 
 
 def score_all(prepared: Floats, codes: Codes, M: int, K: int, k: int) -> Keys:
@@ -314,7 +295,7 @@ class ProvenSearch:
                     break
                 scanner = self.scanner(stage)
                 approximate, found = scanner.candidates(np.ascontiguousarray(xq[open_]), wanted)
-                exact = score_nominated(prepared[open_], self.codes[found], self.M, self.K)
+                exact = score_prepared(prepared[open_], self.codes[found], self.M, self.K)
                 best = best_keys(sort_keys(exact, found), k)
                 kth = read_keys(best[:, -1])[0]
                 # Whatever was not nominated scores at most the last approximate score plus the slack. A tie with the
@@ -350,7 +331,7 @@ class ProvenSearch:
         while len(open_) and self.n > FULL and 8 * wanted < self.n and wanted <= 1 << 14:
             scanner = self.scanner(self.stages[0])
             approximate, found = scanner.candidates(np.ascontiguousarray(xq[open_]), wanted)
-            exact = score_nominated(prepared[open_], self.codes[found], self.M, self.K)
+            exact = score_prepared(prepared[open_], self.codes[found], self.M, self.K)
             slack = scanner.slack(xq[open_], tables[open_])
             proven = (approximate[:, -1] + slack < least) & (found[:, -1] >= 0)
             for at in np.flatnonzero(proven):
