@@ -28,7 +28,14 @@ from gpq_faiss.train import EpochSampler, count_steps, hold_out, learning_rate, 
 
 def small(**changes: object) -> Config:
     """A config that trains on the digits in a second."""
-    training = {"steps": 12, "batch_labelled": 60, "batch_unlabelled": 60, "validate_every": 4, **changes}
+    training = {
+        "steps": 12,
+        "batch_labelled": 60,
+        "batch_unlabelled": 60,
+        "validate_every": 4,
+        "validation": 0.1,
+        **changes,
+    }
     return replace(
         preset("paper"),
         quantizer=QuantizerConfig(codebooks=3),
