@@ -365,20 +365,23 @@ def test_nprobe_follows_the_recall(tmp_path: Path, form: str, group: bool) -> No
     settings = IvfSettings(lists=32, form=form)
     engine = Engine.build(codes, codebooks(), kind="ivf", ivf=settings, group=group, model_fingerprint=MODEL)
     low, high = (tune_nprobe(engine, recall, k=10) for recall in (0.5, 0.9))
-    assert low[-1]["recall"] >= 0.5
-    assert high[-1]["recall"] >= 0.9
-    assert low[-1]["nprobe"] < high[-1]["nprobe"] == engine.ivf.nprobe
-    assert [p["nprobe"] for p in high] == [2.0**i for i in range(len(high))]
+    chosen = {}
+    for recall, points in ((0.5, low), (0.9, high)):
+        chosen[recall] = min(p["nprobe"] for p in points if p["recall"] >= recall)
+        below = max((p["nprobe"] for p in points if p["recall"] < recall), default=0)
+        assert below >= chosen[recall] - max(1, chosen[recall] // 16)
+    assert chosen[0.5] < chosen[0.9] == engine.ivf.nprobe
     assert all(a["share"] < b["share"] for a, b in itertools.pairwise(high))
     # the points are what a search with them gives
     xq = sample_queries(engine)
     exact = engine.to("exact").search(xq, 10)[0][:, -1:]
-    assert float((engine.search(xq, 10)[0] >= exact).mean()) == high[-1]["recall"]
+    point = next(p for p in high if p["nprobe"] == engine.ivf.nprobe)
+    assert float((engine.search(xq, 10)[0] >= exact).mean()) == point["recall"]
     path = engine.save(tmp_path / "i.faiss")
     assert read_sidecar(path)["extra"]["operating_points"] == high
     assert open_engine(path).ivf.nprobe == engine.ivf.nprobe
     every = tune_nprobe(engine, 1.0, k=1, queries=xq)[-1]
-    assert every["recall"] == 1 or every["nprobe"] == 32
+    assert every["recall"] == 1 or engine.ivf.nprobe == 32
     for recall in (0.0, 1.1, float("nan")):
         with pytest.raises(UsageError, match="recall"):
             tune_nprobe(engine, recall)
