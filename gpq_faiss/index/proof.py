@@ -284,34 +284,61 @@ class ProvenSearch:
     ) -> NDArray[np.intp]:
         """Fill the rows of ``out`` that can be proven; returns the others."""
         open_ = np.arange(len(xq))
-        first = True
+        tied: list[NDArray[np.intp]] = []
         for number, stage in enumerate(self.stages):
             last = number + 1 == len(self.stages)
             if number:
                 self.tabled += len(open_)
                 wanted = k + max(32, k // 4)
-            for _ in range(_ROUNDS if last or number == 0 else 1):
+            for attempt in range(_ROUNDS if last or number == 0 else 1):
                 if not len(open_) or 4 * wanted >= self.n:
                     break
-                scanner = self.scanner(stage)
-                approximate, found = scanner.candidates(np.ascontiguousarray(xq[open_]), wanted)
-                exact = score_prepared(prepared[open_], self.codes[found], self.M, self.K)
-                best = best_keys(sort_keys(exact, found), k)
-                kth = read_keys(best[:, -1])[0]
-                # Whatever was not nominated scores at most the last approximate score plus the slack. A tie with the
-                # k-th is not good enough: the item outside might come first in the order of ids.
-                slack = scanner.slack(xq[open_], tables[open_])
-                reach = approximate + slack[:, None]
-                proven = (reach[:, -1] < kth) & (found[:, -1] >= 0)
-                out[open_[proven]] = best[proven]
-                if first:
-                    first = False
+                proven = np.zeros(len(open_), np.bool_)
+                saturated = np.zeros(len(open_), np.bool_)
+                needed = np.zeros(len(open_), np.int64)
+                step = max(1, _CANDIDATE_BYTES // (wanted * (self.codes.shape[1] * 17 + 32)))
+                for start in range(0, len(open_), step):
+                    part = slice(start, start + step)
+                    proven[part], saturated[part], needed[part] = self._nominate(
+                        self.scanner(stage), xq, tables, prepared, open_[part], k, wanted, out
+                    )
+                if number == attempt == 0:
                     self.widened += int((~proven).sum())
-                    if number == 0:
-                        self._adapt(k, wanted, (reach >= kth[:, None]).sum(axis=1), proven)
-                open_ = open_[~proven]
+                    self._adapt(k, wanted, needed, proven)
+                # Where ties with the k-th still fill four times the candidates, there is no end of them in sight.
+                hopeless = saturated & ~proven if attempt else np.zeros(len(open_), np.bool_)
+                tied.append(open_[hopeless])
+                open_ = open_[~proven & ~hopeless]
                 wanted *= 4
-        return open_
+        return np.sort(np.concatenate([open_, *tied]))
+
+    def _nominate(
+        self,
+        scanner: Scanner,
+        xq: Floats,
+        tables: Floats,
+        prepared: Floats,
+        rows: NDArray[np.intp],
+        k: int,
+        wanted: int,
+        out: Keys,
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.intp]]:
+        """One round for some queries, filling the rows of ``out`` that it proves.
+
+        Returns:
+            Of each query: whether proven; whether all candidates reach the k-th score, so that ties fill them; how many
+            candidates could have mattered.
+        """
+        approximate, found = scanner.candidates(np.ascontiguousarray(xq[rows]), wanted)
+        exact = score_prepared(prepared[rows], self.codes[found], self.M, self.K)
+        best = best_keys(sort_keys(exact, found), k)
+        kth = read_keys(best[:, -1])[0]
+        # Whatever was not nominated scores at most the last approximate score plus the slack. A tie with the k-th is
+        # not good enough: the item outside might come first in the order of ids.
+        reach = approximate + scanner.slack(xq[rows], tables[rows])[:, None]
+        proven = (reach[:, -1] < kth) & (found[:, -1] >= 0)
+        out[rows[proven]] = best[proven]
+        return proven, exact.min(axis=1) >= kth, (reach >= kth[:, None]).sum(axis=1)
 
     def _adapt(self, k: int, wanted: int, needed: NDArray[Any], proven: NDArray[np.bool_]) -> None:
         """Choose the next k' so that nine queries in ten are proven at first try. Changes speed, never answers."""

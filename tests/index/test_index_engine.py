@@ -134,7 +134,8 @@ def test_the_engine_counts_what_it_had_to_do() -> None:
     assert stats["scored_in_full"] == 0
     same = Engine.build(np.repeat(codes[:1], 20000, axis=0), Z, kind="exact")
     same.search(rng.normal(size=(4, 144)).astype(np.float32), 10)
-    assert same.stats()["tabled"] == same.stats()["scored_in_full"] == 4
+    # ties without end: neither more candidates nor finer tables would help, so none were asked for
+    assert (same.stats()["tabled"], same.stats()["scored_in_full"]) == (0, 4)
 
 
 def test_auto_groups_where_codes_repeat() -> None:
