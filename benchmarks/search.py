@@ -315,17 +315,23 @@ def numbers(text: str) -> tuple[int, ...]:
 
 def main() -> None:
     """Parse, run what is missing, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--items", type=numbers, default=(1_000_000,))
     parser.add_argument("--bits", type=numbers, default=(12, 24, 32, 48))
     parser.add_argument("--threads", type=numbers, default=(1, 2))
-    parser.add_argument("--data", help="features to train on, as gpq train takes them; without it, random codes only")
+    parser.add_argument(
+        "--data", help="features to train on, as gpq train takes them; without it, random codes only"
+    )
     parser.add_argument("--labels")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--limit", type=float, default=1.0, help="seconds a timing; longer batches are cut")
     parser.add_argument("--build-rows", type=numbers, default=(1_000_000, 10_000_000))
     parser.add_argument("--build-memory", default="256MB")
-    parser.add_argument("--models", type=Path, help="where trained models are kept (default: a temporary folder)")
+    parser.add_argument(
+        "--models", type=Path, help="where trained models are kept (default: a temporary folder)"
+    )
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "search.json")
     parser.add_argument("--build-one", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -343,7 +349,9 @@ def main() -> None:
         write_text(args.out.with_suffix(".md"), markdown(result))
 
     with tempfile.TemporaryDirectory() as scratch:
-        sources: dict[str, Callable[[int, int, int], tuple[Floats, Codes, Floats]]] = {"random": random_source}
+        sources: dict[str, Callable[[int, int, int], tuple[Floats, Codes, Floats]]] = {
+            "random": random_source
+        }
         if args.data:
             models = args.models or Path(scratch)
             models.mkdir(parents=True, exist_ok=True)
@@ -366,7 +374,14 @@ def main() -> None:
     for rows in args.build_rows:
         if str(rows) not in building:
             print(f"building {rows:,}", file=sys.stderr, flush=True)
-            command = [sys.executable, __file__, "--build-one", str(rows), "--build-memory", args.build_memory]
+            command = [
+                sys.executable,
+                __file__,
+                "--build-one",
+                str(rows),
+                "--build-memory",
+                args.build_memory,
+            ]
             done = subprocess.run(command, check=True, capture_output=True, text=True)
             building[str(rows)] = json.loads(done.stdout)
             keep()

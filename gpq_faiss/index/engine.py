@@ -463,4 +463,6 @@ def check_kind(kind: str, K: int) -> None:
     if kind not in KINDS:
         raise UsageError(f"kind {kind!r}: choose from {', '.join(KINDS)}")
     if K != 16 and kind in ("fused", "fastscan", "ivf"):
-        raise UsageError(f"kind {kind!r} needs 16 codewords a codebook, these have {K}: use 'exact' or 'flat'")
+        raise UsageError(
+            f"kind {kind!r} needs 16 codewords a codebook, these have {K}: use 'exact' or 'flat'"
+        )

@@ -89,7 +89,9 @@ def mask_of(where: Filter, items: Items) -> NDArray[np.bool_]:
     if isinstance(where, np.ndarray | list):
         return Allow(where).mask(items)
     if not callable(where):
-        raise UsageError(f"where = {type(where).__name__}: give ids, Allow, Deny, Bitmap or a function of ids")
+        raise UsageError(
+            f"where = {type(where).__name__}: give ids, Allow, Deny, Bitmap or a function of ids"
+        )
     mask = np.asarray(where(items.ids.copy()))
     if mask.shape != (len(items),) or mask.dtype != np.bool_:
         raise DataError(f"the filter function gave {mask.dtype} {mask.shape}, expected bool ({len(items)},)")

@@ -235,7 +235,9 @@ def _check_type(path: Path) -> None:
                 if quantizer in _QUANTIZERS:
                     return
                 kind = quantizer.decode("ascii", "replace") if quantizer.isalnum() else "damaged"
-                raise DataError(f"{path}: its coarse quantiser is of type {kind!r}, expected a flat one (IndexFlatIP)")
+                raise DataError(
+                    f"{path}: its coarse quantiser is of type {kind!r}, expected a flat one (IndexFlatIP)"
+                )
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from None
     if inner in _INNER:

@@ -178,7 +178,9 @@ class Groups:
         D, positions = np.empty((Q, k), np.float32), np.empty((Q, k), np.int64)
         step = max(1, _EXPAND // max(1, k))
         for start in range(0, Q, step):
-            self._expand(keys[start : start + step], k, D[start : start + step], positions[start : start + step])
+            self._expand(
+                keys[start : start + step], k, D[start : start + step], positions[start : start + step]
+            )
         return D, positions
 
     def expand_some(self, keys: Keys, k: int) -> tuple[Floats, Ids]:
@@ -205,7 +207,9 @@ class Groups:
         cut = (ends < k).sum(axis=1)
         rows = np.arange(len(keys))
         tied = scores == scores[rows, cut][:, None]
-        simple = ~(tied.sum(axis=1) > 1) & ~((scores[:, 1:] == scores[:, :-1]) & (ends[:, :-1] < k)).any(axis=1)
+        simple = ~(tied.sum(axis=1) > 1) & ~((scores[:, 1:] == scores[:, :-1]) & (ends[:, :-1] < k)).any(
+            axis=1
+        )
         plain = np.flatnonzero(simple)
         if len(plain):
             taken = np.minimum(sizes[plain], np.maximum(0, k - (ends[plain] - sizes[plain])))
@@ -217,6 +221,11 @@ class Groups:
             D[plain] = np.repeat(scores[plain[row], at], lengths).reshape(-1, k)
         for q in np.flatnonzero(~simple):
             among = np.flatnonzero((np.arange(keys.shape[1]) <= cut[q]) | tied[q])
-            parts = [self.members[s : s + min(z, k)] for s, z in zip(self.starts[groups[q, among]], sizes[q, among], strict=True)]
+            parts = [
+                self.members[s : s + min(z, k)]
+                for s, z in zip(self.starts[groups[q, among]], sizes[q, among], strict=True)
+            ]
             item_scores = np.repeat(scores[q, among], [len(part) for part in parts])
-            D[q], positions[q] = read_keys(best_keys(sort_keys(item_scores, np.concatenate(parts).astype(np.int64)), k))
+            D[q], positions[q] = read_keys(
+                best_keys(sort_keys(item_scores, np.concatenate(parts).astype(np.int64)), k)
+            )

@@ -77,7 +77,9 @@ class IvfSettings:
             centroids = np.asarray(kmeans.centroids, np.float32)
         norms = np.linalg.norm(centroids.astype(np.float64), axis=1, keepdims=True)
         if not (norms > 0).all():
-            raise DataError(f"IVF centroid {int(np.argmin(norms))} is zero: it has no direction, leave it out")
+            raise DataError(
+                f"IVF centroid {int(np.argmin(norms))} is zero: it has no direction, leave it out"
+            )
         unit = np.ascontiguousarray(centroids / norms, dtype=np.float32)
         return dataclasses.replace(self, lists=len(unit), centroids=unit, nprobe=min(self.nprobe, len(unit)))
 
@@ -93,7 +95,12 @@ def assign(codes: Codes, Z: Floats, centroids: Floats) -> NDArray[np.int32]:
 
 
 def ivf_index(
-    codes: Codes, ids: NDArray[np.int64] | None, Z: Floats, centroids: Floats, form: str, list_of: NDArray[np.int32]
+    codes: Codes,
+    ids: NDArray[np.int64] | None,
+    Z: Floats,
+    centroids: Floats,
+    form: str,
+    list_of: NDArray[np.int32],
 ) -> Any:
     """The Faiss index of these lists: ``IndexIVFPQFastScan`` (4-bit) or ``IndexIVFPQ`` (byte-fused), no residuals."""
     M = int(Z.shape[0])
@@ -146,7 +153,9 @@ class IvfSearch:
         self.settings = settings
         self.nprobe = settings.nprobe
         known = settings.list_of
-        self.list_of = known if known is not None and len(known) == len(codes) else assign(codes, Z, settings.centroids)
+        self.list_of = (
+            known if known is not None and len(known) == len(codes) else assign(codes, Z, settings.centroids)
+        )
         self.index = ivf_index(codes, None, Z, settings.centroids, settings.form, self.list_of)
 
     def prepare(self, k: int) -> None:

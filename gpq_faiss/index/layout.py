@@ -178,9 +178,7 @@ def layout_of(index: Any, *, what: str = "index", deep: bool = False) -> Layout:
             f"{what}: set to a Hamming or polysemous search, which GPQ codes do not have: build it again"
         )
     if pq.centroids.size() != M * K * d:
-        raise DataError(
-            f"{what}: {pq.centroids.size()} centroid values, not {M} x {K} x {d}: it is damaged"
-        )
+        raise DataError(f"{what}: {pq.centroids.size()} centroid values, not {M} x {K} x {d}: it is damaged")
     centroids = np.asarray(faiss.vector_to_array(pq.centroids), np.float32).reshape(M, K, d)
     kind, codebooks = _codebooks(centroids, what)
     name_of: dict[tuple[bool, bool, str], Kind] = {
@@ -216,7 +214,9 @@ def _check_fastscan(inner: Any, M: int, K: int, what: str) -> None:
         or int(inner.qbs) != 0
         or (whole and int(inner.ntotal2) != -(-int(inner.ntotal) // rows) * rows)
     ):
-        raise DataError(f"{what}: its FastScan settings contradict each other or name a kernel: build it again")
+        raise DataError(
+            f"{what}: its FastScan settings contradict each other or name a kernel: build it again"
+        )
 
 
 def _check_lists(ivf: Any, M: int, fast: bool, what: str) -> None:
@@ -225,7 +225,9 @@ def _check_lists(ivf: Any, M: int, fast: bool, what: str) -> None:
     quantizer: Any = faiss.downcast_index(ivf.quantizer) if ivf.quantizer is not None else None
     if not isinstance(quantizer, faiss.IndexFlatIP):
         name = type(quantizer).__name__
-        raise DataError(f"{what}: its coarse quantiser is {name}, expected a flat one by inner product (IndexFlatIP)")
+        raise DataError(
+            f"{what}: its coarse quantiser is {name}, expected a flat one by inner product (IndexFlatIP)"
+        )
     if (
         lists < 1
         or int(quantizer.ntotal) != lists
@@ -233,22 +235,32 @@ def _check_lists(ivf: Any, M: int, fast: bool, what: str) -> None:
         or int(quantizer.codes.size()) != lists * int(ivf.d) * 4
         or int(ivf.nprobe) < 1
     ):
-        raise DataError(f"{what}: {quantizer.ntotal} coarse centroids contradict {lists} lists: it is damaged")
+        raise DataError(
+            f"{what}: {quantizer.ntotal} coarse centroids contradict {lists} lists: it is damaged"
+        )
     if ivf.by_residual:
         raise DataError(
             f"{what}: its codes are residuals, for which the model's codebooks do not hold: build it with by_residual "
             "= False"
         )
     if ivf.direct_map.type != 0:
-        raise DataError(f"{what}: it has a direct map, which is not supported: remove it (set_direct_map_type)")
+        raise DataError(
+            f"{what}: it has a direct map, which is not supported: remove it (set_direct_map_type)"
+        )
     held: Any = faiss.downcast_InvertedLists(ivf.invlists) if ivf.invlists is not None else None
     expected: Any = faiss.BlockInvertedLists if fast else faiss.ArrayInvertedLists  # type: ignore[attr-defined]
     if type(held) is not expected or int(held.nlist) != lists:
-        raise DataError(f"{what}: its lists are {type(held).__name__}, expected {expected.__name__} of {lists}")
-    if fast and (int(held.n_per_block) != int(ivf.bbs) or int(held.block_size) != block_bytes(M, int(ivf.bbs))):
+        raise DataError(
+            f"{what}: its lists are {type(held).__name__}, expected {expected.__name__} of {lists}"
+        )
+    if fast and (
+        int(held.n_per_block) != int(ivf.bbs) or int(held.block_size) != block_bytes(M, int(ivf.bbs))
+    ):
         raise DataError(f"{what}: its blocks contradict codes of {M} indices: it is damaged")
     if not fast and int(held.code_size) != int(ivf.code_size):
-        raise DataError(f"{what}: its lists hold codes of {held.code_size} bytes, not {ivf.code_size}: it is damaged")
+        raise DataError(
+            f"{what}: its lists hold codes of {held.code_size} bytes, not {ivf.code_size}: it is damaged"
+        )
     # That a list has as many codes as ids Faiss sees to on reading; from Python it cannot be seen without a copy.
     total = sum(int(held.list_size(number)) for number in range(lists))
     if total != int(ivf.ntotal):

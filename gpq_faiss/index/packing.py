@@ -38,7 +38,9 @@ def _places(M: int, rows: int) -> NDArray[np.int64]:
     places = np.full(rows * M + 1, -1, np.int64)
     places[found] = np.arange(len(found))
     if (places[1:] < 0).any():
-        raise RuntimeError("this Faiss packs FastScan codes in a way that is not understood: report its version")
+        raise RuntimeError(
+            "this Faiss packs FastScan codes in a way that is not understood: report its version"
+        )
     return places[1:].reshape(rows, M)
 
 

@@ -183,7 +183,9 @@ def score_all(prepared: Floats, codes: Codes, M: int, K: int, k: int) -> Keys:
         columns = lookup_columns(np.asarray(codes[start : start + _SCORE_BLOCK]), M, K)
         for q in range(Q):
             scores = lookup(prepared[q], columns, paired=paired)
-            if sizes[q] >= k:  # a later position loses a tie, so only what lies above the k-th can still enter
+            if (
+                sizes[q] >= k
+            ):  # a later position loses a tie, so only what lies above the k-th can still enter
                 places = np.flatnonzero(scores > least[q])
             elif k < len(scores):
                 places = np.flatnonzero(scores >= np.partition(scores, len(scores) - k)[len(scores) - k])
@@ -260,7 +262,10 @@ class ProvenSearch:
         full = self._in_full(wanted)
         held = (self.n if full else wanted) * 24 if full else wanted * (self.codes.shape[1] * 17 + 32)
         tables = self.M * self.K * 64 + (self.K**2 * self.M * 4 if self.K <= 16 else 0)
-        return max(1, _CANDIDATE_BYTES // (min(held, 24 * (2 * k + _SCORE_BLOCK)) + tables if full else held + tables))
+        return max(
+            1,
+            _CANDIDATE_BYTES // (min(held, 24 * (2 * k + _SCORE_BLOCK)) + tables if full else held + tables),
+        )
 
     def search_keys(self, xq: Floats, k: int) -> Keys:
         """Keys int64 [Q, k] of the ``k`` best of checked queries [Q, M*d], best first; one block of queries."""

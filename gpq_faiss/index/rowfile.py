@@ -60,14 +60,18 @@ class RowFile:
 
     def codes(self, path: Path, start: int, stop: int) -> Codes:
         """Codes of rows ``start:stop``, uint8 [n, code_size], read through a memory map."""
-        held = np.memmap(path, np.uint8, "r", self.code_start, (self.code_bytes,)) if self.code_bytes else _NONE
+        held = (
+            np.memmap(path, np.uint8, "r", self.code_start, (self.code_bytes,)) if self.code_bytes else _NONE
+        )
         size = self.code_size
         if self.form != "fastscan":
             return np.array(held[start * size : stop * size]).reshape(-1, size)
         M = int(self.codebooks.shape[0])
         first, last = start // self.rows, -(-stop // self.rows)
         each = block_bytes(M, self.rows)
-        codes = unpack_blocks(np.array(held[first * each : last * each]), (last - first) * self.rows, M, self.rows)
+        codes = unpack_blocks(
+            np.array(held[first * each : last * each]), (last - first) * self.rows, M, self.rows
+        )
         return codes[start - first * self.rows : stop - first * self.rows]
 
     def ids(self, path: Path, start: int, stop: int) -> Ids:
@@ -101,7 +105,9 @@ def _inner(form: RowForm, Z: Floats, n: int) -> tuple[bytes, int, bytes]:
         at += 16  # ntotal2, M2
     struct.pack_into("<q", data, _NTOTAL, n)
     if bytes(data[at : at + 8]) != bytes(8):
-        raise DataError(f"Faiss {faiss.__version__} writes its index files in another way: use another version")
+        raise DataError(
+            f"Faiss {faiss.__version__} writes its index files in another way: use another version"
+        )
     struct.pack_into("<Q", data, at, count)
     return bytes(data[: at + 8]), count, bytes(data[at + 8 :])
 
@@ -152,7 +158,12 @@ def read_frame(path: str | Path) -> RowFile:
             n = struct.unpack_from("<q", inner, _NTOTAL)[0]
             M, nbits = struct.unpack_from("<QQ", inner, _HEADER + 8)
             centroids = struct.unpack_from("<Q", inner, _HEADER + 24)[0]
-            if not (0 <= n < 1 << 62 and 1 <= M <= 1 << 16 and 2 <= nbits <= 8 and centroids * 4 <= min(_MAX_HEADER, size)):
+            if not (
+                0 <= n < 1 << 62
+                and 1 <= M <= 1 << 16
+                and 2 <= nbits <= 8
+                and centroids * 4 <= min(_MAX_HEADER, size)
+            ):
                 raise DataError(f"{path} is damaged: its header gives impossible sizes; build it again")
             extra = 12 + 16 if fast else 0
             file.seek(base)
@@ -173,7 +184,9 @@ def read_frame(path: str | Path) -> RowFile:
                 rows = struct.unpack_from("<i", small, len(small) - 8 - 24)[0]
                 padded = struct.unpack_from("<q", small, len(small) - 8 - 16)[0]
                 if rows < 1 or padded != -(-n // rows) * rows:
-                    raise DataError(f"{path} is damaged: its FastScan blocks contradict its items; build it again")
+                    raise DataError(
+                        f"{path} is damaged: its FastScan blocks contradict its items; build it again"
+                    )
                 struct.pack_into("<q", small, len(small) - 8 - 16, 0)
             try:
                 index = faiss.deserialize_index(np.frombuffer(bytes(small) + tail, np.uint8))
@@ -188,12 +201,18 @@ def read_frame(path: str | Path) -> RowFile:
             if mapped:
                 file.seek(end)
                 stated = file.read(8)
-                if len(stated) < 8 or struct.unpack("<Q", stated)[0] != n or struct.unpack_from("<q", outer, _NTOTAL)[0] != n:
+                if (
+                    len(stated) < 8
+                    or struct.unpack("<Q", stated)[0] != n
+                    or struct.unpack_from("<q", outer, _NTOTAL)[0] != n
+                ):
                     raise DataError(f"{path}: its ids contradict {n:,} items: it is damaged; build it again")
                 id_start = end + 8
                 end = id_start + 8 * n
             if count != expected or end != size:
-                raise DataError(f"{path}: {size:,} bytes contradict {n:,} items: it is damaged; build it again")
+                raise DataError(
+                    f"{path}: {size:,} bytes contradict {n:,} items: it is damaged; build it again"
+                )
     except OSError as error:
         why = "not found" if isinstance(error, FileNotFoundError) else error.strerror
         raise DataError(f"{path}: {why}: an index file is needed (gpq index, or faiss.write_index)") from None

@@ -126,7 +126,9 @@ class ParquetShard:
         except FileNotFoundError:
             raise DataError(f"{self.path} not found: a Parquet file of codes should be there") from None
         except (OSError, pyarrow.ArrowException) as error:
-            raise DataError(f"{self.path} is no readable Parquet: {' '.join(str(error).split())[:120]}") from None
+            raise DataError(
+                f"{self.path} is no readable Parquet: {' '.join(str(error).split())[:120]}"
+            ) from None
 
     def blocks(self, size: int) -> Iterator[tuple[Codes, Ids]]:
         """See :class:`Shard`."""
@@ -138,8 +140,13 @@ class ParquetShard:
                     codes = self._codes(batch.column("codes"))
                     ids = batch.column(self._id)
                     if ids.null_count or not pyarrow.types.is_integer(ids.type):
-                        raise DataError(f"{self.path}: the column {self._id!r} is not whole numbers in every row")
-                    yield check_codes(codes, self.M, self.K, what=str(self.path)), ids.to_numpy().astype(np.int64)
+                        raise DataError(
+                            f"{self.path}: the column {self._id!r} is not whole numbers in every row"
+                        )
+                    yield (
+                        check_codes(codes, self.M, self.K, what=str(self.path)),
+                        ids.to_numpy().astype(np.int64),
+                    )
             except pyarrow.ArrowException as error:
                 raise DataError(f"{self.path} is damaged: {' '.join(str(error).split())[:120]}") from None
 
@@ -156,7 +163,9 @@ class ParquetShard:
             elif hasattr(kind, "value_type") and pyarrow.types.is_uint8(kind.value_type):
                 flat = column.flatten().to_numpy()
             else:
-                raise DataError(f"{self.path}: the column 'codes' is {kind}, expected binary or lists of uint8")
+                raise DataError(
+                    f"{self.path}: the column 'codes' is {kind}, expected binary or lists of uint8"
+                )
             if flat.size == len(column) * self._size and self._even(column):
                 return np.asarray(flat.reshape(len(column), self._size), np.uint8)
         raise DataError(f"{self.path}: the column 'codes' has not {self._size} bytes in every row")
@@ -195,7 +204,9 @@ class IndexShard:
             self.row_bytes = 8 * size + 64
         else:
             frame, stated = read_frame(self.path), read_sidecar(self.path)
-            if stated is not None and (stated["ntotal"] != frame.n or stated["bytes"] != self.path.stat().st_size):
+            if stated is not None and (
+                stated["ntotal"] != frame.n or stated["bytes"] != self.path.stat().st_size
+            ):
                 raise MismatchError(
                     f"{path} is not the file that {sidecar_path(path).name} describes: it is damaged or was changed"
                 )
@@ -203,7 +214,9 @@ class IndexShard:
             model = None if stated is None else stated["model_fingerprint"]
             self.row_bytes = 4 * size + 24
         if codebooks_fingerprint(found) != codebooks_fingerprint(codebooks):
-            raise MismatchError(f"{path} has other codebooks than those of {model_name}: encode its data with this model")
+            raise MismatchError(
+                f"{path} has other codebooks than those of {model_name}: encode its data with this model"
+            )
         if model not in (None, model_fingerprint):
             raise MismatchError(f"{path} is of model {model}, not of {model_name} ({model_fingerprint})")
         if not self.rows:
@@ -255,7 +268,17 @@ def open_shard(path: str | Path, codebooks: Floats, model_fingerprint: str, mode
     return Hdf5Shard(path, codebooks, model_fingerprint, model_name)
 
 
-_UNITS = {"": 1, "b": 1, "k": 10**3, "kb": 10**3, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9, "t": 10**12}
+_UNITS = {
+    "": 1,
+    "b": 1,
+    "k": 10**3,
+    "kb": 10**3,
+    "m": 10**6,
+    "mb": 10**6,
+    "g": 10**9,
+    "gb": 10**9,
+    "t": 10**12,
+}
 _UNITS |= {"tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 

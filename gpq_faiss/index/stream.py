@@ -87,9 +87,17 @@ def build_stream(
             sidecar = sidecar_path(out)
             with atomic_path(sidecar) as temporary_sidecar, atomic_path(out) as temporary:
                 step = max(32, min(_MAX_ROWS, memory // (8 * size)) // 32 * 32)
-                written, digest = _write(temporary, codes_file, ids_file if mapped else None, codebooks, form, rows, step)
+                written, digest = _write(
+                    temporary, codes_file, ids_file if mapped else None, codebooks, form, rows, step
+                )
                 document = sidecar_document(
-                    form, rows, codebooks, written, digest, model_fingerprint, {**(extra or {}), "shards": len(shards)}
+                    form,
+                    rows,
+                    codebooks,
+                    written,
+                    digest,
+                    model_fingerprint,
+                    {**(extra or {}), "shards": len(shards)},
                 )
                 write_json(temporary_sidecar, document)
                 sidecar.unlink(missing_ok=True)
@@ -137,7 +145,10 @@ def _collect(
         _log.warning("%s: the build begun there was of other files: starting anew", partial)
         done, rows = [], 0
     total = sum(shard.rows for shard in shards)
-    with _raw(partial / "codes.raw", rows * size) as codes_file, _raw(partial / "ids.raw", rows * 8) as ids_file:
+    with (
+        _raw(partial / "codes.raw", rows * size) as codes_file,
+        _raw(partial / "ids.raw", rows * 8) as ids_file,
+    ):
         for shard in shards[len(done) :]:
             step = int(max(256, min(_MAX_ROWS, memory // (4 * shard.row_bytes))))
             for codes, ids in shard.blocks(step):

@@ -67,8 +67,10 @@ def tune_nprobe(
     if not 0 < recall <= 1:
         raise UsageError(f"recall {recall}: it must be above 0 and at most 1")
     k = check_k(k, engine.ntotal)
-    xq = sample_queries(engine) if queries is None else check_vectors(
-        queries, engine.width, what="queries to tune by", allow_empty=False
+    xq = (
+        sample_queries(engine)
+        if queries is None
+        else check_vectors(queries, engine.width, what="queries to tune by", allow_empty=False)
     )
     kth = engine.to("exact").search(xq, k, threads=threads)[0][:, -1:]
     lists = int(engine.ivf.lists or 1)

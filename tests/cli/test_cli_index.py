@@ -34,7 +34,9 @@ def test_lists_by_recall(shop: Shop, tmp_path: Path) -> None:
 
 def test_lists_of_the_class_prototypes(shop: Shop, tmp_path: Path) -> None:
     out = tmp_path / "i.faiss"
-    done("index", shop.model, shop.codes, "--kind", "ivf", "--lists", "prototypes", "--nprobe", 3, "--out", out)
+    done(
+        "index", shop.model, shop.codes, "--kind", "ivf", "--lists", "prototypes", "--nprobe", 3, "--out", out
+    )
     assert (open_engine(out).ivf.lists, open_engine(out).ivf.nprobe) == (3, 3)  # there are three classes
 
 

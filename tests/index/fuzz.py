@@ -134,7 +134,8 @@ def run(cases: int, first: int = 0) -> Outcome:
                 capture_output=True,
                 text=True,
                 check=False,
-                env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                env=os.environ
+                | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             )
         begun = at
         for line in done.stdout.splitlines():
@@ -161,7 +162,9 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--worker"]:
         work(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
     else:
-        parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser = argparse.ArgumentParser(
+            description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
         parser.add_argument("--cases", type=int, default=10_000)
         parser.add_argument("--first", type=int, default=0)
         args = parser.parse_args()

@@ -206,12 +206,16 @@ def test_broken_models_are_refused(model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("memory", [None, "32MB"])
 @pytest.mark.parametrize("kind", ["flat", "fused", "fastscan", "exact", "grouped", "auto", "ivf"])
-def test_every_kind_holds_the_same_codes(model: Path, codes: Path, tmp_path: Path, kind: str, memory: str | None) -> None:
+def test_every_kind_holds_the_same_codes(
+    model: Path, codes: Path, tmp_path: Path, kind: str, memory: str | None
+) -> None:
     x, Z = features(), codebooks()
     other = make_rows(tmp_path / "features.h5", "features", x[:200], IDS[:200] + 1, Z)
     path = index(model, [codes, other], tmp_path / "i.faiss", kind=kind, memory=memory)
     layout = layout_of(load_index(path)[0], deep=True)
-    expected = dict(zip([*IDS.tolist(), *(IDS[:200] + 1).tolist()], [*encode(x, Z), *encode(x[:200], Z)], strict=True))
+    expected = dict(
+        zip([*IDS.tolist(), *(IDS[:200] + 1).tolist()], [*encode(x, Z), *encode(x[:200], Z)], strict=True)
+    )
     assert {int(i): c.tobytes() for i, c in zip(layout.ids(), layout.codes(), strict=True)} == {
         i: c.tobytes() for i, c in expected.items()
     }
@@ -269,7 +273,9 @@ FORMS = ["flat", "fused", "fastscan", "ivf"]
 
 @pytest.mark.parametrize("target", FORMS)
 @pytest.mark.parametrize("source", FORMS)
-def test_index_files_are_converted_and_merged(model: Path, codes: Path, tmp_path: Path, source: str, target: str) -> None:
+def test_index_files_are_converted_and_merged(
+    model: Path, codes: Path, tmp_path: Path, source: str, target: str
+) -> None:
     x, Z = features(), codebooks()
     other = make_rows(tmp_path / "other.h5", "features", x[:200], IDS[:200] + 1, Z)
     first = index(model, codes, tmp_path / "a.faiss", kind=source)

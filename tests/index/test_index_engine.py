@@ -231,7 +231,9 @@ def test_filters_reach_fastscan_and_ivf_too() -> None:
                 D, found = engine.search(xq, 10, where=where)
                 assert (np.isin(found, allowed) == isinstance(where, Allow)).all()
                 truth = score_codes(xq, codes, Z)
-                assert np.abs(np.take_along_axis(truth, found, axis=1) - D).max() < (0.1 if kind == "fastscan" else 1e-9)
+                assert np.abs(np.take_along_axis(truth, found, axis=1) - D).max() < (
+                    0.1 if kind == "fastscan" else 1e-9
+                )
 
 
 def test_filters_that_are_none_are_refused() -> None:
@@ -259,8 +261,18 @@ def test_range_search_is_brute_force(kind: str) -> None:
     xq = rng.normal(size=(6, 72)).astype(np.float32)
     truth = score_codes(xq, codes, Z)
     engine = Engine.build(codes, Z, ids, kind=kind)
-    for least in (float(np.quantile(truth, 0.9995)), float(np.quantile(truth, 0.9)), 1e9, float(truth.max()), -np.inf):
-        for where, mask in ((None, np.ones(n, bool)), (lambda i: i % 4 == 0, ids % 4 == 0), ([], np.zeros(n, bool))):
+    for least in (
+        float(np.quantile(truth, 0.9995)),
+        float(np.quantile(truth, 0.9)),
+        1e9,
+        float(truth.max()),
+        -np.inf,
+    ):
+        for where, mask in (
+            (None, np.ones(n, bool)),
+            (lambda i: i % 4 == 0, ids % 4 == 0),
+            ([], np.zeros(n, bool)),
+        ):
             lims, D, found = engine.range_search(xq, least, where=where)
             assert lims.dtype == found.dtype == np.int64
             for q in range(6):
@@ -297,7 +309,9 @@ def test_adding_removing_and_merging_equal_building_anew(kind: str) -> None:
     kept = ~np.isin(ids, gone)
     D, found = engine.search(xq, 50)
     expected = brute_force(xq, codes[kept], Z, ids[kept], 50)
-    assert kind == "ivf" or np.array_equal(found, expected[1])  # lists may leave out some of those tied at the end
+    assert kind == "ivf" or np.array_equal(
+        found, expected[1]
+    )  # lists may leave out some of those tied at the end
     assert np.array_equal(D, expected[0])
     assert engine.remove(gone, missing="ignore") == 0
     with pytest.raises(DataError, match="is not in the index"):

@@ -49,7 +49,9 @@ def test_every_form_becomes_every_other(source: str, own_ids: bool, M: int) -> N
     codes, ids = some(M)
     index = form_of(source, M, ids if own_ids else None)
     Z = codebooks(M)
-    expected = {int(i): c.tobytes() for i, c in zip(ids if own_ids else range(len(codes)), codes, strict=True)}
+    expected = {
+        int(i): c.tobytes() for i, c in zip(ids if own_ids else range(len(codes)), codes, strict=True)
+    }
     xq = np.random.default_rng(1).normal(size=(3, M * 12)).astype(np.float32)
     truth = dict(zip(expected, score_codes(xq, codes, Z).T, strict=True))
     for form in FORMS:
@@ -160,7 +162,9 @@ def test_an_engine_comes_back_as_it_was(tmp_path: Path, kind: str, own_ids: bool
     codes, ids = some(6)
     codes[50:100] = codes[:50]
     ivf = IvfSettings(lists=6, nprobe=2)
-    engine = Engine.build(codes, codebooks(6), ids if own_ids else None, kind=kind, ivf=ivf, model_fingerprint="m" * 16)
+    engine = Engine.build(
+        codes, codebooks(6), ids if own_ids else None, kind=kind, ivf=ivf, model_fingerprint="m" * 16
+    )
     xq = np.random.default_rng(1).normal(size=(4, 72)).astype(np.float32)
     path = engine.save(tmp_path / "e.faiss")
     back = open_engine(path)

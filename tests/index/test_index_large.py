@@ -78,7 +78,9 @@ def test_a_file_in_rows_is_what_faiss_writes(tmp_path: Path, form: str, M: int, 
         assert (found.form, found.n) == (form, n)
         for start, stop in ((0, n), (n // 3, n), (0, n // 2)):
             assert np.array_equal(found.codes(path, start, stop), codes[start:stop])
-            assert np.array_equal(found.ids(path, start, stop), np.arange(start, stop) if ids is None else ids[start:stop])
+            assert np.array_equal(
+                found.ids(path, start, stop), np.arange(start, stop) if ids is None else ids[start:stop]
+            )
 
 
 @pytest.mark.parametrize("form", ROWFORMS)
@@ -161,7 +163,9 @@ def test_repeated_ids_are_found_part_by_part(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("gpq_faiss.index.stream.LEAST_MEMORY", 1)
     rng = np.random.default_rng(2)
     ids = rng.permutation(20_000) * 64
-    assert build_stream(shards(tmp_path, ids), tmp_path / "a.faiss", codebooks(), "flat", memory=40_000).exists()
+    assert build_stream(
+        shards(tmp_path, ids), tmp_path / "a.faiss", codebooks(), "flat", memory=40_000
+    ).exists()
     for p in tmp_path.glob("*.h5"):
         p.unlink()
     ids[17_001] = ids[3]
@@ -218,12 +222,16 @@ def test_parquet_shards(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ROWFORMS)
 @pytest.mark.parametrize("queries", [2, 9])
-def test_a_search_on_disk_equals_one_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, queries: int) -> None:
+def test_a_search_on_disk_equals_one_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, queries: int
+) -> None:
     monkeypatch.setattr("gpq_faiss.index.proof.FULL", 0)
     monkeypatch.setattr("gpq_faiss.index.disk._LEAST_ROWS", 700)
     n = 9000
     ids = np.random.default_rng(1).permutation(n) * 5 + 2**40
-    path = build_stream(shards(tmp_path, ids), tmp_path / "i.faiss", codebooks(), form, model_fingerprint=MODEL)
+    path = build_stream(
+        shards(tmp_path, ids), tmp_path / "i.faiss", codebooks(), form, model_fingerprint=MODEL
+    )
     engine = open_disk(path, "100MB")
     monkeypatch.setattr(engine, "block_rows", lambda *_: 700)  # several blocks
     assert (engine.ntotal, engine.model_fingerprint) == (n, MODEL)
@@ -251,7 +259,9 @@ def test_a_range_search_on_disk_equals_one_in_memory(tmp_path: Path, monkeypatch
     for least in (low, 1e9, -1e9):
         for where in (None, lambda i: i % 3 == 0, []):
             for mine, theirs in zip(
-                engine.range_search(xq, least, where=where), memory.range_search(xq, least, where=where), strict=True
+                engine.range_search(xq, least, where=where),
+                memory.range_search(xq, least, where=where),
+                strict=True,
             ):
                 assert mine.dtype == theirs.dtype
                 assert np.array_equal(mine, theirs)

@@ -147,7 +147,9 @@ def test_keys_against_a_sort() -> None:
     rng = np.random.default_rng(9)
     for _ in range(200):
         n = int(rng.integers(1, 30))
-        scores = rng.choice(np.array([-np.inf, -1e30, -1.5, -1e-44, -0.0, 0.0, 1e-44, 2.5, 3e38], np.float32), n)
+        scores = rng.choice(
+            np.array([-np.inf, -1e30, -1.5, -1e-44, -0.0, 0.0, 1e-44, 2.5, 3e38], np.float32), n
+        )
         positions = rng.permutation(2**32 - 1 - np.arange(n))
         k = int(rng.integers(1, n + 1))
         order = sorted(range(n), key=lambda i: (-scores[i], positions[i]))[:k]
