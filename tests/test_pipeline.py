@@ -1,0 +1,161 @@
+"""The whole path in one call, what evaluation refuses, and the same on a GPU where there is one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gpq_faiss.config import Config, merge, preset
+from gpq_faiss.data.digits import open_digits
+from gpq_faiss.data.protocols import load_split
+from gpq_faiss.encode import Encoder
+from gpq_faiss.errors import DataError, MismatchError, UsageError
+from gpq_faiss.evaluate.ranking import rank_codes
+from gpq_faiss.index.codebooks import encode as encode_vectors
+from gpq_faiss.index.codebooks import score_tables, unpack_codes
+from gpq_faiss.pipeline import Products, evaluate, run, train
+from gpq_faiss.search import parse_rows
+from gpq_faiss.store import RowReader
+
+
+def quick(**training: object) -> Config:
+    """The recommended preset, shortened."""
+    changes = {"network": {"backbone": "mlp", "heads": 32}, "quantizer": {"codebooks": 6}}
+    return merge(preset("recommended"), {**changes, "training": {"steps": 60, **training}})
+
+
+@pytest.fixture(scope="module")
+def products(tmp_path_factory: pytest.TempPathFactory) -> Products:
+    return run(
+        open_digits(),
+        tmp_path_factory.mktemp("run"),
+        config=quick(),
+        labelled="20-per-class",
+        compare=("pq", "classifier"),
+    )
+
+
+def test_the_path_ends_in_figures_far_above_chance(products: Products) -> None:
+    assert products.evaluation.ranking.map > 0.5, "chance is 0.1"
+    assert products.results.ids.shape == (8, 10)
+    assert products.evaluation.bits == 24
+    assert 0.5 < products.evaluation.compared["pq"].map < products.evaluation.compared["classifier"].map
+
+
+def test_evaluation_is_the_ranking_of_the_stored_codes(products: Products) -> None:
+    """The figure from ``evaluate`` against the codes that ``encode`` wrote, ranked by hand."""
+    split = load_split(products.model / "split.json")
+    encoder = Encoder.load(products.model)
+    Z = encoder.model.codebooks
+    labels = open_digits().require_labels()
+    _, xq = encoder.embed_rows(open_digits(), split.query)
+    with RowReader(products.codes) as reader:
+        codes = reader.block()[split.database]
+    result = rank_codes(
+        score_tables(xq, Z),
+        unpack_codes(codes, Z.shape[0], Z.shape[1]),
+        labels.take(split.query),
+        labels.take(split.database),
+    )
+    assert result.map == products.evaluation.ranking.map
+    assert result.n_database == products.evaluation.ranking.n_database == len(split.database)
+
+
+def test_queries_that_may_have_been_trained_on_are_refused(products: Products) -> None:
+    with pytest.raises(MismatchError, match="protocol 1"):
+        evaluate(products.model, open_digits(), protocol="2")
+    with pytest.raises(MismatchError, match="seed 0"):
+        evaluate(products.model, open_digits(), seed=1)
+    same = evaluate(products.model, open_digits(), protocol="1", seed=0)
+    assert same.ranking.map == products.evaluation.ranking.map
+
+
+def test_other_data_are_split_anew_and_said_to_be(products: Products) -> None:
+    digits = open_digits()
+    other = replace(digits, fingerprint="another", name="copy")
+    result = evaluate(products.model, other, protocol="1", seed=3, labelled="5-per-class")
+    assert any("drawn anew" in note for note in result.notes)
+    assert result.split_hash != products.evaluation.split_hash
+
+
+def test_a_model_without_queries_cannot_be_evaluated(tmp_path: Path) -> None:
+    model = train(open_digits(), tmp_path / "m", config=quick(steps=5), labelled="0.5", protocol="none")
+    with pytest.raises(UsageError, match="protocol none"):
+        evaluate(model, open_digits())
+
+
+def test_with_every_label_the_database_is_what_was_trained_on(tmp_path: Path) -> None:
+    model = train(open_digits(), tmp_path / "m", config=quick(steps=5))
+    result = evaluate(model, open_digits())
+    assert any("trained on" in note for note in result.notes)
+    assert result.ranking.n_database == len(load_split(model / "split.json").labelled)
+
+
+def test_protocol_2_never_shows_the_unseen_classes_to_the_training(tmp_path: Path) -> None:
+    model = train(open_digits(), tmp_path / "m", config=quick(steps=5), protocol="2")
+    split = load_split(model / "split.json")
+    names = Encoder.load(model).model.class_names
+    assert len(names) == 7
+    labels = open_digits().require_labels()
+    queried = {labels.class_names[c] for c in labels.take(split.query).class_ids()}
+    assert queried.isdisjoint(names)
+    assert evaluate(model, open_digits()).ranking.n_queries == len(split.query)
+
+
+def test_rows_as_slices_and_lists() -> None:
+    n = 20
+    for text in ("0:8", "3,5,9", "10:20:3", ":4", "-1", "0,2:4"):
+        expected: list[int] = []
+        for part in text.split(","):
+            numbers = [int(x) if x else None for x in part.split(":")]
+            expected += np.arange(n)[slice(*numbers)].tolist() if ":" in part else [np.arange(n)[int(part)]]
+        assert parse_rows(text, n).tolist() == expected
+    for text in ("20", "a", "5:2", "1:2:3:4", ""):
+        with pytest.raises(UsageError, match="rows"):
+            parse_rows(text, n)
+
+
+def test_data_of_another_kind_or_width_are_refused(products: Products, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(30, 7)).astype(np.float32))
+    with pytest.raises(MismatchError, match="takes images"):
+        evaluate(products.model, f"features:{tmp_path / 'x.npy'}")
+    with pytest.raises(DataError, match="not found"):
+        evaluate(products.model, f"features:{tmp_path / 'none.npy'}")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("amp", [False, True])
+def test_the_path_on_a_gpu(tmp_path: Path, amp: bool) -> None:
+    config = merge(quick(), {"training": {"amp": amp}})
+    out = run(open_digits(), tmp_path, config=config, labelled="20-per-class", device="cuda")
+    assert out.evaluation.ranking.map > 0.5
+    # The same model on both devices: vectors agree to rounding, codes wherever the choice is not a close one.
+    rows = np.arange(500)
+    _, on_gpu = Encoder.load(out.model, "cuda").embed_rows(open_digits(), rows)
+    _, on_cpu = Encoder.load(out.model, "cpu").embed_rows(open_digits(), rows)
+    np.testing.assert_allclose(on_gpu, on_cpu, atol=2e-3)
+    Z = Encoder.load(out.model).model.codebooks
+    M, K, _ = Z.shape
+    differ = unpack_codes(encode_vectors(on_gpu, Z), M, K) != unpack_codes(encode_vectors(on_cpu, Z), M, K)
+    best = np.sort(score_tables(on_cpu, Z), axis=2)
+    assert ((best[..., -1] - best[..., -2])[differ] < 1e-2).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_the_vgg_trains_on_a_gpu_in_bf16(tmp_path: Path) -> None:
+    config = merge(
+        preset("paper"),
+        {
+            "network": {"backbone": "vgg", "image_size": 32},
+            "training": {"steps": 10, "amp": True, "batch_labelled": 64, "batch_unlabelled": 64},
+        },
+    )
+    model = train(open_digits(), tmp_path / "m", config=config, labelled="20-per-class", device="cuda")
+    _, vectors = Encoder.load(model, "cuda", amp=True).embed_rows(open_digits(), np.arange(64))
+    assert np.isfinite(vectors).all()
