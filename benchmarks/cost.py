@@ -120,7 +120,7 @@ def step_cost(backbone: str, batch: int, repeats: int, amp: bool) -> Row:
 
     def ours() -> None:
         our_adam.zero_grad(set_to_none=True)
-        losses = method.losses(TrainingBatch(x[:batch], y, x[batch:], 0, 1, generator), amp=amp)
+        losses = method.losses(TrainingBatch(x, y, 0, 1, generator), amp=amp)
         losses["total"].backward()  # type: ignore[no-untyped-call]
         our_adam.step()
         method.after_step(0)

@@ -64,7 +64,10 @@ class Encoder:
             DeviceError: there is no such device.
         """
         torch_device = resolve_device(device)
-        return cls(load_model(folder, torch_device), torch_device, amp)
+        model = load_model(folder, torch_device)
+        if torch_device.type == "cuda" and model.input_kind == "images":
+            model.network.to(memory_format=torch.channels_last)
+        return cls(model, torch_device, amp)
 
     @torch.inference_mode()
     def embed(self, values: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
@@ -151,7 +154,8 @@ def default_batch_size(dataset: Dataset, device: torch.device) -> int:
     return 1024 if device.type == "cuda" else 128
 
 
-def _header(kind: str, model: Model, dataset: Dataset) -> Header:
+def _header(kind: str, encoder: Encoder, dataset: Dataset) -> Header:
+    model = encoder.model
     codebooks = model.codebooks
     M, K, d = codebooks.shape
     width = M * d if kind == "features" else (M * (K.bit_length() - 1) + 7) // 8
@@ -164,6 +168,7 @@ def _header(kind: str, model: Model, dataset: Dataset) -> Header:
         data_fingerprint=dataset.fingerprint,
         class_names=labels.class_names if labels else (),
         multi_label=labels.multi_label if labels else False,
+        extra={"amp": encoder.amp},
     )
 
 
@@ -186,6 +191,10 @@ class _Buffer:
         if self._bytes >= _FLUSH_BYTES or time.monotonic() - self._since >= _FLUSH_SECONDS:
             self.flush(position)
 
+    def _bad(self) -> list[int]:
+        """Positions of the images that could not be read so far: the limit holds for a run and its resumption together."""
+        return self.dataset.bad.positions if isinstance(self.dataset, ImageDataset) else []
+
     def flush(self, position: int) -> None:
         """Write what is there."""
         if self._rows:
@@ -196,22 +205,20 @@ class _Buffer:
                 np.concatenate(self._values),
                 self.dataset.ids[rows],
                 labels.packed[rows] if labels else None,
-                state={"position": position},
+                state={"position": position, "bad": self._bad()},
             )
         self._values, self._rows, self._bytes, self._since = [], [], 0, time.monotonic()
 
 
-def _finished(path: Path, model: Model, dataset: Dataset) -> bool:
-    """Whether ``path`` holds the finished features of this model and data."""
+def _finished(path: Path, wanted: Header) -> bool:
+    """Whether ``path`` holds the finished features that ``wanted`` describes: of this model, data and precision."""
     if not path.exists():
         return False
     with RowReader(path) as reader:
         header = reader.header
         if header.kind != "features":
             raise DataError(f"{path} holds {header.kind}, not features: name another file with --features")
-        return (
-            header.model_fingerprint == model.fingerprint and header.data_fingerprint == dataset.fingerprint
-        )
+        return header.fingerprint() == wanted.fingerprint()
 
 
 def default_features_path(out: Path) -> Path:
@@ -267,7 +274,7 @@ def encode(
     encoder = Encoder.load(model, device, amp=amp)
     dataset = open_data(data) if isinstance(data, str) else data
     encoder.check(dataset)
-    header = _header("codes", encoder.model, dataset)
+    header = _header("codes", encoder, dataset)
     if not keep_features:
         with RowWriter(out, header, overwrite=overwrite, resume=resume) as writer:
             _from_network(encoder, dataset, writer, batch_size, progress, as_codes=True)
@@ -276,11 +283,11 @@ def encode(
     path = Path(features) if features is not None else default_features_path(out)
     if path.resolve() == out.resolve():
         raise UsageError(f"--features and --out are both {out}: name two files")
-    if _finished(path, encoder.model, dataset):
+    feature_header = _header("features", encoder, dataset)
+    if _finished(path, feature_header):
         log.info("%s is of this model and data: the network does not run again", path)
     else:
         check_output(path, overwrite=overwrite)
-        feature_header = _header("features", encoder.model, dataset)
         with RowWriter(path, feature_header, overwrite=overwrite, resume=resume) as writer:
             _from_network(encoder, dataset, writer, batch_size, progress, as_codes=False)
             writer.finish()
@@ -312,6 +319,10 @@ def _from_network(
     position = int(writer.state.get("position", 0))
     if position:
         log.info("resumed at item %d of %d", position, len(dataset))
+        if isinstance(dataset, ImageDataset):
+            for bad in writer.state.get("bad", []):
+                name = dataset.image_path(int(bad)) or f"item {dataset.ids[bad]}"
+                dataset.bad.add(int(bad), name, "broken when it was read before")
     buffer = _Buffer(writer, dataset)
     for rows, vectors in encoder.batches(dataset, start=position, batch_size=size):
         position = min(position + size, len(dataset))

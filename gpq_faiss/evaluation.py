@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import __version__
-from .data.base import Dataset
+from .data.base import Dataset, FeatureDataset
 from .data.labels import Labels
 from .data.open import open_data
 from .data.protocols import Split, load_split, make_split
@@ -35,7 +35,8 @@ from .report.plots import plot_pr_curves
 log = logging.getLogger(__name__)
 
 DEFAULT_KS = (1, 10, 100, 1000)
-_FIT_ROWS = 100_000  # of the training set, for the methods that are compared with
+# Of what is compared with: training rows, their bytes, and rows of the database at a time.
+_FIT_ROWS, _FIT_BYTES, _BLOCK = 100_000, 8 << 30, 16_384
 
 
 @dataclass(frozen=True)
@@ -170,13 +171,21 @@ def _compare(
     pool = pool[:: -(-len(pool) // _FIT_ROWS)]
     # Methods that learn from labels see those of the training and no others.
     pool = np.union1d(pool, split.labelled)
+    width = dataset.width if isinstance(dataset, FeatureDataset) else 3 * encoder.model.image_size**2
+    needed = 4 * width * (len(pool) + len(split.query))
+    if needed > _FIT_BYTES:
+        raise UsageError(
+            f"--compare {name}: {len(pool):,} training items of {width:,} numbers each need {needed / 2**30:.0f} GiB; "
+            "compare on features of the images instead"
+        )
     method = make_method(name, bits, seed=seed)
     method.fit(_inputs(encoder, dataset, pool), split.training_labels(labels).take(pool))
     queries = _inputs(encoder, dataset, split.query)
-    codes = method.encode(_inputs(encoder, dataset, database))
+    blocks = [database[i : i + _BLOCK] for i in range(0, len(database), _BLOCK)]
+    codes = [method.encode(_inputs(encoder, dataset, rows)) for rows in blocks]
     return rank_codes(
         lambda q, distinct: method.score(queries[q], distinct),
-        codes,
+        np.concatenate(codes),
         labels.take(split.query),
         labels.take(database),
         **options,

@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from . import __version__
+from .checkpoint import RunState
 from .config import Config, TrainingConfig, to_dict, validate
 from .data.base import Dataset, FeatureDataset, ImageDataset
 from .data.labels import Labels
@@ -37,13 +37,13 @@ from .data.protocols import Split, make_split
 from .data.reader import Reader
 from .errors import DataError, OutputExistsError, UsageError
 from .evaluate.ranking import rank_codes
-from .files import atomic_path, check_output, fingerprint, read_json, write_error
+from .files import check_output, fingerprint, read_json
 from .index.codebooks import encode as encode_vectors
 from .index.codebooks import score_tables, unpack_codes
 from .methods.trainable import TrainableMethod, TrainingBatch
 from .nn.augment import random_flip_crop
 from .nn.device import resolve_device
-from .nn.model import save_model, save_tensors
+from .nn.model import save_model
 from .store import codebooks_fingerprint
 
 log = logging.getLogger(__name__)
@@ -154,82 +154,10 @@ def validation_map(
     return rank_codes(tables, assignment, held, held, exclude=np.arange(len(vectors))).map
 
 
-class _Run:
-    """State that a checkpoint must hold, and where it lies."""
-
-    def __init__(self, folder: Path, method: TrainableMethod, optimizer: torch.optim.Optimizer) -> None:
-        self.folder = folder
-        self.method = method
-        self.optimizer = optimizer
-        self.step = 0
-        self.seconds = 0.0
-        self.best = -math.inf
-        self.best_step = 0
-        self.best_state: dict[str, Tensor] = {}
-        self.lines: list[str] = []
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.folder / "checkpoint.safetensors"
-
-    def keep_best(self, score: float) -> None:
-        self.best, self.best_step = score, self.step
-        self.best_state = {k: v.detach().cpu().clone() for k, v in self.method.state_dict().items()}
-
-    def save(self, identity: str) -> None:
-        tensors = {f"method.{k}": v for k, v in self.method.state_dict().items()}
-        tensors |= {f"best.{k}": v for k, v in self.best_state.items()}
-        for i, state in self.optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{i}.{k}": v for k, v in state.items()}
-        meta = {
-            "identity": identity,
-            "step": self.step,
-            "seconds": self.seconds,
-            "best": self.best if self.best_step else None,
-            "best_step": self.best_step,
-            "lines": self.lines,
-        }
-        tensors = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise write_error(self.folder, error) from error
-        with atomic_path(self.checkpoint) as temporary:
-            save_tensors(tensors, temporary, metadata={"state": json.dumps(meta)})
-
-    def load(self, identity: str) -> None:
-        try:
-            with safe_open(self.checkpoint, framework="pt") as file:
-                meta = json.loads((file.metadata() or {})["state"])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, KeyError, ValueError, OSError) as error:
-            raise DataError(f"{self.checkpoint} is damaged ({error}): start again with --overwrite") from None
-        if meta["identity"] != identity:
-            raise DataError(
-                f"{self.folder} was begun with other settings or data: give the same ones to --resume it, "
-                "or start again with --overwrite"
-            )
-
-        def part(prefix: str) -> dict[str, Tensor]:
-            return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-
-        self.method.load_state_dict(part("method."))
-        self.best_state = part("best.")
-        state: dict[int, dict[str, Tensor]] = {}
-        for name, value in part("optimizer.").items():
-            i, key = name.split(".", 1)
-            state.setdefault(int(i), {})[key] = value
-        full = self.optimizer.state_dict()
-        self.optimizer.load_state_dict({"state": state, "param_groups": full["param_groups"]})
-        self.step, self.seconds, self.lines = meta["step"], meta["seconds"], meta["lines"]
-        self.best_step = meta["best_step"]
-        self.best = -math.inf if meta["best"] is None else meta["best"]
-
-
 def _training_batches(
     reader: Reader, labelled: EpochSampler, unlabelled: EpochSampler | None, steps: range
-) -> Iterator[tuple[NDArray[Any], NDArray[np.int64], int]]:
-    """For each step the items of both kinds in one array, the labelled rows first, and how many those are."""
+) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
+    """For each step the items of both kinds in one array, the labelled first, and the rows of these."""
 
     def rows() -> Iterator[NDArray[np.int64]]:
         for step in steps:
@@ -241,7 +169,7 @@ def _training_batches(
             raise DataError(
                 f"{reader.dataset.name}: none of the {len(l_rows)} labelled items of step {step} could be read"
             )
-        yield values, l_rows[l_ok], int(l_ok.sum())
+        yield values, l_rows[l_ok]
 
 
 def _resolve_image_size(config: Config, dataset: Dataset) -> int:
@@ -357,8 +285,11 @@ def train(
         method = build_gpq(config, dataset, image_size, labels.n_classes)
         method.fit_inputs(reader, np.sort(np.concatenate([seen, pool])))
         method.to(torch_device)
+        if torch_device.type == "cuda" and image_size:
+            # The convolutions' tensor-core kernels want channels last on both sides.
+            method.to(memory_format=torch.channels_last)
         optimizer = method.optimizer(training)
-        run = _Run(partial, method, optimizer)
+        run = RunState(partial, method, optimizer)
         if resume and run.checkpoint.exists():
             run.load(identity)
             log.info("resumed at step %d of %d", run.step, steps)
@@ -430,7 +361,7 @@ def train(
 
 
 def _loop(
-    run: _Run,
+    run: RunState,
     config: Config,
     reader: Reader,
     labels: Labels,
@@ -453,13 +384,15 @@ def _loop(
     )
     augment = _augmentation(training, reader.dataset)
 
-    def sample(n: int) -> Tensor:
+    def sample(n: int) -> Iterator[Tensor]:
         rng = np.random.default_rng([training.seed, _SAMPLE])
-        return to_input(reader.fetch(np.sort(rng.permutation(pool)[:n]))[0], device)
+        chosen = np.sort(rng.permutation(pool)[:n])
+        for start in range(0, len(chosen), 500):
+            yield to_input(reader.fetch(chosen[start : start + 500])[0], device)
 
     began, saved = time.monotonic() - run.seconds, time.monotonic()
     method.train()
-    for values, rows, n_labelled in _training_batches(reader, labelled, unlabelled, range(run.step, steps)):
+    for values, rows in _training_batches(reader, labelled, unlabelled, range(run.step, steps)):
         generator = torch.Generator().manual_seed(_step_seed(training.seed, run.step))
         x = to_input(values, device)
         if augment != "none":
@@ -470,9 +403,7 @@ def _loop(
         method.before_step(run.step, steps, sample)
         optimizer.zero_grad(set_to_none=True)
         with _dropout_seed(training.seed, run.step, device):
-            losses = method.losses(
-                TrainingBatch(x[:n_labelled], y, x[n_labelled:], run.step, steps, generator), amp=training.amp
-            )
+            losses = method.losses(TrainingBatch(x, y, run.step, steps, generator), amp=training.amp)
         losses["total"].backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         method.after_step(run.step)
@@ -483,10 +414,7 @@ def _loop(
         if validate_now:
             run.seconds = time.monotonic() - began
             figures = {k: float(v.detach()) for k, v in losses.items()}
-            if not math.isfinite(figures["total"]):
-                raise DataError(
-                    f"the loss became {figures['total']} at step {run.step}: lower training.learning_rate"
-                )
+            _check_finite(figures["total"], run.step)
             line: dict[str, Any] = {
                 "step": run.step,
                 "seconds": round(run.seconds, 3),
@@ -505,6 +433,7 @@ def _loop(
             )
         stop = interrupted()
         if stop or (time.monotonic() - saved >= training.checkpoint_seconds and run.step < steps):
+            _check_finite(float(losses["total"].detach()), run.step)
             run.seconds = time.monotonic() - began
             run.save(identity)
             saved = time.monotonic()
@@ -513,6 +442,11 @@ def _loop(
         if progress is not None:
             progress(run.step, steps, figures)
     run.seconds = time.monotonic() - began
+
+
+def _check_finite(loss: float, step: int) -> None:
+    if not math.isfinite(loss):
+        raise DataError(f"the loss became {loss} at step {step}: lower training.learning_rate")
 
 
 def _augmentation(config: TrainingConfig, dataset: Dataset) -> str:

@@ -33,7 +33,11 @@ def settings() -> list[tuple[str, str]]:
 def test_every_setting_stands_in_the_table_with_its_presets(section: str, name: str) -> None:
     text = (ROOT / "docs" / "settings.md").read_text()
     part = text.split(f"**`[{section}]`**")[1].split("**`[")[0]
-    rows = [line for line in part.splitlines() if re.search(rf"`{name}`", line.split("|")[1] if "|" in line else "")]
+    rows = [
+        line
+        for line in part.splitlines()
+        if re.search(rf"`{name}`", line.split("|")[1] if "|" in line else "")
+    ]
     assert len(rows) == 1, f"{section}.{name}"
     names = re.findall(r"`(\w+)`", rows[0].split("|")[1])
     for column, which in ((2, "paper"), (3, "recommended")):

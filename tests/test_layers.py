@@ -24,6 +24,7 @@ LAYERS = [
     "nn",
     "losses",
     "methods",
+    "checkpoint",
     "train",
     "encode",
     "search",

@@ -12,7 +12,7 @@ regressed on relevance. Reasons and figures: ``docs/recommended.md``.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -60,14 +60,12 @@ class GPQ(TrainableMethod):
         return [self.network, *([self.average] if self.average is not None else [])]
 
     @torch.no_grad()
-    def before_step(self, step: int, steps: int, sample: Callable[[int], Tensor]) -> None:
+    def before_step(self, step: int, steps: int, sample: Callable[[int], Iterator[Tensor]]) -> None:
         """Place the codewords by spherical k-means on the sub-vectors of unlabelled items, when their turn comes."""
         if step != self._first_codebook_step(steps) or not step:
             return
         source = self.exported().eval()
-        directions = torch.cat(
-            [source.directions(source.backbone(x)) for x in torch.split(sample(5000), 500)]
-        )
+        directions = torch.cat([source.directions(source.backbone(x)) for x in sample(5000)])
         generator = torch.Generator().manual_seed(self.config.training.seed)
         self.network.codewords.initialise(directions.float(), iterations=10, generator=generator)
         if self.average is not None:
@@ -79,8 +77,7 @@ class GPQ(TrainableMethod):
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """The terms that have a weight, and their sum; see the module's head."""
-        loss, n, net = self.config.loss, len(batch.x), self.network
-        x = torch.cat([batch.x, batch.unlabelled])
+        loss, n, net, x = self.config.loss, len(batch.y), self.network, batch.x
         # Only the backbone runs in bf16: cosines times α = 20 need more than eight bits.
         with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=amp):
             raw = net.backbone(x)
@@ -101,7 +98,7 @@ class GPQ(TrainableMethod):
         if loss.lambda1:
             parts["classification"] = self.classification(labelled, prototypes, batch.y)
             total = total + loss.lambda1 * parts["classification"]
-        if loss.lambda2 and len(batch.unlabelled):
+        if loss.lambda2 and len(x) > n:
             unlabelled = net.directions(reverse_gradient(raw[n:]))
             parts["entropy"] = self.entropy(unlabelled, prototypes)
             total = total - loss.lambda2 * parts["entropy"]

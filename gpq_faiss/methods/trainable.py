@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,16 +20,14 @@ class TrainingBatch:
     """Items of one step, on the device.
 
     Attributes:
-        x: labelled items, float [B, ...].
-        y: their multi-hot labels, float [B, C].
-        unlabelled: float [U, ...]; U may be 0.
+        x: items, float [B + U, ...]: B labelled ones first, then U unlabelled ones (U may be 0).
+        y: multi-hot labels of the first B, float [B, C].
         step, steps: number of this step (from 0), and of all.
         generator: source of randomness of this step, on the CPU so that a seed means the same on every device.
     """
 
     x: Tensor
     y: Tensor
-    unlabelled: Tensor
     step: int
     steps: int
     generator: torch.Generator
@@ -66,8 +64,8 @@ class TrainableMethod(nn.Module, ABC):
             )
         return torch.optim.Adam(parameters, lr=config.learning_rate, betas=betas)
 
-    def before_step(self, step: int, steps: int, sample: Callable[[int], Tensor]) -> None:
-        """Called before step ``step`` of ``steps``; ``sample(n)`` gives up to n training inputs, for what needs data at once."""
+    def before_step(self, step: int, steps: int, sample: Callable[[int], Iterator[Tensor]]) -> None:
+        """Called before step ``step`` of ``steps``; ``sample(n)`` gives blocks of up to n training inputs in all."""
         del step, steps, sample
 
     def after_step(self, step: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -125,9 +126,8 @@ def method(config: Config) -> GPQ:
 def batch(step: int, steps: int = 10, unlabelled: int = 6) -> TrainingBatch:
     y = torch.eye(3)[torch.arange(12) % 3]
     return TrainingBatch(
-        torch.randn(12, 10, generator=generator(step)),
+        torch.randn(12 + unlabelled, 10, generator=generator(step)),
         y,
-        torch.randn(unlabelled, 10, generator=generator(100 + step)),
         step,
         steps,
         generator(),
@@ -146,9 +146,9 @@ def test_codewords_are_placed_once_on_the_data() -> None:
     gpq = method(preset("recommended"))
     asked: list[int] = []
 
-    def sample(n: int) -> torch.Tensor:
+    def sample(n: int) -> Iterator[torch.Tensor]:
         asked.append(n)
-        return torch.randn(200, 10, generator=generator(5))
+        yield from torch.randn(200, 10, generator=generator(5)).split(50)
 
     before = gpq.codebooks().copy()
     for step in (0, 1, 2, 4):
@@ -181,6 +181,44 @@ def test_the_average_follows_the_weights_and_is_what_is_exported() -> None:
         torch.testing.assert_close(value, mean[name])
     plain = method(preset("paper"))
     assert plain.exported() is plain.network
+
+
+def test_the_total_is_the_weighted_sum_of_its_parts() -> None:
+    weights = LossConfig(lambda0=0.3, lambda1=0.7, lambda2=0.2, lambda3=5.0)
+    gpq = method(replace(preset("paper"), loss=weights)).eval()
+    parts = gpq.losses(batch(9), amp=False)
+    expected = (
+        0.3 * parts["npair"]
+        + 0.7 * parts["classification"]
+        - 0.2 * parts["entropy"]
+        + 5 * parts["regression"]
+    )
+    torch.testing.assert_close(parts["total"], expected)
+
+
+def test_the_entropy_is_raised_by_the_classifier_and_lowered_by_the_network() -> None:
+    """One step down the total: each side of the reversal moves the entropy its own way (eq. 4)."""
+    config = replace(preset("paper"), loss=LossConfig(lambda0=1e-12, lambda1=0.0, lambda2=1.0))
+    for side, sign in (("classifier", 1), ("backbone", -1)):
+        gpq = method(config).eval()
+        before = gpq.losses(batch(9, unlabelled=40), amp=False)
+        before["total"].backward()
+        with torch.no_grad():
+            for p in getattr(gpq.network, side).parameters():
+                if p.grad is not None:
+                    p.sub_(1e-3 * p.grad / p.grad.norm().clamp_min(1e-12))
+        after = gpq.losses(batch(9, unlabelled=40), amp=False)
+        assert sign * float((after["entropy"] - before["entropy"]).detach()) > 0, side
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_bf16_stays_close(name: str) -> None:
+    gpq = method(preset(name)).eval()
+    exact, rounded = gpq.losses(batch(9), amp=False), gpq.losses(batch(9), amp=True)
+    assert all(v.dtype == torch.float32 for v in rounded.values())
+    for part, value in exact.items():
+        torch.testing.assert_close(rounded[part], value, rtol=0.1, atol=0.05)
+    assert any(not torch.equal(rounded[p], exact[p]) for p in exact), "autocast did nothing"
 
 
 def test_gradients_reach_every_parameter_with_either_preset() -> None:
