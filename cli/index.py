@@ -48,10 +48,10 @@ def index(
 ) -> None:
     """Build a Faiss index of codes.h5 or features.h5, with the 64-bit ids that they carry.
 
-    With --recall, what each number of probed lists gives is printed before the path.
+    CODES_OR_FEATURES... is one file or several, which are shards of one index: codes.h5, features.h5, or Parquet with columns
+    "codes" and "id"; or index files, of which several are merged and one takes another form.
 
-    Several files are shards of one index. Parquet files with columns "codes" and "id" are taken as well, and index files:
-    several are merged, one takes another form.
+    With --recall, what each number of probed lists gives is printed before the path.
 
     \b
     Examples:

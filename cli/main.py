@@ -16,6 +16,7 @@ COMMANDS = {
     "train": ("train", "train"),
     "encode": ("encode", "encode"),
     "export-faiss": ("export_faiss", "export_faiss"),
+    "export": ("export", "export"),
     "index": ("index", "index"),
     "search": ("search", "search"),
     "evaluate": ("evaluate", "evaluate"),
