@@ -30,7 +30,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "one linear layer instead of heads": LINEAR,
     "heads without noise": {"network": {"noise": 0.0}},
     "vectors not re-expressed": {"quantizer": {"reexpress": False}},
-    "N-pair loss instead of score regression": {"loss": {"lambda0": 1.0, "lambda3": 0.0}},
+    "N-pair loss alone, no score regression": {"loss": {"lambda0": 1.0, "lambda3": 0.0}},
+    "score regression alone, no N-pair loss": {"loss": {"lambda0": 0.0, "lambda3": 20.0}},
     "no entropy of unlabelled items": {"loss": {"lambda2": 0.0}},
     "codewords random, from the first step": {"training": {"codebook_start": 0.0}},
     "last weights instead of the average": {"training": {"ema": 0.0}},
@@ -49,7 +50,7 @@ def main() -> None:
     """Every variant at every code length, number of labels and seed."""
     data = os.environ.get("GPQ_DATA")
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--bits", type=int, nargs="+", default=[24], help="code lengths")
+    parser.add_argument("--bits", type=int, nargs="+", default=[12, 48], help="code lengths")
     parser.add_argument("--labelled", type=int, nargs="+", default=[10, 500], help="labelled items a class")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="seeds of split and training")
     parser.add_argument("--data", type=Path, default=Path(data) / "cifar10-features" if data else None)

@@ -136,7 +136,7 @@ PRESETS: dict[str, Config] = {
         quantizer=QuantizerConfig(reexpress=True),
         network=NetworkConfig(heads=256, dropout=0.2, noise=0.5),
         loss=LossConfig(
-            lambda0=0.0, lambda1=1.0, lambda2=0.5, lambda3=20.0, beta=20.0, classification="paper"
+            lambda0=0.3, lambda1=1.0, lambda2=0.5, lambda3=10.0, beta=20.0, classification="paper"
         ),
         training=TrainingConfig(
             steps=500,
