@@ -148,7 +148,7 @@ def test_factory_strings_of_bytes_search_as_faiss_does(tmp_path: Path, string: s
 
 def test_an_odd_codebook_shares_no_byte_with_vectors_to_come(tmp_path: Path) -> None:
     model = make_model(tmp_path / "model", M=5)
-    with pytest.raises(UsageError, match="which is PQ5x4$"):
+    with pytest.raises(UsageError, match=r"which is PQ5x4$"):
         export(model, tmp_path / "o.faiss", to="faiss-factory", factory="PQ3")
 
 
