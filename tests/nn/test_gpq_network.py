@@ -137,7 +137,13 @@ def batch(step: int, steps: int = 10, unlabelled: int = 6) -> TrainingBatch:
 def test_the_classifier_trains_alone_until_the_codebooks_start() -> None:
     gpq = method(preset("recommended"))
     assert set(gpq.losses(batch(2), amp=False)) == {"total", "classification", "entropy"}
-    assert set(gpq.losses(batch(3), amp=False)) == {"total", "npair", "classification", "entropy", "regression"}
+    assert set(gpq.losses(batch(3), amp=False)) == {
+        "total",
+        "npair",
+        "classification",
+        "entropy",
+        "regression",
+    }
     paper = method(preset("paper"))
     assert set(paper.losses(batch(0), amp=False)) == {"total", "npair", "classification", "entropy"}
 
