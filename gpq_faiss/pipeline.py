@@ -23,6 +23,7 @@ from .encode import encode
 from .evaluation import Evaluation, evaluate
 from .export_encoder import export_encoder
 from .index.build import export_faiss, index
+from .index.export import export
 from .info import info
 from .search import SearchResult, search
 from .train import train
@@ -31,6 +32,7 @@ __all__ = [
     "Products",
     "encode",
     "evaluate",
+    "export",
     "export_encoder",
     "export_faiss",
     "index",
