@@ -38,18 +38,20 @@ from .data.reader import Reader
 from .errors import DataError, OutputExistsError, UsageError
 from .evaluate.ranking import rank_codes
 from .files import check_output, fingerprint, read_json
-from .index.codebooks import encode as encode_vectors
-from .index.codebooks import score_tables, unpack_codes
+from .methods.gpq import GPQ, build_gpq
 from .methods.trainable import TrainableMethod, TrainingBatch
 from .nn.augment import random_flip_crop
 from .nn.device import resolve_device
-from .nn.model import save_model
+from .nn.model import input_description, save_model
 from .store import codebooks_fingerprint
 
 log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int, dict[str, float]], None]
 """Called after each step with the step, the number of steps and the latest figures."""
+
+MethodBuilder = Callable[[Config, Dataset, int, int], TrainableMethod]
+"""``(config, dataset, image_size, n_classes) -> TrainableMethod``, with weights from ``config.training.seed``."""
 
 # Streams of random numbers that must not share their seeds.
 _LABELLED, _UNLABELLED, _STEP, _HOLD_OUT, _SAMPLE = range(5)
@@ -146,12 +148,16 @@ def validation_map(
 ) -> float:
     """Tie-aware mAP of the held-out rows, each ranking the others by its code, as a search would."""
     vectors, ok = embed_rows(method, reader, rows, device)
-    codebooks = method.codebooks()
+    coder = method.coder()
     held = labels.take(rows[ok])
-    M, K, _ = codebooks.shape
-    assignment = unpack_codes(encode_vectors(vectors, codebooks), M, K)
-    tables = score_tables(vectors, codebooks)
-    return rank_codes(tables, assignment, held, held, exclude=np.arange(len(vectors))).map
+    codes = coder.encode(vectors)
+    return rank_codes(
+        lambda q, distinct: coder.score(vectors[q], distinct),
+        codes,
+        held,
+        held,
+        exclude=np.arange(len(vectors)),
+    ).map
 
 
 def _training_batches(
@@ -179,8 +185,8 @@ def _resolve_image_size(config: Config, dataset: Dataset) -> int:
     return config.network.image_size or dataset.native_size or 224
 
 
-def _run_identity(config: Config, dataset: Dataset, split: Split) -> str:
-    """What must be equal for a checkpoint to be continued."""
+def run_identity(config: Config, dataset: Dataset, split: Split, *more: str) -> str:
+    """What must be equal for a checkpoint to be continued; ``more`` is what a method other than GPQ adds."""
     # How often to save does not change what is computed.
     settled = dataclasses.replace(config.training, checkpoint_seconds=0.0)
     return fingerprint(
@@ -188,7 +194,106 @@ def _run_identity(config: Config, dataset: Dataset, split: Split) -> str:
         dataset.fingerprint,
         split.hash,
         torch.__version__,
+        *more,
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Fitted:
+    """What :func:`fit` gives.
+
+    Attributes:
+        method: with the weights that ranked the held-out items best (the last ones, without such items).
+        run: steps, seconds, the lines of the log, the best figure.
+        labels: those that the training saw.
+        seen, held: labelled items that it trained on, and that it held out for validation.
+        image_size: side of the images that the network takes; 0 for features.
+    """
+
+    method: TrainableMethod
+    run: RunState
+    labels: Labels
+    seen: int
+    held: int
+    image_size: int
+
+
+def fit(
+    build: MethodBuilder,
+    dataset: Dataset,
+    split: Split,
+    config: Config,
+    *,
+    folder: Path,
+    identity: str,
+    device: torch.device,
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> Fitted:
+    """Train a method of any kind; :func:`train` is this with GPQ and the model folder around it.
+
+    Args:
+        build: makes the method.
+        dataset, split: the data, and which labels of it may be seen.
+        config: a checked one.
+        folder: where checkpoints go.
+        identity: names settings and data; a checkpoint of another one is not continued.
+        device: where to train.
+        resume: go on from the checkpoint, if there is one.
+        progress: called after each step.
+
+    Raises:
+        DataError: nothing to learn from, a class without a label, a loss that is not finite, unreadable data.
+    """
+    # From here on there are no labels but those that the training may see.
+    labels = split.training_labels(dataset.require_labels())
+    counts = labels.counts()
+    if not counts.any():
+        raise DataError(f"{dataset.name}: no item is labelled for the training; see --labelled")
+    for c in np.flatnonzero(counts == 0):
+        raise DataError(
+            f"{dataset.name}: no labelled item for class '{labels.class_names[c]}': label one, or leave the class out"
+        )
+    training = config.training
+    held = hold_out(labels, split.labelled, training.validation, training.seed)
+    seen = np.setdiff1d(split.labelled, held)
+    pool = split.unlabelled if len(split.unlabelled) else seen
+    # Steps are counted alike for every method, so that supervised ones get as many.
+    steps = count_steps(training, len(seen), len(pool))
+    image_size = _resolve_image_size(config, dataset)
+    with Reader(dataset, image_size) as reader:
+        if reader.preload():
+            log.info("%s: %d items in memory", dataset.name, len(dataset))
+        method = build(config, dataset, image_size, labels.n_classes)
+        method.fit_inputs(reader, np.sort(np.concatenate([seen, pool])))
+        method.fit_labels(seen, labels.dense(seen))
+        method.to(device)
+        if device.type == "cuda" and image_size:
+            # The convolutions' tensor-core kernels want channels last on both sides.
+            method.to(memory_format=torch.channels_last)
+        optimizer = method.optimizer(training)
+        run = RunState(folder, method, optimizer)
+        if resume and run.checkpoint.exists():
+            run.load(identity)
+            log.info("resumed at step %d of %d", run.step, steps)
+        with _interrupt_between_steps() as interrupted:
+            _loop(
+                run,
+                config,
+                reader,
+                labels,
+                seen,
+                pool,
+                held,
+                steps,
+                identity,
+                device,
+                progress,
+                interrupted,
+            )
+    if held.size and run.best_step:
+        method.load_state_dict(run.best_state)
+    return Fitted(method, run, labels, len(seen), len(held), image_size)
 
 
 def train(
@@ -244,7 +349,7 @@ def train(
             )
     dataset = open_data(data) if isinstance(data, str) else data
     split = make_split(dataset, protocol, seed=config.training.seed, labelled=labelled)
-    identity = _run_identity(config, dataset, split)
+    identity = run_identity(config, dataset, split)
     if resume and finished:
         if read_json(out / "config.json", "a model's settings").get("run_identity") != identity:
             raise OutputExistsError(
@@ -259,59 +364,23 @@ def train(
             f"an unfinished run is at {partial}: go on with --resume, or begin anew with --overwrite"
         )
 
-    # From here on there are no labels but those that the training may see.
-    labels = split.training_labels(dataset.require_labels())
-    counts = labels.counts()
-    if not counts.any():
-        raise DataError(f"{dataset.name}: no item is labelled for the training; see --labelled")
-    for c in np.flatnonzero(counts == 0):
-        raise DataError(
-            f"{dataset.name}: no labelled item for class '{labels.class_names[c]}': label one, or leave the class out"
-        )
-    training = config.training
-    held = hold_out(labels, split.labelled, training.validation, training.seed)
-    seen = np.setdiff1d(split.labelled, held)
-    pool = split.unlabelled if len(split.unlabelled) else seen
-    steps = count_steps(training, len(seen), len(pool))
-    image_size = _resolve_image_size(config, dataset)
     if overwrite:
         shutil.rmtree(partial, ignore_errors=True)
 
-    from .methods.gpq import build_gpq
-
-    with Reader(dataset, image_size) as reader:
-        if reader.preload():
-            log.info("%s: %d items in memory", dataset.name, len(dataset))
-        method = build_gpq(config, dataset, image_size, labels.n_classes)
-        method.fit_inputs(reader, np.sort(np.concatenate([seen, pool])))
-        method.to(torch_device)
-        if torch_device.type == "cuda" and image_size:
-            # The convolutions' tensor-core kernels want channels last on both sides.
-            method.to(memory_format=torch.channels_last)
-        optimizer = method.optimizer(training)
-        run = RunState(partial, method, optimizer)
-        if resume and run.checkpoint.exists():
-            run.load(identity)
-            log.info("resumed at step %d of %d", run.step, steps)
-        with _interrupt_between_steps() as interrupted:
-            _loop(
-                run,
-                config,
-                reader,
-                labels,
-                seen,
-                pool,
-                held,
-                steps,
-                identity,
-                torch_device,
-                progress,
-                interrupted,
-            )
-
-        if held.size and run.best_step:
-            method.load_state_dict(run.best_state)
-        codebooks = method.codebooks()
+    fitted = fit(
+        build_gpq,
+        dataset,
+        split,
+        config,
+        folder=partial,
+        identity=identity,
+        device=torch_device,
+        resume=resume,
+        progress=progress,
+    )
+    method, run, labels = fitted.method, fitted.run, fitted.labels
+    assert isinstance(method, GPQ)
+    codebooks = method.codebooks()
     z_print = codebooks_fingerprint(codebooks)
     network = method.exported()
     network.eval()
@@ -325,18 +394,14 @@ def train(
         "split": {"protocol": split.name, "seed": split.seed, "hash": split.hash},
         "class_names": list(labels.class_names),
         "multi_label": labels.multi_label,
-        "input": (
-            {"kind": "features", "width": dataset.width}
-            if isinstance(dataset, FeatureDataset)
-            else {"kind": "images", "image_size": image_size}
-        ),
+        "input": input_description(dataset, fitted.image_size),
         "training": {
             "steps": run.step,
             "seconds": round(run.seconds, 3),
             "best_step": run.best_step or None,
             "validation_map": run.best if run.best_step else None,
-            "validation_items": len(held),
-            "labelled_items": len(seen),
+            "validation_items": fitted.held,
+            "labelled_items": fitted.seen,
             "unlabelled_items": len(split.unlabelled),
             "device": str(torch_device),
         },
@@ -379,7 +444,7 @@ def _loop(
     labelled = EpochSampler(seen, training.batch_labelled, training.seed, _LABELLED)
     unlabelled = (
         EpochSampler(pool, training.batch_unlabelled, training.seed, _UNLABELLED)
-        if training.batch_unlabelled
+        if training.batch_unlabelled and method.uses_unlabelled
         else None
     )
     augment = _augmentation(training, reader.dataset)
@@ -403,7 +468,7 @@ def _loop(
         method.before_step(run.step, steps, sample)
         optimizer.zero_grad(set_to_none=True)
         with _dropout_seed(training.seed, run.step, device):
-            losses = method.losses(TrainingBatch(x, y, run.step, steps, generator), amp=training.amp)
+            losses = method.losses(TrainingBatch(x, y, run.step, steps, generator, rows), amp=training.amp)
         losses["total"].backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         method.after_step(run.step)

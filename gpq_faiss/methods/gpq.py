@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import numpy as np
 import torch
@@ -20,12 +21,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..config import Config
-from ..data.base import Dataset, FeatureDataset
-from ..data.reader import Reader
+from ..data.base import Dataset
 from ..losses import NPairPQLoss, ScoreRegressionLoss, SubspaceClassification, SubspaceEntropy
+from ..nn.backbones import Backbone
 from ..nn.gpq import GPQNetwork
-from ..nn.model import build_network
+from ..nn.model import build_network, input_description
 from ..nn.quantizer import reverse_gradient, soft_assign
+from .coders import ProductCoder
 from .trainable import TrainableMethod, TrainingBatch
 
 
@@ -45,16 +47,9 @@ class GPQ(TrainableMethod):
         self.classification = SubspaceClassification(loss.classification, loss.beta)
         self.entropy = SubspaceEntropy(loss.beta)
 
-    def fit_inputs(self, reader: Reader, rows: NDArray[np.int64]) -> None:
-        """Centre features and divide them by one deviation for all dimensions, of (at most 50,000 of) the training rows.
-
-        One for all, because embeddings often come from a PCA, whose last dimensions are noise: a deviation for each would
-        blow it up (measured on the CIFAR-10 features: 0.53 instead of 0.57 mAP).
-        """
-        if isinstance(reader.dataset, FeatureDataset):
-            values, _ = reader.fetch(rows[:: -(-len(rows) // 50_000)])
-            for network in self._networks():
-                network.backbone.fit_standardisation(torch.from_numpy(values), mode="global")  # type: ignore[operator]
+    def extractors(self) -> list[Backbone]:
+        """The backbone, and that of the average."""
+        return [cast(Backbone, network.backbone) for network in self._networks()]
 
     def _networks(self) -> list[GPQNetwork]:
         return [self.network, *([self.average] if self.average is not None else [])]
@@ -127,12 +122,11 @@ class GPQ(TrainableMethod):
         """z', float32 [M, K, d]."""
         return np.ascontiguousarray(self.exported().codebooks().float().cpu().numpy())
 
+    def coder(self) -> ProductCoder:
+        """The exported codebooks with the inner product."""
+        return ProductCoder(self.codebooks())
+
 
 def build_gpq(config: Config, dataset: Dataset, image_size: int, n_classes: int) -> GPQ:
     """A fresh GPQ for the items of ``dataset``."""
-    input_ = (
-        {"kind": "features", "width": dataset.width}
-        if isinstance(dataset, FeatureDataset)
-        else {"kind": "images", "image_size": image_size}
-    )
-    return GPQ(build_network(config, input_, n_classes), config)
+    return GPQ(build_network(config, input_description(dataset, image_size), n_classes), config)

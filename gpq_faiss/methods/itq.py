@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from ..data.labels import Labels
 from ..errors import DataError, UsageError
 from .base import Codes, Floats, Method
-
-_BLOCK_BYTES = 32 << 20  # of temporary arrays
+from .coders import SignCoder
 
 
 class BinaryMethod(Method):
@@ -49,16 +48,10 @@ class BinaryMethod(Method):
         return self.encode(x)
 
     def _encode(self, x: Floats) -> Codes:
-        return np.packbits(self._project(x) > 0, axis=1, bitorder="little")
+        return SignCoder(self.bits).encode(self._project(x))
 
     def _score(self, xq: Floats, codes: Codes) -> Floats:
-        queries = self._encode(xq)
-        scores = np.empty((len(queries), len(codes)), np.float32)
-        block = max(1, _BLOCK_BYTES // max(1, codes.nbytes))
-        for i in range(0, len(queries), block):
-            different = np.bitwise_count(queries[i : i + block, None] ^ codes)
-            scores[i : i + block] = different.sum(axis=2, dtype=np.int32)
-        return np.negative(scores, out=scores)
+        return SignCoder(self.bits).score(self._project(xq), codes)
 
 
 class ITQ(BinaryMethod):

@@ -1,10 +1,15 @@
-"""What the training loop needs of a method that learns by gradient."""
+"""What the training loop needs of a method that learns by gradient.
+
+The loop (:mod:`gpq_faiss.train`) is the same for all: it draws batches, calls :meth:`TrainableMethod.losses`, steps the
+optimizer, and keeps the weights that rank the held-out items best. A method is its losses, the network that it exports, and
+the :class:`~gpq_faiss.methods.coders.Coder` that makes bytes of that network's vectors.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -12,7 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..config import TrainingConfig
+from ..data.base import FeatureDataset
 from ..data.reader import Reader
+from ..nn.backbones import Backbone
+from .coders import Coder
+
+_NO_ROWS = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -24,6 +34,7 @@ class TrainingBatch:
         y: multi-hot labels of the first B, float [B, C].
         step, steps: number of this step (from 0), and of all.
         generator: source of randomness of this step, on the CPU so that a seed means the same on every device.
+        rows: int64 [B], numbers of the labelled items in the data set, for methods that keep something for each of them.
     """
 
     x: Tensor
@@ -31,12 +42,15 @@ class TrainingBatch:
     step: int
     steps: int
     generator: torch.Generator
+    rows: NDArray[np.int64] = field(default_factory=lambda: _NO_ROWS)
 
 
 class TrainableMethod(nn.Module, ABC):
-    """A network with its losses. The loop calls :meth:`losses`, steps the optimizer, then :meth:`after_step`."""
+    """A network with its losses. A step is :meth:`before_step`, :meth:`losses`, the optimizer, :meth:`after_step`."""
 
     name: str
+    uses_unlabelled: bool = True
+    """Whether batches hold unlabelled items; those of supervised methods do not."""
 
     @abstractmethod
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
@@ -44,15 +58,31 @@ class TrainableMethod(nn.Module, ABC):
 
     @abstractmethod
     def exported(self) -> nn.Module:
-        """The network that encodes: input to intra-normalised float32 [B, M·d]."""
+        """The network that encodes: input to the vectors float32 [B, D] that :meth:`coder` takes."""
 
     @abstractmethod
-    def codebooks(self) -> NDArray[np.float32]:
-        """The codebooks to export, float32 [M, K, d], unit-norm."""
+    def coder(self) -> Coder:
+        """What makes codes of the exported network's vectors, as things are now."""
+
+    def extractors(self) -> list[Backbone]:
+        """The backbones whose input statistics are to be fitted before the training."""
+        return [module for module in self.modules() if isinstance(module, Backbone)]
 
     def fit_inputs(self, reader: Reader, rows: NDArray[np.int64]) -> None:
-        """Take what must be known of the training inputs (their mean and deviation, say) from ``rows``."""
-        del reader, rows
+        """Centre features and divide them by one deviation for all dimensions, of (at most 50,000 of) the training rows.
+
+        One for all, because embeddings often come from a PCA, whose last dimensions are noise: a deviation for each would
+        blow it up (measured with GPQ on the CIFAR-10 features: 0.53 instead of 0.57 mAP).
+        """
+        if isinstance(reader.dataset, FeatureDataset):
+            values, _ = reader.fetch(rows[:: -(-len(rows) // 50_000)])
+            for backbone in self.extractors():
+                backbone.fit_standardisation(torch.from_numpy(values), mode="global")
+
+    def fit_labels(self, rows: NDArray[np.int64], y: NDArray[np.float32]) -> None:
+        """Called once before the training with all labelled training items: their rows int64 [n], ascending, and multi-hot
+        labels float32 [n, C]. For methods that first work out a code for each of them."""
+        del rows, y
 
     def optimizer(self, config: TrainingConfig) -> torch.optim.Optimizer:
         """Adam as the paper has it, with decoupled weight decay where it is not 0."""

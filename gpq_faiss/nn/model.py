@@ -20,10 +20,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ..config import Config, from_dict
+from ..data.base import Dataset, FeatureDataset
 from ..errors import DataError, MismatchError, UsageError
 from ..files import atomic_folder, fingerprint, read_json, write_json
 from ..store import codebooks_fingerprint
-from .backbones import DEFAULT_HIDDEN, VGG, build_backbone
+from .backbones import DEFAULT_HIDDEN, MLP, VGG, Backbone, build_backbone
 from .gpq import GPQNetwork
 from .heads import SubspaceHeads
 
@@ -89,15 +90,29 @@ def save_model(
         split.save(folder / "split.json")
 
 
-def build_network(config: Config, input_: Mapping[str, Any], n_classes: int) -> GPQNetwork:
-    """A network of this shape with random weights (or those that ``config.network.weights`` names).
+class _Noise(nn.Module):
+    """Gaussian noise on standardised embeddings, in training alone."""
+
+    def __init__(self, deviation: float) -> None:
+        super().__init__()
+        self.deviation = deviation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.deviation * torch.randn_like(x) if self.training else x
+
+
+def build_extractor(
+    config: Config, input_: Mapping[str, Any], out_width: int, generator: torch.Generator
+) -> Backbone:
+    """The feature extractor F with one linear layer to ``out_width``, the same for every method that trains by gradient.
 
     Args:
-        config: the run's settings.
+        config: the run's settings; of them ``network`` counts.
         input_: ``{"kind": "features", "width": W}`` or ``{"kind": "images", "image_size": S}``.
-        n_classes: C.
+        out_width: length of its output.
+        generator: source of the first weights.
     """
-    n, q = config.network, config.quantizer
+    n = config.network
     kind = input_["kind"]
     backbone = n.backbone
     if backbone == "auto":
@@ -105,20 +120,35 @@ def build_network(config: Config, input_: Mapping[str, Any], n_classes: int) -> 
         backbone = "vgg" if pictures else "mlp" if n.hidden else "linear"
     # A perceptron that is asked for has a hidden layer: of its own, or in the heads.
     hidden = n.hidden or (() if n.heads else DEFAULT_HIDDEN)
-    # One generator for everything, so that the seed settles the first weights whatever was drawn before.
-    generator = torch.Generator().manual_seed(config.training.seed)
     net = build_backbone(
         backbone,
         kind=kind,
         in_width=input_.get("width"),
         image_size=input_.get("image_size"),
-        out_width=q.width,
+        out_width=out_width,
         weights=n.weights,
         hidden=hidden,
         norm=n.norm,
         dropout=n.dropout,
         generator=generator,
     )
+    if n.noise and not n.heads and kind == "features" and isinstance(net, MLP):
+        net.layers.insert(0, _Noise(n.noise))
+    return net
+
+
+def build_network(config: Config, input_: Mapping[str, Any], n_classes: int) -> GPQNetwork:
+    """A GPQ network of this shape with random weights (or those that ``config.network.weights`` names).
+
+    Args:
+        config: the run's settings.
+        input_: as for :func:`build_extractor`.
+        n_classes: C.
+    """
+    n, q = config.network, config.quantizer
+    # One generator for everything, so that the seed settles the first weights whatever was drawn before.
+    generator = torch.Generator().manual_seed(config.training.seed)
+    net = build_extractor(config, input_, q.width, generator)
     if n.heads:
         net.head = SubspaceHeads(
             cast(nn.Linear, net.head).in_features,
@@ -126,7 +156,7 @@ def build_network(config: Config, input_: Mapping[str, Any], n_classes: int) -> 
             n.heads,
             q.subdim,
             dropout=n.dropout,
-            noise=n.noise if kind == "features" else 0.0,
+            noise=n.noise if input_["kind"] == "features" else 0.0,
             generator=generator,
         )
     return GPQNetwork(
@@ -139,6 +169,13 @@ def build_network(config: Config, input_: Mapping[str, Any], n_classes: int) -> 
         reexpress_vectors=q.reexpress,
         generator=generator,
     )
+
+
+def input_description(dataset: Dataset, image_size: int) -> dict[str, Any]:
+    """What :func:`build_extractor` must know of the items of ``dataset``; images at ``image_size`` pixels a side."""
+    if isinstance(dataset, FeatureDataset):
+        return {"kind": "features", "width": dataset.width}
+    return {"kind": "images", "image_size": image_size}
 
 
 @dataclass(frozen=True)
