@@ -44,7 +44,7 @@ from gpq_faiss.train import train
 K = 100
 BATCHES = (1, 32, 1024)
 SUBDIM = 12
-ROUNDS = 3
+ROUNDS = 5
 KINDS: tuple[Kind, ...] = ("exact", "grouped")
 Floats = NDArray[np.float32]
 Codes = NDArray[np.uint8]
@@ -341,7 +341,7 @@ def main() -> None:
         return
     result: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {"groups": {}}
     result["machine"] = describe_machine()
-    result["settings"] = {"k": K, "steps": args.steps, "limit_seconds": args.limit, "rounds": ROUNDS}
+    result["settings"] = {"k": K, "steps": args.steps, "limit_seconds": args.limit}
 
     def keep() -> None:
         args.out.parent.mkdir(parents=True, exist_ok=True)
@@ -365,7 +365,7 @@ def main() -> None:
                     print(name, file=sys.stderr, flush=True)
                     Z, codes, xq = draw(bits, n, max(BATCHES))
                     cells = speed_group(Z, codes, xq, args.threads, args.limit)
-                    result["groups"][name] = {"cells": cells}
+                    result["groups"][name] = {"rounds": ROUNDS, "cells": cells}
                     keep()
     if "grouping" not in result:
         result["grouping"] = grouping()
