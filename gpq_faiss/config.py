@@ -79,6 +79,10 @@ class LossConfig:
     """Scale of the cosine classifier (eq. 3)."""
     classification: Literal["paper", "code"] = "code"
     """``paper``: cross entropy of β·cos, averaged over sub-spaces; ``code``: β²·cos averaged first (the authors' code)."""
+    metric: Literal["npair", "triplet"] = "npair"
+    """What λ0 weighs: the N-pair loss (eq. 2), or in its place the triplet loss of the paper's variant GPQ-T."""
+    margin: float = 0.1
+    """Of the triplet loss."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,7 @@ class TrainingConfig:
     """Decay of the average of the weights that is exported; 0 = the last weights. Beyond the paper."""
     codebook_start: float = 0.0
     """Share of the steps that train the classifier alone; then the codewords are placed on the data by k-means and take part.
-    0 = random codewords from the first step, as in the paper."""
+    0 = random codewords from the first step, as in the paper; so it is too without a classification loss (``loss.lambda1 = 0``)."""
     amp: bool = False
     """bf16 autocast for the backbone."""
     augment: Literal["auto", "flip-crop", "crop", "none"] = "auto"
@@ -307,6 +311,7 @@ def validate(config: Config) -> Config:
         "loss.lambda0 and loss.lambda3 are both 0: nothing would train the codewords",
     )
     _require(c.beta > 0, f"loss.beta = {c.beta}: it must be above 0")
+    _require(c.margin >= 0, f"loss.margin = {c.margin}: it must not be negative")
     _require(t.steps >= 1, f"training.steps = {t.steps}: at least 1 is needed")
     _require(t.epochs >= 0, f"training.epochs = {t.epochs}: it must not be negative")
     _require(t.batch_labelled >= 2, f"training.batch_labelled = {t.batch_labelled}: at least 2 are needed")

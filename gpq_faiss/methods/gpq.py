@@ -4,6 +4,9 @@ The labelled items pull the soft-assigned codewords towards their classes (N-pai
 in each sub-space (eq. 3); the unlabelled ones enter by the entropy of that classifier, which the classifier maximises
 and the network, behind a gradient reversal layer, minimises (eq. 4).
 
+The paper's variants are settings: GPQ-F is ``network.backbone = "cnnf"``, GPQ-H has ``loss.lambda1 = loss.lambda2 = 0``, and GPQ-T
+takes the triplet loss of margin 0.1 in place of the N-pair loss, ``loss.metric = "triplet"``.
+
 Beyond the paper, and off in the preset ``paper``: an average of the weights is exported; the codewords are placed on the data once
 the classifier has learnt something; vectors are re-expressed over the sub-prototypes as codewords are; and the score itself is
 regressed on relevance. Reasons and figures: ``docs/recommended.md``.
@@ -22,7 +25,13 @@ from torch import Tensor
 
 from ..config import Config
 from ..data.base import Dataset
-from ..losses import NPairPQLoss, ScoreRegressionLoss, SubspaceClassification, SubspaceEntropy
+from ..losses import (
+    NPairPQLoss,
+    ScoreRegressionLoss,
+    SubspaceClassification,
+    SubspaceEntropy,
+    TripletPQLoss,
+)
 from ..nn.backbones import Backbone
 from ..nn.gpq import GPQNetwork
 from ..nn.model import build_network, input_description
@@ -42,7 +51,7 @@ class GPQ(TrainableMethod):
         self.average = copy.deepcopy(network).requires_grad_(False).eval() if config.training.ema else None
         self.config = config
         loss = config.loss
-        self.npair = NPairPQLoss()
+        self.metric = TripletPQLoss(loss.margin) if loss.metric == "triplet" else NPairPQLoss()
         self.regression = ScoreRegressionLoss()
         self.classification = SubspaceClassification(loss.classification, loss.beta)
         self.entropy = SubspaceEntropy(loss.beta)
@@ -68,7 +77,8 @@ class GPQ(TrainableMethod):
         self.network.train()
 
     def _first_codebook_step(self, steps: int) -> int:
-        return int(self.config.training.codebook_start * steps)
+        # Without the classification loss there would be nothing to train before the codewords take part.
+        return int(self.config.training.codebook_start * steps) if self.config.loss.lambda1 else 0
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """The terms that have a weight, and their sum; see the module's head."""
@@ -85,8 +95,8 @@ class GPQ(TrainableMethod):
             vectors = net.vectors(labelled)
             quantised = soft_assign(vectors, net.codebooks(), net.alpha)
             if loss.lambda0:
-                parts["npair"] = self.npair(vectors, quantised, batch.y)
-                total = total + loss.lambda0 * parts["npair"]
+                parts[loss.metric] = self.metric(vectors, quantised, batch.y)
+                total = total + loss.lambda0 * parts[loss.metric]
             if loss.lambda3:
                 parts["regression"] = self.regression(vectors, quantised, batch.y)
                 total = total + loss.lambda3 * parts["regression"]
