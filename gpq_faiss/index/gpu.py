@@ -1,38 +1,56 @@
-"""The flat index on a GPU, through Faiss' GPU IVFPQ.
+"""Indexes on GPUs: through Faiss' GPU IVFPQ, and by torch where Faiss has no way.
 
 Faiss has no flat PQ on the GPU: ``index_cpu_to_gpu`` refuses an IndexPQ, or with several GPUs leaves it on the CPU
 without a word. The equivalent is an IVFPQ whose coarse centroids are all zero, so that its residuals are the vectors
 themselves. Its codes must be 8-bit (the byte-fused codebooks read the same bytes) and of certain lengths (padded with
 codebooks of zero vectors). One list is scanned by one block of threads, so the items go round-robin into several lists
 with the same zero centroid, all of them probed: the same result with more parallelism.
+
+Lists of a real IVF meet a second gap: Faiss' GPU code takes by_residual = True only. Centroids scaled by 2^-40 give the
+same (a power of two changes no order of lists, and such a residual lies below the rounding of any score).
+
+Nothing here imports torch before an index goes to a device.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import faiss
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import NDArray
 
 from ..errors import DataError, DeviceError, UsageError
-from .checks import Floats, Ids, check_vectors
-from .codebooks import fuse, pad_vectors
+from .checks import Codes, Floats, Ids
+from .codebooks import fuse
+from .engine import Engine
+from .items import Groups
 from .layout import layout_of
-from .search import check_k
+
+if TYPE_CHECKING:
+    from .gpu_search import DeviceIndex, Part
 
 CODE_SIZES = (1, 2, 3, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48)
 """Bytes a code that Faiss' GPU kernels take with float32 tables (48 KiB of shared memory)."""
-MAX_K = 2048
+MAX_LISTS = 2048
 LISTS = 256
+CENTROID_SCALE = 2.0**-40
+"""Factor of real centroids: their part in a score is then below 1e-12 of the query's norm."""
+MEMORY = 1 << 30
+Via = Literal["auto", "faiss", "torch"]
+Mode = Literal["shard", "replica"]
 _LIST_ROWS = 1024  # a shorter list is not worth a block of threads
+
+
+# Forms that a GPU takes ----------------------------------------------------------------------------------------------
 
 
 def ivf_form(index: Any, *, lists: int | None = None) -> Any:
     """A flat index as an ``IndexIVFPQ`` on the CPU that gives the same scores and that a GPU can take.
 
     Args:
-        index: ``IndexPQ`` with 4-bit, byte-fused or 8-bit codes, with or without an id map.
+        index: ``IndexPQ`` with 4-bit, byte-fused or 8-bit codes, or FastScan, with or without an id map.
         lists: lists to spread the items over (default: by their number, up to 256).
 
     Returns:
@@ -41,92 +59,101 @@ def ivf_form(index: Any, *, lists: int | None = None) -> Any:
 
     Raises:
         DataError: the index is empty or not sound.
-        UsageError: K is neither 16 nor 256, or the code is longer than 48 bytes.
+        UsageError: K is neither 16 nor 256, or the code is longer than 48 bytes; ``lists`` out of range.
     """
     layout = layout_of(index)
     if layout.ntotal == 0:
         raise DataError("the index is empty: add codes first (gpq index)")
-    K = layout.codebooks.shape[1]
+    return zero_lists(layout.codes(), layout.codebooks, layout.ids(), lists=lists)
+
+
+def unfit_for_faiss(Z: Floats) -> str | None:
+    """Why Faiss' GPU code cannot take codes of these codebooks; None where it can."""
+    M, K, _ = Z.shape
     if K not in (16, 256):
-        raise UsageError(f"{K} codewords a codebook: a GPU takes 16 (two share a byte) or 256; use the CPU")
-    fused = fuse(layout.codebooks) if K == 16 else layout.codebooks
-    bytes_, _, width = fused.shape
-    padded = next((size for size in CODE_SIZES if size >= bytes_), None)
-    if padded is None:
-        raise UsageError(f"codes of {bytes_} bytes: a GPU takes at most {CODE_SIZES[-1]}; use the CPU")
-    n = layout.ntotal
+        return f"{K} codewords a codebook: Faiss on a GPU takes 16 (two share a byte) or 256"
+    size = (M + 1) // 2 if K == 16 else M
+    if size > CODE_SIZES[-1]:
+        return f"codes of {size} bytes: Faiss on a GPU takes at most {CODE_SIZES[-1]}"
+    return None
+
+
+def zero_lists(codes: Codes, Z: Floats, ids: Ids | None = None, *, lists: int | None = None) -> Any:
+    """The flat form of checked codes uint8 [n, code_size]; see :func:`ivf_form`. Without ``ids``: positions."""
+    n = len(codes)
     if lists is None:
         lists = max(1, min(LISTS, n // _LIST_ROWS))
-    if not 1 <= lists <= MAX_K:
-        raise UsageError(f"{lists} lists: from 1 to {MAX_K}")
-    centroids = np.zeros((padded, 256, width), np.float32)
-    centroids[:bytes_] = fused
-    D = padded * width
-    quantizer: Any = faiss.IndexFlatIP(D)
-    quantizer.add(np.zeros((lists, D), np.float32))
-    ivf: Any = faiss.IndexIVFPQ(quantizer, D, lists, padded, 8, faiss.METRIC_INNER_PRODUCT)
-    quantizer.this.disown()
-    ivf.own_fields = True
-    ivf.by_residual = True
-    faiss.copy_array_to_vector(centroids.ravel(), ivf.pq.centroids)
-    ivf.is_trained = True
-    ivf.nprobe = lists
-    codes, ids = layout.codes(), layout.ids()
+    if not 1 <= lists <= MAX_LISTS:
+        raise UsageError(f"{lists} lists: from 1 to {MAX_LISTS}")
+    D = int(Z.shape[0] * Z.shape[2])
+    ivf, size = _empty_lists(np.zeros((lists, D), np.float32), Z)
     for number in range(lists):
-        rows = np.zeros((len(range(number, n, lists)), padded), np.uint8)
-        rows[:, :bytes_] = codes[number::lists]
-        own_ids = np.ascontiguousarray(
-            ids[number::lists]
-        )  # a name of its own: the pointer keeps nothing alive
-        ivf.invlists.add_entries(number, len(rows), faiss.swig_ptr(own_ids), faiss.swig_ptr(rows))
+        own = np.arange(number, n, lists, dtype=np.int64) if ids is None else ids[number::lists]
+        _fill_list(ivf, number, codes[number::lists], own, size)
     ivf.ntotal = n
+    ivf.nprobe = lists
     return ivf
 
 
-class GpuFlat:
-    """A flat index on one GPU. Made by :func:`to_gpu`.
+def real_lists(codes: Codes, Z: Floats, list_of: NDArray[np.int32], centroids: Floats, nprobe: int) -> Any:
+    """Codes in the lists of an IVF without residuals, in the form that a GPU takes; ids are positions.
 
-    Attributes:
-        ntotal: items.
-        width: D of the queries.
-        device: number of the GPU.
-        index: the ``GpuIndexIVFPQ``.
+    Args:
+        codes: uint8 [n, code_size], checked. Z: float32 [M, K, d].
+        list_of: int32 [n], the list of each code.
+        centroids: float32 [lists, M*d]; held times :data:`CENTROID_SCALE`, see the head of this file.
+        nprobe: lists looked at.
+
+    Raises:
+        UsageError: as :func:`ivf_form`; ``nprobe`` not in 1..2,048.
     """
+    if not 1 <= nprobe <= MAX_LISTS:
+        raise UsageError(f"nprobe = {nprobe}: a GPU looks at 1 to {MAX_LISTS} lists; use the CPU for more")
+    ivf, size = _empty_lists(centroids * np.float32(CENTROID_SCALE), Z)
+    order = np.argsort(list_of, kind="stable")
+    bounds = np.searchsorted(list_of[order], np.arange(len(centroids) + 1))
+    for number in range(len(centroids)):
+        rows = order[bounds[number] : bounds[number + 1]]
+        _fill_list(ivf, number, codes[rows], rows.astype(np.int64), size)
+    ivf.ntotal = len(codes)
+    ivf.nprobe = min(nprobe, len(centroids))
+    return ivf
 
-    def __init__(self, ivf: Any, width: int, device: int) -> None:
-        self._resources = faiss.StandardGpuResources()
-        options = faiss.GpuClonerOptions()
-        options.indicesOptions = faiss.INDICES_64_BIT  # type: ignore[attr-defined]  # stub lacks it
-        options.useFloat16 = False
-        options.usePrecomputed = False
-        options.use_cuvs = False
-        self.index: Any = faiss.index_cpu_to_gpu(self._resources, device, ivf, options)
-        if not isinstance(self.index, faiss.GpuIndex):
-            raise DeviceError(
-                f"Faiss left the index on the CPU instead of GPU {device}: search it there, or report this"
-            )
-        self.index.nprobe = ivf.nprobe  # type: ignore[attr-defined]  # stub lacks it
-        self.ntotal = int(ivf.ntotal)
-        self.width = width
-        self.device = device
 
-    def search(self, xq: ArrayLike, k: int) -> tuple[Floats, Ids]:
-        """The ``k`` best items (at most 2,048) of queries [Q, M*d]: D float32 [Q, k], I int64 [Q, k].
+def _empty_lists(centroids: Floats, Z: Floats) -> tuple[Any, int]:
+    """An ``IndexIVFPQ`` around ``centroids`` [lists, M*d], and the bytes of a code before padding."""
+    reason = unfit_for_faiss(Z)
+    if reason is not None:
+        raise UsageError(f"{reason}; use via='torch', or the CPU")
+    fused = fuse(Z) if Z.shape[1] == 16 else Z
+    size, _, width = (int(n) for n in fused.shape)
+    padded = next(s for s in CODE_SIZES if s >= size)
+    books = np.zeros((padded, 256, width), np.float32)
+    books[:size] = fused
+    D = padded * width
+    coarse = np.zeros((len(centroids), D), np.float32)
+    coarse[:, : centroids.shape[1]] = centroids
+    quantizer: Any = faiss.IndexFlatIP(D)
+    quantizer.add(coarse)
+    ivf: Any = faiss.IndexIVFPQ(quantizer, D, len(coarse), padded, 8, faiss.METRIC_INNER_PRODUCT)
+    quantizer.this.disown()
+    ivf.own_fields = True
+    ivf.by_residual = True
+    faiss.copy_array_to_vector(books.ravel(), ivf.pq.centroids)
+    ivf.is_trained = True
+    return ivf, size
 
-        Scores equal the CPU's up to float32 rounding; equal scores are ordered by id among those returned, but which
-        of several items tied at the k-th place are returned is the GPU's choice.
 
-        Raises:
-            UsageError: ``k`` out of range.
-            DataError: queries empty, of another width, NaN or infinite.
-        """
-        k = check_k(k, self.ntotal)
-        if k > MAX_K:
-            raise UsageError(f"k = {k}: a GPU gives at most {MAX_K}; search the CPU index for more")
-        queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
-        D, ids = self.index.search(pad_vectors(queries, self.index.d), k)
-        order = np.lexsort((ids, -D), axis=1)
-        return np.take_along_axis(D, order, axis=1), np.take_along_axis(ids, order, axis=1)
+def _fill_list(ivf: Any, number: int, codes: Codes, ids: Ids, size: int) -> None:
+    if not len(codes):
+        return
+    rows = np.zeros((len(codes), int(ivf.code_size)), np.uint8)
+    rows[:, :size] = codes
+    own = np.ascontiguousarray(ids)  # a name of its own: the pointer keeps nothing alive
+    ivf.invlists.add_entries(number, len(rows), faiss.swig_ptr(own), faiss.swig_ptr(rows))
+
+
+# Onto devices --------------------------------------------------------------------------------------------------------
 
 
 def check_gpu(device: int) -> None:
@@ -147,14 +174,279 @@ def check_gpu(device: int) -> None:
         )
 
 
-def to_gpu(index: Any, *, device: int = 0, lists: int | None = None) -> GpuFlat:
-    """Put a flat index onto a GPU.
+def clone_to_gpu(ivf: Any, device: int) -> tuple[Any, Any]:
+    """A form of this file onto a GPU: the ``GpuIndexIVFPQ``, and the resources that must outlive it.
 
     Raises:
-        DeviceError: there is no such GPU (never a silent run on the CPU).
-        DataError, UsageError: see :func:`ivf_form`.
+        DeviceError: there is no such GPU, Faiss cannot use it (memory), or it left the index elsewhere.
     """
     check_gpu(device)
-    layout = layout_of(index)
-    M, _, d = layout.codebooks.shape
-    return GpuFlat(ivf_form(index, lists=lists), M * d, device)
+    resources = faiss.StandardGpuResources()
+    options = faiss.GpuClonerOptions()
+    options.indicesOptions = faiss.INDICES_64_BIT  # type: ignore[attr-defined]  # stub lacks it
+    options.useFloat16 = False
+    options.useFloat16CoarseQuantizer = False
+    options.usePrecomputed = False
+    options.use_cuvs = False
+    try:
+        index: Any = faiss.index_cpu_to_gpu(resources, device, ivf, options)
+    except RuntimeError as error:
+        line = str(error).strip().splitlines()[-1]
+        raise DeviceError(f"Faiss cannot put the index onto GPU {device}: {line}") from None
+    check_on_gpu(index, device)
+    index.nprobe = ivf.nprobe
+    return index, resources
+
+
+def check_on_gpu(index: Any, device: int) -> None:
+    """Make sure that ``index`` lies on GPU ``device``: Faiss may leave one on the CPU without a word.
+
+    Raises:
+        DeviceError: it lies on the CPU or on another GPU.
+    """
+    if not isinstance(index, faiss.GpuIndex):
+        raise DeviceError(
+            f"Faiss left the index on the CPU instead of GPU {device}: search it there, or report this"
+        )
+    if int(index.getDevice()) != device:
+        raise DeviceError(
+            f"Faiss put the index onto GPU {index.getDevice()} instead of {device}: report this"
+        )
+
+
+def combined(indexes: Sequence[Any], mode: Mode) -> Any:
+    """The parts of several devices as one plain Faiss index, for pipelines that want one: ``IndexShards`` or
+    ``IndexReplicas``, each part searched in a thread. The parts must outlive it; queries are padded to its ``d``.
+
+    Args:
+        indexes: :attr:`.gpu_search.DeviceIndex.faiss_indexes`; ids are positions, of shards one after the other.
+
+    Raises:
+        UsageError: no parts, or an unknown mode.
+    """
+    if not indexes:
+        raise UsageError("no Faiss indexes: torch works alone here (via='torch')")
+    check_mode(mode)
+    if mode == "shard":
+        shards: Any = faiss.IndexShards(int(indexes[0].d), True, True)  # type: ignore[call-arg]  # stub lacks the last
+        for index in indexes:
+            shards.add_shard(index)
+        return shards
+    replicas: Any = faiss.IndexReplicas(int(indexes[0].d), True)
+    for index in indexes:
+        replicas.addIndex(index)
+    return replicas
+
+
+def check_mode(mode: str) -> None:
+    """Raises UsageError: not ``shard`` or ``replica``."""
+    if mode not in ("shard", "replica"):
+        raise UsageError(f"mode {mode!r}: choose shard or replica")
+
+
+def to_gpu(
+    source: Any,
+    *,
+    device: int = 0,
+    devices: Sequence[int] | None = None,
+    mode: Mode = "shard",
+    via: Via = "auto",
+    lists: int | None = None,
+    group: bool | None = None,
+    memory: int = MEMORY,
+) -> DeviceIndex:
+    """Put an index onto one GPU, or several.
+
+    Args:
+        source: a Faiss index in any form of :mod:`.forms`, or an :class:`.engine.Engine`. Flat, fused, FastScan and
+            every exact kind become the flat GPU form; ``fastscan`` is searched *exactly*, since a GPU has no use for
+            its rounded tables. ``grouped`` engines search distinct codes and expand them there. ``ivf`` keeps its
+            centroids, lists and ``nprobe``.
+        device: number of the GPU.
+        devices: several; ``mode`` then says whether each gets a part of the items (``shard``) or all of them and a part
+            of the queries (``replica``).
+        via: ``auto``: Faiss nominates, torch decides, exact to the bit; codes Faiss cannot take, and k above 2,048, go
+            to torch alone. ``torch``: torch alone. ``faiss``: Faiss alone, with its own scores and choice among ties,
+            k up to 2,048, and no second copy of the codes on the GPU.
+        lists: of the flat form (default: by the number of items).
+        group: search distinct codes (default: as the engine does; a Faiss index does not).
+        memory: bytes a device may use while it searches, beyond codes and results.
+
+    Raises:
+        DeviceError: a GPU is not there, or Faiss left an index on the CPU (never a silent run there).
+        DataError: the index is empty or not sound.
+        UsageError: an option out of range; ``via="faiss"`` for codes that Faiss cannot take on a GPU.
+    """
+    check_mode(mode)
+    if via not in ("auto", "faiss", "torch"):
+        raise UsageError(f"via {via!r}: choose auto, faiss or torch")
+    numbers = [device] if devices is None else list(devices)
+    if not numbers or len(set(numbers)) != len(numbers):
+        raise UsageError(f"devices {numbers}: name one GPU or more, each once")
+    for number in numbers:
+        check_gpu(number)
+    from .gpu_arrays import device_of
+
+    places = [device_of(int(number)) for number in numbers]
+    held = Source.of(source, group)
+    reason = unfit_for_faiss(held.Z)
+    if via == "faiss" and reason is not None:
+        raise UsageError(f"{reason}; use via='torch', or the CPU")
+    via = "torch" if reason is not None else via
+    return spread(held, places, mode, via, lists, memory, lambda ivf, at: clone_to_gpu(ivf, int(at.index)))
+
+
+def to_torch(
+    source: Any, *, device: str | int, group: bool | None = None, memory: int = MEMORY
+) -> DeviceIndex:
+    """Put an index onto a device for torch alone: exact, of any K and code length. The device is named by the caller:
+    ``cuda:0``, or ``cpu`` to see the same mathematics without a GPU.
+
+    Lists of an IVF are not kept: all codes are looked at.
+
+    Raises:
+        DeviceError, DataError, UsageError: see :func:`to_gpu`.
+    """
+    from .gpu_arrays import device_of
+
+    place = device_of(device)
+    return spread(Source.of(source, group), [place], "shard", "torch", None, memory, None)
+
+
+def of_codes(codes: Any, Z: Floats, *, device: str | int, memory: int = MEMORY) -> DeviceIndex:
+    """Packed codes, an array or a tensor that is on ``device`` already, for torch alone; an item's id is its position.
+
+    Args:
+        codes: uint8 [n, code_size]. Z: float32 [M, K, d].
+
+    Raises:
+        DeviceError: no such GPU.
+        DataError, UsageError: unfit codes or codebooks; a tensor on another device.
+    """
+    from .gpu_arrays import device_of
+    from .gpu_search import DeviceIndex, Part
+    from .gpu_torch import Scan
+
+    scan = Scan(codes, Z, device_of(device), memory)
+    return DeviceIndex([Part(scan.device, scan, len(scan))], scan.M * scan.d, None, "shard", memory)
+
+
+class Source:
+    """What goes to devices: codes in ascending order of id, and how they are to be searched."""
+
+    def __init__(self, codes: Codes, ids: Ids | None, Z: Floats, *, group: bool = False) -> None:
+        self.codes, self.ids, self.Z, self.group = codes, ids, Z, group
+        self.list_of: NDArray[np.int32] | None = None
+        self.centroids: Floats | None = None
+        self.nprobe = 0
+
+    @classmethod
+    def of(cls, source: Any, group: bool | None) -> Source:
+        if isinstance(source, Engine):
+            if source.kind != "ivf":
+                chosen = source.group if group is None else group
+                return cls(source.codes, source.ids, source.codebooks, group=chosen)
+            source = source.to_faiss()
+        layout = layout_of(source, deep=True)
+        if layout.ntotal == 0:
+            raise DataError("the index is empty: add codes first (gpq index)")
+        codes, ids, list_of = layout.codes(), layout.ids(), layout.list_numbers()
+        if not bool((ids[1:] > ids[:-1]).all()):
+            order = np.argsort(ids, kind="stable")
+            codes, ids = codes[order], ids[order]
+            list_of = None if list_of is None else list_of[order]
+        # copies, so that the index may go
+        held = cls(codes.copy(), ids.copy(), layout.codebooks, group=bool(group) and list_of is None)
+        if list_of is not None:
+            held.list_of, held.centroids = list_of, layout.centroids
+            held.nprobe = int(layout.flat.nprobe)
+        return held
+
+    def part(self, rows: slice) -> Source:
+        """Some of the items, searched alike."""
+        ids = None if self.ids is None else self.ids[rows]
+        part = Source(self.codes[rows], ids, self.Z, group=self.group)
+        part.list_of = None if self.list_of is None else self.list_of[rows]
+        part.centroids, part.nprobe = self.centroids, self.nprobe
+        return part
+
+    def own_ids(self) -> Ids | None:
+        """The ids, or None where an id is a position."""
+        ids = self.ids
+        if ids is None or (ids[0] == 0 and ids[-1] == len(ids) - 1):
+            return None
+        return ids
+
+
+def spread(
+    source: Source,
+    places: list[Any],
+    mode: Mode,
+    via: Via,
+    lists: int | None,
+    memory: int,
+    clone: Callable[[Any, Any], tuple[Any, Any]] | None,
+) -> DeviceIndex:
+    """Parts on devices; ``clone`` puts a form of this file onto one (not needed for torch alone)."""
+    from .gpu_search import DeviceIndex
+
+    n = len(source.codes)
+    if mode == "shard" and len(places) > n:
+        raise UsageError(f"{n} items cannot be spread over {len(places)} devices: use fewer, or replicas")
+    bounds = [i * n // len(places) for i in range(len(places) + 1)]
+    parts = []
+    for i, place in enumerate(places):
+        rows = slice(bounds[i], bounds[i + 1]) if mode == "shard" else slice(0, n)
+        parts.append(_part(source.part(rows), rows.start, place, via, lists, memory, clone))
+    M, _, d = source.Z.shape
+    return DeviceIndex(parts, int(M * d), source.own_ids(), mode, memory)
+
+
+def _part(
+    source: Source,
+    first: int,
+    place: Any,
+    via: Via,
+    lists: int | None,
+    memory: int,
+    clone: Callable[[Any, Any], tuple[Any, Any]] | None,
+) -> Part:
+    from .gpu_search import Lists, Nominated, Part, Raw, Searcher
+    from .gpu_torch import DeviceGroups, Scan
+
+    codes, groups = source.codes, None
+    if source.group:
+        grouped = Groups.of(codes)
+        codes, groups = grouped.codes, DeviceGroups(grouped, place, memory)
+    searcher: Searcher
+    resources = None
+    if via == "torch" or clone is None:
+        searcher = Scan(codes, source.Z, place, memory)
+    else:
+        if source.list_of is not None and source.centroids is not None:
+            form = real_lists(codes, source.Z, source.list_of, source.centroids, source.nprobe)
+        else:
+            form = zero_lists(codes, source.Z, lists=lists)
+        index, resources = clone(form, place)
+        if via == "faiss":
+            searcher = Raw(index)
+        else:
+            scan = Scan(codes, source.Z, place, memory)
+            searcher = Lists(scan, index) if source.list_of is not None else Nominated(scan, index)
+    return Part(place, searcher, len(source.codes), first, groups, resources)
+
+
+__all__ = [
+    "CENTROID_SCALE",
+    "CODE_SIZES",
+    "check_gpu",
+    "check_on_gpu",
+    "clone_to_gpu",
+    "combined",
+    "ivf_form",
+    "of_codes",
+    "real_lists",
+    "to_gpu",
+    "to_torch",
+    "zero_lists",
+]

@@ -8,7 +8,18 @@ import pytest
 
 from gpq_faiss.errors import DataError, DeviceError, UsageError
 from gpq_faiss.index.codebooks import inject, inject_fused, pack_codes, pad_vectors, score_codes
-from gpq_faiss.index.gpu import CODE_SIZES, ivf_form, to_gpu
+from gpq_faiss.index.engine import Engine
+from gpq_faiss.index.gpu import (
+    CODE_SIZES,
+    check_on_gpu,
+    clone_to_gpu,
+    combined,
+    ivf_form,
+    real_lists,
+    to_gpu,
+    zero_lists,
+)
+from gpq_faiss.index.ivf import IvfSettings, ivf_index
 from gpq_faiss.index.search import search_index
 
 HAS_GPU = hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus() > 0
@@ -57,6 +68,84 @@ def test_a_fused_index_has_the_same_form() -> None:
     )
 
 
+@pytest.mark.parametrize("M", [3, 5, 6, 12])
+def test_real_lists_are_those_without_residuals(M: int) -> None:
+    """Faiss' GPU code takes residuals only: with centroids scaled down they make no difference."""
+    _, Z, codes, xq = make(M)
+    rng = np.random.default_rng(M)
+    centroids = rng.normal(size=(20, M * 12)).astype(np.float32)
+    list_of = rng.integers(0, 19, 2000).astype(np.int32)  # one list stays empty
+    reference = ivf_index(codes, None, Z, centroids, "fused", list_of)
+    form = real_lists(codes, Z, list_of, centroids, 5)
+    reference.nprobe = 5
+    assert form.by_residual
+    assert not reference.by_residual
+    assert (form.nprobe, form.nlist, form.ntotal) == (5, 20, 2000)
+    padded = pad_vectors(xq, form.d)
+    assert np.array_equal(
+        form.quantizer.search(padded, 20)[1],
+        reference.quantizer.search(pad_vectors(xq, reference.d), 20)[1],
+    )
+    D, found = form.search(padded, 50)
+    expected_D, expected = reference.search(pad_vectors(xq, reference.d), 50)
+    assert np.abs(D - expected_D).max() < 1e-5
+    assert [set(row) for row in found.tolist()] == [set(row) for row in expected.tolist()]
+    assert real_lists(codes, Z, list_of, centroids, 300).nprobe == 20
+    for nprobe in (0, 2049):
+        with pytest.raises(UsageError, match="looks at 1 to 2048 lists"):
+            real_lists(codes, Z, list_of, centroids, nprobe)
+
+
+@pytest.mark.parametrize("mode", ["shard", "replica"])
+def test_parts_as_one_plain_faiss_index(mode: str) -> None:
+    _, Z, codes, xq = make(6)
+    whole = zero_lists(codes, Z, lists=3)
+    halves = (codes[:700], codes[700:]) if mode == "shard" else (codes, codes)
+    parts = [zero_lists(half, Z, lists=3) for half in halves]
+    index = combined(parts, mode)
+    padded = pad_vectors(xq, index.d)
+    assert index.ntotal == 2000
+    D, found = index.search(padded, 40)
+    expected_D, expected = whole.search(padded, 40)
+    assert np.array_equal(D, expected_D)
+    assert [set(row) for row in found.tolist()] == [set(row) for row in expected.tolist()]
+    with pytest.raises(UsageError, match="torch works alone"):
+        combined([], mode)
+    with pytest.raises(UsageError, match="choose shard or replica"):
+        combined(parts, "both")
+
+
+def test_an_index_left_on_the_cpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Faiss does with several GPUs and an index that it cannot place."""
+    _, Z, codes, _ = make(3)
+    form = zero_lists(codes, Z)
+    with pytest.raises(DeviceError, match="left the index on the CPU instead of GPU 1"):
+        check_on_gpu(form, 1)
+    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 2)
+    monkeypatch.setattr(faiss, "StandardGpuResources", object)
+    monkeypatch.setattr(faiss, "index_cpu_to_gpu", lambda _resources, _device, index, _options: index)
+    with pytest.raises(DeviceError, match="left the index on the CPU instead of GPU 1"):
+        clone_to_gpu(form, 1)
+
+    def full(*_: object) -> None:
+        raise RuntimeError("Error in alloc: long story\nout of memory on the card")
+
+    monkeypatch.setattr(faiss, "index_cpu_to_gpu", full)
+    with pytest.raises(DeviceError, match=r"cannot put the index onto GPU 1: out of memory on the card$"):
+        clone_to_gpu(form, 1)
+
+
+def test_options_out_of_range_are_refused() -> None:
+    index = make(3)[0]
+    with pytest.raises(UsageError, match="choose shard or replica"):
+        to_gpu(index, mode="both")
+    with pytest.raises(UsageError, match="choose auto, faiss or torch"):
+        to_gpu(index, via="cpu")
+    for devices in ([], [0, 0]):
+        with pytest.raises(UsageError, match="name one GPU or more, each once"):
+            to_gpu(index, devices=devices)
+
+
 def test_what_a_gpu_cannot_take_is_refused() -> None:
     with pytest.raises(UsageError, match=r"a GPU takes 16 .* or 256"):
         ivf_form(make(3, 32)[0])
@@ -70,8 +159,14 @@ def test_what_a_gpu_cannot_take_is_refused() -> None:
 
 @pytest.mark.skipif(HAS_GPU, reason="needs a machine without a GPU")
 def test_a_missing_gpu_is_an_error() -> None:
-    with pytest.raises(DeviceError, match="has none"):
-        to_gpu(make(3)[0])
+    index, Z, codes, _ = make(3)
+    lists = Engine.build(codes, Z, kind="ivf", ivf=IvfSettings(lists=4))
+    for source in (index, Engine.build(codes, Z), lists):
+        for via in ("auto", "faiss", "torch"):
+            with pytest.raises(DeviceError, match="has none"):
+                to_gpu(source, via=via)
+    with pytest.raises(DeviceError, match="GPU 1 was asked for, but this machine has none"):
+        to_gpu(index, devices=[1, 0], mode="replica")
 
 
 def test_a_faiss_without_gpu_code_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,14 +188,18 @@ def test_a_gpu_number_out_of_range_is_an_error(device: int) -> None:
 def test_gpu_equals_cpu(M: int, lists: int | None) -> None:
     index, Z, codes, xq = make(M, n=20_000)
     gpu = to_gpu(index, lists=lists)
-    for k in (1, 100, 2048):
+    raw = to_gpu(index, lists=lists, via="faiss")
+    scores = score_codes(xq, codes, Z)
+    for k in (1, 100, 2048, 5000):
+        expected_D, expected = search_index(index, xq, k)
         D, found = gpu.search(xq, k)
-        expected_D, _ = search_index(index, xq, k)
+        assert np.array_equal(D, expected_D)
+        assert np.array_equal(found, expected)
+        if k > 2048:
+            continue
+        D, found = raw.search(xq, k)
         assert np.abs(D - expected_D).max() < 1e-4
-        scores = score_codes(xq, codes, Z)
         assert np.abs(np.take_along_axis(scores, (found - 2**40) // 3, axis=1) - D).max() < 1e-4
         assert all(len(set(row)) == k for row in found.tolist())
-    with pytest.raises(UsageError, match="at most 2048"):
-        gpu.search(xq, 2049)
     with pytest.raises(DataError, match="dimensions"):
         gpu.search(xq[:, 1:], 1)

@@ -1,0 +1,226 @@
+"""Exact search by torch on one device: any k, whole rankings, ranges, at bounded memory.
+
+Codes stay on the device as bytes. A block of them is scored against a block of queries by look-ups in byte-fused
+tables; what beats the k-th score so far joins the best. Scores, order and ties are those of the exact kinds of
+:mod:`.engine` (see :mod:`.gpu_arrays`), so the answer does not depend on the device, the blocks or the batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from ..errors import DataError, UsageError
+from .checks import Floats, check_codebooks
+from .gpu_arrays import (
+    EMPTY_KEY,
+    MAX_ROWS,
+    best_of,
+    codes_on,
+    columns_of,
+    fused_tables,
+    is_paired,
+    keys_of,
+    score_columns,
+    score_places,
+    score_tables_torch,
+    split_keys,
+)
+from .items import Groups
+
+MEMORY = 1 << 30
+"""Bytes of scores and keys at once, unless told otherwise."""
+_CELL = 64  # bytes a score needs while it is made, turned into a key, selected and sorted
+_WIDE = 1 << 18  # codes a block that keep a GPU busy
+_ROWS = 1024  # queries a block, at most
+_DENSE = 4  # a block of which more than 1 in this many passes is selected from whole
+
+
+class Scan:
+    """Codes on a device and the exact search over all of them; results are keys of positions.
+
+    Args:
+        codes: packed, uint8 [n, code_size]; an array, or a tensor on ``device`` (then nothing travels).
+        Z: codebooks float32 [M, K, d].
+        device: as :func:`.gpu_arrays.device_of` gives it.
+        memory: bytes for what is held at once, beyond codes and results.
+
+    Raises:
+        DataError, UsageError: unfit codes or codebooks, none at all, more than 2^32 - 1, or ``memory`` below one byte.
+    """
+
+    def __init__(self, codes: Any, Z: ArrayLike, device: torch.device, memory: int = MEMORY) -> None:
+        self.codebooks: Floats = check_codebooks(Z)
+        self.M, self.K, self.d = (int(n) for n in self.codebooks.shape)
+        if memory < 1:
+            raise UsageError(f"memory of {memory} bytes: it must be at least 1")
+        packed = codes_on(codes, self.M, self.K, device)
+        if not 1 <= len(packed) <= MAX_ROWS:
+            raise DataError(f"{len(packed):,} codes: from 1 to {MAX_ROWS:,} a device; spread more by shards")
+        self.device = device
+        self.memory = memory
+        self.paired = is_paired(self.M, self.K)
+        self.columns = columns_of(packed, self.M, self.K)
+        self.Z = torch.from_numpy(self.codebooks).to(device)
+
+    def __len__(self) -> int:
+        return int(self.columns.shape[1])
+
+    def tables(self, queries: Tensor) -> Tensor:
+        """Look-up tables float32 [q, T, entries] of checked queries [q, M*d]."""
+        return fused_tables(score_tables_torch(queries, self.Z))
+
+    def block_rows(self, k: int) -> int:
+        """Queries at a time within the memory.
+
+        Raises:
+            UsageError: the memory does not hold ``k`` results of one query while they are sorted.
+        """
+        n = len(self)
+        least = _CELL * (k + min(n, max(1, k // 16)))
+        if least > self.memory:
+            raise UsageError(
+                f"k = {k:,} needs {least:,} bytes of working memory, {self.memory:,} are allowed: raise memory"
+            )
+        wanted = _CELL * (k + min(n, max(_WIDE, k)))
+        return max(1, min(_ROWS, self.memory // wanted))
+
+    def _block_codes(self, rows: int, k: int) -> int:
+        return max(1, min(len(self), self.memory // (_CELL * rows) - k))
+
+    def search_keys(self, queries: Tensor, k: int) -> Tensor:
+        """The best ``k`` of all codes: int64 keys [Q, k], descending. Queries are checked, on the device."""
+        out = torch.empty((len(queries), k), dtype=torch.int64, device=self.device)
+        rows = self.block_rows(k)
+        for start in range(0, len(queries), rows):
+            part = queries[start : start + rows]
+            out[start : start + rows] = self._best(self.tables(part), k)
+        return out
+
+    def _best(self, tables: Tensor, k: int) -> Tensor:
+        n, step = len(self), self._block_codes(len(tables), k)
+        best = torch.empty((len(tables), 0), dtype=torch.int64, device=self.device)
+        for start in range(0, n, step):
+            scores = score_columns(tables, self.columns[:, start : start + step], paired=self.paired)
+            if best.shape[1] < k:
+                keys = self._all_keys(scores, start)
+                best = best_of(torch.cat([best, keys], dim=1) if best.shape[1] else keys, k)
+            else:
+                best = self._merged(best, scores, start)
+        return best
+
+    def _all_keys(self, scores: Tensor, start: int) -> Tensor:
+        positions = torch.arange(start, start + scores.shape[1], device=self.device)
+        return keys_of(scores, positions[None])
+
+    def _merged(self, best: Tensor, scores: Tensor, start: int) -> Tensor:
+        """``best`` (descending) after a block of later positions, which an equal score does not bring in."""
+        k = best.shape[1]
+        least = split_keys(best[:, -1:])[0]
+        over = scores > least
+        counts = over.sum(dim=1)
+        most = int(counts.max())
+        if most == 0:
+            return best
+        if most > scores.shape[1] // _DENSE:
+            return best_of(torch.cat([best, self._all_keys(scores, start)], dim=1), k)
+        row, column = over.nonzero(as_tuple=True)
+        place = torch.arange(len(row), device=self.device) - (counts.cumsum(0) - counts)[row]
+        more = torch.full((len(best), most), EMPTY_KEY, dtype=torch.int64, device=self.device)
+        more[row, place] = keys_of(scores[row, column], column + start)
+        return best_of(torch.cat([best, more], dim=1), k)
+
+    def exact_scores(self, tables: Tensor, positions: Tensor) -> Tensor:
+        """Scores float32 [q, c] of codes at ``positions`` int64 [q, c]."""
+        return score_places(tables, self.columns, positions, paired=self.paired)
+
+    def range_keys(self, queries: Tensor, least: float, limit: int) -> tuple[Tensor, Tensor]:
+        """All codes that score at least ``least``, in no order: query row int64 [r] and key int64 [r].
+
+        Raises:
+            DataError: more than ``limit``.
+        """
+        rows, keys = [], []
+        found = 0
+        size = max(1, min(_ROWS, self.memory // (_CELL * min(len(self), _WIDE))))
+        for first in range(0, len(queries), size):
+            tables = self.tables(queries[first : first + size])
+            step = self._block_codes(len(tables), 0)
+            for start in range(0, len(self), step):
+                scores = score_columns(tables, self.columns[:, start : start + step], paired=self.paired)
+                row, column = (scores >= least).nonzero(as_tuple=True)
+                found += len(row)
+                if found > limit:
+                    raise DataError(
+                        f"a range search from {least:g} has more than {limit:,} results: raise the least score or the limit"
+                    )
+                rows.append(row + first)
+                keys.append(keys_of(scores[row, column], column + start))
+        return torch.cat(rows), torch.cat(keys)
+
+
+class DeviceGroups:
+    """Distinct codes' items on a device: keys of groups become keys of items (:class:`.items.Groups`)."""
+
+    def __init__(self, groups: Groups, device: torch.device, memory: int = MEMORY) -> None:
+        self.device = device
+        self.memory = memory
+        self.starts = torch.from_numpy(groups.starts).to(device)
+        self.sizes = self.starts[1:] - self.starts[:-1]
+        self.members = torch.from_numpy(groups.members).to(device)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def expand_all(self, rows: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Every item of the groups ``keys`` int64 [r] of query ``rows`` int64 [r], in no order."""
+        scores, groups = split_keys(keys)
+        return self._items(rows, scores, groups, self.sizes[groups])
+
+    def _items(self, rows: Tensor, scores: Tensor, groups: Tensor, take: Tensor) -> tuple[Tensor, Tensor]:
+        """The first ``take`` [r] items of each group, as rows and keys."""
+        before = take.cumsum(0) - take
+        rows = rows.repeat_interleave(take)
+        shift = (self.starts[groups] - before).repeat_interleave(take)
+        items = self.members[torch.arange(len(rows), device=self.device) + shift].long()
+        return rows, keys_of(scores.repeat_interleave(take), items)
+
+    def expand(self, keys: Tensor, k: int) -> Tensor:
+        """The ``k`` best items, int64 keys [Q, k], of the best groups, keys [Q, g] descending; empty keys where the
+        groups hold fewer. With min(k, all) groups a row these are the k best items of all."""
+        scores, groups = split_keys(keys)
+        there = groups >= 0
+        sizes = torch.where(there, self.sizes[groups.clamp_min(0)], 0)
+        ends = sizes.cumsum(dim=1)
+        # The group with the k-th item, and all that tie with it, since smaller ids may be in those.
+        cut = (ends < k).sum(dim=1, keepdim=True).clamp_max(keys.shape[1] - 1)
+        wanted = there & (scores >= scores.gather(1, cut))
+        take = torch.where(wanted, sizes.clamp_max(k), 0)
+        out = torch.full((len(keys), k), EMPTY_KEY, dtype=torch.int64, device=self.device)
+        lengths = take.sum(dim=1).tolist()
+        start = 0
+        while start < len(keys):
+            stop, widest = start + 1, max(1, lengths[start])
+            while stop < len(keys):
+                wider = max(widest, lengths[stop])
+                if wider * (stop + 1 - start) * _CELL > self.memory:
+                    break
+                widest, stop = wider, stop + 1
+            self._fill(out[start:stop], scores[start:stop], groups[start:stop], take[start:stop], widest)
+            start = stop
+        return out
+
+    def _fill(self, out: Tensor, scores: Tensor, groups: Tensor, take: Tensor, width: int) -> None:
+        row, at = take.nonzero(as_tuple=True)
+        if not len(row):
+            return
+        rows, items = self._items(row, scores[row, at], groups[row, at], take[row, at])
+        counts = take.sum(dim=1)
+        place = torch.arange(len(rows), device=self.device) - (counts.cumsum(0) - counts)[rows]
+        padded = torch.full((len(take), width), EMPTY_KEY, dtype=torch.int64, device=self.device)
+        padded[rows, place] = items
+        best = best_of(padded, out.shape[1])
+        out[:, : best.shape[1]] = best
