@@ -69,13 +69,31 @@ class Encoder:
             model.network.to(memory_format=torch.channels_last)
         return cls(model, torch_device, amp)
 
-    @torch.inference_mode()
     def embed(self, values: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         """Vectors float32 [n, M·d] of features float32 [n, width] or images uint8 [n, 3, size, size].
 
         Returns:
             The vectors, and bool [n]: whether each has a direction in every sub-space (if not, it has no code).
         """
+        vectors, fine = self._on_device(values)
+        return vectors.cpu().numpy(), fine.cpu().numpy()
+
+    def quantize(self, vectors: torch.Tensor) -> NDArray[np.uint8]:
+        """Packed codes uint8 [n, code_size] of vectors float32 [n, M·d] on the model's device.
+
+        On a GPU the codewords are found there, so that only codes travel. They are the same codes, bit for bit
+        (:func:`gpq_faiss.index.gpu_arrays.encode_torch`).
+        """
+        if vectors.device.type == "cpu":
+            return encode_vectors(vectors.numpy(), self.model.codebooks)
+        from .index.gpu_arrays import encode_torch
+
+        codes: NDArray[np.uint8] = encode_torch(vectors, self.model.codebooks).cpu().numpy()
+        return codes
+
+    @torch.inference_mode()
+    def _on_device(self, values: NDArray[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        """:meth:`embed`, left on the device."""
         x = torch.from_numpy(values)
         if self.device.type == "cuda":
             x = x.pin_memory().to(self.device, non_blocking=True)
@@ -86,8 +104,7 @@ class Encoder:
             raw = network.backbone(x)
         raw = raw.float()
         fine = ~zero_subvectors(raw, network.M).any(dim=1)
-        vectors = network.vectors(network.directions(raw)).flatten(1)
-        return vectors.cpu().numpy(), fine.cpu().numpy()
+        return network.vectors(network.directions(raw)).flatten(1), fine
 
     def check(self, dataset: Dataset) -> None:
         """Refuse data of another kind or width than the model takes.
@@ -115,13 +132,27 @@ class Encoder:
         Raises:
             DataError: an item without a direction in some sub-space (rows are named), or too many broken images.
         """
+        for positions, vectors in self._batches(dataset, rows, start, batch_size):
+            yield positions, vectors.cpu().numpy()
+
+    def code_batches(
+        self, dataset: Dataset, *, start: int = 0, batch_size: int = 0
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint8]]]:
+        """As :meth:`batches`, packed codes uint8 [n, code_size] in place of vectors (:meth:`quantize`)."""
+        for positions, vectors in self._batches(dataset, None, start, batch_size):
+            yield positions, self.quantize(vectors)
+
+    def _batches(
+        self, dataset: Dataset, rows: NDArray[np.int64] | None, start: int, batch_size: int
+    ) -> Iterator[tuple[NDArray[np.int64], torch.Tensor]]:
         self.check(dataset)
         positions = np.arange(len(dataset)) if rows is None else rows
         size = batch_size or default_batch_size(dataset, self.device)
         with Reader(dataset, self.model.image_size) as reader:
             parts = [positions[i : i + size] for i in range(start, len(positions), size)]
             for part, (values, ok) in zip(parts, reader.stream(parts), strict=True):
-                vectors, fine = self.embed(values)
+                vectors, there = self._on_device(values)
+                fine = there.cpu().numpy()
                 if not fine.all():
                     raise DataError(
                         f"{dataset.name}: {named_rows(part[ok][~fine])} have a zero or infinite sub-vector after the "
@@ -324,9 +355,12 @@ def _from_network(
                 name = dataset.image_path(int(bad)) or f"item {dataset.ids[bad]}"
                 dataset.bad.add(int(bad), name, "broken when it was read before")
     buffer = _Buffer(writer, dataset)
-    for rows, vectors in encoder.batches(dataset, start=position, batch_size=size):
+    batches: Iterator[tuple[NDArray[np.int64], NDArray[Any]]]
+    batches = (encoder.code_batches if as_codes else encoder.batches)(
+        dataset, start=position, batch_size=size
+    )
+    for rows, values in batches:
         position = min(position + size, len(dataset))
-        values = encode_vectors(vectors, encoder.model.codebooks) if as_codes else vectors
         buffer.add(values, rows, position)
         if progress is not None:
             progress(position, len(dataset))
