@@ -63,11 +63,37 @@ def fill(index: Any, codes: Codes) -> Any:
     return index
 
 
-class ProductCoder(Coder):
+class TableCoder(Coder):
+    """Codes of M codeword numbers below K, whose score is a sum of M entries of the query's table.
+
+    Attributes:
+        codebooks: float32 [M, K, ...].
+    """
+
+    codebooks: Floats
+    M: int
+    K: int
+
+    @abstractmethod
+    def score_tables(self, xq: Floats) -> Floats:
+        """Score of every codeword for every query, float32 [Q, M, K]."""
+
+    def score(self, xq: Floats, codes: Codes) -> Floats:
+        """The sum of the entries of the query's table that the code names."""
+        tables = self.score_tables(xq)
+        assignment = unpack_codes(codes, self.M, self.K)
+        scores = np.zeros((len(tables), len(codes)), np.float32)
+        # Added in the order of the parts whatever the codes around: equal codes get equal bits.
+        for m in range(self.M):
+            scores += tables[:, m, assignment[:, m]]
+        return scores
+
+
+class ProductCoder(TableCoder):
     """M codebooks, each over its own part of the vector, and asymmetric scores.
 
     Args:
-        codebooks: float32 [M, K, d], K a power of two of at most 256.
+        codebooks: float32 [M, K, d], K a power of two from 4 to 256.
         metric: ``ip``: the score is the inner product with the codewords; ``l2``: minus the squared distance. A code is the nearest
             codeword of every part in L2, whatever the metric.
 
@@ -79,12 +105,12 @@ class ProductCoder(Coder):
         Z = np.ascontiguousarray(codebooks, dtype=np.float32)
         if (
             Z.ndim != 3
-            or not 2 <= Z.shape[1] <= 256
+            or not 4 <= Z.shape[1] <= 256
             or Z.shape[1] & (Z.shape[1] - 1)
             or not np.isfinite(Z).all()
         ):
             raise DataError(
-                f"codebooks {list(Z.shape)}: finite [M, K, d] with K a power of two up to 256 are needed"
+                f"codebooks {list(Z.shape)}: finite [M, K, d] with K a power of two, 4 to 256, are needed"
             )
         if metric not in ("ip", "l2"):
             raise UsageError(f"metric {metric!r} is not one of ip, l2")
@@ -126,15 +152,6 @@ class ProductCoder(Coder):
                 difference = x[i : i + block, :, None] - self.codebooks
                 np.einsum("qmkd,qmkd->qmk", difference, difference, out=tables[i : i + block])
         return tables if self.metric == "ip" else np.negative(tables, out=tables)
-
-    def score(self, xq: Floats, codes: Codes) -> Floats:
-        tables = self.score_tables(xq)
-        assignment = unpack_codes(codes, self.M, self.K)
-        scores = np.zeros((len(tables), len(codes)), np.float32)
-        # Added in the order of the parts whatever the codes around: equal codes get equal bits.
-        for m in range(self.M):
-            scores += tables[:, m, assignment[:, m]]
-        return scores
 
     def index(self) -> Any:
         """``faiss.IndexPQ`` of the metric."""

@@ -1,0 +1,230 @@
+"""Coders: codes against a naive loop, scores against sums over codewords, and a Faiss index that ranks as the scores do."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import faiss
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from gpq_faiss.errors import DataError, UsageError
+from gpq_faiss.index.codebooks import unpack_codes
+from gpq_faiss.methods.additive import (
+    AdditiveCoder,
+    iterated_conditional_modes,
+    reconstruct,
+    update_codebooks,
+)
+from gpq_faiss.methods.coders import Coder, ProductCoder, SignCoder, fill
+
+Floats = NDArray[np.float32]
+
+
+def normal(seed: int, *shape: int) -> Floats:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def unit(x: Floats) -> Floats:
+    return np.asarray(x / np.linalg.norm(x, axis=-1, keepdims=True), np.float32)
+
+
+def assert_ranks_alike(coder: Coder, xq: Floats, codes: NDArray[np.uint8]) -> None:
+    """The index finds every item, with the distance that the score is."""
+    index = fill(coder.index(), codes)
+    assert index.ntotal == len(codes)
+    distances, ids = index.search(coder.search_input(xq), len(codes))
+    assert np.array_equal(np.sort(ids, axis=1), np.tile(np.arange(len(codes)), (len(xq), 1)))
+    sign = 1 if index.metric_type == faiss.METRIC_INNER_PRODUCT else -1
+    scores = np.take_along_axis(coder.score(xq, codes), ids, axis=1)
+    np.testing.assert_allclose(scores, sign * distances.astype(np.float32), rtol=1e-5, atol=2e-5)
+
+
+@given(
+    M=st.integers(1, 5),
+    bits=st.integers(2, 8),
+    d=st.integers(1, 6),
+    metric=st.sampled_from(["ip", "l2"]),
+    normed=st.booleans(),
+    seed=st.integers(0, 99),
+)
+@settings(deadline=None, max_examples=30)
+def test_product_codes_are_the_nearest_codewords_and_scores_their_sums(
+    M: int, bits: int, d: int, metric: Any, normed: bool, seed: int
+) -> None:
+    assume((bits, d) != (2, 2))  # Faiss has no search table for 4 codewords of 2 dimensions
+    K = 2**bits
+    Z = normal(seed, M, K, d)
+    x, xq = normal(seed + 1, 9, M, d), normal(seed + 2, 4, M, d)
+    if normed:
+        Z, x, xq = unit(Z), unit(x), unit(xq)
+    coder = ProductCoder(Z, metric)
+    assert (coder.bits, coder.code_size, coder.width) == (M * bits, -(-M * bits // 8), M * d)
+    codes = coder.encode(x.reshape(9, -1))
+    assert codes.shape == (9, coder.code_size)
+    chosen = unpack_codes(codes, M, K)
+    for n, m in itertools.product(range(9), range(M)):
+        distance = [float(np.sum((x[n, m].astype(float) - Z[m, k]) ** 2)) for k in range(K)]
+        assert distance[chosen[n, m]] <= min(distance) + 1e-5
+    scores = coder.score(xq.reshape(4, -1), codes)
+    for q, n in itertools.product(range(4), range(9)):
+        words = Z[np.arange(M), chosen[n]].astype(float)
+        naive = (xq[q] * words).sum() if metric == "ip" else -((xq[q] - words) ** 2).sum()
+        assert scores[q, n] == pytest.approx(naive, rel=1e-4, abs=1e-4)
+    assert_ranks_alike(coder, xq.reshape(4, -1), codes)
+
+
+def test_codes_of_a_faiss_index_are_those_of_the_coder() -> None:
+    Z, x = normal(0, 3, 16, 5), normal(1, 200, 15)
+    coder = ProductCoder(Z, "l2")
+    np.testing.assert_array_equal(coder.index().sa_encode(x), coder.encode(x))
+
+
+def test_four_bit_codes_have_the_low_nibble_first_and_an_odd_last_one_empty() -> None:
+    Z = np.broadcast_to(np.eye(16, dtype=np.float32), (3, 16, 16))
+    x = np.concatenate([Z[0, [5]], Z[0, [12]], Z[0, [7]]], axis=1)
+    assert ProductCoder(Z).encode(x).tolist() == [[5 | 12 << 4, 7]]
+
+
+def test_equal_codes_score_bit_equal_whatever_lies_around() -> None:
+    coder, xq = ProductCoder(normal(0, 5, 16, 3)), normal(1, 3, 15)
+    codes = coder.encode(normal(2, 40, 15))
+    twice = np.concatenate([codes[7:8], codes, codes[7:8]])
+    scores = coder.score(xq, twice)
+    np.testing.assert_array_equal(scores[:, 0], scores[:, -1])
+    np.testing.assert_array_equal(scores[:, 1:-1], coder.score(xq, codes))
+
+
+@pytest.mark.parametrize("shape", [(3, 16), (3, 12, 4), (3, 2, 4), (3, 512, 4)])
+@pytest.mark.parametrize("kind", [ProductCoder, AdditiveCoder])
+def test_codebooks_of_another_form_are_refused(kind: Any, shape: tuple[int, ...]) -> None:
+    with pytest.raises(DataError, match="power of two"):
+        kind(np.zeros(shape, np.float32))
+
+
+@pytest.mark.parametrize("kind", [ProductCoder, AdditiveCoder])
+def test_codebooks_that_are_not_finite_are_refused(kind: Any) -> None:
+    Z = normal(0, 2, 16, 4)
+    Z[1, 3, 2] = np.nan
+    with pytest.raises(DataError, match="finite"):
+        kind(Z)
+
+
+def test_an_unknown_metric_is_refused() -> None:
+    with pytest.raises(UsageError, match="'cosine' is not one of ip, l2"):
+        ProductCoder(normal(0, 2, 16, 4), "cosine")  # type: ignore[arg-type]
+
+
+@given(bits=st.integers(1, 40), seed=st.integers(0, 99))
+@settings(deadline=None, max_examples=25)
+def test_sign_codes_are_signs_and_scores_hamming_distances(bits: int, seed: int) -> None:
+    x, xq = normal(seed, 12, bits), normal(seed + 1, 5, bits)
+    coder = SignCoder(bits)
+    codes = coder.encode(x)
+    assert codes.shape == (12, -(-bits // 8))
+    for n, b in itertools.product(range(12), range(8 * coder.code_size)):
+        assert codes[n, b // 8] >> b % 8 & 1 == (b < bits and x[n, b] > 0)
+    naive = [[-float(((q > 0) != (row > 0)).sum()) for row in x] for q in xq]
+    np.testing.assert_array_equal(coder.score(xq, codes), naive)
+    assert_ranks_alike(coder, xq, codes)
+
+
+def test_a_code_without_bits_is_refused() -> None:
+    with pytest.raises(UsageError, match="at least 1"):
+        SignCoder(0)
+
+
+# ------------------------------------------------------------------------------------------------------ additive codes
+
+
+def squared_error(x: Floats, codes: NDArray[np.uint8], C: Floats) -> float:
+    return float(np.square(x.astype(float) - reconstruct(codes, C)).sum(axis=1).mean())
+
+
+@given(M=st.integers(1, 4), K=st.sampled_from([4, 16]), D=st.integers(1, 8), seed=st.integers(0, 99))
+@settings(deadline=None, max_examples=25)
+def test_no_change_of_one_codeword_betters_an_additive_code(M: int, K: int, D: int, seed: int) -> None:
+    assume((K, D) != (4, 2))  # see above
+    C, x = normal(seed, M, K, D), normal(seed + 1, 10, D) * 2
+    coder = AdditiveCoder(C, sweeps=100)
+    codes = coder.encode(x)
+    chosen = unpack_codes(codes, M, K)
+    for n, m, k in itertools.product(range(10), range(M), range(K)):
+        other = chosen[n].copy()
+        other[m] = k
+        assert squared_error(x[n : n + 1], chosen[n : n + 1], C) <= (
+            squared_error(x[n : n + 1], other[None], C) + 1e-4
+        )
+    xq = normal(seed + 2, 4, D)
+    sums = np.stack([sum(C[m, chosen[n, m]] for m in range(M)) for n in range(10)])
+    np.testing.assert_allclose(coder.decode(codes), sums, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(coder.score(xq, codes), xq @ sums.T, rtol=1e-4, atol=1e-4)
+    assert_ranks_alike(coder, xq, codes)
+
+
+def test_more_sweeps_never_worsen_an_additive_code() -> None:
+    C, x = normal(0, 6, 16, 20), normal(1, 300, 20) * 3
+    errors = [squared_error(x, iterated_conditional_modes(x, C, sweeps), C) for sweeps in range(6)]
+    assert all(later <= earlier + 1e-4 for earlier, later in itertools.pairwise(errors))
+    assert errors[-1] < 0.97 * errors[0]
+
+
+def test_additive_codes_of_disjoint_codebooks_are_product_codes() -> None:
+    Z, x = normal(0, 3, 16, 4), normal(1, 50, 12)
+    C = np.zeros((3, 16, 12), np.float32)
+    for m in range(3):
+        C[m, :, 4 * m : 4 * m + 4] = Z[m]
+    additive, product = AdditiveCoder(C), ProductCoder(Z)
+    np.testing.assert_array_equal(additive.encode(x), product.encode(x))
+    xq, codes = normal(2, 5, 12), product.encode(x)
+    np.testing.assert_allclose(additive.score(xq, codes), product.score(xq, codes), rtol=1e-5, atol=1e-5)
+
+
+def cross_products(C: Floats) -> float:
+    """Σ over codebooks m ≠ m' of the squared inner products of their codewords, by a loop."""
+    pairs = itertools.permutations(C.astype(float), 2)
+    return sum(float(np.square(one @ two.T).sum()) for one, two in pairs)
+
+
+@pytest.mark.parametrize("weight", [0.0, 1e-3, 1e-1])
+def test_updating_the_codebooks_lowers_their_objective(weight: float) -> None:
+    C, x = normal(0, 4, 16, 10), normal(1, 400, 10) * 2
+    codes = iterated_conditional_modes(x, C)
+
+    def objective(C: Floats) -> float:
+        return squared_error(x, codes, C) + weight * cross_products(C)
+
+    values = [objective(C)]
+    for _ in range(3):
+        C = update_codebooks(x, codes, C, orthogonality=weight, rounds=1)
+        values.append(objective(C))
+    assert all(later <= earlier * (1 + 1e-6) for earlier, later in itertools.pairwise(values))
+    assert values[-1] < 0.9 * values[0]
+    # The last codebook is a minimum of the objective: no direction leads down.
+    rng = np.random.default_rng(0)
+    for scale in (1e-2, -1e-2):
+        moved = C.copy()
+        moved[-1] += scale * rng.standard_normal(C[-1].shape).astype(np.float32)
+        assert objective(moved) > objective(C)
+
+
+def test_weak_orthogonality_makes_codebooks_less_alike() -> None:
+    x = normal(1, 400, 10) * 2
+    free = bound = normal(0, 4, 16, 10)
+    codes = iterated_conditional_modes(x, free)
+    for _ in range(5):
+        free = update_codebooks(x, codes, free)
+        bound = update_codebooks(x, codes, bound, orthogonality=1e-2)
+    assert cross_products(bound) < 0.5 * cross_products(free)
+
+
+def test_a_codeword_that_nothing_chose_is_kept() -> None:
+    C, x = normal(0, 2, 16, 6), normal(1, 5, 6)
+    codes = np.zeros((5, 2), np.uint8)
+    new = update_codebooks(x, codes, C)
+    np.testing.assert_array_equal(new[:, 1:], C[:, 1:])
+    assert not np.array_equal(new[:, 0], C[:, 0])
