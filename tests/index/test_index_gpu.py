@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import faiss
 import numpy as np
 import pytest
@@ -203,3 +209,57 @@ def test_gpu_equals_cpu(M: int, lists: int | None) -> None:
         assert all(len(set(row)) == k for row in found.tolist())
     with pytest.raises(DataError, match="dimensions"):
         gpu.search(xq[:, 1:], 1)
+
+
+@pytest.mark.skipif(HAS_GPU, reason="needs a machine without a GPU")
+def test_the_benchmark_runs_from_end_to_end(tmp_path: Path) -> None:
+    """Rehearsed at a small size; and without a GPU it says so in one line."""
+    out = tmp_path / "gpu.json"
+
+    def run(*options: str) -> subprocess.CompletedProcess[str]:
+        script = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
+        small = [
+            "--items",
+            "3000",
+            "--bits",
+            "12",
+            "--batches",
+            "1,3",
+            "--copy-bytes",
+            "1000",
+            "--limit",
+            "0.01",
+        ]
+        small += [
+            "--encode-rows",
+            "500",
+            "--rank-items",
+            "300",
+            "--rank-queries",
+            "5",
+            "--check-items",
+            "2500",
+        ]
+        return subprocess.run(
+            [sys.executable, str(script), *small, "--out", str(out), *options],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=os.environ | {"PYTHONPATH": str(script.parents[1])},
+        )
+
+    refused = run()
+    assert refused.returncode == 1
+    assert refused.stderr.count("\n") == 1
+    assert refused.stderr.startswith("gpu.py: GPU 0 was asked for")
+    assert not out.exists()
+    done = run("--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(out.read_text())
+    assert result["rehearsal"] is True
+    assert "these figures mean nothing" in out.with_suffix(".md").read_text()
+    cells = result["search"]["12/3000"]["cells"]
+    assert [(c["way"], c["batch"]) for c in cells] == [
+        (way, batch) for batch in (1, 3) for way in ("torch", "faiss", "exact")
+    ]
+    assert result["parity"]["12"]["exact_and_torch"] == "equal to the bit"

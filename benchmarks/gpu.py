@@ -1,0 +1,326 @@
+"""Speed on one GPU: search by Faiss, by torch and by both, encoding, ranking; and that their answers are the CPU's.
+
+    python benchmarks/gpu.py --out benchmarks/results/gpu.json
+
+Codes are drawn on the card (uniform: simulated), queries and results are tensors there. What a card can do at most is
+measured in the same run: the rate at which it copies its own memory. Groups are written as they are done; a second run
+computes what is missing. Everything is in the JSON; the Markdown beside it follows from it. Without a GPU this is an
+error. ``--device cpu`` rehearses the script at small sizes; its figures mean nothing and say so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from machine import describe_machine
+from torch import Tensor
+
+from gpq_faiss.errors import DataError, GpqError
+from gpq_faiss.evaluate.ranking import rank_codes
+from gpq_faiss.files import write_json, write_text
+from gpq_faiss.index.checks import Floats
+from gpq_faiss.index.codebooks import encode, score_tables
+from gpq_faiss.index.engine import Engine
+from gpq_faiss.index.gpu import check_gpu, clone_to_gpu, zero_lists
+from gpq_faiss.index.gpu_arrays import device_of, encode_torch
+from gpq_faiss.index.gpu_ranking import rank_on_device
+from gpq_faiss.index.gpu_search import DeviceIndex, Nominated, Part, Raw
+from gpq_faiss.index.gpu_torch import Scan
+
+K = 100
+SUBDIM = 12
+ROUNDS = 3
+Cell = dict[str, Any]
+
+
+def finish(device: torch.device) -> None:
+    """Wait for the card."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def clock(run: Callable[[], Any], device: torch.device, rounds: int = ROUNDS) -> float:
+    """Seconds of the fastest of some calls, after one that is not counted."""
+    run()
+    best = np.inf
+    for _ in range(rounds):
+        finish(device)
+        start = time.perf_counter()
+        run()
+        finish(device)
+        best = min(best, time.perf_counter() - start)
+    return float(best)
+
+
+def copy_bandwidth(device: torch.device, size: int) -> float:
+    """Bytes a second that a copy of ``size`` bytes within the card reads and writes."""
+    source = torch.zeros(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * size / clock(lambda: target.copy_(source), device, 20)
+
+
+def draw_codebooks(M: int, seed: int) -> Floats:
+    """Unit-norm codebooks float32 [M, 16, 12]."""
+    Z = np.random.default_rng([seed, M]).standard_normal((M, 16, SUBDIM))
+    unit: Floats = (Z / np.linalg.norm(Z, axis=2, keepdims=True)).astype(np.float32)
+    return unit
+
+
+def draw(bits: int, n: int, queries: int, device: torch.device) -> tuple[Floats, Tensor, Tensor]:
+    """Codebooks, uniform codes and normal queries, these two on the device."""
+    M = bits // 4
+    generator = torch.Generator(device).manual_seed(bits)
+    codes = torch.empty((n, (M + 1) // 2), dtype=torch.uint8, device=device)
+    for start in range(0, n, 1 << 27):  # in parts: no more than the codes themselves
+        part = codes[start : start + (1 << 27)]
+        part.random_(0, 256, generator=generator)
+    if M % 2:
+        codes[:, -1] &= 15
+    xq = torch.randn((queries, M * SUBDIM), generator=generator, device=device)
+    return draw_codebooks(M, 0), codes, xq
+
+
+def ways(
+    Z: Floats, codes: Tensor, device: torch.device, memory: int, faiss_up_to: int
+) -> dict[str, DeviceIndex]:
+    """Every way to search: ``torch`` alone; ``faiss`` alone; ``exact``, where Faiss nominates and torch decides."""
+    scan = Scan(codes, Z, device, memory)
+    n, width = len(scan), scan.M * scan.d
+    found = {"torch": DeviceIndex([Part(device, scan, n)], width, None, memory=memory)}
+    if n <= faiss_up_to:
+        form = zero_lists(codes.cpu().numpy(), Z)
+        index, resources = (form, None) if device.type == "cpu" else clone_to_gpu(form, int(device.index))
+        del form
+        for name, searcher in (("faiss", Raw(index)), ("exact", Nominated(scan, index))):
+            part = Part(device, searcher, n, resources=resources)
+            found[name] = DeviceIndex([part], width, None, memory=memory)
+    return found
+
+
+def speed(
+    bits: int, n: int, batches: tuple[int, ...], args: argparse.Namespace, device: torch.device
+) -> Cell:
+    """Queries and codes a second of every way, and the card's copy rate beside them."""
+    Z, codes, xq = draw(bits, n, max(batches), device)
+    size = codes.shape[1]
+    bandwidth = copy_bandwidth(device, args.copy_bytes)
+    start = time.perf_counter()
+    indexes = ways(Z, codes, device, args.memory, args.faiss_up_to)
+    finish(device)
+    cells = []
+    building = time.perf_counter() - start
+    k = min(K, n)
+    for batch in batches:
+        for name, index in indexes.items():
+            few = min(batch, 4)
+            each = clock(lambda i=index, f=few: i.search(xq[:f], k), device, 1) / few  # type: ignore[misc]
+            asked = batch if each * batch <= args.limit else max(few, int(args.limit / each))
+            seconds = clock(lambda i=index, a=asked: i.search(xq[:a], k), device)  # type: ignore[misc]
+            cells.append(
+                {
+                    "way": name,
+                    "batch": batch,
+                    "queries_timed": asked,
+                    "queries_per_s": asked / seconds,
+                    "codes_per_s": asked * n / seconds,
+                    "code_bytes_over_copy_bytes": asked * n * size / seconds / bandwidth,
+                    **index.stats(),
+                }
+            )
+    return {"copy_bytes_per_s": bandwidth, "build_seconds": building, "k": k, "cells": cells}
+
+
+def encoding(bits: int, rows: int, device: torch.device) -> Cell:
+    """Vectors a second from tensors to tensors, and of the CPU in the same run; the codes must be the same."""
+    Z = draw_codebooks(bits // 4, 0)
+    generator = torch.Generator(device).manual_seed(1)
+    x = torch.randn((rows, len(Z), SUBDIM), generator=generator, device=device)
+    x = torch.nn.functional.normalize(x, dim=2).flatten(1)
+    seconds = clock(lambda: encode_torch(x, Z), device)
+    some = x[: min(rows, 100_000)].cpu().numpy()
+    own = clock(lambda: encode(some, Z), torch.device("cpu"))
+    agree(
+        encode_torch(x[: len(some)].contiguous(), Z).cpu().numpy(), encode(some, Z), f"codes of {bits} bits"
+    )
+    return {"rows": rows, "rows_per_s": rows / seconds, "cpu_rows_per_s": len(some) / own}
+
+
+def ranking(bits: int, n: int, queries: int, device: torch.device) -> Cell:
+    """Pairs a second of whole rankings with 21 labels, and of the CPU in the same run; the values must be the same."""
+    Z = draw_codebooks(bits // 4, 0)
+    rng = np.random.default_rng([2, bits])
+    codes = rng.integers(0, 16, (n, len(Z)), dtype=np.uint8)
+    yq, yb = rng.random((queries, 21)) < 0.1, rng.random((n, 21)) < 0.1
+    tables = score_tables(rng.standard_normal((queries, len(Z) * SUBDIM)).astype(np.float32), Z)
+    seconds = clock(lambda: rank_on_device(tables, codes, yq, yb, device=device), device)
+    few = min(queries, 50)
+    cpu = torch.device("cpu")
+    own = clock(lambda: rank_codes(tables[:few], codes, yq[:few], yb), cpu, 1)
+    found = rank_on_device(tables[:few], codes, yq[:few], yb, device=device).ap
+    difference = float(np.abs(found - rank_codes(tables[:few], codes, yq[:few], yb).ap).max())
+    if not difference < 1e-11:
+        raise DataError(f"rankings of {bits} bits differ from the CPU's by {difference:g}: report this")
+    return {
+        "items": n,
+        "queries": queries,
+        "pairs_per_s": n * queries / seconds,
+        "cpu_pairs_per_s": n * few / own,
+        "largest_difference_of_ap": difference,
+    }
+
+
+def agree(found: Any, expected: Any, what: str) -> None:
+    """Raises DataError: two arrays are not the same."""
+    if not np.array_equal(found, expected):
+        wrong = int((np.asarray(found) != np.asarray(expected)).sum())
+        raise DataError(f"{what}: {wrong:,} values differ from the CPU's, report this")
+
+
+def parity(bits: int, n: int, device: torch.device, memory: int) -> Cell:
+    """Answers of every way against the CPU's exact engine on ``n`` codes."""
+    Z, codes, xq = draw(bits, n, 32, device)
+    engine = Engine.build(codes.cpu().numpy(), Z, kind="exact")
+    queries = xq.cpu().numpy()
+    largest = 0.0
+    for k in (1, min(K, n), min(5000, n)):
+        D, found = engine.search(queries, k)
+        for name, index in ways(Z, codes, device, memory, n).items():
+            if name == "faiss" and k > 2048:
+                continue
+            scores, ids = (t.cpu().numpy() for t in index.search(xq, k))
+            if name == "faiss":
+                largest = max(largest, float(np.abs(scores - D).max()))
+                continue
+            agree(scores, D, f"scores by {name}, {bits} bits, k = {k}")
+            agree(ids, found, f"ids by {name}, {bits} bits, k = {k}")
+    return {
+        "items": n,
+        "queries": 32,
+        "exact_and_torch": "equal to the bit",
+        "faiss_largest_difference": largest,
+    }
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The tables of a result."""
+    machine = result["machine"]
+    lines = ["# Search, encoding and ranking on a GPU", ""]
+    if result["rehearsal"]:
+        lines += ["A rehearsal of the script on a CPU: these figures mean nothing.", ""]
+    lines += [
+        f"{machine['gpu'] or 'no GPU'}; {machine['cpu']}, {machine['cores']} cores; Faiss {machine['versions']['faiss']}, "
+        f"torch {machine['versions']['torch']}. k = {K}; uniform codes drawn on the card; queries and results are tensors "
+        "there. The last column is bytes of codes looked at over bytes that a copy within the card moves in that time, "
+        "measured in the same run; a batch may pass 1, since one read of a code serves many queries.",
+        "",
+    ]
+    for name, group in result["search"].items():
+        bits, n = name.split("/")
+        lines += [
+            f"## {bits} bits, {int(n):,} items (copy {group['copy_bytes_per_s'] / 1e9:,.0f} GB/s)",
+            "",
+            "| way | batch | queries/s | G codes/s | x copy |",
+            "|---|--:|--:|--:|--:|",
+        ]
+        lines += [
+            f"| {c['way']} | {c['batch']:,} | {c['queries_per_s']:,.1f} | {c['codes_per_s'] / 1e9:,.2f} | "
+            f"{c['code_bytes_over_copy_bytes']:.2f} |"
+            for c in group["cells"]
+        ]
+        lines.append("")
+    lines += ["## Encoding", "", "| bits | M rows/s | CPU M rows/s |", "|--:|--:|--:|"]
+    for bits, cell in result["encoding"].items():
+        lines.append(f"| {bits} | {cell['rows_per_s'] / 1e6:,.2f} | {cell['cpu_rows_per_s'] / 1e6:,.2f} |")
+    lines += [
+        "",
+        "## Whole rankings, 21 labels",
+        "",
+        "| bits | items | M pairs/s | CPU, one thread |",
+        "|--:|--:|--:|--:|",
+    ]
+    for bits, cell in result["ranking"].items():
+        lines.append(
+            f"| {bits} | {cell['items']:,} | {cell['pairs_per_s'] / 1e6:,.0f} | {cell['cpu_pairs_per_s'] / 1e6:,.0f} |"
+        )
+    lines += [
+        "",
+        "## Parity with the CPU",
+        "",
+        "| bits | items | exact and torch | Faiss alone, scores off by |",
+        "|--:|--:|---|--:|",
+    ]
+    for bits, cell in result["parity"].items():
+        lines.append(
+            f"| {bits} | {cell['items']:,} | {cell['exact_and_torch']} | {cell['faiss_largest_difference']:.1e} |"
+        )
+    return "\n".join([*lines, ""])
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """``"1,2"`` to (1, 2)."""
+    return tuple(int(part) for part in text.split(",") if part)
+
+
+def main() -> None:
+    """Parse, run what is missing, write."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--items", type=numbers, default=(10_000_000, 100_000_000, 1_000_000_000))
+    parser.add_argument("--bits", type=numbers, default=(12, 24, 32, 48))
+    parser.add_argument("--batches", type=numbers, default=(1, 10, 100, 1000, 10_000))
+    parser.add_argument(
+        "--faiss-up-to", type=int, default=100_000_000, help="items; their lists are made on the host"
+    )
+    parser.add_argument("--limit", type=float, default=2.0, help="seconds a timing; longer batches are cut")
+    parser.add_argument("--memory", type=int, default=4 << 30, help="bytes a search may use beyond the codes")
+    parser.add_argument("--copy-bytes", type=int, default=1 << 30)
+    parser.add_argument("--encode-rows", type=int, default=2_000_000)
+    parser.add_argument("--rank-items", type=int, default=85_415)
+    parser.add_argument("--rank-queries", type=int, default=2000)
+    parser.add_argument("--check-items", type=int, default=100_000)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "gpu.json")
+    args = parser.parse_args()
+    device = device_of(args.device)
+    if device.type == "cuda":
+        check_gpu(int(device.index))
+    parts: tuple[str, ...] = ("parity", "search", "encoding", "ranking")
+    held: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {}
+    result: dict[str, Any] = {"machine": describe_machine(), "rehearsal": device.type == "cpu"} | {
+        part: held.get(part, {}) for part in parts
+    }
+    result["settings"] = {"limit_seconds": args.limit, "memory": args.memory, "rounds": ROUNDS}
+
+    def keep(part: str, name: str, make: Callable[[], Cell]) -> None:
+        if name in result[part]:
+            return
+        print(f"{part} {name}", file=sys.stderr, flush=True)
+        result[part][name] = make()
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        write_json(args.out, result)
+        write_text(args.out.with_suffix(".md"), markdown(result))
+
+    for bits in args.bits:
+        keep("parity", str(bits), lambda b=bits: parity(b, args.check_items, device, args.memory))  # type: ignore[misc]
+        keep("encoding", str(bits), lambda b=bits: encoding(b, args.encode_rows, device))  # type: ignore[misc]
+        keep("ranking", str(bits), lambda b=bits: ranking(b, args.rank_items, args.rank_queries, device))  # type: ignore[misc]
+    for n in args.items:
+        for bits in args.bits:
+            keep("search", f"{bits}/{n}", lambda b=bits, n=n: speed(b, n, args.batches, args, device))  # type: ignore[misc]
+    print(args.out.with_suffix(".md"))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except GpqError as error:
+        sys.exit(f"gpu.py: {error}")
