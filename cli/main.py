@@ -21,6 +21,7 @@ COMMANDS = {
     "search": ("search", "search"),
     "evaluate": ("evaluate", "evaluate"),
     "export-encoder": ("export_encoder", "export_encoder"),
+    "experiment": ("experiment", "experiment"),
     "info": ("info", "info"),
 }
 

@@ -1,15 +1,30 @@
-"""All methods by their short names: what ``--compare`` and the tables take."""
+"""All methods by their short names, in the order of the paper's tables: what ``--compare`` and the experiments take.
+
+Two kinds. *Array* methods (:class:`~gpq_faiss.methods.base.Method`) learn from a matrix of features; they are made by
+:func:`make_method`. *Trained* methods (:class:`~gpq_faiss.methods.trainable.TrainableMethod`) are networks that the one loop of
+:mod:`gpq_faiss.train` trains; :func:`make_builder` gives what the loop builds them with. A module is imported when a method of it
+is asked for: a list of names needs neither Faiss nor torch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
+from ..config import Config
 from ..errors import UsageError
-from .base import Method
 
-Factory = Callable[[int], Method]
-"""``(bits) -> Method``, not fitted."""
+if TYPE_CHECKING:
+    from ..data.base import Dataset
+    from .base import Method
+    from .trainable import TrainableMethod
+
+Learns = Literal["semi-supervised", "supervised", "unsupervised"]
+CodeKind = Literal["quantiser", "binary", "none"]
+Builder = Callable[["Config", "Dataset", int, int], "TrainableMethod"]
+"""``(config, dataset, image_size, n_classes) -> TrainableMethod``, as :func:`gpq_faiss.train.fit` takes it."""
 
 
 @dataclass(frozen=True)
@@ -19,104 +34,252 @@ class MethodEntry:
     Attributes:
         summary: one line on what it is.
         citation: where it is from.
-        supervised: whether it learns from labels.
-        any_length: whether its codes have the number of bits that is asked for (``float`` and ``classifier`` have not).
-        factory: makes one for a number of bits.
+        learns: from labelled and unlabelled items, from labelled ones alone, or from no label.
+        code: what an item is kept as: codewords of a product quantiser, bits under the Hamming distance, or no code at all.
+        module: of this package, that holds it.
+        attribute: its class (array methods), or the function that builds it (trained ones).
+        deep: whether it is a network that the training loop trains.
+        changes: settings that make the method of its module's, nested as in TOML (GPQ's variants).
+        images_only: why it is the same as another method on features; empty if it is not.
     """
 
     summary: str
     citation: str
-    supervised: bool
-    any_length: bool
-    factory: Factory
+    learns: Learns
+    code: CodeKind
+    module: str
+    attribute: str = "build"
+    deep: bool = False
+    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    images_only: str = ""
 
-    def __call__(self, bits: int) -> Method:
-        return self.factory(bits)
+    @property
+    def any_length(self) -> bool:
+        """Whether its codes have the number of bits that is asked for (``float`` and ``classifier`` keep no code)."""
+        return self.code != "none"
+
+    @property
+    def supervised(self) -> bool:
+        """Whether it learns from labels."""
+        return self.learns != "unsupervised"
+
+    def load(self) -> Any:
+        """The class, or the function that builds it.
+
+        Raises:
+            UsageError: its module is not part of this installation.
+        """
+        name = f"{__package__}.{self.module}"
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                raise
+            raise UsageError(f"{self.module}: this installation has no module {name}") from None
+        return getattr(module, self.attribute)
 
 
-# Each imports its module when it is asked for: a list of names needs neither Faiss nor torch.
+def _deep(summary: str, citation: str, learns: Learns, code: CodeKind, module: str) -> MethodEntry:
+    return MethodEntry(summary, citation, learns, code, module, deep=True)
 
 
-def _pq(bits: int) -> Method:
-    from .pq import PQ
-
-    return PQ(bits)
-
-
-def _opq(bits: int) -> Method:
-    from .opq import OPQ
-
-    return OPQ(bits)
-
-
-def _itq(bits: int) -> Method:
-    from .itq import ITQ
-
-    return ITQ(bits)
-
-
-def _float(bits: int) -> Method:
-    from .float_features import FloatFeatures
-
-    return FloatFeatures(bits)
-
-
-def _classifier(bits: int) -> Method:
-    from .classifier import Classifier
-
-    return Classifier(bits)
+def _gpq(summary: str, changes: Mapping[str, Mapping[str, Any]], images_only: str = "") -> MethodEntry:
+    return MethodEntry(
+        summary,
+        "Jang and Cho, CVPR 2020",
+        "semi-supervised",
+        "quantiser",
+        "gpq",
+        attribute="build_gpq",
+        deep=True,
+        changes=changes,
+        images_only=images_only,
+    )
 
 
 METHODS: dict[str, MethodEntry] = {
+    "gpq": _gpq("generalised product quantisation: N-pair loss, sub-space classifiers, entropy mini-max", {}),
+    "gpq-f": _gpq(
+        "gpq with CNN-F as the network",
+        {"network": {"backbone": "cnnf"}},
+        images_only="ready-made features have no convolutions, so it would be gpq again",
+    ),
+    "gpq-h": _gpq(
+        "gpq without classifiers and entropy (λ1 = λ2 = 0)",
+        {"loss": {"lambda1": 0.0, "lambda2": 0.0}},
+    ),
+    "gpq-t": _gpq("gpq with the triplet loss in place of the N-pair loss", {"loss": {"metric": "triplet"}}),
+    "ssgah": _deep(
+        "semi-supervised generative adversarial hashing",
+        "Wang, Hu, Cheng and Hou, ECCV 2018",
+        "semi-supervised",
+        "binary",
+        "ssgah",
+    ),
+    "bgdh": _deep(
+        "deep hashing with a bipartite graph of labelled and unlabelled items",
+        "Yan, Zhang and Li, IJCAI 2017",
+        "semi-supervised",
+        "binary",
+        "bgdh",
+    ),
+    "ssdh": _deep(
+        "semi-supervised deep hashing: triplet ranking and an online graph",
+        "Zhang and Peng, TCSVT 2017",
+        "semi-supervised",
+        "binary",
+        "ssdh",
+    ),
+    "pqn": _deep(
+        "product quantisation network: soft assignment, asymmetric triplet loss",
+        "Yu, Yuan, Fang and Jin, ECCV 2018",
+        "supervised",
+        "quantiser",
+        "pqn",
+    ),
+    "dtq": _deep(
+        "deep triplet quantisation: triplets and a composite quantiser with orthogonal codebooks",
+        "Liu, Cao, Long, Wang and Wang, ACM MM 2018",
+        "supervised",
+        "quantiser",
+        "dtq",
+    ),
+    "dqn": _deep(
+        "deep quantisation network: pairwise cosine loss and a product quantisation loss",
+        "Cao, Long, Wang, Zhu and Wen, AAAI 2016",
+        "supervised",
+        "quantiser",
+        "dqn",
+    ),
+    "subic": _deep(
+        "structured binary code: one-hot blocks with entropy losses",
+        "Jain, Zepeda, Pérez and Gribonval, ICCV 2017",
+        "supervised",
+        "binary",
+        "subic",
+    ),
+    "ninh": _deep(
+        "network in network hashing: triplet ranking, a small layer a bit",
+        "Lai, Pan, Liu and Yan, CVPR 2015",
+        "supervised",
+        "binary",
+        "ninh",
+    ),
+    "cnnh": _deep(
+        "codes from a factorised similarity matrix, then a network that learns them",
+        "Xia, Pan, Lai, Liu and Yan, AAAI 2014",
+        "supervised",
+        "binary",
+        "cnnh",
+    ),
+    "lopq": MethodEntry(
+        "locally optimised product quantisation: a rotation and codebooks a coarse cell",
+        "Kalantidis and Avrithis, CVPR 2014",
+        "unsupervised",
+        "quantiser",
+        "lopq",
+        "LOPQ",
+    ),
     "opq": MethodEntry(
         "optimised product quantisation: a rotation, then PQ",
         "Ge, He, Ke and Sun, CVPR 2013",
-        supervised=False,
-        any_length=True,
-        factory=_opq,
+        "unsupervised",
+        "quantiser",
+        "opq",
+        "OPQ",
     ),
     "pq": MethodEntry(
         "product quantisation: k-means in each part of the vector",
         "Jégou, Douze and Schmid, TPAMI 2011",
-        supervised=False,
-        any_length=True,
-        factory=_pq,
+        "unsupervised",
+        "quantiser",
+        "pq",
+        "PQ",
+    ),
+    "sdh": MethodEntry(
+        "supervised discrete hashing: bits that a linear classifier can use",
+        "Shen, Shen, Liu and Shen, CVPR 2015",
+        "supervised",
+        "binary",
+        "sdh",
+        "SDH",
     ),
     "itq": MethodEntry(
         "iterative quantisation: signs of rotated principal components",
         "Gong, Lazebnik, Gordo and Perronnin, TPAMI 2013",
-        supervised=False,
-        any_length=True,
-        factory=_itq,
+        "unsupervised",
+        "binary",
+        "itq",
+        "ITQ",
+    ),
+    "sh": MethodEntry(
+        "spectral hashing: signs of sines along the principal components",
+        "Weiss, Torralba and Fergus, NIPS 2008",
+        "unsupervised",
+        "binary",
+        "sh",
+        "SH",
     ),
     "float": MethodEntry(
         "the features themselves, exact cosine, no compression",
         "none",
-        supervised=False,
-        any_length=False,
-        factory=_float,
+        "unsupervised",
+        "none",
+        "float_features",
+        "FloatFeatures",
     ),
     "classifier": MethodEntry(
         "class probabilities of a supervised two-layer net, inner product, no compression",
         "Sablayrolles, Douze, Usunier and Jégou, ICASSP 2017",
-        supervised=True,
-        any_length=False,
-        factory=_classifier,
+        "supervised",
+        "none",
+        "classifier",
+        "Classifier",
     ),
 }
-"""Short name -> entry, in the order of the paper's tables. An entry is called with the number of bits."""
+"""Short name -> entry, in the order of the paper's tables, then the two that keep no code."""
+
+ARRAY_METHODS = tuple(name for name, entry in METHODS.items() if not entry.deep)
+"""Those that :func:`make_method` makes."""
 
 
-def make_method(name: str, bits: int, seed: int = 0) -> Method:
-    """A method that is not fitted yet.
+def find_method(name: str) -> MethodEntry:
+    """The entry of a short name.
 
     Raises:
-        UsageError: no such name (lists them), or the method has no code of that many bits.
+        UsageError: no such name (lists them).
     """
     if name not in METHODS:
         raise UsageError(f"no method '{name}': choose one of {', '.join(METHODS)}")
+    return METHODS[name]
+
+
+def make_method(name: str, bits: int, seed: int = 0) -> Method:
+    """An array method that is not fitted yet.
+
+    Raises:
+        UsageError: no such name (lists them), a method that trains a network, or one that has no code of that many bits.
+    """
+    entry = find_method(name)
+    if entry.deep:
+        raise UsageError(
+            f"{name} trains a network: compare with it by gpq experiment run; here choose from {', '.join(ARRAY_METHODS)}"
+        )
     if seed < 0:
         raise UsageError(f"{name}: seed {seed}: it must not be negative")
-    method = METHODS[name](bits)
-    method.seed = seed
-    return method
+    made: Method = entry.load()(bits)
+    made.seed = seed
+    return made
+
+
+def make_builder(name: str) -> Builder:
+    """What the training loop builds a trained method with.
+
+    Raises:
+        UsageError: no such name, or a method that trains no network.
+    """
+    entry = find_method(name)
+    if not entry.deep:
+        raise UsageError(f"{name} trains no network: it is made by make_method")
+    builder: Builder = entry.load()
+    return builder

@@ -17,7 +17,7 @@ dataset        type                      meaning
 =============  ========================  ============================================================
 """
 
-from .arrays import write_arrays
+from .arrays import read_arrays, write_arrays
 from .foreign import Hdf5Array, read_hdf5_array
 from .header import FORMAT_VERSION, Header, Kind, codebooks_fingerprint
 from .reader import RowReader, describe
@@ -32,6 +32,7 @@ __all__ = [
     "RowWriter",
     "codebooks_fingerprint",
     "describe",
+    "read_arrays",
     "read_hdf5_array",
     "write_arrays",
 ]

@@ -1,21 +1,36 @@
-"""Plain HDF5 files of a few named arrays: results for other programs."""
+"""Plain HDF5 files of a few named arrays: results for other programs, and for the reports of this one."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import h5py
+import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import DataError
 from ..files import atomic_path
+from .foreign import dataset, open_hdf5
 from .sink import Sink
 
+_MAX_BYTES = 4 << 30  # of one array that is read whole
 
-def write_arrays(path: str | Path, arrays: Mapping[str, NDArray[Any]], attributes: Mapping[str, Any]) -> Path:
+
+def write_arrays(
+    path: str | Path,
+    arrays: Mapping[str, NDArray[Any]],
+    attributes: Mapping[str, Any],
+    *,
+    compress: bool = False,
+) -> Path:
     """Write ``arrays`` as datasets and ``attributes`` (as JSON where they are not text or numbers), wholly or not at all.
+
+    Args:
+        compress: gzip and a checksum for arrays of more than a few bytes.
 
     Raises:
         DataError: it cannot be written.
@@ -26,10 +41,62 @@ def write_arrays(path: str | Path, arrays: Mapping[str, NDArray[Any]], attribute
         try:
             with h5py.File(sink, "w", libver=("v110", "v110")) as h5:
                 for name, array in arrays.items():
-                    h5.create_dataset(name, data=array)
+                    options: dict[str, Any] = {}
+                    if compress and array.ndim and array.nbytes > 64:
+                        options = {
+                            "chunks": _chunks(array),
+                            "compression": "gzip",
+                            "compression_opts": 1,
+                            "shuffle": True,
+                            "fletcher32": True,
+                        }
+                    h5.create_dataset(name, data=array, **options)
                 for name, value in attributes.items():
                     h5.attrs[name] = value if isinstance(value, (str, int, float)) else json.dumps(value)
             sink.check()
         finally:
             sink.close()
     return path
+
+
+def _chunks(array: NDArray[Any]) -> tuple[int, ...]:
+    """Whole rows, about 1 MiB of them."""
+    row = max(1, array.nbytes // max(1, len(array)))
+    return (min(len(array), max(1, (1 << 20) // row)), *array.shape[1:])
+
+
+def read_arrays(
+    path: str | Path, what: str, names: Collection[str] | None = None
+) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """What :func:`write_arrays` wrote: the arrays, and the attributes as they are stored (JSON stays text).
+
+    Args:
+        path: the file.
+        what: what it should be, for errors.
+        names: arrays to read, those of them that are there; None for all.
+
+    Raises:
+        DataError: missing, empty, foreign, truncated or damaged.
+    """
+    path = Path(path)
+    with open_hdf5(path, what) as h5, _guard(path):
+        attributes = {
+            str(name): value.item() if isinstance(value, np.generic) else value
+            for name, value in h5.attrs.items()
+        }
+        arrays = {}
+        for name in h5 if names is None else [name for name in h5 if name in names]:
+            found = dataset(h5, name, path)
+            if found.size * found.dtype.itemsize > _MAX_BYTES:
+                raise DataError(f"{path}: {name!r} has more than {_MAX_BYTES >> 30} GiB: {what} is needed")
+            arrays[str(name)] = np.asarray(found[()])
+    return arrays, attributes
+
+
+@contextlib.contextmanager
+def _guard(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, TypeError, OverflowError, MemoryError) as error:
+        why = " ".join(str(error).split())[:120]
+        raise DataError(f"{path} is truncated or damaged ({why}): make it again") from error

@@ -23,7 +23,7 @@ from gpq_faiss.methods.float_features import FloatFeatures, dot_rows
 from gpq_faiss.methods.itq import ITQ
 from gpq_faiss.methods.opq import OPQ
 from gpq_faiss.methods.pq import PQ, pad, unpack_nibbles
-from gpq_faiss.methods.registry import METHODS, make_method
+from gpq_faiss.methods.registry import ARRAY_METHODS, METHODS, make_builder, make_method
 
 WIDTH, CLASSES = 20, 3
 LENGTHS = {"pq": (12, 24, 16, 4), "opq": (12, 16), "itq": (12, 16, 5), "float": (12,), "classifier": (12,)}
@@ -44,6 +44,10 @@ def clusters(n: int, seed: int, width: int = WIDTH) -> tuple[NDArray[np.float32]
 X, Y = clusters(900, 0)
 XB, YB = clusters(300, 1)
 XQ, YQ = clusters(15, 2)
+
+
+BASELINES = ("opq", "pq", "itq", "float", "classifier")
+"""What is tested here; the other methods have files of their own."""
 
 
 def quick(name: str, bits: int, seed: int = 0) -> Method:
@@ -337,17 +341,25 @@ def test_classifier_with_several_labels_shares_the_probability() -> None:
 
 
 def test_registry_lists_and_makes() -> None:
-    for name, entry in METHODS.items():
+    for name in METHODS:
+        assert METHODS[name].summary
+        assert METHODS[name].citation
+        if METHODS[name].deep:
+            with pytest.raises(UsageError, match=f"{name} trains a network: .* gpq experiment run"):
+                make_method(name, 24)
+    assert set(BASELINES) < set(ARRAY_METHODS)
+    for name in BASELINES:
         assert make_method(name, 24, seed=5).name == name
         assert make_method(name, 24, seed=5).seed == 5
-        assert entry.summary
-        assert entry.citation
-        assert entry.any_length == (entry(12).fit(X[:100], Y.take(slice(100))).bits == 12)
+        kept = make_method(name, 12).fit(X[:100], Y.take(slice(100))).bits
+        assert METHODS[name].any_length == (kept == 12)
+        with pytest.raises(UsageError, match=f"{name} trains no network"):
+            make_builder(name)
     with pytest.raises(UsageError, match=r"no method 'lsh': choose one of .*pq.*itq.*classifier"):
         make_method("lsh", 24)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", BASELINES)
 def test_refuses_what_cannot_be(name: str) -> None:
     with pytest.raises(UsageError, match="bits"):
         make_method(name, 0)
@@ -411,7 +423,7 @@ def test_works_on_digits() -> None:
     x, y = source.data[order].astype(np.float32), Labels.from_ids(source.target[order])
     query, base = slice(0, 100), slice(100, None)
     seen = y.masked(np.arange(100, 600)).take(base)
-    figures = {name: _map(quick(name, 24).fit(x[base], seen), x, y, query, base) for name in METHODS}
+    figures = {name: _map(quick(name, 24).fit(x[base], seen), x, y, query, base) for name in BASELINES}
     # Chance is 0.1.
     assert min(figures["pq"], figures["opq"]) > 0.55
     assert figures["itq"] > 0.45

@@ -1,0 +1,184 @@
+"""``gpq experiment``: methods, run, report."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import click
+
+from .options import (
+    DATA_HELP,
+    data_options,
+    device_option,
+    open_dataset,
+    out_option,
+    overwrite_option,
+    progress,
+)
+
+
+@click.group(
+    help="""Compare methods: a grid of methods, code lengths and seeds on one split, one file a run, tables from the files.
+
+\b
+Examples:
+  gpq experiment methods
+  gpq experiment run table2 features:clip.npy --labels labels.npy --jobs 2 --out table2
+  gpq experiment report table2 --format markdown --plots table2/plots
+"""
+)
+def experiment() -> None:
+    pass
+
+
+@experiment.command(
+    help="""List all methods by their short names, in the order of the paper's tables.
+
+\b
+Examples:
+  gpq experiment methods
+  gpq experiment methods --format json
+"""
+)
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["table", "json", "markdown", "csv"]),
+    default="table",
+    show_default=True,
+    help="How the list is given.",
+)
+def methods(format_: str) -> None:
+    from gpq_faiss.evaluate.tables import render
+    from gpq_faiss.methods.registry import METHODS
+
+    rows = [
+        {
+            "method": name,
+            "learns": entry.learns,
+            "code": entry.code,
+            "network": "trained" if entry.deep else "none",
+            "what it is": entry.summary,
+            "from": entry.citation,
+        }
+        for name, entry in METHODS.items()
+    ]
+    form = {"table": "text"}.get(format_, format_)
+    click.echo(render(rows, form), nl=False)  # type: ignore[arg-type]
+
+
+def _numbers(text: str | None, option: str) -> tuple[int, ...] | None:
+    """Whole numbers with commas."""
+    from gpq_faiss.errors import UsageError
+
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise UsageError(f"{option} {text}: write whole numbers with commas, as 12,24") from None
+
+
+@experiment.command(
+    help=f"""Make the runs of GRID on DATA that are missing in the folder --out.
+
+GRID is table2, table3, ablation, sensitivity, scale, tsne or voronoi, or a TOML file. What is done is skipped, what was killed goes
+on where it was, and a run that fails leaves the others alone (the exit code is then 1).
+
+\b
+Examples:
+  gpq experiment run table2 digits --labelled 20-per-class --methods gpq,pq,itq --bits 24 --seeds 0 --out digits
+  gpq experiment run table2 features:clip.npy --labels labels.npy --jobs 2 --out table2
+  gpq experiment run mine.toml cifar10 --device cuda --out mine
+
+{DATA_HELP}
+"""
+)
+@click.argument("grid")
+@click.argument("data")
+@out_option
+@click.option("--methods", "names", help="Short names with commas, or all.  [default: the grid's]")
+@click.option("--bits", help="Code lengths with commas.  [default: the grid's]")
+@click.option("--seeds", help="Seeds of split, weights and batches, with commas.  [default: the grid's]")
+@click.option("--protocol", help="1, 2 or gpq-authors.  [default: the grid's]")
+@click.option(
+    "--labelled", help="Labels that training sees: N-per-class, a fraction or a file.  [default: the grid's]"
+)
+@click.option("--preset", help="Settings of trained methods: recommended or paper.  [default: the grid's]")
+@click.option("--config", "config_file", metavar="TOML", help="Settings that change the preset's.")
+@click.option("--name", "data_name", help="What tables call the data.  [default: DATA without folders]")
+@click.option(
+    "--jobs", default=1, show_default=True, help="Runs at a time, each on one thread in a process of its own."
+)
+@device_option
+@overwrite_option
+@data_options
+def run(
+    grid: str,
+    data: str,
+    out: str,
+    names: str | None,
+    bits: str | None,
+    seeds: str | None,
+    protocol: str | None,
+    labelled: str | None,
+    preset: str | None,
+    config_file: str | None,
+    data_name: str | None,
+    jobs: int,
+    device: str,
+    overwrite: bool,
+    data_args: dict[str, Any],
+) -> None:
+    from gpq_faiss import config as settings
+    from gpq_faiss.errors import DataError, UsageError
+    from gpq_faiss.experiment.grid import read_grid
+    from gpq_faiss.experiment.run import run_experiment
+    from gpq_faiss.methods.registry import METHODS
+
+    # The steps of every training are many; what is of interest here is each run as it ends.
+    logging.getLogger("gpq_faiss.train").setLevel(logging.WARNING)
+    wanted = tuple(name.strip() for name in names.split(",") if name.strip()) if names is not None else None
+    chosen = read_grid(grid).with_options(
+        methods=tuple(METHODS) if wanted == ("all",) else wanted,
+        bits=_numbers(bits, "--bits"),
+        seeds=_numbers(seeds, "--seeds"),
+        protocol=protocol,
+        labelled=labelled,
+        preset=preset,
+    )
+    base = settings.preset(chosen.preset)
+    if config_file is not None:
+        base = settings.read_toml(config_file, base)
+        if preset is not None and base.preset != preset:
+            raise UsageError(
+                f'--preset {preset} contradicts preset = "{base.preset}" in {config_file}: keep one'
+            )
+    dataset = open_dataset(data, data_args)
+    with progress(chosen.name, "run") as update:
+        summary = run_experiment(
+            chosen,
+            data,
+            out,
+            dataset=dataset,
+            data_args=data_args,
+            base=settings.validate(base),
+            device=device,
+            jobs=jobs,
+            data_name=data_name,
+            overwrite=overwrite,
+            progress=update,
+        )
+    parts = [f"{summary.made:,} runs made", f"{summary.there:,} there before"]
+    if summary.elsewhere:
+        parts.append(f"{len(summary.elsewhere):,} under way in another process")
+    parts += [f"{name} left out ({why})" for name, why in summary.left_out.items()]
+    click.echo(f"{summary.folder}: {'; '.join(parts)}")
+    if summary.failed:
+        count = len(summary.failed)
+        reasons: dict[str, list[str]] = {}
+        for name, why in summary.failed.items():
+            reasons.setdefault(why, []).append(name)
+        told = "; ".join(f"{', '.join(which)}: {why}" for why, which in reasons.items())
+        raise DataError(f"{count:,} of {summary.total:,} runs failed: {told}")

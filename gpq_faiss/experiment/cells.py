@@ -1,0 +1,212 @@
+"""The single runs of a grid, in the order in which they are made, and what names each of them.
+
+A cell is done when its file is there with the cell's identity: a hash over its settings, the data, the split and the versions of
+what computes it. So a run is made again when, and only when, its outcome could be another.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..config import Config, codebooks_for_bits, merge, to_dict, validate
+from ..data.base import Dataset
+from ..data.protocols import Split, make_split
+from ..errors import UsageError
+from ..files import fingerprint
+from ..methods.registry import METHODS, find_method, make_method
+from .grid import Grid, Variation, method_config
+from .machine import versions
+
+RUN_FORMAT = 1
+"""Of the run files; part of every identity."""
+_FEWER_UNLABELLED, _FEWER_DATABASE = range(100, 102)  # streams of random numbers
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run: a method at one code length, seed and variation of the settings, on one split.
+
+    Attributes:
+        method: short name.
+        bits: code length asked for; 0 for a method that keeps no code.
+        seed: of the split, the weights and the batches.
+        variation: its name; empty for the methods as they are.
+        settings: all that decides about the codes but the data: a config's dict, or an array method's settings.
+        protocol, labelled, unlabelled, database: what the split is made of.
+        vectors: items of the database whose vectors are kept.
+        split_hash: of the split.
+        identity: see the module's text.
+    """
+
+    method: str
+    bits: int
+    seed: int
+    variation: str
+    settings: Mapping[str, Any]
+    protocol: str
+    labelled: str | None
+    unlabelled: int | None
+    database: int | None
+    vectors: int
+    split_hash: str
+    identity: str
+
+    @property
+    def name(self) -> str:
+        """Of its file, without the ending; one for each place in the grid."""
+        parts = [self.method, f"{self.bits}bits" if self.bits else "any", f"seed{self.seed}"]
+        if self.variation:
+            slug = re.sub(r"[^a-z0-9.]+", "-", self.variation.lower()).strip("-.")[:40]
+            parts.append(f"{slug}-{fingerprint(self.variation)[:4]}")
+        return "_".join(parts)
+
+    @property
+    def label(self) -> str:
+        """For messages."""
+        length = f" {self.bits} bits" if self.bits else ""
+        return f"{self.method}{length} seed {self.seed}" + (f" ({self.variation})" if self.variation else "")
+
+    def split(self, dataset: Dataset) -> Split:
+        """Who is in which role.
+
+        Raises:
+            DataError: too few items for it.
+            UsageError: an argument that the protocol does not take.
+        """
+        return split_of(
+            dataset,
+            self.protocol,
+            self.seed,
+            self.labelled,
+            unlabelled=self.unlabelled,
+            database=self.database,
+        )
+
+
+def split_of(
+    dataset: Dataset,
+    protocol: str,
+    seed: int,
+    labelled: str | None,
+    *,
+    unlabelled: int | None = None,
+    database: int | None = None,
+) -> Split:
+    """The split of a protocol with fewer unlabelled items and a smaller database, where that is asked for.
+
+    A smaller choice is part of a larger one of the same seed.
+    """
+    split = make_split(dataset, protocol, seed=seed, labelled=labelled)
+    for role, count, stream in (
+        ("unlabelled", unlabelled, _FEWER_UNLABELLED),
+        ("database", database, _FEWER_DATABASE),
+    ):
+        rows = getattr(split, role)
+        if count is not None and count < len(rows):
+            chosen = np.random.default_rng([seed, stream]).permutation(rows)[:count]
+            smaller: dict[str, Any] = {role: np.sort(chosen)}
+            split = dataclasses.replace(split, **smaller)
+    return split
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All cells of a grid, and what is left out of it.
+
+    Attributes:
+        cells: seeds outermost, so that an interrupted grid is a whole table of fewer seeds.
+        left_out: method -> why it has no cell on these data.
+    """
+
+    cells: tuple[Cell, ...]
+    left_out: Mapping[str, str]
+
+
+def plan(grid: Grid, dataset: Dataset, base: Config) -> Plan:
+    """The cells of ``grid`` on ``dataset``.
+
+    Args:
+        base: settings of the trained methods before the grid's own: the preset with the changes of ``--config``.
+
+    Raises:
+        UsageError: settings that cannot be; a code length that a method does not have; a method that is not installed.
+        DataError: the data have too few items for the protocol.
+    """
+    features = dataset.kind == "features"
+    used = [name for name in METHODS if any(name in grid.methods_of(v) for v in grid.variations)]
+    left_out = {name: METHODS[name].images_only for name in used if features and METHODS[name].images_only}
+    for name in used:
+        if name not in left_out:
+            find_method(name).load()
+    splits: dict[tuple[int, str | None, int | None, int | None], str] = {}
+    computing = json.dumps(versions(), sort_keys=True)
+    cells: list[Cell] = []
+    for seed in grid.seeds:
+        for variation in grid.variations:
+            labelled = variation.labelled or grid.labelled
+            role = (seed, labelled, variation.unlabelled, variation.database)
+            if role not in splits:
+                splits[role] = split_of(
+                    dataset,
+                    grid.protocol,
+                    seed,
+                    labelled,
+                    unlabelled=variation.unlabelled,
+                    database=variation.database,
+                ).hash
+            for method in grid.methods_of(variation):
+                if method in left_out:
+                    continue
+                for bits in grid.bits if METHODS[method].any_length else (0,):
+                    settings = _settings(grid, variation, method, bits, seed, features=features, base=base)
+                    identity = fingerprint(
+                        str(RUN_FORMAT),
+                        method,
+                        str(bits),
+                        json.dumps(settings, sort_keys=True),
+                        dataset.fingerprint,
+                        splits[role],
+                        computing,
+                        str(grid.vectors),
+                    )
+                    cells.append(
+                        Cell(
+                            method,
+                            bits,
+                            seed,
+                            variation.name,
+                            settings,
+                            grid.protocol,
+                            labelled,
+                            variation.unlabelled,
+                            variation.database,
+                            grid.vectors,
+                            splits[role],
+                            identity,
+                        )
+                    )
+    if not cells:
+        why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
+        raise UsageError(f"grid {grid.name}: nothing to run ({why or 'no method'})")
+    return Plan(tuple(cells), left_out)
+
+
+def _settings(
+    grid: Grid, variation: Variation, method: str, bits: int, seed: int, *, features: bool, base: Config
+) -> dict[str, Any]:
+    if not METHODS[method].deep:
+        return make_method(method, bits or 32, seed).settings()
+    config = method_config(grid, variation, method, features=features, base=base)
+    K = config.quantizer.codewords
+    config = merge(
+        config, {"quantizer": {"codebooks": codebooks_for_bits(bits, K)}, "training": {"seed": seed}}
+    )
+    # How often the training saves does not change what it computes.
+    return to_dict(validate(merge(config, {"training": {"checkpoint_seconds": 0.0}})))

@@ -1,0 +1,313 @@
+"""What an experiment runs: methods x code lengths x seeds x variations of the settings, read from TOML.
+
+A grid file has these keys, all of them checked; anything else is an error::
+
+    title = "..."                     # heads the report
+    kind = "table"                    # what the report shows: table, ablation, sensitivity, scale, tsne, voronoi
+    methods = ["gpq", "pq"]           # short names; "all" is every method
+    bits = [12, 24, 32, 48]
+    seeds = [0, 1, 2]                 # of split, weights and batches
+    protocol = "1"
+    labelled = "500-per-class"        # left out: the protocol's own number
+    preset = "recommended"            # of the trained methods
+    vectors = 0                       # items of the database whose vectors are kept, for pictures
+
+    [config.training]                 # settings of all trained methods, as in a run's TOML
+    steps = 500
+
+    [settings.gpq-h.loss]             # settings of one method
+    lambda3 = 0.0
+
+    [[variation]]                     # the same methods again with something changed; the first has no name
+    name = "no entropy"
+    methods = ["gpq"]                 # left out: all of the grid
+    preset = "paper"                  # left out: the grid's
+    labelled = "100-per-class"        # left out: the grid's
+    unlabelled = 10000                # training sees so many unlabelled items; left out: all
+    database = 10000                  # so many items are searched; left out: all
+    [variation.config.loss]
+    lambda2 = 0.0
+
+    [product]                         # a variation for each combination
+    "loss.lambda1" = [0.0, 0.1]
+    "loss.lambda2" = [0.0, 0.1]
+
+Without ``[[variation]]`` and ``[product]`` there is one variation, that changes nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from ..config import Config, merge, preset
+from ..data.protocols import PROTOCOLS
+from ..errors import DataError, UsageError
+from ..methods.registry import METHODS, find_method
+
+Kind = Literal["table", "ablation", "sensitivity", "scale", "tsne", "voronoi"]
+Changes = Mapping[str, Any]
+"""Settings as in a run's TOML: ``{"loss": {"lambda2": 0.0}}``."""
+
+BUILT_IN = Path(__file__).parent / "grids"
+_MOST_CELLS = 100_000
+
+
+@dataclass(frozen=True)
+class Variation:
+    """One way of running the methods of a grid.
+
+    Attributes:
+        name: as in the tables; empty for the methods as they are.
+        config: settings changed.
+        methods: short names, or None for all of the grid.
+        preset: in place of the grid's, or None.
+        labelled: in place of the grid's, or None.
+        unlabelled, database: how many items, or None for all.
+    """
+
+    name: str = ""
+    config: Changes = field(default_factory=dict)
+    methods: tuple[str, ...] | None = None
+    preset: str | None = None
+    labelled: str | None = None
+    unlabelled: int | None = None
+    database: int | None = None
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A whole experiment; see the module's text for the fields.
+
+    Raises:
+        UsageError: a value that cannot be; the message names its key.
+    """
+
+    name: str
+    title: str
+    kind: Kind = "table"
+    methods: tuple[str, ...] = ("gpq",)
+    bits: tuple[int, ...] = (12, 24, 32, 48)
+    seeds: tuple[int, ...] = (0,)
+    protocol: str = "1"
+    labelled: str | None = None
+    preset: str = "recommended"
+    vectors: int = 0
+    config: Changes = field(default_factory=dict)
+    settings: Mapping[str, Changes] = field(default_factory=dict)
+    variations: tuple[Variation, ...] = (Variation(),)
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise UsageError(
+                f"grid {self.name}: kind = {self.kind!r}: choose one of {', '.join(get_args(Kind))}"
+            )
+        if self.protocol not in PROTOCOLS or self.protocol == "none":
+            raise UsageError(f"protocol {self.protocol!r}: 1, 2 or gpq-authors is needed")
+        for what, values in (("methods", self.methods), ("bits", self.bits), ("seeds", self.seeds)):
+            if not values:
+                raise UsageError(f"grid {self.name}: no {what}: give one at least")
+            if len(set(values)) != len(values):
+                raise UsageError(f"grid {self.name}: {what} names something twice")
+        for name in (*self.methods, *self.settings):
+            find_method(name)
+        for n in self.bits:
+            if not 1 <= n <= 4096:
+                raise UsageError(f"bits = {n}: 1 to 4096 are possible")
+        for seed in self.seeds:
+            if seed < 0:
+                raise UsageError(f"seed {seed}: it must not be negative")
+        if self.vectors < 0:
+            raise UsageError(f"vectors = {self.vectors}: it must not be negative")
+        names = [variation.name for variation in self.variations]
+        for name in names:
+            if names.count(name) > 1:
+                raise UsageError(f"grid {self.name}: two variations are called '{name}': rename one")
+        self._try_settings()
+
+    def _try_settings(self) -> None:
+        """Find wrong keys and values now, not after an hour."""
+        for variation in self.variations:
+            base = preset(variation.preset or self.preset)
+            for name in (*(variation.methods or ()), *self.settings):
+                find_method(name)
+            for changes in (self.config, variation.config, *self.settings.values()):
+                merge(base, dict(changes))
+            for what, count in (("unlabelled", variation.unlabelled), ("database", variation.database)):
+                if count is not None and count < 1:
+                    raise UsageError(f"variation '{variation.name}': {what} = {count}: at least 1 is needed")
+
+    def methods_of(self, variation: Variation) -> tuple[str, ...]:
+        """Those that a variation runs, in the order of the paper's tables."""
+        wanted = self.methods if variation.methods is None else variation.methods
+        return tuple(name for name in METHODS if name in wanted and name in self.methods)
+
+    def with_options(self, **changes: Any) -> Grid:
+        """A copy with the fields that are given and not None."""
+        return dataclasses.replace(self, **{k: v for k, v in changes.items() if v is not None})
+
+
+def built_in_grids() -> dict[str, Path]:
+    """Name -> file of the grids that come with the package, in alphabetical order."""
+    return {path.stem: path for path in sorted(BUILT_IN.glob("*.toml"))}
+
+
+def read_grid(spec: str | Path) -> Grid:
+    """The built-in grid of that name, or the grid of a TOML file.
+
+    Raises:
+        UsageError: neither; an unknown key, or a value that cannot be.
+        DataError: the file cannot be read, or is not TOML.
+    """
+    known = built_in_grids()
+    path = known.get(str(spec), Path(spec))
+    if str(spec) not in known and path.suffix != ".toml":
+        raise UsageError(f"no grid '{spec}': choose one of {', '.join(known)}, or name a .toml file")
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(f"{path} not found: it should hold a grid") from None
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise DataError(f"{path} is not TOML: {error}") from None
+    try:
+        return grid_from(values, path.stem)
+    except UsageError as error:
+        raise UsageError(f"{path.name}: {error}") from None
+
+
+# Key of a grid file -> what its values are.
+_KEYS: dict[str, type] = {
+    "title": str,
+    "kind": str,
+    "methods": list,
+    "bits": list,
+    "seeds": list,
+    "protocol": str,
+    "labelled": str,
+    "preset": str,
+    "vectors": int,
+    "config": dict,
+    "settings": dict,
+    "variation": list,
+    "product": dict,
+}
+_VARIATION_KEYS: dict[str, type] = {
+    "name": str,
+    "config": dict,
+    "methods": list,
+    "preset": str,
+    "labelled": str,
+    "unlabelled": int,
+    "database": int,
+}
+
+
+def grid_from(values: Mapping[str, Any], name: str) -> Grid:
+    """A grid from the content of its TOML.
+
+    Raises:
+        UsageError: an unknown key, or a value that cannot be.
+    """
+    given = _checked(values, _KEYS, "")
+    variations = [_variation(v, i) for i, v in enumerate(given.pop("variation", []))]
+    product = given.pop("product", {})
+    if product:
+        variations += _products(product)
+    for key, kind in (("methods", str), ("bits", int), ("seeds", int)):
+        if key in given:
+            given[key] = _list(given[key], kind, key)
+    if given.get("methods") == ("all",):
+        given["methods"] = tuple(METHODS)
+    if variations:
+        given["variations"] = tuple(variations)
+    return Grid(name=name, **({"title": name} | given))
+
+
+def _checked(values: Mapping[str, Any], kinds: Mapping[str, type], where: str) -> dict[str, Any]:
+    for key, value in values.items():
+        if key not in kinds:
+            raise UsageError(f"unknown key '{where}{key}': known here are {', '.join(kinds)}")
+        kind = kinds[key]
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise UsageError(f"{where}{key} = {value!r}: {kind.__name__} is expected")
+    return dict(values)
+
+
+def _list(values: Sequence[Any], kind: type, key: str) -> tuple[Any, ...]:
+    for value in values:
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise UsageError(f"{key} = {list(values)!r}: a list of {kind.__name__} is expected")
+    return tuple(values)
+
+
+def _variation(values: Any, i: int) -> Variation:
+    if not isinstance(values, dict):
+        raise UsageError("variation: write [[variation]] and its keys below")
+    given = _checked(values, _VARIATION_KEYS, f"variation {i + 1}: ")
+    if "methods" in given:
+        given["methods"] = _list(given["methods"], str, "variation.methods")
+    return Variation(**given)
+
+
+def _products(product: Mapping[str, Any]) -> list[Variation]:
+    """A variation for each combination of the values of dotted settings."""
+    lists: list[Sequence[Any]] = []
+    for key, values in product.items():
+        section, dot, setting = key.partition(".")
+        if not (dot and section and setting):
+            raise UsageError(f'product: "{key}": write section and setting, as in "loss.lambda1"')
+        if not isinstance(values, list) or not values:
+            raise UsageError(f"product: {key} = {values!r}: a list of values is expected")
+        lists.append(values)
+    if _count(lists) > _MOST_CELLS:
+        raise UsageError(f"product: more than {_MOST_CELLS:,} combinations")
+    made = []
+    for combination in itertools.product(*lists):
+        config: dict[str, dict[str, Any]] = {}
+        for key, value in zip(product, combination, strict=True):
+            section, _, setting = key.partition(".")
+            config.setdefault(section, {})[setting] = value
+        name = ", ".join(
+            f"{key.partition('.')[2]} = {value}" for key, value in zip(product, combination, strict=True)
+        )
+        made.append(Variation(name, config))
+    return made
+
+
+def _count(lists: Sequence[Sequence[Any]]) -> int:
+    total = 1
+    for values in lists:
+        total *= len(values)
+    return total
+
+
+# Settings of a trained method that is not GPQ, on features: the perceptron that does best there (docs/experiments.md), since GPQ's
+# heads, one a sub-space, belong to GPQ.
+BASELINE_ON_FEATURES: Changes = {"network": {"hidden": [512], "dropout": 0.2, "noise": 0.5, "heads": 0}}
+BASELINE_ON_IMAGES: Changes = {"network": {"heads": 0, "noise": 0.0}}
+
+
+def method_config(grid: Grid, variation: Variation, method: str, *, features: bool, base: Config) -> Config:
+    """Settings of a trained method in a variation, without code length and seed.
+
+    From low to high: the preset and the run's own file (``base``); what makes the method itself; the grid's ``[config]``; its
+    ``[settings.METHOD]``; the variation.
+
+    Args:
+        features: whether the items are ready-made features.
+        base: the preset with the changes of ``--config``.
+    """
+    entry = find_method(method)
+    config = base if variation.preset is None else preset(variation.preset)
+    if entry.module != "gpq":
+        config = merge(config, dict(BASELINE_ON_FEATURES if features else BASELINE_ON_IMAGES))
+    for changes in (entry.changes, grid.config, grid.settings.get(method, {}), variation.config):
+        config = merge(config, dict(changes))
+    return config

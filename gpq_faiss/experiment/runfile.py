@@ -1,0 +1,199 @@
+"""The file of a run: written whole when the run is done, checked when it is read.
+
+=====================  =======================  =============================================================
+dataset                type                     meaning
+=====================  =======================  =============================================================
+``ap``                 float64 [Q]              average precision of each query
+``ks``                 int64 [P]                the k of the next two
+``precision``          float64 [P]              mean precision at k
+``recall``             float64 [P]              mean recall at k
+``pr_recall``          float64 [L]              recall levels of the precision-recall curve
+``pr_precision``       float64 [L]              mean interpolated precision there
+``query_rows, _ids``   int64 [Q]                positions in the data set, and ids
+``query_labels``       uint8 [Q, ceil(C/8)]     packed multi-hot
+``database_*``         [N], [N, ceil(C/8)]      the same of the database
+``codes``              uint8 [N, W]             as Faiss packs them (not of methods that keep no code)
+``index``              uint8 [B]                a trained, empty Faiss index that ranks as the method does
+``search_input``       [Q, ...]                 what it is searched with
+``top_ids``            int64 [Q, 1000]          the best ids of each query, ties in order of the database
+``vectors``            float32 [n, D]           of some items, where the grid asks for them
+``codebooks``          float32 [M, K, d]        of trained quantisers
+``log``                uint8 [B]                JSON lines of the training
+=====================  =======================  =============================================================
+
+Attributes say what the run is: method, bits, seed, variation, settings, data, split, times, machine, versions.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..data.base import Dataset
+from ..errors import DataError
+from ..store import read_arrays, write_arrays
+from .cells import RUN_FORMAT, Cell
+from .compute import Outcome
+from .machine import describe_machine
+
+WHAT = "a run of gpq experiment"
+# Attribute -> type; those with a dict, list or None are JSON.
+_NEEDED: dict[str, type] = {
+    "grid": str,
+    "method": str,
+    "bits": int,
+    "bits_kept": int,
+    "seed": int,
+    "variation": str,
+    "protocol": str,
+    "identity": str,
+    "split_hash": str,
+    "map": float,
+    "convention": str,
+    "distinct_codes": int,
+    "queries_without_relevant": int,
+    "settings": dict,
+    "data": dict,
+    "counts": dict,
+    "seconds": dict,
+    "machine": dict,
+    "versions": dict,
+}
+_FIGURES = ("ap", "ks", "precision", "recall", "pr_recall", "pr_precision")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run as it was read.
+
+    Attributes:
+        path: its file.
+        about: the attributes, JSON decoded.
+        arrays: those that were asked for.
+    """
+
+    path: Path
+    about: dict[str, Any]
+    arrays: dict[str, NDArray[Any]]
+
+    @property
+    def method(self) -> str:
+        return str(self.about["method"])
+
+    @property
+    def bits(self) -> int:
+        """0 for a method that keeps no code."""
+        return int(self.about["bits"])
+
+    @property
+    def seed(self) -> int:
+        return int(self.about["seed"])
+
+    @property
+    def variation(self) -> str:
+        return str(self.about["variation"])
+
+    @property
+    def map(self) -> float:
+        """Mean of the queries' average precision."""
+        return float(self.about["map"])
+
+
+def write_run(path: Path, cell: Cell, grid: str, dataset: Dataset, data_name: str, outcome: Outcome) -> Path:
+    """Write the file of a run, wholly or not at all.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    attributes = dict(outcome.attributes)
+    log = attributes.pop("log", [])
+    machine = describe_machine()
+    about = {
+        "kind": "run",
+        "format_version": RUN_FORMAT,
+        "grid": grid,
+        "method": cell.method,
+        "bits": cell.bits,
+        "seed": cell.seed,
+        "variation": cell.variation,
+        "protocol": cell.protocol,
+        "labelled": cell.labelled,
+        "identity": cell.identity,
+        "settings": dict(cell.settings),
+        "split_hash": cell.split_hash,
+        "data": {"name": data_name, "fingerprint": dataset.fingerprint, "kind": dataset.kind},
+        "machine": {k: v for k, v in machine.items() if k != "versions"},
+        "versions": machine["versions"],
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        **attributes,
+        "class_names": list(dataset.require_labels().class_names),
+        "complete": True,
+    }
+    text = "".join(json.dumps(line) + "\n" for line in log).encode()
+    arrays = outcome.arrays | ({"log": np.frombuffer(text, np.uint8)} if text else {})
+    return write_arrays(path, arrays, about, compress=True)
+
+
+def read_run(path: str | Path, names: Collection[str] = _FIGURES) -> Run:
+    """Read a run.
+
+    Args:
+        path: its file.
+        names: arrays to read.
+
+    Raises:
+        DataError: missing, damaged, foreign, or of another format.
+    """
+    path = Path(path)
+    arrays, attributes = read_arrays(path, WHAT, {*names, "ap"})
+    if attributes.get("kind") != "run":
+        raise DataError(f"{path} is not {WHAT}")
+    if attributes.get("format_version") != RUN_FORMAT:
+        raise DataError(
+            f"{path} has format {attributes.get('format_version')}, not {RUN_FORMAT}: delete it and run it again"
+        )
+    about: dict[str, Any] = {}
+    for name, value in attributes.items():
+        needed = _NEEDED.get(name)
+        about[name] = _decoded(value) if needed not in (str, int, float) else value
+    for name, kind in _NEEDED.items():
+        if not isinstance(about.get(name), kind):
+            raise DataError(f"{path} is damaged ({name!r} is missing or wrong): delete it and run it again")
+    ap = arrays.get("ap")
+    if ap is None or ap.ndim != 1 or len(ap) != about["counts"].get("queries"):
+        raise DataError(f"{path} is damaged ('ap' is missing or wrong): delete it and run it again")
+    if abs(float(ap.mean()) - float(about["map"])) > 1e-9:
+        raise DataError(
+            f"{path} is damaged (its mAP is not the mean of its queries'): delete it and run it again"
+        )
+    return Run(path, about, arrays)
+
+
+def _decoded(value: Any) -> Any:
+    """JSON where it is, else as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError:
+        return value
+
+
+def is_done(path: Path, cell: Cell) -> bool:
+    """Whether the file of a run is there, whole, and of this cell's identity.
+
+    A damaged file is not done: the run is made again.
+    """
+    if not path.exists():
+        return False
+    try:
+        return bool(read_run(path).about["identity"] == cell.identity)
+    except DataError:
+        return False
