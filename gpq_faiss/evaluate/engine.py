@@ -1,158 +1,42 @@
-"""The sort behind a ranking: blocks of queries in, tie groups out. Whole numbers throughout, so nothing is
-approximate.
+"""The sort behind a ranking: blocks of queries in; average precisions, or tie groups, out.
 
-Scores become 32-bit whole numbers first. Tables are rounded to multiples of a power of two, 2^-29 of the
-largest score a query can have; their sums are then exact in any order, and nearer to the true inner product
-than float32 sums are. Scores of a function keep their float32 bits, mapped so that whole numbers compare as
-the floats do. Two ways of sorting follow:
+Scores are 32-bit whole numbers (:mod:`.scorers`). There are two ways of sorting:
 
 * by entry (a distinct code): a 64-bit key holds the score and, below it, the entry's number, so that a plain
-sort
-  carries its own permutation; several times faster than ``argsort``. Best where codes repeat.
+  sort carries its own permutation; several times faster than ``argsort``. Best where codes repeat.
 * by item: a 32-bit key holds the score and, in the last bit, whether the item is relevant. No permutation is
-needed at
-  all, since that bit is everything an average precision asks of an item. Best where codes hardly repeat.
+  needed at all, since that bit is everything an average precision asks of an item. Best where codes hardly
+  repeat.
+
+Full rankings with the expected value over ties, which is what is asked for most, need no list of tie groups.
+The closed form of :mod:`.ties` for a group of n items, r of them relevant, is, with the numbers A and B of
+items and of relevant ones up to and including the group,
+
+    (r/n * B - r/n * p * A) * (H(A) - H(A-n)) + r p,        p = (r-1)/(n-1)  (0 for n = 1)
+
+(the constants of the first bracket cancel), and r/n, r/n * p and the sum of r p over all codes are the same
+for all queries of one label set. So every code is taken as a group; where different codes have equal scores,
+which is rare, their terms are replaced by that of the group they form.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError, UsageError
 from .grouping import Bytes, Relevance, distinct_rows
-from .ties import Groups, Ints
-
-Keys = NDArray[np.int32]
+from .scorers import LAST, Keys, Scorer
+from .ties import Floats, Groups, Ints, precision_sums
 
 _LOW = np.int64((1 << 32) - 1)
-_LAST = np.int32(np.iinfo(np.int32).max)
-_CACHE = 1 << 15  # scores a block: the buffers then stay in a core's own cache (twice as fast at 12 bits) ...
-_FEW, _LARGE = (
-    8,
-    1 << 17,
-)  # ... but rather up to 8 queries a block, if that is no more than this: calls cost too
-_BYTES = 48  # of all buffers together, a score
-_TABLE_ENTRIES = 4096  # of a joint look-up table: 16 KiB, which stay in the first-level cache
-_BY_ITEM = 0.45  # share of distinct codes from which sorting items is faster (measured)
-
-
-class Scorer(Protocol):
-    """Gives scores as whole numbers, *smaller is better*."""
-
-    spare_bit: bool
-    """Whether the last bit of every key is 0, and their magnitude below 2^31 - 2."""
-
-    def fill(self, queries: Ints, out: Keys, spare: Keys) -> None:
-        """Fill ``out`` int32 [q, U]; ``spare`` is scratch of that shape."""
-        ...
-
-    def expand(self, code_of: Ints) -> Scorer | None:
-        """The same scores for every item rather than for every code, or None where that costs more than it
-        gives."""
-        ...
-
-
-class TableScorer:
-    """Adds up tables [Q, M, K] for codes [U, M]."""
-
-    spare_bit = True
-
-    def __init__(self, tables: NDArray[np.float32], codes: Bytes) -> None:
-        """Check and prepare.
-
-        Raises:
-            UsageError: codes of another width than the tables. DataError: codewords out of range, tables not
-                finite.
-        """
-        tables = np.asarray(tables)
-        if tables.ndim != 3 or tables.dtype != np.float32:
-            raise DataError(f"tables must be float32 [Q, M, K], not {tables.dtype} {tables.shape}")
-        _, m, size = tables.shape
-        if codes.shape[1] != m:
-            raise UsageError(
-                f"codes have {codes.shape[1]} codewords each, the tables {m} codebooks: unpack the codes first"
-            )
-        if len(codes) and int(codes.max()) >= size:
-            raise DataError(f"codeword {codes.max()} is out of range: the codebooks have {size}")
-        # No score exceeds this sum of magnitudes, which also is NaN or infinite if any entry is.
-        largest = np.abs(tables).max(axis=2, initial=0.0).sum(axis=1, dtype=np.float64)
-        if not (largest < np.finfo(np.float32).max).all():
-            raise DataError(
-                "score tables hold NaN, infinity or values too large to add: check the query vectors"
-            )
-        # The sum stays below 2^29 + M/2, which leaves a bit for relevance and the largest value for "last of
-        # all".
-        self._exponent = 29 - np.frexp(largest)[1]
-        self._tables, self._codes = tables, codes
-        # A gather costs the same whatever it gathers: one look-up serves as many codebooks as fit a small
-        # table.
-        step = 1
-        while size ** (step + 1) <= _TABLE_ENTRIES:
-            step += 1
-        self._chunks: list[tuple[int, int, Ints]] = []
-        for start in range(0, m, step):
-            stop = min(m, start + step)
-            index = np.zeros(len(codes), dtype=np.int64)
-            for column in range(start, stop):
-                index = index * size + codes[:, column]
-            self._chunks.append((start, stop, index))
-
-    def fill(self, queries: Ints, out: Keys, spare: Keys) -> None:
-        scaled = np.ldexp(self._tables[queries].astype(np.float64), self._exponent[queries, None, None])
-        tables = np.rint(scaled).astype(np.int32) * np.int32(-2)  # the last bit stays free
-        for start, stop, index in self._chunks:
-            chunk = tables[:, start]
-            for column in range(start + 1, stop):
-                chunk = (chunk[:, :, None] + tables[:, None, column]).reshape(len(queries), -1)
-            if start == 0:
-                np.take(chunk, index, axis=1, out=out, mode="clip")  # "clip" writes straight into out
-            else:
-                np.take(chunk, index, axis=1, out=spare, mode="clip")
-                np.add(out, spare, out=out)
-
-    def expand(self, code_of: Ints) -> Scorer | None:
-        if len(self._codes) < _BY_ITEM * len(code_of):
-            return None
-        return TableScorer(self._tables, self._codes[code_of])
-
-
-class FunctionScorer:
-    """Scores that a function gives, float32 or what fits float32 exactly."""
-
-    spare_bit = False
-
-    def __init__(self, function: Callable[[Ints], NDArray[Any]]) -> None:
-        self._function = function
-
-    def fill(self, queries: Ints, out: Keys, spare: Keys) -> None:
-        given = np.asarray(self._function(queries))
-        if given.shape != out.shape:
-            raise DataError(
-                f"the score function gave {given.shape} for {len(queries)} queries: expected {out.shape}"
-            )
-        floats = out.view(np.float32)
-        if given.dtype != np.float32:
-            with np.errstate(over="ignore"):
-                floats[...] = given
-            if not (floats == given).all() and np.isfinite(given).all():
-                raise UsageError(
-                    f"scores of type {given.dtype} do not fit float32 exactly: round them yourself, as it makes ties"
-                )
-            given = floats
-        if not np.isfinite(given).all():
-            raise DataError("scores hold NaN or infinity: a ranking needs finite scores")
-        np.subtract(np.float32(0), given, out=floats)  # 0 - x, as -x would tell -0.0 from 0.0
-        # The bits of floats compare like whole numbers, but backwards where negative.
-        np.right_shift(out, 31, out=spare)
-        np.bitwise_and(spare, _LAST, out=spare)
-        np.bitwise_xor(out, spare, out=out)
-
-    def expand(self, code_of: Ints) -> Scorer | None:
-        return None
+_CACHE = 1 << 15  # scores that are sorted and summed at a time: the buffers then stay in a core's own cache
+_TOGETHER = 8  # queries scored at a time at least: their tables are looked up together
+_BYTES = 72  # of all buffers together, a score
+_MANY = 2000  # ties from which a running count of relevant items is cheaper than searching for each
 
 
 class _Workspace:
@@ -174,8 +58,30 @@ class Worker:
     def __init__(self) -> None:
         self.buffer = _Workspace()
         self.label_set = -1
-        self.counts: NDArray[Any] = np.zeros(0)
         self.total = 0
+        """Relevant items."""
+        self.counts: NDArray[Any] = np.zeros(0)
+        """By entry: int64 [U], relevant items << 32 | items. By item: int32 [N], 1 if relevant."""
+        self.share: Floats = np.zeros(0)
+        """By entry: r/n."""
+        self.slope: Floats = np.zeros(0)
+        """By entry: r/n * p."""
+        self.constant = 0.0
+        """Sum of r p."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Of a few queries."""
+
+    rows: Ints
+    """[q] the queries."""
+    relevant: Ints
+    """[q] relevant items in the database."""
+    ap: Floats | None
+    """[q] expected average precision of the full ranking, where asked for."""
+    groups: Groups | None
+    """The tie groups, where asked for."""
 
 
 class Engine:
@@ -188,6 +94,7 @@ class Engine:
         n_codes: int,
         labels: Bytes,
         queries: Bytes,
+        harmonic: Floats,
         *,
         order: Ints | None,
         exclude: Ints | None,
@@ -198,11 +105,13 @@ class Engine:
             scorer: of the distinct codes.
             code_of: [N] code of each item.
             labels, queries: packed label rows [N, W] and [Q, W].
+            harmonic: the harmonic numbers up to N.
             order: None, or all items in the order that ties take.
             exclude: None, or [Q] the item that is left out for each query, or -1.
         """
         _, self._set_of = distinct_rows(queries)
         self._labels, self._queries, self._exclude, self._n_codes = labels, queries, exclude, n_codes
+        self._harmonic = harmonic
         self._expand: Ints | None = None
         self._by_id = order is not None
         by_item = None if self._by_id else scorer.expand(code_of)
@@ -220,6 +129,9 @@ class Engine:
         self._sizes = np.bincount(self._entry_of, minlength=self._width).astype(np.int64)
         self._relevance = Relevance.count(labels, self._entry_of, self._width)
         self._numbers = np.arange(self._width, dtype=np.int64)
+        self._ranks = np.arange(1, n + 1, dtype=np.float64)
+        self._inverse = 1.0 / self._ranks
+        self._single = self._width == n
 
     def order_of_queries(self) -> Ints:
         """All queries, those of one label set together, so that the items relevant to it are counted once."""
@@ -227,12 +139,42 @@ class Engine:
 
     def block_size(self, memory: int) -> int:
         """Queries a block within ``memory`` bytes, and no more than the cache can use; at least one."""
-        best = max(_CACHE // self._width, min(_FEW, _LARGE // self._width))
+        best = max(_CACHE // self._width, _TOGETHER)
         return int(np.clip(min(best, memory // (_BYTES * self._width)), 1, 64))
 
-    def groups(self, block: Ints, worker: Worker) -> Groups:
-        """Tie groups of the rankings of the queries ``block`` (in :meth:`order_of_queries`)."""
-        return self._items(block, worker) if self._by_item else self._entries(block, worker)
+    def measure(self, block: Ints, worker: Worker, *, ap: bool, groups: bool) -> Iterator[Measured]:
+        """Rank the queries ``block`` (in :meth:`order_of_queries`) and measure them a few at a time.
+
+        Args:
+            ap: whether the expected average precision of the full ranking is wanted.
+            groups: whether the tie groups are.
+        """
+        scores: Keys = worker.buffer("scores", np.int32, len(block), self._n_columns)
+        self._scorer.fill(block, scores, worker.buffer("spare", np.int32, len(block), self._n_columns))
+        part = 1 if self._by_item else max(1, _CACHE // self._width)
+        one = self._items if self._by_item else self._entries
+        for start in range(0, len(block), part):
+            rows = slice(start, min(len(block), start + part))
+            yield one(block[rows], scores[rows], worker, ap, groups)
+
+    @property
+    def _n_columns(self) -> int:
+        return self._width if self._by_item else self._n_codes
+
+    def _select(self, label_set: int, query: int, worker: Worker) -> None:
+        """Have ``worker`` hold the counts for the label set of ``query``."""
+        if worker.label_set == label_set:
+            return
+        hits = self._relevance.hits(self._queries[query])
+        worker.total = int(hits.sum())
+        if self._by_item:
+            worker.counts = hits.astype(np.int32)
+        else:
+            # One number holds both counts of an entry, so that one look-up and one sum serve both.
+            worker.counts = (hits << 32) | self._sizes
+            worker.share, worker.slope, repeated = _shares(hits, self._sizes)
+            worker.constant = float(repeated.sum())
+        worker.label_set = label_set
 
     def _runs(self, block: Ints, worker: Worker) -> Iterator[tuple[int, int]]:
         """Each run of queries with one label set as (start, stop), with ``worker`` holding that set's
@@ -243,12 +185,7 @@ class Engine:
             stop = start + 1
             while stop < len(block) and self._set_of[block[stop]] == label_set:
                 stop += 1
-            if worker.label_set != label_set:
-                hits = self._relevance.hits(self._queries[block[start]])
-                worker.total = int(hits.sum())
-                # One number holds both counts of an entry, so that one look-up and one sum serve both.
-                worker.counts = hits.astype(np.int32) if self._by_item else (hits << 32) | self._sizes
-                worker.label_set = label_set
+            self._select(label_set, int(block[start]), worker)
             yield start, stop
             start = stop
 
@@ -259,58 +196,55 @@ class Engine:
 
     # ---- by item
 
-    def _items(self, block: Ints, worker: Worker) -> Groups:
-        b, width = len(block), self._width
-        keys: Keys = worker.buffer("keys", np.int32, b, width)
-        self._scorer.fill(block, keys, worker.buffer("spare", np.int32, b, width))
-        relevant = np.zeros(b, dtype=np.int64)
-        for start, stop in self._runs(block, worker):
-            keys[start:stop] |= worker.counts
-            relevant[start:stop] = worker.total
-        if self._exclude is not None:
-            for i, query in enumerate(block):
-                item, hit = self._excluded(int(query))
-                relevant[i] -= hit
-                if item >= 0:
-                    keys[i, item] = _LAST - 1  # behind all others, and not relevant: as good as absent
-        keys.sort(axis=1)
-        hit_bits: NDArray[np.bool_] = worker.buffer("hit", bool, b, width)
+    def _items(self, block: Ints, scores: Keys, worker: Worker, ap: bool, groups: bool) -> Measured:
+        """One query: its scores [1, N] become its keys, in place."""
+        query = int(block[0])
+        self._select(int(self._set_of[query]), query, worker)
+        keys = scores[0]
+        keys |= worker.counts
+        item, hit = self._excluded(query)
+        relevant = worker.total - hit
+        if item >= 0:
+            keys[item] = LAST - 1  # behind all others, and not relevant: as good as absent
+        keys.sort()
+        hit_bits: NDArray[np.bool_] = worker.buffer("hit", bool, 1, self._width)[0]
         np.bitwise_and(keys, 1, out=hit_bits.view(np.int8), casting="unsafe")
         places = np.flatnonzero(hit_bits)
-        bounds = np.searchsorted(places, np.arange(b + 1) * width)
-        counts = np.diff(bounds)
-        row = np.repeat(np.arange(b), counts)
-        before = places - row * width
-        hits_before = np.arange(len(places)) - np.repeat(bounds[:-1], counts)
-        size, hits = np.ones(len(places), dtype=np.int64), np.ones(len(places), dtype=np.int64)
         # Neighbours differ in the last bit at most: one score.
-        change: Keys = worker.buffer("spare", np.int32, b, width)
-        np.bitwise_xor(keys[:, 1:], keys[:, :-1], out=change[:, 1:])
-        change[:, 0] = 2
-        same: NDArray[np.bool_] = worker.buffer("same", bool, b, width)
+        change: Keys = worker.buffer("spare", np.int32, 1, self._width)[0]
+        np.bitwise_xor(keys[1:], keys[:-1], out=change[1:])
+        change[0] = 2
+        same: NDArray[np.bool_] = worker.buffer("same", bool, 1, self._width)[0]
         np.less(change.view(np.uint32), 2, out=same)
-        tied = np.flatnonzero(same) - 1
-        if not len(tied):
-            return Groups(b, row, before, size, hits_before, hits, relevant)
-        first, last = _runs_of(tied)
-        low, high = np.searchsorted(places, first), np.searchsorted(places, last, side="right")
-        some = high > low
-        first, last, low, high = first[some], last[some], low[some], high[some]
-        before[low] -= places[low] - first
-        size[low] = last - first + 1
-        hits[low] = high - low
-        step = np.zeros(len(places) + 1, dtype=np.int64)  # each tie keeps its first relevant item for all
-        step[low + 1] -= 1
-        step[high] += 1
-        kept = np.cumsum(step)[:-1] >= 0
-        return Groups(b, row[kept], before[kept], size[kept], hits_before[kept], hits[kept], relevant)
+        ties = _Ties.find(np.flatnonzero(same) - 1, places, hit_bits)
+        value = self._item_ap(places, ties, relevant) if ap else 0.0
+        return Measured(
+            block,
+            np.array([relevant]),
+            np.array([value]) if ap else None,
+            _item_groups(places, ties, relevant) if groups else None,
+        )
+
+    def _item_ap(self, places: Ints, ties: _Ties, relevant: int) -> float:
+        if not relevant:
+            return 0.0
+        terms = self._inverse.take(places)
+        terms *= self._ranks[: len(places)]
+        total = float(terms.sum())
+        if len(ties.first):
+            bounds = np.stack([ties.low, ties.high], axis=1).ravel()
+            inside = np.add.reduceat(np.append(terms, 0.0), bounds)[::2]
+            zeros = np.zeros(len(bounds) // 2, dtype=np.int64)
+            tied = Groups(
+                1, zeros, ties.first, ties.last - ties.first + 1, ties.low, ties.high - ties.low, zeros
+            )
+            total += float((precision_sums(tied, self._harmonic) - inside).sum())
+        return total / relevant
 
     # ---- by entry
 
-    def _entries(self, block: Ints, worker: Worker) -> Groups:
+    def _entries(self, block: Ints, scores: Keys, worker: Worker, ap: bool, groups: bool) -> Measured:
         b, width = len(block), self._width
-        scores: Keys = worker.buffer("scores", np.int32, b, self._n_codes)
-        self._scorer.fill(block, scores, worker.buffer("spare", np.int32, b, self._n_codes))
         if self._expand is not None:
             out = worker.buffer("items", np.int32, b, width)
             scores = np.take(scores, self._expand, axis=1, out=out, mode="clip")
@@ -321,40 +255,191 @@ class Engine:
         index: Ints = worker.buffer("index", np.int64, b, width)
         np.bitwise_and(keys, _LOW, out=index)
         packed: Ints = worker.buffer("packed", np.int64, b, width)
-        relevant = np.zeros(b, dtype=np.int64)
+        share: Floats = worker.buffer("share", np.float64, b, width)
+        slope: Floats = worker.buffer("slope", np.float64, b, width)
+        relevant, constant = np.zeros(b, dtype=np.int64), np.zeros(b)
         for start, stop in self._runs(block, worker):
-            relevant[start:stop] = worker.total
-            if self._exclude is None:
-                np.take(worker.counts, index[start:stop], out=packed[start:stop], mode="clip")
-                continue
-            for i in range(start, stop):
-                item, hit = self._excluded(int(block[i]))
-                relevant[i] -= hit
-                less = (hit << 32) + 1 if item >= 0 else 0
-                worker.counts[self._entry_of[item]] -= less
-                np.take(worker.counts, index[i], out=packed[i], mode="clip")
-                worker.counts[self._entry_of[item]] += less
+            parts = (
+                (slice(start, stop),)
+                if self._exclude is None
+                else (slice(i, i + 1) for i in range(start, stop))
+            )
+            for part in parts:
+                with _LeftOut(worker, self._entry_of, *self._excluded(int(block[part.start]))):
+                    relevant[part], constant[part] = worker.total, worker.constant
+                    np.take(worker.counts, index[part], out=packed[part], mode="clip")
+                    if ap:
+                        np.take(worker.share, index[part], out=share[part], mode="clip")
+                        if not self._single:
+                            np.take(worker.slope, index[part], out=slope[part], mode="clip")
         sums: Ints = index  # its work is done
         np.cumsum(packed, axis=1, out=sums)
-        flat, flat_sums = packed.reshape(-1), sums.reshape(-1)
+        tied = np.zeros(0, dtype=np.int64)
         if not self._by_id:
-            keys >>= 32
+            change: Ints = worker.buffer("change", np.int64, b, width)
+            np.bitwise_xor(keys[:, 1:], keys[:, :-1], out=change[:, :-1])
+            change[:, -1] = -1
             same: NDArray[np.bool_] = worker.buffer("same", bool, b, width)
-            same[:, -1] = False
-            np.equal(keys[:, 1:], keys[:, :-1], out=same[:, :-1])
-            _merge_ties(np.flatnonzero(same), flat, flat_sums)
-        hit_bits: NDArray[np.bool_] = worker.buffer("hit", bool, b, width)
-        np.greater(packed, _LOW, out=hit_bits)
-        places = np.flatnonzero(hit_bits)
-        here = flat.take(places)
-        before = flat_sums.take(places) - here
-        bounds = np.searchsorted(places, np.arange(b + 1) * width)
-        row = np.repeat(np.arange(b), np.diff(bounds))
-        return Groups(b, row, before & _LOW, here & _LOW, before >> 32, here >> 32, relevant)
+            np.less_equal(change.view(np.uint64), np.uint64(_LOW), out=same)
+            tied = np.flatnonzero(same)
+        values = None
+        if ap:
+            terms = self._entry_terms(sums, share, slope, worker)
+            values = terms.sum(axis=1)
+            values += constant
+            if len(tied):
+                values += self._tie_corrections(tied, terms, packed, sums)
+            np.divide(values, relevant, out=values, where=relevant > 0)
+            values[relevant == 0] = 0.0
+        return Measured(
+            block, relevant, values, _entry_groups(tied, packed, sums, relevant) if groups else None
+        )
+
+    def _entry_terms(self, sums: Ints, share: Floats, slope: Floats, worker: Worker) -> Floats:
+        """[b, U] the part of each entry's closed form that depends on its place. Overwrites ``share``."""
+        b, width = sums.shape
+        whole: Ints = worker.buffer("whole", np.int64, b, width)
+        number: Floats = worker.buffer("number", np.float64, b, width)
+        step: Floats = worker.buffer("step", np.float64, b, width)
+        np.right_shift(sums, 32, out=whole)
+        np.copyto(number, whole)
+        share *= number
+        np.bitwise_and(sums, _LOW, out=whole)
+        if self._single:  # every entry is one item, or none: H(A) - H(A-1) = 1/A, without loss of digits
+            np.subtract(whole, 1, out=whole)
+            share *= np.take(self._inverse, whole, out=step, mode="clip")
+            return share
+        np.copyto(number, whole)
+        slope *= number
+        share -= slope
+        np.take(self._harmonic, whole, out=step, mode="clip")
+        np.subtract(step[:, 1:], step[:, :-1], out=number[:, 1:])
+        number[:, 0] = step[:, 0]
+        share *= number
+        return share
+
+    def _tie_corrections(self, tied: Ints, terms: Floats, packed: Ints, sums: Ints) -> Floats:
+        """[b] what the groups that different entries form by equal scores add, less what their entries did.
+
+        Args:
+            tied: flat places of entries whose score equals the next one's.
+            terms, packed, sums: [b, U] in rank order.
+        """
+        b, width = terms.shape
+        first, last = _runs_of(tied)
+        members = np.union1d(tied, last)
+        counts = packed.reshape(-1).take(members)
+        _, _, repeated = _shares(counts >> 32, counts & _LOW)
+        single = terms.reshape(-1).take(members) + repeated
+        flat = sums.reshape(-1)
+        before = flat.take(first) - packed.reshape(-1).take(first)
+        here = flat.take(last) - before
+        some = here > _LOW
+        row, before, here = first[some] // width, before[some], here[some]
+        group = Groups(b, row, before & _LOW, here & _LOW, before >> 32, here >> 32, row)
+        together = precision_sums(group, self._harmonic)
+        # bincount of nothing is of whole numbers
+        result = np.bincount(row, weights=together, minlength=b).astype(np.float64)
+        result -= np.bincount(members // width, weights=single, minlength=b)
+        return result
+
+
+class _LeftOut:
+    """For a while, the counts of ``worker`` without one item."""
+
+    def __init__(self, worker: Worker, entry_of: Ints, item: int, hit: int) -> None:
+        self._worker, self._item, self._hit = worker, item, hit
+        self._entry = int(entry_of[item])
+
+    def __enter__(self) -> None:
+        if self._item >= 0:
+            worker, e = self._worker, self._entry
+            self._kept = worker.total, worker.constant, worker.counts[e], worker.share[e], worker.slope[e]
+            had, size = int(worker.counts[e] >> 32), int(worker.counts[e] & _LOW)
+            worker.counts[e] -= (self._hit << 32) + 1
+            share, slope, repeated = _shares(
+                np.array([had - self._hit, had]), np.array([size - 1, size], dtype=np.int64)
+            )
+            worker.share[e], worker.slope[e] = share[0], slope[0]
+            worker.total -= self._hit
+            worker.constant += float(repeated[0] - repeated[1])
+
+    def __exit__(self, *_: object) -> None:
+        if self._item >= 0:
+            w, e = self._worker, self._entry
+            w.total, w.constant, w.counts[e], w.share[e], w.slope[e] = self._kept
+
+
+def _shares(hits: Ints, sizes: Ints) -> tuple[Floats, Floats, Floats]:
+    """``(r/n, r/n * p, r p)`` with p = (r-1)/(n-1), for groups of n items, r of them relevant."""
+    r, n = hits.astype(np.float64), sizes.astype(np.float64)
+    share = r / np.maximum(n, 1.0)
+    p = np.maximum(r - 1.0, 0.0) / np.maximum(n - 1.0, 1.0)
+    return share, share * p, r * p
+
+
+@dataclass(frozen=True)
+class _Ties:
+    """Runs of equal scores in a ranking of items that hold a relevant one."""
+
+    first: Ints
+    """Place of the first item of each run."""
+    last: Ints
+    """Place of its last."""
+    low: Ints
+    """Relevant items before it."""
+    high: Ints
+    """Relevant items up to its end; above ``low``."""
+
+    @classmethod
+    def find(cls, tied: Ints, places: Ints, hits: NDArray[np.bool_]) -> _Ties:
+        """From the places that equal the next one, the places of relevant items and the same as bits [N]."""
+        first, last = _runs_of(tied)
+        if len(tied) > _MANY:
+            count = np.cumsum(hits, dtype=np.int64)
+            high = count.take(last)
+            low = count.take(first) - hits.take(first)
+        else:
+            low, high = np.searchsorted(places, first), np.searchsorted(places, last, side="right")
+        some = high > low
+        return cls(first[some], last[some], low[some], high[some])
+
+
+def _item_groups(places: Ints, ties: _Ties, relevant: int) -> Groups:
+    """Tie groups of a ranking of items whose relevant ones have these places."""
+    n = len(places)
+    row, before, hits_before = np.zeros(n, dtype=np.int64), places, np.arange(n)
+    size, hits = np.ones(n, dtype=np.int64), np.ones(n, dtype=np.int64)
+    total = np.array([relevant])
+    if not len(ties.first):
+        return Groups(1, row, before, size, hits_before, hits, total)
+    before[ties.low] = ties.first
+    size[ties.low] = ties.last - ties.first + 1
+    hits[ties.low] = ties.high - ties.low
+    step = np.zeros(n + 1, dtype=np.int64)  # each tie keeps its first relevant item for all
+    step[ties.low + 1] -= 1
+    step[ties.high] += 1
+    kept = np.cumsum(step)[:-1] >= 0
+    return Groups(1, row[kept], before[kept], size[kept], hits_before[kept], hits[kept], total)
+
+
+def _entry_groups(tied: Ints, packed: Ints, sums: Ints, relevant: Ints) -> Groups:
+    """Tie groups of rankings of entries [b, U]. Changes ``packed``."""
+    b, width = packed.shape
+    flat, flat_sums = packed.reshape(-1), sums.reshape(-1)
+    _merge_ties(tied, flat, flat_sums)
+    places = np.flatnonzero(flat > _LOW)
+    here = flat.take(places)
+    before = flat_sums.take(places) - here
+    bounds = np.searchsorted(places, np.arange(b + 1) * width)
+    row = np.repeat(np.arange(b), np.diff(bounds))
+    return Groups(b, row, before & _LOW, here & _LOW, before >> 32, here >> 32, relevant)
 
 
 def _runs_of(tied: Ints) -> tuple[Ints, Ints]:
     """First and last place of each run of equal scores; ``tied`` are the places that equal the next one."""
+    if not len(tied):
+        return tied, tied
     new = np.ones(len(tied), dtype=bool)
     new[1:] = tied[1:] != tied[:-1] + 1
     ends = np.append(np.flatnonzero(new)[1:] - 1, len(tied) - 1)

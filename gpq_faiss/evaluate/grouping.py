@@ -103,20 +103,26 @@ def one_bit_rows(classes: Ints) -> Bytes:
 class Relevance:
     """How many relevant items each code has, for every distinct label set a query may have.
 
-    Items are counted by (label set, code), sorted by label set: a sparse matrix with one entry for each pair
-    that occurs. A query's label set meets some of the distinct sets; their entries are added up. With single
-    labels that is one contiguous run.
+    Items are counted by (label set, code): a sparse matrix with one entry for each pair that occurs. A query's
+    label set meets some of the distinct sets; their entries are added up. With single labels that is one
+    contiguous run of the entries in the order of their sets; otherwise all entries are looked at in the order
+    of their codes.
     """
 
-    sets: Bytes
-    """[S, W] distinct label sets of the database."""
+    sets: NDArray[np.uint64]
+    """[W, S] distinct label sets of the database, in words of 64 bits."""
     starts: Ints
     """[S + 1] where each set's entries start."""
     codes: Ints
-    """[P] code of each entry."""
+    """[P] code of each entry, in the order of the sets."""
     counts: Ints
     """[P] items of that set with that code."""
-    n_codes: int
+    code_starts: Ints
+    """[U + 1] where each code's entries start, in the order of the codes."""
+    code_sets: Ints
+    """[P] label set of each entry, in the order of the codes."""
+    code_counts: Ints
+    """[P] items of that set with that code, in the order of the codes."""
 
     @classmethod
     def count(cls, labels: Bytes, code_of: Ints, n_codes: int) -> Relevance:
@@ -124,22 +130,39 @@ class Relevance:
         sets, set_of = distinct_rows(labels)
         pairs, counts = np.unique(set_of * max(n_codes, 1) + code_of, return_counts=True)
         owner, codes = np.divmod(pairs, max(n_codes, 1))
-        starts = np.searchsorted(owner, np.arange(len(sets) + 1))
-        return cls(sets, starts.astype(np.int64), codes, counts.astype(np.int64), n_codes)
+        starts = np.searchsorted(owner, np.arange(len(sets) + 1)).astype(np.int64)
+        counts = counts.astype(np.int64)
+        by_code = np.argsort(codes, kind="stable")
+        code_starts = np.searchsorted(codes[by_code], np.arange(n_codes + 1)).astype(np.int64)
+        return cls(_words(sets), starts, codes, counts, code_starts, owner[by_code], counts[by_code])
 
     def hits(self, query: Bytes) -> Ints:
         """[U] items of each code that share a label with ``query`` (packed [W])."""
-        meets = np.flatnonzero((self.sets & query).any(axis=1))
-        if len(meets) == 1:
-            entries: slice | Ints = slice(int(self.starts[meets[0]]), int(self.starts[meets[0] + 1]))
-        else:
-            lengths = self.starts[meets + 1] - self.starts[meets]
-            shift = np.repeat(self.starts[meets] - (np.cumsum(lengths) - lengths), lengths)
-            entries = np.arange(int(lengths.sum())) + shift
-        # float64 holds every count below 2^53 exactly
-        return np.bincount(self.codes[entries], weights=self.counts[entries], minlength=self.n_codes).astype(
-            np.int64
-        )
+        meets = np.zeros(self.sets.shape[1], dtype=bool)
+        for words, word in zip(self.sets, _words(query[None])[:, 0], strict=True):
+            meets |= (words & word) != 0
+        some = np.flatnonzero(meets)
+        n_codes = len(self.code_starts) - 1
+        result = np.zeros(n_codes, dtype=np.int64)
+        if not len(some):
+            return result
+        if len(some) == 1:
+            entries = slice(int(self.starts[some[0]]), int(self.starts[some[0] + 1]))
+            result[self.codes[entries]] = self.counts[entries]  # a code has one entry of a set at most
+            return result
+        found = self.code_counts * meets.take(self.code_sets)
+        if len(found) == n_codes:  # one entry a code: every code has one, as every code has an item
+            return found
+        np.add.reduceat(found, self.code_starts[:-1], out=result)
+        return result
+
+
+def _words(rows: Bytes) -> NDArray[np.uint64]:
+    """Rows of bytes [N, W] as columns of 64-bit words [ceil(W / 8), N]."""
+    n, width = rows.shape
+    padded = np.zeros((n, -(-width // 8) * 8), dtype=np.uint8)
+    padded[:, :width] = rows
+    return np.ascontiguousarray(padded.view(np.uint64).T)
 
 
 def same_width(a: Bytes, b: Bytes) -> tuple[Bytes, Bytes]:

@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import DataError, UsageError
-from .engine import Engine, FunctionScorer, Scorer, TableScorer, Worker
+from .engine import Engine, Worker
 from .grouping import Bytes, LabelsLike, distinct_rows, label_rows, same_width
 from .metrics import RECALL_LEVELS, check_ks, check_levels, precision_of, recall_of
+from .scorers import FunctionScorer, Scorer, TableScorer
 from .ties import (
     Denominator,
     Floats,
@@ -293,13 +294,15 @@ def _rank(
     if plan.ties == "id":
         order = np.argsort(database.rows if database.ids is None else database.ids)
     excluded = _excluded(exclude, n_queries, database)
-    engine = Engine(scorer, code_of, n_distinct, labels, query_sets, order=order, exclude=excluded)
+    harmonic = harmonic_numbers(n)
+    engine = Engine(scorer, code_of, n_distinct, labels, query_sets, harmonic, order=order, exclude=excluded)
     by_set = engine.order_of_queries()
     block = engine.block_size(plan.memory // plan.threads)
-    harmonic = harmonic_numbers(n)
     levels = np.zeros(0) if plan.levels is None else check_levels(plan.levels)
     ap, without = np.zeros(n_queries), np.zeros(n_queries, dtype=bool)
     precision, recall = np.zeros((n_queries, len(plan.ks))), np.zeros((n_queries, len(plan.ks)))
+    plain = plan.ties == "expected" and plan.k is None  # the engine gives that average precision itself
+    listed = not plain or bool(plan.ks) or bool(len(levels))
 
     local = threading.local()
 
@@ -310,14 +313,21 @@ def _rank(
         stop = min(n_queries, start + _TASK)
         for first in range(start, stop, block):
             rows = by_set[first : min(stop, first + block)]
-            groups = engine.groups(rows, local.worker).arranged(plan.ties)
-            ap[rows] = average_precisions(groups, harmonic, plan.k, plan.denominator)
-            without[rows] = groups.relevant == 0
-            if plan.ks:
-                precision[rows], recall[rows] = precision_of(groups, plan.ks), recall_of(groups, plan.ks)
-            if len(levels):
-                for line in interpolated_precision(groups, levels):  # one by one: blocks must not matter
-                    curve += line
+            for found in engine.measure(rows, local.worker, ap=plain, groups=listed):
+                without[found.rows] = found.relevant == 0
+                if found.ap is not None:
+                    ap[found.rows] = found.ap
+                if found.groups is None:
+                    continue
+                groups = found.groups.arranged(plan.ties)
+                if not plain:
+                    ap[found.rows] = average_precisions(groups, harmonic, plan.k, plan.denominator)
+                if plan.ks:
+                    precision[found.rows] = precision_of(groups, plan.ks)
+                    recall[found.rows] = recall_of(groups, plan.ks)
+                if len(levels):
+                    for line in interpolated_precision(groups, levels):  # one by one: blocks must not matter
+                        curve += line
         return curve
 
     starts = range(0, n_queries, _TASK)
