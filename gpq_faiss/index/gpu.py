@@ -174,14 +174,18 @@ def check_gpu(device: int) -> None:
         )
 
 
-def clone_to_gpu(ivf: Any, device: int) -> tuple[Any, Any]:
+def clone_to_gpu(ivf: Any, device: int, memory: int = MEMORY) -> tuple[Any, Any]:
     """A form of this file onto a GPU: the ``GpuIndexIVFPQ``, and the resources that must outlive it.
+
+    Args:
+        memory: bytes that Faiss sets aside for searching.
 
     Raises:
         DeviceError: there is no such GPU, Faiss cannot use it (memory), or it left the index elsewhere.
     """
     check_gpu(device)
     resources = faiss.StandardGpuResources()
+    resources.setTempMemory(memory)
     options = faiss.GpuClonerOptions()
     options.indicesOptions = faiss.INDICES_64_BIT  # type: ignore[attr-defined]  # stub lacks it
     options.useFloat16 = False
@@ -270,7 +274,7 @@ def to_gpu(
             k up to 2,048, and no second copy of the codes on the GPU.
         lists: of the flat form (default: by the number of items).
         group: search distinct codes (default: as the engine does; a Faiss index does not).
-        memory: bytes a device may use while it searches, beyond codes and results.
+        memory: bytes that Faiss and torch may each use on a device while searching, beyond codes and results.
 
     Raises:
         DeviceError: a GPU is not there, or Faiss left an index on the CPU (never a silent run there).
@@ -293,7 +297,9 @@ def to_gpu(
     if via == "faiss" and reason is not None:
         raise UsageError(f"{reason}; use via='torch', or the CPU")
     via = "torch" if reason is not None else via
-    return spread(held, places, mode, via, lists, memory, lambda ivf, at: clone_to_gpu(ivf, int(at.index)))
+    return spread(
+        held, places, mode, via, lists, memory, lambda ivf, at: clone_to_gpu(ivf, int(at.index), memory)
+    )
 
 
 def to_torch(

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from ..errors import DataError, DeviceError, UsageError
@@ -59,6 +59,11 @@ def device_of(device: str | int | torch.device) -> torch.device:
     return torch.device("cuda", number)
 
 
+def tensor_of(array: NDArray[Any]) -> Tensor:
+    """An array as a tensor on the CPU, of the same memory where that may be written (torch wants no other)."""
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
 def vectors_on(
     x: ArrayLike | Tensor, D: int, device: torch.device, *, what: str = "queries", allow_empty: bool = False
 ) -> Tensor:
@@ -69,7 +74,7 @@ def vectors_on(
         DataError: not numbers, another shape, empty (unless allowed), NaN or infinity (rows are named).
     """
     if not isinstance(x, Tensor):
-        return torch.from_numpy(check_vectors(x, D, what=what, allow_empty=allow_empty)).to(device)
+        return tensor_of(check_vectors(x, D, what=what, allow_empty=allow_empty)).to(device)
     if x.device != device:
         raise UsageError(
             f"{what} are on {x.device}, the index on {device}: move them there, or pass a numpy array"
@@ -106,7 +111,7 @@ def codes_on(codes: Any, M: int, K: int, device: torch.device, *, what: str = "c
         array = np.asarray(codes)
         if array.dtype != np.uint8 or array.ndim != 2:
             raise DataError(f"{what}: {array.dtype} {array.shape}, expected uint8 [n, {code_size(M, K)}]")
-        packed = torch.from_numpy(np.array(array, order="C", copy=None if array.flags.writeable else True))
+        packed = tensor_of(np.ascontiguousarray(array))
     size = code_size(M, K)
     if packed.dtype != torch.uint8 or packed.ndim != 2 or packed.shape[1] != size:
         raise DataError(
@@ -174,7 +179,7 @@ def encode_torch(
     M, K, d = books.shape
     x = vectors_on(x, M * d, x.device, what=what, allow_empty=True)
     out = torch.empty((len(x), code_size(M, K)), dtype=torch.uint8, device=x.device)
-    on_device = torch.from_numpy(books).to(x.device)
+    on_device = tensor_of(books).to(x.device)
     step = max(1, entries // (M * K))
     for start in range(0, len(x), step):
         block = x[start : start + step]
@@ -249,7 +254,7 @@ def fused_tables(tables: Tensor) -> Tensor:
 def columns_of(codes: Tensor, M: int, K: int) -> Tensor:
     """Packed codes [n, code_size] -> places in :func:`fused_tables`, uint8 [T, n]; of K = 16 the bytes themselves."""
     if is_paired(M, K) and K == 16:
-        return codes.t().contiguous()
+        return codes.t().clone(memory_format=torch.contiguous_format)
     paired = is_paired(M, K)
     T = (M + 1) // 2 if paired else M
     out = torch.empty((T, len(codes)), dtype=torch.uint8, device=codes.device)

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from ..errors import DataError, UsageError
-from .gpu_arrays import device_of
+from .gpu_arrays import device_of, tensor_of
 from .gpu_torch import MEMORY
 from .items import Groups
 
@@ -27,6 +27,7 @@ _CELL = (
     96  # bytes an entry and query need at most: score, its sort with places, counts, sums, the dense result
 )
 _ROWS = 1024
+_CELLS = 1 << 30  # entries a block, at most: torch's nonzero takes fewer than 2^31
 _TABLE = 1 << 20  # harmonic numbers from a table; beyond, their expansion is exact to float64
 _EULER = 0.5772156649015329
 
@@ -90,7 +91,7 @@ def rank_on_device(
     queries = _packed(query_labels, "query labels")
     width = max(queries.shape[1], label_rows.shape[1])
     wide = (width + 7) // 8 * 8
-    given = tables if isinstance(tables, Tensor) else torch.from_numpy(np.ascontiguousarray(tables))
+    given = tables if isinstance(tables, Tensor) else tensor_of(np.ascontiguousarray(tables))
     if given.ndim != 3 or given.dtype != torch.float32:
         raise DataError(f"tables must be float32 [Q, M, K], not {given.dtype} {tuple(given.shape)}")
     Q, M, K = given.shape
@@ -117,7 +118,7 @@ def rank_on_device(
     query_words = torch.from_numpy(_words(queries, wide)).to(place)
     ap = np.zeros(Q)
     relevant = np.zeros(Q, np.int64)
-    step = max(1, min(_ROWS, memory // (_CELL * P)))
+    step = max(1, min(_ROWS, memory // (_CELL * P), _CELLS // P))
     for start in range(0, Q, step):
         rows = slice(start, min(Q, start + step))
         values, found = held.rank(_whole(given[rows].to(place), start), query_words[rows])

@@ -35,6 +35,7 @@ _SPARE = 32  # nominated beyond k, at least
 _TRIED = 256  # queries after which nominating may be given up
 _UNIT = 2.0**-23  # twice the relative error of one float32 operation
 _TINY = 2.0**-126
+_EXPONENT = 0x7F80_0000  # of float32
 
 
 class Searcher(Protocol):
@@ -58,6 +59,10 @@ def faiss_search(index: Any, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         index: on the GPU of ``queries``, or on the CPU for queries there.
     """
     width = int(index.d)
+    # A power of two changes no bit but the exponent, and keeps tiny queries from underflow where centroids are tiny.
+    scale = queries.abs().amax(dim=1, keepdim=True).view(torch.int32).bitwise_and(_EXPONENT)
+    factor = scale.view(torch.float32).clamp_min(_TINY)
+    queries = queries / factor
     if queries.shape[1] < width:  # codes are padded, so queries are
         queries = torch.nn.functional.pad(queries, (0, width - queries.shape[1]))
     queries = queries.contiguous()
@@ -75,7 +80,7 @@ def faiss_search(index: Any, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
     if queries.device.type != "cuda":
         run()
-        return D, found
+        return D * factor, found
     with torch.cuda.device(queries.device):
         resources: Any = index.getResources()
         device = int(index.getDevice())
@@ -86,7 +91,7 @@ def faiss_search(index: Any, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
             run()
         finally:
             resources.setDefaultStream(device, before)
-    return D, found
+    return D * factor, found
 
 
 class Nominated:

@@ -28,6 +28,7 @@ from .gpu_arrays import (
     score_places,
     score_tables_torch,
     split_keys,
+    tensor_of,
 )
 from .items import Groups
 
@@ -36,6 +37,7 @@ MEMORY = 1 << 30
 _CELL = 64  # bytes a score needs while it is made, turned into a key, selected and sorted
 _WIDE = 1 << 18  # codes a block that keep a GPU busy
 _ROWS = 1024  # queries a block, at most
+_CELLS = 1 << 30  # scores a block, at most: torch's nonzero takes fewer than 2^31
 _DENSE = 4  # a block of which more than 1 in this many passes is selected from whole
 
 
@@ -64,7 +66,7 @@ class Scan:
         self.memory = memory
         self.paired = is_paired(self.M, self.K)
         self.columns = columns_of(packed, self.M, self.K)
-        self.Z = torch.from_numpy(self.codebooks).to(device)
+        self.Z = tensor_of(self.codebooks).to(device)
 
     def __len__(self) -> int:
         return int(self.columns.shape[1])
@@ -89,7 +91,7 @@ class Scan:
         return max(1, min(_ROWS, self.memory // wanted))
 
     def _block_codes(self, rows: int, k: int) -> int:
-        return max(1, min(len(self), self.memory // (_CELL * rows) - k))
+        return max(1, min(len(self), min(self.memory // _CELL, _CELLS) // rows - k))
 
     def search_keys(self, queries: Tensor, k: int) -> Tensor:
         """The best ``k`` of all codes: int64 keys [Q, k], descending. Queries are checked, on the device."""

@@ -128,10 +128,17 @@ def test_an_index_left_on_the_cpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(DeviceError, match="left the index on the CPU instead of GPU 1"):
         check_on_gpu(form, 1)
     monkeypatch.setattr(faiss, "get_num_gpus", lambda: 2)
-    monkeypatch.setattr(faiss, "StandardGpuResources", object)
+    given: list[int] = []
+
+    class Resources:
+        def setTempMemory(self, size: int) -> None:
+            given.append(size)
+
+    monkeypatch.setattr(faiss, "StandardGpuResources", Resources)
     monkeypatch.setattr(faiss, "index_cpu_to_gpu", lambda _resources, _device, index, _options: index)
     with pytest.raises(DeviceError, match="left the index on the CPU instead of GPU 1"):
-        clone_to_gpu(form, 1)
+        clone_to_gpu(form, 1, 12345)
+    assert given == [12345]
 
     def full(*_: object) -> None:
         raise RuntimeError("Error in alloc: long story\nout of memory on the card")

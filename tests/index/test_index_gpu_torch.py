@@ -95,6 +95,8 @@ def test_tensors_in_tensors_out(device: str) -> None:
         assert same((D.cpu().numpy(), found.cpu().numpy()), index.search(xq, 30))
     whole = torch.from_numpy(np.concatenate([xq, xq], axis=1)).to(device)[:, : xq.shape[1]]  # not contiguous
     assert torch.equal(put(engine, device).search(whole.double(), 9)[1], found[:, :9]) or group_ties(D)
+    xq.setflags(write=False)
+    assert same(index.search(xq, 30), (D.cpu().numpy(), found.cpu().numpy()))
     lims, _, at = put(engine, device).range_search(queries, 1.0)
     assert same((lims.cpu().numpy(), at.cpu().numpy()), engine.range_search(xq, 1.0)[::2])
 
@@ -146,7 +148,9 @@ def test_lists_keep_their_centroids_and_probes(device: str) -> None:
     for parts, mode in ((1, "shard"), (2, "shard"), (2, "replica")):
         index = put(engine, device, parts=parts, mode=mode)
         assert [i.nprobe for i in index.faiss_indexes] == [4] * parts
-        assert same(index.search(xq, 20), engine.search(xq, 20))
+        for scale in (1.0, 1e-28, 1e28):  # lists are found although their centroids are scaled down
+            scaled = (xq * scale).astype(np.float32)
+            assert same(index.search(scaled, 20), engine.search(scaled, 20))
     # FastScan nominates by rounded tables; its lists are the same
     fast = engine.to("ivf", ivf=dataclasses.replace(engine.ivf, form="fastscan"))
     assert same(put(fast, device).search(xq, 20), engine.search(xq, 20))
