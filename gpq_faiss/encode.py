@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from .data.base import Dataset, FeatureDataset, ImageDataset
-from .data.labels import named_rows
+from .data.labels import rows_that
 from .data.open import open_data
 from .data.reader import Reader
 from .errors import DataError, MismatchError, UsageError
@@ -155,8 +155,8 @@ class Encoder:
                 fine = there.cpu().numpy()
                 if not fine.all():
                     raise DataError(
-                        f"{dataset.name}: {named_rows(part[ok][~fine])} have a zero or infinite sub-vector after the "
-                        "network, which has no direction and so no code: leave them out"
+                        f"{dataset.name}: {rows_that(part[ok][~fine], 'have')} a zero or infinite sub-vector after the "
+                        "network, which has no direction and so no code: leave such rows out"
                     )
                 yield part[ok], vectors
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from .labels import Labels, Rows, named_rows
+from .labels import Labels, Rows, rows_that
 
 
 class BadItems:
@@ -151,13 +151,13 @@ class FeatureDataset(Dataset):
         if bad.size:
             positions = np.arange(len(self))[rows][bad]
             infinite = ~np.isfinite(square[bad])
-            for mask, why in (
-                (infinite, "hold NaN or infinity"),
-                (~infinite, "are all zero (no direction)"),
+            for mask, verb, why in (
+                (infinite, "hold", "NaN or infinity"),
+                (~infinite, "are", "all zero (no direction)"),
             ):
                 if mask.any():
                     raise DataError(
-                        f"{self.name}: {named_rows(positions[mask])} {why}: repair or leave out these rows"
+                        f"{self.name}: {rows_that(positions[mask], verb)} {why}: repair such rows or leave them out"
                     )
         return x
 

@@ -33,6 +33,12 @@ def named_rows(rows: NDArray[Any] | Sequence[int]) -> str:
     return f"row{'s' if len(rows) > 1 else ''} {first}" + (f" and {more:,} more" if more > 0 else "")
 
 
+def rows_that(rows: NDArray[Any] | Sequence[int], verb: str) -> str:
+    """:func:`named_rows` with a verb of their number: ``"row 7 holds"``, ``"rows 3, 8 hold"`` (of ``"hold"``)."""
+    of_one = {"are": "is", "have": "has"}.get(verb, f"{verb}s")
+    return f"{named_rows(rows)} {verb if len(rows) > 1 else of_one}"
+
+
 def _names(class_names: Sequence[str] | None, n_classes: int) -> tuple[str, ...]:
     """Class names as a tuple; the class numbers where there are none."""
     if class_names is None:
@@ -220,7 +226,7 @@ class Labels:
         """
         if self.multi_label:
             several = np.flatnonzero(self.per_item > 1)
-            raise DataError(f"one label an item is needed, but {named_rows(several)} have several")
+            raise DataError(f"one label an item is needed, but {rows_that(several, 'have')} several")
         out = np.full(len(self), -1, dtype=np.int64)
         for start, block in self._blocks():
             labelled = block.any(axis=1)

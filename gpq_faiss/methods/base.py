@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ..data.labels import Labels, named_rows
+from ..data.labels import Labels, rows_that
 from ..errors import DataError, MismatchError, UsageError
 
 Floats = NDArray[np.float32]
@@ -167,7 +167,7 @@ def _check(x: NDArray[Any], name: str, what: str) -> Floats:
     bad = np.flatnonzero(~np.isfinite(x).all(axis=1))
     if bad.size:
         raise DataError(
-            f"{name}: {what}: {named_rows(bad)} hold NaN or infinity: repair or leave out these rows"
+            f"{name}: {what}: {rows_that(bad, 'hold')} NaN or infinity: repair such rows or leave them out"
         )
     return x
 
@@ -194,6 +194,6 @@ def unit_rows(x: Floats, name: str) -> Floats:
     zero = np.flatnonzero(~x.any(axis=1))
     if zero.size:
         raise DataError(
-            f"{name}: {named_rows(zero)} are all zero and have no direction: leave out these rows"
+            f"{name}: {rows_that(zero, 'are')} all zero and without a direction: leave such rows out"
         )
     return scaled_rows(x)

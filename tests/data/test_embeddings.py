@@ -212,14 +212,14 @@ def test_bad_rows_are_named_when_read(tmp_path: Path, form: str) -> None:
     data.read(slice(0, 70))
     with pytest.raises(DataError, match="rows 70, 80 are all zero"):
         data.read(slice(60, 85))
-    with pytest.raises(DataError, match="row 90 hold NaN or infinity"):
+    with pytest.raises(DataError, match="row 90 holds NaN or infinity"):
         data.read(np.array([91, 90]))
 
 
 def test_doubles_beyond_single_precision_are_named(tmp_path: Path) -> None:
     x = X.astype(np.float64)
     x[5, 5] = 1e300
-    with pytest.raises(DataError, match="row 5 hold NaN or infinity"):
+    with pytest.raises(DataError, match="row 5 holds NaN or infinity"):
         open_features(saved(tmp_path / "a.npy", x)).read(slice(0, 9))
 
 

@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from gpq_faiss.data.base import BadItems, FeatureDataset, ImageDataset
-from gpq_faiss.data.labels import Labels, Rows, named_rows
+from gpq_faiss.data.labels import Labels, Rows, named_rows, rows_that
 from gpq_faiss.errors import DataError
 
 DENSE = arrays(np.bool_, st.tuples(st.integers(0, 30), st.integers(1, 20)))
@@ -101,6 +101,13 @@ def test_named_rows() -> None:
     assert named_rows(np.arange(1005)) == "rows 0, 1, 2, 3, 4 and 1,000 more"
 
 
+def test_verbs_agree_with_the_number_of_rows() -> None:
+    assert rows_that([3], "hold") == "row 3 holds"
+    assert rows_that([3], "are") == "row 3 is"
+    assert rows_that([3], "have") == "row 3 has"
+    assert rows_that([3, 8], "hold") == "rows 3, 8 hold"
+
+
 def test_fingerprint_covers_content_and_names() -> None:
     one = Labels.from_ids([0, 1], ["a", "b"])
     assert one.fingerprint() == Labels.from_ids([0, 1], ["a", "b"]).fingerprint()
@@ -126,7 +133,7 @@ def test_feature_rows_without_a_direction_are_named() -> None:
     x[7, 1] = np.nan
     data = memory(x)
     np.testing.assert_array_equal(data.read(slice(10, 15)), x[10:15])
-    with pytest.raises(DataError, match="m: row 7 hold NaN or infinity"):
+    with pytest.raises(DataError, match="m: row 7 holds NaN or infinity"):
         data.read(slice(5, 10))
     with pytest.raises(DataError, match="rows 9, 4 are all zero"):
         data.read(np.array([1, 9, 4]))

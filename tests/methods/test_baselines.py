@@ -402,7 +402,7 @@ def test_refuses_codes_that_the_vectors_cannot_have() -> None:
         ITQ(12).fit(X[:12])
     zero = XB.copy()
     zero[6] = 0
-    with pytest.raises(DataError, match="row 6 are all zero"):
+    with pytest.raises(DataError, match="row 6 is all zero"):
         FloatFeatures(12).fit(X).encode(zero)
     # A zero vector has a nearest codeword all the same.
     assert PQ(12).fit(X).encode(zero).shape == (len(XB), 2)
