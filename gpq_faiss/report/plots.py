@@ -15,6 +15,7 @@ from .figure import COLOURS, MARKERS, check_picture, new_figure, save_figure, st
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.lines import Line2D
 
 T = TypeVar("T")
 
@@ -119,6 +120,55 @@ def plot_validation(
         axes.plot(x[best] / unit, values[best], "o", color=_colour(i), markersize=6, markeredgecolor="white")
     axes.set_xlim(left=0)
     _legend(axes, len(pairs))
+    figure.set_layout_engine("constrained")
+    return save_figure(figure, path)
+
+
+def plot_tradeoff(
+    groups: Mapping[str, Mapping[str, tuple[ArrayLike, ArrayLike]]],
+    out: str | Path,
+    *,
+    x: str,
+    y: str,
+    title: str | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Quality over speed (or another cost, on a logarithmic axis): a point a way, or a line through its settings.
+
+    Args:
+        groups: group -> way -> (speed [P], all above 0; quality [P]). A group has a colour, a way in it a marker.
+        x: what the speed is, for the axis; ``y`` likewise.
+
+    Raises:
+        UsageError: another ending. DataError: nothing to draw, arrays of different lengths, or a speed that has no
+            logarithm. OutputExistsError.
+    """
+    path = check_picture(out, overwrite=overwrite)
+    figure = new_figure(1.6 * _WIDTH, 1.25 * _HEIGHT)
+    axes = figure.add_subplot()
+    style_axes(axes, title, x, y)
+    axes.set_xscale("log")
+    # An entry without a line heads the ways of a group in the legend.
+    entries: list[Line2D] = []
+    for i, (group, ways) in enumerate(_some(groups).items()):
+        entries += axes.plot([], [], linestyle="none", label=group)
+        for j, (name, points) in enumerate(_some(ways).items()):
+            speed, quality = _pair(name, *points)
+            if not (speed > 0).all():
+                raise DataError(
+                    f"line {name!r}: a speed of {speed.min():g} has no place on a logarithmic axis"
+                )
+            order = np.argsort(speed)
+            entries += axes.plot(
+                speed[order], quality[order], color=_colour(i), marker=MARKERS[j % len(MARKERS)], markersize=6,
+                linewidth=1.2, label=name, markerfacecolor=_colour(i) if j < len(MARKERS) else "white",
+            )  # fmt: skip
+    legend = axes.legend(
+        handles=entries, frameon=False, fontsize=8.5, loc="center left", bbox_to_anchor=(1.0, 0.5)
+    )
+    for entry, text in zip(entries, legend.get_texts(), strict=True):
+        if not len(entry.get_xdata(orig=True)):  # type: ignore[arg-type]
+            text.set_fontweight("bold")
     figure.set_layout_engine("constrained")
     return save_figure(figure, path)
 

@@ -1,6 +1,7 @@
 """Plots and galleries: written in every format, with content, wholly or not at all, and without global
 state."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,9 @@ from PIL import Image
 
 from gpq_faiss.errors import DataError, OutputExistsError, UsageError
 from gpq_faiss.evaluate.tables import Spread
+from gpq_faiss.report.figure import COLOURS
 from gpq_faiss.report.gallery import Ranked, save_gallery
-from gpq_faiss.report.plots import plot_map_bits, plot_pr_curves, plot_validation
+from gpq_faiss.report.plots import plot_map_bits, plot_pr_curves, plot_tradeoff, plot_validation
 
 LEVELS = np.linspace(0, 1, 11)
 MAGIC = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}
@@ -31,6 +33,14 @@ def draw_validation(path, **options):
     return plot_validation({"seed 0": ([0, 100, 400], [0.1, 0.5, 0.4])}, path, **options)
 
 
+def draw_tradeoff(path, **options):
+    groups = {
+        "ours": {"exact": ([2000.0], [0.7]), "lists": ([4000.0, 9000.0, 2500.0], [0.69, 0.6, 0.7])},
+        "theirs": {"graph": ([1000.0], [0.4])},
+    }
+    return plot_tradeoff(groups, path, x="queries a second", y="mAP@100", **options)
+
+
 def draw_gallery(path, **options):
     r = np.random.default_rng(0)
     small = [r.integers(0, 256, (8, 8), dtype=np.uint8) for _ in range(4)]
@@ -42,7 +52,7 @@ def draw_gallery(path, **options):
     return save_gallery(rows, path, title="nearest", **options)
 
 
-DRAW = [draw_pr, draw_bits, draw_validation, draw_gallery]
+DRAW = [draw_pr, draw_bits, draw_validation, draw_tradeoff, draw_gallery]
 
 
 @pytest.mark.parametrize("draw", DRAW)
@@ -61,6 +71,16 @@ def test_written_as_the_ending_says(draw, suffix, tmp_path):
 
 def test_equal_pictures_are_equal_files(tmp_path):
     assert draw_bits(tmp_path / "a.png").read_bytes() == draw_bits(tmp_path / "b.png").read_bytes()
+
+
+def test_a_tradeoff_is_a_colour_a_group_and_a_line_in_the_order_of_speed(tmp_path):
+    drawn = draw_tradeoff(tmp_path / "t.svg").read_text().lower()
+    for i, colour in enumerate(COLOURS[:3]):
+        assert (f"stroke: {colour.lower()}" in drawn) == (i < 2)
+    lines = re.findall(r'd="m ([^"]+)" clip-path="[^"]+" style="fill: none; stroke: #0072b2', drawn)
+    (lists,) = [line for line in lines if line.count("l") == 2]
+    across = [float(pair.split()[0]) for pair in lists.split("l")]
+    assert across == sorted(across)
 
 
 def test_frames_tell_relevance(tmp_path):
@@ -103,6 +123,10 @@ def test_bad_input_is_refused_before_anything_is_written(tmp_path):
         (UsageError, lambda: draw_pr(tmp_path / "x.gif")),
         (DataError, lambda: plot_pr_curves({}, out)),
         (DataError, lambda: plot_pr_curves({"a": ([0, 1], [1])}, out)),
+        (DataError, lambda: plot_tradeoff({}, out, x="x", y="y")),
+        (DataError, lambda: plot_tradeoff({"a": {}}, out, x="x", y="y")),
+        (DataError, lambda: plot_tradeoff({"a": {"b": ([1, 2], [1])}}, out, x="x", y="y")),
+        (DataError, lambda: plot_tradeoff({"a": {"b": ([0], [1])}}, out, x="x", y="y")),
         (DataError, lambda: save_gallery([], out)),
         (UsageError, lambda: save_gallery([Ranked(image, [image])], out, columns=0)),
         (DataError, lambda: save_gallery([Ranked(image.astype(float), [image])], out)),
