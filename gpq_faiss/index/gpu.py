@@ -38,6 +38,7 @@ LISTS = 256
 CENTROID_SCALE = 2.0**-40
 """Factor of real centroids: their part in a score is then below 1e-12 of the query's norm."""
 MEMORY = 1 << 30
+"""Bytes of scores and keys that a search holds at once, unless told otherwise."""
 Via = Literal["auto", "faiss", "torch"]
 Mode = Literal["shard", "replica"]
 _LIST_ROWS = 1024  # a shorter list is not worth a block of threads

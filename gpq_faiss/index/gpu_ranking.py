@@ -18,8 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from ..errors import DataError, UsageError
+from .gpu import MEMORY
 from .gpu_arrays import device_of, tensor_of
-from .gpu_torch import MEMORY
 from .items import Groups
 
 _ENTRIES = 4096  # places of a look-up table that serves several codebooks

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import faiss
 import numpy as np
@@ -22,11 +22,11 @@ from torch import Tensor
 
 from ..errors import DataError, UsageError
 from .checks import Ids
+from .gpu import MEMORY, Mode
 from .gpu_arrays import EMPTY_KEY, best_of, keys_of, split_keys, vectors_on
-from .gpu_torch import MEMORY, DeviceGroups, Scan
+from .gpu_torch import DeviceGroups, Scan
 from .search import check_k
 
-Mode = Literal["shard", "replica"]
 MAX_K = 2048
 """The most results, and lists looked at, of Faiss' GPU kernels."""
 _BLOCK = 1024  # queries at once

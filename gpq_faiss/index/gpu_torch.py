@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..errors import DataError, UsageError
 from .checks import Floats, check_codebooks
+from .gpu import MEMORY
 from .gpu_arrays import (
     EMPTY_KEY,
     MAX_ROWS,
@@ -32,9 +33,7 @@ from .gpu_arrays import (
 )
 from .items import Groups
 
-MEMORY = 1 << 30
-"""Bytes of scores and keys at once, unless told otherwise."""
-_CELL = 64  # bytes a score needs while it is made, turned into a key, selected and sorted
+_CELL = 80  # bytes a score needs while it is made, turned into a key, selected and sorted
 _WIDE = 1 << 18  # codes a block that keep a GPU busy
 _ROWS = 1024  # queries a block, at most
 _CELLS = 1 << 30  # scores a block, at most: torch's nonzero takes fewer than 2^31

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpq_faiss.errors import DataError, DeviceError, UsageError
-from gpq_faiss.index import gpu_search
+from gpq_faiss.index import gpu_search, gpu_torch
 from gpq_faiss.index.codebooks import inject, score_codes, score_tables
 from gpq_faiss.index.engine import Engine
 from gpq_faiss.index.gpu import of_codes, to_gpu, to_torch
@@ -148,7 +148,7 @@ def test_lists_keep_their_centroids_and_probes(device: str) -> None:
     for parts, mode in ((1, "shard"), (2, "shard"), (2, "replica")):
         index = put(engine, device, parts=parts, mode=mode)
         assert [i.nprobe for i in index.faiss_indexes] == [4] * parts
-        for scale in (1.0, 1e-28, 1e28):  # lists are found although their centroids are scaled down
+        for scale in (1.0, 1e-33, 1e28):  # lists are found although their centroids are scaled down
             scaled = (xq * scale).astype(np.float32)
             assert same(index.search(scaled, 20), engine.search(scaled, 20))
     # FastScan nominates by rounded tables; its lists are the same
@@ -242,9 +242,31 @@ def test_blocks_do_not_matter_when_later_codes_are_better() -> None:
     order = np.argsort(score_tables(query, Z)[0, 0], kind="stable").astype(np.uint8)
     for codes in (np.repeat(order, 40)[:, None], np.repeat(order[::-1], 40)[:, None]):
         engine = Engine.build(codes, Z, kind="flat")
-        index = of_codes(codes, Z, device="cpu", memory=64 * 1500)
+        index = of_codes(codes, Z, device="cpu", memory=80 * 1500)
         for k in (1, 60, 700):
             assert same(index.search(query, k), engine.search(query, k))
+
+
+@pytest.mark.parametrize("memory", [1 << 17, 1 << 20, 1 << 23])
+@pytest.mark.parametrize("k", [1, 100, 1500])
+def test_memory_bounds_the_blocks(memory: int, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    codes, Z, _, xq = items(14, 6, n=5000, queries=300)
+    index = of_codes(codes, Z, device="cpu", memory=memory)
+    seen: list[tuple[int, int]] = []
+    score = gpu_torch.score_columns
+
+    def watched(tables: torch.Tensor, columns: torch.Tensor, *, paired: bool) -> torch.Tensor:
+        seen.append((len(tables), columns.shape[1]))
+        return score(tables, columns, paired=paired)
+
+    monkeypatch.setattr(gpu_torch, "score_columns", watched)
+    index.search(xq, k)
+    assert sum(rows * columns for rows, columns in seen) == 300 * 5000
+    assert max(rows * (columns + k) for rows, columns in seen) * 80 <= memory
+    if memory == 1 << 23:
+        assert max(rows for rows, _ in seen) > 1  # and what is allowed is used
+    if memory == 1 << 17:
+        assert max(columns for _, columns in seen) < 5000
 
 
 # What is refused -----------------------------------------------------------------------------------------------------
@@ -327,6 +349,22 @@ def test_a_gpu_by_its_front_door() -> None:
         D = D + 0
     stream.synchronize()
     assert same((D.cpu().numpy(), found.cpu().numpy()), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_GPU, reason="no GPU")
+@pytest.mark.parametrize("k", [10, 5000, 1_000_000])
+def test_memory_is_kept_on_a_gpu(k: int) -> None:
+    codes, Z, _, xq = items(22, 6, n=1_000_000, queries=256)
+    index = of_codes(codes, Z, device="cuda:0", memory=1 << 28)
+    queries = torch.from_numpy(xq).cuda()[: 256 if k < 1_000_000 else 2]
+    index.search(queries[:1], 1)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    D, found = index.search(queries, k)
+    results = D.nbytes + found.nbytes
+    # twice: keys become scores and ids while the next are sought
+    assert torch.cuda.max_memory_allocated() - before <= 2 * (1 << 28) + results
 
 
 @pytest.mark.gpu
