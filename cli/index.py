@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from .options import out_option, overwrite_option, progress
+from .options import describe_point, out_option, overwrite_option, progress
 
 
 @click.command()
@@ -30,6 +30,20 @@ from .options import out_option, overwrite_option, progress
     metavar="N|prototypes",
     help="For ivf: number of lists by k-means, or one a class prototype of the model.  [default: square root of the items]",
 )
+@click.option(
+    "--assign",
+    type=click.Choice(["auto", "nearest", "tables"]),
+    default="auto",
+    show_default=True,
+    help="For ivf with --memory: how an item finds its list; tables cost the same whatever the number of lists.",
+)
+@click.option(
+    "--list-form",
+    type=click.Choice(["fastscan", "fused"]),
+    default="fastscan",
+    show_default=True,
+    help="For ivf: 4-bit FastScan lists, the fastest; or 8-bit ones, which plain Faiss can map into memory.",
+)
 @click.option("--nprobe", type=int, help="For ivf: lists that a query looks at.  [default: 8]")
 @click.option(
     "--recall", type=float, help="For ivf: choose nprobe for this recall of the top 10, such as 0.95."
@@ -42,6 +56,8 @@ def index(
     kind: str,
     memory: str | None,
     lists: str | None,
+    assign: str,
+    list_form: str,
     nprobe: int | None,
     recall: float | None,
     overwrite: bool,
@@ -51,6 +67,9 @@ def index(
     CODES_OR_FEATURES... is one file or several, which are shards of one index: codes.h5, features.h5, or Parquet with columns
     "codes" and "id"; or index files, of which several are merged and one takes another form.
 
+    With --memory, rows stream through files beside the output (of about its size; twice that for ivf), and a build that
+    was cut off goes on with the first source that was not finished. Search such an index with gpq search --memory.
+
     With --recall, what each number of probed lists gives is printed before the path.
 
     \b
@@ -59,6 +78,8 @@ def index(
       gpq index model shard-*.h5 --memory 2GB --out index.faiss
       gpq index model a.faiss b.faiss --out merged.faiss
       gpq index model codes.h5 --kind ivf --recall 0.95 --out index.faiss
+      gpq index model shard-*.h5 --kind ivf --lists 4096 --memory 2GB --out lists.faiss
+      gpq index model shard-*.h5 --kind ivf --lists prototypes --memory 2GB --out lists.faiss
     """
     from gpq_faiss.errors import UsageError
     from gpq_faiss.index.build import index as run
@@ -77,6 +98,12 @@ def index(
         settings["lists"] = int(lists)
     if nprobe is not None:
         settings["nprobe"] = nprobe
+    if assign != "auto":
+        if memory is None:
+            raise UsageError("--assign is for builds with --memory: give that too")
+        settings["assignment"] = assign
+    if list_form != "fastscan":
+        settings["form"] = list_form
     with progress("index", "code") as update:
         path = run(
             model_dir,
@@ -91,8 +118,5 @@ def index(
         )
     if recall is not None:
         for point in (read_sidecar(path) or {})["extra"]["operating_points"]:
-            click.echo(
-                f"nprobe {point['nprobe']:.0f}: recall {point['recall']:.4f}, {point['share']:.2%} of the codes, "
-                f"{point['seconds_per_query'] * 1e3:.3f} ms a query",
-            )
+            click.echo(describe_point(point))
     click.echo(str(path))

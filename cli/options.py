@@ -111,6 +111,14 @@ def emit(value: Any, out: str | None) -> None:
     write_text(out, text + "\n")
 
 
+def describe_point(point: dict[str, float]) -> str:
+    """A line for what a number of probed lists gives (see :mod:`gpq_faiss.index.tune`)."""
+    return (
+        f"nprobe {point['nprobe']:.0f}: recall {point['recall']:.4f}, {point['share']:.2%} of the codes, "
+        f"{point['seconds_per_query'] * 1e3:.3f} ms a query"
+    )
+
+
 @contextmanager
 def progress(label: str, unit: str) -> Iterator[Callable[..., None]]:
     """A progress bar on a terminal (nothing elsewhere: the stages log there).

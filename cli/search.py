@@ -6,7 +6,15 @@ from typing import Any
 
 import click
 
-from .options import data_options, device_option, emit, open_dataset, overwrite_option, progress
+from .options import (
+    data_options,
+    describe_point,
+    device_option,
+    emit,
+    open_dataset,
+    overwrite_option,
+    progress,
+)
 
 
 @click.command()
@@ -15,6 +23,29 @@ from .options import data_options, device_option, emit, open_dataset, overwrite_
 @click.argument("queries")
 @click.option("-k", "k", default=10, show_default=True, help="Results a query.")
 @click.option("--rows", help="Only these queries: 0:8, or 3,5,9.")
+@click.option(
+    "--kind",
+    type=click.Choice(["auto", "exact", "grouped", "fused", "flat", "fastscan", "ivf"]),
+    default="auto",
+    show_default=True,
+    help="How to search. auto: the lists of an index that has lists, else exact; fastscan and ivf are approximate.",
+)
+@click.option(
+    "--memory",
+    metavar="SIZE",
+    help="Keep the search within this much, such as 2GB; an index too large for it is searched in place on disk.",
+)
+@click.option(
+    "--nprobe", type=int, help="For ivf: lists that a query looks at.  [default: that of the index]"
+)
+@click.option(
+    "--recall", type=float, help="For ivf: choose nprobe for this recall of the exact results, such as 0.95."
+)
+@click.option("--where-ids", metavar="FILE", help="Only items with these ids: .npy, or text with one a line.")
+@click.option("--without-ids", metavar="FILE", help="No items with these ids: .npy, or text with one a line.")
+@click.option(
+    "--least", type=float, metavar="SCORE", help="Instead of k: all items that score at least this."
+)
 @click.option(
     "--format",
     "format_",
@@ -35,6 +66,13 @@ def search(
     queries: str,
     k: int,
     rows: str | None,
+    kind: str,
+    memory: str | None,
+    nprobe: int | None,
+    recall: float | None,
+    where_ids: str | None,
+    without_ids: str | None,
+    least: float | None,
     format_: str,
     out: str | None,
     images: str | None,
@@ -48,19 +86,33 @@ def search(
     QUERIES is a features.h5 of the model, a file of embeddings (.npy, .npz, .parquet), an image, a folder of images, or
     any DATA that gpq train takes.
 
+    The answer is exact, ties in the order of ids, unless lists are looked at (kind ivf) or kind fastscan is asked for.
+    With --recall, what each number of probed lists gives comes first (in JSON: "operating_points").
+
     \b
     Examples:
       gpq search model index.faiss queries.npy -k 10 --format json
       gpq search model index.faiss photo.jpg
+      gpq search model lists.faiss queries.npy --memory 2GB --recall 0.95
+      gpq search model index.faiss queries.npy --without-ids seen.txt --threads 2
+      gpq search model index.faiss queries.npy --least 3.5 --format json
       gpq search model index.faiss digits --rows 0:8 --format png --images digits --out ranked.png
     """
     from gpq_faiss.errors import UsageError
     from gpq_faiss.evaluate.tables import render
     from gpq_faiss.files import check_output
     from gpq_faiss.report.figure import check_picture
-    from gpq_faiss.search import draw_results, open_queries
+    from gpq_faiss.index.filters import Allow, Deny
+    from gpq_faiss.search import draw_results, open_queries, read_ids
     from gpq_faiss.search import search as run
 
+    if where_ids is not None and without_ids is not None:
+        raise UsageError("--where-ids and --without-ids are two ways to say the same: give one")
+    where: Any = None
+    if where_ids is not None:
+        where = Allow(read_ids(where_ids))
+    elif without_ids is not None:
+        where = Deny(read_ids(without_ids))
     if out is not None:
         (check_picture if format_ == "png" else check_output)(out, overwrite=overwrite)
     elif format_ in {"h5", "png"}:
@@ -72,8 +124,24 @@ def search(
     source = queries if own else open_queries(queries, **data_args)
     with progress("encode queries", "item") as update:
         result = run(
-            model_dir, index_file, source, k=k, rows=rows, device=device, threads=threads, progress=update
+            model_dir,
+            index_file,
+            source,
+            k=k,
+            rows=rows,
+            kind=kind,  # type: ignore[arg-type]  # one of the choices
+            memory=memory,
+            nprobe=nprobe,
+            recall=recall,
+            where=where,
+            least=least,
+            device=device,
+            threads=threads,
+            progress=update,
         )
+    if format_ != "json":
+        for point in result.points:
+            click.echo(describe_point(point))
     if format_ == "png":
         assert shown is not None
         assert out is not None

@@ -21,8 +21,14 @@ from .data.open import SCHEMES, open_data
 from .encode import Encoder, Progress
 from .errors import DataError, MismatchError, UsageError
 from .files import fingerprint
-from .index.io import load_index
-from .index.search import search_index
+from .index.disk import open_disk
+from .index.disklists import ListEngine
+from .index.engine import KINDS, Kind
+from .index.filters import Filter
+from .index.io import read_sidecar
+from .index.opening import open_engine
+from .index.shards import parse_bytes
+from .index.tune import tune_nprobe
 from .nn.model import read_description
 from .report.gallery import Ranked, save_gallery
 from .store import RowReader, describe, write_arrays
@@ -42,6 +48,7 @@ class SearchResult:
         query_ids: int64 [Q].
         query_names: Q names for people (a path where there is one, else the id).
         codebooks_fingerprint: of model and index.
+        points: what each number of lists that was tried gave, where nprobe was chosen by recall.
     """
 
     ids: NDArray[np.int64]
@@ -49,12 +56,15 @@ class SearchResult:
     query_ids: NDArray[np.int64]
     query_names: tuple[str, ...]
     codebooks_fingerprint: str
+    points: tuple[dict[str, float], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: one entry a query, missing results left out."""
+        tuned = {"operating_points": list(self.points)} if self.points else {}
         return {
             "k": int(self.ids.shape[1]),
             "codebooks_fingerprint": self.codebooks_fingerprint,
+            **tuned,
             "queries": [
                 {
                     "id": int(query),
@@ -270,6 +280,83 @@ def query_vectors(
     return vectors, ids, names
 
 
+def read_ids(path: str | Path) -> NDArray[np.int64]:
+    """Ids from a ``.npy`` file, or from text with one on a line.
+
+    Raises:
+        DataError: missing, unreadable, or not a list of whole numbers of 64 bits.
+    """
+    path = Path(path)
+    try:
+        if path.suffix == ".npy":
+            found = np.load(path, allow_pickle=False)
+        else:
+            found = np.array([int(line) for line in path.read_text(encoding="utf-8").split()], dtype=np.int64)
+    except FileNotFoundError:
+        raise DataError(f"{path} not found: it should hold ids") from None
+    except (OSError, ValueError, OverflowError, EOFError) as error:
+        why = " ".join(str(error).split())[:100]
+        raise DataError(f"{path} holds no list of ids ({why}): write one whole number a line") from None
+    if found.ndim != 1 or found.dtype.kind not in "iu":
+        raise DataError(f"{path}: {found.dtype} {found.shape}, expected a list of ids (whole numbers)")
+    return found.astype(np.int64)
+
+
+def open_index(
+    index: str | Path,
+    kind: Kind = "auto",
+    memory: str | int | None = None,
+    nprobe: int | None = None,
+) -> Any:
+    """Open an index file in the way that suits it: in memory, or in place where the budget does not hold it.
+
+    Args:
+        kind: see :data:`.index.engine.KINDS`. ``auto``: lists where the file has lists, else exact.
+        memory: budget for the arrays of the search; without one, the index is read into memory.
+        nprobe: for lists.
+
+    Returns:
+        :class:`.index.engine.Engine`, :class:`.index.disk.DiskEngine` or :class:`.index.disklists.ListEngine`.
+
+    Raises:
+        UsageError: an unknown kind, one that cannot be searched in place, or ``nprobe`` without lists.
+        DataError, MismatchError: as :func:`.index.opening.open_engine`.
+    """
+    if kind not in KINDS:
+        raise UsageError(f"kind {kind!r}: choose from {', '.join(KINDS)}")
+    path = Path(index)
+    in_place = memory is not None and path.is_file() and _COPIES * path.stat().st_size > parse_bytes(memory)
+    if in_place:
+        engine = open_disk(path, memory)
+        lists = isinstance(engine, ListEngine)
+        if kind not in ("auto", "exact", "ivf") or (kind == "ivf" and not lists):
+            raise UsageError(
+                f"{path} is searched in place with {memory}, which kind {kind!r} cannot: take 'exact', raise --memory, "
+                "or build the index with that kind"
+            )
+        if lists and kind == "exact":
+            engine.nprobe = engine.lists
+        elif lists:
+            engine.nprobe = engine.check_nprobe(nprobe)
+    else:
+        sidecar = read_sidecar(path)
+        if kind == "auto" and sidecar is not None and sidecar["kind"].startswith("ivf"):
+            kind = "ivf"
+        engine = open_engine(path, kind=None if kind == "auto" and sidecar is None else kind)
+        lists = engine.kind == "ivf"
+        if lists and nprobe is not None:
+            engine.set_nprobe(nprobe)
+    if nprobe is not None and (not lists or kind == "exact"):
+        raise UsageError(
+            f"nprobe belongs to lists, which this search of {path} does not use: take kind 'ivf'"
+        )
+    return engine
+
+
+_COPIES = 4
+"""Sizes of its file that an index takes while it is opened and searched in memory, at most."""
+
+
 def search(
     model: str | Path,
     index: str | Path,
@@ -277,6 +364,12 @@ def search(
     *,
     k: int = 10,
     rows: str | None = None,
+    kind: Kind = "auto",
+    memory: str | int | None = None,
+    nprobe: int | None = None,
+    recall: float | None = None,
+    where: Filter | None = None,
+    least: float | None = None,
     device: str = "cpu",
     threads: int | None = None,
     progress: Progress | None = None,
@@ -285,10 +378,14 @@ def search(
 
     Args:
         model: model folder.
-        index: file that :func:`gpq_faiss.index.build.index` wrote, or any Faiss IndexPQ with these codebooks.
+        index: file that :func:`gpq_faiss.index.build.index` wrote, or any Faiss index with these codebooks.
         queries: a data set, a DATA form, a features file, an image, or a folder of images.
         k: results a query, 1 to the number of items.
         rows: only these queries (``"0:8"``).
+        kind, memory, nprobe: see :func:`open_index`.
+        recall: choose nprobe for this recall of the exact top ``k``, by these very queries.
+        where: only items that pass this filter (:mod:`.index.filters`).
+        least: instead of ``k`` items a query, all that score at least this.
         device: where the network runs.
         threads: of the search (default: all cores).
         progress: called while the queries are encoded.
@@ -299,17 +396,43 @@ def search(
     Raises:
         MismatchError: index and model have different codebooks.
         DataError: a file that cannot be read, an empty index, k beyond it.
+        UsageError: options out of range or at odds.
     """
     if k < 1:
         raise UsageError(f"-k {k}: at least 1 is needed")
-    description = read_description(model)
-    loaded, sidecar = load_index(index)
-    z_print = description["codebooks_fingerprint"]
-    if sidecar["codebooks_fingerprint"] != z_print:
+    if recall is not None and nprobe is not None:
+        raise UsageError("nprobe and recall both choose the lists to look at: give one")
+    z_print = read_description(model)["codebooks_fingerprint"]
+    engine = open_index(index, kind, memory, nprobe)
+    if recall is not None and engine.kind not in ("ivf", "disk-ivf"):
+        raise UsageError(
+            f"recall belongs to lists, which this search of {index} does not use: take kind 'ivf'"
+        )
+    if engine.fingerprint != z_print:
         raise MismatchError(
-            f"{index} has other codebooks ({sidecar['codebooks_fingerprint']}) than {model} ({z_print}): "
+            f"{index} has other codebooks ({engine.fingerprint}) than {model} ({z_print}): "
             "build the index with this model"
         )
     vectors, ids, names = query_vectors(model, queries, rows=rows, device=device, progress=progress)
-    scores, found = search_index(loaded, vectors, k, threads=threads)
-    return SearchResult(found, scores, ids, names, z_print)
+    points: list[dict[str, float]] = []
+    if recall is not None and isinstance(engine, ListEngine):
+        points = engine.tune(recall, k=k, queries=vectors, threads=threads)
+    elif recall is not None:
+        points = tune_nprobe(engine, recall, k=k, queries=vectors, threads=threads)
+    if least is not None:
+        scores, found = _padded(*engine.range_search(vectors, least, where=where, threads=threads))
+    else:
+        scores, found = engine.search(vectors, k, where=where, threads=threads)
+    return SearchResult(found, scores, ids, names, z_print, tuple(points))
+
+
+def _padded(
+    lims: NDArray[np.int64], scores: NDArray[np.float32], ids: NDArray[np.int64]
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Results of a range search as rows of one length, short ones filled with -inf and -1."""
+    counts = np.diff(lims)
+    shape = (len(counts), int(counts.max(initial=0)))
+    D, found = np.full(shape, -np.inf, np.float32), np.full(shape, -1, np.int64)
+    there = np.arange(shape[1]) < counts[:, None]
+    D[there], found[there] = scores, ids
+    return D, found

@@ -18,7 +18,9 @@ from .codebooks import inject
 from .engine import Engine, Kind, check_kind
 from .io import check_index_output, save_index
 from .ivf import IvfSettings
+from .disk import open_disk
 from .layout import repeated_id
+from .liststream import build_lists, store_nprobe
 from .rowfile import RowForm
 from .shards import Hdf5Shard, Shard, is_index, is_parquet, open_shard, parse_bytes
 from .stream import MEMORY as STREAM_MEMORY
@@ -29,6 +31,7 @@ Progress = Callable[[int, int], None]
 """Called with the items done and the items in all."""
 
 BLOCK = 65_536
+_TUNING = 256 << 20  # what tuning takes at least, for some hundred queries
 _PROTOTYPES = "network.classifier.raw"
 
 
@@ -162,9 +165,10 @@ def index(
     """Write codes (or features, which are encoded on the way) as a searchable index with the user's own ids.
 
     By default the result is an ``IndexIDMap2`` around an ``IndexPQ``, made in memory. With ``memory``, several sources
-    or another kind (but ``ivf``), rows stream through files (:func:`.stream.build_stream`): the build is resumable by
-    source and keeps to the budget, and the id map is an ``IndexIDMap`` (none where ids are 0, 1, 2, ...), whose reading
-    takes no table of ids. ``exact``, ``grouped`` and ``auto`` are flat files that the sidecar says how to open.
+    or another kind, rows stream through files (:func:`.stream.build_stream`): the build is resumable by source and keeps
+    to the budget, and the id map is an ``IndexIDMap`` (none where ids are 0, 1, 2, ...), whose reading takes no table of
+    ids. ``exact``, ``grouped`` and ``auto`` are flat files that the sidecar says how to open. ``ivf`` streams where
+    ``memory`` is given (:func:`.liststream.build_lists`), and is made in memory otherwise.
 
     Args:
         model_dir: the model that the rows are of.
@@ -174,7 +178,8 @@ def index(
         kind: see :data:`.engine.KINDS`.
         memory: for the arrays of the build: bytes, or ``"2GB"``.
         ivf: for ``ivf``: how lists are made.
-        recall: for ``ivf``: choose nprobe for this recall of the top 10 (:func:`.tune.tune_nprobe`).
+        recall: for ``ivf``: choose nprobe for this recall of the top 10 (:func:`.tune.tune_nprobe`; by stand-ins for
+            queries, drawn from the items).
         overwrite: replace existing files.
         block: rows at a time (without ``memory``).
         progress: called after each block.
@@ -207,9 +212,27 @@ def index(
     shards = [
         open_shard(path, model.codebooks, model.model_fingerprint, str(model.folder)) for path in sources
     ]
-    if kind == "ivf":
-        return _lists(model, shards, out, budget, ivf, recall, block, progress)
+    if kind == "ivf" and budget is None:
+        return _lists(model, shards, out, ivf, recall, block, progress)
     extra = {"source": shards[0].kind, "data_fingerprint": shards[0].data_fingerprint}
+    if kind == "ivf":
+        assert budget is not None
+        build_lists(
+            shards,
+            out,
+            model.codebooks,
+            ivf,
+            model_fingerprint=model.model_fingerprint,
+            memory=budget,
+            overwrite=True,
+            extra=extra,
+            progress=progress,
+        )
+        if recall is not None:
+            engine = open_disk(out, max(budget, _TUNING))
+            engine.tune(recall, k=min(10, engine.ntotal))
+            store_nprobe(out, engine.nprobe, engine.points)
+        return out
     if kind not in ("flat", "auto"):
         extra["engine"] = kind
     M = int(model.codebooks.shape[0])
@@ -231,7 +254,6 @@ def _lists(
     model: ModelHeader,
     shards: Sequence[Shard],
     out: Path,
-    budget: int | None,
     ivf: IvfSettings | None,
     recall: float | None,
     block: int,
@@ -240,12 +262,6 @@ def _lists(
     """An index with lists, made in memory. Raises as :func:`index`."""
     total = sum(shard.rows for shard in shards)
     M, K, _ = (int(n) for n in model.codebooks.shape)
-    needed = total * (3 * code_size(M, K) + 32)
-    if budget is not None and needed > budget:
-        raise UsageError(
-            f"lists of {total:,} items take about {needed:,} bytes to build, more than the {budget:,} allowed: raise "
-            "--memory, or build kind 'flat' and search it from disk"
-        )
     codes = np.empty((total, code_size(M, K)), np.uint8)
     ids = np.empty(total, np.int64)
     at = 0

@@ -2,11 +2,14 @@
 
 Opening reads the header alone. A search holds a block of codes a thread, packs it for FastScan (or takes float tables
 where a batch is too small to pay for that), and merges the best of all blocks: equal to a search in memory to the bit.
+What a block must beat to matter is known from the blocks before, which makes most proofs short. A file of the fastscan
+form needs no packing; and where the budget holds all packed codes, they are kept for the searches to come.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,17 +25,56 @@ from .filters import Filter, mask_of
 from .io import read_sidecar, sidecar_path
 from .items import Items
 from .proof import ProvenSearch, read_keys
-from .rowfile import read_frame
+from .rowfile import RowFile, read_frame
 from .search import check_block, check_k, omp_threads
 from .shards import parse_bytes
 
 MEMORY = "1GB"
-_LEAST_ROWS = 4096
-_FAST_BATCH = 4  # queries from which packing a block for FastScan pays
+LEAST_ROWS = 4096
+FAST_BATCH = 4  # queries from which packing a block for FastScan pays
+MOST_ROWS = 1 << 24
+ALIGNED = 384
 
 
-class DiskEngine:
-    """An index file searched in place. Made by :func:`open_disk`; the file must stay as it is.
+class Best:
+    """The best so far of some queries, filled part by part. Safe to use from several threads.
+
+    Attributes:
+        D: float32 [Q, k], larger first; -inf where nothing was found.
+        found: int64 [Q, k], equal scores by ascending id; -1 there.
+        part: int32 [Q, k], the part that each came from.
+    """
+
+    def __init__(self, queries: int, k: int) -> None:
+        self.D = np.full((queries, k), -np.inf, np.float32)
+        self.found = np.full((queries, k), -1, np.int64)
+        self.part = np.zeros((queries, k), np.int32)
+        self._lock = threading.Lock()
+
+    def floor(self, rows: Any, *, ties: bool) -> Floats:
+        """What an item must exceed to enter, float32; with ``ties`` one of the same score might, having a smaller id."""
+        with self._lock:
+            kth: Floats = self.D[rows, -1]
+        return np.nextafter(kth, np.float32(-np.inf)) if ties else kth
+
+    def take(self, rows: Any, scores: Floats, ids: Ids, part: int = 0) -> None:
+        """Merge results [n, any] of the queries ``rows`` in a part; missing ones are -inf and -1."""
+        with self._lock:
+            kth = self.D[rows, -1:]
+            if bool((scores[:, :1] < kth).all()):  # nothing new, as mostly
+                return
+            k = self.D.shape[1]
+            D = np.concatenate([self.D[rows], scores], axis=1)
+            found = np.concatenate([self.found[rows], ids], axis=1)
+            order = np.lexsort((found, -D), axis=1)[:, :k]
+            self.D[rows] = np.take_along_axis(D, order, axis=1)
+            self.found[rows] = np.take_along_axis(found, order, axis=1)
+            parts = np.concatenate([self.part[rows], np.full(scores.shape, part, np.int32)], axis=1)
+            self.part[rows] = np.take_along_axis(parts, order, axis=1)
+
+
+class FileEngine:
+    """What the engines of files have in common.
 
     Attributes:
         path: the file.
@@ -44,18 +86,15 @@ class DiskEngine:
         memory: budget in bytes.
     """
 
-    kind = "disk"
-
-    def __init__(self, path: Path, memory: int) -> None:
-        self._file = read_frame(path)
+    def __init__(self, path: Path, memory: int, codebooks: Floats, n: int) -> None:
         stated = read_sidecar(path)
         self.path = path
         self.memory = memory
-        self.ntotal = self._file.n
-        self.codebooks = self._file.codebooks
-        self.M, self.K, self.d = (int(n) for n in self.codebooks.shape)
+        self.ntotal = n
+        self.codebooks = codebooks
+        self.M, self.K, self.d = (int(size) for size in codebooks.shape)
         self.width = self.M * self.d
-        self.fingerprint = codebooks_fingerprint(self.codebooks)
+        self.fingerprint = codebooks_fingerprint(codebooks)
         self.model_fingerprint: str | None = None
         if stated is not None:
             self.model_fingerprint = stated["model_fingerprint"]
@@ -67,23 +106,66 @@ class DiskEngine:
                 )
         if self.ntotal == 0:
             raise DataError(f"{path} is empty: add codes first (gpq index)")
+        self._lock = threading.Lock()
 
-    def block_rows(self, threads: int, queries: int, k: int) -> int:
-        """Rows a block: what one row takes in memory, in each thread, beside what the queries take.
+    def rows_for(self, row_bytes: int, threads: int, queries: int, k: int) -> int:
+        """Rows of ``row_bytes`` that each thread may hold beside what the queries take.
 
         Raises:
             UsageError: the budget does not even hold the results.
         """
         tables = queries * self.M * self.K * 8 * 8
         held = queries * k * 12 * (4 + 2 * threads) + tables
-        row = self._file.code_size * 5 + 40
-        rows = (self.memory - held) // (threads * row)
-        if rows < _LEAST_ROWS:
+        rows = (self.memory - held) // (threads * row_bytes)
+        if rows < LEAST_ROWS:
             raise UsageError(
                 f"a memory budget of {self.memory:,} bytes is too small for {queries:,} queries with k = {k:,}: raise "
                 "it, or search fewer at a time"
             )
-        return int(min(rows, 1 << 24))
+        return int(min(rows, MOST_ROWS))
+
+    def prelude(self, xq: ArrayLike, k: int, threads: int | None, block: int) -> tuple[Floats, int, int]:
+        """Checked queries, k and number of threads. Raises as :meth:`.engine.Engine.search`."""
+        k = check_k(k, self.ntotal)
+        check_block(block)
+        if threads is not None and threads < 1:
+            raise UsageError(f"{threads} threads: it must be at least 1")
+        queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
+        return queries, k, min(threads or int(faiss.omp_get_max_threads()), os.cpu_count() or 1)
+
+
+class DiskEngine(FileEngine):
+    """An index file in rows, searched in place. Made by :func:`open_disk`; the file must stay as it is."""
+
+    kind = "disk"
+
+    def __init__(self, path: Path, memory: int, file: RowFile) -> None:
+        self._file = file
+        super().__init__(path, memory, file.codebooks, file.n)
+        self._first: dict[int, int] = {}
+        self._kept: dict[tuple[int, int], ProvenSearch] = {}
+
+    def block_rows(self, threads: int, queries: int, k: int) -> int:
+        """Rows a block: what one row takes in memory, in each thread. Raises as :meth:`rows_for`."""
+        size = self._file.code_size
+        if self._file.id_start is not None:
+            row = size * 5 + 40
+        else:
+            row = size * (3 if self._file.form == "fastscan" else 4)
+        rows = self.rows_for(row, threads, queries, k)
+        return max(LEAST_ROWS, min(rows, -(-self.ntotal // threads)))
+
+    def resident(self, threads: int, queries: int, k: int) -> bool:
+        """Whether the budget holds all codes packed, beside a block a thread: they are then kept for later searches.
+
+        The file must be without an id map, or its ids would have to be kept as well.
+        """
+        if self._file.id_start is not None or self.K != 16:
+            return False
+        size = self._file.code_size
+        rows = min(MOST_ROWS, -(-self.ntotal // threads))
+        needed = int(self.ntotal * size * 1.05) + threads * rows * size * 3
+        return self.memory - needed > queries * (k * 12 * (4 + 2 * threads) + self.M * self.K * 64)
 
     def search(
         self,
@@ -99,51 +181,78 @@ class DiskEngine:
         Raises:
             UsageError, DataError: see there; codes in the file that no model has; a budget that is too small.
         """
-        k = check_k(k, self.ntotal)
-        check_block(block)
-        if threads is not None and threads < 1:
-            raise UsageError(f"{threads} threads: it must be at least 1")
-        queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
-        workers = min(threads or int(faiss.omp_get_max_threads()), os.cpu_count() or 1)
-        D = np.full((len(queries), k), -np.inf, np.float32)
-        found = np.full((len(queries), k), -1, np.int64)
+        queries, k, workers = self.prelude(xq, k, threads, block)
+        D = np.empty((len(queries), k), np.float32)
+        found = np.empty((len(queries), k), np.int64)
         for start in range(0, len(queries), block):
             part = slice(start, start + block)
             D[part], found[part] = self._search(queries[part], k, where, workers)
         return D, found
 
     def _search(self, xq: Floats, k: int, where: Filter | None, workers: int) -> tuple[Floats, Ids]:
-        rows = self.block_rows(workers, len(xq), k)
-        rows = max(_LEAST_ROWS, min(rows, -(-self.ntotal // workers)))
-        stages = ("fastscan", "fused") if len(xq) >= _FAST_BATCH else ("fused",)
+        # FastScan's own blocks, of 32 to 128 codes, stay whole
+        rows = max(ALIGNED, self.block_rows(workers, len(xq), k) // ALIGNED * ALIGNED)
+        keep = where is None and self.resident(workers, len(xq), k)
+        counting = self._file.id_start is None
+        fast = len(xq) >= FAST_BATCH or self._file.form == "fastscan" or keep
+        stages = ("fastscan",) if fast else ("fused",)
+        best = Best(len(xq), k)
+        every = slice(None)
 
-        def one(start: int) -> tuple[Floats, Ids]:
+        def one(start: int) -> None:
             faiss.omp_set_num_threads(1)  # of this thread alone
-            items = self.items(start, min(self.ntotal, start + rows))
-            if where is not None:
-                items = items.keep(mask_of(where, items))
-            n = min(k, len(items))
-            if not n:
-                return np.empty((len(xq), 0), np.float32), np.empty((len(xq), 0), np.int64)
-            search = ProvenSearch(items.codes, self.codebooks, stages)
+            stop = min(self.ntotal, start + rows)
+            # Ids that count up: a tie in a later block loses, and earlier blocks are done. Else it might win.
+            floor = best.floor(every, ties=not counting)
+            if where is None and counting:
+                search, own = self._block(start, stop, stages, keep), None
+            else:
+                items = self.items(start, stop)
+                if where is not None:
+                    items = items.keep(mask_of(where, items))
+                if not len(items):
+                    return
+                own = items.ids
+                search = ProvenSearch(items.codes, self.codebooks, stages, first=self._first)
+            n = min(k, search.n)
             step = search.block_rows(n)
-            parts = [read_keys(search.search_keys(xq[s : s + step], n)) for s in range(0, len(xq), step)]
-            return np.concatenate([p[0] for p in parts]), items.ids_at(np.concatenate([p[1] for p in parts]))
+            for s in range(0, len(xq), step):
+                part = slice(s, s + step)
+                scores, at = read_keys(search.search_keys(xq[part], n, floor[part]))
+                ids = at + start if own is None else own[at]
+                ids[at < 0] = -1
+                waiting.append((start, part, scores, ids))
 
-        D = np.empty((len(xq), 0), np.float32)
-        found = np.empty((len(xq), 0), np.int64)
+        waiting: list[tuple[int, slice, Floats, Ids]] = []
         starts = range(0, self.ntotal, rows)
         with ThreadPoolExecutor(workers) as pool:
             for first in range(0, len(starts), workers):  # no more results wait than there are threads
-                for scores, ids in pool.map(one, starts[first : first + workers]):
-                    D, found = np.concatenate([D, scores], axis=1), np.concatenate([found, ids], axis=1)
-                    order = np.lexsort((found, -D), axis=1)[:, :k]
-                    D, found = np.take_along_axis(D, order, axis=1), np.take_along_axis(found, order, axis=1)
-        missing = k - D.shape[1]
-        if missing:
-            D = np.pad(D, ((0, 0), (0, missing)), constant_values=-np.inf)
-            found = np.pad(found, ((0, 0), (0, missing)), constant_values=-1)
-        return D, found
+                for _ in pool.map(one, starts[first : first + workers]):
+                    pass
+                for _, part, scores, ids in waiting:
+                    best.take(part, scores, ids)
+                waiting.clear()
+        return best.D, best.found
+
+    def _block(self, start: int, stop: int, stages: tuple[str, ...], keep: bool) -> ProvenSearch:
+        """A search of rows whose ids count up: over the memory map itself, and kept where it may be."""
+        name = (start, stop)
+        with self._lock:
+            if name in self._kept:
+                return self._kept[name]
+        codes: Any
+        if self._file.form == "fastscan":
+            codes = self._file.packed(self.path, start, stop)
+        else:
+            codes = check_codes(self._file.view(self.path, start, stop), self.M, self.K, what=str(self.path))
+        search = ProvenSearch(codes, self.codebooks, stages, first=self._first)
+        if keep:
+            search.scanner(search.stages[0])
+            with self._lock:
+                if any(stop > a and b > start for a, b in self._kept):
+                    self._kept.clear()  # blocks of another size, of a search with other threads
+                self._kept[name] = search
+        return search
 
     def range_search(
         self,
@@ -184,12 +293,7 @@ class DiskEngine:
                         )
                     D[q].append(scores)
                     found[q].append(items.ids_at(at))
-        lims = np.zeros(len(queries) + 1, np.int64)
-        lims[1:] = np.cumsum([sum(map(len, part)) for part in found])
-        all_scores = np.concatenate([np.empty(0, np.float32), *(part for row in D for part in row)])
-        ids = np.concatenate([np.empty(0, np.int64), *(part for row in found for part in row)])
-        order = np.lexsort((ids, -all_scores, np.repeat(np.arange(len(queries)), np.diff(lims))))
-        return lims, all_scores[order], ids[order]
+        return ranges(D, found)
 
     def items(self, start: int, stop: int) -> Items:
         """Rows ``start:stop`` of the file, checked and in the order of their ids.
@@ -198,24 +302,47 @@ class DiskEngine:
             DataError: bits set that no code of this model has.
         """
         codes = check_codes(self._file.codes(self.path, start, stop), self.M, self.K, what=str(self.path))
-        ids = self._file.ids(self.path, start, stop)
-        if len(ids) > 1 and not bool((ids[1:] > ids[:-1]).all()):
-            order = np.argsort(ids, kind="stable")
-            codes, ids = codes[order], ids[order]
-        return Items(codes, ids)
+        return by_id(codes, self._file.ids(self.path, start, stop))
 
 
-def open_disk(path: str | Path, memory: Any = MEMORY) -> DiskEngine:
-    """Open an index file (flat, fused or fastscan form, with or without an id map) without reading its rows.
+def by_id(codes: Any, ids: Ids) -> Items:
+    """Items of checked codes, in the order of their ids."""
+    if len(ids) > 1 and not bool((ids[1:] > ids[:-1]).all()):
+        order = np.argsort(ids, kind="stable")
+        codes, ids = codes[order], ids[order]
+    return Items(codes, ids)
+
+
+def ranges(D: list[list[Floats]], found: list[list[Ids]]) -> tuple[Ids, Floats, Ids]:
+    """Results of a range search, given for each query in parts, as Faiss gives them."""
+    lims = np.zeros(len(D) + 1, np.int64)
+    lims[1:] = np.cumsum([sum(map(len, part)) for part in found])
+    all_scores = np.concatenate([np.empty(0, np.float32), *(part for row in D for part in row)])
+    ids = np.concatenate([np.empty(0, np.int64), *(part for row in found for part in row)])
+    order = np.lexsort((ids, -all_scores, np.repeat(np.arange(len(D)), np.diff(lims))))
+    return lims, all_scores[order], ids[order]
+
+
+def open_disk(path: str | Path, memory: Any = MEMORY) -> Any:
+    """Open an index file without reading its rows: forms in rows here, forms with lists by :mod:`.disklists`.
 
     Its SHA-256 is not compared, which would read all of it; sizes and fingerprints are.
 
     Args:
         memory: for the arrays of a search: bytes, or ``"2GB"``.
 
+    Returns:
+        A :class:`DiskEngine`, or a :class:`.disklists.ListEngine` where the file has lists.
+
     Raises:
-        DataError: missing, damaged, empty, or of a form with lists.
+        DataError: missing, damaged, empty, or of a form that cannot be mapped.
         MismatchError: its sidecar is of another file.
         UsageError: an unreadable budget.
     """
-    return DiskEngine(Path(path), parse_bytes(memory))
+    from .disklists import ListEngine
+    from .listfile import has_lists, read_lists
+
+    budget = parse_bytes(memory)
+    if has_lists(path):
+        return ListEngine(Path(path), budget, read_lists(path))
+    return DiskEngine(Path(path), budget, read_frame(path))

@@ -331,6 +331,20 @@ class Engine:
             self._filtered = (digest, part)
             return part
 
+    def set_nprobe(self, nprobe: int) -> None:
+        """Lists that each query looks at from now on, at most all.
+
+        Raises:
+            UsageError: not of kind ``ivf``, or below 1.
+        """
+        if self.ivf is None or not isinstance(self._searcher, IvfSearch):
+            raise UsageError(f"an engine of kind {self.kind!r} has no lists: nprobe belongs to kind 'ivf'")
+        if nprobe < 1:
+            raise UsageError(f"nprobe {nprobe}: it must be at least 1")
+        nprobe = min(nprobe, self.ivf.lists or nprobe)
+        self._searcher.nprobe = nprobe
+        self.ivf = dataclasses.replace(self.ivf, nprobe=nprobe)
+
     # Changing --------------------------------------------------------------------------------------------------------
 
     def add(self, codes: ArrayLike, ids: ArrayLike | None = None) -> None:

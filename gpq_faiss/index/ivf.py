@@ -37,6 +37,7 @@ class IvfSettings:
         seed: of k-means.
         points: operating points found by tuning (:func:`.tune.tune_nprobe`), for the record.
         list_of: int32, the list of each code, where it is known; used for just those codes.
+        assignment: for builds in a stream (:mod:`.coarse`): ``nearest``, ``tables``, or None: by their cost.
     """
 
     lists: int | None = None
@@ -46,6 +47,7 @@ class IvfSettings:
     seed: int = 0
     points: tuple[dict[str, float], ...] = ()
     list_of: NDArray[np.int32] | None = None
+    assignment: Literal["nearest", "tables"] | None = None
 
     def trained(self, codes: Codes, Z: Floats) -> IvfSettings:
         """With centroids: the given ones made unit-norm, or those of spherical k-means over decoded codes.

@@ -223,8 +223,10 @@ def _check_lists(ivf: Any, M: int, fast: bool, what: str) -> None:
     """Coarse quantiser and inverted lists. Raises DataError."""
     lists = int(ivf.nlist)
     quantizer: Any = faiss.downcast_index(ivf.quantizer) if ivf.quantizer is not None else None
-    if not isinstance(quantizer, faiss.IndexFlatIP):
-        name = type(quantizer).__name__
+    # A factory string gives IndexFlat with its metric, where a constructor gives IndexFlatIP.
+    flat = isinstance(quantizer, faiss.IndexFlat)
+    if not flat or quantizer.metric_type != faiss.METRIC_INNER_PRODUCT:
+        name = type(quantizer).__name__ + (" by another metric" if flat else "")
         raise DataError(
             f"{what}: its coarse quantiser is {name}, expected a flat one by inner product (IndexFlatIP)"
         )

@@ -51,14 +51,65 @@ def block_bytes(M: int, rows: int) -> int:
 
 def unpack_blocks(packed: NDArray[np.uint8], n: int, M: int, rows: int) -> Codes:
     """The first ``n`` codes, uint8 [n, ceil(M / 2)], of whole blocks of ``rows`` codes, uint8 [blocks * block_bytes]."""
-    places = _places(M, rows)
+    low, high = _byte_places(M, rows)
     blocks = packed.reshape(-1, block_bytes(M, rows))
     size = (M + 1) // 2
-    out = np.zeros((len(blocks), rows, size), np.uint8)
+    out = np.empty((len(blocks), rows * size), np.uint8)
     for start in range(0, len(blocks), _BLOCKS):
         part = blocks[start : start + _BLOCKS]
-        for m in range(M):
-            half = places[:, m]
-            index = (part[:, half >> 1] >> ((half & 1) * 4).astype(np.uint8)) & np.uint8(15)
-            out[start : start + len(part), :, m // 2] |= index << np.uint8(4 * (m % 2))
+        halves = np.concatenate([part & 15, part >> 4], axis=1)
+        held = out[start : start + len(part)]
+        np.take(halves, high, axis=1, out=held, mode="clip")
+        held <<= 4
+        held |= np.take(halves, low, axis=1, mode="clip")
+    if M % 2:
+        out.reshape(-1, size)[:, -1] &= 15
     return out.reshape(-1, size)[:n]
+
+
+@functools.cache
+def _byte_places(M: int, rows: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Where the lower and upper half of each byte of a block's codes are among [all lower halves, all upper halves]."""
+    places = _places(M, rows)
+    among = (places >> 1) + (places & 1) * block_bytes(M, rows)
+    low, high = among[:, 0::2], among[:, 1::2]
+    if M % 2:
+        high = np.concatenate([high, low[:, -1:]], axis=1)
+    return low.reshape(-1).astype(np.intp), high.reshape(-1).astype(np.intp)
+
+
+class PackedCodes:
+    """Codes that stay in FastScan's blocks, read like an array uint8 [n, code_size] by slices and by positions.
+
+    Args:
+        packed: uint8 [blocks * block_bytes]; may be a memory map.
+        n: codes.
+        M: indices a code.
+        rows: codes a block.
+    """
+
+    def __init__(self, packed: NDArray[np.uint8], n: int, M: int, rows: int) -> None:
+        self.packed, self.n, self.M, self.rows = packed, n, M, rows
+        self.shape = (n, (M + 1) // 2)
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, at: Any) -> Codes:
+        each = block_bytes(self.M, self.rows)
+        if isinstance(at, slice):
+            start, stop, _ = at.indices(self.n)
+            first, last = start // self.rows, -(-stop // self.rows)
+            held = np.asarray(self.packed[first * each : last * each])
+            codes = unpack_blocks(held, (last - first) * self.rows, self.M, self.rows)
+            return codes[start - first * self.rows : stop - first * self.rows]
+        places = _places(self.M, self.rows)
+        positions = np.asarray(at, np.int64)
+        base = positions // self.rows * each
+        within = positions % self.rows
+        out = np.zeros((*positions.shape, self.shape[1]), np.uint8)
+        for m in range(self.M):
+            half = places[within, m]
+            index = (self.packed[base + (half >> 1)] >> ((half & 1) << 2).astype(np.uint8)) & np.uint8(15)
+            out[..., m // 2] |= index << np.uint8(4 * (m % 2))
+        return out

@@ -10,6 +10,7 @@ Positions stand in for ids: rows must be in the order in which ties are to be gi
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import Any, Protocol
 
@@ -30,6 +31,7 @@ from .codebooks import (
     score_tables,
 )
 from .layout import vector_view
+from .packing import PackedCodes
 
 Keys = NDArray[np.int64]
 """Score and position in one integer, so that one integer sort orders by score, then by position (:func:`sort_keys`)."""
@@ -39,12 +41,14 @@ FULL = 8192
 _CANDIDATE_BYTES = 64 << 20
 _SCORE_BLOCK = 32_768
 _ROUNDS = 3
+_WIDEST = 64  # part of the codes from which scoring all of them is as cheap as nominating that many
 _LOW = np.int64(0xFFFF_FFFF)
 _FLIP = np.int32(0x7FFF_FFFF)
 _UNIT = float(np.finfo(np.float32).eps)  # twice the relative error of one float32 operation
 _TINY = float(np.finfo(np.float32).tiny)
 EMPTY_KEY = np.int64(np.iinfo(np.int64).min)
 """The key of a place without a result."""
+_NO_KEYS = np.empty(0, np.int64)
 
 
 def rounding_bound(xq: Floats, M: int, d: int) -> Floats:
@@ -153,6 +157,17 @@ class FastScan:
         flat.add_sa_codes(codes)
         self.index: Any = faiss.IndexPQFastScan(flat)
 
+    @classmethod
+    def of_packed(cls, codes: PackedCodes, Z: Floats) -> FastScan:
+        """Of codes that are in blocks already: one copy in memory, nothing is packed anew."""
+        scan = cls.__new__(cls)
+        scan.M, _, scan.d = (int(n) for n in Z.shape)
+        scan.index = faiss.IndexPQFastScan(inject(Z), codes.rows)
+        faiss.copy_array_to_AlignedTable(np.ascontiguousarray(codes.packed), scan.index.codes)
+        scan.index.ntotal = len(codes)
+        scan.index.ntotal2 = -(-len(codes) // codes.rows) * codes.rows
+        return scan
+
     def candidates(self, xq: Floats, k: int) -> tuple[Floats, Ids]:
         D, found = self.index.search(xq, k)
         return D, found
@@ -161,31 +176,32 @@ class FastScan:
         return quantisation_bound(tables) + 2 * rounding_bound(xq, self.M, self.d)
 
 
-def score_all(prepared: Floats, codes: Codes, M: int, K: int, k: int) -> Keys:
+def score_all(
+    prepared: Floats, codes: Codes | PackedCodes, M: int, K: int, k: int, floor: Floats | None = None
+) -> Keys:
     """Keys [Q, k] of the best of all codes, blockwise: memory is bounded by the block and a few k a query.
 
-    ``codes`` may be a memory map.
+    ``codes`` may be a memory map. What scores at most its query's ``floor``, float32 [Q], may be left out.
     """
     paired = K <= 16 and M > 1
     Q, n = len(prepared), len(codes)
     pools: list[list[Keys]] = [[] for _ in range(Q)]
     sizes = [0] * Q
-    least = np.full(Q, -np.inf, np.float32)
+    least = np.full(Q, -np.inf, np.float32) if floor is None else floor.copy()
     limit = 2 * k + _SCORE_BLOCK
 
     def reduce(q: int) -> None:
-        kept = best_keys(np.concatenate(pools[q]), k)
+        kept = best_keys(np.concatenate([_NO_KEYS, *pools[q]]), k)
         pools[q], sizes[q] = [kept], len(kept)
         if len(kept) == k:
-            least[q] = read_keys(kept[-1:])[0][0]
+            least[q] = max(least[q], read_keys(kept[-1:])[0][0])
 
     for start in range(0, n, _SCORE_BLOCK):
         columns = lookup_columns(np.asarray(codes[start : start + _SCORE_BLOCK]), M, K)
         for q in range(Q):
             scores = lookup(prepared[q], columns, paired=paired)
-            if (
-                sizes[q] >= k
-            ):  # a later position loses a tie, so only what lies above the k-th can still enter
+            if least[q] > -np.inf:
+                # a later position loses a tie, so only what lies above the k-th can still enter
                 places = np.flatnonzero(scores > least[q])
             elif k < len(scores):
                 places = np.flatnonzero(scores >= np.partition(scores, len(scores) - k)[len(scores) - k])
@@ -196,19 +212,22 @@ def score_all(prepared: Floats, codes: Codes, M: int, K: int, k: int) -> Keys:
                 sizes[q] += len(places)
                 if sizes[q] >= k and (least[q] == -np.inf or sizes[q] > limit):
                     reduce(q)
+    out = np.full((Q, k), EMPTY_KEY, np.int64)
     for q in range(Q):
         reduce(q)
-    return np.stack([pool[0] for pool in pools]) if Q else np.empty((0, k), np.int64)
+        out[q, : sizes[q]] = pools[q][0]
+    return out
 
 
 class ProvenSearch:
     """Exact search over codes whose positions order ties.
 
     Args:
-        codes: uint8 [n, code_size], checked; may be a memory map.
+        codes: uint8 [n, code_size], checked; may be a memory map, or lie in FastScan's blocks.
         Z: codebooks, float32 [M, K, d], checked.
         stages: what nominates: ``fastscan`` first where K = 16 (and the rows fit its 2^31), ``fused`` tables in any
             case, or ``flat`` ones. Scanners are built when first needed.
+        first: how many candidates to begin with, for each k; learnt, and shared by searches over parts of one whole.
 
     Attributes:
         queries: searched so far.
@@ -221,7 +240,14 @@ class ProvenSearch:
         UsageError: 2^32 codes or more, of which a key cannot hold the position.
     """
 
-    def __init__(self, codes: Codes, Z: Floats, stages: tuple[str, ...] = ("fastscan", "fused")) -> None:
+    def __init__(
+        self,
+        codes: Codes | PackedCodes,
+        Z: Floats,
+        stages: tuple[str, ...] = ("fastscan", "fused"),
+        *,
+        first: dict[int, int] | None = None,
+    ) -> None:
         self.codes = codes
         self.Z = Z
         self.M, self.K, self.d = (int(n) for n in Z.shape)
@@ -231,7 +257,7 @@ class ProvenSearch:
         fast = self.K == 16 and self.n < 1 << 31
         self.stages = tuple(stage for stage in stages if stage != "fastscan" or fast)
         self._scanners: dict[str, Scanner] = {}
-        self._first: dict[int, int] = {}
+        self._first: dict[int, int] = {} if first is None else first
         self._lock = threading.Lock()
         self.queries = self.widened = self.tabled = self.scored_in_full = self.direct = 0
 
@@ -239,10 +265,14 @@ class ProvenSearch:
         """The scanner of a stage, built on first use."""
         with self._lock:
             if stage not in self._scanners:
-                if stage == "fastscan":
-                    self._scanners[stage] = FastScan(self.codes, self.Z)
+                codes = self.codes
+                if stage != "fastscan":
+                    plain = codes[:] if isinstance(codes, PackedCodes) else codes
+                    self._scanners[stage] = TableScan(plain, self.Z, fused=stage == "fused")
+                elif isinstance(codes, PackedCodes):
+                    self._scanners[stage] = FastScan.of_packed(codes, self.Z)
                 else:
-                    self._scanners[stage] = TableScan(self.codes, self.Z, fused=stage == "fused")
+                    self._scanners[stage] = FastScan(codes, self.Z)
             return self._scanners[stage]
 
     def prepare(self, k: int) -> None:
@@ -267,8 +297,13 @@ class ProvenSearch:
             _CANDIDATE_BYTES // (min(held, 24 * (2 * k + _SCORE_BLOCK)) + tables if full else held + tables),
         )
 
-    def search_keys(self, xq: Floats, k: int) -> Keys:
-        """Keys int64 [Q, k] of the ``k`` best of checked queries [Q, M*d], best first; one block of queries."""
+    def search_keys(self, xq: Floats, k: int, floor: Floats | None = None) -> Keys:
+        """Keys int64 [Q, k] of the ``k`` best of checked queries [Q, M*d], best first; one block of queries.
+
+        Args:
+            floor: float32 [Q]; what scores at most this is of no interest and may be missing (an empty key), because as
+                many better ones are known from elsewhere. It makes the proof easier.
+        """
         tables = score_tables(xq, self.Z)
         prepared = lookup_tables(tables)
         out = np.empty((len(xq), k), np.int64)
@@ -278,14 +313,22 @@ class ProvenSearch:
         if self._in_full(wanted):
             self.direct += len(xq)
         else:
-            open_ = self._prove(xq, tables, prepared, k, wanted, out)
+            open_ = self._prove(xq, tables, prepared, k, wanted, out, floor)
             self.scored_in_full += len(open_)
         if len(open_):
-            out[open_] = score_all(prepared[open_], self.codes, self.M, self.K, k)
+            least = None if floor is None else floor[open_]
+            out[open_] = score_all(prepared[open_], self.codes, self.M, self.K, k, least)
         return out
 
     def _prove(
-        self, xq: Floats, tables: Floats, prepared: Floats, k: int, wanted: int, out: Keys
+        self,
+        xq: Floats,
+        tables: Floats,
+        prepared: Floats,
+        k: int,
+        wanted: int,
+        out: Keys,
+        floor: Floats | None,
     ) -> NDArray[np.intp]:
         """Fill the rows of ``out`` that can be proven; returns the others."""
         open_ = np.arange(len(xq))
@@ -295,8 +338,10 @@ class ProvenSearch:
             if number:
                 self.tabled += len(open_)
                 wanted = k + max(32, k // 4)
-            for attempt in range(_ROUNDS if last or number == 0 else 1):
-                if not len(open_) or 4 * wanted >= self.n:
+            # With one stage alone, widening goes on as long as it is cheaper than scoring everything.
+            alone = len(self.stages) == 1 and floor is not None
+            for attempt in range(_ROUNDS if last or number == 0 else 1) if not alone else itertools.count():
+                if not len(open_) or 4 * wanted >= self.n or (alone and _WIDEST * wanted > self.n):
                     break
                 proven = np.zeros(len(open_), np.bool_)
                 saturated = np.zeros(len(open_), np.bool_)
@@ -305,13 +350,13 @@ class ProvenSearch:
                 for start in range(0, len(open_), step):
                     part = slice(start, start + step)
                     proven[part], saturated[part], needed[part] = self._nominate(
-                        self.scanner(stage), xq, tables, prepared, open_[part], k, wanted, out
+                        self.scanner(stage), xq, tables, prepared, open_[part], k, wanted, out, floor
                     )
                 if number == attempt == 0:
                     self.widened += int((~proven).sum())
-                    self._adapt(k, wanted, needed, proven)
+                    self._adapt(k, wanted, needed, proven, least=1 if alone else 8)
                 # Where ties with the k-th still fill four times the candidates, there is no end of them in sight.
-                hopeless = saturated & ~proven if attempt else np.zeros(len(open_), np.bool_)
+                hopeless = saturated & ~proven if attempt and not alone else np.zeros(len(open_), np.bool_)
                 tied.append(open_[hopeless])
                 open_ = open_[~proven & ~hopeless]
                 wanted *= 4
@@ -327,6 +372,7 @@ class ProvenSearch:
         k: int,
         wanted: int,
         out: Keys,
+        floor: Floats | None,
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.intp]]:
         """One round for some queries, filling the rows of ``out`` that it proves.
 
@@ -341,13 +387,19 @@ class ProvenSearch:
         # Whatever was not nominated scores at most the last approximate score plus the slack. A tie with the k-th is
         # not good enough: the item outside might come first in the order of ids.
         reach = approximate + scanner.slack(xq[rows], tables[rows])[:, None]
-        proven = (reach[:, -1] < kth) & (found[:, -1] >= 0)
+        proven = reach[:, -1] < kth
+        if floor is not None:
+            proven |= reach[:, -1] <= floor[rows]
+            kth = np.maximum(kth, floor[rows])
+        proven &= found[:, -1] >= 0
         out[rows[proven]] = best[proven]
         return proven, exact.min(axis=1) >= kth, (reach >= kth[:, None]).sum(axis=1)
 
-    def _adapt(self, k: int, wanted: int, needed: NDArray[Any], proven: NDArray[np.bool_]) -> None:
+    def _adapt(
+        self, k: int, wanted: int, needed: NDArray[Any], proven: NDArray[np.bool_], least: int = 8
+    ) -> None:
         """Choose the next k' so that nine queries in ten are proven at first try. Changes speed, never answers."""
-        if len(needed) < 8:
+        if len(needed) < least:
             return
         enough = float(np.quantile(np.where(proven, needed, 2 * wanted), 0.9)) * 1.1 + 8
         low, high = k + max(8, k // 10), 16 * k + 256

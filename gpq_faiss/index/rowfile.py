@@ -20,7 +20,7 @@ from ..errors import DataError
 from .checks import Codes, Floats, Ids
 from .codebooks import inject, inject_fused
 from .layout import layout_of
-from .packing import block_bytes, unpack_blocks
+from .packing import PackedCodes, block_bytes
 
 RowForm = Literal["flat", "fused", "fastscan"]
 BLOCK_ROWS = 32
@@ -59,20 +59,29 @@ class RowFile:
         return int((M * (int(K).bit_length() - 1) + 7) // 8)
 
     def codes(self, path: Path, start: int, stop: int) -> Codes:
-        """Codes of rows ``start:stop``, uint8 [n, code_size], read through a memory map."""
-        held = (
-            np.memmap(path, np.uint8, "r", self.code_start, (self.code_bytes,)) if self.code_bytes else _NONE
-        )
-        size = self.code_size
+        """Codes of rows ``start:stop``, uint8 [n, code_size]: a copy, read through a memory map."""
         if self.form != "fastscan":
-            return np.array(held[start * size : stop * size]).reshape(-1, size)
+            return np.array(self.view(path, start, stop))
+        first = start // self.rows * self.rows
+        return self.packed(path, first, stop)[start - first :]
+
+    def view(self, path: Path, start: int, stop: int) -> Codes:
+        """The same as a map of just these rows (flat and fused forms)."""
+        size = self.code_size
+        if start >= stop:
+            return np.empty((0, size), np.uint8)
+        held = np.memmap(path, np.uint8, "r", self.code_start + start * size, ((stop - start) * size,))
+        return held.reshape(-1, size)
+
+    def packed(self, path: Path, start: int, stop: int) -> PackedCodes:
+        """The same of the fastscan form, from the start of a block on, as they lie in the file."""
         M = int(self.codebooks.shape[0])
-        first, last = start // self.rows, -(-stop // self.rows)
         each = block_bytes(M, self.rows)
-        codes = unpack_blocks(
-            np.array(held[first * each : last * each]), (last - first) * self.rows, M, self.rows
-        )
-        return codes[start - first * self.rows : stop - first * self.rows]
+        count = -(-(stop - start) // self.rows) * each
+        held = _NONE
+        if count:
+            held = np.memmap(path, np.uint8, "r", self.code_start + start // self.rows * each, (count,))
+        return PackedCodes(held, stop - start, M, self.rows)
 
     def ids(self, path: Path, start: int, stop: int) -> Ids:
         """Ids of rows ``start:stop``, int64 [n]."""

@@ -130,7 +130,9 @@ class FlatSearch:
     @property
     def codes(self) -> Codes:
         """The packed codes in the order of their ids, uint8 [ntotal, code_size]: a view, to be left as it is."""
-        return self._proof.codes
+        codes = self._proof.codes
+        assert isinstance(codes, np.ndarray)
+        return codes
 
     @property
     def widened(self) -> int:

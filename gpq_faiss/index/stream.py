@@ -79,11 +79,11 @@ def build_stream(
     size = code_size(M, K)
     partial = out.with_name(f".{out.name}.building")
     try:
-        with _locked(partial, out):
+        with locked(partial, out):
             identity = fingerprint("build", codebooks_fingerprint(codebooks), str(model_fingerprint), form)
-            rows = _collect(partial, identity, shards, size, memory, progress)
+            rows = collect(partial, identity, shards, size, memory, progress)
             codes_file, ids_file = partial / "codes.raw", partial / "ids.raw"
-            mapped = _check_ids(ids_file, rows, memory, out)
+            mapped = check_stored_ids(ids_file, rows, memory, out)
             sidecar = sidecar_path(out)
             with atomic_path(sidecar) as temporary_sidecar, atomic_path(out) as temporary:
                 step = max(32, min(_MAX_ROWS, memory // (8 * size)) // 32 * 32)
@@ -108,7 +108,7 @@ def build_stream(
 
 
 @contextlib.contextmanager
-def _locked(partial: Path, out: Path) -> Iterator[None]:
+def locked(partial: Path, out: Path) -> Iterator[None]:
     partial.mkdir(parents=True, exist_ok=True)
     fd = os.open(partial / "lock", os.O_RDWR | os.O_CREAT, 0o666)
     try:
@@ -122,7 +122,7 @@ def _locked(partial: Path, out: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _collect(
+def collect(
     partial: Path,
     identity: str,
     shards: Sequence[Shard],
@@ -179,7 +179,7 @@ def _id_blocks(path: Path, rows: int, step: int) -> Iterator[tuple[int, Ids]]:
             yield start, np.frombuffer(file.read(8 * min(step, rows - start)), "<i8")
 
 
-def _check_ids(path: Path, rows: int, memory: int, out: Path) -> bool:
+def check_stored_ids(path: Path, rows: int, memory: int, out: Path) -> bool:
     """Whether the ids are anything but 0, 1, 2, ...
 
     Raises:

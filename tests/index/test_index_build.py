@@ -237,7 +237,7 @@ def test_lists_are_made_as_asked(model: Path, codes: Path, tmp_path: Path) -> No
     assert read_sidecar(path)["extra"]["operating_points"][-1]["recall"] >= 0.9
     with pytest.raises(UsageError, match="belong to kind 'ivf'"):
         index(model, codes, tmp_path / "j.faiss", recall=0.9)
-    with pytest.raises(UsageError, match="more than the 1,000 allowed"):
+    with pytest.raises(UsageError, match="at least 16 MiB are needed"):
         index(model, codes, tmp_path / "j.faiss", kind="ivf", memory=1000)
     with pytest.raises(UsageError, match="choose from"):
         index(model, codes, tmp_path / "j.faiss", kind="hnsw")

@@ -226,7 +226,7 @@ def test_a_search_on_disk_equals_one_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, queries: int
 ) -> None:
     monkeypatch.setattr("gpq_faiss.index.proof.FULL", 0)
-    monkeypatch.setattr("gpq_faiss.index.disk._LEAST_ROWS", 700)
+    monkeypatch.setattr("gpq_faiss.index.disk.LEAST_ROWS", 700)
     n = 9000
     ids = np.random.default_rng(1).permutation(n) * 5 + 2**40
     path = build_stream(
@@ -244,6 +244,33 @@ def test_a_search_on_disk_equals_one_in_memory(
                 D, found = engine.search(xq, k, where=where, threads=threads, block=4)
                 assert np.array_equal(found, expected[1])
                 assert np.array_equal(D, expected[0])
+
+
+@pytest.mark.parametrize("form", ROWFORMS)
+@pytest.mark.parametrize("budget", ["100MB", 100_000])
+def test_ids_that_count_up_need_not_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, budget: str | int
+) -> None:
+    """With a large budget the packed codes are kept, with a small one they are read anew; many codes repeat."""
+    monkeypatch.setattr("gpq_faiss.index.proof.FULL", 0)
+    n = 9000
+    parts = shards(tmp_path, np.arange(n))
+    centres = random_codes(60)[np.random.default_rng(4).integers(0, 60, n)]
+    codes = np.where(np.random.default_rng(5).random((n, 1)) < 0.7, centres, random_codes(n))
+    for i, rows in enumerate(np.array_split(np.arange(n), 3)):
+        (tmp_path / f"{i}.h5").unlink()
+        parts[i] = write_shard(tmp_path / f"{i}.h5", codes[rows], rows)
+    engine = open_disk(build_stream(parts, tmp_path / "i.faiss", codebooks(), form), budget)
+    monkeypatch.setattr(engine, "block_rows", lambda *_: 1000)
+    memory = Engine.build(codes, codebooks(), kind="flat")
+    for queries in (2, 9):
+        xq = np.random.default_rng(3).normal(size=(queries, M * 12)).astype(np.float32)
+        for k in (1, 25, 800):
+            for threads in (1, 2):
+                D, found = engine.search(xq, k, threads=threads, block=5)
+                assert np.array_equal(found, memory.search(xq, k)[1])
+                assert np.array_equal(D, memory.search(xq, k)[0])
+    assert bool(engine._kept) == (budget == "100MB")
 
 
 def test_a_range_search_on_disk_equals_one_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,317 @@
+"""Searching lists that stay on disk: only the lists nearest to a query are read.
+
+Opening reads the header and the sizes of the lists. A search reads each list once for all queries of a batch that look
+at it, through a map of just that list, and searches it exactly: scores are exact, and within the lists looked at so are
+the results, ties ordered by id. What is approximate is which lists those are; with all of them the answer equals brute
+force.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..errors import DataError, UsageError
+from .checks import Floats, Ids, check_codes, check_vectors
+from .codebooks import decode
+from .disk import ALIGNED, FAST_BATCH, Best, FileEngine, by_id, ranges
+from .filters import Filter, mask_of
+from .items import Items
+from .listfile import ListFile
+from .proof import ProvenSearch, read_keys
+from .search import check_block, omp_threads
+
+_SAMPLE = 128
+
+
+class ListEngine(FileEngine):
+    """An index file with lists, searched in place. Made by :func:`.disk.open_disk`; the file must stay as it is.
+
+    Attributes:
+        lists: how many.
+        nprobe: lists that a query looks at, unless :meth:`search` is told otherwise.
+        points: operating points of the last :meth:`tune`.
+    """
+
+    kind = "disk-ivf"
+
+    def __init__(self, path: Path, memory: int, file: ListFile) -> None:
+        self._file = file
+        super().__init__(path, memory, file.codebooks, file.n)
+        self.lists = len(file.sizes)
+        self.nprobe = min(file.nprobe, self.lists)
+        self.points: tuple[dict[str, float], ...] = ()
+        self._quantizer = faiss.IndexFlatIP(self.width)
+        self._quantizer.add(file.centroids)
+        self._first: dict[int, int] = {}
+
+    @property
+    def sizes(self) -> Ids:
+        """Items of each list, int64 [lists]."""
+        return self._file.sizes
+
+    def nearest_lists(self, xq: Floats, nprobe: int) -> Ids:
+        """The lists that each query looks at, nearest first: int64 [Q, nprobe]."""
+        found: Ids = self._quantizer.search(xq, nprobe)[1]
+        return found
+
+    def check_nprobe(self, nprobe: int | None) -> int:
+        """``nprobe`` or the default, at most all lists. Raises UsageError: below 1."""
+        if nprobe is None:
+            return self.nprobe
+        if nprobe < 1:
+            raise UsageError(f"nprobe {nprobe}: it must be at least 1")
+        return min(nprobe, self.lists)
+
+    def search(
+        self,
+        xq: ArrayLike,
+        k: int,
+        *,
+        nprobe: int | None = None,
+        where: Filter | None = None,
+        threads: int | None = None,
+        block: int = 1024,
+    ) -> tuple[Floats, Ids]:
+        """The ``k`` best items in the ``nprobe`` nearest lists of every query.
+
+        Args:
+            xq: [Q, M*d].
+            k: 1..ntotal; places that the lists cannot fill get score -inf and id -1.
+            nprobe: default: :attr:`nprobe`; ``lists`` gives the exact answer.
+            where, threads: as :meth:`.engine.Engine.search`.
+            block: queries at a time; each list is read once for each block.
+
+        Returns:
+            D float32 [Q, k], larger first; I int64 [Q, k], equal scores by ascending id.
+
+        Raises:
+            UsageError: ``k``, ``nprobe``, ``threads`` or ``block`` out of range, or a budget that is too small.
+            DataError: unfit queries or filter; codes in the file that no model has.
+        """
+        queries, k, workers = self.prelude(xq, k, threads, block)
+        nprobe = self.check_nprobe(nprobe)
+        D = np.empty((len(queries), k), np.float32)
+        found = np.empty((len(queries), k), np.int64)
+        with omp_threads(threads):
+            for start in range(0, len(queries), block):
+                part = slice(start, start + block)
+                nearest = self.nearest_lists(queries[part], nprobe)
+                best = self._search(queries[part], k, nearest, where, workers)
+                D[part], found[part] = best.D, best.found
+        return D, found
+
+    def _search(self, xq: Floats, k: int, nearest: Ids, where: Filter | None, workers: int) -> Best:
+        rows = max(ALIGNED, self.rows_for(self._row_bytes(), workers, len(xq), k) // ALIGNED * ALIGNED)
+        best = Best(len(xq), k)
+        visits = _visits(nearest, self._file.sizes)
+
+        def one(visit: tuple[int, NDArray[np.int64]]) -> None:
+            faiss.omp_set_num_threads(1)  # of this thread alone
+            number, asked = visit
+            size = int(self._file.sizes[number])
+            for start in range(0, size, rows):
+                items = self._items(number, start, min(size, start + rows), where)
+                if not len(items):
+                    continue
+                stages = ("fastscan",) if items.packed or len(asked) >= FAST_BATCH else ("fused",)
+                search = ProvenSearch(items.codes, self.codebooks, stages, first=self._first)
+                n = min(k, search.n)
+                step = search.block_rows(n)
+                for s in range(0, len(asked), step):
+                    some = asked[s : s + step]
+                    keys = search.search_keys(xq[some], n, best.floor(some, ties=True))
+                    scores, at = read_keys(keys)
+                    best.take(some, scores, items.ids_at(at), number)
+
+        with ThreadPoolExecutor(workers) as pool:
+            for _ in pool.map(one, visits):
+                pass
+        return best
+
+    def _row_bytes(self) -> int:
+        size = (self.M + 1) // 2
+        return size * 6 + 40
+
+    def _items(self, number: int, start: int, stop: int, where: Filter | None) -> _Part:
+        """Rows of a list, in the order of their ids; packed as they lie in the file where they can be."""
+        codes = self._file.codes(self.path, number, start, stop)
+        ids = np.asarray(self._file.ids(self.path, number, start, stop)).astype(np.int64)
+        ascending = len(ids) < 2 or bool((ids[1:] > ids[:-1]).all())
+        if where is None and ascending and self._file.form == "ivf-fastscan":
+            return _Part(codes, ids, True)
+        items = by_id(check_codes(codes[:], self.M, self.K, what=str(self.path)), ids)
+        if where is not None:
+            items = items.keep(mask_of(where, items))
+        return _Part(items.codes, items.ids, False)
+
+    def range_search(
+        self,
+        xq: ArrayLike,
+        least: float,
+        *,
+        nprobe: int | None = None,
+        where: Filter | None = None,
+        limit: int = 10_000_000,
+        threads: int | None = None,
+        block: int = 64,
+    ) -> tuple[Ids, Floats, Ids]:
+        """All items in the nearest lists that score at least ``least``; as :meth:`.engine.Engine.range_search`.
+
+        Raises:
+            UsageError, DataError: see there and :meth:`search`.
+        """
+        if np.isnan(least):
+            raise UsageError("a range search needs a number as the least score, not NaN")
+        check_block(block)
+        queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
+        nprobe = self.check_nprobe(nprobe)
+        rows = max(ALIGNED, self.rows_for(self._row_bytes(), 1, block, 1) // ALIGNED * ALIGNED)
+        D: list[list[Floats]] = [[] for _ in queries]
+        found: list[list[Ids]] = [[] for _ in queries]
+        total = 0
+        with omp_threads(threads):
+            for first in range(0, len(queries), block):
+                nearest = self.nearest_lists(queries[first : first + block], nprobe)
+                for number, asked in _visits(nearest, self._file.sizes):
+                    size = int(self._file.sizes[number])
+                    for start in range(0, size, rows):
+                        items = self._items(number, start, min(size, start + rows), where)
+                        if not len(items):
+                            continue
+                        search = ProvenSearch(items.codes, self.codebooks, ("fastscan",))
+                        for q, keys in zip(
+                            asked + first, search.range_keys(queries[asked + first], least), strict=True
+                        ):
+                            scores, at = read_keys(keys)
+                            total += len(at)
+                            if total > limit:
+                                raise DataError(
+                                    f"a range search from {least:g} has more than {limit:,} results: raise the least "
+                                    "score or the limit"
+                                )
+                            D[q].append(scores)
+                            found[q].append(items.ids_at(at))
+        return ranges(D, found)
+
+    # Choosing nprobe -------------------------------------------------------------------------------------------------
+
+    def sample_queries(self, n: int = _SAMPLE, *, noise: float = 0.5, seed: int = 0) -> Floats:
+        """Queries where there are none, as :func:`.tune.sample_queries`, of items drawn from the lists.
+
+        Returns:
+            float32 [min(n, ntotal), M*d].
+        """
+        rng = np.random.default_rng([seed, 1])
+        n = min(n, self.ntotal)
+        ends = np.cumsum(self._file.sizes)
+        rows = (
+            rng.choice(self.ntotal, n, replace=False)
+            if self.ntotal < 1 << 24
+            else rng.integers(0, self.ntotal, n)
+        )
+        x = np.empty((n, self.width), np.float32)
+        for i, row in enumerate(np.sort(rows).tolist()):
+            number = int(np.searchsorted(ends, row, side="right"))
+            at = int(row - (ends[number] - self._file.sizes[number]))
+            first = at // ALIGNED * ALIGNED
+            x[i] = decode(
+                self._file.codes(self.path, number, first, at + 1)[at - first : at - first + 1],
+                self.codebooks,
+            )[0]
+        parts = x.reshape(n, self.M, self.d)
+        move = rng.standard_normal(parts.shape)
+        parts = parts + noise * move / np.linalg.norm(move, axis=2, keepdims=True)
+        unit = parts / np.maximum(np.linalg.norm(parts, axis=2, keepdims=True), 1e-12)
+        return np.ascontiguousarray(unit.reshape(n, -1), dtype=np.float32)
+
+    def tune(
+        self,
+        recall: float,
+        *,
+        k: int = 10,
+        queries: ArrayLike | None = None,
+        threads: int | None = None,
+    ) -> list[dict[str, float]]:
+        """Set the least nprobe that reaches a recall of the exact top ``k``, and say what others give.
+
+        One exact search over all lists says in which lists the results lie, which gives the recall of every nprobe at
+        once. A tie with the k-th that another list would have offered is not counted, so recall is a lower bound.
+
+        Args:
+            recall: mean share of the exact top ``k``, above 0 and at most 1.
+            queries: [Q, M*d] like those to come (default: :meth:`sample_queries`).
+
+        Returns:
+            Operating points, by ascending nprobe: ``nprobe``, ``recall``, ``seconds_per_query`` (all queries as one
+            batch), ``share`` of the codes looked at. The chosen one is the first whose recall suffices.
+
+        Raises:
+            UsageError: ``recall`` or ``k`` out of range.
+            DataError: unfit queries.
+        """
+        if not 0 < recall <= 1:
+            raise UsageError(f"recall {recall}: it must be above 0 and at most 1")
+        xq = self.sample_queries() if queries is None else queries
+        xq, k, workers = self.prelude(xq, min(k, self.ntotal), threads, 1)
+        nearest = self.nearest_lists(xq, self.lists)
+        best = self._search(xq, k, nearest, None, workers)
+        rank_of = np.empty_like(nearest)
+        np.put_along_axis(rank_of, nearest, np.arange(self.lists)[None, :], axis=1)
+        ranks = np.take_along_axis(rank_of, best.part.astype(np.int64), axis=1)
+        at_rank = np.bincount(ranks.reshape(-1), minlength=self.lists)
+        recalls = np.cumsum(at_rank) / ranks.size
+        chosen = int(np.searchsorted(recalls, recall - 1e-12)) + 1
+        shown = sorted({chosen} | {1 << i for i in range(self.lists.bit_length()) if 1 << i <= 4 * chosen})
+        shares = np.cumsum(self._file.sizes[nearest], axis=1).mean(axis=0) / self.ntotal
+        points = []
+        for nprobe in (n for n in shown if n <= self.lists):
+            start = time.perf_counter()
+            self.search(xq, k, nprobe=nprobe, threads=threads)
+            seconds = time.perf_counter() - start
+            points.append(
+                {
+                    "nprobe": float(nprobe),
+                    "recall": float(recalls[nprobe - 1]),
+                    "seconds_per_query": seconds / len(xq),
+                    "share": float(shares[nprobe - 1]),
+                }
+            )
+        self.nprobe, self.points = chosen, tuple(points)
+        return points
+
+
+class _Part:
+    """Rows of a list and their ids, ascending."""
+
+    def __init__(self, codes: Any, ids: Ids, packed: bool) -> None:
+        self.codes, self.ids, self.packed = codes, ids, packed
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def ids_at(self, positions: Ids) -> Ids:
+        """Ids of positions; -1 stays -1."""
+        return Items(self.codes, self.ids).ids_at(positions)
+
+
+def _visits(nearest: Ids, sizes: Ids) -> list[tuple[int, NDArray[np.int64]]]:
+    """Each list that any query looks at, with the rows of these queries; lists near to some query first."""
+    Q, nprobe = nearest.shape
+    flat = nearest.reshape(-1)
+    order = np.argsort(flat, kind="stable")
+    numbers, starts = np.unique(flat[order], return_index=True)
+    rows = np.split(order // nprobe, starts[1:])
+    ranks = np.minimum.reduceat((order % nprobe), starts) if len(order) else order
+    first = np.argsort(ranks, kind="stable")
+    return [
+        (int(numbers[i]), rows[i].astype(np.int64))
+        for i in first
+        if numbers[i] >= 0 and sizes[numbers[i]] > 0
+    ]
