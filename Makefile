@@ -37,6 +37,10 @@ lint: $(VENV)/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Run the scripts of the notebooks anew and write what they show.
+notebooks: $(VENV)/.ready
+	$(BIN)/python notebooks/build.py
+
 lock:
 	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --no-header --quiet --output-file requirements.lock
 

@@ -1,0 +1,185 @@
+"""store: nothing broken is written or believed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from store_files import codebooks, header, rows, write
+
+from gpq_faiss.errors import DataError, MismatchError
+from gpq_faiss.store import (
+    RowReader,
+    RowWriter,
+    describe,
+)
+
+
+def test_bad_rows_are_refused(tmp_path: Path) -> None:
+    values, ids, labels = rows("features", 10)
+    nan = values.copy()
+    nan[3, 2] = np.nan
+    padded = labels.copy()
+    padded[:, 1] |= 1
+    with RowWriter(tmp_path / "a.h5", header()) as writer:
+        for bad, message in [
+            ((values.astype(np.float64), ids, labels), "float64"),
+            ((values[:, :5], ids, labels), r"float32 \[10, 5\]"),
+            ((values, ids[:5], labels), r"ids are int64 \[5\]"),
+            ((values, ids, None), "labels are missing"),
+            ((values, ids, padded), "beyond 11 classes"),
+            ((nan, ids, labels), "NaN.*row 3"),
+        ]:
+            with pytest.raises(DataError, match=message):
+                writer.append(*bad)
+        assert writer.rows == 0
+        with pytest.raises(DataError, match="no row"):
+            writer.finish()
+    codes, ids, labels = rows("codes", 10)
+    with RowWriter(tmp_path / "c.h5", header("codes", class_names=())) as writer:
+        with pytest.raises(DataError, match="no class names"):
+            writer.append(codes, ids, labels)
+        with pytest.raises(DataError, match="beyond their 12"):
+            writer.append(codes | 0x10, ids)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"width": 35}, "wide"),
+        ({"codebooks": codebooks().astype(np.float64)}, "float64"),
+        ({"codebooks": np.zeros((3, 15, 12), np.float32)}, "power of two"),
+        ({"codebooks": np.full((3, 16, 12), np.nan, np.float32)}, "finite"),
+        ({"class_names": ("a", "a")}, "repeat"),
+        ({"kind": "images"}, "neither"),
+    ],
+)
+def test_headers_that_do_not_fit_together(changes: dict[str, Any], message: str) -> None:
+    good = header()
+    with pytest.raises(DataError, match=message):
+        replace(good, **changes)
+
+
+def foreign(path: Path, how: str) -> None:
+    """Make ``path`` wrong in one way."""
+    data = path.read_bytes()
+    if how == "missing":
+        path.unlink()
+    elif how == "empty":
+        path.write_bytes(b"")
+    elif how == "folder":
+        path.unlink()
+        path.mkdir()
+    elif how == "text":
+        path.write_text("not HDF5\n" * 100)
+    elif how.startswith("truncated"):
+        path.write_bytes(data[: int(len(data) * float(how.split()[1]))])
+    else:
+        with h5py.File(path, "r+") as h5:
+            if how == "other hdf5":
+                for name in list(h5.attrs):
+                    del h5.attrs[name]
+            elif how == "incomplete":
+                h5.attrs["complete"] = False
+            elif how == "version":
+                h5.attrs["format_version"] = 99
+            elif how == "rows":
+                h5.attrs["ntotal"] = 99
+            elif how == "codebooks":
+                Z = h5["codebooks"][()]
+                Z[0, 0, 0] += 0.5
+                h5["codebooks"][...] = Z
+            elif how == "json":
+                h5.attrs["class_names"] = "{"
+            elif how == "no ids":
+                del h5["ids"]
+            elif how == "type":
+                del h5["ids"]
+                h5["ids"] = np.zeros(100, np.float32)
+            elif how == "link":
+                del h5["ids"]
+                h5["ids"] = h5py.ExternalLink("/etc/passwd", "ids")
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "missing",
+        "empty",
+        "folder",
+        "text",
+        "truncated 0.02",
+        "truncated 0.5",
+        "truncated 0.99",
+        "other hdf5",
+        "incomplete",
+        "version",
+        "rows",
+        "codebooks",
+        "json",
+        "no ids",
+        "type",
+        "link",
+    ],
+)
+def test_broken_files_are_one_line(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "a.h5"
+    write(path)
+    foreign(path, how)
+    with pytest.raises(DataError, match=r"a\.h5") as caught, RowReader(path) as reader:
+        list(reader.blocks())
+    assert "\n" not in str(caught.value)
+    with pytest.raises(DataError):
+        describe(path)
+
+
+def test_flipped_bits_never_pass(tmp_path: Path) -> None:
+    """One flipped bit anywhere: either an error, or (unused space) the very same content."""
+    path = tmp_path / "a.h5"
+    write(path, n=20)
+    data = path.read_bytes()
+    # In a child, so that a crash of HDF5 would be seen as one.
+    script = textwrap.dedent(f"""
+        import sys
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        import numpy as np
+        from pathlib import Path
+        from store_files import rows, header
+        from gpq_faiss.errors import DataError
+        from gpq_faiss.store import RowReader
+        path = Path({str(path)!r}); data = path.read_bytes(); rng = np.random.default_rng(0)
+        values, ids, labels = rows("features", 20)
+        caught = 0
+        for at in rng.choice(len(data), 400, replace=False):
+            bad = bytearray(data); bad[at] ^= 1 << int(rng.integers(8)); path.write_bytes(bad)
+            try:
+                with RowReader(path) as reader:
+                    same = (reader.block() == values).all() and (reader.ids() == ids).all()
+                    same = same and (reader.labels() == labels).all()
+                    assert same and reader.header.fingerprint() == header().fingerprint(), at
+            except DataError:
+                caught += 1
+        print(caught)
+    """)
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert int(result.stdout) > 100
+    assert len(data) > 3000
+
+
+def test_the_wrong_file_is_a_mismatch(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    write(path)
+    with pytest.raises(MismatchError, match="holds features"):
+        RowReader(path, kind="codes")
+    with pytest.raises(MismatchError, match="of model model, not other"):
+        RowReader(path, model_fingerprint="other")

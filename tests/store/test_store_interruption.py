@@ -1,0 +1,257 @@
+"""store: whatever happens while a file is written, nothing that was committed is lost."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from store_files import codebooks, header, rows, write
+
+from gpq_faiss.errors import DataError, OutputExistsError
+from gpq_faiss.store import (
+    RowReader,
+    RowWriter,
+    describe,
+    sink,
+)
+
+
+def test_an_error_leaves_the_partial_and_the_next_run_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    values, ids, labels = rows("features", 100)
+
+    def interrupted() -> None:
+        with RowWriter(path, header()) as writer:
+            writer.append(values[:60], ids[:60], labels[:60], state={"position": 60})
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert not path.exists()
+    with RowWriter(path, header()) as writer:
+        assert (writer.rows, writer.state) == (60, {"position": 60})
+        writer.append(values[60:], ids[60:], labels[60:])
+        writer.set_state({"position": 100})
+    with RowWriter(path, header()) as writer:
+        assert (writer.rows, writer.state) == (100, {"position": 100})
+        writer.finish()
+    with RowReader(path) as reader:
+        np.testing.assert_array_equal(reader.block(), values)
+        np.testing.assert_array_equal(reader.labels(), labels)
+
+
+@pytest.mark.parametrize("what", ["model", "codebooks", "extra", "no resume", "damaged", "short", "foreign"])
+def test_a_partial_that_does_not_fit_is_discarded(
+    tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "a.h5"
+    values, ids, labels = rows("features", 10)
+    with RowWriter(path, header()) as writer:
+        writer.append(values, ids, labels)
+    partial = tmp_path / ".a.h5.partial"
+    changes: dict[str, Any] = {
+        "model": {"model_fingerprint": "other"},
+        "codebooks": {"codebooks": codebooks(9)},
+        "extra": {"extra": {"note": "y"}},
+    }.get(what, {})
+    if what == "damaged":
+        (partial / "progress.json").write_text("{")
+    if what == "foreign":
+        (partial / "progress.json").write_text("[1]")
+    if what == "short":
+        os.truncate(partial / "features.raw", 10)
+    with RowWriter(path, header(**changes), resume=what != "no resume") as writer:
+        assert writer.rows == 0
+        writer.append(values[:5], ids[:5], labels[:5])
+        writer.finish()
+    assert (what == "no resume") == ("discarded" not in caplog.text)
+    with RowReader(path) as reader:
+        assert reader.ntotal == 5
+
+
+SCRIPT = """
+    import sys, time
+    sys.path.insert(0, {tests!r})
+    from pathlib import Path
+    from store_files import header, rows
+    from gpq_faiss.store import RowWriter
+    values, ids, labels = rows("features", 2000)
+    with RowWriter(Path({path!r}), header(), commit_seconds=0) as writer:
+        {before}
+        for s in range(writer.rows, 2000, 10):
+            writer.append(values[s:s+10], ids[s:s+10], labels[s:s+10], state={{"at": s + 10}})
+            print(s, flush=True)
+            time.sleep({pause})
+        {after}
+        writer.finish()
+"""
+
+
+def child(path: Path, *, pause: float = 0.0, before: str = "", after: str = "") -> list[str]:
+    text = textwrap.dedent(SCRIPT).format(
+        tests=str(Path(__file__).parent), path=str(path), pause=pause, before=before, after=after
+    )
+    return [sys.executable, "-c", text]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_killed_process_loses_nothing_that_was_committed(tmp_path: Path, number: signal.Signals) -> None:
+    path = tmp_path / "a.h5"
+    for round_ in range(2):
+        process = subprocess.Popen(
+            child(path, pause=0.005), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        assert process.stdout is not None
+        for _ in range(15):
+            last = int(process.stdout.readline())
+        process.send_signal(number)
+        process.wait(timeout=20)
+        process.stdout.close()
+        assert process.returncode != 0
+        assert not path.exists()
+        assert last >= 140 * (round_ + 1)  # the second run went on after the first
+    values, ids, labels = rows("features", 2000)
+    with RowWriter(path, header()) as writer:
+        assert last < writer.rows < 2000
+        assert writer.state == {"at": writer.rows}
+        s = writer.rows
+        writer.append(values[s:], ids[s:], labels[s:])
+        writer.finish()
+    with RowReader(path) as reader:
+        np.testing.assert_array_equal(reader.block(), values)
+        np.testing.assert_array_equal(reader.ids(), ids)
+        np.testing.assert_array_equal(reader.labels(), labels)
+    assert os.listdir(tmp_path) == ["a.h5"]
+
+
+def test_killed_while_finishing(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    write(path, n=5)
+    old = path.read_bytes()
+    values, ids, labels = rows("features", 100)
+    with RowWriter(path, header(), overwrite=True) as writer:
+        writer.append(values, ids, labels)
+    (tmp_path / ".a.h5.tmp-1").write_bytes(b"half")  # what kill -9 in finish() leaves
+    with RowWriter(path, header(), overwrite=True) as writer:
+        assert writer.rows == 100
+        assert path.read_bytes() == old
+        writer.finish()
+    assert os.listdir(tmp_path) == ["a.h5"]
+    with RowReader(path) as reader:
+        assert reader.ntotal == 100
+
+
+@pytest.mark.parametrize("limit", [20_000, 250_000, 330_000])
+def test_disk_full_in_a_process_of_its_own(tmp_path: Path, limit: int) -> None:
+    """A file-size limit stands for a full disk: below, in appending; above, in HDF5, which must not crash."""
+    path = tmp_path / "a.h5"
+    path.write_bytes(b"precious")
+    cap = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))"
+    command = child(path, **({"before": cap} if limit < 100_000 else {"after": cap}))
+    command[2] = command[2].replace("commit_seconds=0", "overwrite=True")
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if limit > 300_000:  # 288 kB of features compress a little: it fits
+        assert result.returncode == 0, result.stderr
+        return
+    assert result.returncode == 1, result.stderr
+    assert "DataError: cannot write" in result.stderr.strip().splitlines()[-1]
+    assert path.read_bytes() == b"precious"
+    assert not list(tmp_path.glob("*.tmp-*"))
+    values, ids, labels = rows("features", 2000)
+    with RowWriter(path, header(), overwrite=True) as writer:
+        assert writer.rows > 0
+        s = writer.rows
+        writer.append(values[s:], ids[s:], labels[s:])
+        writer.finish()
+    with RowReader(path) as reader:
+        np.testing.assert_array_equal(reader.block(), values)
+
+
+def test_disk_full_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.h5"
+    values, ids, labels = rows("features", 100)
+    real = sink.write_at
+
+    def full(file: Any, offset: int, data: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with RowWriter(path, header()) as writer:
+        writer.append(values[:50], ids[:50], labels[:50])
+        monkeypatch.setattr("gpq_faiss.store.writer.write_at", full)
+        with pytest.raises(DataError, match=r"cannot write .*a\.h5: the disk is full"):
+            writer.append(values[50:], ids[50:], labels[50:])
+        assert writer.rows == 50
+        monkeypatch.setattr("gpq_faiss.store.writer.write_at", real)
+        writer.append(values[50:], ids[50:], labels[50:])
+        monkeypatch.setattr("gpq_faiss.store.sink.write_at", full)
+        with pytest.raises(DataError, match="the disk is full"):
+            writer.finish()
+        assert not path.exists()
+        monkeypatch.setattr("gpq_faiss.store.sink.write_at", real)
+        writer.finish()
+    with RowReader(path) as reader:
+        np.testing.assert_array_equal(reader.block(), values)
+
+
+def test_interrupt_inside_hdf5(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.h5"
+    values, ids, labels = rows("features", 100)
+
+    def interrupt(file: Any, offset: int, data: Any) -> None:
+        raise KeyboardInterrupt
+
+    with RowWriter(path, header()) as writer:
+        writer.append(values, ids, labels)
+        with monkeypatch.context() as patch:
+            patch.setattr("gpq_faiss.store.sink.write_at", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                writer.finish()
+        assert not path.exists()
+        writer.finish()
+    assert describe(path)["ntotal"] == 100
+
+
+def test_existing_output_and_unwritable_folder(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    path.write_bytes(b"precious")
+    with pytest.raises(OutputExistsError, match="--overwrite"):
+        RowWriter(path, header())
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"cannot write .*a\.h5"):
+        RowWriter(tmp_path / "file" / "a.h5", header())
+    assert path.read_bytes() == b"precious"
+    if os.geteuid() != 0:
+        tmp_path.chmod(0o500)
+        with pytest.raises(DataError, match="no permission"):
+            RowWriter(tmp_path / "b.h5", header())
+        tmp_path.chmod(0o700)
+
+
+def test_one_writer_at_a_time(tmp_path: Path) -> None:
+    with RowWriter(tmp_path / "a.h5", header()):
+        with pytest.raises(DataError, match="another process"):
+            RowWriter(tmp_path / "a.h5", header())
+        assert (tmp_path / ".a.h5.partial" / "lock").exists()
+    assert os.listdir(tmp_path) == []  # nothing was written, so nothing is left
+
+
+def test_commits_follow_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    values, ids, labels = rows("features", 30)
+    with RowWriter(tmp_path / "a.h5", header(), commit_seconds=5) as writer:
+        writer.append(values[:10], ids[:10], labels[:10])
+        assert not (writer.partial / "progress.json").exists()
+        now[0] = 6.0
+        writer.append(values[10:20], ids[10:20], labels[10:20])
+        assert json.loads((writer.partial / "progress.json").read_text())["rows"] == 20

@@ -1,0 +1,195 @@
+"""store: what is written is read back, at constant memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from store_files import NAMES, K, M, codebooks, d, header, rows, write
+
+from gpq_faiss.errors import DataError, UsageError
+from gpq_faiss.store import (
+    RowReader,
+    RowWriter,
+    codebooks_fingerprint,
+    describe,
+    read_hdf5_array,
+)
+
+
+@pytest.mark.parametrize("kind", ["features", "codes"])
+def test_round_trip(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "deep" / "a.h5"
+    values, ids, labels = write(path, kind)
+    assert os.listdir(path.parent) == ["a.h5"]
+    with RowReader(path, kind=kind, model_fingerprint="model") as reader:  # type: ignore[arg-type]
+        np.testing.assert_array_equal(reader.block(), values)
+        np.testing.assert_array_equal(reader.block(7, 50), values[7:50])
+        np.testing.assert_array_equal(reader.ids(), ids)
+        np.testing.assert_array_equal(reader.labels(), labels)
+        assert reader.ntotal == 100
+        assert reader.header.fingerprint() == header(kind).fingerprint()
+        np.testing.assert_array_equal(reader.header.codebooks, codebooks())
+        parts = list(reader.blocks(30))
+        assert [part[0] for part in parts] == [0, 30, 60, 90]
+        np.testing.assert_array_equal(np.concatenate([part[1] for part in parts]), values)
+        with pytest.raises(UsageError, match="outside"):
+            reader.block(0, 101)
+
+
+def test_layout_is_as_documented(tmp_path: Path) -> None:
+    write(tmp_path / "a.h5", "codes")
+    with h5py.File(tmp_path / "a.h5") as h5:
+        assert set(h5) == {"codes", "ids", "labels", "codebooks"}
+        assert h5["codes"].compression == "gzip"
+        assert h5["codes"].shuffle
+        assert bool(h5.attrs["complete"])
+        assert json.loads(h5.attrs["class_names"]) == list(NAMES)
+        assert h5.attrs["codebooks_fingerprint"].decode() == codebooks_fingerprint(codebooks())
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(any),
+    m=st.integers(1, 5),
+    nbits=st.sampled_from([2, 3, 4, 8]),
+    labelled=st.booleans(),
+)
+def test_any_block_sizes_and_codebooks(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], m: int, nbits: int, labelled: bool
+) -> None:
+    path = tmp_path_factory.mktemp("s") / "c.h5"
+    rng = np.random.default_rng(0)
+    about = header("codes", codebooks=codebooks(0, m, 1 << nbits), class_names=NAMES if labelled else ())
+    n = sum(sizes)
+    bits = rng.integers(0, 2, (n, m * nbits)).astype(np.uint8)
+    codes = np.packbits(bits, axis=1, bitorder="little")
+    labels = np.packbits(rng.random((n, 11)) < 0.3, axis=1) if labelled else None
+    with RowWriter(path, about, commit_seconds=0) as writer:
+        at = 0
+        for size in sizes:
+            part = slice(at, at + size)
+            writer.append(codes[part], np.arange(n)[part], None if labels is None else labels[part])
+            at += size
+        writer.finish()
+    with RowReader(path) as reader:
+        np.testing.assert_array_equal(reader.block(), codes)
+        np.testing.assert_array_equal(reader.ids(), np.arange(n))
+        if labels is None:
+            assert reader.labels() is None
+        else:
+            np.testing.assert_array_equal(reader.labels(), labels)
+
+
+def test_several_chunks(tmp_path: Path) -> None:
+    """More than one HDF5 chunk a column (1 MiB: 131,072 ids)."""
+    n = 300_001
+    codes = np.random.default_rng(0).integers(0, 16, (n, 2)).astype(np.uint8)
+    with RowWriter(tmp_path / "c.h5", header("codes", class_names=())) as writer:
+        writer.append(codes, np.arange(n))
+        writer.finish()
+    with RowReader(tmp_path / "c.h5") as reader:
+        np.testing.assert_array_equal(reader.block(131_000, 270_000), codes[131_000:270_000])
+        np.testing.assert_array_equal(reader.ids(262_000), np.arange(262_000, n))
+
+
+def test_header_extremes(tmp_path: Path) -> None:
+    """65,535 class names do not fit an HDF5 object header; empty strings have no fixed length."""
+    names = tuple(f"Klasse {i} ä" for i in range(65_535))
+    about = header("codes", class_names=names, model_fingerprint="", data_fingerprint="", extra={})
+    codes, ids, _ = rows("codes", 3)
+    with RowWriter(tmp_path / "a.h5", about) as writer:
+        writer.append(codes, ids, np.zeros((3, 8192), np.uint8))
+        writer.finish()
+    with RowReader(tmp_path / "a.h5") as reader:
+        assert reader.header.fingerprint() == about.fingerprint()
+        assert reader.header.class_names == names
+
+
+def test_describe(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    _, _, labels = write(path, "codes")
+    about = describe(path)
+    json.dumps(about)
+    assert (about["type"], about["ntotal"], about["bits"], about["width"]) == ("codes", 100, 12, 2)
+    assert about["labelled"] == labels.any(axis=1).sum()
+    assert about["versions"]["numpy"] == np.__version__
+
+
+def test_codebooks_fingerprint_is_of_content_and_shape() -> None:
+    Z = codebooks()
+    assert codebooks_fingerprint(Z) == codebooks_fingerprint(np.asfortranarray(Z)) == "4095bec9e55f7310"
+    assert codebooks_fingerprint(Z) != codebooks_fingerprint(Z.reshape(M, K // 2, d * 2))
+    Z[1, 2, 3] = np.nextafter(Z[1, 2, 3], np.float32(2))
+    assert codebooks_fingerprint(Z) != codebooks_fingerprint(codebooks())
+
+
+MEMORY = """
+    import sys
+    import numpy as np
+    sys.path.insert(0, {tests!r})
+    from pathlib import Path
+    from store_files import header
+    from gpq_faiss.store import RowReader, RowWriter
+    n = {n}; block = np.ones((5000, 36), np.float32)
+    with RowWriter(Path({path!r}), header(class_names=())) as writer:
+        for s in range(0, n, 5000):
+            writer.append(block, np.arange(s, s + 5000))
+        writer.finish()
+    with RowReader(Path({path!r})) as reader:
+        total = sum(len(ids) for _, _, ids, _ in reader.blocks(5000))
+    assert total == n
+    # Not ru_maxrss: on Linux that begins with the size of the parent process.
+    print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
+    peaks = []
+    for n in (50_000, 400_000):  # 7 and 58 MB of features
+        text = textwrap.dedent(MEMORY).format(
+            tests=str(Path(__file__).parent), path=str(tmp_path / f"{n}.h5"), n=n
+        )
+        out = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+        peaks.append(int(out.stdout) / 1024)
+    assert peaks[1] < peaks[0] + 10, peaks
+
+
+def test_foreign_arrays(tmp_path: Path) -> None:
+    path = tmp_path / "f.h5"
+    x = np.random.default_rng(0).standard_normal((5000, 7)).astype(np.float16)
+    with h5py.File(path, "w") as h5:
+        h5.create_dataset("x", data=x, chunks=(64, 7), compression="lzf")
+        h5["text"] = "hello"
+        h5.create_group("group")
+        h5["soft"] = h5py.SoftLink("/x")
+        h5.create_dataset("outside", (4,), "u1", external=[("/etc/passwd", 0, 4)])
+    array = read_hdf5_array(path, ["features", "x"])
+    assert array is not None
+    assert (array.name, array.shape, array.dtype, len(array)) == ("x", (5000, 7), np.float16, 5000)
+    np.testing.assert_array_equal(array.read(slice(10, 200)), x[10:200])
+    picked = np.random.default_rng(1).integers(0, 5000, 700)
+    np.testing.assert_array_equal(array.read(picked), x[picked])
+    far = np.array([4999, 0, 0, 2500, -1])
+    np.testing.assert_array_equal(array.read(far), x[far])
+    assert array.read(np.empty(0, np.int64)).shape == (0, 7)
+    assert read_hdf5_array(path, ["nope"], required=False) is None
+    for name, message in [
+        ("nope", "none of the datasets"),
+        ("text", "not an array of numbers"),
+        ("group", "not a dataset"),
+        ("soft", "link"),
+        ("outside", "other files"),
+    ]:
+        with pytest.raises(DataError, match=message):
+            read_hdf5_array(path, [name])
