@@ -1,0 +1,187 @@
+"""Supervised discrete hashing (Shen, Shen, Liu and Shen, "Supervised Discrete Hashing", CVPR 2015).
+
+Codes B (±1, [n, bits]) from which a linear classifier W tells the labels, and hash functions F that reach these codes from the
+items (eq. 4):
+
+    min over B, W, F   Σ_i ||y_i - Wᵀ b_i||²  +  λ ||W||²  +  ν Σ_i ||b_i - F(x_i)||²,      b_i in {-1, 1}^bits
+
+    F(x) = Pᵀ φ(x),    φ(x) = [exp(-||x - a_1||² / σ), ..., exp(-||x - a_m||² / σ)]           (sect. 2.3, m anchors a_j)
+
+by turns, ``iterations`` times (algorithm 1): P by least squares of B on φ (eq. 5), W by ridge regression of the labels on B (eq. 6),
+and B bit by bit with all others held (discrete cyclic coordinate descent, eq. 11):
+
+    z = sgn(q - B' W' w),     with Q = Y Wᵀ + ν F(X);  q, w are the bit's column and row of Q and W, B' and W' all the others'.
+
+It never relaxes the bits. An item is coded sgn(Pᵀ φ(x)). λ = 1, ν = 1e-5 and 5 turns as in the paper. Labels may be several to an
+item: y is multi-hot. Supervised: only labelled rows are learnt from, anchors included.
+
+Deviations, with their reasons (mAP of a tenth of the labelled CIFAR-10 features that was held out, at 12 and 48 bits):
+
+* 2,000 anchors where the paper has 1,000: 0.56 and 0.63 instead of 0.53 and 0.62. All labelled rows, if there are fewer.
+* The paper gives a kernel width for each of its data sets. Here σ is the mean squared distance of items and anchors times ``width``, and
+  vectors are scaled to length 1 first; 0.7 to 1.5 do equally well, 0.25 loses 0.03.
+* So many kernels of items that follow each other closely make least squares nearly singular: P is ridge regression of weight ``ridge``
+  (times the mean squared kernel). It changes little here; ten times as much loses 0.01.
+* Kernels are centred, which gives F a constant.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..data.labels import Labels
+from ..errors import DataError, UsageError
+from .base import Floats, scaled_rows
+from .itq import BinaryMethod
+
+Doubles = NDArray[np.float64]
+
+_BLOCK_ROWS = 4096  # of kernels at a time
+_SWEEPS = 10  # over all bits in one turn; it stops before where none changes
+
+
+class SDH(BinaryMethod):
+    """Supervised discrete hashing with RBF kernels.
+
+    Args:
+        anchors: m, drawn from the labelled rows (all of them, if there are fewer).
+        width: σ of the kernels, in mean squared distances of items and anchors.
+        lambda_: weight of ||W||².
+        nu: ν, weight of the distance of codes and hash functions.
+        ridge: weight of ||P||², in mean squared kernels of all items.
+        iterations: turns of P, W and B.
+        normalize: scale vectors to length 1 (a zero vector stays zero).
+
+    Attributes:
+        objectives: value of eq. 4 (without the ridge on P) after each turn of the last :meth:`fit`.
+
+    Raises:
+        UsageError: a hyper-parameter that cannot be.
+    """
+
+    name = "sdh"
+
+    def __init__(
+        self,
+        bits: int,
+        *,
+        seed: int = 0,
+        anchors: int = 2000,
+        width: float = 1.0,
+        lambda_: float = 1.0,
+        nu: float = 1e-5,
+        ridge: float = 1e-3,
+        iterations: int = 5,
+        normalize: bool = True,
+    ) -> None:
+        super().__init__(bits, seed=seed)
+        if min(anchors, iterations) < 1 or min(width, lambda_, nu) <= 0 or ridge < 0:
+            raise UsageError(
+                f"{self.name}: anchors, iterations, width, lambda_ and nu must be above 0, ridge not below"
+            )
+        self.anchors = anchors
+        self.width_factor = width
+        self.lambda_ = lambda_
+        self.nu = nu
+        self.ridge = ridge
+        self.iterations = iterations
+        self.normalize = normalize
+        self.objectives: list[float] = []
+        self._anchors: Floats = np.empty((0, 0), np.float32)
+        self._sigma = 1.0
+        self._mean: Doubles = np.empty(0)
+        self._P: Doubles = np.empty((0, 0))
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            **super().settings(),
+            "bits": self.bits,
+            "anchors": self.anchors,
+            "width": self.width_factor,
+            "lambda_": self.lambda_,
+            "nu": self.nu,
+            "ridge": self.ridge,
+            "iterations": self.iterations,
+            "normalize": self.normalize,
+        }
+
+    def _fit(self, x: Floats, labels: Labels | None) -> None:
+        if labels is None or not labels.has().any():
+            raise DataError(
+                f"{self.name}: no labelled item, but it learns from labels alone: label some, or leave it out"
+            )
+        rows = np.flatnonzero(labels.has())
+        y = labels.dense(rows).astype(np.float64)
+        x = self._scaled(x[rows])
+        rng = np.random.default_rng([self.seed, 0])
+        self._anchors = x[np.sort(rng.permutation(len(x))[: self.anchors])]
+        distances = squared_distances(x, self._anchors)
+        self._sigma = self.width_factor * float(distances.mean()) or 1.0
+        kernels = np.exp(distances / -self._sigma)
+        self._mean = kernels.mean(axis=0)
+        kernels -= self._mean
+        gram = kernels.T @ kernels
+        # The mean of the diagonal keeps the weight the same for any number of items; a floor, for kernels that are all alike.
+        weight = self.ridge * max(float(np.trace(gram)) / len(gram), np.finfo(np.float64).tiny)
+        gram[np.diag_indices(len(gram))] += max(weight, 1e-10)
+        # One factorisation for all turns: P = solver @ B.
+        solver = np.linalg.solve(gram, kernels.T)
+        codes = np.where(rng.random((len(x), self.bits)) < 0.5, -1.0, 1.0)
+        self.objectives = []
+        for _ in range(self.iterations):
+            self._P = solver @ codes
+            reached = kernels @ self._P
+            W = ridge_regression(codes, y, self.lambda_)
+            codes = discrete_codes(codes, W, y @ W.T + self.nu * reached)
+            self.objectives.append(self._objective(y, codes, W, reached))
+        self._P = solver @ codes
+
+    def _objective(self, y: Doubles, codes: Doubles, W: Doubles, reached: Doubles) -> float:
+        fit, code = y - codes @ W, codes - reached
+        return float(np.sum(fit * fit) + self.lambda_ * np.sum(W * W) + self.nu * np.sum(code * code))
+
+    def _scaled(self, x: Floats) -> Floats:
+        return scaled_rows(x) if self.normalize else x
+
+    def _project(self, x: Floats) -> Floats:
+        out = np.empty((len(x), self.bits), np.float32)
+        for i in range(0, len(x), _BLOCK_ROWS):
+            block = squared_distances(self._scaled(x[i : i + _BLOCK_ROWS]), self._anchors)
+            out[i : i + _BLOCK_ROWS] = (np.exp(block / -self._sigma) - self._mean) @ self._P
+        return out
+
+
+def squared_distances(x: Floats, anchors: Floats) -> Doubles:
+    """Squared distances float64 [n, m] of rows float32 [n, d] and [m, d]."""
+    a, b = x.astype(np.float64), anchors.astype(np.float64)
+    squares: Doubles = np.einsum("nd,nd->n", a, a)[:, None] + np.einsum("md,md->m", b, b) - 2 * (a @ b.T)
+    return squares.clip(0)
+
+
+def ridge_regression(B: Doubles, y: Doubles, weight: float) -> Doubles:
+    """W [bits, C] that minimises ||y - B W||² + weight ||W||² (eq. 6), of codes [n, bits] and targets [n, C]."""
+    return np.asarray(np.linalg.solve(B.T @ B + weight * np.eye(B.shape[1]), B.T @ y), dtype=np.float64)
+
+
+def discrete_codes(B: Doubles, W: Doubles, Q: Doubles, sweeps: int = _SWEEPS) -> Doubles:
+    """B in ±1 [n, bits] that lowers ||B W||² - 2 Tr(Bᵀ Q) bit by bit (eq. 11); W [bits, C], Q [n, bits].
+
+    Each bit of each item becomes what is best with all others held, in ``sweeps`` turns over the bits or until none changes. A bit
+    that does not matter stays.
+    """
+    B = B.copy()
+    gram = W @ W.T
+    for _ in range(sweeps):
+        changed = False
+        for bit in range(B.shape[1]):
+            others = B @ gram[:, bit] - B[:, bit] * gram[bit, bit]
+            pull = Q[:, bit] - others
+            best = np.where(pull > 0, 1.0, np.where(pull < 0, -1.0, B[:, bit]))
+            if (best != B[:, bit]).any():
+                B[:, bit], changed = best, True
+        if not changed:
+            break
+    return B
