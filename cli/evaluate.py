@@ -55,7 +55,7 @@ Examples:
 )
 @click.option("--out", metavar="FILE", help="Write here instead of to the terminal.")
 @click.option("--plot", metavar="FILE", help="Draw the precision-recall curves: .png, .svg or .pdf.")
-@click.option("--threads", default=1, show_default=True, help="Threads of the ranking.")
+@click.option("--threads", type=int, help="Threads of the ranking.  [default: all cores]")
 @device_option
 @overwrite_option
 @data_options
@@ -73,7 +73,7 @@ def evaluate(
     format_: str,
     out: str | None,
     plot: str | None,
-    threads: int,
+    threads: int | None,
     device: str,
     overwrite: bool,
     data_args: dict[str, Any],

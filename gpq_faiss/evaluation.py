@@ -25,7 +25,7 @@ from .data.reader import Reader
 from .encode import Encoder, Progress
 from .errors import DataError, MismatchError, UsageError
 from .evaluate.metrics import RECALL_LEVELS
-from .evaluate.ranking import RankingResult, rank_codes
+from .evaluate.ranking import RankingResult, rank_codes, usable_cores
 from .evaluate.ties import Denominator, Ties
 from .index.codebooks import encode as encode_vectors
 from .index.codebooks import score_tables, unpack_codes
@@ -205,7 +205,7 @@ def evaluate(
     ties: Ties = "expected",
     denominator: Denominator = "relevant",
     device: str = "cpu",
-    threads: int = 1,
+    threads: int | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Rank the database of a split for its queries, by code, and measure the rankings.
@@ -219,7 +219,7 @@ def evaluate(
         k: mAP@k instead of the full ranking.
         ties, denominator: conventions, see :mod:`gpq_faiss.evaluate.metrics`.
         device: where the network runs.
-        threads: of the ranking.
+        threads: of the ranking (default: all cores); the figures do not depend on it.
         progress: called while encoding.
 
     Raises:
@@ -227,6 +227,7 @@ def evaluate(
         MismatchError: the model takes other data, or was trained on another split of these.
     """
     # What cannot be is refused before the data are encoded, which may take hours.
+    threads = usable_cores() if threads is None else threads
     if threads < 1:
         raise UsageError(f"{threads} threads: it must be at least 1")
     for at in (*ks, *([] if k is None else [k])):

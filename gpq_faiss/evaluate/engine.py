@@ -33,7 +33,7 @@ from .scorers import LAST, Keys, Scorer
 from .ties import Floats, Groups, Ints, precision_sums
 
 _LOW = np.int64((1 << 32) - 1)
-_CACHE = 1 << 15  # scores that are sorted and summed at a time: the buffers then stay in a core's own cache
+_CACHE = 1 << 16  # scores that are sorted and summed at a time: the buffers then stay in a core's own cache
 _TOGETHER = 8  # queries scored at a time at least: their tables are looked up together
 _BYTES = 72  # of all buffers together, a score
 _MANY = 2000  # ties from which a running count of relevant items is cheaper than searching for each
@@ -327,7 +327,7 @@ class Engine:
         """
         b, width = terms.shape
         first, last = _runs_of(tied)
-        members = np.union1d(tied, last)
+        members = np.concatenate([tied, last])  # no place is in both
         counts = packed.reshape(-1).take(members)
         _, _, repeated = _shares(counts >> 32, counts & _LOW)
         single = terms.reshape(-1).take(members) + repeated

@@ -7,6 +7,7 @@ of them at a time is scored, sorted and summed with whole-array operations (:mod
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -80,6 +81,14 @@ class RankingResult:
             "convention": self.convention,
             "notes": list(self.notes),
         }
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on: what ``threads`` is for people who give no number."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on Linux
+        return os.cpu_count() or 1
 
 
 def rank_codes(
@@ -323,8 +332,9 @@ def _rank(
                 if not plain:
                     ap[found.rows] = average_precisions(groups, harmonic, plan.k, plan.denominator)
                 if plan.ks:
-                    precision[found.rows] = precision_of(groups, plan.ks)
-                    recall[found.rows] = recall_of(groups, plan.ks)
+                    top = groups.top(max(plan.ks))
+                    precision[found.rows] = precision_of(top, plan.ks)
+                    recall[found.rows] = recall_of(top, plan.ks)
                 if len(levels):
                     for line in interpolated_precision(groups, levels):  # one by one: blocks must not matter
                         curve += line
@@ -376,4 +386,4 @@ def _excluded(exclude: ArrayLike | None, n_queries: int, database: _Database) ->
     return result
 
 
-__all__ = ["RECALL_LEVELS", "RankingResult", "rank_codes", "rank_features", "rank_scores"]
+__all__ = ["RECALL_LEVELS", "RankingResult", "rank_codes", "rank_features", "rank_scores", "usable_cores"]

@@ -109,6 +109,12 @@ class Groups:
     relevant: Ints
     """[rows] relevant items in the whole ranking (R)."""
 
+    def top(self, k: int) -> Groups:
+        """Those groups of which a part may be among the first ``k``, all that measures at ``k`` depend on."""
+        near = np.flatnonzero(self.before < k)
+        row, before, size = self.row[near], self.before[near], self.size[near]
+        return Groups(self.rows, row, before, size, self.hits_before[near], self.hits[near], self.relevant)
+
     def arranged(self, ties: Ties) -> Groups:
         """Put the relevant items of each group first (``best``) or last (``worst``); otherwise unchanged.
 
@@ -195,9 +201,9 @@ def _precision_sums(a: Ints, n: Ints, b: Ints, r: Ints, harmonic: Floats, k: int
 
 def found_at(groups: Groups, k: int) -> Floats:
     """[rows] expected number of relevant items in the top ``k``."""
-    t = np.clip(k - groups.before, 0, groups.size)
-    weights: Floats = groups.hits * (t / groups.size)
-    return np.bincount(groups.row, weights=weights, minlength=groups.rows).astype(np.float64)
+    near = groups.top(k)
+    weights: Floats = near.hits * (np.minimum(k - near.before, near.size) / near.size)
+    return np.bincount(near.row, weights=weights, minlength=groups.rows).astype(np.float64)
 
 
 def average_precisions(groups: Groups, harmonic: Floats, k: int | None, denominator: Denominator) -> Floats:

@@ -333,24 +333,59 @@ def test_overlap_is_refused() -> None:
         Split(3, np.array([3]), none, none, none, "x", 0)
 
 
-def test_the_real_nuswide_labels() -> None:
-    """195,834 images with one of the 21 most frequent concepts: the paper's sizes of protocol 1."""
+def real_nuswide() -> Labels:
+    """Labels of the images with one of the 21 most frequent concepts; classes in alphabetical order, as officially."""
     root = os.environ.get("GPQ_DATA")
     if not root:
         pytest.skip("GPQ_DATA is not set")
-    with gzip.open(Path(root) / "nuswide" / "mul_label_ids.txt.gz", "rt") as file:
+    folder = Path(root) / "nuswide"
+    names = [line.split("\t")[1].strip() for line in (folder / "label_ids.txt").read_text().splitlines()]
+    with gzip.open(folder / "mul_label_ids.txt.gz", "rt") as file:
         items = [[int(word) for word in line.split()] for line in file]
     dense = np.zeros((1 + max(item[0] for item in items), 81), bool)
     for item, *concepts in items:
         dense[item, concepts] = True
-    top = np.argsort(-dense.sum(axis=0), kind="stable")[:21]
+    top = sorted(np.argsort(-dense.sum(axis=0), kind="stable")[:21].tolist(), key=lambda c: names[c])
     some = dense[:, top]
-    labels = Labels.from_multihot(some[some.any(axis=1)])
+    return Labels.from_multihot(some[some.any(axis=1)], [names[c] for c in top])
+
+
+def test_the_real_nuswide_labels() -> None:
+    """195,834 images with one of the 21 most frequent concepts: the paper's sizes of protocol 1, and protocol 2's halves."""
+    labels = real_nuswide()
     assert len(labels) == 195_834
     assert sizes(protocol1(labels, 0, "500-per-class", 100)) == (2100, 10_500, 183_234, 183_234)
-    split = protocol2(labels)
+    expected = {"any": 61_140, "half": 41_554, "majority": 25_418, "all": 23_126}
+    for rule in RULES:
+        split = protocol2(labels, rule=rule)
+        query, labelled, unlabelled, database = sizes(split)
+        assert (query, database, unlabelled) == (expected[rule], 97_917, 97_917)
+        assert query + labelled + database == 195_834
+        assert split.seen_classes is not None
+        assert len(split.seen_classes) == 15
+        assert split.hash == protocol2(labels, rule=rule).hash
+    assert protocol2(labels).hash == protocol2(labels, rule="any").hash != protocol2(labels, 1).hash
+
+
+def test_the_default_rule_is_nearest_to_the_papers_proportions() -> None:
+    """35,272 queries for 85,415 database items, in the mean over choices of the unseen concepts."""
+    labels = real_nuswide()
+    draws = np.random.default_rng(0)
+    choices = [draws.permutation(21)[:6] for _ in range(300)]
+    distinct, items = np.unique(labels.packed, axis=0, return_counts=True)
+    sets = Labels(distinct, labels.class_names)
+    share = {}
+    for rule in RULES:
+        sides = [items @ unseen_items(sets, np.isin(np.arange(21), chosen), rule) for chosen in choices]
+        share[rule] = float(np.mean(sides)) / len(labels)
+    distance = {rule: abs(value - 35_272 / 85_415) for rule, value in share.items()}
+    assert min(distance, key=distance.__getitem__) == "any"
+
+
+def test_by_default_no_labelled_item_shows_an_unseen_class() -> None:
+    labels = multi()
+    split = protocol2(labels, 3)
     assert split.seen_classes is not None
-    assert len(split.seen_classes) == 15
-    query, labelled, _, database = sizes(split)
-    assert query + labelled + database == 195_834
-    assert abs(database - 195_834 // 2) <= 1
+    unseen = np.setdiff1d(np.arange(labels.n_classes), split.seen_classes)
+    assert not labels.dense(split.labelled, bool)[:, unseen].any()
+    assert labels.dense(split.query, bool)[:, unseen].any(axis=1).all()

@@ -107,6 +107,69 @@ def test_threads_and_memory_do_not_change_a_bit():
         assert other.as_dict() == one.as_dict()
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    form=st.sampled_from([(2, 2), (2, 4), (3, 4), (4, 16)]),  # few codes are sorted by code, many by item
+    spread=st.sampled_from([1, 3, 1000]),  # nearly all scores tie, some do, hardly any do
+    share=st.sampled_from([0.0, 0.03, 0.3, 0.9]),
+    leave_out=st.booleans(),
+    itself=st.booleans(),
+)
+def test_average_precision_is_that_of_the_whole_relevance_matrix(
+    seed, form, spread, share, leave_out, itself
+):
+    """Labels of several classes, unlabelled rows, the query itself left out, ties: the full ranking's expected value."""
+    m, size = form
+    r = np.random.default_rng(seed)
+    n, classes = int(r.integers(1, 160)), int(r.integers(1, 70))  # more than 64 classes take two words
+    codes = r.integers(0, size, (n, m)).astype(np.uint8)
+    yb = r.random((n, classes)) < share
+    yb[r.random(n) < 0.2] = False
+    if itself:
+        rows = r.integers(0, n, 11)
+        yq = yb[rows]
+    else:
+        rows, yq = r.integers(-1, n, 11), r.random((11, classes)) < share
+    tables = r.integers(-spread, spread + 1, (11, m, size)).astype(np.float32)
+    options = {"exclude": rows} if leave_out else {}
+    result = rank_codes(tables, codes, yq, yb, **options)
+    scores, relevant = brute_scores(tables, codes), (yq.astype(int) @ yb.T.astype(int)) > 0
+    for i, row in enumerate(rows):
+        keep = np.arange(n) != row if leave_out else np.ones(n, dtype=bool)
+        wanted = average_precision(scores[i, keep], relevant[i, keep]).values[0] if keep.any() else 0.0
+        assert result.ap[i] == pytest.approx(wanted, abs=1e-13)
+    two = rank_codes(tables, codes, yq, yb, threads=2, **options)
+    assert (two.ap == result.ap).all()
+    floats = rank_scores(scores, yq, yb, **options)
+    assert floats.ap == pytest.approx(result.ap, abs=1e-13)
+    # The tie groups, which the measures at k come from, tell the same.
+    listed = rank_codes(tables, codes, yq, yb, k=n + 1, **options)
+    assert listed.ap == pytest.approx(result.ap, abs=1e-13)
+    assert listed.queries_without_relevant == result.queries_without_relevant
+
+
+@pytest.mark.parametrize(("m", "size", "n"), [(3, 16, 30_000), (12, 16, 9000), (5, 16, 20_000)])
+def test_many_codes_and_threads_give_the_same_bits(m, size, n):
+    """Databases wide enough for every way of looking up, sorted by code and by item, in blocks of every size."""
+    r = np.random.default_rng(m)
+    codes = r.integers(0, size, (n, m)).astype(np.uint8)
+    codes[: n // 10] = codes[n // 10 : 2 * (n // 10)]
+    tables = r.standard_normal((300, m, size)).astype(np.float32)
+    yq, yb = r.random((300, 9)) < 0.2, r.random((n, 9)) < 0.2
+    one = rank_codes(tables, codes, yq, yb)
+    for options in ({"threads": 2}, {"memory": 1}, {"threads": 2, "memory": 5 << 20}):
+        assert (rank_codes(tables, codes, yq, yb, **options).ap == one.ap).all()
+    some = slice(0, 300, 60)
+    unit = np.exp2(np.ceil(np.log2(np.abs(tables[some]).max(axis=2).sum(axis=1))) - 29)[:, None]
+    scores = np.sum(
+        [np.rint(tables[some][:, c, codes[:, c]].astype(np.float64) / unit) for c in range(m)], axis=0
+    )
+    wanted = average_precision(scores, (yq[some].astype(int) @ yb.T.astype(int)) > 0)
+    assert one.ap[some] == pytest.approx(wanted.values, abs=1e-13)
+    assert (rank_codes(tables, codes, yq, yb, ks=[1, 10], levels=[0.5]).ap == one.ap).all()
+
+
 def test_negative_and_zero_scores_tie_and_sort_as_they_should():
     scores = np.array([[0.0, -0.0, -1.0, 1.0, -1e-40, 1e-40, -1.0, 3e38]], dtype=np.float32)
     relevant = np.array([[1, 0, 1, 0, 1, 0, 0, 1]], dtype=bool)
