@@ -1,7 +1,7 @@
 """Convolutional network hashing (Xia, Pan, Lai, Liu and Yan, "Supervised Hashing for Image Retrieval via Image Representation
 Learning", AAAI 2014): first the codes, then a network that learns them.
 
-*Stage 1.* S_ij is 1 for labelled items that share a label and -1 for others. Codes H of all labelled items factorise it (eq. 1 and 2):
+*Stage 1.* S_ij is 1 for labelled items that share a label and -1 for others. Codes H of all labelled items factorise it:
 
     min over H   ||S - H Hᵀ / q||²_F,      H in [-1, 1]^(n x q),  q bits,
 
@@ -13,11 +13,11 @@ and in the end H is replaced by its signs. The paper keeps the n x n matrix L. H
 (L H)_ij = h_i·(Hᵀ H_·j) - q Σ_k S_ik H_kj is kept up to date from q + U numbers, for U distinct sets of labels: memory is n q + U².
 
 *Stage 2.* The network learns H: its q outputs behind a tanh are regressed on H (mean squared error). CNNH+ (``plus=True``) has in
-addition an output for each class, trained by cross entropy. The tables of hashing papers, GPQ's among them, list CNNH without the
-plus, so that is the default. A bit is the sign of an output. Supervised: unlabelled items are not looked at.
+addition an output for each class, trained by cross entropy. Tables of later papers name CNNH, without the plus, so that is the
+default. A bit is the sign of an output. Supervised: unlabelled items are not looked at.
 
-Deviations: the shared backbone stands in for the paper's; entries are visited column by column in random order (of columns, and of the
-items in each), which spares the copies of a jump for each entry.
+Deviations: the shared backbone stands in for the paper's; entries are visited column by column in random order, and the items of
+each in random order, so that what a column needs is worked out once.
 """
 
 from __future__ import annotations

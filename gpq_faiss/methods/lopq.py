@@ -1,17 +1,17 @@
 """Locally optimised product quantisation (Kalantidis and Avrithis, "Locally Optimized Product Quantization for Approximate Nearest
 Neighbor Search", CVPR 2014): in each cell of a coarse quantiser a rotation and codebooks of its own.
 
-k-means cuts the space into cells (sect. 4). The residuals x - c of a cell are turned by their principal axes R, which are dealt
-out to the M parts such that the products of the parts' variances are as equal as may be (eigenvalue allocation, sect. 4.3 as in the
+k-means cuts the space into cells. The residuals x - c of a cell are turned by their principal axes R, which are dealt
+out to the M parts such that the products of the parts' variances are as equal as may be (eigenvalue allocation, as in the
 parametric solution of Ge et al.: each axis by falling variance to the part with the smallest product that has room), and a
 product quantiser of 16 codewords a part is trained on the cell's rotated residuals. The distance of a query to an item is that of the
 query's own residual in the item's cell, R (q - c), to the codewords, summed over the parts. Cells and codebooks are trained by Faiss.
 Unsupervised.
 
-**What a code is.** ``bits`` of codewords, and in addition the number of the cell: the paper keeps it as the place of an item in an
-inverted file, and counts the codewords' bits alone, as do all who compare with LOPQ at so many bits. Here it is part of the bytes, in
-one or two more bytes after the codewords', and :attr:`LOPQ.extra_bits` says how many bits of it carry information: 6 with 64 cells.
-So at "12 bits" this method has 18, an advantage over every other method beside it.
+**What a code is.** ``bits`` of codewords, and in addition the number of the cell: the paper keeps it as the place of an item in
+an inverted file, and counts the codewords' bits alone. Here it is part of the bytes, in one or two more bytes after the
+codewords', and :attr:`LOPQ.extra_bits` says how many bits of it carry information: 6 with 64 cells. So at "12 bits" this method
+has 18, an advantage over every other method beside it.
 
 The whole base is ranked: all cells are visited, where the paper, for speed, visits a few.
 

@@ -2,8 +2,8 @@
 2015; also DNNH): triplets in the unit cube, a small layer a bit.
 
 *Divide and encode* (sect. 3.2): the network's features, 50 for each bit, are divided into as many slices as there are bits; each slice
-has one fully connected unit of its own, a sigmoid s = 1 / (1 + exp(-β v)) (eq. 4), and a piece-wise threshold (eq. 5) that makes
-most values 0 or 1 already in training:
+has one fully connected unit of its own, a sigmoid s = 1 / (1 + exp(-β v)), and a piece-wise threshold that makes most values 0 or 1
+already in training:
 
     g(s) = 0 if s < 0.5 - ε,    s if 0.5 - ε <= s <= 0.5 + ε,    1 if s > 0.5 + ε.
 
@@ -14,11 +14,11 @@ most values 0 or 1 already in training:
 A bit is F > 0.5; codes are compared by Hamming distance. Supervised: unlabelled items are not looked at. With several labels an
 item, items that share one are alike.
 
-Deviations: the shared backbone stands in for the network in network, with a ReLU behind its layer to the 50 features a bit (there they
-are averages of ReLUs); every triplet of a batch is used, not some drawn at random; β and ε, of which the paper gives no value, are 1
-and 0.4. The margin of 1 for every length leaves most triplets of a long code without a loss soon, so it is bits / 12: the paper's for
-12 bits, 4 for 48. mAP of a tenth of the labelled CIFAR-10 features that was held out: at 48 bits 0.55 with a margin of 1, 0.59 with 4,
-0.55 with 12; at 12 bits 0.57 with 1, 0.50 with 3.
+Deviations: the shared backbone stands in for the network in network, with a ReLU behind its layer to the 50 features a bit (there
+they are averages of ReLUs); every triplet of a batch is used, not some drawn at random; β and ε are 1 and 0.4 (an ε of 0.1 loses
+0.09 at 12 bits, none at all gains nothing). The margin of 1 for every length leaves most triplets of a long code without a loss
+soon, so it is bits / 12: the paper's for 12 bits, 4 for 48. mAP of a tenth of the labelled CIFAR-10 features that was held out:
+at 48 bits 0.55 with a margin of 1, 0.59 with 4, 0.55 with 12; at 12 bits 0.57 with 1, 0.50 with 3.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .coders import SignCoder
 from .trainable import TrainableMethod, TrainingBatch
 
 SLICE = 50
-"""Features a bit (sect. 4.2)."""
+"""Features a bit, as in the paper."""
 
 
 class DivideAndEncode(nn.Module):
@@ -65,17 +65,17 @@ class DivideAndEncode(nn.Module):
         self.bias = nn.Parameter(torch.zeros(bits))
 
     def before_threshold(self, features: Tensor) -> Tensor:
-        """s (eq. 4), float [B, bits]."""
+        """s, float [B, bits]."""
         slices = features.view(len(features), *self.weight.shape)
         return torch.sigmoid(self.beta * ((slices * self.weight).sum(dim=2) + self.bias))
 
     def forward(self, features: Tensor) -> Tensor:
-        """g(s) (eq. 5), float [B, bits]."""
+        """g(s), float [B, bits]."""
         return piecewise_threshold(self.before_threshold(features), self.epsilon)
 
 
 def piecewise_threshold(s: Tensor, epsilon: float) -> Tensor:
-    """Values above 0.5 + ε become 1, values below 0.5 - ε become 0, and those have no gradient; the others stay (eq. 5)."""
+    """Values above 0.5 + ε become 1, values below 0.5 - ε become 0, and those have no gradient; the others stay."""
     s = torch.where(s > 0.5 + epsilon, torch.ones_like(s), s)
     return torch.where(s < 0.5 - epsilon, torch.zeros_like(s), s)
 

@@ -1,14 +1,14 @@
 """Supervised discrete hashing (Shen, Shen, Liu and Shen, "Supervised Discrete Hashing", CVPR 2015).
 
 Codes B (±1, [n, bits]) from which a linear classifier W tells the labels, and hash functions F that reach these codes from the
-items (eq. 4):
+items:
 
     min over B, W, F   Σ_i ||y_i - Wᵀ b_i||²  +  λ ||W||²  +  ν Σ_i ||b_i - F(x_i)||²,      b_i in {-1, 1}^bits
 
-    F(x) = Pᵀ φ(x),    φ(x) = [exp(-||x - a_1||² / σ), ..., exp(-||x - a_m||² / σ)]           (sect. 2.3, m anchors a_j)
+    F(x) = Pᵀ φ(x),    φ(x) = [exp(-||x - a_1||² / σ), ..., exp(-||x - a_m||² / σ)]           (m anchors a_j)
 
-by turns, ``iterations`` times (algorithm 1): P by least squares of B on φ (eq. 5), W by ridge regression of the labels on B (eq. 6),
-and B bit by bit with all others held (discrete cyclic coordinate descent, eq. 11):
+by turns, ``iterations`` times (algorithm 1): P by least squares of B on φ (the paper's F-step), W by ridge regression of the
+labels on B (G-step), and B bit by bit with all others held (B-step, discrete cyclic coordinate descent):
 
     z = sgn(q - B' W' w),     with Q = Y Wᵀ + ν F(X);  q, w are the bit's column and row of Q and W, B' and W' all the others'.
 
@@ -19,7 +19,7 @@ Deviations, with their reasons (mAP of a tenth of the labelled CIFAR-10 features
 
 * 2,000 anchors where the paper has 1,000: 0.56 and 0.63 instead of 0.53 and 0.62. All labelled rows, if there are fewer.
 * The paper gives a kernel width for each of its data sets. Here σ is the mean squared distance of items and anchors times ``width``, and
-  vectors are scaled to length 1 first; 0.7 to 1.5 do equally well, 0.25 loses 0.03.
+  vectors are scaled to length 1 first; 0.7 to 1.5 do equally well, 0.25 loses 0.03 (with 1,000 anchors).
 * So many kernels of items that follow each other closely make least squares nearly singular: P is ridge regression of weight ``ridge``
   (times the mean squared kernel). It changes little here; ten times as much loses 0.01.
 * Kernels are centred, which gives F a constant.
@@ -56,7 +56,7 @@ class SDH(BinaryMethod):
         normalize: scale vectors to length 1 (a zero vector stays zero).
 
     Attributes:
-        objectives: value of eq. 4 (without the ridge on P) after each turn of the last :meth:`fit`.
+        objectives: value of the objective (without the ridge on P) after each turn of the last :meth:`fit`.
 
     Raises:
         UsageError: a hyper-parameter that cannot be.
@@ -162,12 +162,12 @@ def squared_distances(x: Floats, anchors: Floats) -> Doubles:
 
 
 def ridge_regression(B: Doubles, y: Doubles, weight: float) -> Doubles:
-    """W [bits, C] that minimises ||y - B W||² + weight ||W||² (eq. 6), of codes [n, bits] and targets [n, C]."""
+    """W [bits, C] that minimises ||y - B W||² + weight ||W||² (G-step), of codes [n, bits] and targets [n, C]."""
     return np.asarray(np.linalg.solve(B.T @ B + weight * np.eye(B.shape[1]), B.T @ y), dtype=np.float64)
 
 
 def discrete_codes(B: Doubles, W: Doubles, Q: Doubles, sweeps: int = _SWEEPS) -> Doubles:
-    """B in ±1 [n, bits] that lowers ||B W||² - 2 Tr(Bᵀ Q) bit by bit (eq. 11); W [bits, C], Q [n, bits].
+    """B in ±1 [n, bits] that lowers ||B W||² - 2 Tr(Bᵀ Q) bit by bit (B-step); W [bits, C], Q [n, bits].
 
     Each bit of each item becomes what is best with all others held, in ``sweeps`` turns over the bits or until none changes. A bit
     that does not matter stays.

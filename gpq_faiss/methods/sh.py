@@ -1,7 +1,7 @@
 """Spectral hashing (Weiss, Torralba and Fergus, "Spectral Hashing", NIPS 2008): thresholded eigenfunctions on principal axes.
 
 The best code of a given graph of similarities is a partition of it; relaxed, its bits are the signs of the eigenvectors of the
-graph's Laplacian. For data that are uniform in a box, the eigenfunctions of the Laplacian are known (sect. 3, eq. 7 and 8): along
+graph's Laplacian. For data that are uniform in a box, the eigenfunctions of the Laplacian are known (sect. 3): along
 the axis [a, b] they are
 
     Φ_k(x) = sin(π/2 + k π / (b - a) (x - a)),     with eigenvalue  λ_k = 1 - exp(-ε²/2 |k π / (b - a)|²),     k = 1, 2, ...
@@ -108,6 +108,6 @@ def smallest_modes(lengths: NDArray[Any], count: int) -> NDArray[np.int64]:
 
 
 def eigenfunction(x: NDArray[Any], k: NDArray[np.int64], low: NDArray[Any], high: NDArray[Any]) -> Floats:
-    """Φ_k (eq. 7) at coordinates x [n, bits] in the boxes [low, high] [bits]: float32 [n, bits]; it goes on periodically outside."""
+    """Φ_k at coordinates x [n, bits] in the boxes [low, high] [bits]: float32 [n, bits]; it goes on periodically outside."""
     phase = np.pi / 2 + k * np.pi * (x.astype(np.float64) - low) / (high - low)
     return np.asarray(np.sin(phase), dtype=np.float32)

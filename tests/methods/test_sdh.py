@@ -30,7 +30,7 @@ XB, IDS_B = clusters(120, 1)
 
 
 def b_objective(B: Doubles, W: Doubles, Q: Doubles) -> float:
-    """What the B-step minimises (eq. 8): ||B W||² - 2 Tr(Bᵀ Q), by loops."""
+    """What the B-step minimises: ||B W||² - 2 Tr(Bᵀ Q), by loops."""
     total = 0.0
     for i in range(len(B)):
         for c in range(W.shape[1]):
