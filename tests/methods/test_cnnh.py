@@ -209,3 +209,34 @@ def test_training_on_digits(tmp_path: Path) -> None:
     np.testing.assert_array_equal(
         np.take_along_axis(coder.score(queries, codes), ids, axis=1), -distances.astype(np.float32)
     )
+
+
+def test_a_resumed_run_learns_the_same_codes(tmp_path: Path) -> None:
+    dataset = open_digits()
+    split = make_split(dataset, "1", seed=0, labelled="20-per-class")
+    settings_ = config(steps=12, validate_every=4, checkpoint_seconds=0.0)
+
+    def go(name: str, stop: int | None = None, resume: bool = False) -> Fitted:
+        def progress(step: int, steps: int, figures: dict[str, float]) -> None:
+            del steps, figures
+            if step == stop:
+                raise InterruptedError
+
+        return fit(
+            build,
+            dataset,
+            split,
+            settings_,
+            folder=tmp_path / name,
+            identity="x",
+            device=CPU,
+            resume=resume,
+            progress=progress,
+        )
+
+    whole_run = go("whole")
+    with pytest.raises(InterruptedError):
+        go("parts", stop=7)
+    resumed = go("parts", resume=True)
+    for name, value in whole_run.method.state_dict().items():
+        assert torch.equal(value, resumed.method.state_dict()[name]), name
