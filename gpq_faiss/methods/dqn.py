@@ -1,0 +1,187 @@
+"""Deep Quantization Network: Cao, Long, Wang, Zhu and Wen, "Deep Quantization Network for Efficient Image Retrieval", AAAI 2016.
+
+A bottleneck z = tanh(W f + b) is trained on pairs of labelled items, and kept near to what a product quantiser makes of it::
+
+    L = Σ_ij (s_ij - cos(z_i, z_j))²,  s_ij = 1 where the two share a label, else -1        pairwise cosine loss
+    Q = Σ_i ||z_i - C h_i||²,  C block diagonal, h_i one codeword of each block             product quantisation loss
+    min L + λ Q
+
+by turns: the network by gradient, C and h by k-means in each part of z. A search compares by the asymmetric quantiser distance,
+Σ_m ||z_qm - C_m h_m||².
+
+Both sums are taken as means, over pairs, and over items and dimensions, so that λ depends neither on the batch nor on D.
+
+Deviations:
+
+* Codebooks are fitted once a pass over the labelled items, from where they are, to the vectors that the network gave in that
+  pass, and after the last step; λ counts from the first fit on.
+* h of a batch is the nearest codeword at that moment, which is the best assignment, not the one of the last pass.
+* λ = 0.03 for the mean over dimensions, chosen on held-out items; the paper chooses λ by validation as well. Ten times as much lets
+  the quantisation loss win: the vectors shrink, which costs the cosines nothing, and the ranking falls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import faiss
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ..config import Config
+from ..data.base import Dataset
+from ..errors import DataError, UsageError
+from ..losses.npair import multihot
+from ..nn.backbones import Backbone
+from ..nn.model import build_extractor, input_description
+from .coders import Floats, ProductCoder
+from .memory import TrainingVectors
+from .trainable import TrainableMethod, TrainingBatch
+
+
+class PairwiseCosineLoss(nn.Module):
+    """Mean over all ordered pairs of labelled rows of (s_ij - cos(z_i, z_j))², s_ij = ±1 (see the module's head).
+
+    A row is paired with itself too, which costs nothing. Rows without labels do not enter; a batch without any has loss 0.
+    """
+
+    def forward(self, z: Tensor, labels: Tensor) -> Tensor:
+        """The loss, a scalar, of vectors float [B, D] and multi-hot labels [B, C]."""
+        y = multihot(labels, z)
+        known = y.any(dim=1).to(z.dtype)
+        unit = nn.functional.normalize(z, dim=1)
+        target = 2 * (y @ y.T > 0).to(z.dtype) - 1
+        pairs = known[:, None] * known[None, :]
+        return ((target - unit @ unit.T).square() * pairs).sum() / pairs.sum().clamp_min(1)
+
+
+class BoundedNetwork(nn.Module):
+    """The backbone and a tanh: input to vectors float32 [B, D] in (-1, 1)."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        super().__init__()
+        self.backbone = backbone
+
+    def forward(self, x: Tensor) -> Tensor:
+        z: Tensor = self.backbone(x).float().tanh()
+        return z
+
+
+def fit_product_codebooks(x: Floats, M: int, K: int, *, start: Floats | None = None, seed: int = 0) -> Floats:
+    """Codebooks float32 [M, K, d] by k-means in each part of x float32 [n, M * d], through Faiss.
+
+    Args:
+        start: codebooks to go on from; None for k-means from random items.
+
+    Raises:
+        DataError: fewer items than codewords.
+    """
+    if len(x) < K:
+        raise DataError(f"{len(x)} labelled items for codebooks of {K} codewords: label at least {K}")
+    pq = faiss.ProductQuantizer(x.shape[1], M, K.bit_length() - 1)
+    pq.cp.seed = seed + 1
+    pq.cp.niter = 25
+    pq.cp.min_points_per_centroid = 1
+    if start is not None:
+        faiss.copy_array_to_vector(np.ascontiguousarray(start, np.float32).ravel(), pq.centroids)
+        pq.train_type = faiss.ProductQuantizer.Train_hot_start
+    pq.train(np.ascontiguousarray(x, np.float32))
+    return np.asarray(faiss.vector_to_array(pq.centroids), np.float32).reshape(M, K, -1)
+
+
+class DQN(TrainableMethod):
+    """The network, its codebooks and the vectors that they are fitted to.
+
+    Args:
+        backbone: of output width M * d.
+        M, K, d: codebooks, codewords of each, dimensions of a part.
+        weight: λ of the quantisation loss.
+        seed: of the first k-means.
+    """
+
+    name = "dqn"
+    uses_unlabelled = False
+    codewords: Tensor
+    fitted: Tensor
+
+    def __init__(
+        self, backbone: Backbone, M: int, K: int = 16, d: int = 12, *, weight: float = 0.03, seed: int = 0
+    ) -> None:
+        super().__init__()
+        if weight < 0:
+            raise UsageError(f"dqn: the weight of the quantisation loss is {weight}: it cannot be negative")
+        self.network = BoundedNetwork(backbone)
+        self.cosine = PairwiseCosineLoss()
+        self.weight = weight
+        self.seed = seed
+        self.M, self.K, self.d = M, K, d
+        generator = torch.Generator().manual_seed(seed + 1)
+        # Only what an untrained network is encoded with.
+        self.register_buffer("codewords", torch.rand(M, K, d, generator=generator) * 2 - 1)
+        self.register_buffer("fitted", torch.zeros((), dtype=torch.bool))
+        self.memory = TrainingVectors(M * d)
+        self._steps = 0
+        self._batch = 1
+
+    def fit_labels(self, rows: NDArray[np.int64], y: NDArray[np.float32]) -> None:
+        """Make room for the vectors of the labelled items."""
+        del y
+        self.memory.allocate(rows)
+
+    def before_step(self, step: int, steps: int, sample: Callable[[int], Iterator[Tensor]]) -> None:
+        """Note which step is the last."""
+        del step, sample
+        self._steps = steps
+
+    def nearest(self, z: Tensor) -> Tensor:
+        """The nearest codewords of z float [B, M * d], one of each part, joined: C h, float [B, M * d]."""
+        parts = z.reshape(len(z), self.M, self.d)
+        half = 0.5 * self.codewords.square().sum(dim=2)
+        best = (torch.einsum("bmd,mkd->bmk", parts, self.codewords) - half).argmax(dim=2)
+        return self.codewords[torch.arange(self.M, device=z.device), best].flatten(1)
+
+    def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
+        """The pairwise cosine loss and the product quantisation loss."""
+        n = len(batch.y)
+        self._batch = n
+        with torch.autocast(batch.x.device.type, dtype=torch.bfloat16, enabled=amp):
+            raw = self.network.backbone(batch.x[:n])
+        z = raw.float().tanh()
+        self.memory.keep(batch.rows, z)
+        cosine = self.cosine(z, batch.y)
+        with torch.no_grad():
+            quantised = self.nearest(z)
+        # By a product, not a branch: the same graph on every device, and no wait for the flag.
+        error = (z - quantised).square().mean() * self.fitted
+        return {"total": cosine + self.weight * error, "cosine": cosine, "quantisation": error}
+
+    @torch.no_grad()
+    def after_step(self, step: int) -> None:
+        """Fit the codebooks after each pass over the labelled items, and after the last step."""
+        each = max(1, -(-len(self.memory) // self._batch))
+        if not len(self.memory) or ((step + 1) % each and step + 1 != self._steps):
+            return
+        _, vectors = self.memory.known()
+        start = self.codewords.cpu().numpy() if bool(self.fitted) else None
+        new = fit_product_codebooks(vectors.cpu().numpy(), self.M, self.K, start=start, seed=self.seed)
+        self.codewords.copy_(torch.from_numpy(new))
+        self.fitted.fill_(True)
+
+    def exported(self) -> nn.Module:
+        """The backbone with its tanh."""
+        return self.network
+
+    def coder(self) -> ProductCoder:
+        """The codebooks with the asymmetric quantiser distance."""
+        return ProductCoder(self.codewords.cpu().numpy(), "l2")
+
+
+def build(config: Config, dataset: Dataset, image_size: int, n_classes: int) -> DQN:
+    """A fresh DQN for the items of ``dataset``."""
+    del n_classes
+    q, seed = config.quantizer, config.training.seed
+    generator = torch.Generator().manual_seed(seed)
+    backbone = build_extractor(config, input_description(dataset, image_size), q.width, generator)
+    return DQN(backbone, q.codebooks, q.codewords, q.subdim, seed=seed)
