@@ -36,7 +36,6 @@ _LOW = np.int64((1 << 32) - 1)
 _CACHE = 1 << 16  # scores that are sorted and summed at a time: the buffers then stay in a core's own cache
 _TOGETHER = 8  # queries scored at a time at least: their tables are looked up together
 _BYTES = 72  # of all buffers together, a score
-_MANY = 2000  # ties from which a running count of relevant items is cheaper than searching for each
 
 
 class _Workspace:
@@ -210,13 +209,7 @@ class Engine:
         hit_bits: NDArray[np.bool_] = worker.buffer("hit", bool, 1, self._width)[0]
         np.bitwise_and(keys, 1, out=hit_bits.view(np.int8), casting="unsafe")
         places = np.flatnonzero(hit_bits)
-        # Neighbours differ in the last bit at most: one score.
-        change: Keys = worker.buffer("spare", np.int32, 1, self._width)[0]
-        np.bitwise_xor(keys[1:], keys[:-1], out=change[1:])
-        change[0] = 2
-        same: NDArray[np.bool_] = worker.buffer("same", bool, 1, self._width)[0]
-        np.less(change.view(np.uint32), 2, out=same)
-        ties = _Ties.find(np.flatnonzero(same) - 1, places, hit_bits)
+        ties = _Ties.find(keys, places, worker.buffer("spare", np.int32, 1, self._width)[0])
         value = self._item_ap(places, ties, relevant) if ap else 0.0
         return Measured(
             block,
@@ -380,7 +373,8 @@ def _shares(hits: Ints, sizes: Ints) -> tuple[Floats, Floats, Floats]:
 
 @dataclass(frozen=True)
 class _Ties:
-    """Runs of equal scores in a ranking of items that hold a relevant one."""
+    """Runs of equal scores in a ranking of items that hold relevant and other items. In any other run all orders are the
+    same, so its items may stand for themselves."""
 
     first: Ints
     """Place of the first item of each run."""
@@ -392,17 +386,17 @@ class _Ties:
     """Relevant items up to its end; above ``low``."""
 
     @classmethod
-    def find(cls, tied: Ints, places: Ints, hits: NDArray[np.bool_]) -> _Ties:
-        """From the places that equal the next one, the places of relevant items and the same as bits [N]."""
-        first, last = _runs_of(tied)
-        if len(tied) > _MANY:
-            count = np.cumsum(hits, dtype=np.int64)
-            high = count.take(last)
-            low = count.take(first) - hits.take(first)
-        else:
-            low, high = np.searchsorted(places, first), np.searchsorted(places, last, side="right")
-        some = high > low
-        return cls(first[some], last[some], low[some], high[some])
+    def find(cls, keys: Keys, places: Ints, spare: Keys) -> _Ties:
+        """From the sorted keys [N] and the places of relevant items; ``spare`` is scratch [N]."""
+        # Relevant items come last within a score, so a run of both kinds has one step, and it is of the last bit alone.
+        np.bitwise_xor(keys[1:], keys[:-1], out=spare[1:])
+        spare[:1] = 0
+        low = np.flatnonzero(spare.take(places) == 1)
+        middle = places[low]
+        score = keys[middle]
+        first = np.searchsorted(keys, score - 1)
+        last = np.searchsorted(keys, score, side="right") - 1
+        return cls(first, last, low, low + (last - middle + 1))
 
 
 def _item_groups(places: Ints, ties: _Ties, relevant: int) -> Groups:
