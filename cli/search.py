@@ -101,8 +101,8 @@ def search(
     from gpq_faiss.errors import UsageError
     from gpq_faiss.evaluate.tables import render
     from gpq_faiss.files import check_output
-    from gpq_faiss.report.figure import check_picture
     from gpq_faiss.index.filters import Allow, Deny
+    from gpq_faiss.report.figure import check_picture
     from gpq_faiss.search import draw_results, open_queries, read_ids
     from gpq_faiss.search import search as run
 

@@ -289,7 +289,7 @@ def read_ids(path: str | Path) -> NDArray[np.int64]:
     path = Path(path)
     try:
         if path.suffix == ".npy":
-            found = np.load(path, allow_pickle=False)
+            found: NDArray[Any] = np.load(path, allow_pickle=False)
         else:
             found = np.array([int(line) for line in path.read_text(encoding="utf-8").split()], dtype=np.int64)
     except FileNotFoundError:
@@ -299,7 +299,7 @@ def read_ids(path: str | Path) -> NDArray[np.int64]:
         raise DataError(f"{path} holds no list of ids ({why}): write one whole number a line") from None
     if found.ndim != 1 or found.dtype.kind not in "iu":
         raise DataError(f"{path}: {found.dtype} {found.shape}, expected a list of ids (whole numbers)")
-    return found.astype(np.int64)
+    return np.asarray(found, np.int64)
 
 
 def open_index(

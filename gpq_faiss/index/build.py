@@ -15,10 +15,10 @@ from ..files import read_json
 from ..store import RowReader, codebooks_fingerprint
 from .checks import Floats, check_codebooks, code_size
 from .codebooks import inject
+from .disk import open_disk
 from .engine import Engine, Kind, check_kind
 from .io import check_index_output, save_index
 from .ivf import IvfSettings
-from .disk import open_disk
 from .layout import repeated_id
 from .liststream import build_lists, store_nprobe
 from .rowfile import RowForm

@@ -93,8 +93,7 @@ class Tables:
         for m in range(M):  # how often each codeword occurs in a cell gives the mean of its vectors
             often = np.bincount(place * K + indices[:, m], minlength=len(used) * K).reshape(-1, K)
             means[:, m] = often / counts[:, None] @ Z[m]
-        means = means.reshape(len(used), width)
-        self.centroids, list_of = _kmeans(means, counts, min(lists, len(used)), seed)
+        self.centroids, list_of = _kmeans(means.reshape(-1, width), counts, min(lists, len(used)), seed)
         table_of = np.empty(cells, np.int32)
         # A cell that the sample lacks goes by the centres of its parts.
         quantizer = faiss.IndexFlatIP(width)

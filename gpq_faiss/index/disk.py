@@ -114,9 +114,7 @@ class FileEngine:
         Raises:
             UsageError: the budget does not even hold the results.
         """
-        tables = queries * self.M * self.K * 8 * 8
-        held = queries * k * 12 * (4 + 2 * threads) + tables
-        rows = (self.memory - held) // (threads * row_bytes)
+        rows = (self.memory - queries * self.query_bytes(threads, k)) // (threads * row_bytes)
         if rows < LEAST_ROWS:
             raise UsageError(
                 f"a memory budget of {self.memory:,} bytes is too small for {queries:,} queries with k = {k:,}: raise "
@@ -124,14 +122,22 @@ class FileEngine:
             )
         return int(min(rows, MOST_ROWS))
 
-    def prelude(self, xq: ArrayLike, k: int, threads: int | None, block: int) -> tuple[Floats, int, int]:
-        """Checked queries, k and number of threads. Raises as :meth:`.engine.Engine.search`."""
+    def prelude(self, xq: ArrayLike, k: int, threads: int | None, block: int) -> tuple[Floats, int, int, int]:
+        """Checked queries, k, number of threads, and queries at a time, for which half of the budget may go.
+
+        Raises as :meth:`.engine.Engine.search`.
+        """
         k = check_k(k, self.ntotal)
         check_block(block)
         if threads is not None and threads < 1:
             raise UsageError(f"{threads} threads: it must be at least 1")
         queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
-        return queries, k, min(threads or int(faiss.omp_get_max_threads()), os.cpu_count() or 1)
+        workers = min(threads or int(faiss.omp_get_max_threads()), os.cpu_count() or 1)
+        return queries, k, workers, max(1, min(block, self.memory // (2 * self.query_bytes(workers, k))))
+
+    def query_bytes(self, threads: int, k: int) -> int:
+        """What a query takes: its tables and results."""
+        return k * 12 * (4 + 2 * threads) + self.M * self.K * 64
 
 
 class DiskEngine(FileEngine):
@@ -148,10 +154,11 @@ class DiskEngine(FileEngine):
     def block_rows(self, threads: int, queries: int, k: int) -> int:
         """Rows a block: what one row takes in memory, in each thread. Raises as :meth:`rows_for`."""
         size = self._file.code_size
-        if self._file.id_start is not None:
-            row = size * 5 + 40
-        else:
-            row = size * (3 if self._file.form == "fastscan" else 4)
+        row = (
+            size * 5 + 40
+            if self._file.id_start is not None
+            else size * (3 if self._file.form == "fastscan" else 4)
+        )
         rows = self.rows_for(row, threads, queries, k)
         return max(LEAST_ROWS, min(rows, -(-self.ntotal // threads)))
 
@@ -165,7 +172,7 @@ class DiskEngine(FileEngine):
         size = self._file.code_size
         rows = min(MOST_ROWS, -(-self.ntotal // threads))
         needed = int(self.ntotal * size * 1.05) + threads * rows * size * 3
-        return self.memory - needed > queries * (k * 12 * (4 + 2 * threads) + self.M * self.K * 64)
+        return self.memory - needed > queries * self.query_bytes(threads, k)
 
     def search(
         self,
@@ -181,7 +188,7 @@ class DiskEngine(FileEngine):
         Raises:
             UsageError, DataError: see there; codes in the file that no model has; a budget that is too small.
         """
-        queries, k, workers = self.prelude(xq, k, threads, block)
+        queries, k, workers, block = self.prelude(xq, k, threads, block)
         D = np.empty((len(queries), k), np.float32)
         found = np.empty((len(queries), k), np.int64)
         for start in range(0, len(queries), block):
@@ -247,7 +254,7 @@ class DiskEngine(FileEngine):
             codes = check_codes(self._file.view(self.path, start, stop), self.M, self.K, what=str(self.path))
         search = ProvenSearch(codes, self.codebooks, stages, first=self._first)
         if keep:
-            search.scanner(search.stages[0])
+            search.keep_packed()
             with self._lock:
                 if any(stop > a and b > start for a, b in self._kept):
                     self._kept.clear()  # blocks of another size, of a search with other threads

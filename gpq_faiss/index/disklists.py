@@ -95,7 +95,7 @@ class ListEngine(FileEngine):
             UsageError: ``k``, ``nprobe``, ``threads`` or ``block`` out of range, or a budget that is too small.
             DataError: unfit queries or filter; codes in the file that no model has.
         """
-        queries, k, workers = self.prelude(xq, k, threads, block)
+        queries, k, workers, block = self.prelude(xq, k, threads, block)
         nprobe = self.check_nprobe(nprobe)
         D = np.empty((len(queries), k), np.float32)
         found = np.empty((len(queries), k), np.int64)
@@ -259,12 +259,15 @@ class ListEngine(FileEngine):
         if not 0 < recall <= 1:
             raise UsageError(f"recall {recall}: it must be above 0 and at most 1")
         xq = self.sample_queries() if queries is None else queries
-        xq, k, workers = self.prelude(xq, min(k, self.ntotal), threads, 1)
+        xq, k, workers, block = self.prelude(xq, min(k, self.ntotal), threads, 1024)
         nearest = self.nearest_lists(xq, self.lists)
-        best = self._search(xq, k, nearest, None, workers)
         rank_of = np.empty_like(nearest)
         np.put_along_axis(rank_of, nearest, np.arange(self.lists)[None, :], axis=1)
-        ranks = np.take_along_axis(rank_of, best.part.astype(np.int64), axis=1)
+        parts = [
+            self._search(xq[s : s + block], k, nearest[s : s + block], None, workers).part
+            for s in range(0, len(xq), block)
+        ]
+        ranks = np.take_along_axis(rank_of, np.concatenate(parts).astype(np.int64), axis=1)
         at_rank = np.bincount(ranks.reshape(-1), minlength=self.lists)
         recalls = np.cumsum(at_rank) / ranks.size
         chosen = int(np.searchsorted(recalls, recall - 1e-12)) + 1
@@ -303,7 +306,7 @@ class _Part:
 
 def _visits(nearest: Ids, sizes: Ids) -> list[tuple[int, NDArray[np.int64]]]:
     """Each list that any query looks at, with the rows of these queries; lists near to some query first."""
-    Q, nprobe = nearest.shape
+    nprobe = nearest.shape[1]
     flat = nearest.reshape(-1)
     order = np.argsort(flat, kind="stable")
     numbers, starts = np.unique(flat[order], return_index=True)

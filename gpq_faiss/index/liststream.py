@@ -157,10 +157,11 @@ class _Build:
         _log.info("%s: %d lists by %s", self.folder.name, lists, type(coarse).__name__)
         kind = np.uint16 if lists <= 1 << 16 else np.int32
         chunk = int(max(_LEAST_CHUNK, min(_MOST_CHUNK, (self.memory - lists * 64) // (6 * self.size + 48))))
-        if isinstance(coarse, Nearest):
-            step = max(256, self.memory // (coarse.centroids.shape[1] * 8))
-        else:
-            step = 1 << 20
+        step = (
+            max(256, self.memory // (coarse.centroids.shape[1] * 8))
+            if isinstance(coarse, Nearest)
+            else 1 << 20
+        )
         sizes = np.zeros(lists, np.int64)
         with (self.folder / "lists.raw").open("wb") as file:
             for codes in self._codes(min(step, chunk)):

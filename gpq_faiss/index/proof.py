@@ -275,6 +275,14 @@ class ProvenSearch:
                     self._scanners[stage] = FastScan(codes, self.Z)
             return self._scanners[stage]
 
+    def keep_packed(self) -> None:
+        """Hold FastScan's blocks alone, and no longer the codes that they were made of (a map, say)."""
+        scan = self.scanner("fastscan")
+        assert isinstance(scan, FastScan)
+        held = scan.index.codes
+        packed = faiss.rev_swig_ptr(held.get(), held.size())
+        self.codes = PackedCodes(packed, self.n, self.M, int(scan.index.bbs))
+
     def prepare(self, k: int) -> None:
         """Build what a search for ``k`` starts with, so that the first query does not pay for it."""
         if not self._in_full(self._start(k)):

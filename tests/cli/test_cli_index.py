@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import faiss
@@ -52,3 +53,41 @@ def test_options_that_do_not_fit_are_refused(shop: Shop, tmp_path: Path) -> None
     ):
         refused(*plain, *options, code=2)
         assert not out.exists()
+
+
+@pytest.mark.parametrize("assign", ["auto", "tables"])
+@pytest.mark.parametrize("budget", [(), ("--memory", "64MB")])
+def test_lists_are_searched_in_memory_and_in_place(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, assign: str, budget: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr("gpq_faiss.search._COPIES", 10**6)  # no budget holds the index
+    out, same = tmp_path / "lists.faiss", ("--format", "json", "-k", 200)
+    build = ("index", shop.model, shop.codes, "--kind", "ivf", "--memory", "64MB", "--lists", 5)
+    done(*build, "--assign", assign, "--nprobe", 2, "--out", out)
+    plain = json.loads(done("search", shop.model, shop.index, shop.queries, *same))
+    search = ("search", shop.model, out, shop.queries, *same)
+    assert json.loads(done(*search, *budget, "--nprobe", 5)) == plain
+    assert json.loads(done(*search, *budget, "--kind", "exact")) == plain
+    few = json.loads(done(*search, *budget))
+    assert json.loads(done(*search, *budget, "--nprobe", 2)) == few != plain
+    tuned = json.loads(done(*search, *budget, "--recall", 1))
+    assert tuned.pop("operating_points")[-1]["recall"] == 1
+    assert tuned == plain
+    lines = done("search", shop.model, out, shop.queries, *budget, "-k", 200, "--recall", 0.9).splitlines()
+    assert lines[0].startswith("nprobe 1: recall 0.")
+
+
+def test_a_recall_within_a_budget_is_kept_in_the_file(shop: Shop, tmp_path: Path) -> None:
+    out = tmp_path / "lists.faiss"
+    said = done(
+        "index",
+        shop.model,
+        shop.codes,
+        *("--kind", "ivf", "--lists", 6, "--memory", "64MB", "--list-form", "fused", "--recall", 0.9),
+        *("--out", out),
+    )
+    assert said.startswith("nprobe 1: recall ")
+    index = faiss.read_index(str(out))
+    assert isinstance(index, faiss.IndexIVFPQ)
+    assert f"nprobe {index.nprobe}: recall " in said
+    assert open_engine(out).ivf.nprobe == index.nprobe

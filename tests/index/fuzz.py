@@ -40,6 +40,8 @@ def seeds(folder: Path) -> list[Path]:
     from gpq_faiss.index.codebooks import encode, inject
     from gpq_faiss.index.forms import FORMS, faiss_form
     from gpq_faiss.index.ivf import IvfSettings
+    from gpq_faiss.index.liststream import build_lists
+    from gpq_faiss.index.shards import Hdf5Shard
     from gpq_faiss.store import Header, RowWriter
 
     rng = np.random.default_rng(0)
@@ -53,6 +55,14 @@ def seeds(folder: Path) -> list[Path]:
         for own, name in ((ids, f"{form}-ids"), (None, form)):
             faiss.write_index(faiss_form(form, codes, own, Z, ivf=ivf), str(folder / name))
             paths.append(folder / name)
+    for form in ("fused", "fastscan"):  # as a build in a stream leaves them, most lists empty
+        many = IvfSettings(centroids=rng.normal(size=(70, M * d)), form=form, nprobe=70)
+        header = Header("codes", codes.shape[1], "m" * 16, Z, "d" * 16)
+        with RowWriter(folder / "shard.h5", header, overwrite=True) as writer:
+            writer.append(codes[:40], ids[:40], None)
+            writer.finish()
+        shard = Hdf5Shard(folder / "shard.h5", Z, "m" * 16, "the model")
+        paths.append(build_lists([shard], folder / f"streamed-{form}", Z, many, model_fingerprint="m" * 16))
     faiss.write_index(inject(Z), str(folder / "empty"))
     faiss.write_index(faiss.index_factory(M * d, "Flat"), str(folder / "foreign"))
     header = Header("codes", codes.shape[1], "m" * 16, Z, "d" * 16, ("cat", "dog"))
@@ -111,7 +121,9 @@ def work(folder: Path, first: int, last: int) -> None:
                     for _ in reader.blocks(50):
                         pass
             elif case % 2:
-                open_disk(mutant, "50MB").search(xq, 3)
+                engine = open_disk(mutant, "50MB")
+                engine.search(xq, 3)
+                engine.range_search(xq, 0.0)
             else:
                 open_engine(mutant).search(xq, 3)
         except GpqError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 
 import faiss
@@ -10,8 +11,8 @@ import numpy as np
 import pytest
 
 from gpq_faiss.errors import DataError, MismatchError, UsageError
-from gpq_faiss.index.codebooks import decode, pack_codes
 from gpq_faiss.index.coarse import Nearest, Tables, choose
+from gpq_faiss.index.codebooks import decode, pack_codes
 from gpq_faiss.index.disk import open_disk
 from gpq_faiss.index.disklists import ListEngine
 from gpq_faiss.index.engine import Engine
@@ -112,7 +113,7 @@ def test_a_streamed_build_is_a_sound_index(tmp_path: Path, form: str, way: str, 
         progress=lambda done, total: seen.append((done, total)),
     )
     assert seen[-1] == (3 * n, 3 * n)
-    assert all(a <= b for (a, _), (b, _) in zip(seen, seen[1:], strict=False))
+    assert all(a <= b for (a, _), (b, _) in itertools.pairwise(seen))
     assert sorted(p.name for p in tmp_path.iterdir() if p.suffix != ".h5") == ["i.faiss", "i.faiss.json"]
     index, sidecar = load_index(path, verify=True)
     layout = layout_of(index, deep=True)
@@ -199,7 +200,7 @@ def test_a_search_is_exact_within_the_lists_it_looks_at(tmp_path: Path, form: st
     for bad in ({"nprobe": 0}, {"threads": 0}, {"block": 0}):
         with pytest.raises(UsageError):
             engine.search(xq, 5, **bad)
-    with pytest.raises(UsageError, match="too small for 6 queries"):
+    with pytest.raises(UsageError, match="is too small for"):
         open_disk(path, 1000).search(xq, 5)
 
 

@@ -1,0 +1,96 @@
+"""``gpq search``: kinds, budgets, filters, ranges; every way gives what the plain one gives."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import ITEMS, Shop, done, refused
+
+
+def found(*args: object) -> list[dict[str, Any]]:
+    queries: list[dict[str, Any]] = json.loads(done("search", *args, "--format", "json"))["queries"]
+    return queries
+
+
+@pytest.fixture(scope="module")
+def plain(shop: Shop) -> list[dict[str, Any]]:
+    return found(shop.model, shop.index, shop.queries, "-k", 9)
+
+
+@pytest.mark.parametrize("kind", ["auto", "exact", "grouped", "fused", "flat"])
+def test_exact_kinds_answer_alike(
+    shop: Shop, plain: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    assert found(shop.model, shop.index, shop.queries, "-k", 9, "--kind", kind) == plain
+    if kind in ("auto", "exact"):
+        monkeypatch.setattr("gpq_faiss.search._COPIES", 10**6)  # no budget holds the index
+        monkeypatch.delattr("gpq_faiss.search.open_engine")
+        small = ("--memory", "1MB", "--threads", 1)
+        assert found(shop.model, shop.index, shop.queries, "-k", 9, "--kind", kind, *small) == plain
+        monkeypatch.undo()
+    assert found(shop.model, shop.index, shop.queries, "-k", 9, "--memory", "2GB") == plain
+
+
+def test_fastscan_gives_its_own_scores(shop: Shop, plain: list[dict[str, Any]]) -> None:
+    rough = found(shop.model, shop.index, shop.queries, "-k", 9, "--kind", "fastscan")
+    near = [np.allclose(a["scores"][0], b["scores"][0], atol=0.2) for a, b in zip(rough, plain, strict=True)]
+    assert all(near)
+    assert rough != plain
+
+
+@pytest.fixture(params=[(), ("--memory", "2MB")])
+def budget(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    """No budget, and one that (as the test has it) does not hold the index."""
+    monkeypatch.setattr("gpq_faiss.search._COPIES", 10**6)
+    options: tuple[str, ...] = request.param
+    return options
+
+
+def test_filters_by_lists_of_ids(shop: Shop, tmp_path: Path, budget: tuple[str, ...]) -> None:
+    every = [q["ids"] for q in found(shop.model, shop.index, shop.queries, "-k", ITEMS)]
+    chosen = np.arange(0, ITEMS, 3)
+    np.save(tmp_path / "ids.npy", chosen)
+    (tmp_path / "ids.txt").write_text("\n".join(map(str, chosen)) + "\n")
+    search = (shop.model, shop.index, shop.queries, "-k", 9, *budget)
+    for name in ("ids.npy", "ids.txt"):
+        for option, inside in (("--where-ids", True), ("--without-ids", False)):
+            got = [q["ids"] for q in found(*search, option, tmp_path / name)]
+            assert got == [[i for i in ids if (i % 3 == 0) == inside][:9] for ids in every]
+
+
+def test_all_items_above_a_score(shop: Shop, budget: tuple[str, ...]) -> None:
+    every = found(shop.model, shop.index, shop.queries, "-k", ITEMS)
+    least = float(np.median([q["scores"][5] for q in every]))
+    got = found(shop.model, shop.index, shop.queries, "--least", least, *budget)
+    assert [q["ids"] for q in got] == [
+        [i for i, s in zip(q["ids"], q["scores"], strict=True) if s >= least] for q in every
+    ]
+    table = done("search", shop.model, shop.index, shop.queries, "--least", 1e6, *budget)
+    assert "1" not in table
+
+
+def test_options_at_odds_are_refused(shop: Shop, tmp_path: Path) -> None:
+    search = ("search", shop.model, shop.index, shop.queries)
+    (tmp_path / "bad.txt").write_text("3\nfour\n")
+    np.save(tmp_path / "bad.npy", np.ones((2, 2)))
+    for options in (
+        ("--nprobe", 3),
+        ("--recall", 0.9),
+        ("--nprobe", 3, "--recall", 0.9),
+        ("--kind", "ivf", "--nprobe", 0),
+        ("--kind", "ivf", "--recall", 1.5),
+        ("--memory", "much"),
+        ("--memory", "5kB", "--kind", "ivf"),
+        ("--memory", "5kB", "--kind", "fastscan"),
+        ("--memory", "1kB"),
+        ("--least", "nan"),
+        ("--where-ids", tmp_path / "bad.txt", "--without-ids", tmp_path / "bad.txt"),
+    ):
+        refused(*search, *options, code=2)
+    for name in ("bad.txt", "bad.npy", "none.txt"):
+        assert name in refused(*search, "--where-ids", tmp_path / name)
+    assert "other codebooks" in refused("search", shop.other, shop.index, shop.queries)
