@@ -1,0 +1,423 @@
+"""A billion codes on one machine: building within a budget, opening, exact search, lists; smaller sizes in the same table.
+
+    python benchmarks/large.py --items 1000000000 --data features:FEATURES.npy --labels LABELS.npy --folder SCRATCH
+
+The codes are simulated from a trained 48-bit model, as follows. A million items, mixtures of two real items of one class,
+go through the network of the model trained here: the pool. A code is spliced of two pool codes: the first bytes of one
+(1 to 5, drawn uniformly), the rest of another, drawn among those whose byte before the cut, two codewords, is the same.
+So every code agrees with the pool in the distribution of each stretch and across the cut; the share of distinct codes
+and the scores of real queries among them are reported beside those of the pool.
+
+Each part of each size runs in a process of its own, whose peak of memory is the part's, and is kept in the JSON; a second
+call computes what is missing (``--parts`` names some). The Markdown follows from the JSON. A billion takes 40 GB of disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+from machine import describe_machine
+from numpy.typing import NDArray
+from search import Trained, clock, numbers, peak_bytes
+
+from gpq_faiss.errors import GpqError, UsageError
+from gpq_faiss.files import write_json, write_text
+from gpq_faiss.index.codebooks import score_codes
+from gpq_faiss.index.disk import open_disk
+from gpq_faiss.index.ivf import IvfSettings
+from gpq_faiss.index.liststream import build_lists
+from gpq_faiss.index.shards import Hdf5Shard, IndexShard, parse_bytes
+from gpq_faiss.index.stream import build_stream
+from gpq_faiss.store import Header, RowWriter
+
+BITS, K, POOL, QUERIES = 48, 100, 1_000_000, 1024
+SHARD, BLOCK = 10_000_000, 1_000_000
+BATCHES = (1, 32, 1024)
+PROBES = (1, 4, 16, 64, 256)
+PARTS = ("shards", "build", "lists", "disk", "memory", "ivf")
+MODEL = "0" * 16  # the shards are of no model folder
+Codes = NDArray[np.uint8]
+Cell = dict[str, Any]
+
+
+class Splice:
+    """Codes spliced of two codes of a pool, uint8 [n, bytes], where both have the same byte before the cut."""
+
+    def __init__(self, pool: Codes) -> None:
+        self.pool = pool
+        cuts = range(pool.shape[1] - 1)
+        self.order = [np.argsort(pool[:, p], kind="stable").astype(np.int32) for p in cuts]
+        self.count = [np.bincount(pool[:, p], minlength=256) for p in cuts]
+        self.start = [np.cumsum(count) - count for count in self.count]
+
+    def draw(self, rng: np.random.Generator, n: int) -> Codes:
+        """``n`` codes."""
+        out = self.pool[rng.integers(0, len(self.pool), n)]
+        cut = rng.integers(0, self.pool.shape[1] - 1, n)
+        for p, order in enumerate(self.order):
+            rows = np.flatnonzero(cut == p)
+            link = out[rows, p]
+            place = (rng.random(len(rows), dtype=np.float32) * self.count[p][link]).astype(np.int64)
+            other = order[self.start[p][link] + np.minimum(place, self.count[p][link] - 1)]
+            out[rows, p + 1 :] = self.pool[other, p + 1 :]
+        return out
+
+
+def distinct(codes: Codes) -> int:
+    """Different rows."""
+    return len(np.unique(codes.astype(np.uint64) @ (256 ** np.arange(codes.shape[1], dtype=np.uint64))))
+
+
+def make_pool(args: argparse.Namespace) -> Cell:
+    """Train the model, write the pool and what it has in common with what is spliced of it."""
+    trained = Trained(args.data, args.labels, args.folder, args.steps)
+    Z, pool, xq = trained(BITS, POOL, QUERIES)
+    np.savez(args.folder / "pool.npz", Z=Z, pool=pool, xq=xq)
+    spliced = Splice(pool).draw(np.random.default_rng([BITS, 1]), POOL)
+    found: Cell = {"pool": POOL, "steps": args.steps}
+    for name, codes in (("pool", pool), ("spliced", spliced)):
+        scores = score_codes(xq[:200], codes, Z)
+        found[f"{name}_distinct"] = distinct(codes)
+        found[f"{name}_median_score"] = float(np.median(scores))
+        found[f"{name}_hundredth_score"] = float(np.partition(scores, -K, axis=1)[:, -K].mean())
+    return found
+
+
+def read_pool(folder: Path) -> tuple[NDArray[np.float32], Codes, NDArray[np.float32]]:
+    """Codebooks, pool and queries."""
+    held = np.load(folder / "pool.npz", allow_pickle=False)
+    return held["Z"], held["pool"], held["xq"]
+
+
+def places(folder: Path, n: int) -> tuple[Path, Path, Path]:
+    """Folder of the shards, index in rows, index with lists."""
+    return folder / f"shards-{n}", folder / f"rows-{n}.faiss", folder / f"lists-{n}.faiss"
+
+
+def part_shards(args: argparse.Namespace, n: int) -> Cell:
+    """Draw the codes and write them as HDF5 of ten million rows each; finished ones stay."""
+    Z, pool, _ = read_pool(args.folder)
+    splice = Splice(pool)
+    folder = places(args.folder, n)[0]
+    folder.mkdir(parents=True, exist_ok=True)
+    header = Header("codes", pool.shape[1], MODEL, Z, "1" * 16)
+    begun = time.perf_counter()
+    for start in range(0, n, SHARD):
+        path = folder / f"{start // SHARD:04}.h5"
+        if path.exists():
+            continue
+        with RowWriter(path, header, resume=False) as writer:
+            for at in range(start, min(n, start + SHARD), BLOCK):
+                size = min(BLOCK, n - at)
+                codes = splice.draw(np.random.default_rng([BITS, 2, at]), size)
+                writer.append(codes, np.arange(at, at + size), None)
+            writer.finish()
+    return {"seconds": time.perf_counter() - begun}
+
+
+def measured(path: Path, n: int, run: Callable[[], Any]) -> Cell:
+    """Time, speed and peak of memory of a build."""
+    Path("/proc/self/clear_refs").write_text("5")  # the peak from here on
+    before = peak_bytes()
+    seconds = clock(run)
+    return {
+        "seconds": seconds,
+        "rows_per_s": n / seconds,
+        "peak_bytes": peak_bytes(),
+        "peak_bytes_above_start": max(0, peak_bytes() - before),
+        "file_bytes": path.stat().st_size,
+    }
+
+
+def part_build(args: argparse.Namespace, n: int) -> Cell:
+    """From the shards to an index in rows, of the fastscan form."""
+    Z, _, _ = read_pool(args.folder)
+    folder, path, _ = places(args.folder, n)
+    shards = [Hdf5Shard(p, Z, MODEL, "benchmark") for p in sorted(folder.glob("*.h5"))]
+    if sum(shard.rows for shard in shards) != n:
+        raise UsageError(f"{folder} does not hold {n:,} rows: run the part 'shards' first")
+    done = measured(
+        path,
+        n,
+        lambda: build_stream(
+            shards,
+            path,
+            Z,
+            "fastscan",
+            model_fingerprint=MODEL,
+            memory=parse_bytes(args.memory),
+            overwrite=True,
+        ),
+    )
+    shutil.rmtree(folder)
+    return done
+
+
+def part_lists(args: argparse.Namespace, n: int) -> Cell:
+    """From the index in rows to one with lists."""
+    Z, _, _ = read_pool(args.folder)
+    _, source, path = places(args.folder, n)
+    lists = min(args.lists, int(n**0.5))
+    settings = IvfSettings(lists=lists, assignment="tables")
+    shards = [IndexShard(source, Z, MODEL, "benchmark")]
+
+    def build() -> None:
+        build_lists(
+            shards,
+            path,
+            Z,
+            settings,
+            model_fingerprint=MODEL,
+            memory=parse_bytes(args.memory),
+            overwrite=True,
+        )
+
+    done = measured(path, n, build)
+    engine = open_disk(path, args.memory)
+    sizes = engine.sizes
+    return done | {"lists": engine.lists, "largest_list": int(sizes.max()), "distinct": _distinct_of(engine)}
+
+
+def _distinct_of(engine: Any) -> int:
+    """Distinct codes of an index whose lists are decided by the code: the sum over the lists."""
+    total = 0
+    for number, size in enumerate(engine.sizes.tolist()):
+        if size:
+            total += distinct(engine._file.codes(engine.path, number, 0, size)[:])
+    return total
+
+
+def _exact(args: argparse.Namespace, n: int, memory: str) -> Cell:
+    """Open and search the index in rows; the answers are kept for the recall of lists."""
+    _, path, _ = places(args.folder, n)
+    _, _, xq = read_pool(args.folder)
+    Path("/proc/self/clear_refs").write_text("5")
+    begun = time.perf_counter()
+    engine = open_disk(path, memory)
+    cell: Cell = {"memory": memory, "open_seconds": time.perf_counter() - begun, "searches": []}
+    cell["first_seconds"] = clock(lambda: engine.search(xq[-1:], K, threads=args.threads))
+    each = float("inf")
+    for batch in BATCHES:
+        asked = min(batch, max(32, int(args.limit / each))) if batch > 32 else batch
+        found: list[Any] = []
+        rounds = 3 if batch == 1 else 1
+        seconds = min(
+            clock(lambda q=xq[:asked], found=found: found.append(engine.search(q, K, threads=args.threads)))  # type: ignore[misc]
+            for _ in range(rounds)
+        )
+        each = seconds / asked
+        cell["searches"].append(
+            {"batch": batch, "queries_timed": asked, "seconds": seconds, "queries_per_s": 1 / each}
+        )
+    np.savez(args.folder / f"exact-{n}.npz", D=found[-1][0], I=found[-1][1])
+    return cell | {"peak_bytes": peak_bytes(), "threads": args.threads}
+
+
+def part_disk(args: argparse.Namespace, n: int) -> Cell:
+    """Exact search in place within the budget of the build."""
+    return _exact(args, n, args.memory)
+
+
+def part_memory(args: argparse.Namespace, n: int) -> Cell:
+    """Exact search with a budget that holds all codes; the first search reads them."""
+    return _exact(args, n, args.large_memory)
+
+
+def part_ivf(args: argparse.Namespace, n: int) -> Cell:
+    """Search in lists at several nprobe, recall against the exact answers."""
+    _, _, path = places(args.folder, n)
+    _, _, xq = read_pool(args.folder)
+    held = np.load(args.folder / f"exact-{n}.npz", allow_pickle=False)
+    kth = held["D"][:, -1:]
+    Path("/proc/self/clear_refs").write_text("5")
+    begun = time.perf_counter()
+    engine = open_disk(path, args.memory)
+    cell: Cell = {"memory": args.memory, "open_seconds": time.perf_counter() - begun, "lists": engine.lists}
+    cell["searches"] = []
+    engine.search(xq[-1:], K, nprobe=1, threads=args.threads)
+    for nprobe in (p for p in PROBES if p <= engine.lists):
+        for batch in BATCHES:
+            few = 16 if batch == 1 else min(batch, len(kth))
+            step = 1 if batch == 1 else few
+            found: list[Any] = []
+
+            def run(nprobe: int = nprobe, few: int = few, step: int = step, found: list[Any] = found) -> None:
+                found.clear()
+                found.extend(
+                    engine.search(xq[s : s + step], K, nprobe=nprobe, threads=args.threads)[0]
+                    for s in range(0, few, step)
+                )
+
+            run()  # the lists come into the cache of the system, as they would in use
+            seconds = clock(run)
+            D = np.concatenate(found)
+            nearest = engine.nearest_lists(xq[:few], nprobe)
+            cell["searches"].append(
+                {
+                    "nprobe": nprobe,
+                    "batch": batch,
+                    "queries_timed": few,
+                    "seconds_a_batch": seconds / (few / step),
+                    "queries_per_s": few / seconds,
+                    "recall": float((kth[:few] <= D).mean()),
+                    "share": float(engine.sizes[nearest].sum(axis=1).mean() / n),
+                }
+            )
+    return cell | {"peak_bytes": peak_bytes(), "threads": args.threads}
+
+
+RUN: dict[str, Callable[[argparse.Namespace, int], Cell]] = {
+    "shards": part_shards,
+    "build": part_build,
+    "lists": part_lists,
+    "disk": part_disk,
+    "memory": part_memory,
+    "ivf": part_ivf,
+}
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The tables of a result."""
+    machine, settings, pool = result["machine"], result["settings"], result["pool"]
+    sizes = sorted(result["sizes"].items(), key=lambda item: int(item[0]))
+    lines = [
+        "# Large indexes",
+        "",
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, Faiss {machine['versions']['faiss']}; "
+        f"{BITS} bits, k = {K}, {settings['threads']} threads. The machine was shared with other work while this ran. "
+        "A search in place finds the file in the cache of the system as far as that had room.",
+        "",
+        f"**The codes are simulated** (see the head of `benchmarks/large.py`): spliced of a pool of {pool['pool']:,} codes "
+        "of a trained model; the queries are real. Among as many codes, "
+        f"{pool['pool_distinct']:,} of the pool and {pool['spliced_distinct']:,} of the spliced are distinct; a query's "
+        f"{K}th score is {pool['pool_hundredth_score']:.3f} and {pool['spliced_hundredth_score']:.3f} on average, its "
+        f"median score {pool['pool_median_score']:.3f} and {pool['spliced_median_score']:.3f}.",
+        "",
+        f"## Building within {settings['memory']}",
+        "",
+        "Rows: HDF5 shards to one index of the fastscan form. Lists: that index to one with lists, assigned by tables. "
+        "Peak: of the whole process, and above what it had before the build.",
+        "",
+        "| items | form | lists | seconds | rows/s | peak MB | above start | file MB | distinct codes |",
+        "|--:|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for n, parts in sizes:
+        for name, form in (("build", "rows"), ("lists", "lists")):
+            if name in parts:
+                c = parts[name]
+                share = f"{c['distinct'] / int(n):.1%}" if "distinct" in c else ""
+                lines.append(
+                    f"| {int(n):,} | {form} | {c.get('lists', '')} | {c['seconds']:.1f} | {c['rows_per_s']:,.0f} | "
+                    f"{c['peak_bytes'] / 1e6:,.0f} | {c['peak_bytes_above_start'] / 1e6:,.0f} | "
+                    f"{c['file_bytes'] / 1e6:,.0f} | {share} |"
+                )
+    lines += [
+        "",
+        "## Exact search",
+        "",
+        "The smaller budget reads the codes from the file for each batch; the larger one keeps them from the first on.",
+        "",
+        "| items | budget | open ms | first query s | batch | queries timed | seconds | queries/s | peak MB |",
+        "|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for n, parts in sizes:
+        for name in ("disk", "memory"):
+            for c in parts.get(name, {}).get("searches", []):
+                p = parts[name]
+                lines.append(
+                    f"| {int(n):,} | {p['memory']} | {p['open_seconds'] * 1e3:.1f} | {p['first_seconds']:.2f} | {c['batch']} | "
+                    f"{c['queries_timed']} | {c['seconds']:.3f} | {c['queries_per_s']:,.1f} | {p['peak_bytes'] / 1e6:,.0f} |"
+                )
+    lines += [
+        "",
+        f"## Lists, in place within {settings['memory']}",
+        "",
+        f"Recall: share of the top {K} that score at least the exact {K}th score.",
+        "",
+        "| items | lists | open ms | nprobe | share of codes | batch | ms a batch | queries/s | recall | peak MB |",
+        "|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for n, parts in sizes:
+        for c in parts.get("ivf", {}).get("searches", []):
+            p = parts["ivf"]
+            lines.append(
+                f"| {int(n):,} | {p['lists']} | {p['open_seconds'] * 1e3:.0f} | {c['nprobe']} | {c['share']:.3%} | {c['batch']} | "
+                f"{c['seconds_a_batch'] * 1e3:,.1f} | {c['queries_per_s']:,.0f} | {c['recall']:.3f} | {p['peak_bytes'] / 1e6:,.0f} |"
+            )
+    return "\n".join([*lines, ""])
+
+
+def main() -> None:
+    """Parse, run what is missing, write."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--items", type=numbers, default=(1_000_000,))
+    parser.add_argument("--data", required=True, help="features to train on, as gpq train takes them")
+    parser.add_argument("--labels")
+    parser.add_argument("--folder", type=Path, required=True, help="scratch, on a disk with room")
+    parser.add_argument("--steps", type=int, default=300, help="of the training")
+    parser.add_argument("--memory", default="2GB", help="budget of builds and of searches in place")
+    parser.add_argument("--large-memory", default="12GB", help="budget that holds all codes")
+    parser.add_argument(
+        "--lists", type=int, default=8192, help="lists at most; else the square root of the items"
+    )
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds a batch; longer ones are cut")
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "large.json")
+    parser.add_argument("--one", choices=("pool", *PARTS), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    args.folder.mkdir(parents=True, exist_ok=True)
+    faiss.omp_set_num_threads(args.threads)
+    if args.one is not None:
+        done = make_pool(args) if args.one == "pool" else RUN[args.one](args, args.items[0])
+        print(json.dumps(done))
+        return
+    result: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {"sizes": {}}
+    result["machine"] = describe_machine()
+    result["settings"] = {"k": K, "bits": BITS, "memory": args.memory, "threads": args.threads}
+
+    def run(part: str, n: int) -> Cell:
+        print(f"{n:,} {part}", file=sys.stderr, flush=True)
+        command = [sys.executable, __file__, *sys.argv[1:], "--one", part, "--items", str(n)]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        if done.returncode:
+            raise UsageError(f"{part} of {n:,} items failed: {done.stderr.strip()[-600:]}")
+        cell: Cell = json.loads(done.stdout.strip().splitlines()[-1])
+        return cell
+
+    def keep() -> None:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        write_json(args.out, result)
+        write_text(args.out.with_suffix(".md"), markdown(result))
+
+    if "pool" not in result or not (args.folder / "pool.npz").exists():
+        result["pool"] = run("pool", POOL)
+    for n in args.items:
+        parts = result["sizes"].setdefault(str(n), {})
+        for part in args.parts.split(","):
+            if part not in RUN:
+                raise UsageError(f"part {part!r}: choose from {', '.join(PARTS)}")
+            if part not in parts:
+                parts[part] = run(part, n)
+                keep()
+    keep()
+    print(args.out.with_suffix(".md"))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except GpqError as error:
+        sys.exit(f"large.py: {error}")
