@@ -1,0 +1,344 @@
+"""SSGAH, semi-supervised generative adversarial hashing: triplets for unlabelled items from a generator.
+
+Wang, Hu, Cheng and Hou, "Semi-supervised Generative Adversarial Hashing for Image Retrieval", ECCV 2018. Three networks:
+
+* the generator G makes of an item x and noise a similar item x⁺ and a dissimilar one x⁻, for unlabelled items too;
+* the discriminator D tells real triplets (x, p, n) of labelled items from synthetic ones (x, x⁺, x⁻), so that G learns what similar
+  and dissimilar mean and not just what items look like;
+* the hashing network H, with h = sigmoid(u), learns from both (semi-supervised ranking loss):
+  mean max(0, m + d(a, p) - d(a, n)) over real triplets, plus λ times the same over synthetic ones, d(i, j) = ||h_i - h_j||².
+
+G and H are adversaries as well (adversary ranking loss): G raises the ranking loss of its triplets, as far as D finds them real, so
+that H is shown hard ones. With V = E log D(real) + E log(1 - D(synthetic)), D raises V and G lowers it.
+
+On embeddings G makes (standardised) embeddings, with perceptrons for G and D; on images it makes images, with small convolutional
+networks: G an encoder and a decoder with skip connections, D a stack of strided convolutions.
+
+The three networks and the two ranking losses follow the paper's account of them; where an equation was not at hand the form is the
+one above.
+
+Deviations, and why:
+
+* The three networks step at once, not in turns: ``total`` is the sum of their losses, and each is formed with the *other* networks'
+  weights and inputs detached, so every network gets the gradient of its own objective alone, from one optimizer. A reversed gradient
+  would do so as well, but forces on G the loss log(1 - D), which has no slope where D is sure; here G raises log D.
+* D takes real triplets in the wrong order (x, n, p) for synthetic ones too. Otherwise, with few labels, it never learns what similar
+  means: G's similar items came out farther than its dissimilar ones.
+* D is spectrally normalised (Miyato et al., ICLR 2018), sees its items with noise, and is to say 0.9 of real ones: on embeddings it
+  else tells all synthetic ones after a few steps, and G has nothing to learn from.
+* Synthetic triplets count from a quarter of the steps on, in full from three quarters: those of an untrained G are wrong.
+* ``m`` is ``bits / 8`` (at least 1); it, λ, the weight of the adversary ranking loss and the widths of G and D are chosen for
+  embeddings, by the held-out labelled items of the CIFAR-10 features. The paper's networks are for images.
+* The real triplets of H are all those of the mini-batch, those of D one for each labelled item. The hash layer starts small
+  (:func:`~gpq_faiss.methods.ssdh.start_small`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.utils.parametrizations import spectral_norm
+
+from ..config import Config
+from ..data.base import Dataset
+from ..errors import UsageError
+from ..losses.npair import multihot
+from ..nn.backbones import Backbone
+from ..nn.model import build_extractor, input_description
+from .coders import SignCoder
+from .ssdh import squared_distances, start_small, triplet_ranking
+from .trainable import TrainableMethod, TrainingBatch
+
+Pair = tuple[Tensor, Tensor]
+
+
+class FeatureGenerator(nn.Module):
+    """A perceptron from an embedding and noise to a similar and a dissimilar embedding.
+
+    Args:
+        width: W of the embeddings.
+        noise: width of the noise.
+        hidden: units of its two hidden layers.
+    """
+
+    def __init__(self, width: int, noise: int, hidden: int) -> None:
+        super().__init__()
+        self.width = width
+        self.layers = nn.Sequential(
+            nn.Linear(width + noise, hidden),
+            nn.LeakyReLU(0.2),
+            nn.Linear(hidden, hidden),
+            nn.LeakyReLU(0.2),
+            nn.Linear(hidden, 2 * width),
+        )
+
+    def forward(self, x: Tensor, z: Tensor) -> Pair:
+        """Standardised [n, W] and noise [n, Z] to two float [n, W]."""
+        similar, dissimilar = self.layers(torch.cat([x, z], dim=1)).split(self.width, dim=1)
+        return similar, dissimilar
+
+
+class ImageGenerator(nn.Module):
+    """An encoder and a decoder of convolutions with skip connections, for images of any size from 4 pixels on.
+
+    Args:
+        noise: width of the noise, which joins where the image is smallest.
+        hidden: channels there.
+    """
+
+    def __init__(self, noise: int, hidden: int) -> None:
+        super().__init__()
+        half = hidden // 2
+        self.down1 = nn.Conv2d(3, half, 3, stride=2, padding=1)
+        self.down2 = nn.Conv2d(half, hidden, 3, stride=2, padding=1)
+        self.up1 = nn.Conv2d(hidden + noise, half, 3, padding=1)
+        self.up2 = nn.Conv2d(2 * half, half, 3, padding=1)
+        self.out = nn.Conv2d(half + 3, 6, 3, padding=1)
+
+    def forward(self, x: Tensor, z: Tensor) -> Pair:
+        """Normalised images [n, 3, S, S] and noise [n, Z] to two float [n, 3, S, S]."""
+        fine = F.leaky_relu(self.down1(x), 0.2)
+        coarse = F.leaky_relu(self.down2(fine), 0.2)
+        spread = z[:, :, None, None].expand(-1, -1, *coarse.shape[2:])
+        up = F.leaky_relu(self.up1(torch.cat([coarse, spread], dim=1)), 0.2)
+        up = F.leaky_relu(self.up2(torch.cat([_enlarge(up, fine), fine], dim=1)), 0.2)
+        # Normalised pixels lie in about ±2.7 (ImageNet's mean and deviation).
+        similar, dissimilar = (3 * self.out(torch.cat([_enlarge(up, x), x], dim=1)).tanh()).split(3, dim=1)
+        return similar, dissimilar
+
+
+def _enlarge(x: Tensor, like: Tensor) -> Tensor:
+    return F.interpolate(x, size=like.shape[2:], mode="nearest")
+
+
+class FeatureDiscriminator(nn.Module):
+    """A perceptron from a triplet of embeddings to the logit that it is real."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(3 * width, hidden),
+            nn.LeakyReLU(0.2),
+            nn.Dropout(0.3),
+            nn.Linear(hidden, hidden),
+            nn.LeakyReLU(0.2),
+            nn.Dropout(0.3),
+            nn.Linear(hidden, 1),
+        )
+
+    def forward(self, x: Tensor, similar: Tensor, dissimilar: Tensor) -> Tensor:
+        """Three float [n, W] to float [n]."""
+        return cast(Tensor, self.layers(torch.cat([x, similar, dissimilar], dim=1)))[:, 0]
+
+
+class ImageDiscriminator(nn.Module):
+    """Strided convolutions over the nine channels of a triplet of images, averaged at the end."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        widths = (9, hidden // 4, hidden // 2, hidden)
+        layers: list[nn.Module] = []
+        for i in range(3):
+            layers += [nn.Conv2d(widths[i], widths[i + 1], 3, stride=2, padding=1), nn.LeakyReLU(0.2)]
+        self.layers = nn.Sequential(*layers)
+        self.out = nn.Linear(hidden, 1)
+
+    def forward(self, x: Tensor, similar: Tensor, dissimilar: Tensor) -> Tensor:
+        """Three float [n, 3, S, S] to float [n]."""
+        deep = self.layers(torch.cat([x, similar, dissimilar], dim=1)).mean(dim=(2, 3))
+        return cast(Tensor, self.out(deep))[:, 0]
+
+
+class HashNetwork(nn.Module):
+    """H: the shared extractor, whose output is u; it also takes items that are normalised already."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        super().__init__()
+        self.backbone = backbone
+
+    def forward(self, x: Tensor, normalised: bool = False) -> Tensor:
+        """Items to u, float [n, bits]."""
+        v = x if normalised else self.backbone.input(x)
+        return cast(Tensor, self.backbone.head(self.backbone.trunk_features(v)))
+
+
+def frozen(module: nn.Module, *args: Tensor, **kwargs: Any) -> Tensor:
+    """``module(*args)`` with gradients for the arguments, but none for its weights."""
+    weights = {name: p.detach() for name, p in module.named_parameters()}
+    return cast(Tensor, functional_call(module, weights, args, kwargs))
+
+
+@contextlib.contextmanager
+def keep_statistics(module: nn.Module) -> Iterator[None]:
+    """Batch norms within do not let what passes now into their running statistics."""
+    norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    momenta = [m.momentum for m in norms]
+    for m in norms:
+        m.momentum = 0.0
+    try:
+        yield
+    finally:
+        for m, momentum in zip(norms, momenta, strict=True):
+            m.momentum = momentum
+
+
+def draw_triplets(labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """For each labelled row that has both, a random row that shares a label with it and one that shares none.
+
+    Args:
+        labels: multi-hot [B, C].
+        generator: on the CPU.
+
+    Returns:
+        Anchors, positives and negatives, each int64 [T] on the device of ``labels``, T <= B.
+    """
+    y = multihot(labels, labels.float()).cpu()
+    known = y.any(dim=1)
+    shared = y @ y.T > 0
+    positive = shared & ~torch.eye(len(y), dtype=torch.bool)
+    negative = ~shared & known & known[:, None]
+    anchors = (positive.any(1) & negative.any(1)).nonzero()[:, 0]
+    if not len(anchors):
+        return (anchors.to(labels.device),) * 3
+    p, n = (
+        torch.multinomial(m[anchors].float(), 1, generator=generator)[:, 0].to(labels.device)
+        for m in (positive, negative)
+    )
+    return anchors.to(labels.device), p, n
+
+
+def ranking(a: Tensor, p: Tensor, n: Tensor, margin: float) -> Tensor:
+    """Mean of max(0, margin + ||a - p||² - ||a - n||²) over rows, a scalar."""
+    lead = (a - p).square().sum(1) - (a - n).square().sum(1)
+    return (margin + lead).relu().mean()
+
+
+class SSGAH(TrainableMethod):
+    """See the module's head.
+
+    Args:
+        backbone: the shared extractor, with a dimension of the output for every bit.
+        margin: m; default: max(1, bits / 8).
+        synthetic: λ, weight of the synthetic triplets.
+        adversary: weight of the adversary ranking loss, for G.
+        blur: deviation of the noise on what D sees, normalised items having about 1.
+        noise: width of the noise.
+        hidden: units of G and D (on images, channels).
+        smooth: what D is to say of real triplets.
+        generator: source of the first weights.
+    """
+
+    name = "ssgah"
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        *,
+        margin: float | None = None,
+        synthetic: float = 0.2,
+        adversary: float = 0.02,
+        blur: float = 0.2,
+        noise: int = 32,
+        hidden: int | None = None,
+        smooth: float = 0.9,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        self.network = HashNetwork(backbone)
+        start_small(cast(nn.Linear, backbone.head), generator)
+        spec = backbone.spec
+        self.bits = spec.out_width
+        self.margin = max(1.0, self.bits / 8) if margin is None else margin
+        if min(self.margin, synthetic, adversary) < 0 or not 0.5 < smooth <= 1 or noise < 1:
+            raise UsageError(
+                "ssgah: weights and margin must not be negative, smooth in (0.5, 1], noise at least 1"
+            )
+        self.synthetic, self.adversary, self.blur = synthetic, adversary, blur
+        self.noise, self.smooth = noise, smooth
+        self.generator: nn.Module
+        self.discriminator: nn.Module
+        if spec.kind == "features":
+            self.generator = FeatureGenerator(spec.in_width, noise, hidden or 256)
+            self.discriminator = FeatureDiscriminator(spec.in_width, hidden or 256)
+        else:
+            self.generator = ImageGenerator(noise, hidden or 64)
+            self.discriminator = ImageDiscriminator(hidden or 64)
+        source = generator or torch.Generator().manual_seed(0)
+        for layer in (*self.generator.modules(), *self.discriminator.modules()):
+            if isinstance(layer, (nn.Linear, nn.Conv2d)):
+                nn.init.kaiming_normal_(layer.weight, a=0.2, generator=source)
+                nn.init.zeros_(cast(Tensor, layer.bias))
+        # Its power iteration starts from torch's global source of randomness.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(torch.randint(2**62, (), generator=source)))
+            for layer in list(self.discriminator.modules()):
+                if isinstance(layer, (nn.Linear, nn.Conv2d)):
+                    spectral_norm(layer)
+
+    def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
+        """``rank`` and ``synthetic`` for H, ``discriminator`` for D, ``generator`` and ``adversary`` for G; and the sum of what each
+        network minimises, without a gradient from one's loss in another."""
+        x, n = batch.x, len(batch.y)
+        with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=amp):
+            u = self.network(x)
+        h = u.float().sigmoid()
+        parts = {"rank": triplet_ranking(squared_distances(h[:n], h[:n]), batch.y, self.margin)}
+
+        v = self.network.backbone.input(x).detach()
+        z = torch.randn(len(x), self.noise, generator=batch.generator).to(x.device)
+        made: Pair = self.generator(v, z)
+        still = [m.detach() for m in made]
+        with keep_statistics(self.network):
+            hashed = self.network(torch.cat(still), normalised=True).float().sigmoid()
+            seen = frozen(self.network, torch.cat(made), normalised=True).float().sigmoid()
+        k = len(x)
+        parts["synthetic"] = ranking(h, hashed[:k], hashed[k:], self.margin)
+        parts["adversary"] = ranking(h.detach(), seen[:k], seen[k:], self.margin)
+
+        a, p, q = draw_triplets(batch.y, batch.generator)
+
+        def blurred(*items: Tensor) -> list[Tensor]:
+            return [
+                t + self.blur * torch.randn(t.shape, generator=batch.generator).to(t.device) for t in items
+            ]
+
+        fake = F.softplus(self.discriminator(*blurred(v, *still))).mean()  # -log(1 - D)
+        parts["discriminator"] = fake
+        if len(a):
+            logit = self.discriminator(*blurred(v[a], v[p], v[q]))
+            real = F.binary_cross_entropy_with_logits(logit, torch.full_like(logit, self.smooth))
+            swapped = F.softplus(self.discriminator(*blurred(v[a], v[q], v[p]))).mean()
+            parts["discriminator"] = (fake + swapped) / 2 + real
+        parts["generator"] = F.softplus(-frozen(self.discriminator, *blurred(v, *made))).mean()  # -log D
+        # Triplets of a generator that has learnt nothing yet teach the wrong thing.
+        trust = min(1.0, max(0.0, 2 * batch.step / batch.steps - 0.5))
+        total = (
+            parts["rank"]
+            + trust * self.synthetic * parts["synthetic"]
+            + parts["discriminator"]
+            + parts["generator"]
+            - self.adversary * parts["adversary"]
+        )
+        return {"total": total, **parts}
+
+    def exported(self) -> HashNetwork:
+        """H, to u, whose sign is the code."""
+        return self.network
+
+    def coder(self) -> SignCoder:
+        """Signs and the Hamming distance."""
+        return SignCoder(self.bits)
+
+
+def build(config: Config, dataset: Dataset, image_size: int, n_classes: int) -> SSGAH:
+    """A fresh SSGAH for the items of ``dataset``."""
+    del n_classes
+    generator = torch.Generator().manual_seed(config.training.seed)
+    input_ = input_description(dataset, image_size)
+    return SSGAH(build_extractor(config, input_, config.quantizer.bits, generator), generator=generator)

@@ -1,0 +1,249 @@
+"""BGDH: its terms against plain loops, its graph and walks, and that it learns."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from deep_training import (
+    assert_index_ranks_as_score,
+    codes_of,
+    digit_features,
+    digits,
+    first_batch,
+    fitted,
+    logged,
+    quality,
+    quick_config,
+)
+from torch import Tensor
+
+from gpq_faiss.data.base import Dataset
+from gpq_faiss.errors import DataError, UsageError
+from gpq_faiss.methods.bgdh import BGDH, BipartiteGraph, build, context_loss, pairwise_likelihood
+from gpq_faiss.train import Fitted
+
+
+@pytest.fixture(scope="module")
+def features(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return digit_features(tmp_path_factory.mktemp("features"))
+
+
+@pytest.fixture(scope="module")
+def trained(features: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Fitted:
+    return fitted(build, features, quick_config(steps=150), tmp_path_factory.mktemp("bgdh"))
+
+
+@pytest.fixture(scope="module")
+def graph() -> BipartiteGraph:
+    """Two far groups of items."""
+    graph = BipartiteGraph(8, 3, 2)
+    graph.fit(groups(0), seed=0)
+    return graph
+
+
+def groups(seed: int, n: int = 60) -> Tensor:
+    x = torch.randn(2 * n, 3, generator=torch.Generator().manual_seed(seed))
+    x[n:] += 40
+    return x
+
+
+def log_sigmoid(v: float) -> float:
+    return -math.log1p(math.exp(-v)) if v > -30 else v
+
+
+def test_pairwise_likelihood_against_a_loop() -> None:
+    generator = torch.Generator().manual_seed(0)
+    u = torch.randn(9, 4, generator=generator, dtype=torch.float64)
+    y = (torch.rand(9, 3, generator=generator) < 0.4).double()
+    assert (~y.any(1)).any(), "one row without a label is needed"
+    losses: dict[bool, list[float]] = {True: [], False: []}
+    for i in range(9):
+        for j in range(9):
+            if i != j and y[i].any() and y[j].any():
+                p = 1 / (1 + math.exp(-float(u[i] @ u[j]) / 2))
+                similar = bool((y[i] * y[j]).any())
+                losses[similar].append(-math.log(p if similar else 1 - p))
+    expected = sum(sum(kind) / len(kind) for kind in losses.values()) / 2
+    assert float(pairwise_likelihood(u, y)) == pytest.approx(expected, abs=1e-12)
+    assert float(pairwise_likelihood(u, torch.zeros(9, 3))) == 0
+
+
+def test_context_loss_against_a_loop() -> None:
+    generator = torch.Generator().manual_seed(0)
+    e, w = (torch.randn(n, 4, generator=generator, dtype=torch.float64) for n in (5, 7))
+    right = torch.randint(7, (5,), generator=generator)
+    wrong = torch.randint(7, (5, 3), generator=generator)
+    losses = []
+    for i in range(5):
+        losses.append(-log_sigmoid(float(w[right[i]] @ e[i])))
+        losses += [-log_sigmoid(-float(w[c] @ e[i])) for c in wrong[i]]
+    assert float(context_loss(e, w, right, wrong)) == pytest.approx(sum(losses) / len(losses), abs=1e-12)
+
+
+def test_items_are_joined_to_their_nearest_anchors(graph: BipartiteGraph) -> None:
+    x = groups(1, 10)
+    near, weight = graph.joined(x)
+    for i, item in enumerate(x):
+        d = [float(((item - a) ** 2).sum()) for a in graph.anchors]
+        nearest = sorted(range(8), key=d.__getitem__)[:2]
+        kernel = [math.exp(-(d[a] - d[nearest[0]]) / float(graph.bandwidth)) for a in nearest]
+        assert near[i].tolist() == nearest
+        np.testing.assert_allclose(weight[i].numpy(), np.array(kernel) / sum(kernel), atol=1e-3)
+
+
+def test_steps_sum_over_the_items_on_the_way(graph: BipartiteGraph) -> None:
+    sample = groups(0)
+    Z = np.zeros((len(sample), 8))
+    near, weight = graph.joined(sample)
+    for i in range(len(sample)):
+        Z[i, near[i].numpy()] = weight[i].numpy()
+    to_item = Z / Z.sum(0)  # probability of each item, from an anchor: [items, anchors]
+    np.testing.assert_allclose(graph.steps.numpy(), to_item.T @ Z, atol=1e-5)
+    np.testing.assert_allclose(graph.steps.sum(1).numpy(), 1, atol=1e-5)
+
+
+def test_walks_have_the_probabilities_of_the_graph(graph: BipartiteGraph) -> None:
+    item = groups(1, 1)[:1]
+    walks = graph.walk(item.expand(20_000, -1), 2, torch.Generator().manual_seed(0))
+    near, weight = graph.joined(item)
+    first = torch.zeros(8).scatter_(0, near[0], weight[0])
+    expected = (first + first @ graph.steps) / 2  # one visit or two, equally often
+    np.testing.assert_allclose(
+        torch.bincount(walks, minlength=8).numpy() / 20_000, expected.numpy(), atol=0.015
+    )
+
+
+def test_walks_stay_in_their_part_of_the_graph(graph: BipartiteGraph) -> None:
+    x = groups(2)
+    right = graph.anchors[graph.walk(x, 6, torch.Generator().manual_seed(0))]
+    assert ((right.mean(1) > 20) == (x.mean(1) > 20)).all()
+
+
+def test_few_items_make_few_anchors() -> None:
+    graph = BipartiteGraph(50, 3, 2)
+    sample = groups(0, 3)
+    graph.fit(sample, seed=0)
+    assert int(graph.used) == 6
+    assert (graph.walk(sample, 4, torch.Generator().manual_seed(0)) < 6).all()
+    assert torch.isfinite(graph.steps).all()
+    with pytest.raises(DataError, match="too few"):
+        graph.fit(sample[:1], seed=0)
+
+
+def test_memory_of_the_graph_does_not_depend_on_the_number_of_items() -> None:
+    small, large = BipartiteGraph(8, 3, 2), BipartiteGraph(8, 3, 2)
+    small.fit(groups(0, 20), 0)
+    large.fit(groups(0, 2000), 0)
+    sizes = [{k: v.shape for k, v in g.state_dict().items()} for g in (small, large)]
+    assert sizes[0] == sizes[1]
+
+
+def sampler(batch: Tensor) -> Iterator[Tensor]:
+    yield batch
+
+
+def test_graph_waits_for_the_network_on_images_and_not_on_features(tmp_path: Path) -> None:
+    images, features = digits(), digit_features(tmp_path)
+    for data, when in ((images, 3), (features, 0)):
+        method, batch = build(quick_config(), data, 8, 10), first_batch(data, 20, 20)
+        made = []
+        for step in range(5):
+            method.before_step(step, 9, lambda n, batch=batch: sampler(batch.x))  # type: ignore[misc]
+            made.append("graph" in method.losses(batch, amp=False))
+        assert made == [step >= when for step in range(5)]
+
+
+def test_frozen_view_keeps_the_graph_while_the_network_learns() -> None:
+    method, batch = build(quick_config(), digits(), 8, 10), first_batch(digits(), 20, 20)
+    method.before_step(3, 9, lambda n: sampler(batch.x))
+    before = method._seen(batch.x).clone()
+    optimizer = method.optimizer(quick_config().training)
+    method.train()
+    method.losses(batch, amp=False)["total"].backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    torch.testing.assert_close(method._seen(batch.x), before, rtol=0, atol=0)
+    assert method.view is not None
+    assert not method.view.training
+
+
+def test_a_resumed_training_walks_on_the_same_graph() -> None:
+    config = quick_config()
+    method = build(config, digits(), 8, 10)
+    method.before_step(3, 9, lambda n: sampler(first_batch(digits(), 20, 20).x))
+    resumed = build(config, digits(), 8, 10)
+    resumed.load_state_dict(copy.deepcopy(method.state_dict()))
+
+    def boom(n: int) -> Iterator[Tensor]:
+        raise AssertionError("the graph is there")
+
+    resumed.before_step(4, 9, boom)
+    one, two = (m.eval().losses(first_batch(digits(), 20, 20), amp=False)["total"] for m in (method, resumed))
+    assert float(one.detach()) == float(two.detach())
+
+
+def test_losses_are_the_terms_on_the_right_rows(tmp_path: Path) -> None:
+    data = digit_features(tmp_path)
+    method, batch = build(quick_config(), data, 8, 10).eval(), first_batch(data, 12, 9)
+    method.before_step(0, 9, lambda n: sampler(batch.x))
+    losses = {k: float(v.detach()) for k, v in method.losses(batch, amp=False).items()}
+    with torch.no_grad():
+        u = method.exported()(batch.x)
+        e = method.network.backbone(batch.x)
+        generator = torch.Generator().manual_seed(0)
+        right = method.graph.walk(method.network.backbone.input(batch.x), method.longest, generator)
+        wrong = torch.randint(int(method.graph.used), (21, method.wrong), generator=generator)
+    assert losses["pairs"] == pytest.approx(float(pairwise_likelihood(u[:12], batch.y)), rel=1e-5)
+    signs = np.where(u[:12].numpy() > 0, 1, -1)
+    assert losses["quantisation"] == pytest.approx(float(((u[:12].numpy() - signs) ** 2).mean()), rel=1e-5)
+    graph = context_loss(e, method.contexts.detach(), right, wrong)
+    assert losses["graph"] == pytest.approx(float(graph), rel=1e-5)
+    total = losses["pairs"] + method.quantisation * losses["quantisation"] + method.weight * losses["graph"]
+    assert losses["total"] == pytest.approx(total, rel=1e-5)
+
+
+def test_the_embedding_takes_part_in_the_code() -> None:
+    method = build(quick_config(), digits(), 8, 10).eval()
+    u, e = method.network.both(method.network.deep(first_batch(digits(), 4, 0).x))
+    for part in (u, e):
+        gradient = torch.autograd.grad(part.sum(), method.network.backbone.head.weight, retain_graph=True)[0]  # type: ignore[arg-type]
+        assert gradient.abs().sum() > 0
+
+
+def test_training_lowers_the_objective_and_ranks_better(trained: Fitted, features: Dataset) -> None:
+    start = quality(build(quick_config(), features, 0, 10), features)
+    values = logged(trained, "pairs")
+    assert values[-1] < 0.7 * values[0]
+    assert quality(trained.method, features) > start + 0.25
+
+
+def test_images_work_too_and_a_seed_means_the_same_codes(tmp_path: Path) -> None:
+    runs = [
+        fitted(build, digits(), quick_config(steps=12, seed=seed), tmp_path / str(i))
+        for i, seed in enumerate([1, 1, 2])
+    ]
+    same, again, other = (codes_of(run.method, digits()) for run in runs)
+    assert (same == again).all()
+    assert (same != other).any()
+
+
+def test_training_learns_to_predict_contexts(trained: Fitted) -> None:
+    graph = logged(trained, "graph")
+    assert graph[-1] < 0.6 * graph[0]
+
+
+def test_index_ranks_as_score(trained: Fitted, features: Dataset) -> None:
+    assert_index_ranks_as_score(trained.method, features)
+
+
+def test_bad_settings_are_refused() -> None:
+    backbone = build(quick_config(), digits(), 8, 10).network.backbone
+    with pytest.raises(UsageError, match="bgdh"):
+        BGDH(backbone, 16, weight=-1.0)
+    with pytest.raises(UsageError, match="anchors"):
+        BGDH(backbone, 16, anchors=2, nearest=3)

@@ -1,0 +1,249 @@
+"""SSGAH: its terms against plain loops, that each network gets its own gradient alone, and that it learns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from deep_training import (
+    assert_index_ranks_as_score,
+    codes_of,
+    digit_features,
+    digits,
+    first_batch,
+    fitted,
+    logged,
+    quality,
+    quick_config,
+)
+from torch import Tensor, nn
+
+from gpq_faiss.data.base import Dataset
+from gpq_faiss.errors import UsageError
+from gpq_faiss.methods.ssdh import squared_distances, triplet_ranking
+from gpq_faiss.methods.ssgah import (
+    SSGAH,
+    ImageDiscriminator,
+    ImageGenerator,
+    build,
+    draw_triplets,
+    frozen,
+    keep_statistics,
+    ranking,
+)
+from gpq_faiss.train import Fitted
+
+
+@pytest.fixture(scope="module")
+def features(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return digit_features(tmp_path_factory.mktemp("features"))
+
+
+@pytest.fixture(scope="module")
+def trained(features: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Fitted:
+    return fitted(build, features, quick_config(steps=100), tmp_path_factory.mktemp("ssgah"))
+
+
+@pytest.fixture(params=["images", "features"])
+def data(request: pytest.FixtureRequest, tmp_path: Path) -> Dataset:
+    return digits() if request.param == "images" else digit_features(tmp_path)
+
+
+def networks(method: SSGAH) -> dict[str, nn.Module]:
+    return {"H": method.network, "G": method.generator, "D": method.discriminator}
+
+
+def gradients(module: nn.Module) -> list[Tensor]:
+    return [p.grad.clone() if p.grad is not None else torch.zeros_like(p) for p in module.parameters()]
+
+
+def test_ranking_against_a_loop() -> None:
+    generator = torch.Generator().manual_seed(0)
+    a, p, n = (torch.rand(7, 3, generator=generator, dtype=torch.float64) for _ in range(3))
+    losses = [
+        max(
+            0.0,
+            0.2
+            + sum(
+                (float(x) - float(y)) ** 2 - (float(x) - float(w)) ** 2 for x, y, w in zip(*row, strict=True)
+            ),
+        )
+        for row in zip(a, p, n, strict=True)
+    ]
+    assert float(ranking(a, p, n, 0.2)) == pytest.approx(sum(losses) / 7, abs=1e-12)
+
+
+def test_triplets_are_of_one_class_and_another() -> None:
+    generator = torch.Generator().manual_seed(0)
+    y = (torch.rand(40, 5, generator=generator) < 0.3).float()
+    y[:3] = 0
+    a, p, n = draw_triplets(y, generator)
+    assert ((y[a] * y[p]).sum(1) > 0).all()
+    assert ((y[a] * y[n]).sum(1) == 0).all()
+    assert (y[n].sum(1) > 0).all()
+    assert (a != p).all()
+    shared = y @ y.T > 0
+    complete = [
+        i
+        for i in range(40)
+        if any(shared[i, j] for j in range(40) if j != i)
+        and any(not shared[i, j] and y[j].any() and y[i].any() for j in range(40))
+    ]
+    assert a.tolist() == complete
+    assert all(len(t) == 0 for t in draw_triplets(torch.eye(3), generator))
+
+
+def test_losses_are_the_terms_on_the_right_items(data: Dataset) -> None:
+    method, batch = build(quick_config(), data, 8, 10).eval(), first_batch(data, 12, 9)
+    batch, method.blur = replace(batch, step=9), 0.0
+    losses = {k: float(v.detach()) for k, v in method.losses(batch, amp=False).items()}
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        v = method.network.backbone.input(batch.x)
+        z = torch.randn(21, method.noise, generator=generator)
+        made = method.generator(v, z)
+        h, hp, hn = (method.network(t, normalised=True).sigmoid() for t in (v, *made))
+        a, p, n = draw_triplets(batch.y, generator)
+        fake, swapped, real = (
+            method.discriminator(*t).sigmoid() for t in ((v, *made), (v[a], v[n], v[p]), (v[a], v[p], v[n]))
+        )
+    d = squared_distances(h[:12], h[:12])
+    assert losses["rank"] == pytest.approx(float(triplet_ranking(d, batch.y, method.margin)), rel=1e-4)
+    hinge = float(ranking(h, hp, hn, method.margin))
+    assert losses["synthetic"] == pytest.approx(hinge, rel=1e-4)
+    assert losses["adversary"] == pytest.approx(hinge, rel=1e-4)
+    s = method.smooth
+    says = -(s * real.log() + (1 - s) * (1 - real).log()).mean()
+    says = says - (1 - fake).log().mean() / 2 - (1 - swapped).log().mean() / 2
+    assert losses["discriminator"] == pytest.approx(float(says), rel=1e-4)
+    assert losses["generator"] == pytest.approx(float(-fake.log().mean()), rel=1e-4)
+    total = losses["rank"] + method.synthetic * losses["synthetic"] + losses["discriminator"]
+    total += losses["generator"] - method.adversary * losses["adversary"]
+    assert losses["total"] == pytest.approx(total, rel=1e-5)
+
+
+def test_every_network_gets_the_gradient_of_its_own_objective_alone(data: Dataset) -> None:
+    """The invariant: one backward through the sum is three separate ones."""
+    method, batch = build(quick_config(), data, 8, 10).eval(), replace(first_batch(data, 12, 9), step=9)
+
+    def losses() -> dict[str, Tensor]:
+        batch.generator.manual_seed(0)
+        method.zero_grad(set_to_none=True)
+        return method.losses(batch, amp=False)
+
+    own = {"H": ("rank", "synthetic"), "D": ("discriminator",), "G": ("generator", "adversary")}
+    losses()["total"].backward()  # type: ignore[no-untyped-call]
+    together = {name: gradients(net) for name, net in networks(method).items()}
+    assert all(any(g.abs().sum() > 0 for g in grads) for grads in together.values())
+    for name, terms in own.items():
+        parts = losses()
+        weights = {"synthetic": method.synthetic, "adversary": -method.adversary}
+        sum(weights.get(t, 1.0) * parts[t] for t in terms).backward()  # type: ignore[union-attr]
+        for other, net in networks(method).items():
+            for g, expected in zip(gradients(net), together[other], strict=True):
+                wanted = expected if other == name else torch.zeros_like(g)
+                torch.testing.assert_close(g, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_the_generator_raises_the_ranking_loss_that_the_network_lowers(data: Dataset) -> None:
+    method, batch = build(quick_config(), data, 8, 10).eval(), first_batch(data, 12, 30)
+
+    def hinge() -> float:
+        batch.generator.manual_seed(0)
+        return float(method.losses(batch, amp=False)["synthetic"].detach())
+
+    start = hinge()
+    for term, net, raises in (("adversary", method.generator, True), ("synthetic", method.network, False)):
+        saved = {k: v.clone() for k, v in method.state_dict().items()}
+        batch.generator.manual_seed(0)
+        method.zero_grad()
+        loss = method.losses(batch, amp=False)[term]
+        (-loss if raises else loss).backward()  # type: ignore[no-untyped-call]
+        norm = torch.stack([g.square().sum() for g in gradients(net)]).sum().sqrt()
+        with torch.no_grad():
+            for p, g in zip(net.parameters(), gradients(net), strict=True):
+                p.sub_(1e-2 * g / norm)
+        assert (hinge() > start) == raises
+        method.load_state_dict(saved)
+
+
+def test_unlabelled_items_have_synthetic_triplets() -> None:
+    method, batch = build(quick_config(), digits(), 8, 10).eval(), first_batch(digits(), 2, 30)
+    batch = replace(batch, step=9)
+    batch.y.zero_()  # nothing is labelled: only synthetic triplets are left
+    losses = method.losses(batch, amp=False)
+    assert float(losses["rank"].detach()) == 0
+    losses["total"].backward()  # type: ignore[no-untyped-call]
+    assert any(g.abs().sum() > 0 for g in gradients(method.network))
+
+
+def test_synthetic_triplets_count_once_the_generator_has_learnt() -> None:
+    method, batch = build(quick_config(), digits(), 8, 10).eval(), first_batch(digits(), 12, 9)
+    shares = []
+    for step in (0, 2, 5, 9):
+        batch.generator.manual_seed(0)
+        losses = {
+            k: float(v.detach()) for k, v in method.losses(replace(batch, step=step), amp=False).items()
+        }
+        others = losses["rank"] + losses["discriminator"] + losses["generator"]
+        others -= method.adversary * losses["adversary"]
+        shares.append((losses["total"] - others) / losses["synthetic"] / method.synthetic)
+    assert shares == pytest.approx([0, 0, 0.5, 1], abs=1e-4)
+
+
+def test_frozen_weights_get_no_gradient_and_inputs_do() -> None:
+    layer = nn.Linear(3, 2)
+    x = torch.ones(1, 3, requires_grad=True)
+    out = frozen(layer, x)
+    torch.testing.assert_close(out, layer(x))
+    out.sum().backward()  # type: ignore[no-untyped-call]
+    assert layer.weight.grad is None
+    torch.testing.assert_close(x.grad, layer.weight.sum(0, keepdim=True))
+
+
+def test_synthetic_items_stay_out_of_running_statistics() -> None:
+    norm: Any = nn.BatchNorm1d(3).train()
+    before = norm.running_mean.clone()
+    with keep_statistics(norm):
+        norm(torch.randn(8, 3) + 5)
+    torch.testing.assert_close(norm.running_mean, before, rtol=0, atol=0)
+    norm(torch.randn(8, 3) + 5)
+    assert (norm.running_mean != before).all()
+
+
+@pytest.mark.parametrize("size", [4, 7, 8, 33])
+def test_image_networks_take_any_size(size: int) -> None:
+    x, z = torch.randn(2, 3, size, size), torch.randn(2, 5)
+    similar, dissimilar = ImageGenerator(5, 16)(x, z)
+    assert similar.shape == dissimilar.shape == x.shape
+    assert ImageDiscriminator(16)(x, similar, dissimilar).shape == (2,)
+
+
+def test_training_lowers_the_objective_and_ranks_better(trained: Fitted, features: Dataset) -> None:
+    start = quality(build(quick_config(), features, 0, 10), features)
+    values = logged(trained, "rank")
+    assert values[-1] < 0.5 * values[0]
+    assert quality(trained.method, features) > start + 0.25
+
+
+def test_images_work_too_and_a_seed_means_the_same_codes(tmp_path: Path) -> None:
+    runs = [
+        fitted(build, digits(), quick_config(steps=12, seed=seed), tmp_path / str(i))
+        for i, seed in enumerate([1, 1, 2])
+    ]
+    same, again, other = (codes_of(run.method, digits()) for run in runs)
+    assert (same == again).all()
+    assert (same != other).any()
+
+
+def test_index_ranks_as_score(trained: Fitted, features: Dataset) -> None:
+    assert_index_ranks_as_score(trained.method, features)
+
+
+def test_bad_settings_are_refused() -> None:
+    backbone = build(quick_config(), digits(), 8, 10).network.backbone
+    with pytest.raises(UsageError, match="ssgah"):
+        SSGAH(backbone, adversary=-1.0)
