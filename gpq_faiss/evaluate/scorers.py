@@ -63,7 +63,8 @@ class TableScorer:
         if len(codes) and int(codes.max()) >= size:
             raise DataError(f"codeword {codes.max()} is out of range: the codebooks have {size}")
         # No score exceeds this sum of magnitudes, which also is NaN or infinite if any entry is.
-        largest = np.abs(tables).max(axis=2, initial=0.0).sum(axis=1, dtype=np.float64)
+        magnitude = np.maximum(tables.max(axis=2, initial=0.0), -tables.min(axis=2, initial=0.0))
+        largest = magnitude.sum(axis=1, dtype=np.float64)
         if not (largest < np.finfo(np.float32).max).all():
             raise DataError(
                 "score tables hold NaN, infinity or values too large to add: check the query vectors"
