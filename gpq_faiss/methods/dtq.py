@@ -20,8 +20,8 @@ Deviations:
 * Codes and codebooks are fitted once a pass over the labelled items, to the vectors that the network gave in that pass, and
   after the last step; λ counts from the first fit on.
 * Weak orthogonality is taken between different codebooks. The paper's equation could not be consulted to the letter.
-* δ = 30 for D = 64 is that of the authors' published code; of 8, 15 and 30, λ of 0.02, 0.1 and 0.5, no value was better on held-out items
-  by more than chance.
+* δ = 15, chosen on held-out items of two seeds: 0.648 mAP at 12 bits, and 0.644 with 30, the value of the authors' published code
+  for D = 64. It matters little, and λ from 0.02 to 0.5 less.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class DTQ(TrainableMethod):
         K: int = 16,
         width: int = WIDTH,
         *,
-        margin: float = 30.0,
+        margin: float = 15.0,
         weight: float = 0.1,
         orthogonality: float = 1e-4,
         group: int = 250,
