@@ -15,6 +15,7 @@ for name in ("jupytext", "nbclient", "nbformat", "ipykernel", "onnxruntime"):
 
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 SCRIPTS = sorted(FOLDER.glob("[0-9][0-9]_*.py"))
+BY_NAME = {script.stem: script for script in SCRIPTS}
 
 
 def load_build() -> Any:
@@ -52,7 +53,7 @@ def run(script: Path, folder: Path) -> Any:
 
 
 def test_there_are_notebooks() -> None:
-    assert [script.stem for script in SCRIPTS] == ["01_from_images_to_faiss", "02_your_embeddings"]
+    assert {"01_from_images_to_faiss", "02_your_embeddings", "04_large_scale_search"} <= set(BY_NAME)
     assert build.scripts() == SCRIPTS
 
 
@@ -93,6 +94,30 @@ def test_your_embeddings(tmp_path: Path) -> None:
     assert before["bytes an item"] == after["bytes an item"] == "6"
     assert float(after["P@100"]) > 0.05 + max(float(before["P@100"]), float(exact["P@100"]))
     assert float(after["P@10"]) > 0.85
+
+
+@pytest.mark.slow
+def test_large_scale_search(tmp_path: Path) -> None:
+    book = run(BY_NAME["04_large_scale_search"], tmp_path)
+    made = tmp_path / "run-04"
+    for name in ("rows", "lists", "by-class", "merged"):
+        assert faiss.read_index(str(made / f"{name}.faiss")).ntotal == 60_000
+    text = printed(book)
+    for promise in (
+        "that in memory: True",
+        "ids alone: True",
+        "1,000 alone: True",
+        "result: True",
+        "answer: True",
+    ):
+        assert promise in text
+    recalls = [
+        [text.strip() for text in line.strip("|").split("|")]
+        for line in text.splitlines()
+        if line.startswith("| k-means") or line.startswith("| class")
+    ]
+    assert len(recalls) == 8
+    assert all(float(row[-1]) == 1 for row in recalls if row[1] == row[2])  # all lists: exact
 
 
 SCRIPT = """\
