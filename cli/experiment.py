@@ -11,6 +11,7 @@ from .options import (
     DATA_HELP,
     data_options,
     device_option,
+    emit,
     open_dataset,
     out_option,
     overwrite_option,
@@ -103,7 +104,8 @@ Examples:
 @click.option("--seeds", help="Seeds of split, weights and batches, with commas.  [default: the grid's]")
 @click.option("--protocol", help="1, 2 or gpq-authors.  [default: the grid's]")
 @click.option(
-    "--labelled", help="Labels that training sees: N-per-class, a fraction or a file.  [default: the grid's]"
+    "--labelled",
+    help="Labels that training sees: N-per-class, a fraction or a file; several with commas.  [default: the grid's]",
 )
 @click.option("--preset", help="Settings of trained methods: recommended or paper.  [default: the grid's]")
 @click.option("--config", "config_file", metavar="TOML", help="Settings that change the preset's.")
@@ -145,7 +147,7 @@ def run(
         bits=_numbers(bits, "--bits"),
         seeds=_numbers(seeds, "--seeds"),
         protocol=protocol,
-        labelled=labelled,
+        labelled=None if labelled is None else tuple(part.strip() for part in labelled.split(",")),
         preset=preset,
     )
     base = settings.preset(chosen.preset)
@@ -182,3 +184,80 @@ def run(
             reasons.setdefault(why, []).append(name)
         told = "; ".join(f"{', '.join(which)}: {why}" for why, which in reasons.items())
         raise DataError(f"{count:,} of {summary.total:,} runs failed: {told}")
+
+
+@experiment.command(
+    help="""Tables and pictures of the runs in FOLDER, which is what gpq experiment run wrote.
+
+The first table is what the experiment is about: mAP by method and length, mean and deviation over the seeds that are done.
+
+\b
+Examples:
+  gpq experiment report table2
+  gpq experiment report table2 --format markdown --plots table2/plots --out table2/report.md
+  gpq experiment report table2 --format latex --table map
+"""
+)
+@click.argument("folder")
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["table", "markdown", "latex", "csv", "json"]),
+    default="table",
+    show_default=True,
+    help="How the figures are given; csv holds one table.",
+)
+@click.option("--table", help="Only this table: map, published, depth, seconds, grid or scale.")
+@click.option("--plots", metavar="DIR", help="Draw the pictures of the experiment into this folder.")
+@click.option(
+    "--picture-format",
+    type=click.Choice(["png", "svg", "pdf"]),
+    default="png",
+    show_default=True,
+    help="Of the pictures.",
+)
+@click.option("--images", metavar="DATA", help="The images behind the data: adds galleries to the pictures.")
+@click.option(
+    "--published", metavar="CSV", help="Figures of a paper to put beside ours: method,12,24,... in a CSV."
+)
+@click.option("--out", metavar="FILE", help="Write here instead of to the terminal.")
+@overwrite_option
+@data_options
+def report(
+    folder: str,
+    format_: str,
+    table: str | None,
+    plots: str | None,
+    picture_format: str,
+    images: str | None,
+    published: str | None,
+    out: str | None,
+    overwrite: bool,
+    data_args: dict[str, Any],
+) -> None:
+    import os
+    from pathlib import Path
+
+    from gpq_faiss.errors import UsageError
+    from gpq_faiss.experiment.pictures import draw
+    from gpq_faiss.experiment.published import read_published
+    from gpq_faiss.experiment.report import report as run
+    from gpq_faiss.files import check_output
+
+    if images is not None and plots is None:
+        raise UsageError("--images adds to the pictures: give --plots as well")
+    if out is not None:
+        check_output(out, overwrite=overwrite)
+    drawn = {}
+    if plots is not None:
+        behind = open_dataset(images, data_args) if images is not None else None
+        drawn = draw(folder, plots, images=behind, ending=picture_format, overwrite=overwrite)
+    start = Path(out).parent if out is not None else Path()
+    text = run(
+        folder,
+        {"table": "text"}.get(format_, format_),  # type: ignore[arg-type]
+        table=table,
+        published=None if published is None else read_published(published),
+        pictures={caption: os.path.relpath(path, start) for caption, path in drawn.items()},
+    )
+    emit(text.removesuffix("\n"), out)

@@ -7,6 +7,7 @@ what computes it. So a run is made again when, and only when, its outcome could 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from ..data.protocols import Split, make_split
 from ..errors import UsageError
 from ..files import fingerprint
 from ..methods.registry import METHODS, find_method, make_method
+from ..nn.backbones import VGG
 from .grid import Grid, Variation, method_config
 from .machine import versions
 
@@ -40,6 +42,7 @@ class Cell:
         variation: its name; empty for the methods as they are.
         settings: all that decides about the codes but the data: a config's dict, or an array method's settings.
         protocol, labelled, unlabelled, database: what the split is made of.
+        several_labelled: whether the grid has several ``labelled``, so that names must tell them apart.
         vectors: items of the database whose vectors are kept.
         split_hash: of the split.
         identity: see the module's text.
@@ -54,6 +57,7 @@ class Cell:
     labelled: str | None
     unlabelled: int | None
     database: int | None
+    several_labelled: bool
     vectors: int
     split_hash: str
     identity: str
@@ -63,15 +67,18 @@ class Cell:
         """Of its file, without the ending; one for each place in the grid."""
         parts = [self.method, f"{self.bits}bits" if self.bits else "any", f"seed{self.seed}"]
         if self.variation:
-            slug = re.sub(r"[^a-z0-9.]+", "-", self.variation.lower()).strip("-.")[:40]
-            parts.append(f"{slug}-{fingerprint(self.variation)[:4]}")
+            parts.append(_slug(self.variation))
+        if self.several_labelled:
+            parts.append(_slug(self.labelled or "labelled by the protocol"))
         return "_".join(parts)
 
     @property
     def label(self) -> str:
         """For messages."""
         length = f" {self.bits} bits" if self.bits else ""
-        return f"{self.method}{length} seed {self.seed}" + (f" ({self.variation})" if self.variation else "")
+        more = [self.variation, str(self.labelled) if self.several_labelled else ""]
+        told = ", ".join(part for part in more if part)
+        return f"{self.method}{length} seed {self.seed}" + (f" ({told})" if told else "")
 
     def split(self, dataset: Dataset) -> Split:
         """Who is in which role.
@@ -88,6 +95,12 @@ class Cell:
             unlabelled=self.unlabelled,
             database=self.database,
         )
+
+
+def _slug(text: str) -> str:
+    """Part of a file name: readable, and never the same for two texts."""
+    readable = re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")[:40]
+    return f"{readable}-{fingerprint(text)[:4]}"
 
 
 def split_of(
@@ -129,6 +142,12 @@ class Plan:
     left_out: Mapping[str, str]
 
 
+def needs_perceptron(dataset: Dataset) -> bool:
+    """Whether the items are no food for convolutions: ready-made features, or images too small for them (digits)."""
+    size = getattr(dataset, "native_size", None)
+    return dataset.kind == "features" or (size is not None and size < VGG.SMALLEST)
+
+
 def plan(grid: Grid, dataset: Dataset, base: Config) -> Plan:
     """The cells of ``grid`` on ``dataset``.
 
@@ -139,18 +158,22 @@ def plan(grid: Grid, dataset: Dataset, base: Config) -> Plan:
         UsageError: settings that cannot be; a code length that a method does not have; a method that is not installed.
         DataError: the data have too few items for the protocol.
     """
-    features = dataset.kind == "features"
+    perceptron = needs_perceptron(dataset)
     used = [name for name in METHODS if any(name in grid.methods_of(v) for v in grid.variations)]
-    left_out = {name: METHODS[name].images_only for name in used if features and METHODS[name].images_only}
+    left_out = {name: METHODS[name].images_only for name in used if perceptron and METHODS[name].images_only}
     for name in used:
         if name not in left_out:
             find_method(name).load()
     splits: dict[tuple[int, str | None, int | None, int | None], str] = {}
     computing = json.dumps(versions(), sort_keys=True)
     cells: list[Cell] = []
-    for seed in grid.seeds:
+    for seed, labelled_number in itertools.product(grid.seeds, range(len(grid.labelled))):
         for variation in grid.variations:
-            labelled = variation.labelled or grid.labelled
+            # A variation with labels of its own runs once.
+            choices = grid.labelled_of(variation)
+            if labelled_number >= len(choices):
+                continue
+            labelled = choices[labelled_number]
             role = (seed, labelled, variation.unlabelled, variation.database)
             if role not in splits:
                 splits[role] = split_of(
@@ -165,7 +188,9 @@ def plan(grid: Grid, dataset: Dataset, base: Config) -> Plan:
                 if method in left_out:
                     continue
                 for bits in grid.bits if METHODS[method].any_length else (0,):
-                    settings = _settings(grid, variation, method, bits, seed, features=features, base=base)
+                    settings = _settings(
+                        grid, variation, method, bits, seed, perceptron=perceptron, base=base
+                    )
                     identity = fingerprint(
                         str(RUN_FORMAT),
                         method,
@@ -187,6 +212,7 @@ def plan(grid: Grid, dataset: Dataset, base: Config) -> Plan:
                             labelled,
                             variation.unlabelled,
                             variation.database,
+                            len(grid.labelled) > 1,
                             grid.vectors,
                             splits[role],
                             identity,
@@ -199,11 +225,11 @@ def plan(grid: Grid, dataset: Dataset, base: Config) -> Plan:
 
 
 def _settings(
-    grid: Grid, variation: Variation, method: str, bits: int, seed: int, *, features: bool, base: Config
+    grid: Grid, variation: Variation, method: str, bits: int, seed: int, *, perceptron: bool, base: Config
 ) -> dict[str, Any]:
     if not METHODS[method].deep:
         return make_method(method, bits or 32, seed).settings()
-    config = method_config(grid, variation, method, features=features, base=base)
+    config = method_config(grid, variation, method, perceptron=perceptron, base=base)
     K = config.quantizer.codewords
     config = merge(
         config, {"quantizer": {"codebooks": codebooks_for_bits(bits, K)}, "training": {"seed": seed}}

@@ -8,7 +8,7 @@ A grid file has these keys, all of them checked; anything else is an error::
     bits = [12, 24, 32, 48]
     seeds = [0, 1, 2]                 # of split, weights and batches
     protocol = "1"
-    labelled = "500-per-class"        # left out: the protocol's own number
+    labelled = ["500-per-class"]      # each in turn; left out: the protocol's own number
     preset = "recommended"            # of the trained methods
     vectors = 0                       # items of the database whose vectors are kept, for pictures
 
@@ -22,7 +22,7 @@ A grid file has these keys, all of them checked; anything else is an error::
     name = "no entropy"
     methods = ["gpq"]                 # left out: all of the grid
     preset = "paper"                  # left out: the grid's
-    labelled = "100-per-class"        # left out: the grid's
+    labelled = "100-per-class"        # left out: each of the grid's
     unlabelled = 10000                # training sees so many unlabelled items; left out: all
     database = 10000                  # so many items are searched; left out: all
     [variation.config.loss]
@@ -95,7 +95,7 @@ class Grid:
     bits: tuple[int, ...] = (12, 24, 32, 48)
     seeds: tuple[int, ...] = (0,)
     protocol: str = "1"
-    labelled: str | None = None
+    labelled: tuple[str | None, ...] = (None,)
     preset: str = "recommended"
     vectors: int = 0
     config: Changes = field(default_factory=dict)
@@ -109,7 +109,12 @@ class Grid:
             )
         if self.protocol not in PROTOCOLS or self.protocol == "none":
             raise UsageError(f"protocol {self.protocol!r}: 1, 2 or gpq-authors is needed")
-        for what, values in (("methods", self.methods), ("bits", self.bits), ("seeds", self.seeds)):
+        for what, values in (
+            ("methods", self.methods),
+            ("bits", self.bits),
+            ("seeds", self.seeds),
+            ("labelled", self.labelled),
+        ):
             if not values:
                 raise UsageError(f"grid {self.name}: no {what}: give one at least")
             if len(set(values)) != len(values):
@@ -146,6 +151,10 @@ class Grid:
         """Those that a variation runs, in the order of the paper's tables."""
         wanted = self.methods if variation.methods is None else variation.methods
         return tuple(name for name in METHODS if name in wanted and name in self.methods)
+
+    def labelled_of(self, variation: Variation) -> tuple[str | None, ...]:
+        """Those that a variation runs with."""
+        return self.labelled if variation.labelled is None else (variation.labelled,)
 
     def with_options(self, **changes: Any) -> Grid:
         """A copy with the fields that are given and not None."""
@@ -190,7 +199,7 @@ _KEYS: dict[str, type] = {
     "bits": list,
     "seeds": list,
     "protocol": str,
-    "labelled": str,
+    "labelled": list,
     "preset": str,
     "vectors": int,
     "config": dict,
@@ -220,7 +229,7 @@ def grid_from(values: Mapping[str, Any], name: str) -> Grid:
     product = given.pop("product", {})
     if product:
         variations += _products(product)
-    for key, kind in (("methods", str), ("bits", int), ("seeds", int)):
+    for key, kind in (("methods", str), ("bits", int), ("seeds", int), ("labelled", str)):
         if key in given:
             given[key] = _list(given[key], kind, key)
     if given.get("methods") == ("all",):
@@ -288,26 +297,26 @@ def _count(lists: Sequence[Sequence[Any]]) -> int:
     return total
 
 
-# Settings of a trained method that is not GPQ, on features: the perceptron that does best there (docs/experiments.md), since GPQ's
-# heads, one a sub-space, belong to GPQ.
-BASELINE_ON_FEATURES: Changes = {"network": {"hidden": [512], "dropout": 0.2, "noise": 0.5, "heads": 0}}
-BASELINE_ON_IMAGES: Changes = {"network": {"heads": 0, "noise": 0.0}}
+# Settings of the trained methods that are not GPQ. On features (the noise is of features alone) they have the perceptron that does
+# best there (docs/experiments.md): heads, one a sub-space, belong to GPQ.
+BASELINE_PERCEPTRON: Changes = {"network": {"hidden": [512], "dropout": 0.2, "noise": 0.5, "heads": 0}}
+BASELINE_CONVOLUTIONS: Changes = {"network": {"heads": 0, "noise": 0.0}}
 
 
-def method_config(grid: Grid, variation: Variation, method: str, *, features: bool, base: Config) -> Config:
+def method_config(grid: Grid, variation: Variation, method: str, *, perceptron: bool, base: Config) -> Config:
     """Settings of a trained method in a variation, without code length and seed.
 
     From low to high: the preset and the run's own file (``base``); what makes the method itself; the grid's ``[config]``; its
     ``[settings.METHOD]``; the variation.
 
     Args:
-        features: whether the items are ready-made features.
+        perceptron: whether the items are ready-made features, or images too small for convolutions.
         base: the preset with the changes of ``--config``.
     """
     entry = find_method(method)
     config = base if variation.preset is None else preset(variation.preset)
     if entry.module != "gpq":
-        config = merge(config, dict(BASELINE_ON_FEATURES if features else BASELINE_ON_IMAGES))
+        config = merge(config, dict(BASELINE_PERCEPTRON if perceptron else BASELINE_CONVOLUTIONS))
     for changes in (entry.changes, grid.config, grid.settings.get(method, {}), variation.config):
         config = merge(config, dict(changes))
     return config

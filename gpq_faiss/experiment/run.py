@@ -20,7 +20,7 @@ from ..data.open import open_data
 from ..errors import MismatchError, UsageError
 from ..files import check_output, read_json, write_json
 from ..nn.device import resolve_device
-from .cells import Cell, plan
+from .cells import Cell, needs_perceptron, plan
 from .grid import Grid, read_grid
 from .runfile import is_done
 from .workers import Finished, Place, clear_partial, run_cells
@@ -110,7 +110,7 @@ def run_experiment(
     planned = plan(grid, dataset, base)
     about = _about(grid, dataset, base, data_name or plain_name(dataset), planned.left_out)
     folder.mkdir(exist_ok=True)
-    about = _begin(folder, about)
+    about = _begin(folder, about, renamed=data_name is not None)
     place = Place(
         folder,
         grid.name,
@@ -185,11 +185,12 @@ def _about(
             "name": data_name,
             "fingerprint": dataset.fingerprint,
             "kind": dataset.kind,
+            "perceptron": needs_perceptron(dataset),
             "items": len(dataset),
             "notes": list(dataset.notes),
         },
         "protocol": grid.protocol,
-        "labelled": grid.labelled,
+        "labelled": list(grid.labelled),
         "preset": base.preset,
         "changes": _changes(base),
         "variations": [variation.name for variation in grid.variations],
@@ -212,7 +213,7 @@ def read_about(folder: str | Path) -> dict[str, Any]:
     return about
 
 
-def _begin(folder: Path, about: dict[str, Any]) -> dict[str, Any]:
+def _begin(folder: Path, about: dict[str, Any], *, renamed: bool) -> dict[str, Any]:
     """Write what the folder is, or check that it is just that; methods left out and failures are carried on."""
     if not (folder / ABOUT).exists():
         write_json(folder / ABOUT, about)
@@ -232,6 +233,7 @@ def _begin(folder: Path, about: dict[str, Any]) -> dict[str, Any]:
         before
         | about
         | {
+            "data": about["data"] if renamed else before["data"],
             "left_out": before.get("left_out", {}) | about["left_out"],
             "failed": before.get("failed", {}),
         }

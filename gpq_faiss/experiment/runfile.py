@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 
 from ..data.base import Dataset
 from ..errors import DataError
+from ..index.blob import add_codes, from_bytes
 from ..store import read_arrays, write_arrays
 from .cells import RUN_FORMAT, Cell
 from .compute import Outcome
@@ -66,7 +67,8 @@ _NEEDED: dict[str, type] = {
     "machine": dict,
     "versions": dict,
 }
-_FIGURES = ("ap", "ks", "precision", "recall", "pr_recall", "pr_precision")
+FIGURES = ("ap", "ks", "precision", "recall", "pr_recall", "pr_precision")
+"""The arrays of measures."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ def write_run(path: Path, cell: Cell, grid: str, dataset: Dataset, data_name: st
     return write_arrays(path, arrays, about, compress=True)
 
 
-def read_run(path: str | Path, names: Collection[str] = _FIGURES) -> Run:
+def read_run(path: str | Path, names: Collection[str] = FIGURES) -> Run:
     """Read a run.
 
     Args:
@@ -197,3 +199,17 @@ def is_done(path: Path, cell: Cell) -> bool:
         return bool(read_run(path).about["identity"] == cell.identity)
     except DataError:
         return False
+
+
+def filled_index(path: str | Path) -> Any:
+    """The Faiss index of a run with its whole database in it; ids are positions in ``database_rows``.
+
+    It is searched with the run's ``search_input``, and ranks as the method does.
+
+    Raises:
+        DataError: no such run, or one without codes or index (methods that keep no code; LOPQ, whose index Faiss cannot write).
+    """
+    run = read_run(path, {"codes", "index"})
+    if not {"codes", "index"} <= run.arrays.keys():
+        raise DataError(f"{path} keeps no codes or no index: {run.method} has none that Faiss could write")
+    return add_codes(from_bytes(run.arrays["index"], str(path)), run.arrays["codes"])

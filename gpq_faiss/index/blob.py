@@ -51,3 +51,23 @@ def faiss_version() -> str:
 def faiss_threads() -> int:
     """Threads that Faiss would use."""
     return int(faiss.omp_get_max_threads())
+
+
+def add_codes(index: Any, codes: NDArray[np.uint8]) -> Any:
+    """Add codes uint8 [N, W] to an empty index, behind its transformations if it has some; returns the index.
+
+    Raises:
+        DataError: codes of another size.
+    """
+    data = np.ascontiguousarray(codes, dtype=np.uint8)
+    if isinstance(index, faiss.IndexBinary):
+        if data.shape[1] != index.code_size:
+            raise DataError(f"codes of {data.shape[1]} bytes, but the index holds {index.code_size}")
+        index.add(data)
+        return index
+    holder = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexPreTransform) else index
+    if data.shape[1] != holder.sa_code_size():
+        raise DataError(f"codes of {data.shape[1]} bytes, but the index holds {holder.sa_code_size()}")
+    holder.add_sa_codes(data)
+    index.ntotal = holder.ntotal
+    return index

@@ -40,7 +40,7 @@ class MethodEntry:
         attribute: its class (array methods), or the function that builds it (trained ones).
         deep: whether it is a network that the training loop trains.
         changes: settings that make the method of its module's, nested as in TOML (GPQ's variants).
-        images_only: why it is the same as another method on features; empty if it is not.
+        images_only: why it is the same as another method where there is nothing to convolve; empty if it is not.
     """
 
     summary: str
@@ -102,7 +102,7 @@ METHODS: dict[str, MethodEntry] = {
     "gpq-f": _gpq(
         "gpq with CNN-F as the network",
         {"network": {"backbone": "cnnf"}},
-        images_only="ready-made features have no convolutions, so it would be gpq again",
+        images_only="items without room for convolutions (features, tiny images) would make it gpq again",
     ),
     "gpq-h": _gpq(
         "gpq without classifiers and entropy (λ1 = λ2 = 0)",

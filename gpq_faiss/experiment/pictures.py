@@ -1,0 +1,300 @@
+"""Pictures of an experiment: curves, the heat map of figure 4, t-SNE of figure 5, codebooks of figure 1, ranked galleries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..data.base import Dataset, ImageDataset
+from ..errors import DataError, MismatchError
+from ..evaluate.tables import Spread
+from ..files import check_output
+from ..report.gallery import Ranked, save_gallery
+from ..report.maps import FlatCodebook, plot_codebooks, plot_curves, plot_heat_map, plot_scatters
+from ..report.plots import plot_map_bits
+from .report import scale_rows, weights_of
+from .results import (
+    Experiment,
+    main_rows,
+    mean_curves,
+    read_experiment,
+    row_name,
+    row_names,
+    run_labelled,
+    runs_at,
+)
+from .runfile import FIGURES, Run, read_run
+
+_GALLERY_QUERIES, _GALLERY_COLUMNS, _GALLERY_ROWS = 3, 10, 8
+_PANELS = 9
+
+
+def draw(
+    folder: str | Path,
+    out: str | Path,
+    *,
+    images: Dataset | None = None,
+    ending: str = "png",
+    overwrite: bool = False,
+) -> dict[str, Path]:
+    """Draw the pictures of a folder of runs, those that its kind of experiment has.
+
+    Args:
+        folder: of the experiment.
+        out: folder for the pictures; made where it is not there.
+        images: the images behind the data, for galleries of ranked results.
+        ending: png, svg or pdf.
+
+    Returns:
+        Caption -> file.
+
+    Raises:
+        DataError: no experiment there, no finished run, a damaged one, or nothing that could be drawn.
+        MismatchError: ``images`` are not those of the runs.
+        OutputExistsError: a picture is there already.
+    """
+    experiment = read_experiment(folder, FIGURES)
+    out = Path(out)
+    check_output(out / f"map.{ending}", overwrite=True)
+    kind = experiment.about["kind"]
+    made: dict[str, Path] = {}
+
+    def where(name: str) -> Path:
+        return out / f"{name}.{ending}"
+
+    if kind in ("table", "ablation"):
+        made |= _curves(experiment, where, overwrite)
+    if kind == "sensitivity":
+        made |= _heat_maps(experiment, where, overwrite)
+    if kind == "scale":
+        made |= _scales(experiment, where, overwrite)
+    if kind == "tsne":
+        made |= _tsne(experiment, where("tsne"), overwrite)
+    if kind == "voronoi":
+        made |= _codebooks(experiment, where, overwrite)
+    if images is not None:
+        made |= _galleries(experiment, images, where, overwrite)
+    return made
+
+
+def _at(experiment: Experiment, bits: int) -> str:
+    more = f", {experiment.labelled[-1]}" if len(experiment.labelled) > 1 else ""
+    return f"{experiment.about['data']['name']}, {bits} bits{more}, protocol {experiment.about['protocol']}"
+
+
+def _curves(experiment: Experiment, where: Any, overwrite: bool) -> dict[str, Path]:
+    """mAP over bits; precision-recall, precision at k and recall at k at the longest code."""
+    bits = max(experiment.bits)
+    title = _at(experiment, bits)
+    made = {}
+    if len(experiment.bits) > 1 and len(experiment.labelled) == 1:
+        series = {
+            str(row["method"]): {
+                b: row[str(b)] for b in experiment.bits if isinstance(row.get(str(b)), Spread)
+            }
+            for row in main_rows(experiment)
+        }
+        caption = "mAP over the length of the code"
+        name = f"{experiment.about['data']['name']}, protocol {experiment.about['protocol']}"
+        made[caption] = plot_map_bits(series, where("map"), title=name, overwrite=overwrite)
+    for name, x, y, across, up, log in (
+        ("pr", "pr_recall", "pr_precision", "recall", "precision", False),
+        ("precision", "ks", "precision", "k", "precision at k", True),
+        ("recall", "ks", "recall", "k", "recall at k", True),
+    ):
+        curves = mean_curves(experiment, bits, x, y)
+        caption = f"{up[0].upper()}{up[1:]} over {across} at {bits} bits"
+        made[caption] = plot_curves(
+            curves, where(name), x=across, y=up, title=title, log_x=log, overwrite=overwrite
+        )
+    return made
+
+
+def _heat_maps(experiment: Experiment, where: Any, overwrite: bool) -> dict[str, Path]:
+    made = {}
+    for bits in experiment.bits:
+        runs = [run for run in experiment.runs if run.bits == bits]
+        first = sorted({weights_of(run)[0] for run in runs})
+        second = sorted({weights_of(run)[1] for run in runs})
+        values = np.full((len(first), len(second)), np.nan)
+        for i, a in enumerate(first):
+            for j, b in enumerate(second):
+                found = [run.map for run in runs if weights_of(run) == (a, b)]
+                values[i, j] = np.mean(found) if found else np.nan
+        made[f"mAP over the weights at {bits} bits"] = plot_heat_map(
+            values,
+            where(f"sensitivity-{bits}"),
+            rows=[f"{a:g}" for a in first],
+            columns=[f"{b:g}" for b in second],
+            y="λ1 (classification)",
+            x="λ2 (entropy)",
+            title=_at(experiment, bits),
+            overwrite=overwrite,
+        )
+    return made
+
+
+def _scales(experiment: Experiment, where: Any, overwrite: bool) -> dict[str, Path]:
+    """mAP over unlabelled items (with the whole database), and mAP and ranking time over the database."""
+    rows = scale_rows(experiment)
+    most = {
+        (row["method"], row["bits"]): (max(r["database"] for r in rows), max(r["unlabelled"] for r in rows))
+        for row in rows
+    }
+    made = {}
+    for name, x, y, fixed in (
+        ("unlabelled", "unlabelled", "mAP", "database"),
+        ("database", "database", "mAP", "unlabelled"),
+        ("rank", "database", "rank s", "unlabelled"),
+    ):
+        curves: dict[str, tuple[list[float], list[float]]] = {}
+        for row in rows:
+            largest = most[row["method"], row["bits"]][0 if fixed == "database" else 1]
+            if row[fixed] == largest:
+                across, up = curves.setdefault(str(row["method"]), ([], []))
+                across.append(row[x])
+                up.append(row[y].mean)
+        lines = {
+            method: (np.sort(a), np.asarray(b)[np.argsort(a)])
+            for method, (a, b) in curves.items()
+            if len(a) > 1
+        }
+        if lines:
+            label = {"rank s": "seconds of ranking"}.get(y, y)
+            items = {"unlabelled": "unlabelled items", "database": "items in the database"}[x]
+            made[f"{label[0].upper() + label[1:] if y != 'mAP' else y} over {items}"] = plot_curves(
+                lines,
+                where(name),
+                x=items,
+                y=label,
+                title=str(experiment.about["data"]["name"]),
+                log_x=True,
+                overwrite=overwrite,
+            )
+    if not made:
+        raise DataError(f"{experiment.folder}: one size alone makes no line: run more of the grid")
+    return made
+
+
+def _classes(packed: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """The first class of each row of packed labels, -1 without any: int64 [n]."""
+    dense = np.unpackbits(packed, axis=1)
+    return np.where(dense.any(axis=1), dense.argmax(axis=1), -1).astype(np.int64)
+
+
+def _with_vectors(experiment: Experiment) -> list[Run]:
+    """Runs of the first seed at the longest code, with their vectors."""
+    bits, seed = max(experiment.bits), experiment.seeds[0]
+    runs = [
+        read_run(run.path, {"vectors", "vector_labels", "codebooks"})
+        for run in runs_at(experiment, bits, experiment.labelled[-1])
+        if run.seed == seed
+    ]
+    runs = [run for run in runs if "vectors" in run.arrays]
+    if not runs:
+        raise DataError(
+            f"{experiment.folder}: no run keeps vectors: set vectors = 2000 in the grid and run it again"
+        )
+    return runs
+
+
+def tsne(vectors: NDArray[np.float32], seed: int = 0) -> NDArray[np.float64]:
+    """Places in a plane of vectors [n, D], by t-SNE of their directions: float64 [n, 2]. The same for the same seed."""
+    from sklearn.manifold import TSNE
+
+    n = len(vectors)
+    units = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    perplexity = min(30.0, max(2.0, (n - 1) / 3))
+    model = TSNE(perplexity=perplexity, init="pca", random_state=seed, n_jobs=1)
+    return np.asarray(model.fit_transform(units), dtype=np.float64)
+
+
+def _tsne(experiment: Experiment, path: Path, overwrite: bool) -> dict[str, Path]:
+    runs = _with_vectors(experiment)[:_PANELS]
+    panels = {
+        f"{row_name(experiment, run)}, mAP {run.map:.3f}": (
+            tsne(run.arrays["vectors"]),
+            _classes(run.arrays["vector_labels"]),
+        )
+        for run in runs
+    }
+    items = len(runs[0].arrays["vectors"])
+    title = f"t-SNE of {items:,} database items: {_at(experiment, max(experiment.bits))}"
+    names = list(runs[0].about["class_names"])
+    return {"t-SNE": plot_scatters(panels, names, path, title=title, overwrite=overwrite)}
+
+
+def _codebooks(experiment: Experiment, where: Any, overwrite: bool) -> dict[str, Path]:
+    made = {}
+    runs = [run for run in _with_vectors(experiment) if "codebooks" in run.arrays]
+    for i, run in enumerate(runs):
+        Z = run.arrays["codebooks"]
+        M, _, d = Z.shape
+        if d != 2:
+            raise DataError(
+                f"{run.path}: codewords of {d} dimensions cannot be drawn: set quantizer.subdim = 2 in the grid"
+            )
+        x = run.arrays["vectors"].reshape(-1, M, 2)
+        classes = _classes(run.arrays["vector_labels"])
+        books = [FlatCodebook(f"codebook {m + 1}", Z[m], x[:, m], classes) for m in range(min(M, _PANELS))]
+        name = row_name(experiment, run)
+        title = f"{name}, mAP {run.map:.3f}: codewords (stars), their cells, and items, drawn near the circle that they are on"
+        made[f"Codebooks in two dimensions, {name}"] = plot_codebooks(
+            books,
+            list(run.about["class_names"]),
+            where("voronoi" if not i else f"voronoi-{i + 1}"),
+            title=title,
+            overwrite=overwrite,
+        )
+    return made
+
+
+def _galleries(experiment: Experiment, images: Dataset, where: Any, overwrite: bool) -> dict[str, Path]:
+    """The best results of a few queries, a line a method."""
+    if not isinstance(images, ImageDataset):
+        raise MismatchError(f"{images.name} holds {images.kind}: galleries need the images")
+    bits, seed = max(experiment.bits), experiment.seeds[0]
+    needed = {"query_ids", "query_labels", "database_ids", "database_labels", "top_ids"}
+    runs = [
+        read_run(run.path, needed)
+        for run in runs_at(experiment, bits, experiment.labelled[-1])
+        if run.seed == seed
+    ]
+    names = row_names(experiment)
+    runs = sorted(runs, key=lambda run: names.index(row_name(experiment, run)))[:_GALLERY_ROWS]
+    queries = runs[0].arrays["query_ids"]
+    chosen = queries[np.linspace(0, len(queries) - 1, min(_GALLERY_QUERIES, len(queries)), dtype=int)]
+    made = {}
+    for i, query in enumerate(chosen):
+        rows = [_gallery_row(run, row_name(experiment, run), int(query), images) for run in runs]
+        title = f"Query {int(query)}: {_at(experiment, bits)}, {run_labelled(runs[0])}"
+        made[f"Best results of query {int(query)}"] = save_gallery(
+            rows, where(f"gallery-{i + 1}"), title=title, columns=_GALLERY_COLUMNS, overwrite=overwrite
+        )
+    return made
+
+
+def _gallery_row(run: Run, name: str, query: int, images: ImageDataset) -> Ranked:
+    of_run = run.arrays
+    q = int(np.flatnonzero(of_run["query_ids"] == query)[0])
+    top = of_run["top_ids"][q][:_GALLERY_COLUMNS]
+    labels = {int(i): row for i, row in zip(of_run["database_ids"], of_run["database_labels"], strict=True)}
+    relevant = [bool((labels[int(i)] & of_run["query_labels"][q]).any()) for i in top]
+    pictures = _read_images(images, [query, *(int(i) for i in top)])
+    return Ranked(pictures[0], pictures[1:], relevant=relevant, query_name=name)
+
+
+def _read_images(images: ImageDataset, ids: Sequence[int]) -> list[NDArray[np.uint8]]:
+    place = {int(item): row for row, item in enumerate(images.ids)}
+    unknown = [item for item in ids if item not in place]
+    if unknown:
+        raise MismatchError(
+            f"{images.name} has no image with the id {unknown[0]}: give the images of the runs"
+        )
+    found = images.read(np.array([place[item] for item in ids], np.int64))
+    empty = np.zeros((32, 32, 3), np.uint8)
+    return [empty if image is None else image for image in found]

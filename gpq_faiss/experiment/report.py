@@ -1,0 +1,370 @@
+"""Tables of an experiment, derived from the files of its runs and from nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from ..errors import UsageError
+from ..evaluate.tables import Row, pivot, render, summarise
+from ..methods.registry import METHODS
+from .results import (
+    Experiment,
+    depth_rows,
+    main_rows,
+    read_experiment,
+    row_name,
+    run_labelled,
+    second_rows,
+)
+from .runfile import Run
+
+Form = Literal["text", "markdown", "latex", "csv", "json"]
+KS = (1, 10, 100, 1000)
+_Published = Mapping[tuple[str, int], float]
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table of a report.
+
+    Attributes:
+        name: by which it is asked for: ``map``, ``published``, ``depth``, ``seconds``, ``grid``, ``scale``.
+        caption: a sentence.
+        rows: as :func:`gpq_faiss.evaluate.tables.render` takes them.
+        head: of the first column.
+        digits: decimals.
+    """
+
+    name: str
+    caption: str
+    rows: list[dict[str, Any]]
+    head: str
+    digits: int = 4
+
+    def text(self, form: Form, *, caption: bool = True) -> str:
+        """The table; in CSV and JSON with all digits."""
+        return render(
+            self.rows,
+            form,
+            headers={"method": self.head},
+            digits=self.digits,
+            caption=self.caption if caption and form in ("text", "latex") else None,
+        )
+
+
+def report(
+    folder: str | Path,
+    form: Form = "markdown",
+    *,
+    table: str | None = None,
+    published: _Published | None = None,
+    pictures: Mapping[str, str] | None = None,
+) -> str:
+    """The report of a folder of runs.
+
+    Args:
+        folder: of the experiment.
+        form: ``text`` and ``markdown`` are a page, ``latex`` all tables, ``json`` all tables and all runs, ``csv`` one table.
+        table: only this one; CSV holds one, the first if none is named.
+        published: figures from elsewhere, to be put beside the experiment's.
+        pictures: caption -> path, shown on a Markdown page.
+
+    Raises:
+        UsageError: an unknown form, or a table that this experiment has not.
+        DataError: no experiment there, no finished run, or a damaged one.
+    """
+    if form not in get_args(Form):
+        raise UsageError(f"format {form!r}: choose one of {', '.join(get_args(Form))}")
+    experiment = read_experiment(folder)
+    tables = tables_of(experiment, published or {})
+    if table is not None:
+        chosen = [t for t in tables if t.name == table]
+        if not chosen:
+            raise UsageError(f"no table '{table}' here: choose one of {', '.join(t.name for t in tables)}")
+        tables = chosen
+    if form == "csv":
+        return tables[0].text("csv")
+    if form == "latex":
+        return "\n".join(t.text("latex") for t in tables)
+    if form == "json":
+        return _json(experiment, tables)
+    if table is not None:
+        return tables[0].text(form)
+    return _page(experiment, tables, form, pictures or {})
+
+
+def tables_of(experiment: Experiment, published: _Published) -> list[Table]:
+    """All tables of the experiment; the first is the one that it is about."""
+    kind, longest = experiment.about["kind"], max(experiment.bits)
+    caption = f"{experiment.about['title']}: {experiment.about['data']['name']}, {_over_seeds(experiment)}"
+    several = len(experiment.labelled) > 1
+    whole = Table("map", caption, main_rows(experiment), "bits" if not several else "")
+    tables = [whole]
+    if kind == "sensitivity":
+        tables = [_sensitivity(experiment, bits) for bits in experiment.bits]
+    if kind == "scale":
+        tables = [_scale(experiment)]
+    if published:
+        tables.append(_beside(experiment, published))
+    if kind in ("table", "ablation", "tsne", "voronoi"):
+        at = f"{longest} bits" + (f", {experiment.labelled[-1]}" if several else "")
+        tables.append(
+            Table(
+                "depth",
+                f"Precision and recall at k, {at}",
+                depth_rows(experiment, longest, KS),
+                "k",
+            )
+        )
+    if kind in ("table", "ablation"):
+        tables.append(
+            Table(
+                "seconds",
+                "Seconds a run, over all lengths and seeds, one thread",
+                second_rows(experiment),
+                "",
+                1,
+            )
+        )
+    return tables
+
+
+def _over_seeds(experiment: Experiment) -> str:
+    seeds = experiment.seeds
+    if len(seeds) == 1:
+        return f"seed {seeds[0]}"
+    return f"mean ± deviation over seeds {', '.join(map(str, seeds))}"
+
+
+def weights_of(run: Run) -> tuple[float, float]:
+    """λ1 and λ2 of a run."""
+    loss = run.about["settings"]["loss"]
+    return float(loss["lambda1"]), float(loss["lambda2"])
+
+
+def _sensitivity(experiment: Experiment, bits: int) -> Table:
+    """λ1 down, λ2 across."""
+    runs = sorted((run for run in experiment.runs if run.bits == bits), key=weights_of)
+    long = [
+        {"method": f"λ1 = {weights_of(run)[0]:g}", "λ2": f"λ2 = {weights_of(run)[1]:g}", "map": run.map}
+        for run in runs
+    ]
+    rows = pivot(summarise(long, by=["method", "λ2"], values=["map"]), "method", "λ2", "map")
+    name = "grid" if len(experiment.bits) == 1 else f"grid-{bits}"
+    caption = (
+        f"mAP at {bits} bits over λ1 and λ2: {experiment.about['data']['name']}, {_over_seeds(experiment)}"
+    )
+    return Table(name, caption, rows, "")
+
+
+def scale_rows(experiment: Experiment) -> list[dict[str, Any]]:
+    """A line a method and size: unlabelled items, database, mAP, seconds.
+
+    Sizes beyond what the data have are the same run again, and count once.
+    """
+    once: dict[tuple[Any, ...], Run] = {}
+    for run in experiment.runs:
+        counts = run.about["counts"]
+        once.setdefault((run.method, run.bits, run.seed, counts["unlabelled"], counts["database"]), run)
+    long = [
+        {
+            "method": run.method,
+            "bits": run.bits or "any",
+            "unlabelled": run.about["counts"]["unlabelled"],
+            "database": run.about["counts"]["database"],
+            "mAP": run.map,
+            **{f"{name} s": run.about["seconds"][name] for name in ("fit", "encode", "rank")},
+        }
+        for run in once.values()
+    ]
+    by = ["method", "bits", "unlabelled", "database"]
+    order = list(METHODS)
+    rows = summarise(long, by=by, values=["mAP", "fit s", "encode s", "rank s"])
+    return sorted(
+        rows,
+        key=lambda row: (order.index(row["method"]), str(row["bits"]), -row["database"], row["unlabelled"]),
+    )
+
+
+def _scale(experiment: Experiment) -> Table:
+    caption = f"{experiment.about['title']}: {experiment.about['data']['name']}, {_over_seeds(experiment)}"
+    return Table("scale", caption, scale_rows(experiment), "method")
+
+
+def _beside(experiment: Experiment, published: _Published) -> Table:
+    """Ours and the published figure of each method in its plain variation."""
+    plain = experiment.about["variations"][0]
+    labelled = experiment.labelled[-1]
+    ours = [
+        {"method": run.method, "bits": bits, "map": run.map}
+        for run in experiment.runs
+        if run.variation == plain and run_labelled(run) == labelled
+        for bits in ([run.bits] if run.bits else experiment.bits)
+    ]
+    means = {(row["method"], row["bits"]): row["map"] for row in summarise(ours, ["method", "bits"], ["map"])}
+    rows = []
+    for method in METHODS:
+        if any(name == method for name, _ in (*means, *published)):
+            row: dict[str, Any] = {"method": method}
+            for bits in experiment.bits:
+                row[f"{bits}, ours"] = means.get((method, bits))
+                row[f"{bits}, published"] = published.get((method, bits))
+            rows.append(row)
+    return Table(
+        "published", "Beside the published figures, which are of other data or weights", rows, "bits"
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------- pages
+
+
+def _page(experiment: Experiment, tables: list[Table], form: Form, pictures: Mapping[str, str]) -> str:
+    about = experiment.about
+    marks = form == "markdown"
+    parts = [f"# {about['title']}\n" if marks else about["title"] + "\n"]
+    for i, table in enumerate(tables):
+        if i and marks:
+            parts.append(f"## {table.caption}\n")
+        parts.append(table.text(form, caption=bool(i)))
+        if not i:
+            parts += [f"{line}\n" for line in notes_of(experiment)]
+    if marks:
+        parts += [f"![{caption}]({path})\n" for caption, path in pictures.items()]
+    return "\n".join(parts)
+
+
+def notes_of(experiment: Experiment) -> list[str]:
+    """What is needed to read the tables: data, convention, budget, what differs from the paper, what is missing, machine."""
+    about, first = experiment.about, experiment.runs[0].about
+    counts = first["counts"]
+    over = _over_seeds(experiment)
+    lines = [
+        f"{over[0].upper()}{over[1:]}. {first['convention']}. {about['data']['name']}, protocol {about['protocol']}, labelled "
+        f"{', '.join(experiment.labelled)}: {counts['queries']:,} queries, {counts['labelled']:,} labelled and "
+        f"{counts['unlabelled']:,} unlabelled items, {counts['database']:,} in the database"
+        + (
+            " (of the first run)."
+            if len({json.dumps(r.about["counts"]) for r in experiment.runs}) > 1
+            else "."
+        ),
+        *_budget(experiment),
+        _differs(experiment),
+    ]
+    kept = {
+        row_name(experiment, run): (run.bits, int(run.about["bits_kept"]))
+        for run in experiment.runs
+        if run.bits and run.bits != int(run.about["bits_kept"])
+    }
+    lines += [
+        f"{name}: {kept_bits} bits an item where {asked} are asked for."
+        for name, (asked, kept_bits) in kept.items()
+    ]
+    lines += [f"{name} has no line: {why}." for name, why in about["left_out"].items()]
+    lines += [f"Failed: {name}: {why}." for name, why in about["failed"].items()]
+    lines += _machines(experiment)
+    return lines
+
+
+def _budget(experiment: Experiment) -> list[str]:
+    """Steps and batches of the trained methods."""
+    groups: dict[str, list[str]] = {}
+    for run in experiment.runs:
+        settings = run.about["settings"]
+        if "training" not in settings:
+            continue
+        t = settings["training"]
+        length = f"{t['epochs']:g} epochs" if t["epochs"] else f"{t['steps']:,} steps"
+        text = (
+            f"{length} of {t['batch_labelled']} labelled items, and {t['batch_unlabelled']} unlabelled ones for those that use "
+            f"them, learning rate {t['learning_rate']:g} ({t['schedule']})"
+        )
+        groups.setdefault(text, []).append(row_name(experiment, run))
+    if not groups:
+        return []
+    if len(groups) == 1:
+        return [f"Every trained method has {next(iter(groups))}, and the same split and data."]
+    # What most have needs no list of names.
+    usual = max(groups, key=lambda text: len(groups[text]))
+    lines = [f"{', '.join(dict.fromkeys(names))}: {text}." for text, names in groups.items() if text != usual]
+    return [
+        f"Trained methods have {usual}, but for those named next, and all the same split and data.",
+        *lines,
+    ]
+
+
+def _differs(experiment: Experiment) -> str:
+    about = experiment.about
+    perceptron = bool(about["data"]["perceptron"])
+    weights = {
+        run.about["settings"]["network"]["weights"]
+        for run in experiment.runs
+        if "network" in run.about["settings"]
+    }
+    network = (
+        "no convolutions, where the paper trains a VGG (GPQ-F: CNN-F) on images: here GPQ has the network of its preset and the other "
+        "trained methods a perceptron with one hidden layer"
+        if perceptron
+        else f"networks on images with first weights: {', '.join(sorted(map(str, weights))) or 'none'}"
+    )
+    return (
+        f"What differs from the paper: the data are {about['data']['name']}; {network}; the budget above; and the average precision, "
+        "which takes its expected value over the order of equal scores. So these figures are to be compared with each other, not with "
+        "the paper's."
+    )
+
+
+def _machines(experiment: Experiment) -> list[str]:
+    lines = []
+    for run in experiment.runs:
+        machine, versions = run.about["machine"], run.about["versions"]
+        gpu = machine.get("gpu") or "no GPU"
+        told = ", ".join(f"{name} {version}" for name, version in versions.items())
+        line = (
+            f"Machine: {machine.get('cpu')}, {machine.get('cores')} cores, {machine.get('memory_gib')} GiB, {gpu}, "
+            f"{machine.get('os')}; {told}."
+        )
+        if line not in lines:
+            lines.append(line)
+    return lines
+
+
+def _json(experiment: Experiment, tables: list[Table]) -> str:
+    def loaded(rows: list[Row]) -> Any:
+        return json.loads(render(rows, "json"))
+
+    runs: list[Row] = [
+        {
+            "method": run.method,
+            "variation": run.variation,
+            "labelled": run.about.get("labelled"),
+            "bits": run.bits,
+            "bits_kept": run.about["bits_kept"],
+            "seed": run.seed,
+            "map": run.map,
+        }
+        for run in experiment.runs
+    ]
+    more = [
+        {
+            "precision": dict(zip(map(str, run.arrays["ks"]), run.arrays["precision"].tolist(), strict=True)),
+            "recall": dict(zip(map(str, run.arrays["ks"]), run.arrays["recall"].tolist(), strict=True)),
+            "seconds": run.about["seconds"],
+            "counts": run.about["counts"],
+            "split_hash": run.about["split_hash"],
+            "identity": run.about["identity"],
+        }
+        for run in experiment.runs
+    ]
+    value = {
+        "experiment": {k: v for k, v in experiment.about.items() if k != "experiment_format"},
+        "notes": notes_of(experiment),
+        "tables": {
+            table.name: {"caption": table.caption, "rows": loaded(list(table.rows))} for table in tables
+        },
+        "runs": [{**run, **extra} for run, extra in zip(loaded(runs), more, strict=True)],
+    }
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

@@ -1,0 +1,178 @@
+"""The runs of a folder, and the figures in them as rows.
+
+A *row* of a table is a method in a variation; its columns are code lengths (and numbers of labels, where there are several); its
+values are means and deviations over seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import DataError
+from ..evaluate.tables import pivot, summarise
+from ..methods.registry import METHODS
+from .run import read_about
+from .runfile import FIGURES, Run, read_run
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A folder of runs.
+
+    Attributes:
+        folder: where it is.
+        about: what ``experiment.json`` says.
+        runs: in the order of the tables: methods as in the paper, then variations as in the grid, lengths, seeds.
+    """
+
+    folder: Path
+    about: dict[str, Any]
+    runs: tuple[Run, ...]
+
+    @property
+    def bits(self) -> list[int]:
+        """Code lengths, ascending; those of methods without a code are not among them."""
+        return sorted({run.bits for run in self.runs} - {0}) or [0]
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted({run.seed for run in self.runs})
+
+    @property
+    def labelled(self) -> list[str]:
+        """What training saw, in the order of the grid; names of the kinds that ``--labelled`` takes."""
+        order = [labelled_name(value) for value in self.about["labelled"]]
+        found = {run_labelled(run) for run in self.runs}
+        return [name for name in order if name in found] + sorted(found - set(order))
+
+
+def labelled_name(value: Any) -> str:
+    """A ``labelled`` as tables show it."""
+    text = "all" if value is None else Path(str(value)).name
+    return text.removesuffix("-per-class") + " a class" if text.endswith("-per-class") else text
+
+
+def run_labelled(run: Run) -> str:
+    """See :func:`labelled_name`."""
+    return labelled_name(run.about.get("labelled"))
+
+
+def read_experiment(folder: str | Path, names: Collection[str] = FIGURES) -> Experiment:
+    """Read all runs of a folder.
+
+    Args:
+        folder: of :func:`gpq_faiss.experiment.run.run_experiment`.
+        names: arrays of the runs to read.
+
+    Raises:
+        DataError: no experiment there, no finished run, or a damaged one.
+        MismatchError: of another version.
+    """
+    folder = Path(folder)
+    about = read_about(folder)
+    runs = [read_run(path, names) for path in sorted(folder.glob("*.h5"))]
+    if not runs:
+        raise DataError(f"{folder} has no finished run{_failures(about)}: make some with gpq experiment run")
+    methods, variations = list(METHODS), list(about["variations"])
+
+    def place(run: Run) -> tuple[Any, ...]:
+        order = methods.index(run.method) if run.method in methods else len(methods)
+        where = variations.index(run.variation) if run.variation in variations else len(variations)
+        return order, where, run.variation, run_labelled(run), run.bits, run.seed
+
+    return Experiment(folder, about, tuple(sorted(runs, key=place)))
+
+
+def _failures(about: dict[str, Any]) -> str:
+    failed = about.get("failed", {})
+    return f" ({len(failed)} failed)" if failed else ""
+
+
+def row_name(experiment: Experiment, run: Run) -> str:
+    """What the row of a run is called."""
+    one_method = len({r.method for r in experiment.runs}) == 1
+    if run.variation and one_method:
+        return run.variation
+    name = run.method
+    if not run.bits:
+        name += f" ({run.about['bits_kept']:,} bits an item)"
+    return f"{name} ({run.variation})" if run.variation else name
+
+
+def row_names(experiment: Experiment) -> list[str]:
+    """All rows, in the order of the tables."""
+    return list(dict.fromkeys(row_name(experiment, run) for run in experiment.runs))
+
+
+def column_name(experiment: Experiment, bits: int, labelled: str) -> str:
+    """What a column is called: the bits, and the labels where there are several kinds."""
+    return str(bits) if len(experiment.labelled) == 1 else f"{bits} bits, {labelled}"
+
+
+def main_rows(experiment: Experiment, values: str = "map") -> list[dict[str, Any]]:
+    """The table of the experiment: a line a row, a column a code length, each a mean and deviation over seeds.
+
+    What keeps no code has one figure for the whole line.
+    """
+    long = [
+        {
+            "method": row_name(experiment, run),
+            "column": column_name(experiment, bits, run_labelled(run)),
+            "order": (experiment.labelled.index(run_labelled(run)), bits),
+            values: run.about[values],
+        }
+        for run in experiment.runs
+        for bits in ([run.bits] if run.bits else experiment.bits)
+    ]
+    names = row_names(experiment)
+    long.sort(key=lambda row: (row["order"], names.index(row["method"])))
+    table = pivot(summarise(long, by=["method", "column"], values=[values]), "method", "column", values)
+    return sorted(table, key=lambda row: names.index(row["method"]))
+
+
+def depth_rows(experiment: Experiment, bits: int, ks: Sequence[int]) -> list[dict[str, Any]]:
+    """Precision and recall at each k, at one code length (and the most labels), means over seeds."""
+    labelled = experiment.labelled[-1]
+    rows = []
+    for run in runs_at(experiment, bits, labelled):
+        at = {int(k): i for i, k in enumerate(run.arrays["ks"])}
+        rows.append(
+            {
+                "method": row_name(experiment, run),
+                **{f"P@{k}": float(run.arrays["precision"][at[k]]) for k in ks if k in at},
+                **{f"R@{k}": float(run.arrays["recall"][at[k]]) for k in ks if k in at},
+            }
+        )
+    values = list(dict.fromkeys(name for row in rows for name in row if name != "method"))
+    values.sort(key=lambda name: name[0])
+    return summarise(rows, by=["method"], values=values)
+
+
+def second_rows(experiment: Experiment) -> list[dict[str, Any]]:
+    """Seconds of fitting, encoding and ranking a run, over all lengths and seeds."""
+    rows = [{"method": row_name(experiment, run), **run.about["seconds"]} for run in experiment.runs]
+    return summarise(rows, by=["method"], values=["fit", "encode", "rank"])
+
+
+def runs_at(experiment: Experiment, bits: int, labelled: str | None = None) -> list[Run]:
+    """Runs of a code length (methods without a code among them), in the order of the tables."""
+    return [run for run in experiment.runs if run.bits in (0, bits) and labelled in (None, run_labelled(run))]
+
+
+def mean_curves(
+    experiment: Experiment, bits: int, x: str, y: str
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Name -> (x, mean of y over seeds) of two arrays of the runs, at one code length and the most labels."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs_at(experiment, bits, experiment.labelled[-1]):
+        groups.setdefault(row_name(experiment, run), []).append(run)
+    curves = {}
+    for name, runs in groups.items():
+        n = min(len(run.arrays[x]) for run in runs)
+        curves[name] = (runs[0].arrays[x][:n], np.mean([run.arrays[y][:n] for run in runs], axis=0))
+    return curves

@@ -1,0 +1,145 @@
+"""``gpq experiment`` on the command line: methods, run, report, and what it says when something cannot be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+from gpq_cli.experiment import experiment
+from gpq_cli.main import cli
+
+from gpq_faiss.methods.registry import METHODS
+
+
+def gpq(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["experiment", *arguments], prog_name="gpq")
+
+
+def test_methods_are_listed_in_the_order_of_the_tables() -> None:
+    table = gpq("methods")
+    assert table.exit_code == 0
+    lines = table.stdout.splitlines()[2:]
+    assert [line.split()[0] for line in lines] == list(METHODS)
+    listed = json.loads(gpq("methods", "--format", "json").stdout)
+    assert [row["method"] for row in listed] == list(METHODS) == [
+        "gpq", "gpq-f", "gpq-h", "gpq-t", "ssgah", "bgdh", "ssdh", "pqn", "dtq", "dqn", "subic", "ninh", "cnnh", "lopq", "opq",
+        "pq", "sdh", "itq", "sh", "float", "classifier",
+    ]  # fmt: skip
+    of = {row["method"]: row for row in listed}
+    assert of["gpq"]["learns"] == of["ssdh"]["learns"] == "semi-supervised"
+    assert of["pqn"]["learns"] == of["sdh"]["learns"] == "supervised"
+    assert of["itq"]["code"] == of["ninh"]["code"] == "binary"
+    assert of["dtq"]["network"] == "trained"
+    assert of["lopq"]["network"] == "none"
+    assert all(row["what it is"] and row["from"] for row in listed)
+
+
+def test_a_run_and_its_reports(tmp_path: Path) -> None:
+    out = str(tmp_path / "runs")
+    run = [
+        "run",
+        "table2",
+        "digits",
+        "--labelled",
+        "20-per-class",
+        "--methods",
+        "itq,pq",
+        "--bits",
+        "24",
+        "--seeds",
+        "0",
+    ]
+    first = gpq(*run, "--name", "my digits", "--out", out)
+    assert first.exit_code == 0, first.output
+    assert first.stdout == f"{out}: 2 runs made; 0 there before\n"
+    assert gpq(*run, "--out", out).stdout == f"{out}: 0 runs made; 2 there before\n"
+    page = tmp_path / "page" / "report.md"
+    plots = str(tmp_path / "plots")
+    wrote = gpq("report", out, "--format", "markdown", "--plots", plots, "--out", str(page))
+    assert wrote.exit_code == 0, wrote.output
+    text = page.read_text()
+    assert "my digits, protocol 1" in text
+    assert "(../plots/pr.png)" in text
+    assert (tmp_path / "plots" / "pr.png").exists()
+    assert text.index("| pq ") < text.index("| itq ")
+    assert gpq("report", out).stdout.startswith("Table 2: mAP under protocol 1\n")
+    assert json.loads(gpq("report", out, "--format", "json").stdout)["runs"][0]["method"] == "pq"
+    assert gpq("report", out, "--format", "csv").stdout.startswith("method,24,24_deviation,24_n\npq,")
+    assert r"\toprule" in gpq("report", out, "--format", "latex", "--table", "map").stdout
+    again = gpq("report", out, "--out", str(page))
+    assert again.exit_code != 0
+    assert "exists already" in again.stderr
+    other = gpq(*run, "--protocol", "2", "--out", out)
+    assert other.exit_code != 0
+    assert "protocol 1, not 2: choose another --out" in other.stderr
+
+
+def test_failed_runs_are_named_and_the_exit_code_is_1(tmp_path: Path) -> None:
+    # 100 principal components of 64 pixels there are not.
+    pixels = ["--labelled", "20-per-class", "--methods", "itq,pq", "--bits", "12,400", "--seeds", "0"]
+    result = gpq("run", "table2", "digits", *pixels, "--out", str(tmp_path / "x"))
+    assert result.exit_code == 1
+    lines = [line for line in result.stderr.splitlines() if line.startswith("gpq: ")]
+    assert len(lines) == 1
+    assert "runs failed: " in lines[0]
+    assert "itq_400bits_seed0" in lines[0]
+    assert "12bits" not in lines[0]
+    report = gpq("report", str(tmp_path / "x"), "--format", "markdown")
+    assert "Failed: itq_400bits_seed0: " in report.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["run", "table9", "digits", "--out", "x"], 2, "no grid 'table9'"),
+        (["run", "table2", "digits", "--methods", "lsh", "--out", "x"], 2, "no method 'lsh'"),
+        (["run", "table2", "digits", "--methods", "", "--out", "x"], 2, "no methods"),
+        (["run", "table2", "digits", "--bits", "12;24", "--out", "x"], 2, "write whole numbers with commas"),
+        (["run", "table2", "digits", "--bits", "13", "--methods", "gpq", "--labelled", "0.1", "--out", "x"], 2, "13 bits"),
+        (["run", "table2", "digits", "--seeds", "-1", "--out", "x"], 2, "seed -1"),
+        (["run", "table2", "digits", "--protocol", "3", "--out", "x"], 2, "protocol '3'"),
+        (["run", "table2", "digits", "--preset", "best", "--out", "x"], 2, "no preset 'best'"),
+        (["run", "table2", "digits", "--jobs", "0", "--out", "x"], 2, "0 jobs"),
+        (["run", "table2", "digits", "--device", "tpu", "--out", "x"], 2, "tpu"),
+        (["run", "table2", "digits", "--methods", "pq", "--out", "x"], 1, "500-per-class"),
+        (["run", "table2", "features:none.npy", "--out", "x"], 1, "none.npy"),
+        (["run", "table2", "digits", "--config", "none.toml", "--out", "x"], 1, "none.toml not found"),
+        (["report", "nowhere"], 1, "should hold an experiment"),
+        (["report", "nowhere", "--images", "digits"], 2, "give --plots as well"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_one_line(
+    arguments: list[str], code: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = gpq(*arguments)
+    told = [line for line in result.stderr.splitlines() if line.startswith("gpq: ")]
+    assert len(told) == 1, result.output
+    assert message in told[0]
+    assert result.exit_code == code
+    assert not list(tmp_path.glob("x/*.h5"))
+
+
+def test_deep_methods_are_sent_to_experiments_by_evaluate() -> None:
+    from gpq_faiss.errors import UsageError
+    from gpq_faiss.methods.registry import make_method
+
+    with pytest.raises(UsageError, match="pqn trains a network: compare with it by gpq experiment run"):
+        make_method("pqn", 12)
+
+
+@pytest.mark.parametrize("name", ["methods", "run", "report"])
+def test_every_part_explains_itself(name: str) -> None:
+    result = gpq(name, "--help")
+    assert result.exit_code == 0
+    assert f"gpq experiment {name}" in result.stdout.split("Examples:")[1]
+    command = experiment.commands[name]
+    options = [p for p in command.params if isinstance(p, click.Option)]
+    assert options
+    for option in options:
+        assert (option.help or "").rstrip().endswith((".", "]", ")")), option.opts
+    for argument in (p for p in command.params if isinstance(p, click.Argument)):
+        assert f"{argument.make_metavar(click.Context(command))}" in (command.help or "")

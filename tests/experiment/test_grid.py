@@ -1,0 +1,231 @@
+"""Grids: what a TOML means, and what is refused in it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from experiment.experiments import small_grid
+
+from gpq_faiss.config import preset
+from gpq_faiss.data.base import Dataset
+from gpq_faiss.data.open import open_data
+from gpq_faiss.errors import DataError, UsageError
+from gpq_faiss.experiment.cells import plan, split_of
+from gpq_faiss.experiment.grid import built_in_grids, grid_from, method_config, read_grid
+from gpq_faiss.methods.registry import METHODS
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    return open_data("digits")
+
+
+def test_the_built_in_grids_are_those_of_the_paper_and_more() -> None:
+    grids = {name: read_grid(name) for name in built_in_grids()}
+    assert set(grids) == {"table2", "table3", "ablation", "sensitivity", "scale", "tsne", "voronoi"}
+    for name in ("table2", "table3"):
+        assert grids[name].methods == tuple(METHODS)
+        assert grids[name].bits == (12, 24, 32, 48)
+        assert grids[name].protocol == {"table2": "1", "table3": "2"}[name]
+        assert len(grids[name].seeds) == 3
+    weights = {
+        (v.config["loss"]["lambda1"], v.config["loss"]["lambda2"]) for v in grids["sensitivity"].variations
+    }
+    assert len(weights) == 25
+    assert (0.1, 0.1) in weights
+    assert len(grids["ablation"].variations) == 10
+
+
+def test_a_grid_from_a_file_and_options_over_it(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('methods = ["pq", "gpq"]\nbits = [8]\nlabelled = ["0.1"]\n[config.training]\nsteps = 7\n')
+    grid = read_grid(path)
+    assert (grid.name, grid.title, grid.bits, grid.seeds) == ("mine", "mine", (8,), (0,))
+    other = grid.with_options(bits=(12,), seeds=None, labelled=("all",))
+    assert (other.bits, other.seeds, other.labelled) == ((12,), (0,), ("all",))
+    # In the order of the tables, whatever the order in the file.
+    assert other.methods_of(other.variations[0]) == ("gpq", "pq")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"method": ["pq"]}, "unknown key 'method': known here are title"),
+        ({"methods": ["lsh"]}, "no method 'lsh': choose one of gpq"),
+        ({"methods": []}, "no methods"),
+        ({"methods": ["pq", "pq"]}, "methods names something twice"),
+        ({"bits": [12, "24"]}, "a list of int is expected"),
+        ({"bits": [0]}, "bits = 0"),
+        ({"bits": 12}, "bits = 12: list is expected"),
+        ({"seeds": [-1]}, "seed -1"),
+        ({"seeds": [True]}, "a list of int is expected"),
+        ({"kind": "pie"}, "kind = 'pie': choose one of table"),
+        ({"protocol": "none"}, "protocol 'none'"),
+        ({"labelled": "0.1"}, "labelled = '0.1': list is expected"),
+        ({"preset": "best"}, "no preset 'best'"),
+        ({"vectors": -1}, "vectors = -1"),
+        ({"config": {"loss": {"lambda9": 1}}}, "unknown setting 'loss.lambda9'"),
+        ({"config": {"loss": {"lambda1": "big"}}}, "loss.lambda1 = 'big': float is expected"),
+        ({"settings": {"lsh": {}}}, "no method 'lsh'"),
+        ({"settings": {"gpq": {"los": {}}}}, "unknown setting 'los'"),
+        ({"variation": ["x"]}, r"write \[\[variation\]\]"),
+        ({"variation": [{"nam": "x"}]}, "unknown key 'variation 1: nam'"),
+        ({"variation": [{"name": "x"}, {"name": "x"}]}, "two variations are called 'x'"),
+        ({"variation": [{"methods": ["lsh"]}]}, "no method 'lsh'"),
+        ({"variation": [{"database": 0}]}, "database = 0"),
+        ({"variation": [{"config": {"loss": {"x": 1}}}]}, "unknown setting 'loss.x'"),
+        ({"product": {"lambda1": [1]}}, 'write section and setting, as in "loss.lambda1"'),
+        ({"product": {"loss.lambda1": 1.0}}, "a list of values is expected"),
+        ({"product": {"loss.lambda1": []}}, "a list of values is expected"),
+        ({"product": {"loss.lambda1": [0.0] * 400, "loss.lambda2": [0.0] * 400}}, "more than 100,000"),
+        ({"product": {"loss.x": [1.0]}}, "unknown setting 'loss.x'"),
+    ],
+)
+def test_what_a_grid_cannot_be(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        grid_from({"methods": ["pq"]} | values, "g")
+
+
+def test_files_that_are_no_grid(tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"no grid 'table9': choose one of ablation.*, or name a \.toml file"
+    ):
+        read_grid("table9")
+    with pytest.raises(DataError, match="not found"):
+        read_grid(tmp_path / "none.toml")
+    bad = tmp_path / "bad.toml"
+    bad.write_text("methods = [")
+    with pytest.raises(DataError, match="is not TOML"):
+        read_grid(bad)
+    bad.write_text("bits = [0]")
+    with pytest.raises(UsageError, match=r"bad\.toml: bits = 0"):
+        read_grid(bad)
+    with pytest.raises(DataError, match="cannot read"):
+        read_grid((tmp_path / "folder.toml").mkdir() or tmp_path / "folder.toml")
+
+
+# --------------------------------------------------------------------------------------------------------------- plans
+
+
+def test_cells_are_the_whole_grid_seeds_outermost(digits: Dataset) -> None:
+    grid = small_grid(
+        variation=[{}, {"name": "more", "methods": ["gpq"], "config": {"loss": {"lambda2": 0.5}}}]
+    )
+    cells = plan(grid, digits, preset("paper")).cells
+    # A method that keeps no code has one cell a seed.
+    assert [(c.method, c.bits, c.seed, c.variation) for c in cells[: len(cells) // 2]] == [
+        ("gpq", 12, 0, ""),
+        ("gpq", 24, 0, ""),
+        ("pq", 12, 0, ""),
+        ("pq", 24, 0, ""),
+        ("float", 0, 0, ""),
+        ("gpq", 12, 0, "more"),
+        ("gpq", 24, 0, "more"),
+    ]
+    assert [c.seed for c in cells] == sorted(c.seed for c in cells)
+    assert len({c.name for c in cells}) == len({c.identity for c in cells}) == len(cells)
+    assert all(re.fullmatch(r"[a-z0-9._-]+", c.name) for c in cells)
+    of = {(c.method, c.bits, c.seed, c.variation): c for c in cells}
+    settings = of["gpq", 24, 1, "more"].settings
+    assert settings["quantizer"]["codebooks"] == 6
+    assert settings["training"]["seed"] == 1
+    assert settings["training"]["steps"] == 20
+    assert settings["loss"]["lambda2"] == 0.5
+    assert of["gpq", 24, 1, ""].settings["loss"]["lambda2"] == 0.1
+
+
+def test_a_cell_is_another_when_anything_that_matters_is(digits: Dataset) -> None:
+    def identity(base: Any = None, **changes: Any) -> str:
+        grid = small_grid(**({"methods": ["gpq"], "bits": [12], "seeds": [0]} | changes))
+        return plan(grid, digits, base or preset("paper")).cells[0].identity
+
+    same = identity()
+    assert identity(title="another title", kind="ablation") == same
+    others = [
+        identity(bits=[24]),
+        identity(seeds=[1]),
+        identity(labelled=["10-per-class"]),
+        identity(protocol="2"),
+        identity(vectors=5),
+        identity(methods=["gpq-h"]),
+        identity(config={"training": {"steps": 21}}),
+        identity(base=preset("recommended")),
+        identity(variation=[{"database": 100}]),
+        plan(small_grid(methods=["pq"], bits=[12]), digits, preset("paper")).cells[0].identity,
+        plan(small_grid(methods=["pq"], bits=[24]), digits, preset("paper")).cells[0].identity,
+    ]
+    assert len({same, *others}) == len(others) + 1
+
+
+def test_several_numbers_of_labels_are_told_apart(digits: Dataset) -> None:
+    grid = small_grid(
+        methods=["gpq"],
+        bits=[12],
+        seeds=[0],
+        labelled=["5-per-class", "0.1"],
+        variation=[{}, {"name": "own", "labelled": "9-per-class"}],
+    )
+    cells = plan(grid, digits, preset("paper")).cells
+    assert [(c.variation, c.labelled) for c in cells] == [
+        ("", "5-per-class"),
+        ("own", "9-per-class"),
+        ("", "0.1"),
+    ]
+    assert len({c.name for c in cells}) == 3
+    assert "5-per-class" in cells[0].name
+
+
+def test_settings_are_layered(digits: Dataset) -> None:
+    grid = small_grid(
+        config={"loss": {"beta": 5.0}, "training": {"steps": 9}},
+        settings={"gpq-h": {"loss": {"beta": 6.0}}},
+        variation=[
+            {"name": "v", "config": {"training": {"steps": 11}}},
+            {"name": "p", "preset": "recommended"},
+        ],
+    )
+    first, second = grid.variations
+
+    def config(method: str, variation: Any = first, perceptron: bool = True) -> Any:
+        return method_config(grid, variation, method, perceptron=perceptron, base=preset("paper"))
+
+    assert config("gpq").loss.beta == 5.0
+    assert config("gpq-h").loss.beta == 6.0
+    assert (config("gpq-h").loss.lambda1, config("gpq-h").loss.lambda2) == (0.0, 0.0)
+    assert config("gpq-t").loss.metric == "triplet"
+    assert config("gpq").training.steps == 11
+    assert config("gpq", second).training.steps == 9
+    assert config("gpq", second).network == preset("recommended").network
+    # Heads are GPQ's own; the others have a perceptron where there is nothing to convolve.
+    assert config("pqn", second).network.heads == 0
+    assert config("pqn", second).network.hidden == (512,)
+    assert config("pqn", second, perceptron=False).network.hidden == ()
+    assert config("pqn", second).training == config("gpq", second).training
+
+
+def test_what_cannot_be_is_said_before_anything_runs(digits: Dataset) -> None:
+    with pytest.raises(UsageError, match="13 bits"):
+        plan(small_grid(bits=[13]), digits, preset("paper"))
+    with pytest.raises(UsageError, match=r"nothing to run \(gpq-f: "):
+        plan(small_grid(methods=["gpq-f"]), digits, preset("paper"))
+    with pytest.raises(DataError, match="500-per-class"):
+        plan(small_grid(labelled=["500-per-class"]), digits, preset("paper"))
+    planned = plan(small_grid(methods=["gpq-f", "pq"]), digits, preset("paper"))
+    assert set(planned.left_out) == {"gpq-f"}
+    assert {c.method for c in planned.cells} == {"pq"}
+
+
+def test_smaller_sets_are_parts_of_larger_ones(digits: Dataset) -> None:
+    def split(**sizes: int) -> Any:
+        return split_of(digits, "1", 3, "10-per-class", **sizes)
+
+    whole, some, few = split(), split(unlabelled=400, database=300), split(unlabelled=100, database=50)
+    assert (len(some.unlabelled), len(some.database)) == (400, 300)
+    assert set(few.unlabelled) < set(some.unlabelled) < set(whole.unlabelled)
+    assert set(few.database) < set(some.database) < set(whole.database)
+    assert (some.query == whole.query).all()
+    assert (some.labelled == whole.labelled).all()
+    assert split(unlabelled=10**9).hash == whole.hash

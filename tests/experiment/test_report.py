@@ -1,0 +1,299 @@
+"""Reports are the files of the runs, in every form; pictures are drawn of what is there."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from experiment.experiments import SMALL, small_grid
+
+from gpq_faiss.data.open import open_data
+from gpq_faiss.errors import DataError, MismatchError, OutputExistsError, UsageError
+from gpq_faiss.experiment.grid import Grid
+from gpq_faiss.experiment.pictures import draw, tsne
+from gpq_faiss.experiment.published import read_published
+from gpq_faiss.experiment.report import report
+from gpq_faiss.experiment.run import run_experiment
+from gpq_faiss.report.maps import (
+    FlatCodebook,
+    cell_borders,
+    plot_codebooks,
+    plot_curves,
+    plot_heat_map,
+    plot_scatters,
+)
+from gpq_faiss.store import read_arrays
+
+DIGITS = open_data("digits")
+PNG = b"\x89PNG"
+
+
+def made(folder: Path, **changes: Any) -> Path:
+    grid: Grid = small_grid(**changes)
+    assert not run_experiment(grid, DIGITS, folder).failed
+    return folder
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """gpq (two variations), pq and float at two lengths and two seeds, gpq-f left out."""
+    variations = [{}, {"name": "λ2 = 0", "methods": ["gpq"], "config": {"loss": {"lambda2": 0.0}}}]
+    return made(
+        tmp_path_factory.mktemp("report") / "small",
+        methods=["float", "pq", "gpq", "gpq-f"],
+        variation=variations,
+    )
+
+
+@pytest.fixture(scope="module")
+def by_hand(done: Path) -> dict[tuple[str, int], tuple[float, float]]:
+    """(row, bits) -> mean and deviation over seeds, straight from the APs in the HDF5 files."""
+    found: dict[tuple[str, int], list[float]] = {}
+    for path in sorted(done.glob("*.h5")):
+        arrays, about = read_arrays(path, "a run")
+        name = about["method"] + (f" ({about['variation']})" if about["variation"] else "")
+        for bits in [about["bits"]] if about["bits"] else [12, 24]:
+            found.setdefault((name, bits), []).append(float(arrays["ap"].mean()))
+    return {key: (float(np.mean(v)), float(np.std(v, ddof=1))) for key, v in found.items()}
+
+
+def float_row(done: Path) -> str:
+    _, about = read_arrays(done / "float_any_seed0.h5", "a run", set())
+    return f"float ({about['bits_kept']:,} bits an item)"
+
+
+def rows_of(done: Path) -> list[str]:
+    return ["gpq", "gpq (λ2 = 0)", "pq", float_row(done)]
+
+
+def test_csv_and_json_hold_the_means_of_the_files(done: Path, by_hand: dict[Any, Any]) -> None:
+    lines = list(csv.DictReader(io.StringIO(report(done, "csv"))))
+    value = json.loads(report(done, "json"))
+    table = value["tables"]["map"]["rows"]
+    assert [line["method"] for line in lines] == [row["method"] for row in table] == rows_of(done)
+    for line, row in zip(lines, table, strict=True):
+        name = "float" if line["method"].startswith("float") else line["method"]
+        for bits in (12, 24):
+            mean, deviation = by_hand[name, bits]
+            assert float(line[f"{bits}"]) == pytest.approx(mean, abs=1e-12)
+            assert float(line[f"{bits}_deviation"]) == pytest.approx(deviation, abs=1e-12)
+            assert line[f"{bits}_n"] == "2"
+            assert row[f"{bits}"] == {
+                "mean": pytest.approx(mean),
+                "deviation": pytest.approx(deviation),
+                "n": 2,
+            }
+    assert len(value["runs"]) == len(list(done.glob("*.h5"))) == 14
+    for run in value["runs"]:
+        stem = f"{run['method']}_{run['bits']}bits" if run["bits"] else f"{run['method']}_any"
+        paths = [
+            p for p in done.glob(f"{stem}_seed{run['seed']}*.h5") if bool(run["variation"]) == ("-" in p.stem)
+        ]
+        arrays, _ = read_arrays(paths[0], "a run")
+        assert run["map"] == pytest.approx(arrays["ap"].mean(), abs=1e-12)
+        assert list(run["precision"].values()) == arrays["precision"].tolist()
+
+
+@pytest.mark.parametrize(("form", "plus"), [("text", "±"), ("markdown", "±"), ("latex", r"$\pm$")])
+def test_tables_for_people_show_the_same(done: Path, by_hand: dict[Any, Any], form: Any, plus: str) -> None:
+    text = report(done, form)
+    for name in rows_of(done):
+        key = "float" if name.startswith("float") else name
+        shown = name.replace("λ", r"$\lambda$") if form == "latex" else name
+        line = next(line for line in text.splitlines() if line.lstrip("| ").startswith(f"{shown} "))
+        for bits in (12, 24):
+            mean, deviation = by_hand[key, bits]
+            assert f"{mean:.4f} {plus} {deviation:.4f}" in line
+    if form != "latex":
+        assert "What differs from the paper: the data are digits" in text
+        assert "gpq-f has no line" in text
+        assert "expected value over random order within ties" in text
+        assert "20 steps of 40 labelled items" in text
+        assert "protocol 1, labelled 20 a class: 100 queries, 200 labelled and 1,497 unlabelled" in text
+        assert "Machine: " in text
+
+
+def test_depth_and_seconds_are_those_of_the_files(done: Path) -> None:
+    rows = json.loads(report(done, "json"))["tables"]["depth"]["rows"]
+    arrays = [read_arrays(done / f"pq_24bits_seed{seed}.h5", "a run")[0] for seed in (0, 1)]
+    pq = next(row for row in rows if row["method"] == "pq")
+    for k in (1, 10, 100, 1000):
+        at = [int(np.flatnonzero(a["ks"] == k)[0]) for a in arrays]
+        for letter, name in (("P", "precision"), ("R", "recall")):
+            mean = np.mean([a[name][i] for a, i in zip(arrays, at, strict=True)])
+            assert pq[f"{letter}@{k}"]["mean"] == pytest.approx(mean)
+    seconds = report(done, "text", table="seconds")
+    assert "gpq" in seconds
+    assert "What differs" not in seconds
+
+
+def test_published_figures_stand_beside_ours(done: Path, tmp_path: Path, by_hand: dict[Any, Any]) -> None:
+    path = tmp_path / "paper.csv"
+    path.write_text("method,12,24\ngpq,0.5,0.6\npqn,,0.25\n\n")
+    figures = read_published(path)
+    assert figures == {("gpq", 12): 0.5, ("gpq", 24): 0.6, ("pqn", 24): 0.25}
+    rows = json.loads(report(done, "json", published=figures))["tables"]["published"]["rows"]
+    assert [row["method"] for row in rows] == ["gpq", "pqn", "pq", "float"]
+    assert rows[0]["12, published"] == 0.5
+    assert rows[0]["12, ours"]["mean"] == pytest.approx(by_hand["gpq", 12][0])
+    assert rows[1]["24, ours"] is None
+    assert rows[1]["12, published"] is None
+    assert "Beside the published figures" in report(done, "markdown", published=figures)
+    for text, message in (
+        ("bits,12\n", "first line must be method"),
+        ("method,x\n", "first line must be method"),
+        ("method,12\nlsh,0.1\n", "line 2: no method 'lsh'"),
+        ("method,12\ngpq,58.1\n", "'58.1' is no mAP between 0 and 1"),
+        ("method,12\ngpq,much\n", "'much' is no mAP"),
+        ("method,12\ngpq,0.1,0.2\n", "2 figures for 1 code lengths"),
+    ):
+        path.write_text(text)
+        with pytest.raises(DataError, match=message):
+            read_published(path)
+    with pytest.raises(DataError, match="not found"):
+        read_published(tmp_path / "none.csv")
+
+
+def test_what_there_is_no_report_of(done: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="not found: it should hold an experiment"):
+        report(tmp_path)
+    (tmp_path / "experiment.json").write_bytes((done / "experiment.json").read_bytes())
+    with pytest.raises(DataError, match="no finished run"):
+        report(tmp_path)
+    with pytest.raises(UsageError, match="no table 'grid' here: choose one of map, depth, seconds"):
+        report(done, table="grid")
+    with pytest.raises(UsageError, match="format 'pdf'"):
+        report(done, "pdf")  # type: ignore[arg-type]
+    source = done / "pq_12bits_seed0.h5"
+    (tmp_path / source.name).write_bytes(source.read_bytes()[:-3000])
+    with pytest.raises(DataError) as caught:
+        report(tmp_path)
+    assert str(tmp_path / source.name) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# ------------------------------------------------------------------------------------------------------------- pictures
+
+
+def test_pictures_of_a_table(done: Path, tmp_path: Path) -> None:
+    drawn = draw(done, tmp_path / "plots")
+    assert {path.name for path in drawn.values()} == {"map.png", "pr.png", "precision.png", "recall.png"}
+    assert all(path.read_bytes()[:4] == PNG for path in drawn.values())
+    text = report(done, pictures={caption: path.name for caption, path in drawn.items()})
+    assert "![mAP over the length of the code](map.png)" in text
+    with pytest.raises(OutputExistsError):
+        draw(done, tmp_path / "plots")
+    assert draw(done, tmp_path / "plots", overwrite=True) == drawn
+    assert all(path.suffix == ".svg" for path in draw(done, tmp_path / "plots", ending="svg").values())
+
+
+def test_galleries_show_the_images_of_the_runs(done: Path, tmp_path: Path) -> None:
+    drawn = draw(done, tmp_path, images=DIGITS)
+    assert {"gallery-1.png", "gallery-2.png", "gallery-3.png"} < {path.name for path in drawn.values()}
+    np.save(tmp_path / "x.npy", np.eye(20, dtype=np.float32))
+    with pytest.raises(MismatchError, match="galleries need the images"):
+        draw(done, tmp_path, images=open_data(f"features:{tmp_path / 'x.npy'}"), overwrite=True)
+
+
+def test_sensitivity_is_a_table_of_weights_and_a_heat_map(tmp_path: Path) -> None:
+    folder = made(
+        tmp_path / "s",
+        kind="sensitivity",
+        methods=["gpq"],
+        bits=[12],
+        seeds=[0],
+        product={"loss.lambda1": [0.0, 0.1], "loss.lambda2": [0.0, 0.3, 0.1]},
+        config={"training": SMALL | {"steps": 3}},
+    )
+    rows = json.loads(report(folder, "json"))["tables"]["grid"]["rows"]
+    assert [row["method"] for row in rows] == ["λ1 = 0", "λ1 = 0.1"]
+    assert list(rows[0]) == ["method", "λ2 = 0", "λ2 = 0.1", "λ2 = 0.3"]
+    for path in folder.glob("*.h5"):
+        arrays, about = read_arrays(path, "a run")
+        loss = json.loads(about["settings"])["loss"]
+        row = next(r for r in rows if r["method"] == f"λ1 = {loss['lambda1']:g}")
+        assert row[f"λ2 = {loss['lambda2']:g}"]["mean"] == pytest.approx(arrays["ap"].mean())
+    assert [path.name for path in draw(folder, tmp_path).values()] == ["sensitivity-12.png"]
+
+
+def test_scale_tells_sizes_and_draws_lines(tmp_path: Path) -> None:
+    sizes = [{"name": f"d{n}", "database": n} for n in (100, 10_000, 20_000)] + [
+        {"name": "u", "unlabelled": 50}
+    ]
+    folder = made(tmp_path / "s", kind="scale", methods=["pq"], bits=[12], seeds=[0], variation=sizes)
+    rows = json.loads(report(folder, "json"))["tables"]["scale"]["rows"]
+    # What is larger than the data is the whole, and counts once.
+    assert [(row["unlabelled"], row["database"]) for row in rows] == [(50, 1497), (1497, 1497), (1497, 100)]
+    assert all(row["mAP"]["n"] == 1 for row in rows)
+    names = {path.name for path in draw(folder, tmp_path).values()}
+    assert names == {"unlabelled.png", "database.png", "rank.png"}
+
+
+def test_vectors_become_tsne_and_flat_codebooks(done: Path, tmp_path: Path) -> None:
+    flat = {"training": SMALL | {"steps": 3}, "quantizer": {"subdim": 2}}
+    folder = made(
+        tmp_path / "v", kind="voronoi", methods=["gpq"], bits=[12], seeds=[0], config=flat, vectors=40
+    )
+    assert [path.name for path in draw(folder, tmp_path).values()] == ["voronoi.png"]
+    about = json.loads((folder / "experiment.json").read_text())
+    (folder / "experiment.json").write_text(json.dumps(about | {"kind": "tsne"}))
+    assert [path.name for path in draw(folder, tmp_path).values()] == ["tsne.png"]
+    # No vectors, and codewords of more dimensions.
+    about = json.loads((done / "experiment.json").read_text())
+    try:
+        (done / "experiment.json").write_text(json.dumps(about | {"kind": "tsne"}))
+        with pytest.raises(DataError, match="no run keeps vectors"):
+            draw(done, tmp_path / "none")
+    finally:
+        (done / "experiment.json").write_text(json.dumps(about))
+
+
+def test_tsne_keeps_clusters_together_and_repeats() -> None:
+    rng = np.random.default_rng(0)
+    centres = rng.standard_normal((3, 16))
+    x = np.repeat(centres, 15, axis=0) + 0.05 * rng.standard_normal((45, 16))
+    places = tsne(x.astype(np.float32))
+    assert places.shape == (45, 2)
+    np.testing.assert_array_equal(places, tsne(x.astype(np.float32)))
+    middle = places.reshape(3, 15, 2).mean(axis=1)
+    nearest = np.linalg.norm(places[:, None] - middle, axis=2).argmin(axis=1)
+    assert (nearest == np.repeat(np.arange(3), 15)).all()
+
+
+def test_borders_of_cells_are_equally_near_to_two_codewords() -> None:
+    rng = np.random.default_rng(1)
+    Z = rng.standard_normal((16, 2))
+    Z /= np.linalg.norm(Z, axis=1, keepdims=True)
+    angles = cell_borders(Z)
+    assert (np.diff(angles) > 0).all()
+    nearness = np.sort(np.stack([np.cos(angles), np.sin(angles)], axis=1) @ Z.T, axis=1)
+    np.testing.assert_allclose(nearness[:, -1], nearness[:, -2], atol=1e-12)
+    # Each cell has one codeword.
+    cells = np.searchsorted(angles, np.arctan2(Z[:, 1], Z[:, 0])) % 16
+    assert sorted(cells) == list(range(16))
+
+
+def test_pictures_refuse_what_they_cannot_draw(tmp_path: Path) -> None:
+    out = tmp_path / "p.png"
+    x = np.zeros((4, 2))
+    for call in (
+        lambda: plot_curves({}, out, x="x", y="y"),
+        lambda: plot_curves({"a": ([1, 2], [1])}, out, x="x", y="y"),
+        lambda: plot_heat_map([[1.0]], out, rows=["a", "b"], columns=["c"], x="x", y="y"),
+        lambda: plot_heat_map([[np.nan]], out, rows=["a"], columns=["c"], x="x", y="y"),
+        lambda: plot_scatters({}, [], out),
+        lambda: plot_scatters({"a": (np.zeros((4, 3)), np.zeros(4, int))}, ["0"], out),
+        lambda: plot_codebooks([], [], out),
+        lambda: plot_codebooks([FlatCodebook("a", np.zeros((4, 3)), x, np.zeros(4, int))], ["0"], out),
+    ):
+        with pytest.raises(DataError):
+            call()
+    assert not out.exists()
+    names = [f"class {i}" for i in range(30)]
+    plot_scatters({"a": (x, np.array([-1, 3, 12, 29]))}, names, out, title="t")
+    assert out.read_bytes()[:4] == PNG

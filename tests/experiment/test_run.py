@@ -1,0 +1,323 @@
+"""Runs: made once, taken up after a kill, counted when they fail, and enough to be ranked again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from experiment.experiments import SMALL, small_grid
+
+from gpq_faiss.config import merge, preset, read_toml
+from gpq_faiss.data.labels import Labels
+from gpq_faiss.data.open import open_data
+from gpq_faiss.errors import DataError, MismatchError, UsageError
+from gpq_faiss.evaluate.metrics import average_precision
+from gpq_faiss.evaluate.ranking import rank_scores
+from gpq_faiss.experiment import workers
+from gpq_faiss.experiment.cells import Cell, plan
+from gpq_faiss.experiment.compute import TOP, compute, top_rows
+from gpq_faiss.experiment.run import read_about, run_experiment
+from gpq_faiss.experiment.runfile import filled_index, is_done, read_run
+from gpq_faiss.experiment.workers import Finished, Place, run_cells
+from gpq_faiss.index.blob import from_bytes
+from gpq_faiss.store import read_arrays
+
+DIGITS = open_data("digits")
+
+
+def content(path: Path) -> dict[str, Any]:
+    """All arrays of a run but its log, which has times in it."""
+    arrays, _ = read_arrays(path, "a run")
+    arrays.pop("log", None)
+    return arrays
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small grid, run."""
+    folder = tmp_path_factory.mktemp("runs") / "small"
+    summary = run_experiment(small_grid(vectors=30), DIGITS, folder)
+    assert (summary.made, summary.there, summary.total) == (10, 0, 10)
+    assert not summary.failed
+    return folder
+
+
+# --------------------------------------------------------------------------------------------------- what a run holds
+
+
+@pytest.mark.parametrize("name", ["gpq_12bits_seed0", "pq_24bits_seed1"])
+def test_a_run_can_be_ranked_again_from_its_file(done: Path, name: str) -> None:
+    """Faiss, with the index and the codes of the file alone, gives the AP that the run says."""
+    run = read_run(done / f"{name}.h5")
+    more = content(run.path)
+    index = filled_index(run.path)
+    scores, found = index.search(more["search_input"], index.ntotal)
+    names = run.about["class_names"]
+    query = np.unpackbits(more["query_labels"], axis=1)[:, : len(names)].astype(bool)
+    base = np.unpackbits(more["database_labels"], axis=1)[:, : len(names)].astype(bool)
+    # PQ searches by distance; Faiss's rounding may split ties, so equal codes are given one score again.
+    sign = -1.0 if scores[0, 0] <= scores[0, -1] else 1.0
+    _, code_of = np.unique(more["codes"], axis=0, return_inverse=True)
+    full = np.empty((len(query), len(base)), np.float32)
+    for q in range(len(query)):
+        row = np.empty(len(base))
+        row[found[q]] = sign * scores[q]
+        total = np.bincount(code_of, weights=row) / np.bincount(code_of)
+        full[q] = total[code_of]
+    again = rank_scores(full, Labels.from_multihot(query), Labels.from_multihot(base))
+    np.testing.assert_allclose(again.ap, run.arrays["ap"], atol=2e-4)
+    assert run.map == pytest.approx(again.map, abs=1e-5)
+    one = average_precision(full[:1], (base & query[0]).any(axis=1)[None]).values[0]
+    assert one == pytest.approx(run.arrays["ap"][0], abs=2e-4)
+
+
+def test_a_run_says_all_that_it_is(done: Path) -> None:
+    run = read_run(done / "gpq_24bits_seed1.h5", {"vectors", "vector_rows", "log", "top_ids", "codebooks"})
+    about = run.about
+    assert (run.method, run.bits, run.seed, run.variation) == ("gpq", 24, 1, "")
+    assert about["complete"] is True or about["complete"] == 1
+    assert about["bits_kept"] == 24
+    assert about["settings"]["training"]["steps"] == 20
+    assert about["steps"] == 20
+    assert set(about["versions"]) == {"gpq_faiss", "python", "numpy", "torch", "faiss"}
+    assert about["machine"]["cpu"]
+    assert about["data"] == {"name": "digits", "fingerprint": DIGITS.fingerprint, "kind": "images"}
+    assert about["counts"] == {"queries": 100, "labelled": 200, "unlabelled": 1497, "database": 1497}
+    assert set(about["seconds"]) == {"fit", "encode", "rank"}
+    assert "expected value" in about["convention"]
+    assert run.arrays["top_ids"].shape == (100, min(TOP, 1497))
+    assert run.arrays["vectors"].shape == (30, 6 * 12)
+    assert run.arrays["codebooks"].shape == (6, 16, 12)
+    log = [json.loads(line) for line in run.arrays["log"].tobytes().decode().splitlines()]
+    assert [line["step"] for line in log] == [10, 20]
+    # Every method keeps the vectors of the same items.
+    other = read_run(done / "pq_12bits_seed1.h5", {"vector_rows"})
+    np.testing.assert_array_equal(run.arrays["vector_rows"], other.arrays["vector_rows"])
+    whole = read_run(done / "float_any_seed0.h5", {"codes"})
+    assert whole.bits == 0
+    assert "codes" not in whole.arrays
+    with pytest.raises(DataError, match="keeps no codes or no index: float"):
+        filled_index(whole.path)
+    with pytest.raises(DataError, match="the thing holds no Faiss index"):
+        from_bytes(np.arange(40, dtype=np.uint8), "the thing")
+
+
+def test_top_rows_are_those_of_a_stable_sort() -> None:
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 3, (60, 2)).astype(np.uint8)
+    weights = rng.standard_normal((7, 2)).round(1)
+
+    def score(rows: Any, distinct: Any) -> Any:
+        return (weights[rows] @ distinct.T.astype(float)).astype(np.float32)
+
+    full = score(np.arange(7), codes)
+    for k in (1, 5, 59, 60):
+        expected = np.argsort(-full, axis=1, kind="stable")[:, :k]
+        np.testing.assert_array_equal(top_rows(score, codes, 7, k, memory=1000), expected)
+
+
+# ------------------------------------------------------------------------------------------------------------ only once
+
+
+def test_what_is_done_is_skipped_and_what_changed_is_not(done: Path, tmp_path: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in done.glob("*.h5")}
+    seen: list[tuple[int, int]] = []
+    summary = run_experiment(
+        small_grid(vectors=30), DIGITS, done, progress=lambda done, total: seen.append((done, total))
+    )
+    assert (summary.made, summary.there) == (0, 10)
+    assert seen == [(10, 10)]
+    assert {path: path.stat().st_mtime_ns for path in done.glob("*.h5")} == before
+
+    folder = tmp_path / "x"
+    pq = small_grid(methods=["pq"], seeds=[0])
+    assert run_experiment(pq, DIGITS, folder).made == 2
+    assert run_experiment(small_grid(methods=["pq"], seeds=[0, 1]), DIGITS, folder).made == 2
+    assert run_experiment(dataclasses.replace(pq, vectors=3), DIGITS, folder).made == 2
+    assert run_experiment(dataclasses.replace(pq, vectors=3), DIGITS, folder, overwrite=True).made == 2
+
+
+def test_a_damaged_run_is_made_again(tmp_path: Path) -> None:
+    grid = small_grid(methods=["pq"], seeds=[0], bits=[12])
+    run_experiment(grid, DIGITS, tmp_path)
+    path = tmp_path / "pq_12bits_seed0.h5"
+    whole = content(path)
+    cell = plan(grid, DIGITS, preset("paper")).cells[0]
+    assert is_done(path, cell)
+    data = bytearray(path.read_bytes())
+    for damaged in (b"", data[: len(data) // 2], b"not HDF5 at all", data[:200] + b"\0" * (len(data) - 200)):
+        path.write_bytes(damaged)
+        assert not is_done(path, cell)
+        with pytest.raises(DataError, match="pq_12bits_seed0"):
+            read_run(path)
+    assert run_experiment(grid, DIGITS, tmp_path).made == 1
+    for name, array in content(path).items():
+        np.testing.assert_array_equal(array, whole[name])
+
+
+def test_a_folder_holds_one_experiment(done: Path, tmp_path: Path) -> None:
+    grid = small_grid(vectors=30)
+    for change, message in (
+        ({"protocol": "2"}, "protocol 1, not 2"),
+        ({"labelled": ("9-per-class",)}, "labelled"),
+        ({"name": "other"}, "grid small, not other"),
+    ):
+        with pytest.raises(MismatchError, match=message):
+            run_experiment(dataclasses.replace(grid, **change), DIGITS, done)  # type: ignore[arg-type]
+    with pytest.raises(MismatchError, match="preset"):
+        run_experiment(grid, DIGITS, done, base=preset("recommended"))
+    changed = merge(preset("recommended"), {"loss": {"beta": 3.0}})
+    folder = tmp_path / "y"
+    pq = small_grid(methods=["pq"], bits=[12], seeds=[0])
+    run_experiment(pq, DIGITS, folder, base=changed)
+    assert read_about(folder)["changes"] == {"loss": {"beta": 3.0}}
+    with pytest.raises(MismatchError, match="changes"):
+        run_experiment(pq, DIGITS, folder, base=preset("recommended"))
+    x = np.random.default_rng(0).standard_normal((200, 20)).astype(np.float32)
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "y.npy", np.arange(200) % 2)
+    other = open_data(f"features:{tmp_path / 'x.npy'}", labels=str(tmp_path / "y.npy"))
+    with pytest.raises(MismatchError, match="runs on digits, and these data are others"):
+        run_experiment(pq, other, folder, base=changed)
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "experiment.json").write_text("[]")
+    with pytest.raises(MismatchError, match="no experiment of this version"):
+        run_experiment(pq, DIGITS, tmp_path / "foreign")
+
+
+def test_arguments_that_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="0 jobs"):
+        run_experiment("table2", DIGITS, tmp_path, jobs=0)
+    with pytest.raises(UsageError, match="give its name"):
+        run_experiment("table2", DIGITS, tmp_path, jobs=2)
+    all_labelled = small_grid(methods=["pq"], bits=[12], seeds=[0], labelled=["all"])
+    summary = run_experiment(all_labelled, DIGITS, tmp_path)
+    assert "0 items to search: label fewer" in summary.failed["pq_12bits_seed0"]
+
+
+# ------------------------------------------------------------------------------------------------------------ failures
+
+
+def test_a_failed_run_leaves_the_others_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real = compute
+
+    def broken(cell: Cell, *args: Any, **kwargs: Any) -> Any:
+        if cell.bits == 24:
+            raise ZeroDivisionError("a defect\nover two lines")
+        return real(cell, *args, **kwargs)
+
+    monkeypatch.setattr(workers, "compute", broken)
+    grid = small_grid(methods=["pq", "itq"], seeds=[0])
+    with caplog.at_level(logging.INFO, "gpq_faiss"):
+        summary = run_experiment(grid, DIGITS, tmp_path)
+    assert summary.made == 2
+    assert set(summary.failed) == {"pq_24bits_seed0", "itq_24bits_seed0"}
+    told = summary.failed["pq_24bits_seed0"]
+    assert told.startswith("ZeroDivisionError in test_run.py:")
+    assert told.endswith("a defect over two lines")
+    assert any("pq 24 bits seed 0 failed: ZeroDivisionError" in line for line in caplog.messages)
+    assert set(read_about(tmp_path)["failed"]) == set(summary.failed)
+    monkeypatch.setattr(workers, "compute", real)
+    assert run_experiment(grid, DIGITS, tmp_path).made == 2
+    assert read_about(tmp_path)["failed"] == {}
+
+
+def test_a_run_that_another_process_has_is_left_to_it(tmp_path: Path) -> None:
+    grid = small_grid(methods=["pq"], bits=[12, 24], seeds=[0])
+    (tmp_path / ".partial").mkdir()
+    code = (
+        "import fcntl, sys, time\n"
+        "f = open(sys.argv[1], 'a'); fcntl.flock(f, fcntl.LOCK_EX); print('mine', flush=True); time.sleep(60)"
+    )
+    lock = tmp_path / ".partial" / "pq_12bits_seed0.lock"
+    with subprocess.Popen([sys.executable, "-c", code, str(lock)], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"mine\n"
+        summary = run_experiment(grid, DIGITS, tmp_path)
+        other.kill()
+    assert summary.elsewhere == ["pq_12bits_seed0"]
+    assert summary.made == 1
+    assert run_experiment(grid, DIGITS, tmp_path).made == 1
+
+
+@pytest.mark.slow
+def test_processes_give_what_one_process_gives_and_one_may_die(done: Path, tmp_path: Path) -> None:
+    grid = small_grid(vectors=30, methods=["gpq", "pq"])
+    cells = plan(grid, DIGITS, preset("paper")).cells
+    place = Place(tmp_path, "small", "digits", {}, "digits")
+    heard: list[Finished] = []
+
+    def kill() -> None:
+        while not multiprocessing.active_children():
+            time.sleep(0.01)
+        pid = multiprocessing.active_children()[0].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    run_cells(place, cells, dataset=DIGITS, jobs=2, tell=heard.append)
+    killer.join()
+    assert {finished.cell.name for finished in heard} == {cell.name for cell in cells}
+    failed = [finished for finished in heard if finished.status == "failed"]
+    assert [f.text for f in failed] == ["its process was killed by signal 9 (out of memory?)"]
+    finished = [f.cell.name for f in heard if f.status == "done"]
+    assert len(finished) == len(cells) - 1
+    for name in finished:
+        alone, beside = content(done / f"{name}.h5"), content(tmp_path / f"{name}.h5")
+        assert alone.keys() == beside.keys()
+        for key in alone:
+            np.testing.assert_array_equal(alone[key], beside[key], err_msg=f"{name} {key}")
+
+
+def _log(path: Path) -> list[str]:
+    return read_run(path, {"log"}).arrays["log"].tobytes().decode().splitlines()
+
+
+@pytest.mark.slow
+def test_a_killed_experiment_goes_on_and_comes_to_the_same(tmp_path: Path) -> None:
+    """kill -9 in the middle of a training: the processes end too, and the next call takes up the checkpoint."""
+    config = "".join(f"{key} = {value}\n" for key, value in (SMALL | {"steps": 1000}).items())
+    (tmp_path / "c.toml").write_text(f"[training]\n{config}checkpoint_seconds = 0.05\n")
+    (tmp_path / "g.toml").write_text(
+        'methods = ["gpq"]\nbits = [12, 24]\nlabelled = ["20-per-class"]\npreset = "paper"\n'
+    )
+
+    run = ["experiment", "run", str(tmp_path / "g.toml"), "digits", "--config", str(tmp_path / "c.toml")]
+    start = "from gpq_cli.main import cli; cli()"
+    command = [sys.executable, "-c", start, *run, "--jobs", "2", "--out", str(tmp_path / "killed")]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 240  # three processes load torch first
+        while not list((tmp_path / "killed").glob(".partial/*/checkpoint.safetensors")):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.kill()
+    assert not list((tmp_path / "killed").glob("*.h5"))
+    time.sleep(1.5)  # the processes see that their parent is gone
+    for out in ("killed", "whole"):
+        base = read_toml(tmp_path / "c.toml", preset("paper"))
+        summary = run_experiment(tmp_path / "g.toml", "digits", tmp_path / out, base=base)
+        assert (summary.made, summary.there) == (2, 0)
+        assert not summary.failed
+        steps = [json.loads(line)["step"] for line in _log(tmp_path / out / "gpq_12bits_seed0.h5")]
+        assert steps[-1] == 1000
+    for name in ("gpq_12bits_seed0.h5", "gpq_24bits_seed0.h5"):
+        killed, whole = content(tmp_path / "killed" / name), content(tmp_path / "whole" / name)
+        for key in whole:
+            np.testing.assert_array_equal(killed[key], whole[key], err_msg=f"{name} {key}")
+    assert not [path for path in (tmp_path / "killed" / ".partial").iterdir() if path.is_dir()]
