@@ -234,7 +234,7 @@ def markdown(results: dict[str, Any]) -> str:
                     "times faster": f"{reference['seconds'] / run['seconds']:.1f}",
                     "per CPU second": f"{reference['cpu_seconds'] / run['cpu_seconds']:.1f}",
                     "than numpy without ties": f"{reference['seconds_without_ties'] / run['seconds']:.1f}",
-                    "memory (MiB)": f"{run['added_mib']:.0f}",
+                    **({"memory (MiB)": f"{run['added_mib']:.0f}"} if "added_mib" in run else {}),
                     "mAP": f"{cell['map']:.4f}",
                 }
             )
@@ -260,9 +260,15 @@ def markdown(results: dict[str, Any]) -> str:
             "",
             f"Largest difference of an AP between the two: {max(c['largest_difference'] for c in cells):.0e} (numpy adds float32 scores, "
             "so that near scores change places; ours are exact sums). Every number of threads gives the same bits.",
-            "",
-            f"Memory: most that all arrays beside the inputs took, for {_TRACED:,} queries, traced apart from the timed runs; more queries "
-            "add a few numbers each.",
+            *(
+                [
+                    "",
+                    f"Memory: most that all arrays beside the inputs took, for {_TRACED:,} queries, traced apart from the timed "
+                    "runs; more queries add a few numbers each.",
+                ]
+                if all("added_mib" in run for cell in cells for run in cell["runs"])
+                else []
+            ),
             "",
             "The machine was shared with other work during the run: wall times are longer than on an idle one, and with two threads "
             "fewer than two cores were had (CPU seconds / seconds). *per CPU second* compares work alone.",
