@@ -31,17 +31,19 @@ from numpy.typing import NDArray
 from search import Trained, clock, numbers, peak_bytes
 
 from gpq_faiss.errors import GpqError, UsageError
-from gpq_faiss.files import write_json, write_text
+from gpq_faiss.files import atomic_path, write_json, write_text
 from gpq_faiss.index.codebooks import score_codes
 from gpq_faiss.index.disk import open_disk
 from gpq_faiss.index.ivf import IvfSettings
 from gpq_faiss.index.liststream import build_lists
-from gpq_faiss.index.shards import Hdf5Shard, IndexShard, parse_bytes
+from gpq_faiss.index.rowfile import frame
+from gpq_faiss.index.shards import IndexShard, open_shard, parse_bytes
 from gpq_faiss.index.stream import build_stream
 from gpq_faiss.store import Header, RowWriter
 
 BITS, K, POOL, QUERIES = 48, 100, 1_000_000, 1024
 SHARD, BLOCK = 10_000_000, 1_000_000
+HDF5_MOST = 200_000_000
 BATCHES = (1, 32, 1024)
 PROBES = (1, 4, 16, 64, 256)
 PARTS = ("shards", "build", "lists", "disk", "memory", "ivf")
@@ -105,22 +107,42 @@ def places(folder: Path, n: int) -> tuple[Path, Path, Path]:
 
 
 def part_shards(args: argparse.Namespace, n: int) -> Cell:
-    """Draw the codes and write them as HDF5 of ten million rows each; finished ones stay."""
+    """Draw the codes and write them as HDF5 of ten million rows each; finished ones stay.
+
+    Above :data:`HDF5_MOST` they are index files of the flat form with ids, a hundred million rows each: compression would
+    take longer than all the rest.
+    """
     Z, pool, _ = read_pool(args.folder)
     splice = Splice(pool)
     folder = places(args.folder, n)[0]
     folder.mkdir(parents=True, exist_ok=True)
     header = Header("codes", pool.shape[1], MODEL, Z, "1" * 16)
     begun = time.perf_counter()
-    for start in range(0, n, SHARD):
-        path = folder / f"{start // SHARD:04}.h5"
+
+    def draw(at: int) -> Codes:
+        return splice.draw(np.random.default_rng([BITS, 2, at]), min(BLOCK, n - at))
+
+    raw = n > HDF5_MOST
+    each = 10 * SHARD if raw else SHARD
+    for start in range(0, n, each):
+        path = folder / f"{start // each:04}{'.faiss' if raw else '.h5'}"
         if path.exists():
             continue
+        stop = min(n, start + each)
+        if raw:
+            head, _, tail = frame("flat", Z, stop - start, mapped=True)
+            with atomic_path(path) as temporary, temporary.open("wb") as file:
+                file.write(head)
+                for at in range(start, stop, BLOCK):
+                    file.write(draw(at).tobytes())
+                file.write(tail)
+                for at in range(start, stop, BLOCK):
+                    file.write(np.arange(at, min(stop, at + BLOCK), dtype="<i8").tobytes())
+            continue
         with RowWriter(path, header, resume=False) as writer:
-            for at in range(start, min(n, start + SHARD), BLOCK):
-                size = min(BLOCK, n - at)
-                codes = splice.draw(np.random.default_rng([BITS, 2, at]), size)
-                writer.append(codes, np.arange(at, at + size), None)
+            for at in range(start, stop, BLOCK):
+                codes = draw(at)
+                writer.append(codes, np.arange(at, at + len(codes)), None)
             writer.finish()
     return {"seconds": time.perf_counter() - begun}
 
@@ -143,7 +165,11 @@ def part_build(args: argparse.Namespace, n: int) -> Cell:
     """From the shards to an index in rows, of the fastscan form."""
     Z, _, _ = read_pool(args.folder)
     folder, path, _ = places(args.folder, n)
-    shards = [Hdf5Shard(p, Z, MODEL, "benchmark") for p in sorted(folder.glob("*.h5"))]
+    shards = [
+        open_shard(p, Z, MODEL, "benchmark")
+        for p in sorted(folder.iterdir())
+        if p.suffix[1:] in ("h5", "faiss")
+    ]
     if sum(shard.rows for shard in shards) != n:
         raise UsageError(f"{folder} does not hold {n:,} rows: run the part 'shards' first")
     done = measured(
@@ -305,7 +331,7 @@ def markdown(result: dict[str, Any]) -> str:
         "",
         f"## Building within {settings['memory']}",
         "",
-        "Rows: HDF5 shards to one index of the fastscan form. Lists: that index to one with lists, assigned by tables. "
+        f"Rows: shards (HDF5; above {HDF5_MOST:,} items index files) to one index of the fastscan form. Lists: that index to one with lists, assigned by tables. "
         "Peak: of the whole process, and above what it had before the build.",
         "",
         "| items | form | lists | seconds | rows/s | peak MB | above start | file MB | distinct codes |",

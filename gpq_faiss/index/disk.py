@@ -24,7 +24,8 @@ from .checks import Floats, Ids, check_codes, check_vectors
 from .filters import Filter, mask_of
 from .io import read_sidecar, sidecar_path
 from .items import Items
-from .proof import ProvenSearch, read_keys
+from .packing import PackedCodes
+from .proof import FastScan, ProvenSearch, read_keys
 from .rowfile import RowFile, read_frame
 from .search import check_block, check_k, omp_threads
 from .shards import parse_bytes
@@ -32,7 +33,8 @@ from .shards import parse_bytes
 MEMORY = "1GB"
 LEAST_ROWS = 4096
 FAST_BATCH = 4  # queries from which packing a block for FastScan pays
-MOST_ROWS = 1 << 24
+MOST_ROWS = 1 << 21  # a block that is read anew for every batch, and one that is kept (measured)
+KEPT_ROWS = 1 << 23
 ALIGNED = 384
 
 
@@ -107,6 +109,32 @@ class FileEngine:
         if self.ntotal == 0:
             raise DataError(f"{path} is empty: add codes first (gpq index)")
         self._lock = threading.Lock()
+        self._own = threading.local()
+        self._handle = path.open("rb", buffering=0)
+
+    def scan(self, rows: int) -> FastScan:
+        """This thread's scanner, to be filled; its memory is used again and again."""
+        scan: FastScan | None = getattr(self._own, "scan", None)
+        if scan is None:
+            scan = self._own.scan = FastScan.empty(self.codebooks, rows)
+        return scan
+
+    def fill(self, scan: FastScan, n: int, at: int) -> PackedCodes:
+        """``n`` codes that lie packed at byte ``at`` of the file, read into a scanner.
+
+        Raises:
+            DataError: the file has become shorter.
+        """
+
+        def read(held: Any) -> None:
+            data, place = memoryview(held), at
+            while data:
+                got = os.preadv(self._handle.fileno(), [data], place)
+                if not got:
+                    raise DataError(f"{self.path} was changed while it was searched: open it again")
+                data, place = data[got:], place + got
+
+        return scan.fill(n, read)
 
     def rows_for(self, row_bytes: int, threads: int, queries: int, k: int) -> int:
         """Rows of ``row_bytes`` that each thread may hold beside what the queries take.
@@ -170,9 +198,13 @@ class DiskEngine(FileEngine):
         if self._file.id_start is not None or self.K != 16:
             return False
         size = self._file.code_size
-        rows = min(MOST_ROWS, -(-self.ntotal // threads))
+        rows = self.kept_rows(threads)
         needed = int(self.ntotal * size * 1.05) + threads * rows * size * 3
         return self.memory - needed > queries * self.query_bytes(threads, k)
+
+    def kept_rows(self, threads: int) -> int:
+        """Rows a block that is kept."""
+        return max(LEAST_ROWS, min(KEPT_ROWS, -(-self.ntotal // threads)))
 
     def search(
         self,
@@ -197,9 +229,11 @@ class DiskEngine(FileEngine):
         return D, found
 
     def _search(self, xq: Floats, k: int, where: Filter | None, workers: int) -> tuple[Floats, Ids]:
-        # FastScan's own blocks, of 32 to 128 codes, stay whole
-        rows = max(ALIGNED, self.block_rows(workers, len(xq), k) // ALIGNED * ALIGNED)
         keep = where is None and self.resident(workers, len(xq), k)
+        rows = self.kept_rows(workers) if keep else self.block_rows(workers, len(xq), k)
+        rows = max(
+            ALIGNED, rows // ALIGNED * ALIGNED
+        )  # FastScan's own blocks, of 32 to 128 codes, stay whole
         counting = self._file.id_start is None
         fast = len(xq) >= FAST_BATCH or self._file.form == "fastscan" or keep
         stages = ("fastscan",) if fast else ("fused",)
@@ -247,12 +281,13 @@ class DiskEngine(FileEngine):
         with self._lock:
             if name in self._kept:
                 return self._kept[name]
-        codes: Any
         if self._file.form == "fastscan":
-            codes = self._file.packed(self.path, start, stop)
+            scan = FastScan.empty(self.codebooks, self._file.rows) if keep else self.scan(self._file.rows)
+            codes = self.fill(scan, stop - start, self._file.packed_at(start))
+            search = ProvenSearch(codes, self.codebooks, stages, first=self._first, fast=scan)
         else:
-            codes = check_codes(self._file.view(self.path, start, stop), self.M, self.K, what=str(self.path))
-        search = ProvenSearch(codes, self.codebooks, stages, first=self._first)
+            view = check_codes(self._file.view(self.path, start, stop), self.M, self.K, what=str(self.path))
+            search = ProvenSearch(view, self.codebooks, stages, first=self._first)
         if keep:
             search.keep_packed()
             with self._lock:

@@ -24,7 +24,7 @@ from .disk import ALIGNED, FAST_BATCH, Best, FileEngine, by_id, ranges
 from .filters import Filter, mask_of
 from .items import Items
 from .listfile import ListFile
-from .proof import ProvenSearch, read_keys
+from .proof import FastScan, ProvenSearch, read_keys
 from .search import check_block, omp_threads
 
 _SAMPLE = 128
@@ -120,8 +120,8 @@ class ListEngine(FileEngine):
                 items = self._items(number, start, min(size, start + rows), where)
                 if not len(items):
                     continue
-                stages = ("fastscan",) if items.packed or len(asked) >= FAST_BATCH else ("fused",)
-                search = ProvenSearch(items.codes, self.codebooks, stages, first=self._first)
+                stages = ("fastscan",) if items.scan or len(asked) >= FAST_BATCH else ("fused",)
+                search = ProvenSearch(items.codes, self.codebooks, stages, first=self._first, fast=items.scan)
                 n = min(k, search.n)
                 step = search.block_rows(n)
                 for s in range(0, len(asked), step):
@@ -141,15 +141,17 @@ class ListEngine(FileEngine):
 
     def _items(self, number: int, start: int, stop: int, where: Filter | None) -> _Part:
         """Rows of a list, in the order of their ids; packed as they lie in the file where they can be."""
-        codes = self._file.codes(self.path, number, start, stop)
         ids = np.asarray(self._file.ids(self.path, number, start, stop)).astype(np.int64)
         ascending = len(ids) < 2 or bool((ids[1:] > ids[:-1]).all())
         if where is None and ascending and self._file.form == "ivf-fastscan":
-            return _Part(codes, ids, True)
-        items = by_id(check_codes(codes[:], self.M, self.K, what=str(self.path)), ids)
+            scan = self.scan(self._file.rows)
+            codes = self.fill(scan, stop - start, self._file.packed_at(number, start))
+            return _Part(codes, ids, scan)
+        held = self._file.codes(self.path, number, start, stop)
+        items = by_id(check_codes(held[:], self.M, self.K, what=str(self.path)), ids)
         if where is not None:
             items = items.keep(mask_of(where, items))
-        return _Part(items.codes, items.ids, False)
+        return _Part(items.codes, items.ids, None)
 
     def range_search(
         self,
@@ -185,7 +187,7 @@ class ListEngine(FileEngine):
                         items = self._items(number, start, min(size, start + rows), where)
                         if not len(items):
                             continue
-                        search = ProvenSearch(items.codes, self.codebooks, ("fastscan",))
+                        search = ProvenSearch(items.codes, self.codebooks, ("fastscan",), fast=items.scan)
                         for q, keys in zip(
                             asked + first, search.range_keys(queries[asked + first], least), strict=True
                         ):
@@ -293,8 +295,8 @@ class ListEngine(FileEngine):
 class _Part:
     """Rows of a list and their ids, ascending."""
 
-    def __init__(self, codes: Any, ids: Ids, packed: bool) -> None:
-        self.codes, self.ids, self.packed = codes, ids, packed
+    def __init__(self, codes: Any, ids: Ids, scan: FastScan | None) -> None:
+        self.codes, self.ids, self.scan = codes, ids, scan
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -76,9 +76,13 @@ class ListFile:
         count = -(-n // self.rows) * each
         held = np.empty(0, np.uint8)
         if n:
-            at = int(self.starts[number]) + 16 + 8 * int(self.sizes[number]) + start // self.rows * each
-            held = np.memmap(path, np.uint8, "r", at, (count,))
+            held = np.memmap(path, np.uint8, "r", self.packed_at(number, start), (count,))
         return PackedCodes(held, n, M, self.rows)
+
+    def packed_at(self, number: int, start: int) -> int:
+        """Byte where row ``start`` of a list, the first of a block of the fastscan form, lies."""
+        each = block_bytes(int(self.codebooks.shape[0]), self.rows)
+        return int(self.starts[number]) + 16 + 8 * int(self.sizes[number]) + start // self.rows * each
 
     def ids(self, path: Path, number: int, start: int, stop: int) -> Ids:
         """Ids of rows ``start:stop`` of a list, int64 [n], a map of just these."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import faiss
@@ -31,7 +32,7 @@ from .codebooks import (
     score_tables,
 )
 from .layout import vector_view
-from .packing import PackedCodes
+from .packing import PackedCodes, block_bytes
 
 Keys = NDArray[np.int64]
 """Score and position in one integer, so that one integer sort orders by score, then by position (:func:`sort_keys`)."""
@@ -160,13 +161,41 @@ class FastScan:
     @classmethod
     def of_packed(cls, codes: PackedCodes, Z: Floats) -> FastScan:
         """Of codes that are in blocks already: one copy in memory, nothing is packed anew."""
+        scan = cls.empty(Z, codes.rows)
+        scan.fill(len(codes), lambda held: np.copyto(held, codes.packed))
+        return scan
+
+    @classmethod
+    def empty(cls, Z: Floats, rows: int) -> FastScan:
+        """Without codes, for :meth:`fill`; ``rows`` codes a block."""
         scan = cls.__new__(cls)
         scan.M, _, scan.d = (int(n) for n in Z.shape)
-        scan.index = faiss.IndexPQFastScan(inject(Z), codes.rows)
-        faiss.copy_array_to_AlignedTable(np.ascontiguousarray(codes.packed), scan.index.codes)
-        scan.index.ntotal = len(codes)
-        scan.index.ntotal2 = -(-len(codes) // codes.rows) * codes.rows
+        scan.index = faiss.IndexPQFastScan(inject(Z), rows)
         return scan
+
+    def fill(self, n: int, read: Callable[[NDArray[np.uint8]], Any]) -> PackedCodes:
+        """Take ``n`` codes in blocks, which ``read`` puts into the array that it is given, in place of those before.
+
+        Returns:
+            These codes, valid until the next call.
+        """
+        rows = int(self.index.bbs)
+        blocks = -(-n // rows)
+        self.index.codes.resize(blocks * block_bytes(self.M, rows))
+        held = self._held()
+        read(held)
+        self.index.ntotal, self.index.ntotal2 = n, blocks * rows
+        return PackedCodes(held, n, self.M, rows)
+
+    def _held(self) -> NDArray[np.uint8]:
+        table = self.index.codes
+        view: NDArray[np.uint8] = faiss.rev_swig_ptr(table.get(), table.size())
+        return view
+
+    @property
+    def codes(self) -> PackedCodes:
+        """The codes inside Faiss, valid as long as this scanner."""
+        return PackedCodes(self._held(), int(self.index.ntotal), self.M, int(self.index.bbs))
 
     def candidates(self, xq: Floats, k: int) -> tuple[Floats, Ids]:
         D, found = self.index.search(xq, k)
@@ -228,6 +257,7 @@ class ProvenSearch:
         stages: what nominates: ``fastscan`` first where K = 16 (and the rows fit its 2^31), ``fused`` tables in any
             case, or ``flat`` ones. Scanners are built when first needed.
         first: how many candidates to begin with, for each k; learnt, and shared by searches over parts of one whole.
+        fast: the scanner of these very codes, where there is one.
 
     Attributes:
         queries: searched so far.
@@ -247,6 +277,7 @@ class ProvenSearch:
         stages: tuple[str, ...] = ("fastscan", "fused"),
         *,
         first: dict[int, int] | None = None,
+        fast: FastScan | None = None,
     ) -> None:
         self.codes = codes
         self.Z = Z
@@ -254,9 +285,9 @@ class ProvenSearch:
         self.n = len(codes)
         if self.n >= 1 << 32:
             raise UsageError(f"{self.n:,} codes are too many for one search in memory: search them from disk")
-        fast = self.K == 16 and self.n < 1 << 31
-        self.stages = tuple(stage for stage in stages if stage != "fastscan" or fast)
-        self._scanners: dict[str, Scanner] = {}
+        able = self.K == 16 and self.n < 1 << 31
+        self.stages = tuple(stage for stage in stages if stage != "fastscan" or able)
+        self._scanners: dict[str, Scanner] = {} if fast is None else {"fastscan": fast}
         self._first: dict[int, int] = {} if first is None else first
         self._lock = threading.Lock()
         self.queries = self.widened = self.tabled = self.scored_in_full = self.direct = 0
@@ -279,9 +310,7 @@ class ProvenSearch:
         """Hold FastScan's blocks alone, and no longer the codes that they were made of (a map, say)."""
         scan = self.scanner("fastscan")
         assert isinstance(scan, FastScan)
-        held = scan.index.codes
-        packed = faiss.rev_swig_ptr(held.get(), held.size())
-        self.codes = PackedCodes(packed, self.n, self.M, int(scan.index.bbs))
+        self.codes = scan.codes
 
     def prepare(self, k: int) -> None:
         """Build what a search for ``k`` starts with, so that the first query does not pay for it."""

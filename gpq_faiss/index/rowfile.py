@@ -76,12 +76,13 @@ class RowFile:
     def packed(self, path: Path, start: int, stop: int) -> PackedCodes:
         """The same of the fastscan form, from the start of a block on, as they lie in the file."""
         M = int(self.codebooks.shape[0])
-        each = block_bytes(M, self.rows)
-        count = -(-(stop - start) // self.rows) * each
-        held = _NONE
-        if count:
-            held = np.memmap(path, np.uint8, "r", self.code_start + start // self.rows * each, (count,))
+        count = -(-(stop - start) // self.rows) * block_bytes(M, self.rows)
+        held = np.memmap(path, np.uint8, "r", self.packed_at(start), (count,)) if count else _NONE
         return PackedCodes(held, stop - start, M, self.rows)
+
+    def packed_at(self, start: int) -> int:
+        """Byte where row ``start``, the first of a block of the fastscan form, lies."""
+        return self.code_start + start // self.rows * block_bytes(int(self.codebooks.shape[0]), self.rows)
 
     def ids(self, path: Path, start: int, stop: int) -> Ids:
         """Ids of rows ``start:stop``, int64 [n]."""
