@@ -1,7 +1,8 @@
 """The single runs of a grid, in the order in which they are made, and what names each of them.
 
-A cell is done when its file is there with the cell's identity: a hash over its settings, the data, the split and the versions of
-what computes it. So a run is made again when, and only when, its outcome could be another.
+A cell is done when its file is there with the cell's settings and its condition: a hash over the data, the split, and the versions of
+what computes it. So a run is made again when, and only when, its outcome could be another. A setting that a later version has and the
+file has not must have its neutral value, that of the preset ``paper``.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class Cell:
         several_labelled: whether the grid has several ``labelled``, so that names must tell them apart.
         vectors: items of the database whose vectors are kept.
         split_hash: of the split.
-        identity: see the module's text.
+        condition: hash over all that decides about the outcome but the settings.
+        identity: hash over the condition and the settings.
     """
 
     method: str
@@ -60,6 +62,7 @@ class Cell:
     several_labelled: bool
     vectors: int
     split_hash: str
+    condition: str
     identity: str
 
     @property
@@ -80,6 +83,15 @@ class Cell:
         told = ", ".join(part for part in more if part)
         return f"{self.method}{length} seed {self.seed}" + (f" ({told})" if told else "")
 
+    def same_settings(self, stored: Mapping[str, Any]) -> bool:
+        """Whether ``stored`` are this cell's settings, as an earlier version may have written them."""
+        # Through JSON, as the stored ones went: tuples are lists there.
+        now: dict[str, Any] = json.loads(json.dumps(self.settings))
+        if not METHODS[self.method].deep:
+            return now == stored
+        neutral: dict[str, Any] = json.loads(json.dumps(to_dict(Config())))
+        return _agree(now, stored, neutral)
+
     def split(self, dataset: Dataset) -> Split:
         """Who is in which role.
 
@@ -95,6 +107,18 @@ class Cell:
             unlabelled=self.unlabelled,
             database=self.database,
         )
+
+
+def _agree(now: Mapping[str, Any], stored: Mapping[str, Any], neutral: Mapping[str, Any]) -> bool:
+    if not stored.keys() <= now.keys():
+        return False
+    for key, value in now.items():
+        if isinstance(value, dict):
+            if not _agree(value, stored.get(key, {}), neutral[key]):
+                return False
+        elif value != stored.get(key, neutral[key]):
+            return False
+    return True
 
 
 def _slug(text: str) -> str:
@@ -191,11 +215,10 @@ def plan(grid: Grid, dataset: Dataset, base: Config) -> Plan:
                     settings = _settings(
                         grid, variation, method, bits, seed, perceptron=perceptron, base=base
                     )
-                    identity = fingerprint(
+                    condition = fingerprint(
                         str(RUN_FORMAT),
                         method,
                         str(bits),
-                        json.dumps(settings, sort_keys=True),
                         dataset.fingerprint,
                         splits[role],
                         computing,
@@ -215,7 +238,8 @@ def plan(grid: Grid, dataset: Dataset, base: Config) -> Plan:
                             len(grid.labelled) > 1,
                             grid.vectors,
                             splits[role],
-                            identity,
+                            condition,
+                            fingerprint(condition, json.dumps(settings, sort_keys=True)),
                         )
                     )
     if not cells:

@@ -45,7 +45,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ..config import Config, merge, preset
+from ..config import Config, merge, preset, to_dict
 from ..data.protocols import PROTOCOLS
 from ..errors import DataError, UsageError
 from ..methods.registry import METHODS, find_method
@@ -297,10 +297,30 @@ def _count(lists: Sequence[Sequence[Any]]) -> int:
     return total
 
 
-# Settings of the trained methods that are not GPQ. On features (the noise is of features alone) they have the perceptron that does
-# best there (docs/experiments.md): heads, one a sub-space, belong to GPQ.
-BASELINE_PERCEPTRON: Changes = {"network": {"hidden": [512], "dropout": 0.2, "noise": 0.5, "heads": 0}}
-BASELINE_CONVOLUTIONS: Changes = {"network": {"heads": 0, "noise": 0.0}}
+# What the trained methods that are not GPQ take of a preset: the budget, the optimiser and the backbone. The rest is GPQ's own (its
+# heads, its losses, its average of the weights), and changes in it are none of theirs.
+_SHARED_NETWORK = ("backbone", "weights", "image_size", "hidden", "norm")
+_NOT_SHARED_TRAINING = ("ema", "codebook_start")
+# Where there is nothing to convolve they have the perceptron that does best there (docs/experiments.md); the noise is of features alone.
+BASELINE_PERCEPTRON: Changes = {"network": {"hidden": [512], "dropout": 0.2, "noise": 0.5}}
+
+
+def baseline_config(config: Config, *, perceptron: bool) -> Config:
+    """Settings of the trained methods that are not GPQ, beside a GPQ of the settings ``config``."""
+    network = {name: getattr(config.network, name) for name in _SHARED_NETWORK}
+    training = {k: v for k, v in vars(config.training).items() if k not in _NOT_SHARED_TRAINING}
+    own = merge(Config(preset=config.preset), {"network": network, "training": training})
+    own = merge(own, {"quantizer": {"codewords": config.quantizer.codewords}})
+    return merge(own, dict(BASELINE_PERCEPTRON)) if perceptron else own
+
+
+def variant_base(config: Config) -> Config:
+    """Settings that GPQ's variants of the paper start from: where a committee has taken the place of the paper's losses, these again."""
+    if not getattr(config.network, "committee", 0):
+        return config
+    printed = to_dict(Config().loss)
+    weights = {k: v for k, v in printed.items() if k.startswith("lambda")}
+    return merge(config, {"network": {"committee": 0}, "loss": weights})
 
 
 def method_config(grid: Grid, variation: Variation, method: str, *, perceptron: bool, base: Config) -> Config:
@@ -316,7 +336,9 @@ def method_config(grid: Grid, variation: Variation, method: str, *, perceptron: 
     entry = find_method(method)
     config = base if variation.preset is None else preset(variation.preset)
     if entry.module != "gpq":
-        config = merge(config, dict(BASELINE_PERCEPTRON if perceptron else BASELINE_CONVOLUTIONS))
+        config = baseline_config(config, perceptron=perceptron)
+    elif "loss" in entry.changes:
+        config = variant_base(config)
     for changes in (entry.changes, grid.config, grid.settings.get(method, {}), variation.config):
         config = merge(config, dict(changes))
     return config

@@ -54,6 +54,7 @@ _NEEDED: dict[str, type] = {
     "seed": int,
     "variation": str,
     "protocol": str,
+    "condition": str,
     "identity": str,
     "split_hash": str,
     "map": float,
@@ -127,6 +128,7 @@ def write_run(path: Path, cell: Cell, grid: str, dataset: Dataset, data_name: st
         "variation": cell.variation,
         "protocol": cell.protocol,
         "labelled": cell.labelled,
+        "condition": cell.condition,
         "identity": cell.identity,
         "settings": dict(cell.settings),
         "split_hash": cell.split_hash,
@@ -189,16 +191,17 @@ def _decoded(value: Any) -> Any:
 
 
 def is_done(path: Path, cell: Cell) -> bool:
-    """Whether the file of a run is there, whole, and of this cell's identity.
+    """Whether the file of a run is there, whole, and of this cell's condition and settings.
 
     A damaged file is not done: the run is made again.
     """
     if not path.exists():
         return False
     try:
-        return bool(read_run(path).about["identity"] == cell.identity)
+        about = read_run(path).about
     except DataError:
         return False
+    return bool(about["condition"] == cell.condition) and cell.same_settings(about["settings"])
 
 
 def filled_index(path: str | Path) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -160,6 +162,22 @@ def test_a_cell_is_another_when_anything_that_matters_is(digits: Dataset) -> Non
     assert len({same, *others}) == len(others) + 1
 
 
+def test_a_setting_that_came_later_changes_nothing_while_it_is_off(digits: Dataset) -> None:
+    cell = plan(small_grid(methods=["gpq"], bits=[12], seeds=[0]), digits, preset("paper")).cells[0]
+    stored = json.loads(json.dumps(cell.settings))
+    assert cell.same_settings(stored)
+    assert not cell.same_settings(stored | {"preset": "recommended"})
+    assert not cell.same_settings(stored | {"gone": 1})
+    assert not cell.same_settings(stored | {"loss": stored["loss"] | {"lambda1": 0.2}})
+    older = stored | {"loss": {k: v for k, v in stored["loss"].items() if k != "metric"}}
+    assert cell.same_settings(older)
+    triplet = dataclasses.replace(cell, settings=stored | {"loss": stored["loss"] | {"metric": "triplet"}})
+    assert not triplet.same_settings(older)
+    pq = plan(small_grid(methods=["pq"], bits=[12]), digits, preset("paper")).cells[0]
+    assert pq.same_settings(dict(pq.settings))
+    assert not pq.same_settings({k: v for k, v in pq.settings.items() if k != "seed"})
+
+
 def test_several_numbers_of_labels_are_told_apart(digits: Dataset) -> None:
     grid = small_grid(
         methods=["gpq"],
@@ -203,7 +221,20 @@ def test_settings_are_layered(digits: Dataset) -> None:
     assert config("pqn", second).network.heads == 0
     assert config("pqn", second).network.hidden == (512,)
     assert config("pqn", second, perceptron=False).network.hidden == ()
-    assert config("pqn", second).training == config("gpq", second).training
+    # The budget is shared; what is GPQ's own is not.
+    shared = (
+        "steps",
+        "batch_labelled",
+        "batch_unlabelled",
+        "learning_rate",
+        "beta1",
+        "schedule",
+        "validation",
+    )
+    for name in shared:
+        assert getattr(config("pqn", second).training, name) == getattr(config("gpq", second).training, name)
+    assert config("pqn", second).training.ema == 0.0
+    assert dataclasses.replace(config("pqn", second).loss, beta=4.0) == preset("paper").loss
 
 
 def test_what_cannot_be_is_said_before_anything_runs(digits: Dataset) -> None:
