@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError, UsageError
 from .base import Dataset
-from .labels import Labels, named_rows
+from .labels import Labels, named_rows, rows_that
 from .split import Rows, Split, load_split
 
 Rule = Literal["any", "half", "majority", "all"]
@@ -183,12 +183,12 @@ def resolve_labelled(
         bare = rows[~labelled_items[rows]]
         if bare.size:
             raise DataError(
-                f"--labelled {spec}: {named_rows(bare)} have no label in the data: leave them out"
+                f"--labelled {spec}: {rows_that(bare, 'have')} no label in the data: leave such rows out"
             )
         clash = rows[~free[rows]]
         if clash.size:
             raise DataError(
-                f"--labelled {spec}: {named_rows(clash)} are {reserved or 'not available'}: leave them out"
+                f"--labelled {spec}: {named_rows(clash)} cannot be used ({reserved or 'not available'}): leave such rows out"
             )
         free[rows] = False
     elif kind == "all":
@@ -273,7 +273,7 @@ def protocol1(
         query = read_rows(queries, ids, "queries")
         if not has[query].all():
             raise DataError(
-                f"queries {queries}: {named_rows(query[~has[query]])} have no label: leave them out"
+                f"queries {queries}: {rows_that(query[~has[query]], 'have')} no label: leave such rows out"
             )
         reserved = "queries"
     if not len(query):

@@ -209,16 +209,16 @@ def test_a_labelled_file_is_kept_and_is_never_a_query(tmp_path: Path) -> None:
     np.save(tmp_path / "q.npy", [1, 3, 5])
     np.testing.assert_array_equal(protocol1(labels, 0, "2-per-class", tmp_path / "q.npy").query, [1, 3, 5])
     np.save(tmp_path / "q.npy", [1, 2, 5])
-    with pytest.raises(DataError, match="row 2 are queries"):
+    with pytest.raises(DataError, match=r"row 2 cannot be used \(queries\)"):
         protocol1(labels, 0, str(tmp_path / "l.npy"), tmp_path / "q.npy")
     np.save(tmp_path / "l.npy", np.arange(0, 600, 3))
     with pytest.raises(DataError, match="no labelled item for class '1'"):
         protocol1(labels, 0, str(tmp_path / "l.npy"))
     bare = labels.masked(np.arange(1, 600))
-    with pytest.raises(DataError, match="row 0 have no label"):
+    with pytest.raises(DataError, match="row 0 has no label"):
         protocol1(bare, 0, str(tmp_path / "l.npy"))
     np.save(tmp_path / "q.npy", [0, 1])
-    with pytest.raises(DataError, match="row 0 have no label"):
+    with pytest.raises(DataError, match="row 0 has no label"):
         protocol1(bare, 0, None, tmp_path / "q.npy")
 
 
