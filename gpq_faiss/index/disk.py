@@ -25,7 +25,7 @@ from .filters import Filter, mask_of
 from .io import read_sidecar, sidecar_path
 from .items import Items
 from .packing import PackedCodes
-from .proof import FastScan, ProvenSearch, read_keys
+from .proof import FastScan, Known, ProvenSearch, read_keys
 from .rowfile import RowFile, read_frame
 from .search import check_block, check_k, omp_threads
 from .shards import parse_bytes
@@ -165,7 +165,7 @@ class FileEngine:
 
     def query_bytes(self, threads: int, k: int) -> int:
         """What a query takes: its tables and results."""
-        return k * 12 * (4 + 2 * threads) + self.M * self.K * 64
+        return k * 12 * (4 + 2 * threads) + self.M * self.K * 72
 
 
 class DiskEngine(FileEngine):
@@ -238,6 +238,7 @@ class DiskEngine(FileEngine):
         fast = len(xq) >= FAST_BATCH or self._file.form == "fastscan" or keep
         stages = ("fastscan",) if fast else ("fused",)
         best = Best(len(xq), k)
+        known = Known.of(xq, self.codebooks) if self.K == 16 else None
         every = slice(None)
 
         def one(start: int) -> None:
@@ -259,7 +260,9 @@ class DiskEngine(FileEngine):
             step = search.block_rows(n)
             for s in range(0, len(xq), step):
                 part = slice(s, s + step)
-                scores, at = read_keys(search.search_keys(xq[part], n, floor[part]))
+                scores, at = read_keys(
+                    search.search_keys(xq[part], n, floor[part], None if known is None else known.take(part))
+                )
                 ids = at + start if own is None else own[at]
                 ids[at < 0] = -1
                 waiting.append((start, part, scores, ids))

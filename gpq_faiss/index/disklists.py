@@ -22,9 +22,9 @@ from .checks import Floats, Ids, check_codes, check_vectors
 from .codebooks import decode
 from .disk import ALIGNED, FAST_BATCH, Best, FileEngine, by_id, ranges
 from .filters import Filter, mask_of
-from .items import Items
+from .io import read_sidecar
 from .listfile import ListFile
-from .proof import FastScan, ProvenSearch, read_keys
+from .proof import FastScan, Known, ProvenSearch, read_keys
 from .search import check_block, omp_threads
 
 _SAMPLE = 128
@@ -50,6 +50,9 @@ class ListEngine(FileEngine):
         self._quantizer = faiss.IndexFlatIP(self.width)
         self._quantizer.add(file.centroids)
         self._first: dict[int, int] = {}
+        # A build in a stream notes whether ids ascend in every list. Were that wrong, ties would be in another order.
+        stated = read_sidecar(path)
+        self._ascending = stated is not None and stated["extra"].get("ascending") is True
 
     @property
     def sizes(self) -> Ids:
@@ -110,6 +113,7 @@ class ListEngine(FileEngine):
     def _search(self, xq: Floats, k: int, nearest: Ids, where: Filter | None, workers: int) -> Best:
         rows = max(ALIGNED, self.rows_for(self._row_bytes(), workers, len(xq), k) // ALIGNED * ALIGNED)
         best = Best(len(xq), k)
+        known = Known.of(xq, self.codebooks)
         visits = _visits(nearest, self._file.sizes)
 
         def one(visit: tuple[int, NDArray[np.int64]]) -> None:
@@ -126,7 +130,8 @@ class ListEngine(FileEngine):
                 step = search.block_rows(n)
                 for s in range(0, len(asked), step):
                     some = asked[s : s + step]
-                    keys = search.search_keys(xq[some], n, best.floor(some, ties=True))
+                    floor = best.floor(some, ties=True)
+                    keys = search.search_keys(xq[some], n, floor, known.take(some))
                     scores, at = read_keys(keys)
                     best.take(some, scores, items.ids_at(at), number)
 
@@ -141,14 +146,17 @@ class ListEngine(FileEngine):
 
     def _items(self, number: int, start: int, stop: int, where: Filter | None) -> _Part:
         """Rows of a list, in the order of their ids; packed as they lie in the file where they can be."""
-        ids = np.asarray(self._file.ids(self.path, number, start, stop)).astype(np.int64)
-        ascending = len(ids) < 2 or bool((ids[1:] > ids[:-1]).all())
-        if where is None and ascending and self._file.form == "ivf-fastscan":
+        held = self._file.ids(self.path, number, start, stop)
+        packed = where is None and self._file.form == "ivf-fastscan"
+        if packed and self._ascending:
+            ids = held  # of these only the results' are read
+        else:
+            ids = np.array(held, np.int64)
+        if packed and (self._ascending or len(ids) < 2 or bool((ids[1:] > ids[:-1]).all())):
             scan = self.scan(self._file.rows)
-            codes = self.fill(scan, stop - start, self._file.packed_at(number, start))
-            return _Part(codes, ids, scan)
-        held = self._file.codes(self.path, number, start, stop)
-        items = by_id(check_codes(held[:], self.M, self.K, what=str(self.path)), ids)
+            return _Part(self.fill(scan, stop - start, self._file.packed_at(number, start)), ids, scan)
+        codes = self._file.codes(self.path, number, start, stop)
+        items = by_id(check_codes(codes[:], self.M, self.K, what=str(self.path)), ids)
         if where is not None:
             items = items.keep(mask_of(where, items))
         return _Part(items.codes, items.ids, None)
@@ -303,7 +311,9 @@ class _Part:
 
     def ids_at(self, positions: Ids) -> Ids:
         """Ids of positions; -1 stays -1."""
-        return Items(self.codes, self.ids).ids_at(positions)
+        found = np.asarray(self.ids[np.maximum(positions, 0)]).astype(np.int64)
+        found[positions < 0] = -1
+        return found
 
 
 def _visits(nearest: Ids, sizes: Ids) -> list[tuple[int, NDArray[np.int64]]]:

@@ -94,7 +94,8 @@ def build_lists(
             sidecar = sidecar_path(out)
             with atomic_path(sidecar) as temporary_sidecar, atomic_path(out) as temporary:
                 written, digest = build.write(temporary, form)
-                own = {**(extra or {}), "shards": len(shards), "engine": "ivf", "group": False}
+                own: dict[str, Any] = {"shards": len(shards), "engine": "ivf", "group": False}
+                own = {**(extra or {}), **own, "ascending": build.ascending}
                 document = sidecar_document(form, total, codebooks, written, digest, model_fingerprint, own)
                 write_json(temporary_sidecar, document)
                 sidecar.unlink(missing_ok=True)
@@ -127,6 +128,7 @@ class _Build:
         self.progress = progress
         self.sizes: Ids = np.empty(0, np.int64)
         self.centroids: Floats = np.empty((0, 0), np.float32)
+        self.ascending = True
 
     def told(self, done: int, _total: int) -> None:
         """Progress of the first of three rounds."""
@@ -245,8 +247,11 @@ class _Build:
                 numbers = np.frombuffer(lists_file.read(n * each), kind)
                 order = np.argsort(numbers, kind="stable")
                 counts = np.bincount(numbers, minlength=len(sizes))
-                sorted_codes = codes[order].data.cast("B")
-                sorted_ids = np.frombuffer(ids_file.read(n * 8), "<i8")[order].data.cast("B")
+                rows = codes.view(f"V{self.size}").reshape(
+                    -1
+                )  # whole codes move three times as fast as bytes
+                sorted_codes = memoryview(rows.take(order).view(np.uint8).data)
+                sorted_ids = np.frombuffer(ids_file.read(n * 8), "<i8").take(order).data.cast("B")
                 del order
                 a = 0
                 for number in np.flatnonzero(counts).tolist():
@@ -276,8 +281,14 @@ class _Build:
                 digest.update(data)
 
             def put_ids(n: int) -> None:
+                last = None
                 for start in range(0, n, step):
-                    put(ids.read(8 * min(step, n - start)))
+                    block = np.frombuffer(ids.read(8 * min(step, n - start)), "<i8")
+                    self.ascending &= bool((block[1:] > block[:-1]).all()) and (
+                        last is None or last < block[0]
+                    )
+                    last = block[-1]
+                    put(block.data)
 
             put(frame_lists(form, self.Z, self.centroids, nprobe, self.sizes))
             expected = out.tell() + int(lists_bytes(form, self.sizes, len(self.Z)).sum())

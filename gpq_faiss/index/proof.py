@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import faiss
@@ -248,6 +249,32 @@ def score_all(
     return out
 
 
+@dataclass(frozen=True)
+class Known:
+    """What a search needs to know of its queries, to be found once for searches over many parts.
+
+    Attributes:
+        tables: :func:`.codebooks.score_tables`.
+        prepared: :func:`.codebooks.lookup_tables` of these.
+        slack: of :class:`FastScan`.
+    """
+
+    tables: Floats
+    prepared: Floats
+    slack: Floats
+
+    @classmethod
+    def of(cls, xq: Floats, Z: Floats) -> Known:
+        """For checked queries and codebooks of 16 codewords."""
+        tables = score_tables(xq, Z)
+        slack = quantisation_bound(tables) + 2 * rounding_bound(xq, int(Z.shape[0]), int(Z.shape[2]))
+        return cls(tables, lookup_tables(tables), slack)
+
+    def take(self, rows: Any) -> Known:
+        """Of some of the queries."""
+        return Known(self.tables[rows], self.prepared[rows], self.slack[rows])
+
+
 class ProvenSearch:
     """Exact search over codes whose positions order ties.
 
@@ -334,15 +361,21 @@ class ProvenSearch:
             _CANDIDATE_BYTES // (min(held, 24 * (2 * k + _SCORE_BLOCK)) + tables if full else held + tables),
         )
 
-    def search_keys(self, xq: Floats, k: int, floor: Floats | None = None) -> Keys:
+    def search_keys(
+        self, xq: Floats, k: int, floor: Floats | None = None, known: Known | None = None
+    ) -> Keys:
         """Keys int64 [Q, k] of the ``k`` best of checked queries [Q, M*d], best first; one block of queries.
 
         Args:
             floor: float32 [Q]; what scores at most this is of no interest and may be missing (an empty key), because as
                 many better ones are known from elsewhere. It makes the proof easier.
+            known: what depends on the queries alone, where it is there.
         """
-        tables = score_tables(xq, self.Z)
-        prepared = lookup_tables(tables)
+        if known is None:
+            tables = score_tables(xq, self.Z)
+            prepared, slack = lookup_tables(tables), None
+        else:
+            tables, prepared, slack = known.tables, known.prepared, known.slack
         out = np.empty((len(xq), k), np.int64)
         self.queries += len(xq)
         wanted = self._start(k)
@@ -350,7 +383,7 @@ class ProvenSearch:
         if self._in_full(wanted):
             self.direct += len(xq)
         else:
-            open_ = self._prove(xq, tables, prepared, k, wanted, out, floor)
+            open_ = self._prove(xq, tables, prepared, k, wanted, out, floor, slack)
             self.scored_in_full += len(open_)
         if len(open_):
             least = None if floor is None else floor[open_]
@@ -366,12 +399,15 @@ class ProvenSearch:
         wanted: int,
         out: Keys,
         floor: Floats | None,
+        slack: Floats | None,
     ) -> NDArray[np.intp]:
         """Fill the rows of ``out`` that can be proven; returns the others."""
         open_ = np.arange(len(xq))
         tied: list[NDArray[np.intp]] = []
         for number, stage in enumerate(self.stages):
             last = number + 1 == len(self.stages)
+            if slack is None or stage != "fastscan":
+                slack = self.scanner(stage).slack(xq, tables)
             if number:
                 self.tabled += len(open_)
                 wanted = k + max(32, k // 4)
@@ -387,7 +423,7 @@ class ProvenSearch:
                 for start in range(0, len(open_), step):
                     part = slice(start, start + step)
                     proven[part], saturated[part], needed[part] = self._nominate(
-                        self.scanner(stage), xq, tables, prepared, open_[part], k, wanted, out, floor
+                        self.scanner(stage), xq, slack, prepared, open_[part], k, wanted, out, floor
                     )
                 if number == attempt == 0:
                     self.widened += int((~proven).sum())
@@ -403,7 +439,7 @@ class ProvenSearch:
         self,
         scanner: Scanner,
         xq: Floats,
-        tables: Floats,
+        slack: Floats,
         prepared: Floats,
         rows: NDArray[np.intp],
         k: int,
@@ -423,7 +459,7 @@ class ProvenSearch:
         kth = read_keys(best[:, -1])[0]
         # Whatever was not nominated scores at most the last approximate score plus the slack. A tie with the k-th is
         # not good enough: the item outside might come first in the order of ids.
-        reach = approximate + scanner.slack(xq[rows], tables[rows])[:, None]
+        reach = approximate + slack[rows, None]
         proven = reach[:, -1] < kth
         if floor is not None:
             proven |= reach[:, -1] <= floor[rows]
