@@ -53,7 +53,12 @@ def run(script: Path, folder: Path) -> Any:
 
 
 def test_there_are_notebooks() -> None:
-    assert {"01_from_images_to_faiss", "02_your_embeddings", "04_large_scale_search"} <= set(BY_NAME)
+    assert {
+        "01_from_images_to_faiss",
+        "02_your_embeddings",
+        "03_paper_tables",
+        "04_large_scale_search",
+    } <= set(BY_NAME)
     assert build.scripts() == SCRIPTS
 
 
@@ -94,6 +99,25 @@ def test_your_embeddings(tmp_path: Path) -> None:
     assert before["bytes an item"] == after["bytes an item"] == "6"
     assert float(after["P@100"]) > 0.05 + max(float(before["P@100"]), float(exact["P@100"]))
     assert float(after["P@10"]) > 0.85
+
+
+@pytest.mark.slow
+def test_paper_tables(tmp_path: Path) -> None:
+    book = run(BY_NAME["03_paper_tables"], tmp_path)
+    made = tmp_path / "run-03"
+    assert len(list((made / "table2").glob("*.h5"))) == 16
+    assert (made / "plots" / "voronoi.png").read_bytes()[:4] == b"\x89PNG"
+    assert "16 runs made, 0 failed" in printed(book)
+    assert "0 runs made, 16 there before" in printed(book)
+    found = {name: float(row["24"]) for name, row in table(book, "24").items()}
+    # What the text of the paper is about: labels of a few items are worth more than any code without them.
+    assert found["gpq"] > 0.1 + max(found["opq"], found["pq"], found["itq"])
+    ids = [
+        line.split(":")[1].strip()
+        for line in printed(book).splitlines()
+        if line.startswith(("by Faiss", "in the file"))
+    ]
+    assert len(ids) == 2
 
 
 @pytest.mark.slow

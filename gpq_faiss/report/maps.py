@@ -151,7 +151,7 @@ def plot_scatters(
     if title:
         figure.suptitle(title, fontsize=11, x=0.01, ha="left")
     figure.set_layout_engine("constrained")
-    return save_figure(figure, path)
+    return save_figure(figure, path, dpi=120)  # many points make large files
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ def plot_codebooks(
     if title:
         figure.suptitle(title, fontsize=11, x=0.01, ha="left")
     figure.set_layout_engine("constrained")
-    return save_figure(figure, path)
+    return save_figure(figure, path, dpi=120)  # many points make large files
 
 
 def _panels(n: int) -> tuple[Figure, list[Axes]]:
