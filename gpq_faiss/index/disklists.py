@@ -148,10 +148,8 @@ class ListEngine(FileEngine):
         """Rows of a list, in the order of their ids; packed as they lie in the file where they can be."""
         held = self._file.ids(self.path, number, start, stop)
         packed = where is None and self._file.form == "ivf-fastscan"
-        if packed and self._ascending:
-            ids = held  # of these only the results' are read
-        else:
-            ids = np.array(held, np.int64)
+        # where they are known to ascend, only those of the results are read
+        ids = held if packed and self._ascending else np.array(held, np.int64)
         if packed and (self._ascending or len(ids) < 2 or bool((ids[1:] > ids[:-1]).all())):
             scan = self.scan(self._file.rows)
             return _Part(self.fill(scan, stop - start, self._file.packed_at(number, start)), ids, scan)
