@@ -118,6 +118,7 @@ def test_paper_tables(tmp_path: Path) -> None:
         if line.startswith(("by Faiss", "in the file"))
     ]
     assert len(ids) == 2
+    assert all(text.count(",") == 4 for text in ids)
 
 
 @pytest.mark.slow
