@@ -62,10 +62,14 @@ class Best:
     def take(self, rows: Any, scores: Floats, ids: Ids, part: int = 0) -> None:
         """Merge results [n, any] of the queries ``rows`` in a part; missing ones are -inf and -1."""
         with self._lock:
-            kth = self.D[rows, -1:]
-            if bool((scores[:, :1] < kth).all()):  # nothing new, as mostly
-                return
             k = self.D.shape[1]
+            rows = np.arange(len(self.D))[rows]
+            enters = scores >= self.D[rows, -1:]
+            new = enters.any(axis=1)
+            if not new.any():  # as mostly
+                return
+            few = int(enters.sum(axis=1).max())
+            rows, scores, ids = rows[new], scores[new, :few], ids[new, :few]
             D = np.concatenate([self.D[rows], scores], axis=1)
             found = np.concatenate([self.found[rows], ids], axis=1)
             order = np.lexsort((found, -D), axis=1)[:, :k]

@@ -43,6 +43,7 @@ FULL = 8192
 _CANDIDATE_BYTES = 64 << 20
 _SCORE_BLOCK = 32_768
 _ROUNDS = 3
+_FEW = 32
 _WIDEST = 64  # part of the codes from which scoring all of them is as cheap as nominating that many
 _LOW = np.int64(0xFFFF_FFFF)
 _FLIP = np.int32(0x7FFF_FFFF)
@@ -376,11 +377,15 @@ class ProvenSearch:
             prepared, slack = lookup_tables(tables), None
         else:
             tables, prepared, slack = known.tables, known.prepared, known.slack
-        out = np.empty((len(xq), k), np.int64)
+        out = np.full((len(xq), k), EMPTY_KEY, np.int64)
         self.queries += len(xq)
         wanted = self._start(k)
         open_ = np.arange(len(xq))
-        if self._in_full(wanted):
+        # Where every query has its floor, few codes reach it: fewer candidates than k will do, even of few codes.
+        floored = floor is not None and len(self.stages) == 1 and bool(np.isfinite(floor).all())
+        if floored:
+            wanted = self._first.get(-k, _FEW)
+        if 4 * wanted >= self.n if floored and self.stages[0] in self._scanners else self._in_full(wanted):
             self.direct += len(xq)
         else:
             open_ = self._prove(xq, tables, prepared, k, wanted, out, floor, slack)
@@ -413,8 +418,10 @@ class ProvenSearch:
                 wanted = k + max(32, k // 4)
             # With one stage alone, widening goes on as long as it is cheaper than scoring everything.
             alone = len(self.stages) == 1 and floor is not None
+            floored = alone and floor is not None and bool(np.isfinite(floor).all())
+            widest = _WIDEST if self.n > FULL else 8
             for attempt in range(_ROUNDS if last or number == 0 else 1) if not alone else itertools.count():
-                if not len(open_) or 4 * wanted >= self.n or (alone and _WIDEST * wanted > self.n):
+                if not len(open_) or 4 * wanted >= self.n or (alone and widest * wanted > self.n):
                     break
                 proven = np.zeros(len(open_), np.bool_)
                 saturated = np.zeros(len(open_), np.bool_)
@@ -427,7 +434,7 @@ class ProvenSearch:
                     )
                 if number == attempt == 0:
                     self.widened += int((~proven).sum())
-                    self._adapt(k, wanted, needed, proven, least=1 if alone else 8)
+                    self._adapt(-k if floored else k, wanted, needed, proven, least=1 if alone else 8)
                 # Where ties with the k-th still fill four times the candidates, there is no end of them in sight.
                 hopeless = saturated & ~proven if attempt and not alone else np.zeros(len(open_), np.bool_)
                 tied.append(open_[hopeless])
@@ -455,8 +462,8 @@ class ProvenSearch:
         """
         approximate, found = scanner.candidates(np.ascontiguousarray(xq[rows]), wanted)
         exact = score_prepared(prepared[rows], self.codes[found], self.M, self.K)
-        best = best_keys(sort_keys(exact, found), k)
-        kth = read_keys(best[:, -1])[0]
+        best = best_keys(sort_keys(exact, found), min(k, wanted))
+        kth = read_keys(best[:, -1])[0] if wanted >= k else np.full(len(rows), -np.inf, np.float32)
         # Whatever was not nominated scores at most the last approximate score plus the slack. A tie with the k-th is
         # not good enough: the item outside might come first in the order of ids.
         reach = approximate + slack[rows, None]
@@ -465,17 +472,20 @@ class ProvenSearch:
             proven |= reach[:, -1] <= floor[rows]
             kth = np.maximum(kth, floor[rows])
         proven &= found[:, -1] >= 0
-        out[rows[proven]] = best[proven]
+        out[rows[proven], : best.shape[1]] = best[proven]
         return proven, exact.min(axis=1) >= kth, (reach >= kth[:, None]).sum(axis=1)
 
     def _adapt(
         self, k: int, wanted: int, needed: NDArray[Any], proven: NDArray[np.bool_], least: int = 8
     ) -> None:
-        """Choose the next k' so that nine queries in ten are proven at first try. Changes speed, never answers."""
+        """Choose the next k' so that nine queries in ten are proven at first try. Changes speed, never answers.
+
+        ``k`` is negative where floors were known.
+        """
         if len(needed) < least:
             return
         enough = float(np.quantile(np.where(proven, needed, 2 * wanted), 0.9)) * 1.1 + 8
-        low, high = k + max(8, k // 10), 16 * k + 256
+        low, high = k + max(8, k // 10) if k > 0 else _FEW // 2, 16 * abs(k) + 256
         self._first[k] = int(min(max(enough, low, wanted // 2), high))
 
     def range_keys(self, xq: Floats, least: float) -> list[Keys]:
