@@ -309,15 +309,15 @@ def complete(group: dict[str, Any] | None) -> bool:
 def markdown(results: dict[str, Any]) -> str:
     """The tables and what is needed to read them."""
     text = [f"# {TITLE}", ""]
-    tables = {bits: group for bits, group in results["tables"].items() if complete(group)}
-    for bits, group in sorted(tables.items(), key=lambda item: -int(item[0])):
+    for bits, group in sorted(results["tables"].items(), key=lambda item: -int(item[0])):
         facts, machine = group["facts"], group["machine"]
         text += [
             f"## {bits} bits ({int(bits) // 8} bytes) a vector",
             "",
             f"mAP over {facts['items']:,} real items, {facts['queries']:,} queries, seed {facts['seed']}. Queries a second "
-            f"(q/s) of one core's processor time, k = {K}: over these items and over {facts['simulated']:,} simulated ones, "
-            f"all queries at once and one by one, the best of {facts['rounds']} rounds by turns. The machine had other work "
+            f"(q/s) of one core's processor time, k = {K}: over these items"
+            + (f" and over {facts['simulated']:,} simulated ones" if complete(group) else "")
+            + f", all queries at once and one by one, the best of {facts['rounds']} rounds by turns. The machine had other work "
             "too: compare within the table only.",
             "",
         ]
@@ -331,8 +331,14 @@ def markdown(results: dict[str, Any]) -> str:
                     f"P@{CUTS[0]}": f"{row['precision']:.3f}",
                     "q/s real": f"{row['real_batch']:,.0f}",
                     "one by one": f"{row['real_single']:,.0f}",
-                    "q/s simulated": f"{row['simulated_batch']:,.0f}",
-                    "one by one ": f"{row['simulated_single']:,.0f}",
+                    **(
+                        {
+                            "q/s simulated": f"{row['simulated_batch']:,.0f}",
+                            "one by one ": f"{row['simulated_single']:,.0f}",
+                        }
+                        if complete(group)
+                        else {}
+                    ),
                 }
                 for row in group["rows"]
                 if row["group"] == name
@@ -355,8 +361,8 @@ def markdown(results: dict[str, Any]) -> str:
         "engines separate the two: same network, another quantiser or another engine. The time of the network is part of "
         "every GPQ row.",
         "",
-        "`code`: bytes of one vector's code; `stored`: bytes a vector of what the engine writes to disk, at the simulated "
-        "size, + bytes of vectors that it keeps beside. USearch has no code below a bit a dimension, and a graph besides; "
+        "`code`: bytes of one vector's code; `stored`: bytes a vector of what the engine writes to disk, at the largest "
+        "size of the table, + bytes of vectors that it keeps beside. USearch has no code below a bit a dimension, and a graph besides; "
         "LanceDB keeps the vectors in its table; nanopq keeps a byte a codebook. LanceDB reads files, all others memory. "
         "None re-scores with the vectors. ScaNN is made for longer codes (two dimensions a block) that are re-scored: at this "
         "length it is out of its element.",
@@ -366,22 +372,25 @@ def markdown(results: dict[str, Any]) -> str:
 
 
 def _stored(row: Row) -> str:
-    beside = row["simulated_vector_bytes"]
-    return f"{row['simulated_bytes']:,.1f}" + (f" + {beside:,.0f}" if beside >= 1 else "")
+    where = "simulated" if "simulated_bytes" in row else "real"
+    beside = row[f"{where}_vector_bytes"]
+    return f"{row[f'{where}_bytes']:,.1f}" + (f" + {beside:,.0f}" if beside >= 1 else "")
 
 
 def plot(group: dict[str, Any], bits: str, out: Path) -> Path:
-    """mAP against queries a second over the simulated items."""
+    """mAP against queries a second over the simulated items (the real ones while these are missing)."""
+    where = "simulated" if complete(group) else "real"
+    items = group["facts"]["simulated" if complete(group) else "items"]
     series: dict[str, dict[str, tuple[list[float], list[float]]]] = {name: {} for name in GROUPS}
     for row in group["rows"]:
         x, y = series[row["group"]].setdefault(row["engine"], ([], []))
-        x.append(row["simulated_batch"])
+        x.append(row[f"{where}_batch"])
         y.append(row[f"map_{K}"])
     return plot_tradeoff(
         series,
         out,
         title=f"CIFAR-10 features, {bits} bits a code",
-        x=f"queries a second of one core, {group['facts']['simulated']:,} simulated items, k = {K}",
+        x=f"queries a second of one core, {items:,} {where} items, k = {K}",
         y=f"mAP@{K}, {group['facts']['items']:,} real items",
         overwrite=True,
     )
@@ -444,9 +453,8 @@ def main() -> None:
                 write_json(options.out, results)
     write_json(options.out, results)
     write_text(options.out.with_suffix(".md"), markdown(results))
-    done = {bits: group for bits, group in results["tables"].items() if complete(group)}
-    most = max(done, key=int)
-    for bits, group in done.items():
+    most = max(results["tables"], key=int)
+    for bits, group in results["tables"].items():
         name = options.out.stem + ("" if bits == most else f"-{bits}")
         print(plot(group, bits, options.out.with_name(f"{name}.png")))
     print(options.out.with_suffix(".md"))

@@ -18,7 +18,9 @@ from typing import Any
 
 import faiss
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from gpq_faiss.index.codebooks import encode, pad_vectors
 from gpq_faiss.index.engine import Engine, Kind
@@ -73,24 +75,27 @@ def installed(package: str) -> bool:
 
 @contextlib.contextmanager
 def one_core() -> Iterator[None]:
-    """Keep every thread of this process on one core, whatever thread pools the engines have (Linux; elsewhere no-op)."""
-    if not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    cores = os.sched_getaffinity(0)
+    """Keep this process to one thread where that can be said, and all threads that there are on one core (Linux).
+
+    The first matters as much: threads of OpenMP that wait for each other on a shared core spin, and cost milliseconds.
+    """
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
     def pin(allowed: set[int]) -> None:
-        for task in Path("/proc/self/task").iterdir():
+        for task in Path("/proc/self/task").iterdir() if allowed else ():
             with contextlib.suppress(ProcessLookupError):  # ended meanwhile
                 os.sched_setaffinity(int(task.name), allowed)
 
-    pin({max(cores)})
-    threads = faiss.omp_get_max_threads()
+    faiss_threads, torch_threads = faiss.omp_get_max_threads(), torch.get_num_threads()
+    pin({max(cores)} if cores else set())
     faiss.omp_set_num_threads(1)
+    torch.set_num_threads(1)
     try:
-        yield
+        with threadpool_limits(1):
+            yield
     finally:
-        faiss.omp_set_num_threads(threads)
+        faiss.omp_set_num_threads(faiss_threads)
+        torch.set_num_threads(torch_threads)
         pin(cores)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import faiss
 import numpy as np
 import pytest
+import torch
 
 from gpq_faiss.index.codebooks import encode, score_codes
 
@@ -98,12 +99,16 @@ def test_gpq_is_brute_force(engines: Any, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="threads are kept on a core on Linux only")
 def test_one_core_is_left_again(engines: Any) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
     cores, threads = os.sched_getaffinity(0), faiss.omp_get_max_threads()
     with engines.one_core():
         assert len(os.sched_getaffinity(0)) == 1
-        assert faiss.omp_get_max_threads() == 1
+        assert faiss.omp_get_max_threads() == torch.get_num_threads() == 1
     assert os.sched_getaffinity(0) == cores
     assert faiss.omp_get_max_threads() == threads
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(before)
 
 
 def test_quality_is_that_of_a_plain_loop(compare: Any) -> None:
