@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,23 @@ def test_files_that_are_no_grid(tmp_path: Path) -> None:
         read_grid(bad)
     with pytest.raises(DataError, match="cannot read"):
         read_grid((tmp_path / "folder.toml").mkdir() or tmp_path / "folder.toml")
+
+
+def test_the_page_on_experiments_names_the_grids_and_its_example_is_one() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \|", page, re.M) == [
+        "table2",
+        "table3",
+        "ablation",
+        "sensitivity",
+        "scale",
+        "tsne",
+        "voronoi",
+    ]
+    (block,) = re.findall(r"```toml\n(.*?)```", page, re.S)
+    grid = grid_from(tomllib.loads(block), "page")
+    assert [v.name for v in grid.variations] == ["", "no entropy"]
+    assert grid.settings["gpq-h"] == {"loss": {"lambda3": 0.0}}
 
 
 # --------------------------------------------------------------------------------------------------------------- plans
