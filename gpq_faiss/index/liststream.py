@@ -281,13 +281,12 @@ class _Build:
                 digest.update(data)
 
             def put_ids(n: int) -> None:
-                last = None
+                last: int | None = None
                 for start in range(0, n, step):
                     block = np.frombuffer(ids.read(8 * min(step, n - start)), "<i8")
-                    self.ascending &= bool((block[1:] > block[:-1]).all()) and (
-                        last is None or last < block[0]
-                    )
-                    last = block[-1]
+                    rising = bool((block[1:] > block[:-1]).all())
+                    self.ascending &= rising and (last is None or last < int(block[0]))
+                    last = int(block[-1])
                     put(block.data)
 
             put(frame_lists(form, self.Z, self.centroids, nprobe, self.sizes))

@@ -389,3 +389,35 @@ def test_lists_of_a_factory_string_are_taken(tmp_path: Path) -> None:
     far.is_trained = True
     with pytest.raises(DataError, match="metric"):
         layout_of(far)
+
+
+def test_whether_ids_ascend_is_noted_over_several_blocks(tmp_path: Path) -> None:
+    """A list is written in blocks where it is larger than the budget has it; the note must hold across them."""
+    n = 700_000
+    codes, ids = random_codes(n), np.arange(n) * 2
+    for number, (own, ascends) in enumerate(((ids, True), (np.roll(ids, n // 2), False))):
+        path = build_lists(
+            [ArrayShard(codes, own)],
+            tmp_path / f"{number}.faiss",
+            codebooks(),
+            IvfSettings(lists=1),
+            memory=16 << 20,
+        )
+        assert read_sidecar(path)["extra"]["ascending"] is ascends
+        D, found = open_disk(path, "64MB").search(queries(4), 5)
+        expected = Engine.build(codes, codebooks(), own).search(queries(4), 5)
+        assert np.array_equal(found, expected[1])
+        assert np.array_equal(D, expected[0])
+
+
+class ArrayShard:
+    """Rows that are there already."""
+
+    path, kind, row_bytes, data_fingerprint, fingerprint = Path("array"), "codes", 32, "d", "f"
+
+    def __init__(self, codes: np.ndarray, ids: np.ndarray) -> None:
+        self.codes, self.ids, self.rows = codes, ids, len(ids)
+
+    def blocks(self, size: int):
+        for start in range(0, self.rows, size):
+            yield self.codes[start : start + size], self.ids[start : start + size]
