@@ -40,6 +40,7 @@ from gpq_faiss.index.codebooks import inject
 from gpq_faiss.methods.gpq import GPQ
 from gpq_faiss.methods.trainable import TrainingBatch
 from gpq_faiss.nn.backbones import build_from_spec
+from gpq_faiss.nn.gpq import GPQNetwork
 from gpq_faiss.nn.model import build_network
 from gpq_faiss.train import train
 
@@ -111,7 +112,9 @@ def step_cost(backbone: str, batch: int, repeats: int, amp: bool) -> Row:
         x = x.to(memory_format=torch.channels_last)
     classes = torch.randint(CLASSES, (2 * batch,), generator=generator)
     y = nn.functional.one_hot(classes[:batch], CLASSES).float()
-    method = GPQ(build_network(config, _IMAGES if backbone == "vgg" else _FEATURES, CLASSES), config)
+    network = build_network(config, _IMAGES if backbone == "vgg" else _FEATURES, CLASSES)
+    assert isinstance(network, GPQNetwork)
+    method = GPQ(network, config)
     plain = _Plain(build_from_spec(method.network.backbone.spec), config.quantizer.width)  # type: ignore[arg-type]
     method.train()
     plain.train()

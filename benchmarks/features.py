@@ -76,7 +76,7 @@ def run_gpq(
         encoder = Encoder.load(model)
     Z = encoder.model.codebooks
     M, K, _ = Z.shape
-    query_rows, xq = encoder.embed_rows(data, split.query)
+    query_rows, xq = encoder.embed_rows(data, split.query, queries=True)
     base_rows, xb = encoder.embed_rows(data, split.database)
     codes = encode_vectors(xb, Z)
     encoded = time.perf_counter()

@@ -165,7 +165,7 @@ def run_gpq(task: Task, stages: Stages) -> RankingResult:
     Z = encoder.model.codebooks
     M, size, _ = Z.shape
     with stages("encode"):
-        _, xq = encoder.embed_rows(task.data, task.split.query)
+        _, xq = encoder.embed_rows(task.data, task.split.query, queries=True)
         parts = [encode_vectors(vectors, Z) for _, vectors in encoder.batches(task.data, task.split.database)]
         codes = np.concatenate(parts)
     with stages("index"):

@@ -160,7 +160,7 @@ def run_gpq(name: str, bits: int, task: Task) -> RankingResult:
         encoder = Encoder.load(model)
     Z = encoder.model.codebooks
     M, K, _ = Z.shape
-    _, xq = encoder.embed_rows(task.queries, np.arange(len(task.queries)))
+    _, xq = encoder.embed_rows(task.queries, np.arange(len(task.queries)), queries=True)
     _, xb = encoder.embed_rows(task.data, task.database)
     return rank_codes(
         score_tables(xq, Z),

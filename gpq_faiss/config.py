@@ -64,6 +64,8 @@ class NetworkConfig:
     """Hidden units of a perceptron of its own for every sub-space; 0 = one linear layer for all. Beyond the paper."""
     noise: float = 0.0
     """Gaussian noise that each head adds to standardised embeddings in training, in deviations. Beyond the paper."""
+    committee: int = 0
+    """Class networks whose mean posterior is coded, with query vectors of their own; 0 = none. Beyond the paper."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,11 @@ class LossConfig:
     lambda2: float = 0.1
     lambda3: float = 0.0
     """Weight of the score regression. Beyond the paper."""
+    lambda4: float = 0.0
+    """Weight of the soft ranking loss, which takes the place of L_NPQ and L_reg where there is a committee. Beyond the paper."""
+    neighbours: float = 0.0
+    """Share of the features' own neighbours in what the soft ranking loss takes for relevant, the rest being the committee's belief.
+    For data with classes that have no label. Beyond the paper."""
     beta: float = 4.0
     """Scale of the cosine classifier (eq. 3)."""
     classification: Literal["paper", "code"] = "code"
@@ -133,25 +140,28 @@ class Config:
         return fingerprint(json.dumps(to_dict(self), sort_keys=True))
 
 
+_RECOMMENDED = Config(
+    preset="recommended",
+    network=NetworkConfig(heads=256, dropout=0.2, noise=0.5, committee=8),
+    loss=LossConfig(lambda0=0.0, lambda1=1.0, lambda2=0.5, lambda4=10.0, beta=20.0, classification="paper"),
+    training=TrainingConfig(
+        steps=800,
+        batch_labelled=125,
+        batch_unlabelled=400,
+        learning_rate=3e-3,
+        beta1=0.9,
+        schedule="cosine",
+        ema=0.99,
+        codebook_start=0.33,
+    ),
+)
+
 PRESETS: dict[str, Config] = {
     "paper": Config(),
-    "recommended": Config(
-        preset="recommended",
-        quantizer=QuantizerConfig(reexpress=True),
-        network=NetworkConfig(heads=256, dropout=0.2, noise=0.5),
-        loss=LossConfig(
-            lambda0=0.3, lambda1=1.0, lambda2=0.5, lambda3=10.0, beta=20.0, classification="paper"
-        ),
-        training=TrainingConfig(
-            steps=500,
-            batch_labelled=125,
-            batch_unlabelled=250,
-            learning_rate=1e-3,
-            beta1=0.9,
-            schedule="cosine",
-            ema=0.99,
-            codebook_start=0.33,
-        ),
+    "recommended": _RECOMMENDED,
+    # Half of what is to be found is of classes that no label names: what lies near counts as much as what the committee believes.
+    "unseen-classes": dataclasses.replace(
+        _RECOMMENDED, preset="unseen-classes", loss=dataclasses.replace(_RECOMMENDED.loss, neighbours=0.7)
     ),
 }
 
@@ -303,13 +313,30 @@ def validate(config: Config) -> Config:
     _require(n.heads >= 0, f"network.heads = {n.heads}: it must not be negative")
     _require(n.noise >= 0, f"network.noise = {n.noise}: it must not be negative")
     _require(
-        min(c.lambda0, c.lambda1, c.lambda2, c.lambda3) >= 0,
-        "loss.lambda0 to loss.lambda3 must not be negative",
+        min(c.lambda0, c.lambda1, c.lambda2, c.lambda3, c.lambda4) >= 0,
+        "loss.lambda0 to loss.lambda4 must not be negative",
     )
-    _require(
-        c.lambda0 + c.lambda3 > 0,
-        "loss.lambda0 and loss.lambda3 are both 0: nothing would train the codewords",
-    )
+    _require(n.committee >= 0, f"network.committee = {n.committee}: it must not be negative")
+    _require(0 <= c.neighbours <= 1, f"loss.neighbours = {c.neighbours}: it must be in [0, 1]")
+    if n.committee:
+        _require(
+            n.heads > 0 and c.lambda1 > 0 and c.lambda4 > 0,
+            f"network.committee = {n.committee} needs network.heads, loss.lambda1 and loss.lambda4 above 0",
+        )
+        _require(
+            c.lambda0 == c.lambda3 == 0 and not q.reexpress,
+            f"network.committee = {n.committee} has no part for loss.lambda0, loss.lambda3 and quantizer.reexpress: set them to 0 "
+            "and false",
+        )
+    else:
+        _require(
+            c.lambda4 == 0,
+            f"loss.lambda4 = {c.lambda4} needs a committee: set network.committee, or lambda4 to 0",
+        )
+        _require(
+            c.lambda0 + c.lambda3 > 0,
+            "loss.lambda0 and loss.lambda3 are both 0: nothing would train the codewords",
+        )
     _require(c.beta > 0, f"loss.beta = {c.beta}: it must be above 0")
     _require(c.margin >= 0, f"loss.margin = {c.margin}: it must not be negative")
     _require(t.steps >= 1, f"training.steps = {t.steps}: at least 1 is needed")

@@ -69,13 +69,20 @@ class Encoder:
             model.network.to(memory_format=torch.channels_last)
         return cls(model, torch_device, amp)
 
-    def embed(self, values: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    def embed(
+        self, values: NDArray[Any], *, queries: bool = False
+    ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         """Vectors float32 [n, M·d] of features float32 [n, width] or images uint8 [n, 3, size, size].
+
+        Args:
+            values: the items.
+            queries: whether an index is searched with the vectors; without it they are those that are coded. Models with a
+                committee (``recommended``) make different ones of them.
 
         Returns:
             The vectors, and bool [n]: whether each has a direction in every sub-space (if not, it has no code).
         """
-        vectors, fine = self._on_device(values)
+        vectors, fine = self._on_device(values, queries)
         return vectors.cpu().numpy(), fine.cpu().numpy()
 
     def quantize(self, vectors: torch.Tensor) -> NDArray[np.uint8]:
@@ -92,7 +99,7 @@ class Encoder:
         return codes
 
     @torch.inference_mode()
-    def _on_device(self, values: NDArray[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _on_device(self, values: NDArray[Any], queries: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """:meth:`embed`, left on the device."""
         x = torch.from_numpy(values)
         if self.device.type == "cuda":
@@ -100,11 +107,9 @@ class Encoder:
         if x.dtype == torch.uint8:
             x = x.to(memory_format=torch.channels_last).float().div_(255)
         network: Any = self.model.network
-        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.amp):
-            raw = network.backbone(x)
-        raw = raw.float()
+        raw = network.raw(x, queries=queries, amp=self.amp)
         fine = ~zero_subvectors(raw, network.M).any(dim=1)
-        return network.vectors(network.directions(raw)).flatten(1), fine
+        return network.finish(raw), fine
 
     def check(self, dataset: Dataset) -> None:
         """Refuse data of another kind or width than the model takes.
@@ -125,25 +130,32 @@ class Encoder:
             )
 
     def batches(
-        self, dataset: Dataset, rows: NDArray[np.int64] | None = None, *, start: int = 0, batch_size: int = 0
+        self,
+        dataset: Dataset,
+        rows: NDArray[np.int64] | None = None,
+        *,
+        start: int = 0,
+        batch_size: int = 0,
+        queries: bool = False,
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
         """Positions and vectors of the items at ``rows`` (default: all), a batch at a time; broken images are left out.
+        ``queries`` as in :meth:`embed`.
 
         Raises:
             DataError: an item without a direction in some sub-space (rows are named), or too many broken images.
         """
-        for positions, vectors in self._batches(dataset, rows, start, batch_size):
+        for positions, vectors in self._batches(dataset, rows, start, batch_size, queries):
             yield positions, vectors.cpu().numpy()
 
     def code_batches(
         self, dataset: Dataset, *, start: int = 0, batch_size: int = 0
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint8]]]:
         """As :meth:`batches`, packed codes uint8 [n, code_size] in place of vectors (:meth:`quantize`)."""
-        for positions, vectors in self._batches(dataset, None, start, batch_size):
+        for positions, vectors in self._batches(dataset, None, start, batch_size, False):
             yield positions, self.quantize(vectors)
 
     def _batches(
-        self, dataset: Dataset, rows: NDArray[np.int64] | None, start: int, batch_size: int
+        self, dataset: Dataset, rows: NDArray[np.int64] | None, start: int, batch_size: int, queries: bool
     ) -> Iterator[tuple[NDArray[np.int64], torch.Tensor]]:
         self.check(dataset)
         positions = np.arange(len(dataset)) if rows is None else rows
@@ -151,7 +163,7 @@ class Encoder:
         with Reader(dataset, self.model.image_size) as reader:
             parts = [positions[i : i + size] for i in range(start, len(positions), size)]
             for part, (values, ok) in zip(parts, reader.stream(parts), strict=True):
-                vectors, there = self._on_device(values)
+                vectors, there = self._on_device(values, queries)
                 fine = there.cpu().numpy()
                 if not fine.all():
                     raise DataError(
@@ -161,7 +173,12 @@ class Encoder:
                 yield part[ok], vectors
 
     def embed_rows(
-        self, dataset: Dataset, rows: NDArray[np.int64], *, progress: Progress | None = None
+        self,
+        dataset: Dataset,
+        rows: NDArray[np.int64],
+        *,
+        queries: bool = False,
+        progress: Progress | None = None,
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """All of :meth:`batches` together: positions int64 [n] and vectors float32 [n, M·d]."""
         there: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
@@ -169,7 +186,7 @@ class Encoder:
             np.empty((0, self.model.codebooks.shape[0] * self.model.codebooks.shape[2]), np.float32)
         ]
         done = 0
-        for positions, vectors in self.batches(dataset, rows):
+        for positions, vectors in self.batches(dataset, rows, queries=queries):
             there.append(positions)
             parts.append(vectors)
             done += len(positions)

@@ -258,7 +258,7 @@ def evaluate(
     def step(offset: int) -> Progress:
         return lambda done, _: progress(offset + done, total) if progress else None
 
-    query_rows, xq = encoder.embed_rows(dataset, split.query, progress=step(0))
+    query_rows, xq = encoder.embed_rows(dataset, split.query, queries=True, progress=step(0))
     there: list[NDArray[np.int64]] = []
     codes: list[NDArray[np.uint8]] = []
     done = 0

@@ -5,7 +5,8 @@ The graph takes what the network takes and gives what a GPQ index is searched wi
     features  float32 [B, W]                      ─►  vectors  float32 [B, M·d], every sub-vector of length one
     images    float32 [B, 3, S, S] RGB in [0, 1]       codes   uint8 [B, M], codeword indices (only where asked for)
 
-B is free, the rest is fixed. The normalisation of the input is inside. An item whose sub-vector has no direction gets
+The codes are those of the items as ``gpq encode`` makes them; a model with query vectors of its own (``recommended``) gives
+these as vectors. B is free, the rest is fixed. The normalisation of the input is inside. An item whose sub-vector has no direction gets
 a (nearly) zero sub-vector: ``gpq encode`` refuses such items, a program that runs the file has to do that itself.
 
 No file appears before its graph has answered like the model. Who made it, and what index it belongs to, is written in
@@ -96,11 +97,13 @@ class _Graph(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """Vectors float32 [B, M·d]; with codebooks also codeword indices uint8 [B, M]."""
-        x = self.network(x).unflatten(1, (self.M, -1))
+        network: Any = self.network
+        vectors: Tensor = network.queries(x)
         if self.Z is None:
-            return x.flatten(1)
+            return vectors
+        items = (network(x) if network.asymmetric else vectors).unflatten(1, (self.M, -1))
         # Unit-norm codewords: the largest inner product is the largest cosine; of equal ones the first wins.
-        return x.flatten(1), torch.einsum("bmd,mkd->bmk", x, self.Z).argmax(dim=-1).to(torch.uint8)
+        return vectors, torch.einsum("bmd,mkd->bmk", items, self.Z).argmax(dim=-1).to(torch.uint8)
 
 
 def export_encoder(
@@ -386,7 +389,7 @@ def _compare(
     inputs = [_random_input(encoder.model, n) for n in _BATCHES]
     worst, items = 0.0, 0
     for values in [*inputs, *([given] if given is not None else [])]:
-        expected, fine = encoder.embed(values)
+        expected, fine = encoder.embed(values, queries=True)
         try:
             outputs = run(_graph_input(values))
         except Exception as error:  # onnxruntime's and torch's errors have no common base
@@ -410,7 +413,9 @@ def _compare(
                 f"is {tolerance:g}; nothing was written: use the other format, or allow more with --tolerance"
             )
         if with_codes:
-            _check_codes(encoder.model, outputs[0][fine], outputs[1][fine])
+            vectors, coded = encoder.embed(values)
+            both = fine & coded
+            _check_codes(encoder.model, vectors[both], outputs[1][both])
     if not items:
         raise DataError(
             f"{encoder.model.folder}: the network gives no vector with a direction for random input: "

@@ -261,6 +261,10 @@ def query_vectors(
                     f"{own} holds features of another model (fingerprint {reader.header.model_fingerprint}, "
                     f"{model} has {description['model_fingerprint']}): encode the queries with this model"
                 )
+            if description.get("asymmetric", False):
+                raise MismatchError(
+                    f"{own} holds vectors of items, and {model} makes other ones of queries: give the data of the queries instead"
+                )
             positions = np.arange(reader.ntotal) if rows is None else parse_rows(rows, reader.ntotal)
             if rows is None:
                 vectors, ids = reader.block(), reader.ids()
@@ -273,7 +277,7 @@ def query_vectors(
         raise DataError(f"{dataset.name} holds no query")
     encoder = Encoder.load(model, device)
     positions = np.arange(len(dataset)) if rows is None else parse_rows(rows, len(dataset))
-    positions, vectors = encoder.embed_rows(dataset, positions, progress=progress)
+    positions, vectors = encoder.embed_rows(dataset, positions, queries=True, progress=progress)
     ids = dataset.ids[positions]
     path_of = getattr(dataset, "image_path", lambda i: None)
     names = tuple(path_of(int(p)) or str(i) for p, i in zip(positions, ids, strict=True))

@@ -39,8 +39,10 @@ from .errors import DataError, OutputExistsError, UsageError
 from .evaluate.ranking import rank_codes
 from .files import check_output, fingerprint, read_json
 from .methods.gpq import GPQ, build_gpq
+from .methods.gpq_committee import CommitteeGPQ
 from .methods.trainable import TrainableMethod, TrainingBatch
 from .nn.augment import random_flip_crop
+from .nn.committee import CommitteeNetwork
 from .nn.device import resolve_device
 from .nn.model import input_description, save_model
 from .store import codebooks_fingerprint
@@ -131,11 +133,19 @@ def to_input(values: NDArray[Any] | Tensor, device: torch.device) -> Tensor:
 
 @torch.no_grad()
 def embed_rows(
-    method: TrainableMethod, reader: Reader, rows: NDArray[np.int64], device: torch.device, batch: int = 1000
+    method: TrainableMethod,
+    reader: Reader,
+    rows: NDArray[np.int64],
+    device: torch.device,
+    batch: int = 1000,
+    *,
+    queries: bool = False,
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """Intra-normalised vectors [n, D] of ``rows`` from the network as it would be exported, and which could be read."""
-    network = method.exported()
-    network.eval()
+    """Vectors [n, D] of ``rows`` from the network as it would be exported, and which could be read; with ``queries`` those that an
+    index is searched with, where the method makes such."""
+    exported = method.exported()
+    exported.eval()
+    network = getattr(exported, "queries", exported) if queries else exported
     parts, there = [], []
     for values, ok in reader.stream(rows[i : i + batch] for i in range(0, len(rows), batch)):
         parts.append(network(to_input(values, device)).float().cpu().numpy())
@@ -148,11 +158,12 @@ def validation_map(
 ) -> float:
     """Tie-aware mAP of the held-out rows, each ranking the others by its code, as a search would."""
     vectors, ok = embed_rows(method, reader, rows, device)
+    xq, _ = embed_rows(method, reader, rows, device, queries=True)
     coder = method.coder()
     held = labels.take(rows[ok])
     codes = coder.encode(vectors)
     return rank_codes(
-        lambda q, distinct: coder.score(vectors[q], distinct),
+        lambda q, distinct: coder.score(xq[q], distinct),
         codes,
         held,
         held,
@@ -379,11 +390,13 @@ def train(
         progress=progress,
     )
     method, run, labels = fitted.method, fitted.run, fitted.labels
-    assert isinstance(method, GPQ)
+    assert isinstance(method, GPQ | CommitteeGPQ)
     codebooks = method.codebooks()
     z_print = codebooks_fingerprint(codebooks)
     network = method.exported()
     network.eval()
+    if isinstance(network, CommitteeNetwork):
+        network.settle()
     description = {
         "format_version": 1,
         "method": method.name,
@@ -394,6 +407,7 @@ def train(
         "split": {"protocol": split.name, "seed": split.seed, "hash": split.hash},
         "class_names": list(labels.class_names),
         "multi_label": labels.multi_label,
+        "asymmetric": network.asymmetric,
         "input": input_description(dataset, fitted.image_size),
         "training": {
             "steps": run.step,

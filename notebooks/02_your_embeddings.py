@@ -92,7 +92,7 @@ with RowReader(run / "features.h5") as reader:
 after = faiss.IndexIDMap2(faiss.read_index(str(run / "empty.faiss")))
 after.add_with_ids(item_vectors, item_ids)
 
-query_vectors, has_direction = Encoder.load(model).embed(np.load(run / "queries.npy"))
+query_vectors, has_direction = Encoder.load(model).embed(np.load(run / "queries.npy"), queries=True)
 scores, found_after = after.search(query_vectors, 100)
 print("every query has a direction in every sub-space:", bool(has_direction.all()))
 

@@ -92,7 +92,7 @@ print(f"{rows_file.stat().st_size / ITEMS:.2f} bytes an item")
 # the codes it keeps them, and the second search is as fast as one in memory.)
 
 # %%
-queries, _ = encoder.embed((pixels[::18] / 16).astype(np.float32))
+queries, _ = encoder.embed((pixels[::18] / 16).astype(np.float32), queries=True)
 query_classes = classes[::18]
 on_disk = open_disk(rows_file, MEMORY)
 D, found = on_disk.search(queries, 10)

@@ -29,7 +29,9 @@ from ..evaluate.metrics import RECALL_LEVELS
 from ..evaluate.ranking import RankingResult, rank_codes
 from ..index.blob import to_bytes
 from ..index.codebooks import unpack_codes
-from ..methods.coders import ProductCoder
+from ..methods.coders import ProductCoder, TableCoder
+from ..methods.itq import BinaryMethod
+from ..methods.pq import PQ
 from ..methods.registry import METHODS, make_builder, make_method
 from ..nn.device import resolve_device
 from ..train import embed_rows, fit
@@ -196,7 +198,7 @@ def _trained(
     codes, there, kept, kept_rows = [], [], [], []
     with Reader(dataset, fitted.image_size) as reader:
         reader.preload()
-        xq, ok = embed_rows(method, reader, split.query, torch_device)
+        xq, ok = embed_rows(method, reader, split.query, torch_device, queries=True)
         query_rows = split.query[ok]
         for first in range(0, len(split.database), _BLOCK):
             rows = split.database[first : first + _BLOCK]
@@ -215,7 +217,7 @@ def _trained(
         base_rows=np.concatenate(there),
         codes=np.concatenate(codes),
         score=lambda q, distinct: coder.score(xq[q], distinct),
-        tables=coder.score_tables(xq) if isinstance(coder, ProductCoder) else None,
+        tables=coder.score_tables(xq) if isinstance(coder, TableCoder) else None,
         index=coder.index(),
         search_input=coder.search_input(xq),
         vectors=np.concatenate(kept),
@@ -263,7 +265,8 @@ def _fitted(cell: Cell, dataset: Dataset, split: Split, labels: Labels) -> Coded
         base_rows=base_rows,
         codes=codes,
         score=lambda q, distinct: method.score(xq[q], distinct),
-        tables=None,
+        # Sums of tables are ranked many times faster than scores that a method gives itself.
+        tables=method.score_tables(xq) if isinstance(method, PQ | BinaryMethod) else None,
         index=method.index(),
         search_input=method.index_input(xq),
         vectors=xb[chosen],

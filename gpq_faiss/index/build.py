@@ -33,6 +33,7 @@ Progress = Callable[[int, int], None]
 BLOCK = 65_536
 _TUNING = 256 << 20  # what tuning takes at least, for some hundred queries
 _PROTOTYPES = "network.classifier.raw"
+_ITEM_PROTOTYPES = "network.prototypes"
 
 
 @dataclass(frozen=True)
@@ -108,14 +109,16 @@ def _read_tensor(path: Path, name: str) -> Any:
 def read_prototypes(model_dir: str | Path) -> Floats:
     """The model's class prototypes as coarse centroids: float32 [C, M*d], each sub-vector of unit norm.
 
-    They are the sub-prototypes W of the cosine classifier (eq. 3), one centroid a class.
+    They are the sub-prototypes W of the cosine classifier (eq. 3), one centroid a class; of a model with a committee the vectors of
+    items that are surely of a class.
 
     Raises:
         DataError: see :func:`read_model`; a model without such a classifier.
         MismatchError: see :func:`read_model`.
     """
     model = read_model(model_dir)
-    W = np.asarray(_read_tensor(model.folder / "model.safetensors", _PROTOTYPES))
+    own = model.document.get("asymmetric") is True
+    W = np.asarray(_read_tensor(model.folder / "model.safetensors", _ITEM_PROTOTYPES if own else _PROTOTYPES))
     M, _, d = model.codebooks.shape
     if W.dtype != np.float32 or W.ndim != 3 or W.shape[0] != M or W.shape[2] != d or not np.isfinite(W).all():
         raise DataError(

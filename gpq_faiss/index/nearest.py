@@ -19,7 +19,7 @@ _ROUNDOFF = 2.0**-24  # u of float32
 
 @functools.cache
 def _blas() -> Any:
-    from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
+    from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController().select(user_api="blas")
 

@@ -64,13 +64,8 @@ def fill(index: Any, codes: Codes) -> Any:
 
 
 class TableCoder(Coder):
-    """Codes of M codeword numbers below K, whose score is a sum of M entries of the query's table.
+    """Codes of M numbers below K, whose score is a sum of M entries of the query's table."""
 
-    Attributes:
-        codebooks: float32 [M, K, ...].
-    """
-
-    codebooks: Floats
     M: int
     K: int
 
@@ -164,8 +159,10 @@ class ProductCoder(TableCoder):
         return index
 
 
-class SignCoder(Coder):
+class SignCoder(TableCoder):
     """A bit a dimension, 1 above 0 (lowest bit of a byte first, as Faiss packs them), compared by Hamming distance.
+
+    Four bits are a number below K = 16, so that binary codes are ranked as product codes are; the sums are whole numbers.
 
     Args:
         bits: width of the vectors. The bits that fill up the last byte are 0 in every code.
@@ -176,9 +173,16 @@ class SignCoder(Coder):
             raise UsageError(f"{bits} bits: a code has at least 1")
         self.bits = self.width = bits
         self.code_size = (bits + 7) // 8
+        self.M, self.K = 2 * self.code_size, 16
 
     def encode(self, vectors: Floats) -> Codes:
         return np.packbits(np.asarray(vectors) > 0, axis=1, bitorder="little")
+
+    def score_tables(self, xq: Floats) -> Floats:
+        """Minus the number of bits in which each four of a query differ from each number below 16, float32 [Q, M, 16]."""
+        queries = unpack_codes(self.encode(xq), self.M, self.K)
+        different: Floats = np.bitwise_count(queries[:, :, None] ^ np.arange(16, dtype=np.uint8)).astype(np.float32)
+        return np.negative(different, out=different)
 
     def score(self, xq: Floats, codes: Codes) -> Floats:
         """Minus the Hamming distance."""

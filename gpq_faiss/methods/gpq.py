@@ -33,10 +33,13 @@ from ..losses import (
     TripletPQLoss,
 )
 from ..nn.backbones import Backbone
+from ..nn.committee import CommitteeNetwork
 from ..nn.gpq import GPQNetwork
 from ..nn.model import build_network, input_description
 from ..nn.quantizer import reverse_gradient, soft_assign
+from .averaged import follow
 from .coders import ProductCoder
+from .gpq_committee import CommitteeGPQ
 from .trainable import TrainableMethod, TrainingBatch
 
 
@@ -112,16 +115,8 @@ class GPQ(TrainableMethod):
     @torch.no_grad()
     def after_step(self, step: int) -> None:
         """Move the average; it follows faster at first, so that it forgets the random weights."""
-        if self.average is None:
-            return
-        weight = 1 - min(self.config.training.ema, (step + 1) / (step + 10))
-        for mean, now in zip(
-            self.average.state_dict().values(), self.network.state_dict().values(), strict=True
-        ):
-            if mean.is_floating_point():
-                mean.lerp_(now, weight)
-            else:
-                mean.copy_(now)
+        if self.average is not None:
+            follow(self.average, self.network, self.config.training.ema, step)
 
     def exported(self) -> GPQNetwork:
         """The network that encodes: the average where there is one."""
@@ -137,6 +132,9 @@ class GPQ(TrainableMethod):
         return ProductCoder(self.codebooks())
 
 
-def build_gpq(config: Config, dataset: Dataset, image_size: int, n_classes: int) -> GPQ:
-    """A fresh GPQ for the items of ``dataset``."""
-    return GPQ(build_network(config, input_description(dataset, image_size), n_classes), config)
+def build_gpq(config: Config, dataset: Dataset, image_size: int, n_classes: int) -> GPQ | CommitteeGPQ:
+    """A fresh GPQ for the items of ``dataset``: the paper's, or the one that codes a committee's posterior."""
+    network = build_network(config, input_description(dataset, image_size), n_classes)
+    if isinstance(network, CommitteeNetwork):
+        return CommitteeGPQ(network, config)
+    return GPQ(network, config)

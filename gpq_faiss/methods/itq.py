@@ -47,6 +47,10 @@ class BinaryMethod(Method):
         """The codes: a binary index takes nothing else."""
         return self.encode(x)
 
+    def score_tables(self, xq: NDArray[Any]) -> Floats:
+        """As :meth:`.coders.SignCoder.score_tables`, of queries float32 [Q, width]."""
+        return SignCoder(self.bits).score_tables(self.project(xq))
+
     def _encode(self, x: Floats) -> Codes:
         return SignCoder(self.bits).encode(self._project(x))
 

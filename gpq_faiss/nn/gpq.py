@@ -23,6 +23,9 @@ class GPQNetwork(nn.Module):
         generator: source of the first codewords and prototypes.
     """
 
+    asymmetric = False
+    """Whether queries have vectors of their own."""
+
     def __init__(
         self,
         backbone: nn.Module,
@@ -63,6 +66,22 @@ class GPQNetwork(nn.Module):
             return soft_assign(directions, self.classifier.raw, self.alpha)
         return directions
 
+    def raw(self, x: Tensor, *, queries: bool = False, amp: bool = False) -> Tensor:
+        """The backbone's output float32 [B, M·d]; the same for items and queries."""
+        del queries
+        # Only the backbone runs in bf16: cosines times α = 20 need more than eight bits.
+        with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=amp):
+            raw: Tensor = self.backbone(x)
+        return raw.float()
+
+    def finish(self, raw: Tensor) -> Tensor:
+        """What is quantised of the backbone's output, float32 [B, M·d], each of the M sub-vectors unit-norm."""
+        return self.vectors(self.directions(raw)).flatten(1)
+
+    def queries(self, x: Tensor) -> Tensor:
+        """What an index is searched with: as :meth:`forward`."""
+        return self.finish(self.backbone(x))
+
     def forward(self, x: Tensor) -> Tensor:
         """The vector that is quantised, float32 [B, M·d], each of its M sub-vectors unit-norm."""
-        return self.vectors(self.directions(self.backbone(x))).flatten(1)
+        return self.finish(self.backbone(x))

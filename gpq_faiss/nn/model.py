@@ -25,6 +25,7 @@ from ..errors import DataError, MismatchError, UsageError
 from ..files import atomic_folder, fingerprint, read_json, write_json
 from ..store import codebooks_fingerprint
 from .backbones import DEFAULT_HIDDEN, MLP, VGG, Backbone, build_backbone
+from .committee import CommitteeNetwork
 from .gpq import GPQNetwork
 from .heads import SubspaceHeads
 
@@ -137,7 +138,7 @@ def build_extractor(
     return net
 
 
-def build_network(config: Config, input_: Mapping[str, Any], n_classes: int) -> GPQNetwork:
+def build_network(config: Config, input_: Mapping[str, Any], n_classes: int) -> GPQNetwork | CommitteeNetwork:
     """A GPQ network of this shape with random weights (or those that ``config.network.weights`` names).
 
     Args:
@@ -149,14 +150,30 @@ def build_network(config: Config, input_: Mapping[str, Any], n_classes: int) -> 
     # One generator for everything, so that the seed settles the first weights whatever was drawn before.
     generator = torch.Generator().manual_seed(config.training.seed)
     net = build_extractor(config, input_, q.width, generator)
+    width = cast(nn.Linear, net.head).in_features
+    noise = n.noise if input_["kind"] == "features" else 0.0
     if n.heads:
         net.head = SubspaceHeads(
-            cast(nn.Linear, net.head).in_features,
-            q.codebooks,
+            width,
+            n.committee or q.codebooks,
             n.heads,
             q.subdim,
             dropout=n.dropout,
-            noise=n.noise if input_["kind"] == "features" else 0.0,
+            noise=noise,
+            generator=generator,
+        )
+    if n.committee:
+        return CommitteeNetwork(
+            net,
+            n.committee,
+            q.codebooks,
+            q.codewords,
+            q.subdim,
+            n_classes,
+            width=width,
+            hidden=n.heads,
+            beta=config.loss.beta,
+            noise=0.6 * noise,
             generator=generator,
         )
     return GPQNetwork(

@@ -228,3 +228,16 @@ def test_a_codeword_that_nothing_chose_is_kept() -> None:
     new = update_codebooks(x, codes, C)
     np.testing.assert_array_equal(new[:, 1:], C[:, 1:])
     assert not np.array_equal(new[:, 0], C[:, 0])
+
+
+@pytest.mark.parametrize("bits", [1, 12, 17, 48])
+def test_tables_of_a_binary_code_sum_to_its_hamming_distance(bits: int) -> None:
+    rng = np.random.default_rng(bits)
+    xq, xb = (rng.normal(size=(n, bits)).astype(np.float32) for n in (7, 40))
+    coder = SignCoder(bits)
+    numbers = unpack_codes(coder.encode(xb), coder.M, coder.K)
+    tables = coder.score_tables(xq)
+    sums = np.stack([[sum(t[m, c[m]] for m in range(coder.M)) for c in numbers] for t in tables])
+    naive = -((xq > 0)[:, None] != (xb > 0)).sum(axis=2)
+    assert np.array_equal(sums, naive)
+    assert np.array_equal(coder.score(xq, coder.encode(xb)), naive)

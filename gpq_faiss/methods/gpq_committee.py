@@ -1,0 +1,142 @@
+"""GPQ on what a committee of classifiers believes: λ1 L_cls - λ2 L_SEM + λ4 L_rank. Beyond the paper.
+
+The cosine classifiers and the entropy mini-max of the paper (eq. 3, 4) train N class networks on labelled and unlabelled items. Their
+mean posterior says of any two items how likely they share a class, and the sub-vectors, codewords and query vectors learn to rank by
+that (:class:`~gpq_faiss.losses.SoftRankingLoss`), on all items alike. Reasons and figures: ``docs/recommended.md``.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from ..config import Config
+from ..losses import SoftRankingLoss, SubspaceClassification, SubspaceEntropy
+from ..nn.backbones import Backbone
+from ..nn.committee import CommitteeNetwork
+from ..nn.quantizer import reverse_gradient
+from .averaged import follow
+from .coders import ProductCoder
+from .trainable import TrainableMethod, TrainingBatch
+
+_NEIGHBOUR_SCALE = 20.0
+"""Steepness of the step from items that are no neighbours to those that are, in cosines."""
+
+
+class CommitteeGPQ(TrainableMethod):
+    """See the module's head."""
+
+    name = "gpq"
+
+    def __init__(self, network: CommitteeNetwork, config: Config) -> None:
+        super().__init__()
+        self.network = network
+        self.average = copy.deepcopy(network).requires_grad_(False).eval() if config.training.ema else None
+        self.config = config
+        loss = config.loss
+        self.classification = SubspaceClassification(loss.classification, loss.beta)
+        self.entropy = SubspaceEntropy(loss.beta)
+        self.ranking = SoftRankingLoss()
+
+    def extractors(self) -> list[Backbone]:
+        """The backbone, and that of the average."""
+        networks = [self.network, *([self.average] if self.average is not None else [])]
+        return [network.backbone for network in networks]
+
+    def _first_ranking_step(self, steps: int) -> int:
+        return int(self.config.training.codebook_start * steps)
+
+    @torch.no_grad()
+    def before_step(self, step: int, steps: int, sample: Callable[[int], Iterator[Tensor]]) -> None:
+        """Place the codewords by spherical k-means on the item vectors of unlabelled items, when their turn comes."""
+        if step != self._first_ranking_step(steps):
+            return
+        source = self.exported().eval()
+        vectors = torch.cat([source(x) for x in sample(5000)])
+        generator = torch.Generator().manual_seed(self.config.training.seed)
+        if len(vectors) >= self.config.quantizer.codewords:
+            self.network.codewords.initialise(vectors.float(), iterations=10, generator=generator)
+        if self.average is not None:
+            self.average.codewords.load_state_dict(self.network.codewords.state_dict())
+        self.network.train()
+
+    def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
+        """The terms that have a weight, and their sum."""
+        loss, n, net, x = self.config.loss, len(batch.y), self.network, batch.x
+        features, raw = net.features(x, amp)
+        prototypes = net.classifier.raw
+        parts = {"classification": self.classification(net.directions(raw[:n]), prototypes, batch.y)}
+        total = loss.lambda1 * parts["classification"]
+        if loss.lambda2 and len(x) > n:
+            parts["entropy"] = self.entropy(net.directions(reverse_gradient(raw[n:])), prototypes)
+            total = total - loss.lambda2 * parts["entropy"]
+        if batch.step >= self._first_ranking_step(batch.steps):
+            parts["ranking"] = self._ranking(batch, features, raw, amp)
+            total = total + loss.lambda4 * parts["ranking"]
+        return {"total": total, **parts}
+
+    def _ranking(self, batch: TrainingBatch, features: Tensor, raw: Tensor, amp: bool) -> Tensor:
+        """The order of the codes for every item of the batch as a query, against that of the committee."""
+        net, n = self.network, len(batch.y)
+        with torch.no_grad():
+            # What will be exported is asked, without noise or dropout, and learns nothing from the codes: two classes that a
+            # codebook cannot hold apart are no reason to confuse them.
+            if self.average is not None:
+                features, raw = self.average.features(batch.x, amp)
+                posterior = self.average.posterior(raw)
+            else:
+                features, posterior = features.detach(), net.posterior(raw.detach())
+            belief = posterior.clone()
+            belief[:n] = batch.y / batch.y.sum(dim=1, keepdim=True)
+            relevance = belief @ belief.T
+            relevance[:n, :n] = (batch.y @ batch.y.T > 0).to(relevance.dtype)
+            share = self.config.loss.neighbours
+            if share:
+                relevance = (1 - share) * relevance + share * neighbours(net.even(features), belief.shape[1])
+        knowledge = net.knowledge(features, posterior)
+        items = net.finish(net.items(knowledge)).reshape(len(knowledge), net.M, -1)
+        asked = net.finish(net.asks(knowledge))
+        codebooks = net.codebooks()
+        cosine = torch.einsum("bmd,mkd->bmk", items, codebooks)
+        soft = torch.einsum("bmk,mkd->bmd", (self.config.quantizer.alpha * cosine).softmax(dim=2), codebooks)
+        # Scores are those of the codes themselves; gradients go through the soft assignment (eq. 1).
+        hard = codebooks[torch.arange(net.M, device=cosine.device), cosine.argmax(dim=2)]
+        coded = (hard + (soft - soft.detach())).flatten(1)
+        return cast(Tensor, self.ranking(asked @ coded.T / net.M, relevance))
+
+    @torch.no_grad()
+    def after_step(self, step: int) -> None:
+        """Move the average."""
+        if self.average is not None:
+            follow(self.average, self.network, self.config.training.ema, step)
+
+    def exported(self) -> CommitteeNetwork:
+        """The network that encodes: the average where there is one."""
+        return self.average if self.average is not None else self.network
+
+    @torch.no_grad()
+    def codebooks(self) -> NDArray[np.float32]:
+        """float32 [M, K, d], unit-norm."""
+        return np.ascontiguousarray(self.exported().codebooks().float().cpu().numpy())
+
+    def coder(self) -> ProductCoder:
+        """The exported codebooks with the inner product."""
+        return ProductCoder(self.codebooks())
+
+
+def neighbours(features: Tensor, classes: int) -> Tensor:
+    """How surely two items of a batch are neighbours by their features float [B, W], in [0, 1]: float [B, B].
+
+    The nearest 1/C of all pairs count as neighbours, as many as are of one class where classes are equally large.
+    """
+    directions = functional.normalize(features - features.mean(dim=0), dim=1)
+    cosine = directions @ directions.T
+    limit = cosine.flatten().kthvalue(max(1, int(cosine.numel() * (1 - 1 / classes)))).values
+    return torch.sigmoid(_NEIGHBOUR_SCALE * (cosine - limit))
