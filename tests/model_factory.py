@@ -10,10 +10,48 @@ import numpy as np
 import torch
 
 from gpq_faiss import __version__
-from gpq_faiss.config import Config, NetworkConfig, QuantizerConfig, TrainingConfig, to_dict
+from gpq_faiss.config import (
+    Config,
+    NetworkConfig,
+    QuantizerConfig,
+    TrainingConfig,
+    merge,
+    preset,
+    to_dict,
+    validate,
+)
 from gpq_faiss.data.split import Split
 from gpq_faiss.nn.model import build_network, save_model
 from gpq_faiss.store import codebooks_fingerprint
+
+
+def reexpressed(**sections: dict[str, Any]) -> Config:
+    """Everything beyond the paper that needs no committee: heads, vectors re-expressed, the score regressed on relevance, codewords
+    placed on the data after a third of the steps, averaged weights.
+
+    Args:
+        sections: further changes, nested as in TOML: ``training={"steps": 60}``.
+    """
+    beyond: dict[str, dict[str, Any]] = {
+        "quantizer": {"reexpress": True},
+        "network": {"heads": 32, "dropout": 0.2, "noise": 0.5},
+        "loss": {
+            "lambda0": 0.3,
+            "lambda1": 1.0,
+            "lambda2": 0.5,
+            "lambda3": 10.0,
+            "beta": 20.0,
+            "classification": "paper",
+        },
+        "training": {
+            "learning_rate": 1e-3,
+            "beta1": 0.9,
+            "schedule": "cosine",
+            "ema": 0.99,
+            "codebook_start": 0.33,
+        },
+    }
+    return validate(merge(merge(preset("paper"), beyond), sections))
 
 
 def _split() -> Split:

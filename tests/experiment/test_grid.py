@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from experiment.experiments import small_grid
 
-from gpq_faiss.config import preset
+from gpq_faiss.config import preset, validate
 from gpq_faiss.data.base import Dataset
 from gpq_faiss.data.open import open_data
 from gpq_faiss.errors import DataError, UsageError
@@ -39,7 +39,33 @@ def test_the_built_in_grids_are_those_of_the_paper_and_more() -> None:
     }
     assert len(weights) == 25
     assert (0.1, 0.1) in weights
-    assert len(grids["ablation"].variations) == 10
+    assert grids["sensitivity"].preset == "paper"
+    assert grids["table3"].preset == "unseen-classes"
+    names = [v.name for v in grids["ablation"].variations]
+    assert (names[0], names[-1]) == ("recommended", "preset paper")
+
+
+@pytest.mark.parametrize("perceptron", [True, False], ids=["features", "images"])
+@pytest.mark.parametrize("name", list(built_in_grids()))
+def test_every_run_of_a_built_in_grid_has_settings_that_can_be(name: str, perceptron: bool) -> None:
+    grid = read_grid(name)
+    seen: dict[str, set[str]] = {}
+    for variation in grid.variations:
+        for method in grid.methods_of(variation):
+            if not METHODS[method].deep:
+                continue
+            config = method_config(
+                grid, variation, method, perceptron=perceptron, base=preset(variation.preset or grid.preset)
+            )
+            config = validate(config)
+            # Variations that change the sets and not the settings are told apart by these.
+            sizes = f"{variation.labelled} {variation.unlabelled} {variation.database}"
+            known = seen.setdefault(method, set())
+            assert f"{config.fingerprint()} {sizes}" not in known, (
+                f"{method}: '{variation.name}' changes nothing"
+            )
+            known.add(f"{config.fingerprint()} {sizes}")
+    assert "gpq" in seen
 
 
 def test_a_grid_from_a_file_and_options_over_it(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from model_factory import reexpressed
 
 from gpq_faiss.config import (
     Config,
@@ -28,9 +29,11 @@ from gpq_faiss.nn.backbones import CNNF
 from gpq_faiss.nn.model import build_network
 from gpq_faiss.train import fit
 
+BASES = {"paper": preset("paper"), "reexpressed": reexpressed()}
+
 
 def small(loss: LossConfig, base: str = "paper", **training: object) -> Config:
-    config = preset(base)
+    config = BASES[base]
     return validate(
         replace(
             config,
@@ -93,9 +96,9 @@ def test_the_margin_and_the_metric_are_settings() -> None:
         small(LossConfig(margin=-0.1))
 
 
-@pytest.mark.parametrize("base", ["paper", "recommended"])
+@pytest.mark.parametrize("base", list(BASES))
 def test_gpq_h_has_the_metric_loss_alone(base: str) -> None:
-    loss = replace(preset(base).loss, lambda1=0.0, lambda2=0.0)
+    loss = replace(BASES[base].loss, lambda1=0.0, lambda2=0.0)
     gpq = method(small(loss, base))
     parts = gpq.losses(batch(), amp=False)
     assert not {"classification", "entropy"} & set(parts)

@@ -1,8 +1,9 @@
-"""The network of GPQ: heads of their own for the sub-spaces, re-expressed vectors, codebooks placed on data."""
+"""The network of GPQ: heads of their own for the sub-spaces, re-expressed vectors, codebooks placed on data; and what holds of
+every preset."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -10,11 +11,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from model_factory import reexpressed
 
 from gpq_faiss.config import PRESETS, Config, LossConfig, preset, validate
 from gpq_faiss.errors import UsageError
 from gpq_faiss.methods.gpq import GPQ
+from gpq_faiss.methods.gpq_committee import CommitteeGPQ
 from gpq_faiss.methods.trainable import TrainingBatch
+from gpq_faiss.nn.committee import CommitteeNetwork
 from gpq_faiss.nn.gpq import GPQNetwork
 from gpq_faiss.nn.heads import SubspaceHeads
 from gpq_faiss.nn.model import build_network
@@ -119,8 +123,29 @@ def test_a_codeword_on_a_direction_becomes_its_vector() -> None:
     torch.testing.assert_close(net.codebooks(), vectors.transpose(0, 1))
 
 
+CONFIGS = {**PRESETS, "reexpressed": reexpressed()}
+"""Every preset, and every setting of the network without a committee."""
+
+
+def any_method(config: Config) -> GPQ | CommitteeGPQ:
+    network = build_network(config, {"kind": "features", "width": 10}, 3)
+    if isinstance(network, CommitteeNetwork):
+        return CommitteeGPQ(network, config)
+    return GPQ(network, config)
+
+
 def method(config: Config) -> GPQ:
-    return GPQ(build_network(config, {"kind": "features", "width": 10}, 3), config)
+    made = any_method(config)
+    assert isinstance(made, GPQ)
+    return made
+
+
+def committee() -> CommitteeGPQ:
+    """The preset, with codewords that take part from step 3 of 10 on."""
+    base = preset("recommended")
+    made = any_method(validate(replace(base, training=replace(base.training, codebook_start=0.33))))
+    assert isinstance(made, CommitteeGPQ)
+    return made
 
 
 def batch(step: int, steps: int = 10, unlabelled: int = 6) -> TrainingBatch:
@@ -135,7 +160,7 @@ def batch(step: int, steps: int = 10, unlabelled: int = 6) -> TrainingBatch:
 
 
 def test_the_classifier_trains_alone_until_the_codebooks_start() -> None:
-    gpq = method(preset("recommended"))
+    gpq = method(reexpressed())
     assert set(gpq.losses(batch(2), amp=False)) == {"total", "classification", "entropy"}
     assert set(gpq.losses(batch(3), amp=False)) == {
         "total",
@@ -144,12 +169,16 @@ def test_the_classifier_trains_alone_until_the_codebooks_start() -> None:
         "entropy",
         "regression",
     }
+    believing = committee()
+    assert set(believing.losses(batch(2), amp=False)) == {"total", "classification", "entropy"}
+    assert set(believing.losses(batch(3), amp=False)) == {"total", "classification", "entropy", "ranking"}
     paper = method(preset("paper"))
     assert set(paper.losses(batch(0), amp=False)) == {"total", "npair", "classification", "entropy"}
 
 
-def test_codewords_are_placed_once_on_the_data() -> None:
-    gpq = method(preset("recommended"))
+@pytest.mark.parametrize("make", [lambda: method(reexpressed()), committee], ids=["heads", "committee"])
+def test_codewords_are_placed_once_on_the_data(make: Callable[[], GPQ | CommitteeGPQ]) -> None:
+    gpq = make()
     asked: list[int] = []
 
     def sample(n: int) -> Iterator[torch.Tensor]:
@@ -168,9 +197,11 @@ def test_codewords_are_placed_once_on_the_data() -> None:
     assert gpq.network.training
 
 
-def test_the_average_follows_the_weights_and_is_what_is_exported() -> None:
-    config = preset("recommended")
-    gpq = method(config)
+@pytest.mark.parametrize("name", ["recommended", "reexpressed"])
+def test_the_average_follows_the_weights_and_is_what_is_exported(name: str) -> None:
+    base = CONFIGS[name]
+    config = replace(base, training=replace(base.training, ema=0.99))
+    gpq = any_method(config)
     assert gpq.exported() is gpq.average
     mean = {k: v.clone() for k, v in gpq.network.state_dict().items()}
     for step in range(5):
@@ -183,8 +214,8 @@ def test_the_average_follows_the_weights_and_is_what_is_exported() -> None:
         mean = {
             k: decay * v + (1 - decay) * now[k] if v.is_floating_point() else now[k] for k, v in mean.items()
         }
-    for name, value in gpq.exported().state_dict().items():
-        torch.testing.assert_close(value, mean[name])
+    for entry, value in gpq.exported().state_dict().items():
+        torch.testing.assert_close(value, mean[entry])
     plain = method(preset("paper"))
     assert plain.exported() is plain.network
 
@@ -217,25 +248,43 @@ def test_the_entropy_is_raised_by_the_classifier_and_lowered_by_the_network() ->
         assert sign * float((after["entropy"] - before["entropy"]).detach()) > 0, side
 
 
-@pytest.mark.parametrize("name", list(PRESETS))
+@pytest.mark.parametrize("name", list(CONFIGS))
 def test_bf16_stays_close(name: str) -> None:
-    gpq = method(preset(name)).eval()
+    gpq = any_method(CONFIGS[name]).eval()
     exact, rounded = gpq.losses(batch(9), amp=False), gpq.losses(batch(9), amp=True)
+    assert set(exact) == set(rounded)
     assert all(v.dtype == torch.float32 for v in rounded.values())
     for part, value in exact.items():
         torch.testing.assert_close(rounded[part], value, rtol=0.1, atol=0.05)
     assert any(not torch.equal(rounded[p], exact[p]) for p in exact), "autocast did nothing"
 
 
-def test_gradients_reach_every_parameter_with_either_preset() -> None:
-    for name in PRESETS:
-        gpq = method(preset(name))
-        losses = gpq.losses(batch(9), amp=False)
-        losses["total"].backward()
-        missing = [
-            n for n, p in gpq.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.any())
-        ]
-        assert not missing, name
+@pytest.mark.parametrize("name", list(CONFIGS))
+def test_vectors_of_bf16_are_float32_unit_norm_and_close(name: str) -> None:
+    """Items and queries as an encoder makes them: the backbone in bf16, all after it in float32."""
+    net = any_method(CONFIGS[name]).exported().eval()
+    x = torch.randn(20, 10, generator=generator(6))
+    with torch.no_grad():
+        for queries in (False, True):
+            exact = net.finish(net.raw(x, queries=queries))
+            rounded = net.finish(net.raw(x, queries=queries, amp=True))
+            assert rounded.dtype == torch.float32
+            torch.testing.assert_close(exact, net.queries(x) if queries else net(x), rtol=0, atol=1e-6)
+            torch.testing.assert_close(rounded.reshape(20, net.M, -1).norm(dim=2), torch.ones(20, net.M))
+            cosine = (exact * rounded).sum(dim=1) / net.M
+            assert float(cosine.min()) > 0.99
+            assert not torch.equal(exact, rounded), "autocast did nothing"
+
+
+@pytest.mark.parametrize("name", list(CONFIGS))
+def test_gradients_reach_every_parameter(name: str) -> None:
+    gpq = any_method(CONFIGS[name])
+    losses = gpq.losses(batch(9), amp=False)
+    losses["total"].backward()  # type: ignore[no-untyped-call]
+    missing = [
+        n for n, p in gpq.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.any())
+    ]
+    assert not missing
 
 
 def test_a_config_without_any_loss_for_codewords_is_refused() -> None:
