@@ -132,9 +132,9 @@ class Bench:
         }
 
     def embed(self, x: Floats) -> Floats:
-        """GPQ vectors of features, float32 [n, M * d]. Those of items are kept, for the next engine."""
+        """GPQ vectors of features, float32 [n, M * d]: of queries where they are as few. Those of items are kept, for the next engine."""
         if len(x) <= len(self.queries):
-            return self.encoder.embed(x)[0]
+            return self.encoder.embed(x, queries=True)[0]
         if self._embedded is None or self._embedded[0] is not x:
             parts = [self.encoder.embed(x[i : i + 4096])[0] for i in range(0, len(x), 4096)]
             self._embedded = (x, np.concatenate(parts))

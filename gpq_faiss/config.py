@@ -142,17 +142,17 @@ class Config:
 
 _RECOMMENDED = Config(
     preset="recommended",
-    network=NetworkConfig(heads=256, dropout=0.2, noise=0.5, committee=8),
+    network=NetworkConfig(heads=256, dropout=0.3, noise=0.5, committee=8),
     loss=LossConfig(lambda0=0.0, lambda1=1.0, lambda2=0.5, lambda4=10.0, beta=20.0, classification="paper"),
     training=TrainingConfig(
         steps=800,
         batch_labelled=125,
         batch_unlabelled=400,
-        learning_rate=3e-3,
+        learning_rate=1e-3,
         beta1=0.9,
         schedule="cosine",
         ema=0.99,
-        codebook_start=0.33,
+        codebook_start=0.25,
     ),
 )
 

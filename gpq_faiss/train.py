@@ -478,7 +478,7 @@ def _loop(
             x = random_flip_crop(x, generator, flip=augment == "flip-crop")
         y = torch.from_numpy(labels.dense(rows)).to(device, non_blocking=True)
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(training, run.step, steps)
+            group["lr"] = learning_rate(training, run.step, steps) * group.get("times", 1.0)
         method.before_step(run.step, steps, sample)
         optimizer.zero_grad(set_to_none=True)
         with _dropout_seed(training.seed, run.step, device):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from ..config import Config
+from ..config import Config, TrainingConfig
 from ..losses import SoftRankingLoss, SubspaceClassification, SubspaceEntropy
 from ..nn.backbones import Backbone
 from ..nn.committee import CommitteeNetwork
@@ -26,6 +26,8 @@ from .averaged import follow
 from .coders import ProductCoder
 from .trainable import TrainableMethod, TrainingBatch
 
+_CODE_RATE = 4.0
+"""How many times the learning rate item vectors, query vectors and codewords move with."""
 _NEIGHBOUR_SCALE = 20.0
 """Steepness of the step from items that are no neighbours to those that are, in cosines."""
 
@@ -49,6 +51,21 @@ class CommitteeGPQ(TrainableMethod):
         """The backbone, and that of the average."""
         networks = [self.network, *([self.average] if self.average is not None else [])]
         return [network.backbone for network in networks]
+
+    def optimizer(self, config: TrainingConfig) -> torch.optim.Optimizer:
+        """As every method's, with larger steps for what makes the codes: it begins late, on inputs that are settled."""
+        optimizer = super().optimizer(config)
+        net = self.network
+        codes = {
+            id(p) for part in (net.items, net.asks, net.codewords, self.ranking) for p in part.parameters()
+        }
+        (group,) = optimizer.param_groups
+        group["params"], own = (
+            [p for p in group["params"] if id(p) not in codes],
+            [p for p in group["params"] if id(p) in codes],
+        )
+        optimizer.add_param_group({"params": own, "times": _CODE_RATE})
+        return optimizer
 
     def _first_ranking_step(self, steps: int) -> int:
         return int(self.config.training.codebook_start * steps)
