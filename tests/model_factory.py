@@ -12,6 +12,7 @@ import torch
 from gpq_faiss import __version__
 from gpq_faiss.config import (
     Config,
+    LossConfig,
     NetworkConfig,
     QuantizerConfig,
     TrainingConfig,
@@ -80,6 +81,7 @@ def make_model(
     hidden: tuple[int, ...] = (24,),
     norm: Literal["none", "batch", "layer"] = "none",
     dropout: float = 0.0,
+    committee: int = 0,
     class_names: tuple[str, ...] = ("cat", "dog", "owl"),
     multi_label: bool = False,
     seed: int = 0,
@@ -95,6 +97,7 @@ def make_model(
         kind: what the model takes: ``features`` [n, ``width``] or ``images`` of side ``image_size``.
         M, K, d: codebooks, codewords, dimensions of a sub-vector.
         backbone: as ``gpq train`` has it; ``auto`` is ``mlp`` (``linear`` where ``hidden`` is empty) or ``vgg``.
+        committee: class networks; with some, queries have vectors of their own.
         seed: of all weights.
 
     Returns:
@@ -109,7 +112,10 @@ def make_model(
             hidden=hidden,
             norm=norm,
             dropout=dropout,
+            heads=16 if committee else 0,
+            committee=committee,
         ),
+        loss=LossConfig(lambda0=0.0, lambda4=1.0) if committee else LossConfig(),
         training=TrainingConfig(steps=1, seed=seed),
     )
     input_: dict[str, Any]

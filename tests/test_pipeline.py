@@ -24,8 +24,12 @@ from gpq_faiss.store import RowReader
 
 def quick(**training: object) -> Config:
     """The recommended preset, shortened."""
-    changes = {"network": {"backbone": "mlp", "heads": 32}, "quantizer": {"codebooks": 6}}
-    return merge(preset("recommended"), {**changes, "training": {"steps": 60, **training}})
+    changes = {
+        "network": {"backbone": "mlp", "heads": 64, "dropout": 0.0},
+        "quantizer": {"codebooks": 6},
+        "training": {"steps": 200, "learning_rate": 3e-3, **training},
+    }
+    return merge(preset("recommended"), changes)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +56,7 @@ def test_evaluation_is_the_ranking_of_the_stored_codes(products: Products) -> No
     encoder = Encoder.load(products.model)
     Z = encoder.model.codebooks
     labels = open_digits().require_labels()
-    _, xq = encoder.embed_rows(open_digits(), split.query)
+    _, xq = encoder.embed_rows(open_digits(), split.query, queries=True)
     with RowReader(products.codes) as reader:
         codes = reader.block()[split.database]
     result = rank_codes(
