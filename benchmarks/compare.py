@@ -45,10 +45,9 @@ from engines import (
     scann_trees,
     usearch_graphs,
 )
-from features import LABELLED, PROTOCOL, gpq_config
 from machine import describe_machine
 
-from gpq_faiss.config import to_dict
+from gpq_faiss.config import Config, codebooks_for_bits, merge, preset, to_dict
 from gpq_faiss.data.base import FeatureDataset
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.protocols import make_split
@@ -66,10 +65,19 @@ RESULTS = Path(__file__).parent / "results"
 TITLE = "Beside other engines: CIFAR-10 features, protocol 1"
 K = 100
 CUTS = (100, 1000)
+LABELLED = "500-per-class"
+PROTOCOL = "1"
 SINGLE = 50  # queries asked one by one in a timing
 OURS, INSIDE, THEIRS = "this package", "GPQ's vectors in other engines", "the features as they are"
 GROUPS = (OURS, INSIDE, THEIRS)
 Row = dict[str, Any]
+
+
+def settings(bits: int, seed: int) -> Config:
+    """The preset ``recommended`` at a code length."""
+    base = preset("recommended")
+    codebooks = codebooks_for_bits(bits, base.quantizer.codewords)
+    return merge(base, {"quantizer": {"codebooks": codebooks}, "training": {"seed": seed}})
 
 
 def quality(ids: Ids, item_class: Ids, query_class: Ids) -> Row:
@@ -109,7 +117,7 @@ class Bench:
         labels = data.require_labels()
         split = make_split(data, PROTOCOL, seed=seed, labelled=LABELLED)
         self.bits = bits
-        self.config = gpq_config("gpq-recommended", bits, seed)
+        self.config = settings(bits, seed)
         self.model = train(data, scratch / "model", config=self.config, labelled=LABELLED, protocol=PROTOCOL)
         self.encoder = Encoder.load(self.model)
         self.scratch = scratch

@@ -107,7 +107,10 @@ Examples:
     "--labelled",
     help="Labels that training sees: N-per-class, a fraction or a file; several with commas.  [default: the grid's]",
 )
-@click.option("--preset", help="Settings of trained methods: recommended or paper.  [default: the grid's]")
+@click.option(
+    "--preset",
+    help="Settings of trained methods: recommended, unseen-classes or paper.  [default: the grid's]",
+)
 @click.option("--config", "config_file", metavar="TOML", help="Settings that change the preset's.")
 @click.option("--name", "data_name", help="What tables call the data.  [default: DATA without folders]")
 @click.option(

@@ -33,7 +33,9 @@ Examples:
 )
 @click.argument("data")
 @out_option
-@click.option("--preset", default=None, help="Settings to start from: recommended (default) or paper.")
+@click.option(
+    "--preset", default=None, help="Settings to start from: recommended (default), unseen-classes or paper."
+)
 @click.option("--config", "config_file", metavar="TOML", help="Settings that change the preset's.")
 @click.option(
     "--bits", type=int, help="Code length: 12, 24, 32, 48 or any that the codewords divide.  [default: 48]"

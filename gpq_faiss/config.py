@@ -1,6 +1,6 @@
 """What a training run is: frozen dataclasses, read from and written to TOML and JSON, unknown keys refused.
 
-A run is one :class:`Config`. It starts from a preset (``paper`` or ``recommended``); a TOML file and then the command
+A run is one :class:`Config`. It starts from a preset (``paper``, ``recommended`` or ``unseen-classes``); a TOML file and then the command
 line change single fields. The fingerprint names the whole of it, so that a cache or a checkpoint of another
 configuration is never taken for this one's.
 """

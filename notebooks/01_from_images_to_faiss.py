@@ -25,6 +25,7 @@ from IPython.display import Image, Markdown, display
 from gpq_faiss.config import merge, preset
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.protocols import load_split
+from gpq_faiss.encode import Encoder
 from gpq_faiss.evaluate.tables import render
 from gpq_faiss.pipeline import encode, evaluate, export_encoder, export_faiss, index, search, train
 from gpq_faiss.search import draw_results
@@ -63,7 +64,7 @@ config = merge(
     {
         "quantizer": {"codebooks": 12, "codewords": 16},  # 12 × 4 bits = 48 bits
         "network": {"backbone": "mlp"},
-        "training": {"steps": 200, "validate_every": 40, "seed": 0},
+        "training": {"steps": 400, "validate_every": 80, "seed": 0},
     },
 )
 model = train(digits, run / "model", config=config, labelled="20-per-class", overwrite=True)
@@ -73,14 +74,14 @@ print(sorted(file.name for file in model.iterdir()))
 # On the command line: `gpq train digits --labelled 20-per-class --bits 48 --config run.toml --out model`, with the
 # same sections in `run.toml`.
 #
-# `metrics.jsonl` has the losses, one line every `validate_every` steps. A classifier is trained first. After a third of
-# the steps the codewords are placed among the images without a label, by k-means; from then on `regression` makes the
-# score of two images tell whether they are of one class. (`preset("paper")` is the method as printed: other losses, and
-# images without a label in every step.)
+# `metrics.jsonl` has the losses, one line every `validate_every` steps. A committee of
+# classifiers is trained first, on images with and without a label. After a quarter of the steps the codewords are placed
+# among the images, by k-means; from then on `ranking` puts pairs of images in the order of the committee's belief that
+# they are of one class. (`preset("paper")` is the method as printed, with other losses.)
 
 # %%
 metrics = [json.loads(line) for line in (model / "metrics.jsonl").read_text().splitlines()]
-columns = ["step", "classification", "regression", "total"]
+columns = ["step", "classification", "entropy", "ranking", "total"]
 display(Markdown(render(metrics, "markdown", columns=columns, digits=5)))
 
 # %% [markdown]
@@ -143,8 +144,8 @@ print(type(opened).__name__, "around", type(inner).__name__)
 print(f"{opened.ntotal:,} items of {inner.sa_code_size()} bytes, vectors of {opened.d} dimensions")
 print("metric:", {faiss.METRIC_INNER_PRODUCT: "inner product"}[opened.metric_type])
 
-with RowReader(run / "features.h5") as reader:
-    vectors = reader.block(0, 3)  # of the first three images, as queries
+encoder = Encoder.load(model)
+_, vectors = encoder.embed_rows(digits, np.arange(3), queries=True)  # the first three images, as queries
 scores, found = opened.search(vectors, 6)
 for query, near in enumerate(found):
     print(f"image {query} (a {truth[query]}): ids {near.tolist()} are of class {truth[near].tolist()}")

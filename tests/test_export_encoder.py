@@ -100,6 +100,26 @@ def test_the_second_output_is_the_nearest_codeword(
     assert len(np.unique(codes)) > 4  # or all of this would hold of a constant
 
 
+@pytest.mark.parametrize("kind", ["features", "images"])
+@pytest.mark.parametrize("suffix", ["onnx", "pt2"])
+def test_a_committee_gives_vectors_of_queries_and_codes_of_items(
+    kind: Any, suffix: str, tmp_path: Path
+) -> None:
+    folder = make_model(
+        tmp_path / "model", kind, M=M, d=D, image_size=8, hidden=(), backbone="linear", committee=4
+    )
+    values = random_input(kind, 20, image_size=8, seed=7)
+    out = export_encoder(folder, tmp_path / f"e.{suffix}", check=values, with_codes=True)
+    vectors, codes = run_file(out, values)
+    encoder = Encoder.load(folder)
+    (asked, _), (items, _) = encoder.embed(values, queries=True), encoder.embed(values)
+    assert np.abs(vectors - asked).max() < 1e-5
+    assert np.abs(asked - items).max() > 0.1  # or both outputs could be of either
+    expected = np.einsum("nmd,mkd->nmk", items.reshape(-1, M, D), encoder.model.codebooks)
+    chosen = np.take_along_axis(expected, codes[:, :, None].astype(np.int64), axis=2)[:, :, 0]
+    assert (chosen > expected.max(axis=2) - 1e-5).all()
+
+
 ELSEWHERE = """
 import json, sys
 import faiss, numpy as np, onnxruntime

@@ -15,8 +15,8 @@ A grid file has these keys, all of them checked; anything else is an error::
     [config.training]                 # settings of all trained methods, as in a run's TOML
     steps = 500
 
-    [settings.gpq-h.loss]             # settings of one method
-    lambda3 = 0.0
+    [settings.pqn.training]           # settings of one method
+    learning_rate = 0.002
 
     [[variation]]                     # the same methods again with something changed; the first has no name
     name = "no entropy"

@@ -181,7 +181,9 @@ class SignCoder(TableCoder):
     def score_tables(self, xq: Floats) -> Floats:
         """Minus the number of bits in which each four of a query differ from each number below 16, float32 [Q, M, 16]."""
         queries = unpack_codes(self.encode(xq), self.M, self.K)
-        different: Floats = np.bitwise_count(queries[:, :, None] ^ np.arange(16, dtype=np.uint8)).astype(np.float32)
+        different: Floats = np.bitwise_count(queries[:, :, None] ^ np.arange(16, dtype=np.uint8)).astype(
+            np.float32
+        )
         return np.negative(different, out=different)
 
     def score(self, xq: Floats, codes: Codes) -> Floats:

@@ -73,7 +73,7 @@ class CommitteeGPQ(TrainableMethod):
     @torch.no_grad()
     def before_step(self, step: int, steps: int, sample: Callable[[int], Iterator[Tensor]]) -> None:
         """Place the codewords by spherical k-means on the item vectors of unlabelled items, when their turn comes."""
-        if step != self._first_ranking_step(steps):
+        if step != self._first_ranking_step(steps) or not step:
             return
         source = self.exported().eval()
         vectors = torch.cat([source(x) for x in sample(5000)])

@@ -11,7 +11,9 @@ from gpq_faiss.errors import UsageError
 from gpq_faiss.losses import SoftRankingLoss
 
 
-def naive(scores: torch.Tensor, relevance: torch.Tensor, first: torch.Tensor, second: torch.Tensor, a: float) -> float:
+def naive(
+    scores: torch.Tensor, relevance: torch.Tensor, first: torch.Tensor, second: torch.Tensor, a: float
+) -> float:
     total = 0.0
     for i in range(len(scores)):
         for j, k in zip(first[i].tolist(), second[i].tolist(), strict=True):

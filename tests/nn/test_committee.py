@@ -76,8 +76,13 @@ def test_the_ranking_teaches_the_codes_and_not_the_committee() -> None:
     y = torch.nn.functional.one_hot(torch.arange(10), 10).float()
     batch = TrainingBatch(x, y, 9, 10, torch.Generator())
     method.losses(batch, amp=False)["ranking"].backward()  # type: ignore[no-untyped-call]
-    moved = {name for name, p in method.network.named_parameters() if p.grad is not None and bool(p.grad.any())}
-    assert moved == {"codewords.raw", *(f"{part}.{name}" for part in ("items", "asks") for name in ("into", "bias", "out"))}
+    moved = {
+        name for name, p in method.network.named_parameters() if p.grad is not None and bool(p.grad.any())
+    }
+    assert moved == {
+        "codewords.raw",
+        *(f"{part}.{name}" for part in ("items", "asks") for name in ("into", "bias", "out")),
+    }
 
 
 def test_neighbours_are_the_nearest_share_of_pairs() -> None:
@@ -87,9 +92,9 @@ def test_neighbours_are_the_nearest_share_of_pairs() -> None:
     centred = features - features.mean(0)
     unit = centred / centred.norm(dim=1, keepdim=True)
     cosine = unit @ unit.T
-    assert torch.equal(found.flatten().argsort(stable=True), torch.sigmoid(20 * cosine).flatten().argsort(stable=True)) or (
-        (found.flatten()[cosine.flatten().argsort()].diff() >= -1e-6).all()
-    )
+    assert torch.equal(
+        found.flatten().argsort(stable=True), torch.sigmoid(20 * cosine).flatten().argsort(stable=True)
+    ) or ((found.flatten()[cosine.flatten().argsort()].diff() >= -1e-6).all())
     assert float((found > 0.5).float().mean()) == pytest.approx(0.25, abs=0.02)
 
 
@@ -146,6 +151,8 @@ def test_prototypes_are_vectors_of_certain_items(model: Path) -> None:
 )
 def test_settings_that_cannot_be_are_refused(section: str, changes: dict[str, float], named: str) -> None:
     config = settings()
-    config = dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **changes)})
+    config = dataclasses.replace(
+        config, **{section: dataclasses.replace(getattr(config, section), **changes)}
+    )
     with pytest.raises(UsageError, match=named):
         validate(config)
