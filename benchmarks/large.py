@@ -322,7 +322,8 @@ def markdown(result: dict[str, Any]) -> str:
         "# Large indexes",
         "",
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, Faiss {machine['versions']['faiss']}; "
-        f"{BITS} bits, k = {K}, {settings['threads']} threads. The machine was shared with other work while this ran. "
+        f"{BITS} bits, k = {K}, {settings['threads']} threads. The machine was shared with other work, at times "
+        "much of it, while this ran: compare numbers within a size and part only. "
         "A search in place finds the file in the cache of the system as far as that had room.",
         "",
         f"**The codes are simulated** (see the head of `benchmarks/large.py`): spliced of a pool of {pool['pool']:,} codes "
