@@ -46,7 +46,7 @@ def export_encoder(
     overwrite: bool,
     data_args: dict[str, Any],
 ) -> None:
-    """Write a model's network as one ONNX (or torch.export) file: input to vectors that a GPQ index takes.
+    """Write a model's network as one ONNX (or torch.export) file: input to vectors that a GPQ index is searched with.
 
     Features go in as float32 [B, W], images as float32 RGB [B, 3, S, S] in [0, 1]. The file appears only after its graph
     gave the model's vectors on random input, and on DATA with --check. ONNX needs pip install 'gpq-faiss[onnx]'.

@@ -83,8 +83,8 @@ def search(
 ) -> None:
     """Find the k best items of an index for each query.
 
-    QUERIES is a features.h5 of the model, a file of embeddings (.npy, .npz, .parquet), an image, a folder of images, or
-    any DATA that gpq train takes.
+    QUERIES is a file of embeddings (.npy, .npz, .parquet), an image, a folder of images, any DATA that gpq train takes, or, for a
+    model of the preset paper, its features.h5 (other presets make other vectors of queries than of items).
 
     The answer is exact, ties in the order of ids, unless lists are looked at (kind ivf) or kind fastscan is asked for.
     With --recall, what each number of probed lists gives comes first (in JSON: "operating_points").
