@@ -53,7 +53,7 @@ display(Markdown(render([dict(zip(labels.class_names, labels.counts().tolist(), 
 # The preset is the starting point, and `merge` changes single settings. These suit images this small:
 #
 # - `mlp`, a plain network on the pixels (for photographs leave it out, and get a VGG);
-# - fewer steps than the preset has, because this is a demonstration.
+# - smaller networks and fewer steps than the preset has, because this is a demonstration.
 #
 # `labelled="20-per-class"` hides all other labels before anything of the training is built. The queries of the
 # evaluation (protocol 1) are set apart too: training does not see them at all.
@@ -63,7 +63,7 @@ config = merge(
     preset("recommended"),
     {
         "quantizer": {"codebooks": 12, "codewords": 16},  # 12 × 4 bits = 48 bits
-        "network": {"backbone": "mlp"},
+        "network": {"backbone": "mlp", "heads": 64},
         "training": {"steps": 400, "validate_every": 80, "seed": 0},
     },
 )
