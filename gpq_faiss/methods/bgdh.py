@@ -18,6 +18,8 @@ item, to an anchor ... with these weights.
 network, of a copy that is frozen when a third of the steps are done (at the first step where the weights are pretrained); without
 pretrained weights they mean nothing before. Until then the loss has no graph term.
 
+The paper's text was not at hand in full: the terms follow its abstract and the works it builds on.
+
 Deviations, and why:
 
 * The contexts are the anchors, not the items: A vectors w_c whatever the size of the data set, and a new item has a context too. The

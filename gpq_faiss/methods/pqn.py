@@ -8,6 +8,8 @@ the network like any other; a triplet loss then compares vectors with *quantised
 
 Towards α = infinity the layer becomes the hard assignment, with which items are encoded. A search scores Σ_m x_m·c_m[b_m].
 
+The paper's text was not at hand in full: the loss is as others cite it.
+
 Deviations:
 
 * Triplets are all those among at most ``group`` labelled items of a batch, not those that were chosen for a mini-epoch beforehand.
