@@ -221,11 +221,9 @@ class _Pool:
 
     def _feed(self, worker: _Worker, waiting: deque[Cell]) -> None:
         if waiting:
-            cell = waiting.popleft()
-            try:
-                worker.give(cell)
-            except BrokenPipeError:
-                self.tell(Finished(cell, "failed", "its process ended before it began"))
+            # A process that is dead already is heard of where all are: its end of the pipe is closed.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                worker.give(waiting.popleft())
 
     def _hear(self, worker: _Worker) -> bool:
         """Pass on what a worker says; False if it is dead."""

@@ -195,7 +195,7 @@ def slow(function, seconds):
     return slowed
 
 gpq_faiss.train.learning_rate = slow(gpq_faiss.train.learning_rate, 0.02)
-gpq_faiss.encode.Encoder.embed = slow(gpq_faiss.encode.Encoder.embed, 0.05)
+gpq_faiss.encode.Encoder._on_device = slow(gpq_faiss.encode.Encoder._on_device, 0.05)
 gpq_faiss.encode._FLUSH_SECONDS = 0.0
 print("ready", flush=True)
 cli(sys.argv[1:], prog_name="gpq")

@@ -150,7 +150,7 @@ def test_the_page_on_experiments_names_the_grids_and_its_example_is_one() -> Non
     (block,) = re.findall(r"```toml\n(.*?)```", page, re.S)
     grid = grid_from(tomllib.loads(block), "page")
     assert [v.name for v in grid.variations] == ["", "no entropy"]
-    assert grid.settings["gpq-h"] == {"loss": {"lambda3": 0.0}}
+    assert grid.settings["pqn"] == {"training": {"learning_rate": 0.002}}
 
 
 # --------------------------------------------------------------------------------------------------------------- plans
