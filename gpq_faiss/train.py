@@ -38,8 +38,8 @@ from .data.reader import Reader
 from .errors import DataError, OutputExistsError, UsageError
 from .evaluate.ranking import rank_codes
 from .files import check_output, fingerprint, read_json
-from .methods.gpq import GPQ, build_gpq
-from .methods.gpq_committee import CommitteeGPQ
+from .methods.averaged import AveragedMethod
+from .methods.gpq import build_gpq
 from .methods.trainable import TrainableMethod, TrainingBatch
 from .nn.augment import random_flip_crop
 from .nn.committee import CommitteeNetwork
@@ -390,7 +390,7 @@ def train(
         progress=progress,
     )
     method, run, labels = fitted.method, fitted.run, fitted.labels
-    assert isinstance(method, GPQ | CommitteeGPQ)
+    assert isinstance(method, AveragedMethod)
     codebooks = method.codebooks()
     z_print = codebooks_fingerprint(codebooks)
     network = method.exported()

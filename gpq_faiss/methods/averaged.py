@@ -1,17 +1,96 @@
-"""The average of a network's weights over the steps of a training, which is exported in place of the last ones."""
+"""What the forms of GPQ have in common: a network with codewords, and the average of its weights over the steps of a training."""
 
 from __future__ import annotations
 
+import copy
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+import numpy as np
 import torch
-from torch import nn
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..config import Config
+from ..nn.backbones import Backbone
+from ..nn.committee import CommitteeNetwork
+from ..nn.gpq import GPQNetwork
+from .coders import ProductCoder
+from .trainable import TrainableMethod
+
+Network = TypeVar("Network", GPQNetwork, CommitteeNetwork)
 
 
-@torch.no_grad()
-def follow(average: nn.Module, network: nn.Module, decay: float, step: int) -> None:
-    """Move ``average`` towards ``network`` after step ``step`` (from 0); faster at first, so that it forgets random weights."""
-    weight = 1 - min(decay, (step + 1) / (step + 10))
-    for mean, now in zip(average.state_dict().values(), network.state_dict().values(), strict=True):
-        if mean.is_floating_point():
-            mean.lerp_(now, weight)
-        else:
-            mean.copy_(now)
+class AveragedMethod(TrainableMethod, Generic[Network]):
+    """Trains ``network``, and exports the average of its weights where ``training.ema`` is not 0.
+
+    Attributes:
+        network: what is trained.
+        average: its average, or None.
+        config: of the run.
+    """
+
+    name = "gpq"
+
+    def __init__(self, network: Network, config: Config) -> None:
+        super().__init__()
+        self.network: Network = network
+        self.average: Network | None = None
+        if config.training.ema:
+            self.average = copy.deepcopy(network).requires_grad_(False).eval()
+        self.config = config
+
+    @abstractmethod
+    def directions(self, network: Network, x: Tensor) -> Tensor:
+        """What the codewords of ``network`` are placed on for a batch of inputs: float [B, ...], sub-vectors of d dimensions."""
+
+    def first_codebook_step(self, steps: int) -> int:
+        """The step, of ``steps``, from which the codewords take part."""
+        return int(self.config.training.codebook_start * steps)
+
+    def extractors(self) -> list[Backbone]:
+        """The backbone, and that of the average."""
+        networks: list[Any] = [self.network, self.average]
+        return [network.backbone for network in networks if network is not None]
+
+    @torch.no_grad()
+    def before_step(self, step: int, steps: int, sample: Callable[[int], Iterator[Tensor]]) -> None:
+        """Place the codewords by spherical k-means on unlabelled items, when their turn comes; not at the first step, where the
+        network means nothing yet."""
+        if step != self.first_codebook_step(steps) or not step:
+            return
+        source = self.exported().eval()
+        directions = torch.cat([self.directions(source, x) for x in sample(5000)])
+        generator = torch.Generator().manual_seed(self.config.training.seed)
+        self.network.codewords.initialise(directions.float(), iterations=10, generator=generator)
+        if self.average is not None:
+            self.average.codewords.load_state_dict(self.network.codewords.state_dict())
+        self.network.train()
+
+    @torch.no_grad()
+    def after_step(self, step: int) -> None:
+        """Move the average; it follows faster at first, so that it forgets the random weights."""
+        if self.average is None:
+            return
+        weight = 1 - min(self.config.training.ema, (step + 1) / (step + 10))
+        for mean, now in zip(
+            self.average.state_dict().values(), self.network.state_dict().values(), strict=True
+        ):
+            if mean.is_floating_point():
+                mean.lerp_(now, weight)
+            else:
+                mean.copy_(now)
+
+    def exported(self) -> Network:
+        """The network that encodes: the average where there is one."""
+        return self.average if self.average is not None else self.network
+
+    @torch.no_grad()
+    def codebooks(self) -> NDArray[np.float32]:
+        """What is exported, float32 [M, K, d], unit-norm."""
+        return np.ascontiguousarray(self.exported().codebooks().float().cpu().numpy())
+
+    def coder(self) -> ProductCoder:
+        """The exported codebooks with the inner product."""
+        return ProductCoder(self.codebooks())

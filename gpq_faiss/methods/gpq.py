@@ -14,13 +14,7 @@ regressed on relevance. Reasons and figures: ``docs/recommended.md``.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator
-from typing import cast
-
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ..config import Config
@@ -32,56 +26,33 @@ from ..losses import (
     SubspaceEntropy,
     TripletPQLoss,
 )
-from ..nn.backbones import Backbone
 from ..nn.committee import CommitteeNetwork
 from ..nn.gpq import GPQNetwork
 from ..nn.model import build_network, input_description
 from ..nn.quantizer import reverse_gradient, soft_assign
-from .averaged import follow
-from .coders import ProductCoder
+from .averaged import AveragedMethod
 from .gpq_committee import CommitteeGPQ
-from .trainable import TrainableMethod, TrainingBatch
+from .trainable import TrainingBatch
 
 
-class GPQ(TrainableMethod):
+class GPQ(AveragedMethod[GPQNetwork]):
     """The method of the paper over any backbone."""
 
-    name = "gpq"
-
     def __init__(self, network: GPQNetwork, config: Config) -> None:
-        super().__init__()
-        self.network = network
-        self.average = copy.deepcopy(network).requires_grad_(False).eval() if config.training.ema else None
-        self.config = config
+        super().__init__(network, config)
         loss = config.loss
         self.metric = TripletPQLoss(loss.margin) if loss.metric == "triplet" else NPairPQLoss()
         self.regression = ScoreRegressionLoss()
         self.classification = SubspaceClassification(loss.classification, loss.beta)
         self.entropy = SubspaceEntropy(loss.beta)
 
-    def extractors(self) -> list[Backbone]:
-        """The backbone, and that of the average."""
-        return [cast(Backbone, network.backbone) for network in self._networks()]
+    def directions(self, network: GPQNetwork, x: Tensor) -> Tensor:
+        """Unit-norm sub-vectors [B, M, d], before they are re-expressed."""
+        return network.directions(network.backbone(x))
 
-    def _networks(self) -> list[GPQNetwork]:
-        return [self.network, *([self.average] if self.average is not None else [])]
-
-    @torch.no_grad()
-    def before_step(self, step: int, steps: int, sample: Callable[[int], Iterator[Tensor]]) -> None:
-        """Place the codewords by spherical k-means on the sub-vectors of unlabelled items, when their turn comes."""
-        if step != self._first_codebook_step(steps) or not step:
-            return
-        source = self.exported().eval()
-        directions = torch.cat([source.directions(source.backbone(x)) for x in sample(5000)])
-        generator = torch.Generator().manual_seed(self.config.training.seed)
-        self.network.codewords.initialise(directions.float(), iterations=10, generator=generator)
-        if self.average is not None:
-            self.average.codewords.load_state_dict(self.network.codewords.state_dict())
-        self.network.train()
-
-    def _first_codebook_step(self, steps: int) -> int:
-        # Without the classification loss there would be nothing to train before the codewords take part.
-        return int(self.config.training.codebook_start * steps) if self.config.loss.lambda1 else 0
+    def first_codebook_step(self, steps: int) -> int:
+        """As set; at once without the classification loss, since there would be nothing to train before."""
+        return super().first_codebook_step(steps) if self.config.loss.lambda1 else 0
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """The terms that have a weight, and their sum; see the module's head."""
@@ -94,7 +65,7 @@ class GPQ(TrainableMethod):
         prototypes = net.classifier.raw
         parts: dict[str, Tensor] = {}
         total = raw.new_zeros(())
-        if batch.step >= self._first_codebook_step(batch.steps):
+        if batch.step >= self.first_codebook_step(batch.steps):
             vectors = net.vectors(labelled)
             quantised = soft_assign(vectors, net.codebooks(), net.alpha)
             if loss.lambda0:
@@ -111,25 +82,6 @@ class GPQ(TrainableMethod):
             parts["entropy"] = self.entropy(unlabelled, prototypes)
             total = total - loss.lambda2 * parts["entropy"]
         return {"total": total, **parts}
-
-    @torch.no_grad()
-    def after_step(self, step: int) -> None:
-        """Move the average; it follows faster at first, so that it forgets the random weights."""
-        if self.average is not None:
-            follow(self.average, self.network, self.config.training.ema, step)
-
-    def exported(self) -> GPQNetwork:
-        """The network that encodes: the average where there is one."""
-        return self.average if self.average is not None else self.network
-
-    @torch.no_grad()
-    def codebooks(self) -> NDArray[np.float32]:
-        """z', float32 [M, K, d]."""
-        return np.ascontiguousarray(self.exported().codebooks().float().cpu().numpy())
-
-    def coder(self) -> ProductCoder:
-        """The exported codebooks with the inner product."""
-        return ProductCoder(self.codebooks())
 
 
 def build_gpq(config: Config, dataset: Dataset, image_size: int, n_classes: int) -> GPQ | CommitteeGPQ:

@@ -7,24 +7,18 @@ that (:class:`~gpq_faiss.losses.SoftRankingLoss`), on all items alike. Reasons a
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator
 from typing import cast
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
 from ..config import Config, TrainingConfig
 from ..losses import SoftRankingLoss, SubspaceClassification, SubspaceEntropy
-from ..nn.backbones import Backbone
 from ..nn.committee import CommitteeNetwork
 from ..nn.quantizer import reverse_gradient
-from .averaged import follow
-from .coders import ProductCoder
-from .trainable import TrainableMethod, TrainingBatch
+from .averaged import AveragedMethod
+from .trainable import TrainingBatch
 
 _CODE_RATE = 4.0
 """How many times the learning rate item vectors, query vectors and codewords move with."""
@@ -32,25 +26,19 @@ _NEIGHBOUR_SCALE = 20.0
 """Steepness of the step from items that are no neighbours to those that are, in cosines."""
 
 
-class CommitteeGPQ(TrainableMethod):
+class CommitteeGPQ(AveragedMethod[CommitteeNetwork]):
     """See the module's head."""
 
-    name = "gpq"
-
     def __init__(self, network: CommitteeNetwork, config: Config) -> None:
-        super().__init__()
-        self.network = network
-        self.average = copy.deepcopy(network).requires_grad_(False).eval() if config.training.ema else None
-        self.config = config
+        super().__init__(network, config)
         loss = config.loss
         self.classification = SubspaceClassification(loss.classification, loss.beta)
         self.entropy = SubspaceEntropy(loss.beta)
         self.ranking = SoftRankingLoss()
 
-    def extractors(self) -> list[Backbone]:
-        """The backbone, and that of the average."""
-        networks = [self.network, *([self.average] if self.average is not None else [])]
-        return [network.backbone for network in networks]
+    def directions(self, network: CommitteeNetwork, x: Tensor) -> Tensor:
+        """Item vectors [B, M·d]."""
+        return cast(Tensor, network(x))
 
     def optimizer(self, config: TrainingConfig) -> torch.optim.Optimizer:
         """As every method's, with larger steps for what makes the codes: it begins late, on inputs that are settled."""
@@ -67,23 +55,6 @@ class CommitteeGPQ(TrainableMethod):
         optimizer.add_param_group({"params": own, "times": _CODE_RATE})
         return optimizer
 
-    def _first_ranking_step(self, steps: int) -> int:
-        return int(self.config.training.codebook_start * steps)
-
-    @torch.no_grad()
-    def before_step(self, step: int, steps: int, sample: Callable[[int], Iterator[Tensor]]) -> None:
-        """Place the codewords by spherical k-means on the item vectors of unlabelled items, when their turn comes."""
-        if step != self._first_ranking_step(steps) or not step:
-            return
-        source = self.exported().eval()
-        vectors = torch.cat([source(x) for x in sample(5000)])
-        generator = torch.Generator().manual_seed(self.config.training.seed)
-        if len(vectors) >= self.config.quantizer.codewords:
-            self.network.codewords.initialise(vectors.float(), iterations=10, generator=generator)
-        if self.average is not None:
-            self.average.codewords.load_state_dict(self.network.codewords.state_dict())
-        self.network.train()
-
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """The terms that have a weight, and their sum."""
         loss, n, net, x = self.config.loss, len(batch.y), self.network, batch.x
@@ -94,7 +65,7 @@ class CommitteeGPQ(TrainableMethod):
         if loss.lambda2 and len(x) > n:
             parts["entropy"] = self.entropy(net.directions(reverse_gradient(raw[n:])), prototypes)
             total = total - loss.lambda2 * parts["entropy"]
-        if batch.step >= self._first_ranking_step(batch.steps):
+        if batch.step >= self.first_codebook_step(batch.steps):
             parts["ranking"] = self._ranking(batch, features, raw, amp)
             total = total + loss.lambda4 * parts["ranking"]
         return {"total": total, **parts}
@@ -127,25 +98,6 @@ class CommitteeGPQ(TrainableMethod):
         hard = codebooks[torch.arange(net.M, device=cosine.device), cosine.argmax(dim=2)]
         coded = (hard + (soft - soft.detach())).flatten(1)
         return cast(Tensor, self.ranking(asked @ coded.T / net.M, relevance))
-
-    @torch.no_grad()
-    def after_step(self, step: int) -> None:
-        """Move the average."""
-        if self.average is not None:
-            follow(self.average, self.network, self.config.training.ema, step)
-
-    def exported(self) -> CommitteeNetwork:
-        """The network that encodes: the average where there is one."""
-        return self.average if self.average is not None else self.network
-
-    @torch.no_grad()
-    def codebooks(self) -> NDArray[np.float32]:
-        """float32 [M, K, d], unit-norm."""
-        return np.ascontiguousarray(self.exported().codebooks().float().cpu().numpy())
-
-    def coder(self) -> ProductCoder:
-        """The exported codebooks with the inner product."""
-        return ProductCoder(self.codebooks())
 
 
 def neighbours(features: Tensor, classes: int) -> Tensor:
