@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from .checks import Codes, Floats, Ids
-from .ivf import IvfSettings, ivf_index
+from .ivf import ivf_index
 from .layout import layout_of
 from .packing import PackedCodes, block_bytes
 from .rowfile import BLOCK_ROWS
@@ -267,12 +267,3 @@ def _walk(path: Path, file: Any, lists: int, M: int, rows: int, size: int) -> tu
         starts[number], sizes[number] = at, n
         at += 16 + 8 * n + -(-n // rows) * each
     return sizes, starts, at
-
-
-def settings_of(file: ListFile) -> IvfSettings:
-    """The settings that these lists were made by."""
-    return IvfSettings(
-        centroids=file.centroids,
-        nprobe=file.nprobe,
-        form="fused" if file.form == "ivf-fused" else "fastscan",
-    )
