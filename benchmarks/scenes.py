@@ -211,14 +211,16 @@ def markdown(results: dict[str, Any]) -> str:
     )
     machine = results["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    seeds = ", ".join(map(str, results["seeds"]))
+    # The seeds that are in the cells, which an interrupted run has fewer of than were asked for.
+    seeds = sorted({int(cell["seed"]) for cell in results["cells"]})
+    over = "Seed {} alone (it draws {})" if len(seeds) == 1 else "Mean ± deviation over seeds {} (each draws {})"
+    drawn = over.format(", ".join(map(str, seeds)), "database, labelled items and everything random")
     return "\n".join(
         [
             f"# {TITLE}",
             "",
             render(lines, "markdown", digits=4),
-            f"Mean ± deviation over seeds {seeds} (each draws database, labelled items and everything random). {results['convention']}; "
-            "relevant: shares a label.",
+            f"{drawn}. {results['convention']}; relevant: shares a label.",
             "",
             "500 queries (the test images); database: 1,000 of the 1,500 training images, never labelled, the same for every "
             "method; labelled: 500 others, or 100 of those. Every method is fitted on all 1,500 training vectors.",
