@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,12 @@ from .checks import Floats, Ids, check_codes, check_vectors
 from .filters import Filter, mask_of
 from .io import read_sidecar, sidecar_path
 from .items import Items
+from .keys import read_keys
 from .packing import PackedCodes
-from .proof import FastScan, Known, ProvenSearch, read_keys
+from .proof import Known, ProvenSearch
+from .ranges import Part, check_least, collect
 from .rowfile import RowFile, read_frame
+from .scanners import FastScan
 from .search import check_block, check_k, omp_threads
 from .shards import parse_bytes
 
@@ -317,32 +321,22 @@ class DiskEngine(FileEngine):
         Raises:
             UsageError, DataError: see there.
         """
-        if np.isnan(least):
-            raise UsageError("a range search needs a number as the least score, not NaN")
+        check_least(least)
         queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
         rows = self.block_rows(1, len(queries), 1)
-        D: list[list[Floats]] = [[] for _ in queries]
-        found: list[list[Ids]] = [[] for _ in queries]
-        total = 0
-        with omp_threads(threads):
+
+        def parts() -> Iterator[Part]:
             for start in range(0, self.ntotal, rows):
                 items = self.items(start, min(self.ntotal, start + rows))
                 if where is not None:
                     items = items.keep(mask_of(where, items))
-                if not len(items):
-                    continue
-                search = ProvenSearch(items.codes, self.codebooks)
-                for q in range(len(queries)):
-                    scores, at = read_keys(search.range_keys(queries[q : q + 1], least)[0])
-                    total += len(at)
-                    if total > limit:
-                        raise DataError(
-                            f"a range search from {least:g} has more than {limit:,} results: raise the least score or "
-                            "the limit"
-                        )
-                    D[q].append(scores)
-                    found[q].append(items.ids_at(at))
-        return ranges(D, found)
+                if len(items):
+                    search = ProvenSearch(items.codes, self.codebooks)
+                    for q in range(len(queries)):  # one at a time, for memory's sake
+                        yield np.array([q]), search, items.ids_at
+
+        with omp_threads(threads):
+            return collect(parts(), queries, least, limit)
 
     def items(self, start: int, stop: int) -> Items:
         """Rows ``start:stop`` of the file, checked and in the order of their ids.
@@ -351,25 +345,7 @@ class DiskEngine(FileEngine):
             DataError: bits set that no code of this model has.
         """
         codes = check_codes(self._file.codes(self.path, start, stop), self.M, self.K, what=str(self.path))
-        return by_id(codes, self._file.ids(self.path, start, stop))
-
-
-def by_id(codes: Any, ids: Ids) -> Items:
-    """Items of checked codes, in the order of their ids."""
-    if len(ids) > 1 and not bool((ids[1:] > ids[:-1]).all()):
-        order = np.argsort(ids, kind="stable")
-        codes, ids = codes[order], ids[order]
-    return Items(codes, ids)
-
-
-def ranges(D: list[list[Floats]], found: list[list[Ids]]) -> tuple[Ids, Floats, Ids]:
-    """Results of a range search, given for each query in parts, as Faiss gives them."""
-    lims = np.zeros(len(D) + 1, np.int64)
-    lims[1:] = np.cumsum([sum(map(len, part)) for part in found])
-    all_scores = np.concatenate([np.empty(0, np.float32), *(part for row in D for part in row)])
-    ids = np.concatenate([np.empty(0, np.int64), *(part for row in found for part in row)])
-    order = np.lexsort((ids, -all_scores, np.repeat(np.arange(len(D)), np.diff(lims))))
-    return lims, all_scores[order], ids[order]
+        return Items.ordered(codes, self._file.ids(self.path, start, stop))
 
 
 def open_disk(path: str | Path, memory: Any = MEMORY) -> Any:

@@ -9,6 +9,7 @@ force.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,18 @@ import faiss
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..errors import DataError, UsageError
+from ..errors import UsageError
 from .checks import Floats, Ids, check_codes, check_vectors
 from .codebooks import decode
-from .disk import ALIGNED, FAST_BATCH, Best, FileEngine, by_id, ranges
+from .disk import ALIGNED, FAST_BATCH, Best, FileEngine
 from .filters import Filter, mask_of
 from .io import read_sidecar
+from .items import Items
+from .keys import read_keys
 from .listfile import ListFile
-from .proof import FastScan, Known, ProvenSearch, read_keys
+from .proof import Known, ProvenSearch
+from .ranges import Part, check_least, collect
+from .scanners import FastScan
 from .search import check_block, omp_threads
 
 _SAMPLE = 128
@@ -154,7 +159,7 @@ class ListEngine(FileEngine):
             scan = self.scan(self._file.rows)
             return _Part(self.fill(scan, stop - start, self._file.packed_at(number, start)), ids, scan)
         codes = self._file.codes(self.path, number, start, stop)
-        items = by_id(check_codes(codes[:], self.M, self.K, what=str(self.path)), ids)
+        items = Items.ordered(check_codes(codes[:], self.M, self.K, what=str(self.path)), ids)
         if where is not None:
             items = items.keep(mask_of(where, items))
         return _Part(items.codes, items.ids, None)
@@ -175,38 +180,25 @@ class ListEngine(FileEngine):
         Raises:
             UsageError, DataError: see there and :meth:`search`.
         """
-        if np.isnan(least):
-            raise UsageError("a range search needs a number as the least score, not NaN")
+        check_least(least)
         check_block(block)
         queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
         nprobe = self.check_nprobe(nprobe)
         rows = max(ALIGNED, self.rows_for(self._row_bytes(), 1, block, 1) // ALIGNED * ALIGNED)
-        D: list[list[Floats]] = [[] for _ in queries]
-        found: list[list[Ids]] = [[] for _ in queries]
-        total = 0
-        with omp_threads(threads):
+
+        def parts() -> Iterator[Part]:
             for first in range(0, len(queries), block):
                 nearest = self.nearest_lists(queries[first : first + block], nprobe)
                 for number, asked in _visits(nearest, self._file.sizes):
                     size = int(self._file.sizes[number])
                     for start in range(0, size, rows):
                         items = self._items(number, start, min(size, start + rows), where)
-                        if not len(items):
-                            continue
-                        search = ProvenSearch(items.codes, self.codebooks, ("fastscan",), fast=items.scan)
-                        for q, keys in zip(
-                            asked + first, search.range_keys(queries[asked + first], least), strict=True
-                        ):
-                            scores, at = read_keys(keys)
-                            total += len(at)
-                            if total > limit:
-                                raise DataError(
-                                    f"a range search from {least:g} has more than {limit:,} results: raise the least "
-                                    "score or the limit"
-                                )
-                            D[q].append(scores)
-                            found[q].append(items.ids_at(at))
-        return ranges(D, found)
+                        if len(items):
+                            search = ProvenSearch(items.codes, self.codebooks, ("fastscan",), fast=items.scan)
+                            yield asked + first, search, items.ids_at
+
+        with omp_threads(threads):
+            return collect(parts(), queries, least, limit)
 
     # Choosing nprobe -------------------------------------------------------------------------------------------------
 

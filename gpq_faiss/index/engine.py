@@ -35,7 +35,9 @@ from .forms import Form, faiss_form
 from .io import check_index_output, save_index
 from .items import Groups, Items
 from .ivf import IvfSearch, IvfSettings
-from .proof import EMPTY_KEY, Keys, ProvenSearch, best_keys, read_keys, sort_keys
+from .keys import EMPTY_KEY, Keys, best_keys, read_keys, sort_keys
+from .proof import ProvenSearch
+from .ranges import check_least, too_many
 from .search import BLOCK, check_block, check_k, in_parallel, omp_threads
 
 Kind = Literal["auto", "exact", "grouped", "fused", "flat", "fastscan", "ivf"]
@@ -246,8 +248,7 @@ class Engine:
             UsageError: ``least`` is NaN, or ``threads``, ``block``, ``where`` out of range.
             DataError: unfit queries or filter; more than ``limit`` results.
         """
-        if np.isnan(least):
-            raise UsageError("a range search needs a number as the least score, not NaN")
+        check_least(least)
         check_block(block)
         queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
         part = self
@@ -265,10 +266,7 @@ class Engine:
                     n = int(groups.sizes[at].sum()) if groups is not None else len(at)
                     total += n
                     if total > limit:
-                        raise DataError(
-                            f"a range search from {least:g} has more than {limit:,} results: raise the least score or "
-                            "the limit"
-                        )
+                        raise too_many(least, limit)
                     if groups is not None and n:
                         rows, places = groups.expand(keys[None], n)
                         scores, at = rows[0], places[0]

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..errors import DataError, UsageError
 from .checks import Ids
-from .items import Items
+from .items import Numbering
 
 Predicate = Callable[[Ids], NDArray[np.bool_]]
 """Ids int64 [n], ascending, to bool [n]: whether each may be returned."""
@@ -32,7 +32,7 @@ class Allow:
 
     ids: ArrayLike
 
-    def mask(self, items: Items) -> NDArray[np.bool_]:
+    def mask(self, items: Numbering) -> NDArray[np.bool_]:
         """bool [n] over the items. Raises DataError: not a list of ids."""
         at = items.positions_of(_list(self.ids, "allowed ids"))
         mask = np.zeros(len(items), np.bool_)
@@ -46,7 +46,7 @@ class Deny:
 
     ids: ArrayLike
 
-    def mask(self, items: Items) -> NDArray[np.bool_]:
+    def mask(self, items: Numbering) -> NDArray[np.bool_]:
         """bool [n] over the items. Raises DataError: not a list of ids."""
         return ~Allow(_list(self.ids, "denied ids")).mask(items)
 
@@ -60,7 +60,7 @@ class Bitmap:
 
     bits: NDArray[Any]
 
-    def mask(self, items: Items) -> NDArray[np.bool_]:
+    def mask(self, items: Numbering) -> NDArray[np.bool_]:
         """bool [n] over the items. Raises DataError: not a bitmap."""
         bits = np.asarray(self.bits)
         if bits.ndim != 1 or bits.dtype not in (np.bool_, np.uint8):
@@ -77,7 +77,7 @@ Filter = Allow | Deny | Bitmap | Predicate | NDArray[Any] | list[int]
 """What ``where=`` takes: one of the classes here, a predicate, or an array of allowed ids (as :class:`Allow`)."""
 
 
-def mask_of(where: Filter, items: Items) -> NDArray[np.bool_]:
+def mask_of(where: Filter, items: Numbering) -> NDArray[np.bool_]:
     """bool [n]: the items that ``where`` lets through.
 
     Raises:

@@ -109,13 +109,10 @@ def convert(index: Any, form: Form, *, ivf: IvfSettings | None = None, what: str
     layout = layout_of(index, what=what, deep=True)
     Z = layout.codebooks
     check_form(form, int(Z.shape[1]), int(Z.shape[0]))
-    codes, ids = layout.codes().copy(), layout.ids().copy() if layout.mapped else None
-    list_of = layout.list_numbers()
-    if list_of is not None:
-        assert ids is not None
-        order = np.argsort(ids, kind="stable")
-        codes, ids, list_of = codes[order], ids[order], list_of[order]
-        if len(ids) and ids[0] == 0 and ids[-1] == len(ids) - 1:
+    codes, ids, list_of = layout.codes(), layout.ids() if layout.mapped else None, None
+    if layout.kind.startswith("ivf"):
+        codes, ids, list_of = layout.ordered()
+        if ids is not None and len(ids) and ids[0] == 0 and ids[-1] == len(ids) - 1:
             ids = None
     if form.startswith("ivf"):
         if not len(codes):

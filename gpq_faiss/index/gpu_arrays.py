@@ -22,7 +22,7 @@ from .codebooks import encode
 from .nearest import tolerance
 
 EMPTY_KEY = torch.iinfo(torch.int64).min
-"""The key of a place without a result, as in :mod:`.proof`."""
+"""The key of a place without a result, as in :mod:`.keys`."""
 MAX_ROWS = (1 << 32) - 1
 _LOW = 0xFFFF_FFFF
 _FLIP = 0x7FFF_FFFF
@@ -291,7 +291,7 @@ def score_places(tables: Tensor, columns: Tensor, positions: Tensor, *, paired: 
 
 
 def keys_of(scores: Tensor, positions: Tensor) -> Tensor:
-    """Score and position (< 2^32) in one int64, larger is better, as :func:`.proof.sort_keys`."""
+    """Score and position (< 2^32) in one int64, larger is better, as :func:`.keys.sort_keys`."""
     bits = (scores + 0.0).view(torch.int32)  # + 0.0 makes one of the two zeros
     ordered = bits ^ ((bits >> 31) & _FLIP)
     return ordered.long() * _SHIFT + (_LOW - positions)

@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..errors import DataError
 from .checks import Codes, Floats, Ids, check_codes
+from .keys import Keys, best_keys, read_keys, sort_keys
 from .layout import repeated_id
-from .proof import Keys, best_keys, read_keys, sort_keys
 
 _EXPAND = 4 << 20  # items expanded at once
 
@@ -37,8 +37,55 @@ def check_ids(ids: ArrayLike, n: int, *, what: str = "ids") -> Ids:
     return array
 
 
+class Numbering:
+    """Items by ids that ascend with their positions.
+
+    Attributes:
+        own: int64 [n] ascending, or None where an id is a position.
+    """
+
+    own: Ids | None
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def ids(self) -> Ids:
+        """int64 [n], ascending."""
+        return np.arange(len(self), dtype=np.int64) if self.own is None else self.own
+
+    def ids_at(self, positions: Ids) -> Ids:
+        """Ids of positions; -1 stays -1."""
+        if self.own is None:
+            return positions
+        found = self.own[positions]
+        found[positions < 0] = -1
+        return found
+
+    def positions_of(self, ids: Ids) -> Ids:
+        """Position of each id, -1 where there is none such."""
+        if self.own is None:
+            return np.where((ids >= 0) & (ids < len(self)), ids, -1)
+        at = np.searchsorted(self.own, ids)
+        inside = at < len(self)
+        there = np.zeros(len(ids), np.bool_)
+        there[inside] = self.own[at[inside]] == ids[inside]
+        return np.where(there, at, -1)
+
+
 @dataclass(frozen=True)
-class Items:
+class Names(Numbering):
+    """The ids of ``n`` items whose codes are elsewhere."""
+
+    n: int
+    own: Ids | None
+
+    def __len__(self) -> int:
+        return self.n
+
+
+@dataclass(frozen=True)
+class Items(Numbering):
     """Checked codes in ascending order of id.
 
     Attributes:
@@ -73,29 +120,6 @@ class Items:
 
     def __len__(self) -> int:
         return len(self.codes)
-
-    @property
-    def ids(self) -> Ids:
-        """int64 [n], ascending."""
-        return np.arange(len(self), dtype=np.int64) if self.own is None else self.own
-
-    def ids_at(self, positions: Ids) -> Ids:
-        """Ids of positions; -1 stays -1."""
-        if self.own is None:
-            return positions
-        found = self.own[positions]
-        found[positions < 0] = -1
-        return found
-
-    def positions_of(self, ids: Ids) -> Ids:
-        """Position of each id, -1 where there is none such."""
-        if self.own is None:
-            return np.where((ids >= 0) & (ids < len(self)), ids, -1)
-        at = np.searchsorted(self.own, ids)
-        inside = at < len(self)
-        there = np.zeros(len(ids), np.bool_)
-        there[inside] = self.own[at[inside]] == ids[inside]
-        return np.where(there, at, -1)
 
     def keep(self, mask: NDArray[np.bool_]) -> Items:
         """The items where ``mask`` is set, with the ids that they have here."""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ..errors import DataError, UsageError
 from .checks import Codes, Floats, check_vectors
 from .codebooks import decode, fuse, lookup_tables, pad_vectors, score_prepared, score_tables
-from .proof import EMPTY_KEY, Keys, best_keys, sort_keys
+from .keys import EMPTY_KEY, Keys, best_keys, sort_keys
 
 _TRAIN_ROWS = 256  # rows a list that k-means looks at
 _ASSIGN = 65_536

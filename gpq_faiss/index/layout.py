@@ -110,6 +110,21 @@ class Layout:
         sizes = [int(self.flat.invlists.list_size(i)) for i in range(int(self.flat.nlist))]
         return np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
 
+    def ordered(self) -> tuple[Codes, Ids | None, NDArray[np.int32] | None]:
+        """Codes, ids and lists of the items in ascending order of id: views as :meth:`codes` where they are so already.
+
+        Ids are None where an id is a position, lists where there are none.
+        """
+        codes, list_of = self.codes(), self.list_numbers()
+        if not self.mapped:
+            return codes, None, list_of
+        ids = self.ids()
+        if len(ids) > 1 and not bool((ids[1:] > ids[:-1]).all()):
+            order = np.argsort(ids, kind="stable")
+            codes, ids = codes[order], ids[order]
+            list_of = None if list_of is None else list_of[order]
+        return codes, ids, list_of
+
 
 def vector_view(vector: Any, dtype: type[np.generic]) -> NDArray[Any]:
     """A numpy view on a C++ vector, valid until that changes or goes (an empty vector has no address)."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..errors import DataError
 from .engine import KINDS, Engine, Kind, check_kind
 from .io import load_index, sidecar_path
@@ -28,19 +26,14 @@ def engine_of(
     if layout.ntotal == 0:
         raise DataError(f"{what} is empty: add codes first (gpq index)")
     check_kind(kind, int(layout.codebooks.shape[1]))
-    ids = layout.ids().copy() if layout.mapped else None
-    codes = layout.codes().copy()
-    list_of = layout.list_numbers()
+    codes, ids, list_of = layout.ordered()
+    codes, ids = codes.copy(), None if ids is None else ids.copy()  # so that the index may go
     if kind == "ivf" and ivf is None and list_of is not None:
-        assert ids is not None
-        # sorted before, so that the list of each code stays beside it
-        order = np.argsort(ids, kind="stable")
-        ids, codes = ids[order], codes[order]
         ivf = IvfSettings(
             centroids=layout.centroids,
             nprobe=int(layout.flat.nprobe),
             form="fastscan" if layout.kind == "ivf-fastscan" else "fused",
-            list_of=list_of[order],
+            list_of=list_of,
         )
     return Engine(Items.ordered(codes, ids), layout.codebooks, kind, ivf=ivf, **options)
 

@@ -12,31 +12,18 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-import faiss
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UsageError
-from .checks import Codes, Floats, Ids
-from .codebooks import (
-    inject,
-    inject_fused,
-    lookup,
-    lookup_columns,
-    lookup_tables,
-    pad_vectors,
-    score_prepared,
-    score_tables,
-)
-from .layout import vector_view
-from .packing import PackedCodes, block_bytes
-
-Keys = NDArray[np.int64]
-"""Score and position in one integer, so that one integer sort orders by score, then by position (:func:`sort_keys`)."""
+from .checks import Codes, Floats
+from .codebooks import lookup, lookup_columns, lookup_tables, score_prepared, score_tables
+from .keys import EMPTY_KEY, Keys, best_keys, read_keys, sort_keys
+from .packing import PackedCodes
+from .scanners import FastScan, Scanner, TableScan, quantisation_bound, rounding_bound
 
 FULL = 8192
 """Rows up to which scoring everything is cheaper than nominating and proving (measured)."""
@@ -45,166 +32,7 @@ _SCORE_BLOCK = 32_768
 _ROUNDS = 3
 _FEW = 32
 _WIDEST = 64  # part of the codes from which scoring all of them is as cheap as nominating that many
-_LOW = np.int64(0xFFFF_FFFF)
-_FLIP = np.int32(0x7FFF_FFFF)
-_UNIT = float(np.finfo(np.float32).eps)  # twice the relative error of one float32 operation
-_TINY = float(np.finfo(np.float32).tiny)
-EMPTY_KEY = np.int64(np.iinfo(np.int64).min)
-"""The key of a place without a result."""
 _NO_KEYS = np.empty(0, np.int64)
-
-
-def rounding_bound(xq: Floats, M: int, d: int) -> Floats:
-    """How far two float32 evaluations of a query's score can lie apart: float32 [Q].
-
-    Both add 2d + M products in some order; with unit-norm codewords each is within (2d + M + 2) u of the true value
-    times sum_m |q_m| (Higham 2002, section 3.1, with Cauchy-Schwarz a sub-space).
-    """
-    norms = np.sqrt(np.square(xq.reshape(len(xq), M, d), dtype=np.float64).sum(axis=2)).sum(axis=1)
-    operations = 2 * d + M + 2
-    bound = 1.01 * operations * (_UNIT * norms + 2 * M * d * _TINY)
-    return np.asarray(bound, np.float32)
-
-
-def quantisation_bound(tables: Floats) -> Floats:
-    """How much a true score can exceed FastScan's, rounding of floats apart: float32 [Q].
-
-    Faiss takes 8-bit steps of (largest span of a table) / 255, counted from each table's least entry, and rounds every
-    entry to the nearest. What rounding took from each entry is known, so the bound is the sum of each table's largest
-    loss: about 12 % below half a step a table. Entries near the middle between two steps count as a half, since Faiss'
-    own float arithmetic decides where they go.
-
-    Args:
-        tables: float32 [Q, M, 16].
-    """
-    wide = tables.astype(np.float64)
-    least = wide.min(axis=2, keepdims=True)
-    step = (wide.max(axis=2, keepdims=True) - least).max(axis=1, keepdims=True) / 255
-    with np.errstate(divide="ignore", invalid="ignore"):
-        steps = np.where(step > 0, (wide - least) / step, 0.0)
-    loss = steps - np.floor(steps + 0.5)
-    loss = np.where(np.abs(loss) > 0.498, 0.502, loss)
-    bound = loss.max(axis=2).sum(axis=1) * step[:, 0, 0]
-    # the product with 255 sums and the offset, in float32 (scores of M tables, each below 256 steps)
-    largest = np.abs(wide).max(axis=2).sum(axis=1) + 255 * tables.shape[1] * step[:, 0, 0]
-    return np.asarray(bound * (1 + 1e-6) + 8 * tables.shape[1] * _UNIT * largest, np.float32)
-
-
-def sort_keys(scores: Floats, positions: NDArray[Any]) -> Keys:
-    """int64 keys of the same shape: larger score first when sorted *descending*, then the smaller position (< 2^32)."""
-    bits = (scores + np.float32(0.0)).view(np.int32)  # + 0.0 makes one of the two zeros
-    ordered = bits ^ ((bits >> 31) & _FLIP)
-    return (ordered.astype(np.int64) << 32) | (_LOW - positions)
-
-
-def read_keys(keys: Keys) -> tuple[Floats, Ids]:
-    """Scores and positions of :func:`sort_keys`; an empty key gives (-inf, -1)."""
-    ordered = (keys >> 32).astype(np.int32)
-    scores = (ordered ^ ((ordered >> 31) & _FLIP)).view(np.float32)
-    positions = _LOW - (keys & _LOW)
-    none = keys == EMPTY_KEY
-    if none.any():
-        scores = np.where(none, np.float32(-np.inf), scores)
-        positions = np.where(none, np.int64(-1), positions)
-    return scores, positions
-
-
-def best_keys(keys: Keys, k: int) -> Keys:
-    """The ``k`` largest of the last axis, descending."""
-    if 4 * k < keys.shape[-1]:
-        keys = np.partition(keys, keys.shape[-1] - k, axis=-1)[..., -k:]
-    ordered = np.sort(keys, axis=-1)
-    return ordered[..., : -k - 1 : -1]
-
-
-class Scanner(Protocol):
-    """What nominates."""
-
-    def candidates(self, xq: Floats, k: int) -> tuple[Floats, Ids]:
-        """Approximate scores [Q, k] and positions [Q, k] of the best by them."""
-
-    def slack(self, xq: Floats, tables: Floats) -> Floats:
-        """float32 [Q]: no true score exceeds its approximate score by more."""
-
-
-class TableScan:
-    """``IndexPQ``: float tables, so only rounding separates its scores from the true ones.
-
-    With K = 16 it is byte-fused, which scans 4-5 times faster, unless ``fused`` is false.
-    """
-
-    def __init__(self, codes: Codes, Z: Floats, *, fused: bool = True) -> None:
-        self.M, K, self.d = (int(n) for n in Z.shape)
-        self.index: Any = inject_fused(Z) if fused and K == 16 and self.M > 1 else inject(Z)
-        self.index.add_sa_codes(codes)
-
-    @property
-    def codes(self) -> Codes:
-        """The codes inside Faiss: a view, valid as long as this scanner."""
-        return vector_view(self.index.codes, np.uint8).reshape(-1, self.index.code_size)
-
-    def candidates(self, xq: Floats, k: int) -> tuple[Floats, Ids]:
-        D, found = self.index.search(pad_vectors(xq, self.index.d), k)
-        return D, found
-
-    def slack(self, xq: Floats, tables: Floats) -> Floats:
-        return rounding_bound(xq, self.M, self.d)
-
-
-class FastScan:
-    """``IndexPQFastScan``: tables of 8-bit steps in registers, ten times as fast and a little coarse (K = 16 only)."""
-
-    def __init__(self, codes: Codes, Z: Floats) -> None:
-        self.M, _, self.d = (int(n) for n in Z.shape)
-        flat = inject(Z)
-        flat.add_sa_codes(codes)
-        self.index: Any = faiss.IndexPQFastScan(flat)
-
-    @classmethod
-    def of_packed(cls, codes: PackedCodes, Z: Floats) -> FastScan:
-        """Of codes that are in blocks already: one copy in memory, nothing is packed anew."""
-        scan = cls.empty(Z, codes.rows)
-        scan.fill(len(codes), lambda held: np.copyto(held, codes.packed))
-        return scan
-
-    @classmethod
-    def empty(cls, Z: Floats, rows: int) -> FastScan:
-        """Without codes, for :meth:`fill`; ``rows`` codes a block."""
-        scan = cls.__new__(cls)
-        scan.M, _, scan.d = (int(n) for n in Z.shape)
-        scan.index = faiss.IndexPQFastScan(inject(Z), rows)
-        return scan
-
-    def fill(self, n: int, read: Callable[[NDArray[np.uint8]], Any]) -> PackedCodes:
-        """Take ``n`` codes in blocks, which ``read`` puts into the array that it is given, in place of those before.
-
-        Returns:
-            These codes, valid until the next call.
-        """
-        rows = int(self.index.bbs)
-        blocks = -(-n // rows)
-        self.index.codes.resize(blocks * block_bytes(self.M, rows))
-        held = self._held()
-        read(held)
-        self.index.ntotal, self.index.ntotal2 = n, blocks * rows
-        return PackedCodes(held, n, self.M, rows)
-
-    def _held(self) -> NDArray[np.uint8]:
-        table = self.index.codes
-        view: NDArray[np.uint8] = faiss.rev_swig_ptr(table.get(), table.size())
-        return view
-
-    @property
-    def codes(self) -> PackedCodes:
-        """The codes inside Faiss, valid as long as this scanner."""
-        return PackedCodes(self._held(), int(self.index.ntotal), self.M, int(self.index.bbs))
-
-    def candidates(self, xq: Floats, k: int) -> tuple[Floats, Ids]:
-        D, found = self.index.search(xq, k)
-        return D, found
-
-    def slack(self, xq: Floats, tables: Floats) -> Floats:
-        return quantisation_bound(tables) + 2 * rounding_bound(xq, self.M, self.d)
 
 
 def score_all(

@@ -18,8 +18,10 @@ from numpy.typing import ArrayLike
 
 from ..errors import DataError, UsageError
 from .checks import Codes, Floats, Ids, check_vectors
+from .keys import read_keys
 from .layout import layout_of
-from .proof import ProvenSearch, TableScan, read_keys
+from .proof import ProvenSearch
+from .scanners import TableScan
 
 BLOCK = 1024
 _PER_THREAD = 16  # queries below which another thread is not worth it
@@ -115,13 +117,8 @@ class FlatSearch:
         self.M, self.K, self.d = (int(n) for n in layout.codebooks.shape)
         self.width = self.M * self.d
         self.ntotal = layout.ntotal
-        codes = layout.codes()
-        self._ids: Ids | None = None
-        if layout.mapped:
-            self._ids = layout.ids().copy()
-            if self.ntotal > 1 and not bool((self._ids[1:] > self._ids[:-1]).all()):
-                order = np.argsort(self._ids, kind="stable")
-                self._ids, codes = self._ids[order], codes[order]
+        codes, ids, _ = layout.ordered()
+        self._ids: Ids | None = None if ids is None else ids.copy()
         self._proof = ProvenSearch(codes, layout.codebooks, ("fused",))
         scan = self._proof.scanner("fused")
         assert isinstance(scan, TableScan)

@@ -13,7 +13,8 @@ from gpq_faiss.index.filters import Allow, Bitmap, Deny
 from gpq_faiss.index.items import Groups
 from gpq_faiss.index.ivf import IvfSettings
 from gpq_faiss.index.opening import open_engine
-from gpq_faiss.index.proof import ProvenSearch, quantisation_bound, rounding_bound
+from gpq_faiss.index.proof import ProvenSearch
+from gpq_faiss.index.scanners import quantisation_bound, rounding_bound
 
 EXACT = ["exact", "grouped", "fused", "flat", "auto"]
 

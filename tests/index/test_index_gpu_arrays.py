@@ -29,7 +29,7 @@ from gpq_faiss.index.gpu_arrays import (
     unpack_column,
 )
 from gpq_faiss.index.gpu_ranking import rank_on_device
-from gpq_faiss.index.proof import read_keys, sort_keys
+from gpq_faiss.index.keys import read_keys, sort_keys
 
 # Encoding and keys ---------------------------------------------------------------------------------------------------
 

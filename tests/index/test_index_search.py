@@ -8,7 +8,8 @@ import pytest
 
 from gpq_faiss.errors import DataError, UsageError
 from gpq_faiss.index.codebooks import inject, inject_fused, pack_codes, score_codes
-from gpq_faiss.index.proof import best_keys, read_keys, rounding_bound, sort_keys
+from gpq_faiss.index.keys import best_keys, read_keys, sort_keys
+from gpq_faiss.index.scanners import rounding_bound
 from gpq_faiss.index.search import FlatSearch, omp_threads, search_index
 
 
