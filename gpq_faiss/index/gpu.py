@@ -82,10 +82,7 @@ def unfit_for_faiss(Z: Floats) -> str | None:
 def zero_lists(codes: Codes, Z: Floats, ids: Ids | None = None, *, lists: int | None = None) -> Any:
     """The flat form of checked codes uint8 [n, code_size]; see :func:`ivf_form`. Without ``ids``: positions."""
     n = len(codes)
-    if lists is None:
-        lists = max(1, min(LISTS, n // _LIST_ROWS))
-    if not 1 <= lists <= MAX_LISTS:
-        raise UsageError(f"{lists} lists: from 1 to {MAX_LISTS}")
+    lists = _lists_for(n, lists)
     D = int(Z.shape[0] * Z.shape[2])
     ivf, size = _empty_lists(np.zeros((lists, D), np.float32), Z)
     for number in range(lists):
@@ -94,6 +91,25 @@ def zero_lists(codes: Codes, Z: Floats, ids: Ids | None = None, *, lists: int | 
     ivf.ntotal = n
     ivf.nprobe = lists
     return ivf
+
+
+def _lists_for(n: int, lists: int | None) -> int:
+    if lists is None:
+        lists = max(1, min(LISTS, n // _LIST_ROWS))
+    if not 1 <= lists <= MAX_LISTS:
+        raise UsageError(f"{lists} lists: from 1 to {MAX_LISTS}")
+    return lists
+
+
+def scan_bytes(n: int, size: int, lists: int | None = None) -> int:
+    """What Faiss' GPU code takes at least to search :func:`zero_lists` of ``n`` codes of ``size`` bytes.
+
+    It holds the score of every code, and tables for every list, twice for its two streams, of one query at a time if it
+    must; where its temporary memory is smaller, it allocates more (``getIVFPQPerQueryTempMemory`` in its sources).
+    """
+    lists = _lists_for(n, lists)
+    padded = next((s for s in CODE_SIZES if s >= size), size)
+    return 2 * lists * (4 * -(-n // lists) + 4 * 256 * padded + 8)
 
 
 def real_lists(codes: Codes, Z: Floats, list_of: NDArray[np.int32], centroids: Floats, nprobe: int) -> Any:
@@ -175,11 +191,12 @@ def check_gpu(device: int) -> None:
         )
 
 
-def clone_to_gpu(ivf: Any, device: int, memory: int = MEMORY) -> tuple[Any, Any]:
+def clone_to_gpu(ivf: Any, device: int, memory: int = MEMORY, *, positions: bool = False) -> tuple[Any, Any]:
     """A form of this file onto a GPU: the ``GpuIndexIVFPQ``, and the resources that must outlive it.
 
     Args:
-        memory: bytes that Faiss sets aside for searching.
+        memory: bytes that Faiss sets aside for searching (it takes 1.5 GiB at most, and allocates what it lacks).
+        positions: ids are positions, and take 4 bytes each on the GPU where they fit.
 
     Raises:
         DeviceError: there is no such GPU, Faiss cannot use it (memory), or it left the index elsewhere.
@@ -188,7 +205,8 @@ def clone_to_gpu(ivf: Any, device: int, memory: int = MEMORY) -> tuple[Any, Any]
     resources = faiss.StandardGpuResources()
     resources.setTempMemory(memory)
     options = faiss.GpuClonerOptions()
-    options.indicesOptions = faiss.INDICES_64_BIT  # type: ignore[attr-defined]  # stub lacks it
+    short = positions and int(ivf.ntotal) < 1 << 31
+    options.indicesOptions = faiss.INDICES_32_BIT if short else faiss.INDICES_64_BIT  # type: ignore[attr-defined]  # stub lacks them
     options.useFloat16 = False
     options.useFloat16CoarseQuantizer = False
     options.usePrecomputed = False
@@ -270,9 +288,11 @@ def to_gpu(
         device: number of the GPU.
         devices: several; ``mode`` then says whether each gets a part of the items (``shard``) or all of them and a part
             of the queries (``replica``).
-        via: ``auto``: Faiss nominates, torch decides, exact to the bit; codes Faiss cannot take, and k above 2,048, go
-            to torch alone. ``torch``: torch alone. ``faiss``: Faiss alone, with its own scores and choice among ties,
-            k up to 2,048, and no second copy of the codes on the GPU.
+        via: ``auto``: Faiss nominates, torch decides, exact to the bit; k above 2,048 goes to torch alone, and so does
+            everything where Faiss cannot take the codes, or needs more than ``memory`` for a query (:func:`scan_bytes`:
+            some 8 bytes an item). ``torch``: torch alone. ``faiss``: Faiss alone, with its own scores and choice among
+            ties, k up to 2,048, no filters and ranges, no second copy of the codes on the GPU, and as much memory as it
+            needs.
         lists: of the flat form (default: by the number of items).
         group: search distinct codes (default: as the engine does; a Faiss index does not).
         memory: bytes that Faiss and torch may each use on a device while searching, beyond codes and results.
@@ -299,7 +319,13 @@ def to_gpu(
         raise UsageError(f"{reason}; use via='torch', or the CPU")
     via = "torch" if reason is not None else via
     return spread(
-        held, places, mode, via, lists, memory, lambda ivf, at: clone_to_gpu(ivf, int(at.index), memory)
+        held,
+        places,
+        mode,
+        via,
+        lists,
+        memory,
+        lambda ivf, at: clone_to_gpu(ivf, int(at.index), memory, positions=True),
     )
 
 
@@ -357,13 +383,10 @@ class Source:
         layout = layout_of(source, deep=True)
         if layout.ntotal == 0:
             raise DataError("the index is empty: add codes first (gpq index)")
-        codes, ids, list_of = layout.codes(), layout.ids(), layout.list_numbers()
-        if not bool((ids[1:] > ids[:-1]).all()):
-            order = np.argsort(ids, kind="stable")
-            codes, ids = codes[order], ids[order]
-            list_of = None if list_of is None else list_of[order]
+        codes, ids, list_of = layout.ordered()
         # copies, so that the index may go
-        held = cls(codes.copy(), ids.copy(), layout.codebooks, group=bool(group) and list_of is None)
+        own = None if ids is None else ids.copy()
+        held = cls(codes.copy(), own, layout.codebooks, group=bool(group) and list_of is None)
         if list_of is not None:
             held.list_of, held.centroids = list_of, layout.centroids
             held.nprobe = int(layout.flat.nprobe)
@@ -427,6 +450,9 @@ def _part(
         codes, groups = grouped.codes, DeviceGroups(grouped, place, memory)
     searcher: Searcher
     resources = None
+    flat = source.list_of is None
+    if via == "auto" and flat and scan_bytes(len(codes), codes.shape[1], lists) > memory:
+        via = "torch"  # which keeps to the memory, whatever the number of codes
     if via == "torch" or clone is None:
         searcher = Scan(codes, source.Z, place, memory)
     else:
@@ -439,7 +465,7 @@ def _part(
             searcher = Raw(index)
         else:
             scan = Scan(codes, source.Z, place, memory)
-            searcher = Lists(scan, index) if source.list_of is not None else Nominated(scan, index)
+            searcher = Nominated(scan, index) if flat else Lists(scan, index)
     return Part(place, searcher, len(source.codes), first, groups, resources)
 
 
@@ -453,6 +479,7 @@ __all__ = [
     "ivf_form",
     "of_codes",
     "real_lists",
+    "scan_bytes",
     "to_gpu",
     "to_torch",
     "zero_lists",

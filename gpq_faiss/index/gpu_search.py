@@ -4,6 +4,10 @@ Faiss' GPU kernels scan fast, but their floats depend on the order in which they
 place they keep any. So, as on the CPU (:mod:`.proof`), they only nominate: the nominated are scored again in the fixed
 order, and where that does not prove the top k, torch scores all codes of that query. Answers are therefore those of the
 exact kinds of :mod:`.engine`, to the bit.
+
+Filters go past Faiss: its own GPU kernels ignore a selector without a word (only those of cuVS, which are not used here,
+have one). What was nominated from all codes and passes is the answer where enough of it does; else torch scores what
+passes, on the same device.
 """
 
 from __future__ import annotations
@@ -11,20 +15,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import faiss
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from ..errors import DataError, UsageError
+from ..errors import UsageError
 from .checks import Ids
+from .filters import Filter, mask_of
 from .gpu import MEMORY, Mode
 from .gpu_arrays import EMPTY_KEY, best_of, keys_of, split_keys, vectors_on
 from .gpu_torch import DeviceGroups, Scan
+from .items import Names
+from .ranges import check_least, too_many
 from .search import check_k
 
 MAX_K = 2048
@@ -32,6 +39,7 @@ MAX_K = 2048
 _BLOCK = 1024  # queries at once
 _RESULT = 64  # bytes a result needs while parts are merged and ids looked up
 _SPARE = 32  # nominated beyond k, at least
+_MOSTLY = 0.5  # share of codes from which a filter looks at nominations first, as on the CPU
 _TRIED = 256  # queries after which nominating may be given up
 _UNIT = 2.0**-23  # twice the relative error of one float32 operation
 _TINY = 2.0**-126
@@ -139,7 +147,7 @@ class Nominated:
         return best
 
     def _rounding(self, queries: Tensor) -> Tensor:
-        """How far two float32 evaluations of a score can lie apart, float32 [q] (:func:`.proof.rounding_bound`)."""
+        """How far two float32 evaluations of a score can lie apart, float32 [q] (:func:`.scanners.rounding_bound`)."""
         M, d = self.scan.M, self.scan.d
         norms = torch.linalg.vector_norm(queries.double().reshape(-1, M, d), dim=2).sum(dim=1)
         bound = 1.01 * (2 * d + M + 2) * (_UNIT * norms + 2 * M * d * _TINY)
@@ -195,6 +203,49 @@ class Raw:
         return best_of(torch.where(found >= 0, keys_of(scores, found), EMPTY_KEY), k)
 
 
+class Filtered:
+    """The codes that a filter lets through, exactly; of an index with lists those of all lists.
+
+    Args:
+        inner: what searches all codes.
+        scan: these codes.
+        mask: bool [n] on the device.
+        allowed: how many are set.
+    """
+
+    def __init__(self, inner: Searcher, scan: Scan, mask: Tensor, allowed: int) -> None:
+        self.inner, self.scan, self.mask, self.allowed = inner, scan, mask, allowed
+
+    def __len__(self) -> int:
+        return self.allowed
+
+    def search_keys(self, queries: Tensor, k: int) -> Tensor:
+        n = len(self.scan)
+        more = int(k * n / self.allowed * 1.1) + 16
+        spare = max(_SPARE, more // 4)
+        if (
+            not isinstance(self.inner, Nominated)
+            or self.allowed < _MOSTLY * n
+            or more + spare > min(n, MAX_K)
+        ):
+            return self.scan.search_keys(queries, k, self.mask)
+        # The best of all, less those not let through, are the best of the others if enough remain.
+        found = self.inner.search_keys(queries, more)
+        passed = self.mask[split_keys(found)[1]]
+        count = passed.cumsum(dim=1)
+        enough = count[:, -1] >= k
+        out = torch.empty((len(queries), k), dtype=torch.int64, device=queries.device)
+        out[enough] = found[passed & (count <= k) & enough[:, None]].reshape(-1, k)
+        open_ = (~enough).nonzero()[:, 0]
+        if len(open_):
+            out[open_] = self.scan.search_keys(queries[open_], k, self.mask)
+        return out
+
+    def range_keys(self, queries: Tensor, least: float, limit: int) -> tuple[Tensor, Tensor]:
+        """As :meth:`.gpu_torch.Scan.range_keys`."""
+        return self.scan.range_keys(queries, least, limit, self.mask)
+
+
 @dataclass(frozen=True)
 class Part:
     """What one device holds.
@@ -226,13 +277,30 @@ class Part:
 
     def range_keys(self, queries: Tensor, least: float, limit: int) -> tuple[Tensor, Tensor]:
         """Rows and keys of all items that score at least ``least``."""
+        exact = self.searcher if isinstance(self.searcher, Filtered) else self.scan("a range search")
+        rows, keys = exact.range_keys(queries, least, limit)
+        if self.groups is not None:
+            rows, keys = self.groups.expand_all(rows, keys, least, limit)
+        return rows, keys - self.first
+
+    def restricted(self, mask: NDArray[np.bool_]) -> Part:
+        """Of these items only those where ``mask``, bool [items], is set; results keep their positions."""
+        scan = self.scan("a filter")
+        allowed = int(mask.sum())
+        there = torch.from_numpy(mask).to(self.device)
+        if self.groups is None:
+            searcher: Searcher = Filtered(self.searcher, scan, there, allowed)
+            return replace(self, searcher=searcher, items=allowed)
+        rows, groups = self.groups.restricted(there)
+        return replace(self, searcher=scan.taken(rows), items=allowed, groups=groups)
+
+    def scan(self, what: str) -> Scan:
+        """All codes, for ``what`` needs exact scores. Raises UsageError: Faiss works alone."""
         scan = self.searcher if isinstance(self.searcher, Scan) else getattr(self.searcher, "scan", None)
         if scan is None:
-            raise UsageError("a range search needs exact scores: leave out via='faiss'")
-        rows, keys = scan.range_keys(queries, least, limit)
-        if self.groups is not None:
-            rows, keys = self.groups.expand_all(rows, keys)
-        return rows, keys - self.first
+            raise UsageError(f"{what} needs exact scores: leave out via='faiss'")
+        assert isinstance(scan, Scan)
+        return scan
 
 
 class DeviceIndex:
@@ -258,6 +326,8 @@ class DeviceIndex:
         self.device = parts[0].device
         self.ntotal = sum(part.items for part in parts) if mode == "shard" else parts[0].items
         self._ids = None if ids is None else torch.from_numpy(np.array(ids, np.int64)).to(self.device)
+        self._lock = threading.Lock()
+        self._filtered: tuple[bytes, list[Part]] | None = None
 
     @property
     def faiss_indexes(self) -> list[Any]:
@@ -270,7 +340,7 @@ class DeviceIndex:
         parts = [p.searcher for p in self.parts if isinstance(p.searcher, Nominated)]
         return {"tried": sum(p.tried for p in parts), "proven": sum(p.proven for p in parts)}
 
-    def search(self, xq: ArrayLike | Tensor, k: int) -> tuple[Any, Any]:
+    def search(self, xq: ArrayLike | Tensor, k: int, *, where: Filter | None = None) -> tuple[Any, Any]:
         """The ``k`` best items of every query; any k, up to a whole ranking.
 
         Scores are those of :func:`.codebooks.score_codes`, equal scores come by ascending id (with ``via="faiss"``:
@@ -281,54 +351,68 @@ class DeviceIndex:
             xq: [Q, M*d]. An array: results are arrays. A tensor on :attr:`device`: results are tensors there, and
                 nothing passes through the host.
             k: 1..ntotal.
+            where: only items that pass this filter, as :meth:`.engine.Engine.search` takes it; an index with lists is
+                then looked at whole, exactly. What passes is found on the host, once as long as the answer stays the
+                same, and takes a byte an item on the device (some 30 for a moment where distinct codes are searched).
 
         Returns:
-            D float32 [Q, k], larger first; I int64 [Q, k]; -inf and -1 where the lists looked at hold fewer.
+            D float32 [Q, k], larger first; I int64 [Q, k]; -inf and -1 where the lists looked at hold fewer, or where
+            fewer items pass.
 
         Raises:
-            UsageError: ``k`` out of range, or more than the working memory sorts; a tensor on another device.
-            DataError: queries empty, of another width, NaN or infinite.
+            UsageError: ``k`` out of range, or more than the working memory sorts; a tensor on another device; ``where``
+                no filter, or together with ``via="faiss"``.
+            DataError: queries empty, of another width, NaN or infinite; a filter of the wrong form.
         """
         k = check_k(k, self.ntotal)
         queries = vectors_on(xq, self.width, self.device)
+        parts = self._parts(where)
+        n = min(k, self._items(parts))
         if isinstance(xq, Tensor):
-            D = torch.empty((len(queries), k), dtype=torch.float32, device=self.device)
-            found = torch.empty((len(queries), k), dtype=torch.int64, device=self.device)
-            for rows, scores, ids in self._blocks(queries, k):
-                D[rows], found[rows] = scores, ids
+            D = torch.full((len(queries), k), -torch.inf, dtype=torch.float32, device=self.device)
+            found = torch.full((len(queries), k), -1, dtype=torch.int64, device=self.device)
+            for rows, scores, ids in self._blocks(parts, queries, n):
+                D[rows, :n], found[rows, :n] = scores, ids
             return D, found
-        scores_out = np.empty((len(queries), k), np.float32)
-        ids_out = np.empty((len(queries), k), np.int64)
-        for rows, scores, ids in self._blocks(queries, k):
-            scores_out[rows], ids_out[rows] = scores.cpu().numpy(), ids.cpu().numpy()
+        scores_out = np.full((len(queries), k), -np.inf, np.float32)
+        ids_out = np.full((len(queries), k), -1, np.int64)
+        for rows, scores, ids in self._blocks(parts, queries, n):
+            scores_out[rows, :n], ids_out[rows, :n] = scores.cpu().numpy(), ids.cpu().numpy()
         return scores_out, ids_out
 
     def range_search(
-        self, xq: ArrayLike | Tensor, least: float, *, limit: int = 100_000_000
+        self,
+        xq: ArrayLike | Tensor,
+        least: float,
+        *,
+        where: Filter | None = None,
+        limit: int = 100_000_000,
     ) -> tuple[Any, Any, Any]:
         """All items that score at least ``least``, by exact scores, of all lists.
+
+        Args:
+            where: only items that pass this filter, as :meth:`search`.
 
         Returns:
             As :meth:`.engine.Engine.range_search`: lims int64 [Q + 1], D float32, I int64; tensors for a tensor.
 
         Raises:
-            UsageError: ``least`` is NaN; ``via="faiss"``; a tensor on another device.
-            DataError: unfit queries; more than ``limit`` results.
+            UsageError: ``least`` is NaN; ``via="faiss"``; a tensor on another device; ``where`` is no filter.
+            DataError: unfit queries or filter; more than ``limit`` results.
         """
-        if np.isnan(least):
-            raise UsageError("a range search needs a number as the least score, not NaN")
+        check_least(least)
         queries = vectors_on(xq, self.width, self.device)
 
         def run(part: Part, block: Tensor) -> tuple[Tensor, Tensor]:
             return part.range_keys(block, least, limit)
 
-        parts = self.parts if self.mode == "shard" else self.parts[:1]
-        found = self._on_all(run, [queries] * len(parts))
-        rows, keys = (torch.cat([f[i].to(self.device) for f in found]) for i in (0, 1))
+        parts = self._parts(where)
+        parts = [part for part in (parts if self.mode == "shard" else parts[:1]) if part.items]
+        found = self._on_all(run, parts, [queries] * len(parts))
+        none = torch.empty(0, dtype=torch.int64, device=self.device)
+        rows, keys = (torch.cat([none, *(f[i].to(self.device) for f in found)]) for i in (0, 1))
         if len(keys) > limit:
-            raise DataError(
-                f"a range search from {least:g} has more than {limit:,} results: raise the least score or the limit"
-            )
+            raise too_many(least, limit)
         order = keys.argsort(descending=True)
         order = order[rows[order].argsort(stable=True)]
         lims = torch.zeros(len(queries) + 1, dtype=torch.int64, device=self.device)
@@ -338,31 +422,59 @@ class DeviceIndex:
             return lims, scores, ids
         return lims.cpu().numpy(), scores.cpu().numpy(), ids.cpu().numpy()
 
-    def _blocks(self, queries: Tensor, k: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    def _parts(self, where: Filter | None) -> list[Part]:
+        """What to search. That of the last filter is kept, since filters tend to serve several searches."""
+        if where is None:
+            return self.parts
+        for part in self.parts:
+            part.scan("a filter")
+        own = None if self._ids is None else self._ids.cpu().numpy()
+        mask = mask_of(where, Names(self.ntotal, own))
+        digest = np.packbits(mask).tobytes()
+        with self._lock:
+            if self._filtered is None or self._filtered[0] != digest:
+                self._filtered = None  # its memory goes before more is taken
+                lengths = [part.items for part in self.parts]
+                masks = [mask[p.first : p.first + n] for p, n in zip(self.parts, lengths, strict=True)]
+                parts = [part.restricted(own) for part, own in zip(self.parts, masks, strict=True)]
+                self._filtered = digest, parts
+            return self._filtered[1]
+
+    def _items(self, parts: list[Part]) -> int:
+        return sum(part.items for part in parts) if self.mode == "shard" else parts[0].items
+
+    def _blocks(self, parts: list[Part], queries: Tensor, k: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Rows, scores and ids of some queries at a time: few where k is large, so that results do not pile up."""
+        if k == 0:
+            return
         step = _BLOCK * (len(self.parts) if self.mode == "replica" else 1)
         step = max(1, min(step, self.memory // (_RESULT * k)))
         for start in range(0, len(queries), step):
             block = queries[start : start + step]
-            scores, ids = self._read(self._search_keys(block, k))
+            scores, ids = self._read(self._search_keys(parts, block, k))
             yield slice(start, start + len(block)), scores, ids
 
-    def _search_keys(self, queries: Tensor, k: int) -> Tensor:
-        if len(self.parts) == 1:
-            return self.parts[0].search_keys(queries, k)
+    def _search_keys(self, parts: list[Part], queries: Tensor, k: int) -> Tensor:
+        if len(parts) == 1:
+            return parts[0].search_keys(queries, k)
 
         def run(part: Part, block: Tensor) -> Tensor:
             return part.search_keys(block, k)
 
         if self.mode == "shard":
-            found = self._on_all(run, [queries] * len(self.parts))
+            parts = [part for part in parts if part.items]
+            found = self._on_all(run, parts, [queries] * len(parts))
             return best_of(torch.cat([keys.to(self.device) for keys in found], dim=1), k)
-        blocks = [block for block in queries.tensor_split(len(self.parts)) if len(block)]
-        found = self._on_all(run, blocks)
+        blocks = [block for block in queries.tensor_split(len(parts)) if len(block)]
+        found = self._on_all(run, parts[: len(blocks)], blocks)  # a replica without queries stays idle
         return torch.cat([keys.to(self.device) for keys in found])
 
-    def _on_all(self, run: Callable[[Part, Tensor], Any], blocks: list[Tensor]) -> list[Any]:
+    def _on_all(
+        self, run: Callable[[Part, Tensor], Any], parts: list[Part], blocks: list[Tensor]
+    ) -> list[Any]:
         """``run`` each part with its block, all at once, a thread a device."""
+        if not parts:
+            return []
         if self.device.type == "cuda":  # threads have streams of their own
             torch.cuda.current_stream(self.device).synchronize()
 
@@ -375,7 +487,7 @@ class DeviceIndex:
             return result
 
         with ThreadPoolExecutor(len(blocks)) as pool:
-            return list(pool.map(one, self.parts, blocks))  # a replica without queries stays idle
+            return list(pool.map(one, parts, blocks))
 
     def _read(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         scores, positions = split_keys(keys)

@@ -2,11 +2,13 @@
 
 Codes stay on the device as bytes. A block of them is scored against a block of queries by look-ups in byte-fused
 tables; what beats the k-th score so far joins the best. Scores, order and ties are those of the exact kinds of
-:mod:`.engine` (see :mod:`.gpu_arrays`), so the answer does not depend on the device, the blocks or the batch.
+:mod:`.engine` (see :mod:`.gpu_arrays`), so the answer does not depend on the device, the blocks or the batch. Of a filter
+only the codes that it lets through are scored.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -32,11 +34,13 @@ from .gpu_arrays import (
     tensor_of,
 )
 from .items import Groups
+from .ranges import too_many
 
 _CELL = 80  # bytes a score needs while it is made, turned into a key, selected and sorted
 _WIDE = 1 << 18  # codes a block that keep a GPU busy
 _ROWS = 1024  # queries a block, at most
 _CELLS = 1 << 30  # scores a block, at most: torch's nonzero takes fewer than 2^31
+_MASKED = 64  # bytes an item that a filter lets through needs while such items are sought
 _DENSE = 4  # a block of which more than 1 in this many passes is selected from whole
 
 
@@ -92,32 +96,56 @@ class Scan:
     def _block_codes(self, rows: int, k: int) -> int:
         return max(1, min(len(self), min(self.memory // _CELL, _CELLS) // rows - k))
 
-    def search_keys(self, queries: Tensor, k: int) -> Tensor:
-        """The best ``k`` of all codes: int64 keys [Q, k], descending. Queries are checked, on the device."""
-        out = torch.empty((len(queries), k), dtype=torch.int64, device=self.device)
+    def search_keys(self, queries: Tensor, k: int, mask: Tensor | None = None) -> Tensor:
+        """The best ``k`` of all codes: int64 keys [Q, k], descending. Queries are checked, on the device.
+
+        Args:
+            mask: bool [n] on the device: only these codes; empty keys where they are fewer than ``k``.
+        """
+        out = torch.full((len(queries), k), EMPTY_KEY, dtype=torch.int64, device=self.device)
         rows = self.block_rows(k)
         for start in range(0, len(queries), rows):
             part = queries[start : start + rows]
-            out[start : start + rows] = self._best(self.tables(part), k)
+            best = self._best(self.tables(part), k, mask)
+            out[start : start + rows, : best.shape[1]] = best
         return out
 
-    def _best(self, tables: Tensor, k: int) -> Tensor:
-        n, step = len(self), self._block_codes(len(tables), k)
+    def taken(self, rows: Tensor) -> Scan:
+        """The codes at ``rows`` int64 [r], in that order, to be searched alike."""
+        part = object.__new__(Scan)
+        part.__dict__.update(self.__dict__)
+        part.columns = self.columns.index_select(1, rows)
+        return part
+
+    def _blocks(self, step: int, mask: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Columns uint8 [T, c] and positions int64 [c], ascending, of at most ``step`` codes at a time."""
+        n = len(self)
+        if mask is None:
+            for start in range(0, n, step):
+                stop = min(n, start + step)
+                yield self.columns[:, start:stop], torch.arange(start, stop, device=self.device)
+            return
+        # looked at in wide strides, or a filter that lets few through would leave blocks of a handful
+        wide = min(_CELLS, max(step, self.memory // _MASKED))
+        for start in range(0, n, wide):
+            places = mask[start : start + wide].nonzero()[:, 0] + start
+            for first in range(0, len(places), step):
+                own = places[first : first + step]
+                yield self.columns.index_select(1, own), own
+
+    def _best(self, tables: Tensor, k: int, mask: Tensor | None) -> Tensor:
+        step = self._block_codes(len(tables), k)
         best = torch.empty((len(tables), 0), dtype=torch.int64, device=self.device)
-        for start in range(0, n, step):
-            scores = score_columns(tables, self.columns[:, start : start + step], paired=self.paired)
+        for columns, positions in self._blocks(step, mask):
+            scores = score_columns(tables, columns, paired=self.paired)
             if best.shape[1] < k:
-                keys = self._all_keys(scores, start)
+                keys = keys_of(scores, positions[None])
                 best = best_of(torch.cat([best, keys], dim=1) if best.shape[1] else keys, k)
             else:
-                best = self._merged(best, scores, start)
+                best = self._merged(best, scores, positions)
         return best
 
-    def _all_keys(self, scores: Tensor, start: int) -> Tensor:
-        positions = torch.arange(start, start + scores.shape[1], device=self.device)
-        return keys_of(scores, positions[None])
-
-    def _merged(self, best: Tensor, scores: Tensor, start: int) -> Tensor:
+    def _merged(self, best: Tensor, scores: Tensor, positions: Tensor) -> Tensor:
         """``best`` (descending) after a block of later positions, which an equal score does not bring in."""
         k = best.shape[1]
         least = split_keys(best[:, -1:])[0]
@@ -127,39 +155,43 @@ class Scan:
         if most == 0:
             return best
         if most > scores.shape[1] // _DENSE:
-            return best_of(torch.cat([best, self._all_keys(scores, start)], dim=1), k)
+            return best_of(torch.cat([best, keys_of(scores, positions[None])], dim=1), k)
         row, column = over.nonzero(as_tuple=True)
         place = torch.arange(len(row), device=self.device) - (counts.cumsum(0) - counts)[row]
         more = torch.full((len(best), most), EMPTY_KEY, dtype=torch.int64, device=self.device)
-        more[row, place] = keys_of(scores[row, column], column + start)
+        more[row, place] = keys_of(scores[row, column], positions[column])
         return best_of(torch.cat([best, more], dim=1), k)
 
     def exact_scores(self, tables: Tensor, positions: Tensor) -> Tensor:
         """Scores float32 [q, c] of codes at ``positions`` int64 [q, c]."""
         return score_places(tables, self.columns, positions, paired=self.paired)
 
-    def range_keys(self, queries: Tensor, least: float, limit: int) -> tuple[Tensor, Tensor]:
+    def range_keys(
+        self, queries: Tensor, least: float, limit: int, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """All codes that score at least ``least``, in no order: query row int64 [r] and key int64 [r].
+
+        Args:
+            mask: bool [n] on the device: only these codes.
 
         Raises:
             DataError: more than ``limit``.
         """
-        rows, keys = [], []
+        none = torch.empty(0, dtype=torch.int64, device=self.device)
+        rows, keys = [none], [none]
         found = 0
         size = max(1, min(_ROWS, self.memory // (_CELL * min(len(self), _WIDE))))
         for first in range(0, len(queries), size):
             tables = self.tables(queries[first : first + size])
             step = self._block_codes(len(tables), 0)
-            for start in range(0, len(self), step):
-                scores = score_columns(tables, self.columns[:, start : start + step], paired=self.paired)
+            for columns, positions in self._blocks(step, mask):
+                scores = score_columns(tables, columns, paired=self.paired)
                 row, column = (scores >= least).nonzero(as_tuple=True)
                 found += len(row)
                 if found > limit:
-                    raise DataError(
-                        f"a range search from {least:g} has more than {limit:,} results: raise the least score or the limit"
-                    )
+                    raise too_many(least, limit)
                 rows.append(row + first)
-                keys.append(keys_of(scores[row, column], column + start))
+                keys.append(keys_of(scores[row, column], positions[column]))
         return torch.cat(rows), torch.cat(keys)
 
 
@@ -176,10 +208,46 @@ class DeviceGroups:
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def expand_all(self, rows: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Every item of the groups ``keys`` int64 [r] of query ``rows`` int64 [r], in no order."""
+    def restricted(self, mask: Tensor) -> tuple[Tensor, DeviceGroups]:
+        """Groups of the items that a filter lets through, in the order of the first of these, as ties need it.
+
+        Args:
+            mask: bool [items] on the device.
+
+        Returns:
+            Their numbers here, int64 [r], and the groups themselves.
+        """
+        kept = torch.empty(len(self.members), dtype=torch.bool, device=self.device)
+        step = max(1, self.memory // _MASKED)
+        for start in range(0, len(kept), step):
+            kept[start : start + step] = mask[self.members[start : start + step].long()]
+        before = torch.zeros(len(kept) + 1, dtype=torch.int64, device=self.device)
+        torch.cumsum(kept, 0, out=before[1:])
+        sizes = before[self.starts[1:]] - before[self.starts[:-1]]
+        members = self.members[kept]
+        groups = sizes.nonzero()[:, 0]
+        groups = groups[members[before[self.starts[groups]]].argsort()]
+        sizes = sizes[groups]
+        part = object.__new__(DeviceGroups)
+        part.device, part.memory, part.sizes = self.device, self.memory, sizes
+        part.starts = torch.zeros(len(groups) + 1, dtype=torch.int64, device=self.device)
+        torch.cumsum(sizes, 0, out=part.starts[1:])
+        # every group's run moves to its new place
+        shift = (before[self.starts[groups]] - part.starts[:-1]).repeat_interleave(sizes)
+        part.members = members[torch.arange(len(members), device=self.device) + shift]
+        return groups, part
+
+    def expand_all(self, rows: Tensor, keys: Tensor, least: float, limit: int) -> tuple[Tensor, Tensor]:
+        """Every item of the groups ``keys`` int64 [r] of query ``rows`` int64 [r], in no order.
+
+        Raises:
+            DataError: more than ``limit``; ``least`` is told then.
+        """
         scores, groups = split_keys(keys)
-        return self._items(rows, scores, groups, self.sizes[groups])
+        sizes = self.sizes[groups]
+        if int(sizes.sum()) > limit:
+            raise too_many(least, limit)
+        return self._items(rows, scores, groups, sizes)
 
     def _items(self, rows: Tensor, scores: Tensor, groups: Tensor, take: Tensor) -> tuple[Tensor, Tensor]:
         """The first ``take`` [r] items of each group, as rows and keys."""

@@ -22,6 +22,7 @@ from gpq_faiss.index.gpu import (
     combined,
     ivf_form,
     real_lists,
+    scan_bytes,
     to_gpu,
     zero_lists,
 )
@@ -146,6 +147,38 @@ def test_an_index_left_on_the_cpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(faiss, "index_cpu_to_gpu", full)
     with pytest.raises(DeviceError, match=r"cannot put the index onto GPU 1: out of memory on the card$"):
         clone_to_gpu(form, 1)
+
+
+def test_ids_that_are_positions_take_four_bytes_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, Z, codes, _ = make(3)
+    form = zero_lists(codes, Z)
+    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 1)
+    monkeypatch.setattr(faiss, "StandardGpuResources", type("R", (), {"setTempMemory": lambda *_: None}))
+    asked: list[int] = []
+
+    def noted(_resources: object, _device: int, _index: object, options: faiss.GpuClonerOptions) -> None:
+        asked.append(options.indicesOptions)
+        assert not options.useFloat16
+        assert not options.useFloat16CoarseQuantizer
+        assert not options.usePrecomputed
+        assert not options.use_cuvs
+        raise RuntimeError("no card")
+
+    monkeypatch.setattr(faiss, "index_cpu_to_gpu", noted)
+    for positions, ntotal in ((False, 2000), (True, 2000), (True, 1 << 31)):
+        form.ntotal = ntotal
+        with pytest.raises(DeviceError, match="no card"):
+            clone_to_gpu(form, 0, positions=positions)
+    assert asked == [faiss.INDICES_64_BIT, faiss.INDICES_32_BIT, faiss.INDICES_64_BIT]
+
+
+def test_what_a_scan_takes_on_the_gpu_grows_with_the_items() -> None:
+    """Scores of all items and tables of all lists, for each of two streams."""
+    assert scan_bytes(1000, 3) == 2 * (4 * 1000 + 1024 * 3 + 8)
+    assert scan_bytes(1000, 5, lists=10) == 2 * 10 * (4 * 100 + 1024 * 8 + 8)  # padded to 8 bytes
+    assert 8e9 < scan_bytes(10**9, 6) < 8.1e9
+    with pytest.raises(UsageError, match="lists"):
+        scan_bytes(1000, 3, lists=0)
 
 
 def test_options_out_of_range_are_refused() -> None:

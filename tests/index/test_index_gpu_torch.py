@@ -17,7 +17,7 @@ from gpq_faiss.errors import DataError, DeviceError, UsageError
 from gpq_faiss.index import gpu_search, gpu_torch
 from gpq_faiss.index.codebooks import inject, score_codes, score_tables
 from gpq_faiss.index.engine import Engine
-from gpq_faiss.index.gpu import of_codes, to_gpu, to_torch
+from gpq_faiss.index.gpu import of_codes, scan_bytes, to_gpu, to_torch
 from gpq_faiss.index.gpu_arrays import device_of
 from gpq_faiss.index.gpu_ranking import rank_on_device
 from gpq_faiss.index.ivf import IvfSettings
@@ -233,6 +233,17 @@ def test_nominating_is_given_up_where_it_seldom_proves() -> None:
     grouped = put(engine, "cpu", group=True)
     assert same(grouped.search(xq, 100), engine.search(xq, 100))
     assert grouped.stats()["proven"] == 300
+
+
+def test_faiss_is_left_out_where_its_scan_does_not_fit_the_memory() -> None:
+    codes, Z, ids, xq = items(15, 6, n=6000)
+    engine = Engine.build(codes, Z, ids, kind="exact")
+    needed = scan_bytes(6000, 3)
+    for memory, nominates in ((needed, True), (needed - 1, False)):
+        index = put(engine, "cpu", memory=memory)
+        assert len(index.faiss_indexes) == nominates
+        assert same(index.search(xq, 20), engine.search(xq, 20))
+    assert len(put(engine, "cpu", memory=needed - 1, via="faiss").faiss_indexes) == 1  # as it was asked for
 
 
 def test_blocks_do_not_matter_when_later_codes_are_better() -> None:
