@@ -111,7 +111,12 @@ Examples:
     "--preset",
     help="Settings of trained methods: recommended, unseen-classes or paper.  [default: the grid's]",
 )
-@click.option("--config", "config_file", metavar="TOML", help="Settings that change the preset's.")
+@click.option(
+    "--config",
+    "config_file",
+    metavar="TOML",
+    help="Settings that change those of the grid's preset; rows with a preset of their own keep it.",
+)
 @click.option("--name", "data_name", help="What tables call the data.  [default: DATA without folders]")
 @click.option(
     "--jobs", default=1, show_default=True, help="Runs at a time, each on one thread in a process of its own."
@@ -210,7 +215,7 @@ Examples:
     show_default=True,
     help="How the figures are given; csv holds one table.",
 )
-@click.option("--table", help="Only this table: map, published, depth, seconds, grid or scale.")
+@click.option("--table", help="Only this table: map, published, depth, pr, seconds, grid or scale.")
 @click.option("--plots", metavar="DIR", help="Draw the pictures of the experiment into this folder.")
 @click.option(
     "--picture-format",

@@ -16,7 +16,7 @@ from ..files import check_output
 from ..report.gallery import Ranked, save_gallery
 from ..report.maps import FlatCodebook, plot_codebooks, plot_curves, plot_heat_map, plot_scatters
 from ..report.plots import plot_map_bits
-from .report import scale_rows, weights_of
+from .report import panel_runs, scale_rows, weight_panels, weights_of
 from .results import (
     Experiment,
     main_rows,
@@ -29,7 +29,8 @@ from .results import (
 )
 from .runfile import FIGURES, Run, read_run
 
-_GALLERY_QUERIES, _GALLERY_COLUMNS, _GALLERY_ROWS = 3, 10, 8
+_GALLERY_QUERIES, _GALLERY_COLUMNS, _GALLERY_ROWS = 3, 10, 30
+_EMPTY = np.zeros((32, 32, 3), np.uint8)  # in place of an image that cannot be read
 _PANELS = 9
 
 
@@ -116,8 +117,8 @@ def _curves(experiment: Experiment, where: Any, overwrite: bool) -> dict[str, Pa
 
 def _heat_maps(experiment: Experiment, where: Any, overwrite: bool) -> dict[str, Path]:
     made = {}
-    for bits in experiment.bits:
-        runs = [run for run in experiment.runs if run.bits == bits]
+    for method, bits in weight_panels(experiment):
+        runs = panel_runs(experiment, method, bits)
         first = sorted({weights_of(run)[0] for run in runs})
         second = sorted({weights_of(run)[1] for run in runs})
         values = np.full((len(first), len(second)), np.nan)
@@ -125,14 +126,15 @@ def _heat_maps(experiment: Experiment, where: Any, overwrite: bool) -> dict[str,
             for j, b in enumerate(second):
                 found = [run.map for run in runs if weights_of(run) == (a, b)]
                 values[i, j] = np.mean(found) if found else np.nan
-        made[f"mAP over the weights at {bits} bits"] = plot_heat_map(
+        name = f"{method}-{bits}" if len({m for m, _ in weight_panels(experiment)}) > 1 else str(bits)
+        made[f"mAP of {method} over the weights at {bits} bits"] = plot_heat_map(
             values,
-            where(f"sensitivity-{bits}"),
+            where(f"sensitivity-{name}"),
             rows=[f"{a:g}" for a in first],
             columns=[f"{b:g}" for b in second],
             y="λ1 (classification)",
             x="λ2 (entropy)",
-            title=_at(experiment, bits),
+            title=f"mAP of {method}: {_at(experiment, bits)}",
             overwrite=overwrite,
         )
     return made
@@ -214,7 +216,8 @@ def tsne(vectors: NDArray[np.float32], seed: int = 0) -> NDArray[np.float64]:
 
 
 def _tsne(experiment: Experiment, path: Path, overwrite: bool) -> dict[str, Path]:
-    runs = _with_vectors(experiment)[:_PANELS]
+    every = _with_vectors(experiment)
+    runs = every[:_PANELS]
     panels = {
         f"{row_name(experiment, run)}, mAP {run.map:.3f}": (
             tsne(run.arrays["vectors"]),
@@ -222,10 +225,18 @@ def _tsne(experiment: Experiment, path: Path, overwrite: bool) -> dict[str, Path
         )
         for run in runs
     }
-    items = len(runs[0].arrays["vectors"])
-    title = f"t-SNE of {items:,} database items: {_at(experiment, max(experiment.bits))}"
+    items, first = len(runs[0].arrays["vectors"]), runs[0].arrays["vector_labels"]
+    several = bool((np.unpackbits(first, axis=1).sum(axis=1) > 1).any())
+    colour = "first class" if several else "class"
+    title = f"t-SNE of {items:,} database items by {colour}: {_at(experiment, max(experiment.bits))}"
     names = list(runs[0].about["class_names"])
-    return {"t-SNE": plot_scatters(panels, names, path, title=title, overwrite=overwrite)}
+    caption = (
+        f"t-SNE of the directions of {items:,} items of the database, drawn at random by seed {runs[0].seed} and the same for every "
+        f"method; a colour is an item's {colour}"
+    )
+    if len(every) > len(runs):
+        caption += f"; {len(every) - len(runs)} more rows have no panel"
+    return {caption: plot_scatters(panels, names, path, title=title, overwrite=overwrite)}
 
 
 def _codebooks(experiment: Experiment, where: Any, overwrite: bool) -> dict[str, Path]:
@@ -240,10 +251,22 @@ def _codebooks(experiment: Experiment, where: Any, overwrite: bool) -> dict[str,
             )
         x = run.arrays["vectors"].reshape(-1, M, 2)
         classes = _classes(run.arrays["vector_labels"])
-        books = [FlatCodebook(f"codebook {m + 1}", Z[m], x[:, m], classes) for m in range(min(M, _PANELS))]
+        nearest = np.einsum("nmd,mkd->nmk", x, Z).argmax(axis=2)
+        books = [
+            FlatCodebook(
+                f"codebook {m + 1}: {len(np.unique(nearest[:, m]))} of {len(Z[m])} codewords in use",
+                Z[m],
+                x[:, m],
+                classes,
+            )
+            for m in range(min(M, _PANELS))
+        ]
         name = row_name(experiment, run)
         title = f"{name}, mAP {run.map:.3f}: codewords (stars), their cells, and items, drawn near the circle that they are on"
-        made[f"Codebooks in two dimensions, {name}"] = plot_codebooks(
+        caption = f"Codebooks in two dimensions, {name}, with {len(x):,} items of the database drawn at random by seed {run.seed}"
+        if M > _PANELS:
+            caption += f"; the first {_PANELS} of {M}"
+        made[caption] = plot_codebooks(
             books,
             list(run.about["class_names"]),
             where("voronoi" if not i else f"voronoi-{i + 1}"),
@@ -254,7 +277,7 @@ def _codebooks(experiment: Experiment, where: Any, overwrite: bool) -> dict[str,
 
 
 def _galleries(experiment: Experiment, images: Dataset, where: Any, overwrite: bool) -> dict[str, Path]:
-    """The best results of a few queries, a line a method."""
+    """The best results of a few queries, a line a row of the tables."""
     if not isinstance(images, ImageDataset):
         raise MismatchError(f"{images.name} holds {images.kind}: galleries need the images")
     bits, seed = max(experiment.bits), experiment.seeds[0]
@@ -264,15 +287,21 @@ def _galleries(experiment: Experiment, images: Dataset, where: Any, overwrite: b
         for run in runs_at(experiment, bits, experiment.labelled[-1])
         if run.seed == seed
     ]
+    if not runs:
+        raise DataError(f"{experiment.folder}: no run of {bits} bits, seed {seed}: nothing to show")
     names = row_names(experiment)
-    runs = sorted(runs, key=lambda run: names.index(row_name(experiment, run)))[:_GALLERY_ROWS]
-    queries = runs[0].arrays["query_ids"]
+    runs = sorted(runs, key=lambda run: names.index(row_name(experiment, run)))
+    shown = runs[:_GALLERY_ROWS]
+    queries = shown[0].arrays["query_ids"]
     chosen = queries[np.linspace(0, len(queries) - 1, min(_GALLERY_QUERIES, len(queries)), dtype=int)]
+    # The picture has room for short names only.
+    order = ", ".join(row_name(experiment, run) for run in shown)
+    order += f" ({len(runs) - len(shown)} more have no line)" if len(runs) > len(shown) else ""
     made = {}
     for i, query in enumerate(chosen):
-        rows = [_gallery_row(run, row_name(experiment, run), int(query), images) for run in runs]
-        title = f"Query {int(query)}: {_at(experiment, bits)}, {run_labelled(runs[0])}"
-        made[f"Best results of query {int(query)}"] = save_gallery(
+        rows = [_gallery_row(run, row_name(experiment, run), int(query), images) for run in shown]
+        title = f"Query {int(query)}: {_at(experiment, bits)}, {run_labelled(shown[0])}"
+        made[f"Best results of query {int(query)}, from the top: {order}"] = save_gallery(
             rows, where(f"gallery-{i + 1}"), title=title, columns=_GALLERY_COLUMNS, overwrite=overwrite
         )
     return made
@@ -284,17 +313,43 @@ def _gallery_row(run: Run, name: str, query: int, images: ImageDataset) -> Ranke
     top = of_run["top_ids"][q][:_GALLERY_COLUMNS]
     labels = {int(i): row for i, row in zip(of_run["database_ids"], of_run["database_labels"], strict=True)}
     relevant = [bool((labels[int(i)] & of_run["query_labels"][q]).any()) for i in top]
-    pictures = _read_images(images, [query, *(int(i) for i in top)])
-    return Ranked(pictures[0], pictures[1:], relevant=relevant, query_name=name)
+    rows = _rows_of(images, [query, *(int(i) for i in top)])
+    _check_same_items(images, rows, relevant)
+    pictures = [_EMPTY if image is None else image for image in images.read(rows)]
+    classes = list(run.about["class_names"])
+    return Ranked(
+        pictures[0],
+        pictures[1:],
+        relevant=relevant,
+        query_name=name,
+        names=[_told(classes, labels[int(i)]) for i in top],
+    )
 
 
-def _read_images(images: ImageDataset, ids: Sequence[int]) -> list[NDArray[np.uint8]]:
+def _told(classes: Sequence[str], packed: NDArray[np.uint8]) -> str:
+    """The names of an item's classes."""
+    return " + ".join(str(classes[int(c)]) for c in np.flatnonzero(np.unpackbits(packed)[: len(classes)]))
+
+
+def _rows_of(images: ImageDataset, ids: Sequence[int]) -> NDArray[np.int64]:
     place = {int(item): row for row, item in enumerate(images.ids)}
     unknown = [item for item in ids if item not in place]
     if unknown:
         raise MismatchError(
             f"{images.name} has no image with the id {unknown[0]}: give the images of the runs"
         )
-    found = images.read(np.array([place[item] for item in ids], np.int64))
-    empty = np.zeros((32, 32, 3), np.uint8)
-    return [empty if image is None else image for image in found]
+    return np.array([place[item] for item in ids], np.int64)
+
+
+def _check_same_items(images: ImageDataset, rows: NDArray[np.int64], relevant: Sequence[bool]) -> None:
+    """Whether the images, by their own labels, are relevant to the query where the items of the run are.
+
+    The numbers of items say little: images in another order have the same ones. Classes may be numbered otherwise.
+    """
+    if images.labels is None or not images.labels.has(rows).all():
+        return
+    own = images.labels.dense(rows) > 0
+    if [bool((own[0] & item).any()) for item in own[1:]] != list(relevant):
+        raise MismatchError(
+            f"{images.name}: its labels are not those of the runs (query {int(images.ids[rows[0]])}): give the images of the runs"
+        )

@@ -16,7 +16,7 @@ from ..methods.registry import METHODS
 
 
 def read_published(path: str | Path) -> dict[tuple[str, int], float]:
-    """(method, bits) -> mAP. Empty cells are left out; so is a ``%``: figures are shares between 0 and 1.
+    """(method, bits) -> mAP, a share between 0 and 1. Empty cells are left out; percentages are refused.
 
     Raises:
         DataError: missing, or not such a table; the message names the line.

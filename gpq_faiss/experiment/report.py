@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ..errors import UsageError
+from ..errors import DataError, UsageError
 from ..evaluate.tables import Row, pivot, render, summarise
 from ..methods.registry import METHODS
 from .results import (
     Experiment,
+    curve_rows,
     depth_rows,
     main_rows,
+    missing_runs,
     read_experiment,
     row_name,
     run_labelled,
@@ -22,8 +25,12 @@ from .results import (
 )
 from .runfile import Run
 
+log = logging.getLogger(__name__)
+
 Form = Literal["text", "markdown", "latex", "csv", "json"]
 KS = (1, 10, 100, 1000)
+LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+"""Of recall, in the table of the precision-recall curve."""
 _Published = Mapping[tuple[str, int], float]
 
 
@@ -32,7 +39,7 @@ class Table:
     """One table of a report.
 
     Attributes:
-        name: by which it is asked for: ``map``, ``published``, ``depth``, ``seconds``, ``grid``, ``scale``.
+        name: by which it is asked for: ``map``, ``published``, ``depth``, ``pr``, ``seconds``, ``grid``, ``scale``.
         caption: a sentence.
         rows: as :func:`gpq_faiss.evaluate.tables.render` takes them.
         head: of the first column.
@@ -87,13 +94,17 @@ def report(
             raise UsageError(f"no table '{table}' here: choose one of {', '.join(t.name for t in tables)}")
         tables = chosen
     if form == "csv":
+        # It has no place for a note.
+        for line in missing_runs(experiment).notes():
+            log.warning("%s: %s", experiment.folder, line)
         return tables[0].text("csv")
     if form == "latex":
         return "\n".join(t.text("latex") for t in tables)
     if form == "json":
         return _json(experiment, tables)
     if table is not None:
-        return tables[0].text(form)
+        lines = [f"\n{line}\n" for line in missing_runs(experiment).notes()]
+        return tables[0].text(form) + "".join(lines)
     return _page(experiment, tables, form, pictures or {})
 
 
@@ -105,7 +116,7 @@ def tables_of(experiment: Experiment, published: _Published) -> list[Table]:
     whole = Table("map", caption, main_rows(experiment), "bits" if not several else "")
     tables = [whole]
     if kind == "sensitivity":
-        tables = [_sensitivity(experiment, bits) for bits in experiment.bits]
+        tables = [_sensitivity(experiment, *panel) for panel in weight_panels(experiment)]
     if kind == "scale":
         tables = [_scale(experiment)]
     if published:
@@ -120,6 +131,14 @@ def tables_of(experiment: Experiment, published: _Published) -> list[Table]:
                 "k",
             )
         )
+        tables.append(
+            Table(
+                "pr",
+                f"Precision at levels of recall, {at}",
+                curve_rows(experiment, longest, LEVELS),
+                "recall",
+            )
+        )
     if kind in ("table", "ablation"):
         tables.append(
             Table(
@@ -130,7 +149,9 @@ def tables_of(experiment: Experiment, published: _Published) -> list[Table]:
                 1,
             )
         )
-    return tables
+    # A table tells by itself, wherever it is pasted, that it is not whole.
+    short = missing_runs(experiment).short
+    return [replace(t, caption=f"{t.caption} ({short})") for t in tables] if short else tables
 
 
 def _over_seeds(experiment: Experiment) -> str:
@@ -146,19 +167,47 @@ def weights_of(run: Run) -> tuple[float, float]:
     return float(loss["lambda1"]), float(loss["lambda2"])
 
 
-def _sensitivity(experiment: Experiment, bits: int) -> Table:
+def weight_panels(experiment: Experiment) -> list[tuple[str, int]]:
+    """Method and code length of each grid over the weights: those of the methods that have them, which are GPQ and its variants.
+
+    Raises:
+        DataError: no run has them.
+    """
+    found = dict.fromkeys(
+        (run.method, run.bits) for run in experiment.runs if METHODS[run.method].module == "gpq"
+    )
+    if not found:
+        raise DataError(f"{experiment.folder}: no run of GPQ, which alone has the weights λ1 and λ2")
+    return list(found)
+
+
+def panel_runs(experiment: Experiment, method: str, bits: int) -> list[Run]:
+    """The runs of one of :func:`weight_panels`, by their weights."""
+    runs = [run for run in experiment.runs if (run.method, run.bits) == (method, bits)]
+    return sorted(runs, key=weights_of)
+
+
+def panel_name(experiment: Experiment, method: str, bits: int) -> str:
+    """What tells a panel from the others; empty where there is one."""
+    panels = weight_panels(experiment)
+    parts = [method] if len({m for m, _ in panels}) > 1 else []
+    parts += [str(bits)] if len({b for _, b in panels}) > 1 else []
+    return "-".join(parts)
+
+
+def _sensitivity(experiment: Experiment, method: str, bits: int) -> Table:
     """λ1 down, λ2 across."""
-    runs = sorted((run for run in experiment.runs if run.bits == bits), key=weights_of)
     long = [
         {"method": f"λ1 = {weights_of(run)[0]:g}", "λ2": f"λ2 = {weights_of(run)[1]:g}", "map": run.map}
-        for run in runs
+        for run in panel_runs(experiment, method, bits)
     ]
     rows = pivot(summarise(long, by=["method", "λ2"], values=["map"]), "method", "λ2", "map")
-    name = "grid" if len(experiment.bits) == 1 else f"grid-{bits}"
-    caption = (
-        f"mAP at {bits} bits over λ1 and λ2: {experiment.about['data']['name']}, {_over_seeds(experiment)}"
-    )
-    return Table(name, caption, rows, "")
+    # A weight may be there with some of the others only: its column still has its place.
+    columns = sorted({name for row in rows for name in row} - {"method"}, key=lambda name: float(name[5:]))
+    rows = [{name: row.get(name) for name in ("method", *columns)} for row in rows]
+    which = panel_name(experiment, method, bits)
+    caption = f"mAP of {method} at {bits} bits over λ1 and λ2: {experiment.about['data']['name']}, {_over_seeds(experiment)}"
+    return Table(f"grid-{which}" if which else "grid", caption, rows, "")
 
 
 def scale_rows(experiment: Experiment) -> list[dict[str, Any]]:
@@ -233,7 +282,8 @@ def _page(experiment: Experiment, tables: list[Table], form: Form, pictures: Map
         if not i:
             parts += [f"{line}\n" for line in notes_of(experiment)]
     if marks:
-        parts += [f"![{caption}]({path})\n" for caption, path in pictures.items()]
+        # Beneath the picture too: readers do not see the text in its place.
+        parts += [f"![{caption}]({path})\n\n{caption}.\n" for caption, path in pictures.items()]
     return "\n".join(parts)
 
 
@@ -243,6 +293,7 @@ def notes_of(experiment: Experiment) -> list[str]:
     counts = first["counts"]
     over = _over_seeds(experiment)
     lines = [
+        *missing_runs(experiment).notes(),
         f"{over[0].upper()}{over[1:]}. {first['convention']}. {about['data']['name']}, protocol {about['protocol']}, labelled "
         f"{', '.join(experiment.labelled)}: {counts['queries']:,} queries, {counts['labelled']:,} labelled and "
         f"{counts['unlabelled']:,} unlabelled items, {counts['database']:,} in the database"
@@ -352,6 +403,10 @@ def _json(experiment: Experiment, tables: list[Table]) -> str:
         {
             "precision": dict(zip(map(str, run.arrays["ks"]), run.arrays["precision"].tolist(), strict=True)),
             "recall": dict(zip(map(str, run.arrays["ks"]), run.arrays["recall"].tolist(), strict=True)),
+            "precision_at_recall": {
+                f"{level:g}": float(value)
+                for level, value in zip(run.arrays["pr_recall"], run.arrays["pr_precision"], strict=True)
+            },
             "seconds": run.about["seconds"],
             "counts": run.about["counts"],
             "split_hash": run.about["split_hash"],
@@ -359,8 +414,16 @@ def _json(experiment: Experiment, tables: list[Table]) -> str:
         }
         for run in experiment.runs
     ]
+    missing = missing_runs(experiment)
     value = {
-        "experiment": {k: v for k, v in experiment.about.items() if k != "experiment_format"},
+        "experiment": {
+            k: v for k, v in experiment.about.items() if k not in ("experiment_format", "planned")
+        },
+        "missing": {
+            "asked": missing.asked,
+            "runs": {row: list(runs) for row, runs in missing.runs.items()},
+            "outdated": list(missing.outdated),
+        },
         "notes": notes_of(experiment),
         "tables": {
             table.name: {"caption": table.caption, "rows": loaded(list(table.rows))} for table in tables

@@ -6,7 +6,7 @@ values are means and deviations over seeds.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,106 @@ class Experiment:
         return [name for name in order if name in found] + sorted(found - set(order))
 
 
+@dataclass(frozen=True)
+class Missing:
+    """What a folder lacks of the runs that were asked for.
+
+    Attributes:
+        asked: how many were asked for.
+        runs: row of the table (and labels, where there are several kinds) -> the lengths and seeds that are not there.
+        outdated: runs that are there, but of other settings, data or versions than were asked for last.
+    """
+
+    asked: int
+    runs: Mapping[str, tuple[str, ...]]
+    outdated: tuple[str, ...]
+
+    @property
+    def count(self) -> int:
+        return sum(len(of_row) for of_row in self.runs.values())
+
+    @property
+    def short(self) -> str:
+        """For a caption; empty where nothing is missing."""
+        parts = [f"{self.count:,} of {self.asked:,} runs missing"] if self.count else []
+        parts += [f"{len(self.outdated):,} out of date"] if self.outdated else []
+        return ", ".join(parts)
+
+    def notes(self, most: int = 12) -> list[str]:
+        """Lines for a report, that name ``most`` rows."""
+        lines = []
+        if self.runs:
+            rows = [f"{row} ({', '.join(runs)})" for row, runs in self.runs.items()]
+            more = f"; and {len(rows) - most:,} rows more" if len(rows) > most else ""
+            lines.append(
+                f"Not complete: {self.count:,} of {self.asked:,} runs are missing: {'; '.join(rows[:most])}{more}. "
+                "Means are over the seeds that are there."
+            )
+        if self.outdated:
+            names = ", ".join(self.outdated[:most]) + (", ..." if len(self.outdated) > most else "")
+            lines.append(
+                f"Out of date: {len(self.outdated):,} runs are of other settings, data or versions than were asked for last: {names}."
+            )
+        return lines
+
+
+def missing_runs(experiment: Experiment) -> Missing:
+    """The runs that were asked for and are not there.
+
+    Where a folder does not say what was asked for (those of earlier versions), that is every length and seed that is there of every
+    row that is there.
+    """
+    there = {run.path.stem: str(run.about["identity"]) for run in experiment.runs}
+    asked: dict[str, dict[str, Any]] = experiment.about.get("planned", {})
+    one_method = len({run.method for run in experiment.runs} | {run["method"] for run in asked.values()}) == 1
+    several = len(experiment.labelled) > 1
+    lacking: dict[str, list[str]] = {}
+    methods, variations = list(METHODS), list(experiment.about["variations"])
+    in_order = sorted(
+        asked.items(),
+        key=lambda item: (
+            _place(methods, item[1]["method"]),
+            _place(variations, item[1]["variation"]),
+            item[1]["bits"],
+            item[1]["seed"],
+        ),
+    )
+    for name, run in in_order:
+        if name in there:
+            continue
+        row = _name(run["method"], run["variation"], one_method)
+        row += f", {labelled_name(run['labelled'])}" if several else ""
+        length = f"{run['bits']} bits " if run["bits"] else ""
+        lacking.setdefault(row, []).append(f"{length}seed {run['seed']}")
+    outdated = [name for name, run in asked.items() if there.get(name, run["identity"]) != run["identity"]]
+    total = len(asked)
+    if not asked:
+        total, lacking = _holes(experiment)
+    return Missing(total, {row: tuple(runs) for row, runs in lacking.items()}, tuple(outdated))
+
+
+def _place(names: Sequence[str], name: str) -> int:
+    """Where it stands; what is not among them (of another version) comes last."""
+    return names.index(name) if name in names else len(names)
+
+
+def _holes(experiment: Experiment) -> tuple[int, dict[str, list[str]]]:
+    """The number of runs of a full table of the rows that are there, and what is not there of it."""
+    total, lacking = 0, dict[str, list[str]]()
+    several = len(experiment.labelled) > 1
+    found = {(row_name(experiment, run), run_labelled(run), run.bits, run.seed) for run in experiment.runs}
+    for row, labelled in dict.fromkeys((row_name(experiment, r), run_labelled(r)) for r in experiment.runs):
+        without_code = (row, labelled, 0) in {key[:3] for key in found}
+        for bits in [0] if without_code else experiment.bits:
+            for seed in experiment.seeds:
+                total += 1
+                if (row, labelled, bits, seed) not in found:
+                    name = f"{row}, {labelled}" if several else row
+                    length = f"{bits} bits " if bits else ""
+                    lacking.setdefault(name, []).append(f"{length}seed {seed}")
+    return total, lacking
+
+
 def labelled_name(value: Any) -> str:
     """A ``labelled`` as tables show it."""
     text = "all" if value is None else Path(str(value)).name
@@ -81,8 +181,7 @@ def read_experiment(folder: str | Path, names: Collection[str] = FIGURES) -> Exp
     methods, variations = list(METHODS), list(about["variations"])
 
     def place(run: Run) -> tuple[Any, ...]:
-        order = methods.index(run.method) if run.method in methods else len(methods)
-        where = variations.index(run.variation) if run.variation in variations else len(variations)
+        order, where = _place(methods, run.method), _place(variations, run.variation)
         return order, where, run.variation, run_labelled(run), run.bits, run.seed
 
     return Experiment(folder, about, tuple(sorted(runs, key=place)))
@@ -96,12 +195,14 @@ def _failures(about: dict[str, Any]) -> str:
 def row_name(experiment: Experiment, run: Run) -> str:
     """What the row of a run is called."""
     one_method = len({r.method for r in experiment.runs}) == 1
-    if run.variation and one_method:
-        return run.variation
-    name = run.method
-    if not run.bits:
-        name += f" ({run.about['bits_kept']:,} bits an item)"
-    return f"{name} ({run.variation})" if run.variation else name
+    kept = f" ({run.about['bits_kept']:,} bits an item)" if not run.bits else ""
+    return _name(run.method, run.variation, one_method, kept)
+
+
+def _name(method: str, variation: str, one_method: bool, kept: str = "") -> str:
+    if variation and one_method:
+        return variation
+    return f"{method}{kept} ({variation})" if variation else f"{method}{kept}"
 
 
 def row_names(experiment: Experiment) -> list[str]:
@@ -150,6 +251,20 @@ def depth_rows(experiment: Experiment, bits: int, ks: Sequence[int]) -> list[dic
         )
     values = list(dict.fromkeys(name for row in rows for name in row if name != "method"))
     values.sort(key=lambda name: name[0])
+    return summarise(rows, by=["method"], values=values)
+
+
+def curve_rows(experiment: Experiment, bits: int, levels: Sequence[float]) -> list[dict[str, Any]]:
+    """Interpolated precision at each level of recall, at one code length (and the most labels), means over seeds."""
+    rows = []
+    for run in runs_at(experiment, bits, experiment.labelled[-1]):
+        recall, precision = run.arrays["pr_recall"], run.arrays["pr_precision"]
+        at = {level: int(np.abs(recall - level).argmin()) for level in levels}
+        rows.append(
+            {"method": row_name(experiment, run)}
+            | {f"{level:g}": float(precision[i]) for level, i in at.items() if abs(recall[i] - level) < 1e-9}
+        )
+    values = list(dict.fromkeys(name for row in rows for name in row if name != "method"))
     return summarise(rows, by=["method"], values=values)
 
 

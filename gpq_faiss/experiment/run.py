@@ -22,7 +22,7 @@ from ..files import check_output, read_json, write_json
 from ..nn.device import resolve_device
 from .cells import Cell, needs_perceptron, plan
 from .grid import Grid, read_grid
-from .runfile import is_done
+from .runfile import done_as
 from .workers import Finished, Place, clear_partial, run_cells
 
 log = logging.getLogger(__name__)
@@ -122,7 +122,9 @@ def run_experiment(
     )
     if overwrite:
         clear_partial(place, planned.cells)
-    todo = [cell for cell in planned.cells if not is_done(place.file_of(cell), cell)]
+    done = {cell.name: done_as(place.file_of(cell), cell) for cell in planned.cells}
+    todo = [cell for cell in planned.cells if done[cell.name] is None]
+    note_planned(folder, planned.cells, done)
     summary = Summary(folder, len(planned.cells), len(planned.cells) - len(todo), left_out=planned.left_out)
     for name, why in planned.left_out.items():
         log.info("%s is left out: %s", name, why)
@@ -196,6 +198,7 @@ def _about(
         "variations": [variation.name for variation in grid.variations],
         "left_out": dict(left_out),
         "failed": {},
+        "planned": {},
     }
 
 
@@ -236,10 +239,35 @@ def _begin(folder: Path, about: dict[str, Any], *, renamed: bool) -> dict[str, A
             "data": about["data"] if renamed else before["data"],
             "left_out": before.get("left_out", {}) | about["left_out"],
             "failed": before.get("failed", {}),
+            "planned": before.get("planned", {}),
         }
     )
     write_json(folder / ABOUT, merged)
     return merged
+
+
+def note_planned(folder: Path, cells: tuple[Cell, ...], done: Mapping[str, str | None]) -> None:
+    """Keep which runs were asked for, in this call and those before it, so that a report can tell which of them are missing.
+
+    With each goes the identity of the file that counts as it: of one that is done, its own.
+    """
+    about = read_about(folder)
+    asked = {
+        cell.name: {
+            "method": cell.method,
+            "bits": cell.bits,
+            "seed": cell.seed,
+            "variation": cell.variation,
+            "labelled": cell.labelled,
+            "identity": done[cell.name] or cell.identity,
+        }
+        for cell in cells
+    }
+    # A variation that the grid has no more is not waited for.
+    before = {
+        name: run for name, run in about.get("planned", {}).items() if run["variation"] in about["variations"]
+    }
+    write_json(folder / ABOUT, about | {"planned": before | asked})
 
 
 def _note_failures(folder: Path, cells: tuple[Cell, ...], summary: Summary) -> None:

@@ -190,18 +190,20 @@ def _decoded(value: Any) -> Any:
         return value
 
 
-def is_done(path: Path, cell: Cell) -> bool:
-    """Whether the file of a run is there, whole, and of this cell's condition and settings.
+def done_as(path: Path, cell: Cell) -> str | None:
+    """The identity that the file of a run has, if it is there, whole, and of this cell's condition and settings; else None.
 
     A damaged file is not done: the run is made again.
     """
     if not path.exists():
-        return False
+        return None
     try:
         about = read_run(path).about
     except DataError:
-        return False
-    return bool(about["condition"] == cell.condition) and cell.same_settings(about["settings"])
+        return None
+    if about["condition"] != cell.condition or not cell.same_settings(about["settings"]):
+        return None
+    return str(about["identity"])
 
 
 def filled_index(path: str | Path) -> Any:

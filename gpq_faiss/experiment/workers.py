@@ -27,7 +27,7 @@ from ..errors import DataError, GpqError
 from ..files import write_error
 from .cells import Cell
 from .compute import compute
-from .runfile import is_done, read_run, write_run
+from .runfile import done_as, read_run, write_run
 
 Status = Literal["done", "failed", "elsewhere"]
 
@@ -76,7 +76,7 @@ def run_cell(place: Place, dataset: Dataset, cell: Cell) -> Finished:
             if partial is None:
                 return Finished(cell, "elsewhere", "another process is at it")
             path = place.file_of(cell)
-            if not is_done(path, cell):  # another process may have finished it since
+            if done_as(path, cell) is None:  # another process may have finished it since
                 outcome = compute(
                     cell,
                     dataset,

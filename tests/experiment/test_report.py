@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,17 @@ import numpy as np
 import pytest
 from experiment.experiments import SMALL, small_grid
 
+from gpq_faiss.config import preset
+from gpq_faiss.data.base import ImageDataset
 from gpq_faiss.data.open import open_data
 from gpq_faiss.errors import DataError, MismatchError, OutputExistsError, UsageError
+from gpq_faiss.experiment.cells import plan
 from gpq_faiss.experiment.grid import Grid
 from gpq_faiss.experiment.pictures import draw, tsne
 from gpq_faiss.experiment.published import read_published
 from gpq_faiss.experiment.report import report
-from gpq_faiss.experiment.run import run_experiment
+from gpq_faiss.experiment.results import missing_runs, read_experiment
+from gpq_faiss.experiment.run import note_planned, run_experiment
 from gpq_faiss.report.maps import (
     FlatCodebook,
     cell_borders,
@@ -132,6 +137,87 @@ def test_depth_and_seconds_are_those_of_the_files(done: Path) -> None:
     assert "What differs" not in seconds
 
 
+def test_the_curve_is_that_of_the_files(done: Path) -> None:
+    value = json.loads(report(done, "json"))
+    arrays = [read_arrays(done / f"pq_24bits_seed{seed}.h5", "a run")[0] for seed in (0, 1)]
+    pq = next(row for row in value["tables"]["pr"]["rows"] if row["method"] == "pq")
+    assert list(pq) == ["method", *(f"{i / 10:g}" for i in range(1, 11))]
+    for level in (0.1, 0.5, 1.0):
+        at = int(np.argmin(np.abs(arrays[0]["pr_recall"] - level)))
+        assert pq[f"{level:g}"]["mean"] == pytest.approx(np.mean([a["pr_precision"][at] for a in arrays]))
+    run = next(r for r in value["runs"] if (r["method"], r["bits"], r["seed"]) == ("pq", 24, 0))
+    assert list(run["precision_at_recall"].values()) == arrays[0]["pr_precision"].tolist()
+
+
+# ------------------------------------------------------------------------------------------------------ what is missing
+
+
+def copied(done: Path, folder: Path, *left_out: str) -> Path:
+    """The experiment without some of its runs."""
+    shutil.copytree(done, folder)
+    for name in left_out:
+        (folder / f"{name}.h5").unlink()
+    return folder
+
+
+def test_a_whole_table_says_nothing_of_missing_runs(done: Path) -> None:
+    for form in ("text", "markdown", "latex"):
+        assert "missing" not in report(done, form)  # type: ignore[arg-type]
+    assert json.loads(report(done, "json"))["missing"] == {"asked": 14, "runs": {}, "outdated": []}
+
+
+def test_every_form_says_how_many_runs_are_missing(
+    done: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = copied(done, tmp_path / "less", "pq_12bits_seed1", "pq_24bits_seed1", "float_any_seed0")
+    line = "3 of 14 runs are missing: pq (12 bits seed 1, 24 bits seed 1); float (seed 0)."
+    for form in ("text", "markdown"):
+        text = report(folder, form)  # type: ignore[arg-type]
+        assert line in text
+        assert text.count("(3 of 14 runs missing)") == 3, "the tables with a caption"
+        assert line in report(folder, form, table="map")  # type: ignore[arg-type]
+    latex = report(folder, "latex")
+    assert latex.count("(3 of 14 runs missing)") == latex.count(r"\caption") == 4
+    assert json.loads(report(folder, "json"))["missing"]["runs"]["pq"] == ["12 bits seed 1", "24 bits seed 1"]
+    report(folder, "csv")
+    assert [r.message for r in caplog.records if line in r.message]
+
+
+def test_runs_that_no_call_came_to_are_missing_too(tmp_path: Path) -> None:
+    """A seed and a method of which nothing is there: the files alone could not tell."""
+    folder = made(tmp_path / "x", methods=["pq"], bits=[12], seeds=[0])
+    assert missing_runs(read_experiment(folder)).short == ""
+    about = json.loads((folder / "experiment.json").read_text())
+    # An interrupted call has noted what it was asked for before its first run.
+    cells = plan(small_grid(methods=["pq", "itq"], bits=[12], seeds=[0, 1]), DIGITS, preset("paper")).cells
+    note_planned(folder, cells, {cell.name: None for cell in cells})
+    found = missing_runs(read_experiment(folder))
+    assert (found.asked, found.count, found.outdated) == (4, 3, ())
+    assert dict(found.runs) == {"pq": ("12 bits seed 1",), "itq": ("12 bits seed 0", "12 bits seed 1")}
+    # A later call of fewer runs forgets nothing, and making them ends it.
+    made(folder, methods=["pq"], bits=[12], seeds=[0])
+    assert missing_runs(read_experiment(folder)).count == 3
+    made(folder, methods=["pq", "itq"], bits=[12], seeds=[0, 1])
+    assert missing_runs(read_experiment(folder)).short == ""
+    # A folder of an earlier version does not say: a full table of what is there is expected.
+    (folder / "itq_12bits_seed1.h5").unlink()
+    (folder / "experiment.json").write_text(json.dumps(about | {"planned": {}}))
+    found = missing_runs(read_experiment(folder))
+    assert (found.asked, dict(found.runs)) == (4, {"itq": ("12 bits seed 1",)})
+
+
+def test_a_run_of_other_settings_is_out_of_date_until_it_is_made_again(tmp_path: Path) -> None:
+    few = {"training": SMALL | {"steps": 2}}
+    folder = made(tmp_path / "x", methods=["gpq"], bits=[12], seeds=[0], config=few)
+    changed = small_grid(methods=["gpq"], bits=[12], seeds=[0], config={"training": SMALL | {"steps": 3}})
+    cells = plan(changed, DIGITS, preset("paper")).cells
+    note_planned(folder, cells, {cell.name: None for cell in cells})
+    assert missing_runs(read_experiment(folder)).outdated == ("gpq_12bits_seed0",)
+    assert "Out of date: 1 runs" in report(folder)
+    assert run_experiment(changed, DIGITS, folder).made == 1
+    assert "Out of date" not in report(folder)
+
+
 def test_published_figures_stand_beside_ours(done: Path, tmp_path: Path, by_hand: dict[Any, Any]) -> None:
     path = tmp_path / "paper.csv"
     path.write_text("method,12,24\ngpq,0.5,0.6\npqn,,0.25\n\n")
@@ -165,7 +251,7 @@ def test_what_there_is_no_report_of(done: Path, tmp_path: Path) -> None:
     (tmp_path / "experiment.json").write_bytes((done / "experiment.json").read_bytes())
     with pytest.raises(DataError, match="no finished run"):
         report(tmp_path)
-    with pytest.raises(UsageError, match="no table 'grid' here: choose one of map, depth, seconds"):
+    with pytest.raises(UsageError, match="no table 'grid' here: choose one of map, depth, pr, seconds"):
         report(done, table="grid")
     with pytest.raises(UsageError, match="format 'pdf'"):
         report(done, "pdf")  # type: ignore[arg-type]
@@ -185,7 +271,7 @@ def test_pictures_of_a_table(done: Path, tmp_path: Path) -> None:
     assert {path.name for path in drawn.values()} == {"map.png", "pr.png", "precision.png", "recall.png"}
     assert all(path.read_bytes()[:4] == PNG for path in drawn.values())
     text = report(done, pictures={caption: path.name for caption, path in drawn.items()})
-    assert "![mAP over the length of the code](map.png)" in text
+    assert "![mAP over the length of the code](map.png)\n\nmAP over the length of the code.\n" in text
     with pytest.raises(OutputExistsError):
         draw(done, tmp_path / "plots")
     assert draw(done, tmp_path / "plots", overwrite=True) == drawn
@@ -195,9 +281,67 @@ def test_pictures_of_a_table(done: Path, tmp_path: Path) -> None:
 def test_galleries_show_the_images_of_the_runs(done: Path, tmp_path: Path) -> None:
     drawn = draw(done, tmp_path, images=DIGITS)
     assert {"gallery-1.png", "gallery-2.png", "gallery-3.png"} < {path.name for path in drawn.values()}
+    caption = next(caption for caption, path in drawn.items() if path.name == "gallery-1.png")
+    assert caption.endswith(f"from the top: {', '.join(rows_of(done))}")
     np.save(tmp_path / "x.npy", np.eye(20, dtype=np.float32))
     with pytest.raises(MismatchError, match="galleries need the images"):
         draw(done, tmp_path, images=open_data(f"features:{tmp_path / 'x.npy'}"), overwrite=True)
+
+
+def test_runs_on_features_have_galleries_of_the_images_behind_them(tmp_path: Path) -> None:
+    assert isinstance(DIGITS, ImageDataset)
+    pixels = np.stack([image[:, :, 0].ravel() for image in DIGITS.read(np.arange(len(DIGITS)))])  # type: ignore[arg-type]
+    labels = DIGITS.require_labels().dense().argmax(axis=1)
+
+    def runs(name: str, order: Any, classes: Any) -> Path:
+        np.save(tmp_path / f"{name}.npy", pixels[order].astype(np.float32))
+        np.save(tmp_path / f"{name}-labels.npy", classes[order])
+        data = open_data(f"features:{tmp_path / name}.npy", labels=str(tmp_path / f"{name}-labels.npy"))
+        grid = small_grid(methods=["pq"], bits=[12], seeds=[0])
+        assert not run_experiment(grid, data, tmp_path / name).failed
+        return tmp_path / name
+
+    # Classes may be numbered otherwise; items may not.
+    same = runs("same", np.arange(len(labels)), 9 - labels)
+    assert "gallery-3.png" in {path.name for path in draw(same, tmp_path / "p", images=DIGITS).values()}
+    other = runs("other", np.random.default_rng(0).permutation(len(labels)), labels)
+    with pytest.raises(MismatchError, match="its labels are not those of the runs"):
+        draw(other, tmp_path / "q", images=DIGITS)
+
+
+def test_sensitivity_has_a_table_and_a_picture_for_each_method_with_weights(tmp_path: Path) -> None:
+    weights = {"loss.lambda1": [0.0, 0.1], "loss.lambda2": [0.0, 0.2]}
+    folder = made(
+        tmp_path / "s",
+        kind="sensitivity",
+        methods=["gpq", "gpq-t", "pq"],
+        bits=[12],
+        seeds=[0],
+        product=weights,
+        config={"training": SMALL | {"steps": 2}},
+    )
+    tables = json.loads(report(folder, "json"))["tables"]
+    assert list(tables) == ["grid-gpq", "grid-gpq-t"]
+    for path in folder.glob("gpq*.h5"):
+        arrays, about = read_arrays(path, "a run")
+        loss = json.loads(about["settings"])["loss"]
+        rows = tables[f"grid-{about['method']}"]["rows"]
+        row = next(r for r in rows if r["method"] == f"λ1 = {loss['lambda1']:g}")
+        assert row[f"λ2 = {loss['lambda2']:g}"]["mean"] == pytest.approx(arrays["ap"].mean())
+    names = {path.name for path in draw(folder, tmp_path / "p").values()}
+    assert names == {"sensitivity-gpq-12.png", "sensitivity-gpq-t-12.png"}
+    # A corner that is missing leaves its cell empty, and the columns in order.
+    for path in folder.glob("gpq_*lambda1-0.0-lambda2-0.0*.h5"):
+        path.unlink()
+    rows = json.loads(report(folder, "json"))["tables"]["grid-gpq"]["rows"]
+    assert [list(row) for row in rows] == [["method", "λ2 = 0", "λ2 = 0.2"]] * 2
+    assert rows[0]["λ2 = 0"] is None
+    assert "(1 of 12 runs missing)" in report(folder, "latex")
+    draw(folder, tmp_path / "p", overwrite=True)
+    for path in folder.glob("gpq*.h5"):
+        path.unlink()
+    with pytest.raises(DataError, match="no run of GPQ"):
+        report(folder)
 
 
 def test_sensitivity_is_a_table_of_weights_and_a_heat_map(tmp_path: Path) -> None:
@@ -239,10 +383,16 @@ def test_vectors_become_tsne_and_flat_codebooks(done: Path, tmp_path: Path) -> N
     folder = made(
         tmp_path / "v", kind="voronoi", methods=["gpq"], bits=[12], seeds=[0], config=flat, vectors=40
     )
-    assert [path.name for path in draw(folder, tmp_path).values()] == ["voronoi.png"]
+    drawn = draw(folder, tmp_path)
+    assert [path.name for path in drawn.values()] == ["voronoi.png"]
+    assert list(drawn) == [
+        "Codebooks in two dimensions, gpq, with 40 items of the database drawn at random by seed 0"
+    ]
     about = json.loads((folder / "experiment.json").read_text())
     (folder / "experiment.json").write_text(json.dumps(about | {"kind": "tsne"}))
-    assert [path.name for path in draw(folder, tmp_path).values()] == ["tsne.png"]
+    drawn = draw(folder, tmp_path)
+    assert [path.name for path in drawn.values()] == ["tsne.png"]
+    assert "40 items of the database, drawn at random by seed 0" in next(iter(drawn))
     # No vectors, and codewords of more dimensions.
     about = json.loads((done / "experiment.json").read_text())
     try:

@@ -29,7 +29,7 @@ from gpq_faiss.experiment import workers
 from gpq_faiss.experiment.cells import Cell, plan
 from gpq_faiss.experiment.compute import TOP, compute, top_rows
 from gpq_faiss.experiment.run import read_about, run_experiment
-from gpq_faiss.experiment.runfile import filled_index, is_done, read_run
+from gpq_faiss.experiment.runfile import done_as, filled_index, read_run
 from gpq_faiss.experiment.workers import Finished, Place, run_cells
 from gpq_faiss.index.blob import from_bytes
 from gpq_faiss.store import read_arrays
@@ -155,11 +155,11 @@ def test_a_damaged_run_is_made_again(tmp_path: Path) -> None:
     path = tmp_path / "pq_12bits_seed0.h5"
     whole = content(path)
     cell = plan(grid, DIGITS, preset("paper")).cells[0]
-    assert is_done(path, cell)
+    assert done_as(path, cell) == cell.identity
     data = bytearray(path.read_bytes())
     for damaged in (b"", data[: len(data) // 2], b"not HDF5 at all", data[:200] + b"\0" * (len(data) - 200)):
         path.write_bytes(damaged)
-        assert not is_done(path, cell)
+        assert done_as(path, cell) is None
         with pytest.raises(DataError, match="pq_12bits_seed0"):
             read_run(path)
     assert run_experiment(grid, DIGITS, tmp_path).made == 1
