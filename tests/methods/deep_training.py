@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
+import importlib
+import json
+import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,27 +13,32 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gpq_faiss.config import Config, preset
-from gpq_faiss.data.base import Dataset
+from gpq_faiss.config import Config, merge, preset, validate
+from gpq_faiss.data.base import Dataset, ImageDataset
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.protocols import Split, make_split
 from gpq_faiss.data.reader import Reader
 from gpq_faiss.evaluate.ranking import rank_codes
-from gpq_faiss.methods.coders import fill
+from gpq_faiss.experiment.grid import baseline_config
 from gpq_faiss.methods.trainable import TrainableMethod, TrainingBatch
-from gpq_faiss.train import Fitted, MethodBuilder, embed_rows, fit
+from gpq_faiss.train import Fitted, MethodBuilder, Progress, embed_rows, fit
 
 CPU = torch.device("cpu")
+_FOLDER = tempfile.TemporaryDirectory(prefix="digits-")
 
 
 @cache
-def digits() -> Dataset:
-    return open_data("digits")
+def digits() -> ImageDataset:
+    dataset = open_data("digits")
+    assert isinstance(dataset, ImageDataset)
+    return dataset
 
 
-def digit_features(folder: Path) -> Dataset:
-    """The 64 pixels of each digit as a feature data set."""
-    images = digits().read(np.arange(len(digits())))  # type: ignore[attr-defined]
+@cache
+def features() -> Dataset:
+    """The 64 pixels of each digit as a feature data set: pictures of their size are cropped at random, which takes longer to learn."""
+    folder = Path(_FOLDER.name)
+    images = [image for image in digits().read(np.arange(len(digits()))) if image is not None]
     x = np.stack([image[:, :, 0].ravel() for image in images]).astype(np.float32) / 255
     np.save(folder / "x.npy", x)
     np.save(folder / "y.npy", digits().require_labels().dense().argmax(1))
@@ -39,24 +46,26 @@ def digit_features(folder: Path) -> Dataset:
 
 
 def quick_config(bits: int = 16, steps: int = 60, seed: int = 0, **training: Any) -> Config:
-    c = preset("recommended")
-    return dataclasses.replace(
-        c,
-        quantizer=dataclasses.replace(c.quantizer, codebooks=bits // 4),
-        network=dataclasses.replace(c.network, heads=0, hidden=(64,), noise=0.0),
-        training=dataclasses.replace(
-            c.training,
-            **{
-                "steps": steps,
-                "seed": seed,
-                "batch_labelled": 60,
-                "batch_unlabelled": 60,
-                "validation": 0.0,
-                "validate_every": 10,
-                "learning_rate": 3e-3,
-                **training,
+    """What a comparison gives to a trained method beside GPQ, with a small network and few steps."""
+    base = baseline_config(preset("recommended"), perceptron=True)
+    quick: dict[str, Any] = {
+        "steps": steps,
+        "seed": seed,
+        "batch_labelled": 60,
+        "batch_unlabelled": 60,
+        "validation": 0.0,
+        "validate_every": 10,
+        "learning_rate": 3e-3,
+    }
+    return validate(
+        merge(
+            base,
+            {
+                "quantizer": {"codebooks": bits // 4},
+                "network": {"hidden": [64], "noise": 0.0},
+                "training": quick | training,
             },
-        ),
+        )
     )
 
 
@@ -64,8 +73,38 @@ def split_of(dataset: Dataset) -> Split:
     return make_split(dataset, "1", seed=0, labelled="20-per-class")
 
 
-def fitted(build: MethodBuilder, dataset: Dataset, config: Config, folder: Path) -> Fitted:
-    return fit(build, dataset, split_of(dataset), config, folder=folder, identity="test", device=CPU)
+def fitted(
+    build: MethodBuilder,
+    dataset: Dataset,
+    config: Config,
+    folder: Path,
+    *,
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> Fitted:
+    return fit(
+        build,
+        dataset,
+        split_of(dataset),
+        config,
+        folder=folder,
+        identity="test",
+        device=CPU,
+        resume=resume,
+        progress=progress,
+    )
+
+
+def builder(name: str) -> MethodBuilder:
+    """``build`` of a method's module."""
+    return importlib.import_module(f"gpq_faiss.methods.{name}").build  # type: ignore[no-any-return]
+
+
+@cache
+def trained(name: str) -> Fitted:
+    """A method of 16 bits after a short training on the features: one for all tests that look at its outcome."""
+    steps = {"ssgah": 100}.get(name, 120)  # its two adversaries take long
+    return fitted(builder(name), features(), quick_config(steps=steps), Path(_FOLDER.name) / name)
 
 
 def vectors(method: TrainableMethod, dataset: Dataset, rows: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -97,22 +136,19 @@ def first_batch(dataset: Dataset, labelled: int, unlabelled: int, seed: int = 0)
     return TrainingBatch(x, y, 0, 10, torch.Generator().manual_seed(seed), split.labelled[:labelled])
 
 
-def assert_index_ranks_as_score(method: TrainableMethod, dataset: Dataset) -> None:
-    """A Faiss index filled with the codes gives the scores of the coder, for every query and item."""
-    split, coder = split_of(dataset), method.coder()
-    xq, xb = vectors(method, dataset, split.query), vectors(method, dataset, split.database)
-    codes = coder.encode(xb)
-    index = fill(coder.index(), codes)
-    distances, ids = index.search(coder.search_input(xq), len(xb))
-    np.testing.assert_array_equal(np.take_along_axis(coder.score(xq, codes), ids, axis=1), -distances)
-
-
 def codes_of(method: TrainableMethod, dataset: Dataset) -> NDArray[np.uint8]:
     return method.coder().encode(vectors(method, dataset, split_of(dataset).database))
 
 
 def logged(run: Fitted, key: str) -> list[float]:
     """The values of ``key`` over the training."""
-    import json
-
     return [json.loads(line)[key] for line in run.run.lines]
+
+
+def labels_of(ids: list[int], classes: int) -> torch.Tensor:
+    """Multi-hot labels; -1 is an unlabelled row."""
+    y = torch.zeros(len(ids), classes)
+    for row, c in enumerate(ids):
+        if c >= 0:
+            y[row, c] = 1
+    return y

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
-import faiss
 import numpy as np
 import pytest
 import torch
+from deep_training import features, fitted, logged, quality, quick_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpq_faiss.config import Config, NetworkConfig, QuantizerConfig, TrainingConfig, preset
+from gpq_faiss.config import Config
 from gpq_faiss.data.base import Dataset
-from gpq_faiss.data.digits import open_digits
-from gpq_faiss.data.protocols import make_split
-from gpq_faiss.data.reader import Reader
 from gpq_faiss.errors import DataError, UsageError
-from gpq_faiss.methods.cnnh import CNNH, Similarities, build, descend, factorise
-from gpq_faiss.methods.coders import fill
+from gpq_faiss.methods.cnnh import CNNH, Similarities, descend, factorise
 from gpq_faiss.methods.trainable import TrainingBatch
 from gpq_faiss.nn.model import input_description
-from gpq_faiss.train import Fitted, embed_rows, fit
-
-CPU = torch.device("cpu")
 
 
 def some_labels(n: int, classes: int, several: bool, seed: int) -> np.ndarray:
@@ -119,29 +111,12 @@ def test_the_codes_are_one_a_class_and_far_apart() -> None:
     assert (codes != factorise(y, 12, seed=1)).any()
 
 
-def config(**training: object) -> Config:
-    values = {
-        "steps": 60,
-        "batch_labelled": 100,
-        "learning_rate": 3e-3,
-        "validation": 0.2,
-        "validate_every": 30,
-        **training,
-    }
-    return replace(
-        preset("paper"),
-        quantizer=QuantizerConfig(codebooks=3),
-        network=NetworkConfig(backbone="mlp", hidden=(32,)),
-        training=TrainingConfig(**values),  # type: ignore[arg-type]
-    )
-
-
 INPUT = {"kind": "features", "width": 10}
 
 
 @pytest.mark.parametrize("plus", [False, True])
 def test_the_loss_by_hand(plus: bool) -> None:
-    method = CNNH(config(), dict(INPUT), 3, plus=plus).eval()
+    method = CNNH(quick_config(bits=12), dict(INPUT), 3, plus=plus).eval()
     rows = np.array([2, 3, 7, 11, 30, 31])
     y = some_labels(6, 3, True, 3)
     method.fit_labels(rows, y)
@@ -168,7 +143,7 @@ def test_the_loss_by_hand(plus: bool) -> None:
 
 
 def test_refuses_items_without_a_code() -> None:
-    method = CNNH(config(), dict(INPUT), 3)
+    method = CNNH(quick_config(bits=12), dict(INPUT), 3)
     batch = TrainingBatch(torch.zeros(1, 10), torch.eye(3)[:1], 0, 1, torch.Generator(), np.array([4]))
     with pytest.raises(DataError, match="fit_labels"):
         method.losses(batch, amp=False)
@@ -176,67 +151,17 @@ def test_refuses_items_without_a_code() -> None:
     with pytest.raises(DataError, match="fit_labels"):
         method.losses(batch, amp=False)
     with pytest.raises(UsageError, match="sweeps"):
-        CNNH(config(), dict(INPUT), 3, sweeps=0)
+        CNNH(quick_config(bits=12), dict(INPUT), 3, sweeps=0)
 
 
-def run(folder: Path, plus: bool = False, **training: object) -> Fitted:
-    dataset = open_digits()
-    split = make_split(dataset, "1", seed=0, labelled="50-per-class")
+def test_classes_beside_the_codes_learn_too(tmp_path: Path) -> None:
+    """CNNH+, which has the labels as further outputs."""
 
-    def make(config: Config, dataset: Dataset, image_size: int, n_classes: int) -> CNNH:
-        if not plus:
-            return build(config, dataset, image_size, n_classes)
+    def plus(config: Config, dataset: Dataset, image_size: int, n_classes: int) -> CNNH:
         return CNNH(config, input_description(dataset, image_size), n_classes, plus=True)
 
-    return fit(make, dataset, split, config(**training), folder=folder, identity="x", device=CPU)
-
-
-def test_training_on_digits(tmp_path: Path) -> None:
-    fitted, plain = run(tmp_path / "a"), run(tmp_path / "b", learning_rate=1e-9)
-    assert fitted.run.best > plain.run.best + 0.2
-    assert run(tmp_path / "p", plus=True).run.best > plain.run.best + 0.2
-    again = run(tmp_path / "c")
-    with Reader(open_digits(), 8) as reader:
-        rows = np.arange(300)
-        vectors = [embed_rows(f.method, reader, rows, CPU)[0] for f in (fitted, again)]
-    coder = fitted.method.coder()
-    codes = coder.encode(vectors[0])
-    np.testing.assert_array_equal(codes, coder.encode(vectors[1]))
-    index = fill(coder.index(), codes)
-    assert isinstance(index, faiss.IndexBinaryFlat)
-    queries = vectors[0][:8]
-    distances, ids = index.search(coder.search_input(queries), 300)
-    np.testing.assert_array_equal(
-        np.take_along_axis(coder.score(queries, codes), ids, axis=1), -distances.astype(np.float32)
-    )
-
-
-def test_a_resumed_run_learns_the_same_codes(tmp_path: Path) -> None:
-    dataset = open_digits()
-    split = make_split(dataset, "1", seed=0, labelled="20-per-class")
-    settings_ = config(steps=12, validate_every=4, checkpoint_seconds=0.0)
-
-    def go(name: str, stop: int | None = None, resume: bool = False) -> Fitted:
-        def progress(step: int, steps: int, figures: dict[str, float]) -> None:
-            del steps, figures
-            if step == stop:
-                raise InterruptedError
-
-        return fit(
-            build,
-            dataset,
-            split,
-            settings_,
-            folder=tmp_path / name,
-            identity="x",
-            device=CPU,
-            resume=resume,
-            progress=progress,
-        )
-
-    whole_run = go("whole")
-    with pytest.raises(InterruptedError):
-        go("parts", stop=7)
-    resumed = go("parts", resume=True)
-    for name, value in whole_run.method.state_dict().items():
-        assert torch.equal(value, resumed.method.state_dict()[name]), name
+    config = quick_config(steps=120)
+    run = fitted(plus, features(), config, tmp_path)
+    assert logged(run, "classes")[-1] < 0.5 * logged(run, "classes")[0]
+    assert logged(run, "regression")[-1] < 0.5 * logged(run, "regression")[0]
+    assert quality(run.method, features()) > quality(plus(config, features(), 8, 10), features()) + 0.25

@@ -3,49 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
-import faiss
 import numpy as np
 import pytest
 import torch
+from deep_training import quick_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpq_faiss.config import Config, NetworkConfig, QuantizerConfig, TrainingConfig, preset
-from gpq_faiss.data.digits import open_digits
-from gpq_faiss.data.protocols import make_split
-from gpq_faiss.data.reader import Reader
+from gpq_faiss.config import NetworkConfig, QuantizerConfig
 from gpq_faiss.errors import UsageError
-from gpq_faiss.methods.coders import fill
 from gpq_faiss.methods.ninh import (
     NINH,
     DivideAndEncode,
-    build,
     piecewise_threshold,
     triplet_ranking_loss,
 )
 from gpq_faiss.methods.trainable import TrainingBatch
-from gpq_faiss.train import Fitted, embed_rows, fit
-
-CPU = torch.device("cpu")
-
-
-def config(**training: object) -> Config:
-    values = {
-        "steps": 60,
-        "batch_labelled": 100,
-        "learning_rate": 3e-3,
-        "validation": 0.2,
-        "validate_every": 30,
-        **training,
-    }
-    return replace(
-        preset("paper"),
-        quantizer=QuantizerConfig(codebooks=3),
-        network=NetworkConfig(backbone="mlp", hidden=(32,)),
-        training=TrainingConfig(**values),  # type: ignore[arg-type]
-    )
 
 
 def naive(values: np.ndarray, labels: np.ndarray, margin: float) -> float:
@@ -112,7 +86,7 @@ def test_a_bit_is_a_function_of_its_slice_alone() -> None:
 
 
 def test_bits_are_values_above_a_half_whatever_the_threshold() -> None:
-    method = NINH(config(), {"kind": "features", "width": 10}, epsilon=0.01).eval()
+    method = NINH(quick_config(bits=12), {"kind": "features", "width": 10}, epsilon=0.01).eval()
     x = torch.randn(50, 10, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         shifted = method.exported()(x)
@@ -125,14 +99,14 @@ def test_bits_are_values_above_a_half_whatever_the_threshold() -> None:
 
 
 def test_the_margin_grows_with_the_code() -> None:
-    wide = replace(config(), quantizer=QuantizerConfig(codebooks=12))
-    for c, expected in ((config(), 1.0), (wide, 4.0)):
+    wide = replace(quick_config(bits=12), quantizer=QuantizerConfig(codebooks=12))
+    for c, expected in ((quick_config(bits=12), 1.0), (wide, 4.0)):
         assert NINH(c, {"kind": "features", "width": 10}).margin == expected
     assert NINH(wide, {"kind": "features", "width": 10}, margin=0.5).margin == 0.5
 
 
 def test_unlabelled_items_are_not_looked_at() -> None:
-    method = NINH(config(), {"kind": "features", "width": 10}).eval()
+    method = NINH(quick_config(bits=12), {"kind": "features", "width": 10}).eval()
     assert not method.uses_unlabelled
     x = torch.randn(30, 10, generator=torch.Generator().manual_seed(2))
     y = torch.eye(3)[torch.arange(20) % 3]
@@ -146,39 +120,14 @@ def test_unlabelled_items_are_not_looked_at() -> None:
 
 
 def test_takes_images() -> None:
-    c = replace(config(), network=NetworkConfig(backbone="vgg"))
+    c = replace(quick_config(bits=12), network=NetworkConfig(backbone="vgg"))
     method = NINH(c, {"kind": "images", "image_size": 16})
     batch = TrainingBatch(torch.rand(6, 3, 16, 16), torch.eye(3).repeat(2, 1), 0, 1, torch.Generator())
     method.losses(batch, amp=False)["total"].backward()
     assert all(p.grad is not None for p in method.parameters())
 
 
-def run(folder: Path, **training: object) -> Fitted:
-    dataset = open_digits()
-    split = make_split(dataset, "1", seed=0, labelled="50-per-class")
-    return fit(build, dataset, split, config(**training), folder=folder, identity="x", device=CPU)
-
-
-def test_training_on_digits(tmp_path: Path) -> None:
-    fitted, plain = run(tmp_path / "a"), run(tmp_path / "b", learning_rate=1e-9)
-    assert fitted.run.best > plain.run.best + 0.2
-    again = run(tmp_path / "c")
-    with Reader(open_digits(), 8) as reader:
-        rows = np.arange(300)
-        vectors = [embed_rows(f.method, reader, rows, CPU)[0] for f in (fitted, again)]
-    coder = fitted.method.coder()
-    codes = coder.encode(vectors[0])
-    np.testing.assert_array_equal(codes, coder.encode(vectors[1]))
-    index = fill(coder.index(), codes)
-    assert isinstance(index, faiss.IndexBinaryFlat)
-    queries = vectors[0][:8]
-    distances, ids = index.search(coder.search_input(queries), 300)
-    np.testing.assert_array_equal(
-        np.take_along_axis(coder.score(queries, codes), ids, axis=1), -distances.astype(np.float32)
-    )
-
-
 @pytest.mark.parametrize("bad", [{"slice_width": 0}, {"beta": 0.0}, {"epsilon": 0.0}, {"margin": -1.0}])
 def test_refuses_what_cannot_be(bad: dict[str, float]) -> None:
     with pytest.raises(UsageError, match="must be above 0"):
-        NINH(config(), {"kind": "features", "width": 10}, **bad)  # type: ignore[arg-type]
+        NINH(quick_config(bits=12), {"kind": "features", "width": 10}, **bad)  # type: ignore[arg-type]

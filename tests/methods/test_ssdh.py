@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from deep_training import (
-    assert_index_ranks_as_score,
-    codes_of,
-    digit_features,
-    digits,
-    first_batch,
-    fitted,
-    logged,
-    quality,
-    quick_config,
-)
+from deep_training import digits, features, first_batch, quick_config, trained
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gpq_faiss.data.base import Dataset
 from gpq_faiss.errors import UsageError
 from gpq_faiss.methods.ssdh import (
     SSDH,
@@ -35,17 +23,6 @@ from gpq_faiss.methods.ssdh import (
     squared_distances,
     triplet_ranking,
 )
-from gpq_faiss.train import Fitted
-
-
-@pytest.fixture(scope="module")
-def features(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return digit_features(tmp_path_factory.mktemp("features"))
-
-
-@pytest.fixture(scope="module")
-def trained(features: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Fitted:
-    return fitted(build, features, quick_config(steps=150), tmp_path_factory.mktemp("ssdh"))
 
 
 def naive_triplets(h: Tensor, y: Tensor, margin: float) -> float:
@@ -189,32 +166,11 @@ def test_cross_entropy_shares_a_target_among_labels() -> None:
     assert float(soft_cross_entropy(logits, torch.tensor([[1.0, 0, 1]]))) == pytest.approx(float(expected))
 
 
-def test_training_lowers_the_objective_and_ranks_better(trained: Fitted, features: Dataset) -> None:
-    start = quality(build(quick_config(), features, 0, 10), features)
-    values = logged(trained, "total")
-    assert values[-1] < 0.5 * values[0]
-    assert quality(trained.method, features) > start + 0.25
-
-
-def test_images_work_too_and_a_seed_means_the_same_codes(tmp_path: Path) -> None:
-    runs = [
-        fitted(build, digits(), quick_config(steps=12, seed=seed), tmp_path / str(i))
-        for i, seed in enumerate([1, 1, 2])
-    ]
-    same, again, other = (codes_of(run.method, digits()) for run in runs)
-    assert (same == again).all()
-    assert (same != other).any()
-
-
-def test_index_ranks_as_score(trained: Fitted, features: Dataset) -> None:
-    assert_index_ranks_as_score(trained.method, features)
-
-
-def test_a_bit_is_a_sigmoid_above_one_half(trained: Fitted, features: Dataset) -> None:
-    batch = first_batch(features, 20, 0)
+def test_a_bit_is_a_sigmoid_above_one_half() -> None:
+    method, batch = trained("ssdh").method, first_batch(features(), 20, 0)
     with torch.no_grad():
-        u = trained.method.exported().eval()(batch.x)
-    bits = np.unpackbits(trained.method.coder().encode(u.numpy()), axis=1, bitorder="little")[:, : u.shape[1]]
+        u = method.exported().eval()(batch.x)
+    bits = np.unpackbits(method.coder().encode(u.numpy()), axis=1, bitorder="little")[:, : u.shape[1]]
     assert (bits == (u.sigmoid() > 0.5).numpy()).all()
 
 

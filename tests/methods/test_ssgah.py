@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from deep_training import (
-    assert_index_ranks_as_score,
-    codes_of,
-    digit_features,
-    digits,
-    first_batch,
-    fitted,
-    logged,
-    quality,
-    quick_config,
-)
+from deep_training import digits, features, first_batch, quick_config
 from torch import Tensor, nn
 
 from gpq_faiss.data.base import Dataset
@@ -34,22 +23,11 @@ from gpq_faiss.methods.ssgah import (
     keep_statistics,
     ranking,
 )
-from gpq_faiss.train import Fitted
-
-
-@pytest.fixture(scope="module")
-def features(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return digit_features(tmp_path_factory.mktemp("features"))
-
-
-@pytest.fixture(scope="module")
-def trained(features: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Fitted:
-    return fitted(build, features, quick_config(steps=100), tmp_path_factory.mktemp("ssgah"))
 
 
 @pytest.fixture(params=["images", "features"])
-def data(request: pytest.FixtureRequest, tmp_path: Path) -> Dataset:
-    return digits() if request.param == "images" else digit_features(tmp_path)
+def data(request: pytest.FixtureRequest) -> Dataset:
+    return digits() if request.param == "images" else features()
 
 
 def networks(method: SSGAH) -> dict[str, nn.Module]:
@@ -220,27 +198,6 @@ def test_image_networks_take_any_size(size: int) -> None:
     similar, dissimilar = ImageGenerator(5, 16)(x, z)
     assert similar.shape == dissimilar.shape == x.shape
     assert ImageDiscriminator(16)(x, similar, dissimilar).shape == (2,)
-
-
-def test_training_lowers_the_objective_and_ranks_better(trained: Fitted, features: Dataset) -> None:
-    start = quality(build(quick_config(), features, 0, 10), features)
-    values = logged(trained, "rank")
-    assert values[-1] < 0.5 * values[0]
-    assert quality(trained.method, features) > start + 0.25
-
-
-def test_images_work_too_and_a_seed_means_the_same_codes(tmp_path: Path) -> None:
-    runs = [
-        fitted(build, digits(), quick_config(steps=12, seed=seed), tmp_path / str(i))
-        for i, seed in enumerate([1, 1, 2])
-    ]
-    same, again, other = (codes_of(run.method, digits()) for run in runs)
-    assert (same == again).all()
-    assert (same != other).any()
-
-
-def test_index_ranks_as_score(trained: Fitted, features: Dataset) -> None:
-    assert_index_ranks_as_score(trained.method, features)
 
 
 def test_bad_settings_are_refused() -> None:
