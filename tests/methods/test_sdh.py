@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import itertools
 
-import faiss
 import numpy as np
 import pytest
+from array_methods import QUERIES, assert_bits_rank_as_score, digits, digits_map
 from numpy.typing import NDArray
-from sklearn.datasets import load_digits
 
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.errors import DataError, UsageError
-from gpq_faiss.evaluate.ranking import rank_codes
 from gpq_faiss.methods.sdh import SDH, discrete_codes, ridge_regression, squared_distances
 
 Doubles = NDArray[np.float64]
@@ -111,21 +109,10 @@ def test_reads_labelled_rows_alone() -> None:
 def test_the_index_ranks_as_the_score_and_codes_repeat() -> None:
     labels = Labels.from_ids(IDS)
     method = SDH(12, anchors=60).fit(X, labels)
-    index = method.index()
-    assert isinstance(index, faiss.IndexBinaryFlat)
-    index.add(method.index_input(XB))
-    distances, ids = index.search(method.index_input(X[:9]), len(XB))
-    scores = method.score(X[:9], method.encode(XB))
-    np.testing.assert_array_equal(np.take_along_axis(scores, ids, axis=1), -distances)
+    assert_bits_rank_as_score(method, X[:9], XB)
     again = SDH(12, anchors=60).fit(X, labels)
     np.testing.assert_array_equal(method.encode(XB), again.encode(XB))
     assert (SDH(12, anchors=60, seed=3).fit(X, labels).encode(XB) != method.encode(XB)).any()
-
-
-def _map(
-    method: SDH, x: NDArray[np.float32], y: Labels, queries: NDArray[np.float32], of_queries: Labels
-) -> float:
-    return rank_codes(lambda q, c: method.score(queries[q], c), method.encode(x), of_queries, y).map
 
 
 def test_several_labels_an_item() -> None:
@@ -142,15 +129,11 @@ def test_several_labels_an_item() -> None:
 
 
 def test_works_on_digits() -> None:
-    source = load_digits()
-    order = np.random.default_rng(0).permutation(len(source.data))
-    x, y = source.data[order].astype(np.float32), Labels.from_ids(source.target[order])
-    seen = y.take(slice(100, 700))
-    base, of_base, of_queries = x[100:], y.take(slice(100, None)), y.take(slice(0, 100))
-    figure = _map(SDH(16, anchors=300).fit(x[100:700], seen), base, of_base, x[:100], of_queries)
-    assert figure > 0.8
-    shuffled = Labels.from_ids(np.random.default_rng(1).permutation(source.target[order][100:700]))
-    assert _map(SDH(16, anchors=300).fit(x[100:700], shuffled), base, of_base, x[:100], of_queries) < 0.5
+    x, y = digits()
+    seen = slice(QUERIES, 700)
+    assert digits_map(SDH(16, anchors=300).fit(x[seen], y.take(seen))) > 0.8
+    shuffled = y.take(np.random.default_rng(1).permutation(np.arange(QUERIES, 700)))
+    assert digits_map(SDH(16, anchors=300).fit(x[seen], shuffled)) < 0.5
 
 
 @pytest.mark.parametrize(
