@@ -16,7 +16,7 @@ from ..files import check_output
 from ..report.gallery import Ranked, save_gallery
 from ..report.maps import FlatCodebook, plot_codebooks, plot_curves, plot_heat_map, plot_scatters
 from ..report.plots import plot_map_bits
-from .report import panel_runs, scale_rows, weight_panels, weights_of
+from .report import scale_rows, weight_panels, weights_of
 from .results import (
     Experiment,
     main_rows,
@@ -117,54 +117,51 @@ def _curves(experiment: Experiment, where: Any, overwrite: bool) -> dict[str, Pa
 
 def _heat_maps(experiment: Experiment, where: Any, overwrite: bool) -> dict[str, Path]:
     made = {}
-    for method, bits in weight_panels(experiment):
-        runs = panel_runs(experiment, method, bits)
-        first = sorted({weights_of(run)[0] for run in runs})
-        second = sorted({weights_of(run)[1] for run in runs})
+    for panel in weight_panels(experiment):
+        first = sorted({weights_of(run)[0] for run in panel.runs})
+        second = sorted({weights_of(run)[1] for run in panel.runs})
         values = np.full((len(first), len(second)), np.nan)
         for i, a in enumerate(first):
             for j, b in enumerate(second):
-                found = [run.map for run in runs if weights_of(run) == (a, b)]
+                found = [run.map for run in panel.runs if weights_of(run) == (a, b)]
                 values[i, j] = np.mean(found) if found else np.nan
-        name = f"{method}-{bits}" if len({m for m, _ in weight_panels(experiment)}) > 1 else str(bits)
-        made[f"mAP of {method} over the weights at {bits} bits"] = plot_heat_map(
+        made[f"mAP of {panel.at}, over the weights"] = plot_heat_map(
             values,
-            where(f"sensitivity-{name}"),
+            where(f"sensitivity-{panel.name or panel.bits}"),
             rows=[f"{a:g}" for a in first],
             columns=[f"{b:g}" for b in second],
             y="λ1 (classification)",
             x="λ2 (entropy)",
-            title=f"mAP of {method}: {_at(experiment, bits)}",
+            title=f"mAP of {panel.at}: {experiment.about['data']['name']}, protocol {experiment.about['protocol']}",
             overwrite=overwrite,
         )
     return made
 
 
 def _scales(experiment: Experiment, where: Any, overwrite: bool) -> dict[str, Path]:
-    """mAP over unlabelled items (with the whole database), and mAP and ranking time over the database."""
-    rows = scale_rows(experiment)
-    most = {
-        (row["method"], row["bits"]): (max(r["database"] for r in rows), max(r["unlabelled"] for r in rows))
-        for row in rows
-    }
+    """mAP over unlabelled items (with the whole database), and mAP and ranking time over the database.
+
+    A line a method, code length and number of labels.
+    """
+    lines_of: dict[str, list[dict[str, Any]]] = {}
+    for row in scale_rows(experiment):
+        parts = [str(row["method"])]
+        parts += [f"{row['bits']} bits"] if len(experiment.bits) > 1 and row["bits"] != "any" else []
+        parts += [str(row["labelled"])] if "labelled" in row else []
+        lines_of.setdefault(", ".join(parts), []).append(row)
     made = {}
     for name, x, y, fixed in (
         ("unlabelled", "unlabelled", "mAP", "database"),
         ("database", "database", "mAP", "unlabelled"),
         ("rank", "database", "rank s", "unlabelled"),
     ):
-        curves: dict[str, tuple[list[float], list[float]]] = {}
-        for row in rows:
-            largest = most[row["method"], row["bits"]][0 if fixed == "database" else 1]
-            if row[fixed] == largest:
-                across, up = curves.setdefault(str(row["method"]), ([], []))
-                across.append(row[x])
-                up.append(row[y].mean)
-        lines = {
-            method: (np.sort(a), np.asarray(b)[np.argsort(a)])
-            for method, (a, b) in curves.items()
-            if len(a) > 1
-        }
+        lines: dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
+        for line, rows in lines_of.items():
+            largest = max(row[fixed] for row in rows)
+            points = sorted((row[x], row[y].mean) for row in rows if row[fixed] == largest)
+            if len(points) > 1:
+                across, up = np.array(points, np.float64).T
+                lines[line] = (across, up)
         if lines:
             label = {"rank s": "seconds of ranking"}.get(y, y)
             items = {"unlabelled": "unlabelled items", "database": "items in the database"}[x]

@@ -116,7 +116,7 @@ def tables_of(experiment: Experiment, published: _Published) -> list[Table]:
     whole = Table("map", caption, main_rows(experiment), "bits" if not several else "")
     tables = [whole]
     if kind == "sensitivity":
-        tables = [_sensitivity(experiment, *panel) for panel in weight_panels(experiment)]
+        tables = [_sensitivity(experiment, panel) for panel in weight_panels(experiment)]
     if kind == "scale":
         tables = [_scale(experiment)]
     if published:
@@ -167,47 +167,64 @@ def weights_of(run: Run) -> tuple[float, float]:
     return float(loss["lambda1"]), float(loss["lambda2"])
 
 
-def weight_panels(experiment: Experiment) -> list[tuple[str, int]]:
-    """Method and code length of each grid over the weights: those of the methods that have them, which are GPQ and its variants.
+@dataclass(frozen=True)
+class Panel:
+    """One grid over the weights: of a method, at a code length, with so many labels.
+
+    Attributes:
+        runs: by their weights.
+        name: what tells it from the others, empty where there is one.
+    """
+
+    method: str
+    bits: int
+    labelled: str
+    runs: tuple[Run, ...]
+    name: str
+
+    @property
+    def at(self) -> str:
+        """For captions."""
+        return f"{self.method} at {self.bits} bits, {self.labelled} labelled"
+
+
+def weight_panels(experiment: Experiment) -> list[Panel]:
+    """The grids over the weights of those methods that have them, which are GPQ and its variants.
 
     Raises:
         DataError: no run has them.
     """
-    found = dict.fromkeys(
-        (run.method, run.bits) for run in experiment.runs if METHODS[run.method].module == "gpq"
-    )
-    if not found:
+    groups: dict[tuple[str, int, str], list[Run]] = {}
+    for run in experiment.runs:
+        if METHODS[run.method].module == "gpq":
+            groups.setdefault((run.method, run.bits, run_labelled(run)), []).append(run)
+    if not groups:
         raise DataError(f"{experiment.folder}: no run of GPQ, which alone has the weights λ1 and λ2")
-    return list(found)
+    differ = [len(set(values)) > 1 for values in zip(*groups, strict=True)]
+    return [
+        Panel(
+            *key,
+            tuple(sorted(runs, key=weights_of)),
+            "-".join(str(part).replace(" ", "-") for part, told in zip(key, differ, strict=True) if told),
+        )
+        for key, runs in groups.items()
+    ]
 
 
-def panel_runs(experiment: Experiment, method: str, bits: int) -> list[Run]:
-    """The runs of one of :func:`weight_panels`, by their weights."""
-    runs = [run for run in experiment.runs if (run.method, run.bits) == (method, bits)]
-    return sorted(runs, key=weights_of)
-
-
-def panel_name(experiment: Experiment, method: str, bits: int) -> str:
-    """What tells a panel from the others; empty where there is one."""
-    panels = weight_panels(experiment)
-    parts = [method] if len({m for m, _ in panels}) > 1 else []
-    parts += [str(bits)] if len({b for _, b in panels}) > 1 else []
-    return "-".join(parts)
-
-
-def _sensitivity(experiment: Experiment, method: str, bits: int) -> Table:
+def _sensitivity(experiment: Experiment, panel: Panel) -> Table:
     """λ1 down, λ2 across."""
     long = [
         {"method": f"λ1 = {weights_of(run)[0]:g}", "λ2": f"λ2 = {weights_of(run)[1]:g}", "map": run.map}
-        for run in panel_runs(experiment, method, bits)
+        for run in panel.runs
     ]
     rows = pivot(summarise(long, by=["method", "λ2"], values=["map"]), "method", "λ2", "map")
     # A weight may be there with some of the others only: its column still has its place.
     columns = sorted({name for row in rows for name in row} - {"method"}, key=lambda name: float(name[5:]))
     rows = [{name: row.get(name) for name in ("method", *columns)} for row in rows]
-    which = panel_name(experiment, method, bits)
-    caption = f"mAP of {method} at {bits} bits over λ1 and λ2: {experiment.about['data']['name']}, {_over_seeds(experiment)}"
-    return Table(f"grid-{which}" if which else "grid", caption, rows, "")
+    caption = (
+        f"mAP of {panel.at}, over λ1 and λ2: {experiment.about['data']['name']}, {_over_seeds(experiment)}"
+    )
+    return Table(f"grid-{panel.name}" if panel.name else "grid", caption, rows, "")
 
 
 def scale_rows(experiment: Experiment) -> list[dict[str, Any]]:
@@ -218,11 +235,14 @@ def scale_rows(experiment: Experiment) -> list[dict[str, Any]]:
     once: dict[tuple[Any, ...], Run] = {}
     for run in experiment.runs:
         counts = run.about["counts"]
-        once.setdefault((run.method, run.bits, run.seed, counts["unlabelled"], counts["database"]), run)
+        sizes = (counts["unlabelled"], counts["database"])
+        once.setdefault((run.method, run.bits, run.seed, run_labelled(run), *sizes), run)
+    several = len(experiment.labelled) > 1
     long = [
         {
             "method": run.method,
             "bits": run.bits or "any",
+            **({"labelled": run_labelled(run)} if several else {}),
             "unlabelled": run.about["counts"]["unlabelled"],
             "database": run.about["counts"]["database"],
             "mAP": run.map,
@@ -230,12 +250,18 @@ def scale_rows(experiment: Experiment) -> list[dict[str, Any]]:
         }
         for run in once.values()
     ]
-    by = ["method", "bits", "unlabelled", "database"]
+    by = ["method", "bits", *(["labelled"] if several else []), "unlabelled", "database"]
     order = list(METHODS)
     rows = summarise(long, by=by, values=["mAP", "fit s", "encode s", "rank s"])
     return sorted(
         rows,
-        key=lambda row: (order.index(row["method"]), str(row["bits"]), -row["database"], row["unlabelled"]),
+        key=lambda row: (
+            order.index(row["method"]),
+            0 if row["bits"] == "any" else row["bits"],
+            experiment.labelled.index(row["labelled"]) if several else 0,
+            -row["database"],
+            row["unlabelled"],
+        ),
     )
 
 

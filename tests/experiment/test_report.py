@@ -17,6 +17,7 @@ from gpq_faiss.config import preset
 from gpq_faiss.data.base import ImageDataset
 from gpq_faiss.data.open import open_data
 from gpq_faiss.errors import DataError, MismatchError, OutputExistsError, UsageError
+from gpq_faiss.experiment import pictures
 from gpq_faiss.experiment.cells import plan
 from gpq_faiss.experiment.grid import Grid
 from gpq_faiss.experiment.pictures import draw, tsne
@@ -329,7 +330,22 @@ def test_sensitivity_has_a_table_and_a_picture_for_each_method_with_weights(tmp_
         row = next(r for r in rows if r["method"] == f"λ1 = {loss['lambda1']:g}")
         assert row[f"λ2 = {loss['lambda2']:g}"]["mean"] == pytest.approx(arrays["ap"].mean())
     names = {path.name for path in draw(folder, tmp_path / "p").values()}
-    assert names == {"sensitivity-gpq-12.png", "sensitivity-gpq-t-12.png"}
+    assert names == {"sensitivity-gpq.png", "sensitivity-gpq-t.png"}
+    # A number of labels more is a grid more, and no mean over both.
+    more = tmp_path / "more"
+    few = {
+        "methods": ["gpq"],
+        "bits": [12],
+        "seeds": [0],
+        "product": weights,
+        "labelled": ["5-per-class", "20-per-class"],
+    }
+    made(more, kind="sensitivity", config={"training": SMALL | {"steps": 2}}, **few)
+    value = json.loads(report(more, "json"))
+    assert list(value["tables"]) == ["grid-5-a-class", "grid-20-a-class"]
+    assert all(
+        cell["n"] == 1 for row in value["tables"]["grid-5-a-class"]["rows"] for cell in list(row.values())[1:]
+    )
     # A corner that is missing leaves its cell empty, and the columns in order.
     for path in folder.glob("gpq_*lambda1-0.0-lambda2-0.0*.h5"):
         path.unlink()
@@ -376,6 +392,36 @@ def test_scale_tells_sizes_and_draws_lines(tmp_path: Path) -> None:
     assert all(row["mAP"]["n"] == 1 for row in rows)
     names = {path.name for path in draw(folder, tmp_path).values()}
     assert names == {"unlabelled.png", "database.png", "rank.png"}
+
+
+def test_scale_keeps_lengths_and_numbers_of_labels_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = made(
+        tmp_path / "s",
+        kind="scale",
+        methods=["pq"],
+        bits=[12, 24],
+        seeds=[0],
+        labelled=["5-per-class", "20-per-class"],
+        variation=[{"name": f"d{n}", "database": n} for n in (100, 400)],
+    )
+    rows = json.loads(report(folder, "json"))["tables"]["scale"]["rows"]
+    assert [(r["bits"], r["labelled"], r["database"]) for r in rows] == [
+        (bits, labelled, n)
+        for bits in (12, 24)
+        for labelled in ("5 a class", "20 a class")
+        for n in (400, 100)
+    ]
+    drawn: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        pictures, "plot_curves", lambda lines, path, **options: drawn.append(dict(lines)) or path
+    )
+    assert len(draw(folder, tmp_path / "p")) == len(drawn) == 2
+    assert list(drawn[0]) == [f"pq, {bits} bits, {n} a class" for bits in (12, 24) for n in (5, 20)]
+    sizes, values = drawn[0]["pq, 24 bits, 5 a class"]
+    assert sizes.tolist() == [100, 400]
+    assert values[1] == rows[4]["mAP"]["mean"]
 
 
 def test_vectors_become_tsne_and_flat_codebooks(done: Path, tmp_path: Path) -> None:
