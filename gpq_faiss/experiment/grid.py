@@ -157,8 +157,12 @@ class Grid:
         return self.labelled if variation.labelled is None else (variation.labelled,)
 
     def with_options(self, **changes: Any) -> Grid:
-        """A copy with the fields that are given and not None."""
-        return dataclasses.replace(self, **{k: v for k, v in changes.items() if v is not None})
+        """A copy with the fields that are given and not None; a title that names the protocol names the one that is taken."""
+        given = {k: v for k, v in changes.items() if v is not None}
+        title = self.title.replace(
+            f"protocol {self.protocol}", f"protocol {given.get('protocol', self.protocol)}"
+        )
+        return dataclasses.replace(self, **({"title": title} | given))
 
 
 def built_in_grids() -> dict[str, Path]:

@@ -200,14 +200,16 @@ def weight_panels(experiment: Experiment) -> list[Panel]:
             groups.setdefault((run.method, run.bits, run_labelled(run)), []).append(run)
     if not groups:
         raise DataError(f"{experiment.folder}: no run of GPQ, which alone has the weights λ1 and λ2")
-    differ = [len(set(values)) > 1 for values in zip(*groups, strict=True)]
+    methods, labels = list(METHODS), experiment.labelled
+    keys = sorted(groups, key=lambda key: (methods.index(key[0]), key[1], labels.index(key[2])))
+    differ = [len(set(values)) > 1 for values in zip(*keys, strict=True)]
     return [
         Panel(
             *key,
-            tuple(sorted(runs, key=weights_of)),
+            tuple(sorted(groups[key], key=weights_of)),
             "-".join(str(part).replace(" ", "-") for part, told in zip(key, differ, strict=True) if told),
         )
-        for key, runs in groups.items()
+        for key in keys
     ]
 
 

@@ -6,6 +6,7 @@ values are means and deviations over seeds.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,8 +98,8 @@ class Missing:
 def missing_runs(experiment: Experiment) -> Missing:
     """The runs that were asked for and are not there.
 
-    Where a folder does not say what was asked for (those of earlier versions), that is every length and seed that is there of every
-    row that is there.
+    Of runs that the folder does not say of that they were asked for (those of earlier versions), every row should be there at every
+    length and seed.
     """
     there = {run.path.stem: str(run.about["identity"]) for run in experiment.runs}
     asked: dict[str, dict[str, Any]] = experiment.about.get("planned", {})
@@ -123,10 +124,13 @@ def missing_runs(experiment: Experiment) -> Missing:
         length = f"{run['bits']} bits " if run["bits"] else ""
         lacking.setdefault(row, []).append(f"{length}seed {run['seed']}")
     outdated = [name for name, run in asked.items() if there.get(name, run["identity"]) != run["identity"]]
-    total = len(asked)
-    if not asked:
-        total, lacking = _holes(experiment)
-    return Missing(total, {row: tuple(runs) for row, runs in lacking.items()}, tuple(outdated))
+    unasked = [run for run in experiment.runs if run.path.stem not in asked]
+    expected, holes = _holes(experiment, unasked)
+    for row, lengths in holes.items():
+        lacking.setdefault(row, []).extend(lengths)
+    return Missing(
+        len(asked) + expected, {row: tuple(lengths) for row, lengths in lacking.items()}, tuple(outdated)
+    )
 
 
 def _place(names: Sequence[str], name: str) -> int:
@@ -134,20 +138,20 @@ def _place(names: Sequence[str], name: str) -> int:
     return names.index(name) if name in names else len(names)
 
 
-def _holes(experiment: Experiment) -> tuple[int, dict[str, list[str]]]:
-    """The number of runs of a full table of the rows that are there, and what is not there of it."""
+def _holes(experiment: Experiment, runs: Sequence[Run]) -> tuple[int, dict[str, list[str]]]:
+    """The number of runs of a full table of the rows of ``runs``, and what is not there of it."""
     total, lacking = 0, dict[str, list[str]]()
     several = len(experiment.labelled) > 1
+    lengths, seeds = sorted({run.bits for run in runs} - {0}), sorted({run.seed for run in runs})
     found = {(row_name(experiment, run), run_labelled(run), run.bits, run.seed) for run in experiment.runs}
-    for row, labelled in dict.fromkeys((row_name(experiment, r), run_labelled(r)) for r in experiment.runs):
-        without_code = (row, labelled, 0) in {key[:3] for key in found}
-        for bits in [0] if without_code else experiment.bits:
-            for seed in experiment.seeds:
-                total += 1
-                if (row, labelled, bits, seed) not in found:
-                    name = f"{row}, {labelled}" if several else row
-                    length = f"{bits} bits " if bits else ""
-                    lacking.setdefault(name, []).append(f"{length}seed {seed}")
+    rows = {(row_name(experiment, run), run_labelled(run)): bool(run.bits) for run in runs}
+    for (row, labelled), has_code in rows.items():
+        for bits, seed in itertools.product(lengths if has_code else [0], seeds):
+            total += 1
+            if (row, labelled, bits, seed) not in found:
+                name = f"{row}, {labelled}" if several else row
+                length = f"{bits} bits " if bits else ""
+                lacking.setdefault(name, []).append(f"{length}seed {seed}")
     return total, lacking
 
 

@@ -75,6 +75,9 @@ def test_a_grid_from_a_file_and_options_over_it(tmp_path: Path) -> None:
     assert (grid.name, grid.title, grid.bits, grid.seeds) == ("mine", "mine", (8,), (0,))
     other = grid.with_options(bits=(12,), seeds=None, labelled=("all",))
     assert (other.bits, other.seeds, other.labelled) == ((12,), (0,), ("all",))
+    table = read_grid("table2")
+    assert table.with_options(bits=(12,)).title == table.title == "Table 2: mAP under protocol 1"
+    assert table.with_options(protocol="2").title == "Table 2: mAP under protocol 2"
     # In the order of the tables, whatever the order in the file.
     assert other.methods_of(other.variations[0]) == ("gpq", "pq")
 
