@@ -49,6 +49,7 @@ class SearchResult:
         query_names: Q names for people (a path where there is one, else the id).
         codebooks_fingerprint: of model and index.
         points: what each number of lists that was tried gave, where nprobe was chosen by recall.
+        way: how it was searched, in words: what ``auto`` chose, say.
     """
 
     ids: NDArray[np.int64]
@@ -57,6 +58,7 @@ class SearchResult:
     query_names: tuple[str, ...]
     codebooks_fingerprint: str
     points: tuple[dict[str, float], ...] = ()
+    way: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: one entry a query, missing results left out."""
@@ -315,7 +317,8 @@ def open_index(
     """Open an index file in the way that suits it: in memory, or in place where the budget does not hold it.
 
     Args:
-        kind: see :data:`.index.engine.KINDS`. ``auto``: lists where the file has lists, else exact.
+        kind: see :data:`.index.engine.KINDS`. ``auto``: lists where the file has lists, else exact; in memory each
+            distinct code is scored once where few enough are (:func:`.index.items.worth_grouping`).
         memory: budget for the arrays of the search; without one, the index is read into memory.
         nprobe: for lists.
 
@@ -418,6 +421,7 @@ def search(
             "build the index with this model"
         )
     vectors, ids, names = query_vectors(model, queries, rows=rows, device=device, progress=progress)
+    log.info("%s: %s", index, engine.way)
     points: list[dict[str, float]] = []
     if recall is not None and isinstance(engine, ListEngine):
         points = engine.tune(recall, k=k, queries=vectors, threads=threads)
@@ -427,7 +431,7 @@ def search(
         scores, found = _padded(*engine.range_search(vectors, least, where=where, threads=threads))
     else:
         scores, found = engine.search(vectors, k, where=where, threads=threads)
-    return SearchResult(found, scores, ids, names, z_print, tuple(points))
+    return SearchResult(found, scores, ids, names, z_print, tuple(points), engine.way)
 
 
 def _padded(

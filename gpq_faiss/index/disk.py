@@ -96,6 +96,8 @@ class FileEngine:
         memory: budget in bytes.
     """
 
+    kind: str
+
     def __init__(self, path: Path, memory: int, codebooks: Floats, n: int) -> None:
         stated = read_sidecar(path)
         self.path = path
@@ -119,6 +121,11 @@ class FileEngine:
         self._lock = threading.Lock()
         self._own = threading.local()
         self._handle = path.open("rb", buffering=0)
+
+    @property
+    def way(self) -> str:
+        """How it searches, for people."""
+        return f"{self.kind}, {self.ntotal:,} items in place"
 
     def scan(self, rows: int) -> FastScan:
         """This thread's scanner, to be filled; its memory is used again and again."""

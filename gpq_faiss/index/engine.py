@@ -3,9 +3,10 @@
 ==============  =====================================================================================================
 kind            what a search does
 ==============  =====================================================================================================
-``exact``       FastScan nominates, float tables re-score and prove (:mod:`.proof`): equals brute force
+``exact``       FastScan nominates, float tables re-score and prove (:mod:`.proof`): equals brute force; where ties keep
+                defeating the proof, it goes over to distinct codes, once that would have been cheaper (:data:`TIED`)
 ``grouped``     the same over distinct codes, each stored once with its items; the cost follows distinct codes
-``auto``        ``grouped`` where few enough codes are distinct (:data:`GROUP_SHARE`), else ``exact``
+``auto``        ``grouped`` where few enough codes are distinct (:data:`.items.GROUP_SHARE`), else ``exact``
 ``fused``       byte-fused float tables nominate: exact, less memory, slower
 ``flat``        the plain 4-bit tables of ``IndexPQ`` nominate: exact, slowest
 ``fastscan``    FastScan's own scores and order, not re-scored: fastest, approximate (and it never gives an item of the
@@ -33,17 +34,18 @@ from .checks import Floats, Ids, check_codebooks, check_vectors
 from .filters import Filter, mask_of
 from .forms import Form, faiss_form
 from .io import check_index_output, save_index
-from .items import Groups, Items
+from .items import Groups, Items, worth_grouping
 from .ivf import IvfSearch, IvfSettings
-from .keys import EMPTY_KEY, Keys, best_keys, read_keys, sort_keys
+from .keys import read_keys
 from .proof import ProvenSearch
 from .ranges import check_least, too_many
 from .search import BLOCK, check_block, check_k, in_parallel, omp_threads
 
 Kind = Literal["auto", "exact", "grouped", "fused", "flat", "fastscan", "ivf"]
 KINDS: tuple[Kind, ...] = ("auto", "exact", "grouped", "fused", "flat", "fastscan", "ivf")
-GROUP_SHARE = 0.65
-"""``auto`` groups where distinct codes are at most this share of the items. Measured (``benchmarks/search.py``)."""
+TIED = 50
+"""Queries of ``exact`` with all codes scored that take as long as grouping does (21 ms each, 1.2 s, at 10 M items)."""
+_WIDENED = 8  # queries widened that take as long as one
 _STAGES: dict[str, tuple[str, ...]] = {
     "exact": ("fastscan", "fused"),
     "grouped": ("fastscan", "fused"),
@@ -87,19 +89,18 @@ class Engine:
         self.model_fingerprint = model_fingerprint
         self._items = items
         self._lock = threading.Lock()
-        self._groups: Groups | None = None
+        groups: Groups | None = None
+        repeats = True
         if kind == "auto":
-            self._groups = Groups.of(items.codes)
-            group = worth_grouping(len(items), len(self._groups))
+            groups = Groups.of(items.codes)
+            group = repeats = worth_grouping(len(items), len(groups))
             kind = "grouped" if group else "exact"
-            if not group:
-                self._groups = None
         self.kind: Kind = kind
         self.group = group or kind == "grouped"
         self.ivf = ivf
-        self._searcher: ProvenSearch | IvfSearch | None = None
         self._filtered: tuple[Any, Engine] | None = None
-        self._prepare()
+        self._prepare(groups if self.group else None)
+        self._may_repeat = repeats
 
     @classmethod
     def build(
@@ -152,24 +153,31 @@ class Engine:
     @property
     def distinct(self) -> int | None:
         """Distinct codes, where they are grouped."""
-        return len(self._groups) if self._groups is not None else None
+        groups = self._held[1]
+        return len(groups) if groups is not None else None
+
+    @property
+    def searcher(self) -> ProvenSearch | IvfSearch:
+        """What searches the items, or their distinct codes."""
+        return self._held[0]
+
+    @property
+    def way(self) -> str:
+        """How it searches, for people."""
+        if self.distinct is None:
+            return f"{self.kind}, {self.ntotal:,} items"
+        return f"{self.kind}, {self.distinct:,} distinct codes of {self.ntotal:,} items"
 
     def stats(self) -> dict[str, Any]:
         """What happened so far: ``queries``, ``direct`` (all codes scored at once, being few), ``widened`` (first
         candidates did not prove the top k), ``tabled`` (handed on to float tables), ``scored_in_full``, and
         ``proven_first``, the share of the nominated queries that needed no widening (None where there was none)."""
-        s = self._searcher
+        s = self.searcher
         if not isinstance(s, ProvenSearch):
             return {}
         tried = s.queries - s.direct
-        return {
-            "queries": s.queries,
-            "direct": s.direct,
-            "widened": s.widened,
-            "tabled": s.tabled,
-            "scored_in_full": s.scored_in_full,
-            "proven_first": 1 - s.widened / tried if tried else None,
-        }
+        counts = {name: getattr(s, name) for name in ProvenSearch.COUNTS}
+        return {**counts, "proven_first": 1 - s.widened / tried if tried else None}
 
     # Searching -------------------------------------------------------------------------------------------------------
 
@@ -277,22 +285,23 @@ class Engine:
         return lims, np.concatenate(D), part._items.ids_at(np.concatenate(positions))
 
     def _exact(self) -> tuple[ProvenSearch, Groups | None]:
-        if isinstance(self._searcher, ProvenSearch):
-            return self._searcher, self._groups
+        searcher, groups = self._held
+        if isinstance(searcher, ProvenSearch):
+            return searcher, groups
         return ProvenSearch(self._items.codes, self.codebooks), None
 
     def _search(self, queries: Floats, k: int, threads: int | None, block: int) -> tuple[Floats, Ids]:
         """Scores and positions of checked queries; -inf and -1 where ``ivf`` found too few."""
-        searcher = self._searcher
-        assert searcher is not None
-        groups = self._groups
+        searcher, groups = self._held
         inner = min(k, len(groups)) if groups is not None else k
-        raw = self.kind == "fastscan" and isinstance(searcher, ProvenSearch) and "fastscan" in searcher.stages
+        proven = searcher if isinstance(searcher, ProvenSearch) else None
+        raw = proven is not None and self.kind == "fastscan" and "fastscan" in proven.stages
+        keys_of = proven.raw_keys if proven is not None and raw else searcher.search_keys
         D = np.empty((len(queries), k), np.float32)
         positions = np.empty((len(queries), k), np.int64)
 
         def run(part: slice) -> None:
-            keys = _raw(searcher, queries[part], inner) if raw else searcher.search_keys(queries[part], inner)
+            keys = keys_of(queries[part], inner)
             if groups is None:
                 D[part], positions[part] = read_keys(keys)
             else:
@@ -303,20 +312,42 @@ class Engine:
         searcher.prepare(inner)
         step = max(1, min(block, searcher.block_rows(inner)))
         in_parallel(run, len(queries), step, threads)
+        if proven is not None and groups is None and self.kind == "exact":
+            self._regroup(proven)
         return D, positions
 
-    def _prepare(self) -> None:
-        """(Re)build what depends on the items."""
+    def _prepare(self, groups: Groups | None = None) -> None:
+        """(Re)build what depends on the items; ``groups`` of them, where they are known."""
         self._filtered = None
-        if self.group and self._groups is None:
-            self._groups = Groups.of(self._items.codes)
-        codes = self._items.codes if self._groups is None else self._groups.codes
+        self._may_repeat = True
+        if self.group and groups is None:
+            groups = Groups.of(self._items.codes)
+        codes = self._items.codes if groups is None else groups.codes
+        searcher: ProvenSearch | IvfSearch
         if self.kind == "ivf":
             self.ivf = (self.ivf or IvfSettings()).trained(codes, self.codebooks)
-            self._searcher = IvfSearch(codes, self.codebooks, self.ivf)
+            searcher = IvfSearch(codes, self.codebooks, self.ivf)
             self.ivf = dataclasses.replace(self.ivf, list_of=None)  # other items have other lists
         else:
-            self._searcher = ProvenSearch(codes, self.codebooks, _STAGES[self.kind])
+            searcher = ProvenSearch(codes, self.codebooks, _STAGES[self.kind])
+        # in one piece, so that a search in another thread never has one without the other
+        self._held: tuple[ProvenSearch | IvfSearch, Groups | None] = searcher, groups
+
+    def _regroup(self, searcher: ProvenSearch) -> None:
+        """Go over to distinct codes where ties have cost as much as that does; the answers stay the same."""
+        due = self._may_repeat and searcher.scored_in_full + searcher.widened // _WIDENED >= TIED
+        if not due or not self._lock.acquire(blocking=False):  # another search may see to it, or to a filter
+            return
+        try:
+            if self._held[0] is searcher:
+                groups = Groups.of(self._items.codes)
+                self._may_repeat = worth_grouping(self.ntotal, len(groups))
+                if self._may_repeat:
+                    over = ProvenSearch(groups.codes, self.codebooks, searcher.stages)
+                    over.count_on(searcher)
+                    self._held = over, groups
+        finally:
+            self._lock.release()
 
     def _restricted(self, where: Any, mask: NDArray[np.bool_]) -> Engine:
         """An engine of the allowed items; the last one is kept, since filters tend to serve several searches."""
@@ -335,12 +366,13 @@ class Engine:
         Raises:
             UsageError: not of kind ``ivf``, or below 1.
         """
-        if self.ivf is None or not isinstance(self._searcher, IvfSearch):
+        searcher = self.searcher
+        if self.ivf is None or not isinstance(searcher, IvfSearch):
             raise UsageError(f"an engine of kind {self.kind!r} has no lists: nprobe belongs to kind 'ivf'")
         if nprobe < 1:
             raise UsageError(f"nprobe {nprobe}: it must be at least 1")
         nprobe = min(nprobe, self.ivf.lists or nprobe)
-        self._searcher.nprobe = nprobe
+        searcher.nprobe = nprobe
         self.ivf = dataclasses.replace(self.ivf, nprobe=nprobe)
 
     # Changing --------------------------------------------------------------------------------------------------------
@@ -397,7 +429,6 @@ class Engine:
 
     def _replace(self, items: Items) -> None:
         self._items = items
-        self._groups = None
         self._prepare()
 
     # Kinds and files -------------------------------------------------------------------------------------------------
@@ -437,8 +468,9 @@ class Engine:
         ivf, list_of = self.ivf, None
         if form.startswith("ivf"):
             ivf = (ivf or IvfSettings()).trained(self.codes, self.codebooks)
-            if isinstance(self._searcher, IvfSearch) and self._groups is None:
-                list_of = self._searcher.list_of
+            searcher, groups = self._held
+            if isinstance(searcher, IvfSearch) and groups is None:
+                list_of = searcher.list_of
         return faiss_form(form, self.codes, self._items.own, self.codebooks, ivf=ivf, list_of=list_of)
 
     def save(self, path: str | Path, form: Form | None = None, *, overwrite: bool = False) -> Path:
@@ -456,18 +488,6 @@ class Engine:
         return save_index(
             self.to_faiss(form), path, model_fingerprint=self.model_fingerprint, overwrite=True, extra=extra
         )
-
-
-def _raw(searcher: Any, xq: Floats, k: int) -> Keys:
-    """FastScan's own scores in its own order, ties by position; empty where it gave nothing."""
-    searcher.queries += len(xq)
-    scores, found = searcher.scanner("fastscan").candidates(xq, k)
-    return best_keys(np.where(found >= 0, sort_keys(scores, np.maximum(found, 0)), EMPTY_KEY), k)
-
-
-def worth_grouping(n: int, distinct: int) -> bool:
-    """The rule of ``auto``: ``distinct`` codes of ``n`` items are searched faster than the items."""
-    return distinct <= GROUP_SHARE * n
 
 
 def check_kind(kind: str, K: int) -> None:

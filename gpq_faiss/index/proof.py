@@ -126,6 +126,8 @@ class ProvenSearch:
         UsageError: 2^32 codes or more, of which a key cannot hold the position.
     """
 
+    COUNTS = ("queries", "direct", "widened", "tabled", "scored_in_full")
+
     def __init__(
         self,
         codes: Codes | PackedCodes,
@@ -161,6 +163,11 @@ class ProvenSearch:
                 else:
                     self._scanners[stage] = FastScan(codes, self.Z)
             return self._scanners[stage]
+
+    def count_on(self, other: ProvenSearch) -> None:
+        """Add what happened in another search of the same items to the counts of this."""
+        for name in self.COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def keep_packed(self) -> None:
         """Hold FastScan's blocks alone, and no longer the codes that they were made of (a map, say)."""
@@ -223,6 +230,12 @@ class ProvenSearch:
             out[open_] = score_all(prepared[open_], self.codes, self.M, self.K, k, least)
         return out
 
+    def raw_keys(self, xq: Floats, k: int) -> Keys:
+        """FastScan's own scores in its own order, ties by position; empty where it gave nothing."""
+        self.queries += len(xq)
+        scores, found = self.scanner("fastscan").candidates(xq, k)
+        return best_keys(np.where(found >= 0, sort_keys(scores, np.maximum(found, 0)), EMPTY_KEY), k)
+
     def _prove(
         self,
         xq: Floats,
@@ -248,23 +261,28 @@ class ProvenSearch:
             alone = len(self.stages) == 1 and floor is not None
             floored = alone and floor is not None and bool(np.isfinite(floor).all())
             widest = _WIDEST if self.n > FULL else 8
+            most = 4 ** (_ROUNDS - 1) * (k + max(32, k // 4))
             for attempt in range(_ROUNDS if last or number == 0 else 1) if not alone else itertools.count():
                 if not len(open_) or 4 * wanted >= self.n or (alone and widest * wanted > self.n):
                     break
                 proven = np.zeros(len(open_), np.bool_)
-                saturated = np.zeros(len(open_), np.bool_)
+                reaching = np.zeros(len(open_), np.int64)
                 needed = np.zeros(len(open_), np.int64)
                 step = max(1, _CANDIDATE_BYTES // (wanted * (self.codes.shape[1] * 17 + 32)))
                 for start in range(0, len(open_), step):
                     part = slice(start, start + step)
-                    proven[part], saturated[part], needed[part] = self._nominate(
+                    proven[part], reaching[part], needed[part] = self._nominate(
                         self.scanner(stage), xq, slack, prepared, open_[part], k, wanted, out, floor
                     )
                 if number == attempt == 0:
                     self.widened += int((~proven).sum())
                     self._adapt(-k if floored else k, wanted, needed, proven, least=1 if alone else 8)
-                # Where ties with the k-th still fill four times the candidates, there is no end of them in sight.
-                hopeless = saturated & ~proven if attempt and not alone else np.zeros(len(open_), np.bool_)
+                # Where ties with the k-th still fill four times the candidates, there is no end of them in sight; and
+                # where they are more than the next stage would ever take, it need not begin.
+                hopeless = np.zeros(len(open_), np.bool_)
+                if not alone and attempt:
+                    end = not last and attempt + 1 == _ROUNDS
+                    hopeless = ~proven & (reaching >= (min(wanted, most) if end else wanted))
                 tied.append(open_[hopeless])
                 open_ = open_[~proven & ~hopeless]
                 wanted *= 4
@@ -281,12 +299,12 @@ class ProvenSearch:
         wanted: int,
         out: Keys,
         floor: Floats | None,
-    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.intp]]:
+    ) -> tuple[NDArray[np.bool_], NDArray[np.intp], NDArray[np.intp]]:
         """One round for some queries, filling the rows of ``out`` that it proves.
 
         Returns:
-            Of each query: whether proven; whether all candidates reach the k-th score, so that ties fill them; how many
-            candidates could have mattered.
+            Of each query: whether proven; how many candidates reach the k-th score (all, where ties fill them); how many
+            could have mattered.
         """
         approximate, found = scanner.candidates(np.ascontiguousarray(xq[rows]), wanted)
         exact = score_prepared(prepared[rows], self.codes[found], self.M, self.K)
@@ -301,7 +319,7 @@ class ProvenSearch:
             kth = np.maximum(kth, floor[rows])
         proven &= found[:, -1] >= 0
         out[rows[proven], : best.shape[1]] = best[proven]
-        return proven, exact.min(axis=1) >= kth, (reach >= kth[:, None]).sum(axis=1)
+        return proven, (exact >= kth[:, None]).sum(axis=1), (reach >= kth[:, None]).sum(axis=1)
 
     def _adapt(
         self, k: int, wanted: int, needed: NDArray[Any], proven: NDArray[np.bool_], least: int = 8

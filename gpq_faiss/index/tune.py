@@ -61,7 +61,7 @@ def tune_nprobe(
         UsageError: not an ``ivf`` engine, or ``recall`` or ``k`` out of range.
         DataError: unfit queries.
     """
-    search = engine._searcher
+    search = engine.searcher
     if engine.kind != "ivf" or not isinstance(search, IvfSearch) or engine.ivf is None:
         raise UsageError(f"an engine of kind {engine.kind!r} has no nprobe to tune: build it with kind 'ivf'")
     if not 0 < recall <= 1:

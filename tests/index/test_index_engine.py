@@ -112,7 +112,7 @@ def test_fastscan_never_errs_by_more_than_its_bound() -> None:
         codes = pack_codes(rng.integers(0, 16, (3000, M)), 16)
         xq = (rng.normal(size=(40, M * 12)) * np.logspace(-6, 6, 40)[:, None]).astype(np.float32)
         engine = Engine.build(codes, Z, kind="exact")
-        scanner = engine._searcher.scanner("fastscan")
+        scanner = engine.searcher.scanner("fastscan")
         D, found = scanner.candidates(xq, 3000)
         tables = score_tables(xq, Z)
         above = np.where(found >= 0, np.take_along_axis(score_codes(xq, codes, Z), found, axis=1) - D, 0)
@@ -148,6 +148,51 @@ def test_auto_groups_where_codes_repeat() -> None:
     assert short.distinct <= 4096
     long = Engine.build(pack_codes(rng.integers(0, 16, (20000, 12)), 16), codebooks(rng, 12))
     assert (long.kind, long.distinct) == ("exact", None)
+
+
+def test_exact_goes_over_to_distinct_codes_where_ties_cost_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpq_faiss.index.engine.TIED", 20)
+    rng = np.random.default_rng(11)
+    Z = codebooks(rng, 6)
+    codes = np.repeat(pack_codes(rng.integers(0, 16, (20, 6)), 16), 1000, axis=0)
+    ids = rng.permutation(20000) * 3
+    engine = Engine.build(codes, Z, ids, kind="exact")
+    grouped = Engine.build(codes, Z, ids, kind="grouped")
+    assert engine.way == "exact, 20,000 items"
+    seen = []
+    for _ in range(4):
+        xq = rng.normal(size=(12, 72)).astype(np.float32)
+        for one, other in zip(engine.search(xq, 30), grouped.search(xq, 30), strict=True):
+            assert np.array_equal(one, other)
+        seen.append((engine.distinct, engine.stats()["queries"]))
+    assert seen == [(None, 12), (20, 24), (20, 36), (20, 48)]  # nothing is forgotten of what was before
+    assert engine.stats()["scored_in_full"] <= 24
+    assert (engine.kind, engine.group) == ("exact", False)
+    assert engine.way == "exact, 20 distinct codes of 20,000 items"
+    least = float(engine.search(xq, 30)[0][0, 5])
+    for one, other in zip(engine.range_search(xq, least), grouped.range_search(xq, least), strict=True):
+        assert np.array_equal(one, other)
+    engine.add(codes[:1], [1])  # other items may be tied less
+    assert engine.distinct is None
+    assert engine.search(xq, 30)[1].shape == (12, 30)
+
+
+def test_exact_stays_with_its_items_where_codes_that_differ_tie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A query of zeros makes a tie that grouping would not resolve, and it is not tried again."""
+    monkeypatch.setattr("gpq_faiss.index.engine.TIED", 5)
+    made: list[int] = []
+    of = Groups.of
+    monkeypatch.setattr(Groups, "of", lambda codes: made.append(len(codes)) or of(codes))
+    rng = np.random.default_rng(12)
+    Z = codebooks(rng, 12)
+    engine = Engine.build(pack_codes(rng.integers(0, 16, (20000, 12)), 16), Z, kind="exact")
+    for _ in range(3):
+        D, found = engine.search(np.zeros((10, 144), np.float32), 40)
+        assert (D == 0).all()
+        assert (found == np.arange(40)).all()
+    assert engine.stats()["scored_in_full"] == 30
+    assert engine.distinct is None
+    assert made == [20000]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 6, 9])

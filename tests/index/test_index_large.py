@@ -439,7 +439,7 @@ def test_prototypes_are_taken_as_lists_and_all_lists_find_everything() -> None:
     D, found = engine.search(xq, 20)
     assert np.array_equal(D, expected[0])
     assert np.array_equal(found, expected[1])
-    engine._searcher.nprobe = 1
+    engine.searcher.nprobe = 1
     D, found = engine.search(xq, 1000)
     assert (found == -1).any()
     assert (np.isneginf(D) == (found == -1)).all()

@@ -1,0 +1,73 @@
+"""How a search is done where the user names no kind, and that it says so."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+from model_factory import make_model
+
+from gpq_faiss.index.build import index as build_index
+from gpq_faiss.index.build import read_model_codebooks
+from gpq_faiss.index.codebooks import pack_codes
+from gpq_faiss.index.engine import Engine
+from gpq_faiss.index.items import GROUP_SHARE
+from gpq_faiss.search import open_index, search
+
+N = 20_000
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("search") / "model", M=6)
+
+
+def saved(model: Path, folder: Path, share: float, kind: str) -> Path:
+    """An index file of codes of which this share is distinct, as ``gpq index --kind`` writes it."""
+    Z, document = read_model_codebooks(model)
+    rng = np.random.default_rng(1)
+    numbers = rng.choice(1 << 24, int(share * N), replace=False)
+    distinct = pack_codes((numbers[:, None] >> (4 * np.arange(6)) & 15).astype(np.uint8), 16)
+    codes = distinct[
+        np.concatenate([np.arange(len(distinct)), rng.integers(0, len(distinct), N - len(distinct))])
+    ]
+    engine = Engine.build(codes, Z, kind="flat", model_fingerprint=document["model_fingerprint"])
+    flat = engine.save(folder / "source.faiss", overwrite=True)
+    return build_index(model, flat, folder / f"{kind}.faiss", kind=kind, overwrite=True)
+
+
+@pytest.mark.parametrize("kind", ["flat", "exact", "auto", "fastscan"])
+@pytest.mark.parametrize(
+    ("share", "expected"), [(0.1, "grouped"), (GROUP_SHARE - 0.05, "grouped"), (1.0, "exact")]
+)
+def test_codes_that_repeat_are_grouped_unless_a_kind_is_named(
+    model: Path, tmp_path: Path, kind: str, share: float, expected: str
+) -> None:
+    path = saved(model, tmp_path, share, kind)
+    engine = open_index(path)
+    assert engine.kind == expected
+    assert engine.distinct == (int(share * N) if expected == "grouped" else None)
+    for named in ("exact", "fused"):
+        assert open_index(path, named).distinct is None
+    xq = np.random.default_rng(2).normal(size=(5, 72)).astype(np.float32)
+    for one, other in zip(engine.search(xq, 20), open_index(path, "flat").search(xq, 20), strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_the_user_is_told_how_it_was_searched(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = saved(model, tmp_path, 0.1, "flat")
+    np.save(tmp_path / "queries.npy", np.random.default_rng(0).normal(size=(3, 20)).astype(np.float32))
+    queries = str(tmp_path / "queries.npy")
+    caplog.set_level(logging.INFO, logger="gpq_faiss.search")
+    result = search(model, path, queries, k=5)
+    assert result.way == "grouped, 2,000 distinct codes of 20,000 items"
+    assert caplog.messages == [f"{path}: {result.way}"]
+    in_place = search(model, path, queries, k=5, memory="200kB")
+    assert in_place.way == "disk, 20,000 items in place"
+    assert np.array_equal(in_place.ids, result.ids)
+    lists = build_index(model, path, tmp_path / "lists.faiss", kind="ivf")
+    assert search(model, lists, queries, k=5).way == "ivf, 20,000 items"
