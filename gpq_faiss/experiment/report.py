@@ -330,6 +330,7 @@ def notes_of(experiment: Experiment) -> list[str]:
             if len({json.dumps(r.about["counts"]) for r in experiment.runs}) > 1
             else "."
         ),
+        *_settings(experiment),
         *_budget(experiment),
         _differs(experiment),
     ]
@@ -346,6 +347,16 @@ def notes_of(experiment: Experiment) -> list[str]:
     lines += [f"Failed: {name}: {why}." for name, why in about["failed"].items()]
     lines += _machines(experiment)
     return lines
+
+
+def _settings(experiment: Experiment) -> list[str]:
+    """The preset, and what the command changed of it."""
+    about = experiment.about
+    if not any("training" in run.about["settings"] for run in experiment.runs):
+        return []
+    changed = [f"{part}.{k} = {v}" for part, values in about["changes"].items() for k, v in values.items()]
+    line = f"Rows that do not say otherwise have the settings of the preset {about['preset']}"
+    return [f"{line}, with {', '.join(changed)}." if changed else f"{line}."]
 
 
 def _budget(experiment: Experiment) -> list[str]:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from experiment.experiments import SMALL, small_grid
 
-from gpq_faiss.config import preset
+from gpq_faiss.config import merge, preset
 from gpq_faiss.data.base import ImageDataset
 from gpq_faiss.data.open import open_data
 from gpq_faiss.errors import DataError, MismatchError, OutputExistsError, UsageError
@@ -120,6 +120,7 @@ def test_tables_for_people_show_the_same(done: Path, by_hand: dict[Any, Any], fo
         assert "gpq-f has no line" in text
         assert "expected value over random order within ties" in text
         assert "20 steps of 40 labelled items" in text
+        assert "Rows that do not say otherwise have the settings of the preset paper." in text
         assert "protocol 1, labelled 20 a class: 100 queries, 200 labelled and 1,497 unlabelled" in text
         assert "Machine: " in text
 
@@ -217,6 +218,16 @@ def test_a_run_of_other_settings_is_out_of_date_until_it_is_made_again(tmp_path:
     assert "Out of date: 1 runs" in report(folder)
     assert run_experiment(changed, DIGITS, folder).made == 1
     assert "Out of date" not in report(folder)
+
+
+def test_a_report_tells_what_the_command_changed_of_the_preset(tmp_path: Path) -> None:
+    base = merge(preset("paper"), {"loss": {"beta": 3.0}, "training": {"learning_rate": 1e-3}})
+    few = {"methods": ["gpq"], "bits": [12], "seeds": [0], "config": {"training": SMALL | {"steps": 2}}}
+    run_experiment(small_grid(**few), DIGITS, tmp_path / "x", base=base)
+    assert "of the preset paper, with loss.beta = 3.0, training.learning_rate = 0.001." in report(
+        tmp_path / "x"
+    )
+    assert "of the preset" not in report(made(tmp_path / "y", methods=["pq"], bits=[12], seeds=[0]))
 
 
 def test_published_figures_stand_beside_ours(done: Path, tmp_path: Path, by_hand: dict[Any, Any]) -> None:
