@@ -26,6 +26,7 @@ from .checks import Codes, Floats, Ids
 from .codebooks import fuse
 from .engine import Engine
 from .items import Groups
+from .ivf import empty_ivfpq, fill_list, rows_of_lists
 from .layout import layout_of
 
 if TYPE_CHECKING:
@@ -127,11 +128,8 @@ def real_lists(codes: Codes, Z: Floats, list_of: NDArray[np.int32], centroids: F
     if not 1 <= nprobe <= MAX_LISTS:
         raise UsageError(f"nprobe = {nprobe}: a GPU looks at 1 to {MAX_LISTS} lists; use the CPU for more")
     ivf, size = _empty_lists(centroids * np.float32(CENTROID_SCALE), Z)
-    order = np.argsort(list_of, kind="stable")
-    bounds = np.searchsorted(list_of[order], np.arange(len(centroids) + 1))
-    for number in range(len(centroids)):
-        rows = order[bounds[number] : bounds[number + 1]]
-        _fill_list(ivf, number, codes[rows], rows.astype(np.int64), size)
+    for number, rows in rows_of_lists(list_of, len(centroids)):
+        _fill_list(ivf, number, codes[rows], rows, size)
     ivf.ntotal = len(codes)
     ivf.nprobe = min(nprobe, len(centroids))
     return ivf
@@ -147,27 +145,13 @@ def _empty_lists(centroids: Floats, Z: Floats) -> tuple[Any, int]:
     padded = next(s for s in CODE_SIZES if s >= size)
     books = np.zeros((padded, 256, width), np.float32)
     books[:size] = fused
-    D = padded * width
-    coarse = np.zeros((len(centroids), D), np.float32)
-    coarse[:, : centroids.shape[1]] = centroids
-    quantizer: Any = faiss.IndexFlatIP(D)
-    quantizer.add(coarse)
-    ivf: Any = faiss.IndexIVFPQ(quantizer, D, len(coarse), padded, 8, faiss.METRIC_INNER_PRODUCT)
-    quantizer.this.disown()
-    ivf.own_fields = True
-    ivf.by_residual = True
-    faiss.copy_array_to_vector(books.ravel(), ivf.pq.centroids)
-    ivf.is_trained = True
-    return ivf, size
+    return empty_ivfpq(centroids, books, by_residual=True), size
 
 
 def _fill_list(ivf: Any, number: int, codes: Codes, ids: Ids, size: int) -> None:
-    if not len(codes):
-        return
-    rows = np.zeros((len(codes), int(ivf.code_size)), np.uint8)
-    rows[:, :size] = codes
-    own = np.ascontiguousarray(ids)  # a name of its own: the pointer keeps nothing alive
-    ivf.invlists.add_entries(number, len(rows), faiss.swig_ptr(own), faiss.swig_ptr(rows))
+    padded = np.zeros((len(codes), int(ivf.code_size)), np.uint8)
+    padded[:, :size] = codes
+    fill_list(ivf, number, padded, ids)
 
 
 # Onto devices --------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ lists were looked at, and with FastScan whether an item among a list's best was 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError, UsageError
-from .checks import Codes, Floats, check_vectors
+from .checks import Codes, Floats, Ids, check_vectors
 from .codebooks import decode, fuse, lookup_tables, pad_vectors, score_prepared, score_tables
 from .keys import EMPTY_KEY, Keys, best_keys, sort_keys
 
@@ -96,6 +97,44 @@ def assign(codes: Codes, Z: Floats, centroids: Floats) -> NDArray[np.int32]:
     return out
 
 
+def empty_ivfpq(centroids: Floats, books: Floats, *, by_residual: bool) -> Any:
+    """An ``IndexIVFPQ`` by inner product around these centroids, trained, without items.
+
+    Args:
+        centroids: float32 [lists, at most M*d]; padded with zeros.
+        books: float32 [M, K, d].
+    """
+    M, K, d = (int(n) for n in books.shape)
+    quantizer: Any = faiss.IndexFlatIP(M * d)
+    quantizer.add(np.ascontiguousarray(pad_vectors(centroids, M * d)))
+    ivf: Any = faiss.IndexIVFPQ(
+        quantizer, M * d, len(centroids), M, K.bit_length() - 1, faiss.METRIC_INNER_PRODUCT
+    )
+    quantizer.this.disown()
+    ivf.own_fields = True
+    ivf.by_residual = by_residual
+    faiss.copy_array_to_vector(np.ascontiguousarray(books).ravel(), ivf.pq.centroids)
+    ivf.is_trained = True
+    return ivf
+
+
+def rows_of_lists(list_of: NDArray[np.int32], lists: int) -> Iterator[tuple[int, Ids]]:
+    """Each list with the rows, ascending, that are in it; ``list_of`` int32 [n]."""
+    order = np.argsort(list_of, kind="stable")
+    bounds = np.searchsorted(list_of[order], np.arange(lists + 1))
+    for number in range(lists):
+        yield number, order[bounds[number] : bounds[number + 1]]
+
+
+def fill_list(ivf: Any, number: int, codes: Codes, ids: Ids) -> None:
+    """Append codes uint8 [n, code_size] with ids [n] to a list (``ntotal`` stays as it is)."""
+    if not len(codes):
+        return
+    own = np.ascontiguousarray(ids, dtype=np.int64)  # names of their own: a pointer keeps nothing alive
+    rows = np.ascontiguousarray(codes)
+    ivf.invlists.add_entries(number, len(rows), faiss.swig_ptr(own), faiss.swig_ptr(rows))
+
+
 def ivf_index(
     codes: Codes,
     ids: NDArray[np.int64] | None,
@@ -108,25 +147,9 @@ def ivf_index(
     M = int(Z.shape[0])
     fused = form == "fused" and M > 1
     books = fuse(Z) if fused else Z
-    D = books.shape[0] * books.shape[2]
-    quantizer: Any = faiss.IndexFlatIP(D)
-    quantizer.add(np.ascontiguousarray(pad_vectors(centroids, D)))
-    ivf: Any = faiss.IndexIVFPQ(
-        quantizer, D, len(centroids), books.shape[0], 8 if fused else 4, faiss.METRIC_INNER_PRODUCT
-    )
-    quantizer.this.disown()
-    ivf.own_fields = True
-    ivf.by_residual = False
-    faiss.copy_array_to_vector(np.ascontiguousarray(books).ravel(), ivf.pq.centroids)
-    ivf.is_trained = True
-    order = np.argsort(list_of, kind="stable")
-    bounds = np.searchsorted(list_of[order], np.arange(len(centroids) + 1))
-    for number in range(len(centroids)):
-        rows = order[bounds[number] : bounds[number + 1]]
-        if len(rows):
-            own = np.ascontiguousarray(rows if ids is None else ids[rows], dtype=np.int64)
-            part = np.ascontiguousarray(codes[rows])
-            ivf.invlists.add_entries(number, len(rows), faiss.swig_ptr(own), faiss.swig_ptr(part))
+    ivf = empty_ivfpq(centroids, books, by_residual=False)
+    for number, rows in rows_of_lists(list_of, len(centroids)):
+        fill_list(ivf, number, codes[rows], rows if ids is None else ids[rows])
     ivf.ntotal = len(codes)
     if fused or form == "fused":
         return ivf

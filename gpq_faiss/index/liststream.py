@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,16 +17,16 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError, UsageError
-from ..files import atomic_path, fingerprint, read_json, write_error, write_json
+from ..files import fingerprint, read_json, write_error, write_json
 from ..store import codebooks_fingerprint
 from .checks import Codes, Floats, Ids, code_size
 from .coarse import Coarse, Nearest, Tables, choose
-from .io import check_index_output, read_sidecar, sidecar_document, sidecar_path
+from .io import check_index_output, read_sidecar, sidecar_path
 from .ivf import IvfSettings
 from .listfile import NPROBE_AT, ListForm, frame_lists, lists_bytes
 from .rowfile import BLOCK_ROWS, pack_rows
 from .shards import Shard
-from .stream import LEAST_MEMORY, MEMORY, check_stored_ids, collect, locked
+from .stream import MEMORY, building, check_build, check_stored_ids, collect, publish
 
 _TRAIN_ROWS = 256  # a list
 _LEAST_CHUNK = 1024
@@ -66,10 +65,7 @@ def build_lists(
         DataError: a damaged shard, an id of -1 or one that occurs twice, a full disk; finished shards are kept.
         OutputExistsError: ``out`` exists and ``overwrite`` is false.
     """
-    if memory < LEAST_MEMORY:
-        raise UsageError(f"memory of {memory:,} bytes: at least {LEAST_MEMORY >> 20} MiB are needed")
-    if not shards:
-        raise UsageError("nothing to index: name at least one file of codes")
+    check_build(shards, memory)
     ivf = ivf or IvfSettings()
     total = sum(shard.rows for shard in shards)
     lists, _ = choose(ivf, total)
@@ -80,28 +76,23 @@ def build_lists(
         )
     out = check_index_output(out, overwrite=overwrite)
     form: ListForm = "ivf-fused" if ivf.form == "fused" and len(codebooks) > 1 else "ivf-fastscan"
-    partial = out.with_name(f".{out.name}.building")
-    build = _Build(partial, codebooks, ivf, memory, total, progress)
-    try:
-        with locked(partial, out):
-            known = fingerprint("build", codebooks_fingerprint(codebooks), str(model_fingerprint), "rows")
-            mark = fingerprint(known, *(shard.fingerprint for shard in shards), _mark_of(ivf))
-            if not build.sorted_before(mark):
-                size = code_size(int(codebooks.shape[0]), 16)
-                rows = collect(partial, known, shards, size, memory, build.told)
-                check_stored_ids(partial / "ids.raw", rows, memory, out)
-                build.sort(mark)
-            sidecar = sidecar_path(out)
-            with atomic_path(sidecar) as temporary_sidecar, atomic_path(out) as temporary:
-                written, digest = build.write(temporary, form)
-                own: dict[str, Any] = {"shards": len(shards), "engine": "ivf", "group": False}
-                own = {**(extra or {}), **own, "ascending": build.ascending}
-                document = sidecar_document(form, total, codebooks, written, digest, model_fingerprint, own)
-                write_json(temporary_sidecar, document)
-                sidecar.unlink(missing_ok=True)
-        shutil.rmtree(partial, ignore_errors=True)
-    except OSError as error:
-        raise write_error(out, error) from error
+    with building(out) as partial:
+        build = _Build(partial, codebooks, ivf, memory, total, progress)
+        known = fingerprint("build", codebooks_fingerprint(codebooks), str(model_fingerprint), "rows")
+        mark = fingerprint(known, *(shard.fingerprint for shard in shards), _mark_of(ivf))
+        if not build.sorted_before(mark):
+            size = code_size(int(codebooks.shape[0]), 16)
+            rows = collect(partial, known, shards, size, memory, build.told)
+            check_stored_ids(partial / "ids.raw", rows, memory, out)
+            build.sort(mark)
+        own: dict[str, Any] = {**(extra or {}), "shards": len(shards), "engine": "ivf", "group": False}
+
+        def write(path: Path) -> tuple[int, str]:
+            found = build.write(path, form)
+            own["ascending"] = build.ascending  # known once all is written
+            return found
+
+        publish(out, write, form, total, codebooks, model_fingerprint, own)
     return out
 
 

@@ -70,45 +70,70 @@ def build_stream(
         DataError: a damaged shard, an id of -1 or one that occurs twice, a full disk; finished shards are kept.
         OutputExistsError: ``out`` exists and ``overwrite`` is false.
     """
+    check_build(shards, memory)
+    out = check_index_output(out, overwrite=overwrite)
+    M, K, _ = (int(n) for n in codebooks.shape)
+    size = code_size(M, K)
+    with building(out) as partial:
+        identity = fingerprint("build", codebooks_fingerprint(codebooks), str(model_fingerprint), form)
+        rows = collect(partial, identity, shards, size, memory, progress)
+        codes_file, ids_file = partial / "codes.raw", partial / "ids.raw"
+        mapped = check_stored_ids(ids_file, rows, memory, out)
+        step = max(32, min(_MAX_ROWS, memory // (8 * size)) // 32 * 32)
+
+        def write(path: Path) -> tuple[int, str]:
+            return _write(path, codes_file, ids_file if mapped else None, codebooks, form, rows, step)
+
+        publish(
+            out, write, form, rows, codebooks, model_fingerprint, {**(extra or {}), "shards": len(shards)}
+        )
+    return out
+
+
+def check_build(shards: Sequence[Shard], memory: int) -> None:
+    """Raises UsageError: no shards, or a budget that is too small for any build."""
     if memory < LEAST_MEMORY:
         raise UsageError(f"memory of {memory:,} bytes: at least {LEAST_MEMORY >> 20} MiB are needed")
     if not shards:
         raise UsageError("nothing to index: name at least one file of codes")
-    out = check_index_output(out, overwrite=overwrite)
-    M, K, _ = (int(n) for n in codebooks.shape)
-    size = code_size(M, K)
-    partial = out.with_name(f".{out.name}.building")
-    try:
-        with locked(partial, out):
-            identity = fingerprint("build", codebooks_fingerprint(codebooks), str(model_fingerprint), form)
-            rows = collect(partial, identity, shards, size, memory, progress)
-            codes_file, ids_file = partial / "codes.raw", partial / "ids.raw"
-            mapped = check_stored_ids(ids_file, rows, memory, out)
-            sidecar = sidecar_path(out)
-            with atomic_path(sidecar) as temporary_sidecar, atomic_path(out) as temporary:
-                step = max(32, min(_MAX_ROWS, memory // (8 * size)) // 32 * 32)
-                written, digest = _write(
-                    temporary, codes_file, ids_file if mapped else None, codebooks, form, rows, step
-                )
-                document = sidecar_document(
-                    form,
-                    rows,
-                    codebooks,
-                    written,
-                    digest,
-                    model_fingerprint,
-                    {**(extra or {}), "shards": len(shards)},
-                )
-                write_json(temporary_sidecar, document)
-                sidecar.unlink(missing_ok=True)
-        shutil.rmtree(partial, ignore_errors=True)
-    except OSError as error:
-        raise write_error(out, error) from error
-    return out
 
 
 @contextlib.contextmanager
-def locked(partial: Path, out: Path) -> Iterator[None]:
+def building(out: Path) -> Iterator[Path]:
+    """The folder of a build, for this process alone; it goes when the build ends, and stays where that fails.
+
+    Raises:
+        DataError: another process has it; the disk refuses something.
+    """
+    partial = out.with_name(f".{out.name}.building")
+    try:
+        with _locked(partial, out):
+            yield partial
+        shutil.rmtree(partial, ignore_errors=True)
+    except OSError as error:
+        raise write_error(out, error) from error
+
+
+def publish(
+    out: Path,
+    write: Callable[[Path], tuple[int, str]],
+    form: str,
+    rows: int,
+    codebooks: Floats,
+    model_fingerprint: str | None,
+    extra: dict[str, Any],
+) -> None:
+    """Put the file that ``write`` makes (which gives its bytes and their SHA-256) and its sidecar in place."""
+    sidecar = sidecar_path(out)
+    with atomic_path(sidecar) as temporary_sidecar, atomic_path(out) as temporary:
+        written, digest = write(temporary)
+        document = sidecar_document(form, rows, codebooks, written, digest, model_fingerprint, extra)
+        write_json(temporary_sidecar, document)
+        sidecar.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _locked(partial: Path, out: Path) -> Iterator[None]:
     partial.mkdir(parents=True, exist_ok=True)
     fd = os.open(partial / "lock", os.O_RDWR | os.O_CREAT, 0o666)
     try:
