@@ -213,7 +213,9 @@ def markdown(results: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     # The seeds that are in the cells, which an interrupted run has fewer of than were asked for.
     seeds = sorted({int(cell["seed"]) for cell in results["cells"]})
-    over = "Seed {} alone (it draws {})" if len(seeds) == 1 else "Mean ± deviation over seeds {} (each draws {})"
+    over = (
+        "Seed {} alone (it draws {})" if len(seeds) == 1 else "Mean ± deviation over seeds {} (each draws {})"
+    )
     drawn = over.format(", ".join(map(str, seeds)), "database, labelled items and everything random")
     return "\n".join(
         [
