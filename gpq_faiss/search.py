@@ -26,6 +26,7 @@ from .index.disklists import ListEngine
 from .index.engine import KINDS, Kind
 from .index.filters import Filter
 from .index.io import read_sidecar
+from .index.listfile import has_lists
 from .index.opening import open_engine
 from .index.shards import parse_bytes
 from .index.tune import tune_nprobe
@@ -319,7 +320,8 @@ def open_index(
     Args:
         kind: see :data:`.index.engine.KINDS`. ``auto``: lists where the file has lists, else exact; in memory each
             distinct code is scored once where few enough are (:func:`.index.items.worth_grouping`).
-        memory: budget for the arrays of the search; without one, the index is read into memory.
+        memory: budget for the arrays of the search; without one, the index is read into memory. Codes are grouped only
+            where it holds what that takes for a while, up to 20 times the file.
         nprobe: for lists.
 
     Returns:
@@ -332,8 +334,8 @@ def open_index(
     if kind not in KINDS:
         raise UsageError(f"kind {kind!r}: choose from {', '.join(KINDS)}")
     path = Path(index)
-    in_place = memory is not None and path.is_file() and _COPIES * path.stat().st_size > parse_bytes(memory)
-    if in_place:
+    copies = 0.0 if memory is None or not path.is_file() else path.stat().st_size / parse_bytes(memory)
+    if _COPIES * copies > 1:
         engine = open_disk(path, memory)
         lists = isinstance(engine, ListEngine)
         if kind not in ("auto", "exact", "ivf") or (kind == "ivf" and not lists):
@@ -349,7 +351,12 @@ def open_index(
         sidecar = read_sidecar(path)
         if kind == "auto" and sidecar is not None and sidecar["kind"].startswith("ivf"):
             kind = "ivf"
+        ungrouped = kind in ("auto", "exact") and _GROUPED_COPIES * copies > 1
+        if ungrouped and not (kind == "auto" and sidecar is None and has_lists(path)):
+            kind = "exact"
         engine = open_engine(path, kind=None if kind == "auto" and sidecar is None else kind)
+        if ungrouped:
+            engine.keep_items()
         lists = engine.kind == "ivf"
         if lists and nprobe is not None:
             engine.set_nprobe(nprobe)
@@ -362,6 +369,8 @@ def open_index(
 
 _COPIES = 4
 """Sizes of its file that an index takes while it is opened and searched in memory, at most."""
+_GROUPED_COPIES = 20
+"""And where its codes are grouped (measured: 13 at 48 bits and 80 % distinct codes, 17 at 24 bits and 30 %)."""
 
 
 def search(

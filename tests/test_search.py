@@ -56,6 +56,31 @@ def test_codes_that_repeat_are_grouped_unless_a_kind_is_named(
         assert np.array_equal(one, other)
 
 
+def test_codes_are_grouped_only_within_the_memory(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpq_faiss.index.engine.TIED", 1)
+    path = saved(model, tmp_path, 0.01, "flat")
+    size = path.stat().st_size
+    queries = np.random.default_rng(3).normal(size=(40, 72)).astype(np.float32)
+    for kind, memory, expected in (
+        ("auto", 20 * size, "grouped"),
+        ("auto", 20 * size - 1, "exact"),
+        ("exact", 20 * size - 1, "exact"),
+        ("auto", 4 * size, "exact"),
+        ("auto", 4 * size - 1, "disk"),
+    ):
+        engine = open_index(path, kind, memory)
+        engine.search(queries, 50)
+        assert engine.kind == expected
+        assert ("distinct" in engine.way) == (expected == "grouped")  # ties do not make it group later either
+    lists = build_index(model, path, tmp_path / "lists.faiss", kind="ivf")
+    for sidecar in (True, False):
+        if not sidecar:
+            lists.with_name("lists.faiss.json").unlink()
+        assert open_index(lists, "auto", 5 * lists.stat().st_size).kind == "ivf"
+
+
 def test_the_user_is_told_how_it_was_searched(
     model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -153,8 +153,7 @@ class Engine:
     @property
     def distinct(self) -> int | None:
         """Distinct codes, where they are grouped."""
-        groups = self._held[1]
-        return len(groups) if groups is not None else None
+        return None if self._held[1] is None else len(self._held[1])
 
     @property
     def searcher(self) -> ProvenSearch | IvfSearch:
@@ -164,9 +163,8 @@ class Engine:
     @property
     def way(self) -> str:
         """How it searches, for people."""
-        if self.distinct is None:
-            return f"{self.kind}, {self.ntotal:,} items"
-        return f"{self.kind}, {self.distinct:,} distinct codes of {self.ntotal:,} items"
+        distinct = "" if self.distinct is None else f"{self.distinct:,} distinct codes of "
+        return f"{self.kind}, {distinct}{self.ntotal:,} items"
 
     def stats(self) -> dict[str, Any]:
         """What happened so far: ``queries``, ``direct`` (all codes scored at once, being few), ``widened`` (first
@@ -333,10 +331,15 @@ class Engine:
         # in one piece, so that a search in another thread never has one without the other
         self._held: tuple[ProvenSearch | IvfSearch, Groups | None] = searcher, groups
 
+    def keep_items(self) -> None:
+        """Never go over to distinct codes, which take memory of their own."""
+        self._may_repeat = False
+
     def _regroup(self, searcher: ProvenSearch) -> None:
         """Go over to distinct codes where ties have cost as much as that does; the answers stay the same."""
-        due = self._may_repeat and searcher.scored_in_full + searcher.widened // _WIDENED >= TIED
-        if not due or not self._lock.acquire(blocking=False):  # another search may see to it, or to a filter
+        due = searcher.scored_in_full + searcher.widened // _WIDENED >= TIED
+        # (another search may be at it, or at a filter)
+        if not (due and self._may_repeat and self._lock.acquire(blocking=False)):
             return
         try:
             if self._held[0] is searcher:
@@ -357,6 +360,7 @@ class Engine:
                 return self._filtered[1]
             kind: Kind = "exact" if self.kind == "grouped" else self.kind
             part = Engine(self._items.keep(mask), self.codebooks, kind, group=self.group, ivf=self.ivf)
+            part._may_repeat = self._may_repeat
             self._filtered = (digest, part)
             return part
 
@@ -366,8 +370,7 @@ class Engine:
         Raises:
             UsageError: not of kind ``ivf``, or below 1.
         """
-        searcher = self.searcher
-        if self.ivf is None or not isinstance(searcher, IvfSearch):
+        if self.ivf is None or not isinstance(searcher := self.searcher, IvfSearch):
             raise UsageError(f"an engine of kind {self.kind!r} has no lists: nprobe belongs to kind 'ivf'")
         if nprobe < 1:
             raise UsageError(f"nprobe {nprobe}: it must be at least 1")

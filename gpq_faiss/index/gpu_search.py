@@ -287,7 +287,7 @@ class Part:
         """Of these items only those where ``mask``, bool [items], is set; results keep their positions."""
         scan = self.scan("a filter")
         allowed = int(mask.sum())
-        there = torch.from_numpy(mask).to(self.device)
+        there = torch.from_numpy(np.array(mask)).to(self.device)  # a copy: it may be the caller's own
         if self.groups is None:
             searcher: Searcher = Filtered(self.searcher, scan, there, allowed)
             return replace(self, searcher=searcher, items=allowed)

@@ -124,6 +124,7 @@ def test_every_form_of_a_filter_as_on_the_cpu(device: str, group: bool) -> None:
             lambda i: np.isin(i, some) & (i < 800),
         ),
         (lambda i: i % 7 == 2, lambda i: i % 7 == 2),
+        (lambda i: (i[::-1] % 7 == 2)[::-1], lambda i: i % 7 == 2),
         (some, lambda i: np.isin(i, some)),
         (some.tolist(), lambda i: np.isin(i, some)),
         (Allow([]), lambda i: np.zeros(len(i), bool)),
