@@ -64,8 +64,12 @@ class NetworkConfig:
     """Hidden units of a perceptron of its own for every sub-space; 0 = one linear layer for all. Beyond the paper."""
     noise: float = 0.0
     """Gaussian noise that each head adds to standardised embeddings in training, in deviations. Beyond the paper."""
+    adapt_noise: bool = False
+    """Of a committee on features: its noise is not ``noise`` but what the labels at hand call for, found by leaving one out."""
     committee: int = 0
     """Class networks whose mean posterior is coded, with query vectors of their own; 0 = none. Beyond the paper."""
+    committee_hidden: int = 1024
+    """Hidden units of each class network; ``heads`` are those of the networks that make sub-vectors of what the committee believes."""
 
 
 @dataclass(frozen=True)
@@ -142,11 +146,11 @@ class Config:
 
 _RECOMMENDED = Config(
     preset="recommended",
-    network=NetworkConfig(heads=256, dropout=0.3, noise=0.5, committee=8),
-    loss=LossConfig(lambda0=0.0, lambda1=1.0, lambda2=0.5, lambda4=10.0, beta=20.0, classification="paper"),
+    network=NetworkConfig(heads=256, dropout=0.5, noise=0.5, adapt_noise=True, committee=3),
+    loss=LossConfig(lambda0=0.0, lambda1=1.0, lambda2=0.2, lambda4=10.0, beta=20.0, classification="paper"),
     training=TrainingConfig(
         steps=800,
-        batch_labelled=125,
+        batch_labelled=250,
         batch_unlabelled=400,
         learning_rate=1e-3,
         beta1=0.9,
@@ -317,6 +321,7 @@ def validate(config: Config) -> Config:
         "loss.lambda0 to loss.lambda4 must not be negative",
     )
     _require(n.committee >= 0, f"network.committee = {n.committee}: it must not be negative")
+    _require(n.committee_hidden > 0, f"network.committee_hidden = {n.committee_hidden}: it must be above 0")
     _require(0 <= c.neighbours <= 1, f"loss.neighbours = {c.neighbours}: it must be in [0, 1]")
     if n.committee:
         _require(

@@ -277,7 +277,7 @@ def fit(
             log.info("%s: %d items in memory", dataset.name, len(dataset))
         method = build(config, dataset, image_size, labels.n_classes)
         method.fit_inputs(reader, np.sort(np.concatenate([seen, pool])))
-        method.fit_labels(seen, labels.dense(seen))
+        method.fit_labels(reader, seen, labels.dense(seen))
         method.to(device)
         if device.type == "cuda" and image_size:
             # The convolutions' tensor-core kernels want channels last on both sides.

@@ -114,6 +114,7 @@ def make_model(
             dropout=dropout,
             heads=16 if committee else 0,
             committee=committee,
+            committee_hidden=16,
         ),
         loss=LossConfig(lambda0=0.0, lambda4=1.0) if committee else LossConfig(),
         training=TrainingConfig(steps=1, seed=seed),

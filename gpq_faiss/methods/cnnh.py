@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from ..config import Config
 from ..data.base import Dataset
+from ..data.reader import Reader
 from ..errors import DataError, UsageError
 from ..losses.npair import multihot
 from ..nn.model import build_extractor, input_description
@@ -154,8 +155,9 @@ class CNNH(TrainableMethod):
         self.register_buffer("targets", torch.empty(0, self.bits), persistent=False)
         self._rows = np.empty(0, np.int64)
 
-    def fit_labels(self, rows: NDArray[np.int64], y: NDArray[np.float32]) -> None:
+    def fit_labels(self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32]) -> None:
         """Stage 1, for all labelled training items."""
+        del reader
         codes = factorise(y, self.bits, sweeps=self.sweeps, seed=self.seed)
         self._rows = rows
         self.targets = torch.from_numpy(codes).float()

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 from ..config import Config
 from ..data.base import Dataset
+from ..data.reader import Reader
 from ..errors import DataError, UsageError
 from ..losses.npair import multihot
 from ..nn.backbones import Backbone
@@ -125,9 +126,9 @@ class DQN(TrainableMethod):
         self._steps = 0
         self._batch = 1
 
-    def fit_labels(self, rows: NDArray[np.int64], y: NDArray[np.float32]) -> None:
+    def fit_labels(self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32]) -> None:
         """Make room for the vectors of the labelled items."""
-        del y
+        del reader, y
         self.memory.allocate(rows)
 
     def before_step(self, step: int, steps: int, sample: Callable[[int], Iterator[Tensor]]) -> None:

@@ -35,6 +35,7 @@ from torch import Tensor, nn
 
 from ..config import Config
 from ..data.base import Dataset
+from ..data.reader import Reader
 from ..errors import UsageError
 from ..losses.npair import multihot
 from ..nn.backbones import Backbone
@@ -144,9 +145,9 @@ class DTQ(TrainableMethod):
         self._steps = 0
         self._batch = 1
 
-    def fit_labels(self, rows: NDArray[np.int64], y: NDArray[np.float32]) -> None:
+    def fit_labels(self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32]) -> None:
         """Make room for the vectors and codes of the labelled items."""
-        del y
+        del reader, y
         self.memory.allocate(rows)
         self.codes = torch.zeros(len(rows), self.M, dtype=torch.uint8, device=self.codes.device)
 

@@ -7,23 +7,35 @@ that (:class:`~gpq_faiss.losses.SoftRankingLoss`), on all items alike. Reasons a
 
 from __future__ import annotations
 
+import logging
 from typing import cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
 from ..config import Config, TrainingConfig
+from ..data.base import FeatureDataset
+from ..data.reader import Reader
 from ..losses import SoftRankingLoss, SubspaceClassification, SubspaceEntropy
+from ..nn.backbones import MLP
 from ..nn.committee import CommitteeNetwork
+from ..nn.heads import SubspaceHeads
 from ..nn.quantizer import reverse_gradient
 from .averaged import AveragedMethod
+from .shrinkage import MOST_ROWS, least_error_noise
 from .trainable import TrainingBatch
+
+log = logging.getLogger(__name__)
 
 _CODE_RATE = 4.0
 """How many times the learning rate item vectors, query vectors and codewords move with."""
 _NEIGHBOUR_SCALE = 20.0
 """Steepness of the step from items that are no neighbours to those that are, in cosines."""
+_NOISE_OF_RIDGE = 1.5
+"""How many times the noise that suits a linear model a committee of perceptrons needs: it has more to learn by heart with. Measured."""
 
 
 class CommitteeGPQ(AveragedMethod[CommitteeNetwork]):
@@ -39,6 +51,24 @@ class CommitteeGPQ(AveragedMethod[CommitteeNetwork]):
     def directions(self, network: CommitteeNetwork, x: Tensor) -> Tensor:
         """Item vectors [B, M·d]."""
         return cast(Tensor, network(x))
+
+    def fit_labels(self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32]) -> None:
+        """Set the class networks' noise by the labels, if ``network.adapt_noise`` asks for it and they see the features themselves."""
+        heads = self.network.backbone.head
+        bare = isinstance(self.network.backbone, MLP) and not self.network.backbone.spec.hidden
+        if not (
+            self.config.network.adapt_noise
+            and bare
+            and isinstance(heads, SubspaceHeads)
+            and isinstance(reader.dataset, FeatureDataset)
+        ):
+            return
+        every = -(-len(rows) // MOST_ROWS)
+        values, _ = reader.fetch(rows[::every])
+        y = y[::every]
+        x = self.network.backbone.input(torch.from_numpy(values)).numpy()
+        heads.noise = _NOISE_OF_RIDGE * least_error_noise(x, y / y.sum(axis=1, keepdims=True))
+        log.info("noise of deviation %.2f on the inputs, for %d labelled items", heads.noise, len(rows))
 
     def optimizer(self, config: TrainingConfig) -> torch.optim.Optimizer:
         """As every method's, with larger steps for what makes the codes: it begins late, on inputs that are settled."""

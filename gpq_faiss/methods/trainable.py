@@ -79,10 +79,10 @@ class TrainableMethod(nn.Module, ABC):
             for backbone in self.extractors():
                 backbone.fit_standardisation(torch.from_numpy(values), mode="global")
 
-    def fit_labels(self, rows: NDArray[np.int64], y: NDArray[np.float32]) -> None:
-        """Called once before the training with all labelled training items: their rows int64 [n], ascending, and multi-hot
-        labels float32 [n, C]. For methods that first work out a code for each of them."""
-        del rows, y
+    def fit_labels(self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32]) -> None:
+        """Called once before the training, after :meth:`fit_inputs`, with all labelled training items: their rows int64 [n],
+        ascending, and multi-hot labels float32 [n, C]. For methods that first work something out from them."""
+        del reader, rows, y
 
     def optimizer(self, config: TrainingConfig) -> torch.optim.Optimizer:
         """Adam as the paper has it, with decoupled weight decay where it is not 0."""

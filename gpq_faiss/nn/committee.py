@@ -19,6 +19,8 @@ from .backbones import Backbone
 from .heads import SubspaceHeads
 from .quantizer import Codebooks, SubspaceClassifier, intra_normalize, unit
 
+CLASS_DIM = 48
+"""Dimensions in which a class network compares items with classes; no code is made of them, so they need not be as few as a sub-vector's."""
 _LEAST = 1e-4
 """Probabilities below are as good as none."""
 
@@ -27,7 +29,7 @@ class CommitteeNetwork(nn.Module):
     """Images or features to item vectors, and to query vectors, with the codebooks that quantise the former.
 
     Args:
-        backbone: its ``head`` is the N class networks, float [B, N·d].
+        backbone: its ``head`` is the N class networks, float [B, N·CLASS_DIM].
         N: class networks.
         M: codebooks.
         K: codewords of each.
@@ -63,7 +65,7 @@ class CommitteeNetwork(nn.Module):
     ) -> None:
         super().__init__()
         self.backbone = backbone
-        self.classifier = SubspaceClassifier(N, C, d, generator=generator)
+        self.classifier = SubspaceClassifier(N, C, CLASS_DIM, generator=generator)
         self.codewords = Codebooks(M, K, d, generator=generator)
         self.items = SubspaceHeads(width + 2 * C, M, hidden, d, generator=generator)
         self.asks = SubspaceHeads(width + 2 * C, M, hidden, d, generator=generator)
@@ -82,7 +84,7 @@ class CommitteeNetwork(nn.Module):
         return unit(self.codewords.raw)
 
     def features(self, x: Tensor, amp: bool = False) -> tuple[Tensor, Tensor]:
-        """The trunk's features float [B, width], and the class networks' outputs float [B, N·d]."""
+        """The trunk's features float [B, width], and the class networks' outputs float [B, N·CLASS_DIM]."""
         # Only the backbone runs in bf16: scaled cosines need more than eight bits.
         with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=amp):
             features = self.backbone.trunk_features(self.backbone.input(x))
@@ -90,7 +92,7 @@ class CommitteeNetwork(nn.Module):
         return features.float(), cast(Tensor, raw.float())
 
     def directions(self, raw: Tensor) -> Tensor:
-        """The class networks' outputs as unit-norm vectors [B, N, d]."""
+        """The class networks' outputs as unit-norm vectors [B, N, CLASS_DIM]."""
         return intra_normalize(raw, self.N)
 
     def posterior(self, raw: Tensor) -> Tensor:

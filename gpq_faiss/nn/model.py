@@ -25,7 +25,7 @@ from ..errors import DataError, MismatchError, UsageError
 from ..files import atomic_folder, fingerprint, read_json, write_json
 from ..store import codebooks_fingerprint
 from .backbones import DEFAULT_HIDDEN, MLP, VGG, Backbone, build_backbone
-from .committee import CommitteeNetwork
+from .committee import CLASS_DIM, CommitteeNetwork
 from .gpq import GPQNetwork
 from .heads import SubspaceHeads
 
@@ -156,8 +156,8 @@ def build_network(config: Config, input_: Mapping[str, Any], n_classes: int) -> 
         net.head = SubspaceHeads(
             width,
             n.committee or q.codebooks,
-            n.heads,
-            q.subdim,
+            n.committee_hidden if n.committee else n.heads,
+            CLASS_DIM if n.committee else q.subdim,
             dropout=n.dropout,
             noise=noise,
             generator=generator,

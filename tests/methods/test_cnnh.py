@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -112,6 +113,8 @@ def test_the_codes_are_one_a_class_and_far_apart() -> None:
 
 
 INPUT = {"kind": "features", "width": 10}
+NO_READER: Any = None
+"""The labels alone are looked at."""
 
 
 @pytest.mark.parametrize("plus", [False, True])
@@ -119,7 +122,7 @@ def test_the_loss_by_hand(plus: bool) -> None:
     method = CNNH(quick_config(bits=12), dict(INPUT), 3, plus=plus).eval()
     rows = np.array([2, 3, 7, 11, 30, 31])
     y = some_labels(6, 3, True, 3)
-    method.fit_labels(rows, y)
+    method.fit_labels(NO_READER, rows, y)
     codes = factorise(y, 12).astype(float)
     take = [4, 0, 3]
     x = torch.randn(5, 10, generator=torch.Generator().manual_seed(0))  # two more than labels: unlabelled
@@ -147,7 +150,7 @@ def test_refuses_items_without_a_code() -> None:
     batch = TrainingBatch(torch.zeros(1, 10), torch.eye(3)[:1], 0, 1, torch.Generator(), np.array([4]))
     with pytest.raises(DataError, match="fit_labels"):
         method.losses(batch, amp=False)
-    method.fit_labels(np.array([1, 2, 9]), np.eye(3, dtype=np.float32))
+    method.fit_labels(NO_READER, np.array([1, 2, 9]), np.eye(3, dtype=np.float32))
     with pytest.raises(DataError, match="fit_labels"):
         method.losses(batch, amp=False)
     with pytest.raises(UsageError, match="sweeps"):

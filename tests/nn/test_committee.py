@@ -18,7 +18,7 @@ from gpq_faiss.index.codebooks import encode as encode_vectors
 from gpq_faiss.methods.gpq import build_gpq
 from gpq_faiss.methods.gpq_committee import CommitteeGPQ, neighbours
 from gpq_faiss.methods.trainable import TrainingBatch
-from gpq_faiss.nn.committee import CommitteeNetwork
+from gpq_faiss.nn.committee import CLASS_DIM, CommitteeNetwork
 from gpq_faiss.nn.model import build_network
 from gpq_faiss.pipeline import encode, search
 from gpq_faiss.train import train
@@ -31,7 +31,7 @@ def settings(**training: object) -> Config:
     return dataclasses.replace(
         base,
         quantizer=dataclasses.replace(base.quantizer, codebooks=3),
-        network=dataclasses.replace(base.network, heads=16, committee=4),
+        network=dataclasses.replace(base.network, heads=16, committee=4, committee_hidden=16),
         training=dataclasses.replace(base.training, **training),  # type: ignore[arg-type]
     )
 
@@ -47,7 +47,7 @@ def test_the_posterior_is_the_mean_of_the_class_networks() -> None:
     x = torch.randn(6, 9)
     _, raw = net.features(x)
     found = net.posterior(raw)
-    parts = raw.reshape(6, 4, 12)
+    parts = raw.reshape(6, 4, CLASS_DIM)
     each = []
     for n in range(4):
         W = net.classifier.raw[n] / net.classifier.raw[n].norm(dim=1, keepdim=True)

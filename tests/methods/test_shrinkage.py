@@ -1,0 +1,105 @@
+"""The noise that labels call for: against leaving out one item after the other, and in the trainings that use it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpq_faiss.config import Config, merge, preset
+from gpq_faiss.data.open import open_data
+from gpq_faiss.data.reader import Reader
+from gpq_faiss.methods.gpq import build_gpq
+from gpq_faiss.methods.gpq_committee import CommitteeGPQ
+from gpq_faiss.methods.shrinkage import least_error_noise
+from gpq_faiss.nn.heads import SubspaceHeads
+
+GRID = 2.0 ** (np.arange(33) / 4 - 5)
+
+
+def left_out_error(x: np.ndarray, y: np.ndarray, sigma: float) -> float:
+    """Every item predicted by a ridge regression of the others, with one centre for all, item by item."""
+    X, Y = x - x.mean(axis=0), y - y.mean(axis=0)
+    n, w = X.shape
+    # The intercept as a column of its own that is not shrunk.
+    A = np.concatenate([X, np.ones((n, 1))], axis=1)
+    penalty = n * sigma**2 * np.diag([1.0] * w + [0.0])
+    error = 0.0
+    for i in range(n):
+        rest = np.arange(n) != i
+        B = np.linalg.solve(A[rest].T @ A[rest] + penalty, A[rest].T @ Y[rest])
+        error += float(((A[i] @ B - Y[i]) ** 2).sum())
+    return error
+
+
+@given(seed=st.integers(0, 1000), n=st.integers(4, 12), width=st.integers(1, 15), spread=st.floats(0.1, 3))
+@settings(max_examples=40, deadline=None)
+def test_no_other_noise_errs_less_on_items_left_out(seed: int, n: int, width: int, spread: float) -> None:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, width)).astype(np.float32)
+    y = np.eye(3, dtype=np.float32)[rng.integers(0, 3, n)] + spread * x[:, :1].astype(np.float32)
+    found = least_error_noise(x, y)
+    assert np.isclose(GRID, found).any()
+    errors = [left_out_error(x.astype(float), y.astype(float), sigma) for sigma in GRID]
+    assert left_out_error(x.astype(float), y.astype(float), found) <= min(errors) * (1 + 1e-6) + 1e-9
+
+
+def test_fewer_labels_and_fainter_ones_call_for_more_noise() -> None:
+    rng = np.random.default_rng(0)
+    w = rng.normal(size=(20, 3))
+    x = rng.normal(size=(2000, 20)).astype(np.float32)
+    y = (x @ w + 3 * rng.normal(size=(2000, 3))).astype(np.float32)
+    few, many = least_error_noise(x[:30], y[:30]), least_error_noise(x, y)
+    assert few > many
+    assert least_error_noise(x[:100], rng.normal(size=(100, 3)).astype(np.float32)) > least_error_noise(
+        x[:100], y[:100]
+    )
+    # Rows that repeat, and constant columns, leave it finite.
+    assert 0 < least_error_noise(np.ones((5, 4), np.float32), np.eye(5, dtype=np.float32)) <= 8
+
+
+def prepared(folder: Path, config: Config, n: int) -> CommitteeGPQ:
+    rng = np.random.default_rng(1)
+    y = rng.integers(0, 3, 400)
+    x = np.eye(3, 8)[y] * 2 + rng.normal(size=(400, 8))
+    np.save(folder / "x.npy", (7 * x).astype(np.float32))
+    np.save(folder / "y.npy", y)
+    data = open_data(f"features:{folder / 'x.npy'}", labels=str(folder / "y.npy"))
+    method = build_gpq(config, data, 0, 3)
+    assert isinstance(method, CommitteeGPQ)
+    with Reader(data, 0) as reader:
+        method.fit_inputs(reader, np.arange(400))
+        method.fit_labels(reader, np.arange(n), data.require_labels().dense(np.arange(n)))
+    return method
+
+
+def test_a_committee_takes_the_noise_that_its_labels_call_for(tmp_path: Path) -> None:
+    base = merge(
+        preset("recommended"), {"quantizer": {"codebooks": 2}, "network": {"heads": 4, "committee": 2}}
+    )
+    noise = {}
+    for n in (12, 400):
+        head = prepared(tmp_path, base, n).network.backbone.head
+        assert isinstance(head, SubspaceHeads)
+        noise[n] = head.noise
+        x, y = np.load(tmp_path / "x.npy")[:n], np.eye(3, dtype=np.float32)[np.load(tmp_path / "y.npy")[:n]]
+        whole = np.load(tmp_path / "x.npy")
+        scaled = (x - whole.mean(axis=0)) / np.sqrt(whole.var(axis=0).mean())
+        assert head.noise == pytest.approx(1.5 * least_error_noise(scaled.astype(np.float32), y))
+    assert noise[12] > noise[400]
+
+
+def test_the_noise_stays_as_set_where_it_is_not_to_be_adapted(tmp_path: Path) -> None:
+    base = merge(
+        preset("recommended"), {"quantizer": {"codebooks": 2}, "network": {"heads": 4, "committee": 2}}
+    )
+    fixed = dataclasses.replace(base, network=dataclasses.replace(base.network, adapt_noise=False))
+    behind_a_layer = dataclasses.replace(base, network=dataclasses.replace(base.network, hidden=(16,)))
+    for config in (fixed, behind_a_layer):
+        head = prepared(tmp_path, config, 12).network.backbone.head
+        assert isinstance(head, SubspaceHeads)
+        assert head.noise == base.network.noise
