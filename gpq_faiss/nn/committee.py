@@ -20,7 +20,7 @@ from .heads import SubspaceHeads
 from .quantizer import Codebooks, SubspaceClassifier, intra_normalize, unit
 
 CLASS_DIM = 48
-"""Dimensions in which a class network compares items with classes; no code is made of them, so they need not be as few as a sub-vector's."""
+"""Dimensions in which a class network compares items with classes. No code is made of them: they need not be as few as a sub-vector's."""
 _LEAST = 1e-4
 """Probabilities below are as good as none."""
 
