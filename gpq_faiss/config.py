@@ -150,7 +150,7 @@ _RECOMMENDED = Config(
     loss=LossConfig(lambda0=0.0, lambda1=1.0, lambda2=0.2, lambda4=10.0, beta=20.0, classification="paper"),
     training=TrainingConfig(
         steps=800,
-        batch_labelled=250,
+        batch_labelled=125,
         batch_unlabelled=400,
         learning_rate=1e-3,
         beta1=0.9,

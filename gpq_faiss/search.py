@@ -67,6 +67,7 @@ class SearchResult:
         return {
             "k": int(self.ids.shape[1]),
             "codebooks_fingerprint": self.codebooks_fingerprint,
+            "way": self.way,
             **tuned,
             "queries": [
                 {

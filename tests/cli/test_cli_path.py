@@ -138,7 +138,8 @@ def test_bits_and_codebooks_say_the_same(shop: Shop, tmp_path: Path) -> None:
 def test_search_in_every_form(shop: Shop, tmp_path: Path) -> None:
     search = ("search", shop.model, shop.index, shop.queries, "-k", 5)
     found = json.loads(done(*search, "--format", "json"))
-    assert set(found) == {"k", "codebooks_fingerprint", "queries"}
+    assert set(found) == {"k", "codebooks_fingerprint", "way", "queries"}
+    assert found["way"].startswith(("exact", "grouped"))
     assert found["k"] == 5
     assert len(found["queries"]) == 7
     for i, query in enumerate(found["queries"]):
