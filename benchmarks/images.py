@@ -1,67 +1,90 @@
-"""CIFAR-10 (JPEG) images end to end: the paper's VGG from random weights, its losses, protocol 1.
+"""CIFAR-10 (JPEG) images end to end: VGG from random weights, the presets and other deep methods at a budget of minutes, protocol 1.
 
-    OMP_NUM_THREADS=1 python benchmarks/images.py                                   # about an hour of one CPU core
-    python benchmarks/images.py --device cuda --preset-batches --epochs 300 --bits 12 24 32 48
+    OMP_NUM_THREADS=1 python benchmarks/images.py                       # data: $GPQ_DATA/cifar10-jpeg.tar.gz; about an hour of one core
+    python benchmarks/images.py --methods classifier,gpq --bits 48      # a part; runs that are there stay
 
-Network, losses, learning rate and splits are those of the preset ``paper``. What one CPU hour needs otherwise is an option
-and stands beside the figures: a smaller batch (more steps in the same time), and the decay of the learning rate spread over
-the steps that there are. A run that was killed goes on when the same command is given again.
+The runs are those of the grid ``benchmarks/images.toml``, and can be made by ``gpq experiment run benchmarks/images.toml`` as well: one
+network, one number of steps, one size of batches. This script adds the curve of the validation over processor time, and a plain
+supervised classifier over the same network. The methods are far from converged at this budget: it shows which learns what in how many
+minutes. A longer one is another ``--grid``. Killed runs go on when the same command is given again.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import faiss
+import numpy as np
 import torch
 from machine import describe_machine
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
 
-from gpq_faiss.config import Config, codebooks_for_bits, preset, validate
+from gpq_faiss.config import Config, merge, preset, to_dict, validate
 from gpq_faiss.data.base import Dataset
 from gpq_faiss.data.open import open_data
+from gpq_faiss.data.reader import Reader
 from gpq_faiss.errors import DataError, GpqError, UsageError
+from gpq_faiss.evaluate.ranking import rank_codes
 from gpq_faiss.evaluate.tables import render
-from gpq_faiss.files import read_json, write_json, write_text
+from gpq_faiss.experiment.cells import Cell, plan, split_of
+from gpq_faiss.experiment.compute import compute
+from gpq_faiss.experiment.grid import Grid, baseline_config, read_grid
+from gpq_faiss.experiment.runfile import done_as, read_run, write_run
+from gpq_faiss.files import fingerprint, read_json, write_json, write_text
+from gpq_faiss.methods.coders import Coder, Floats
+from gpq_faiss.methods.trainable import TrainableMethod, TrainingBatch
+from gpq_faiss.nn.device import resolve_device
+from gpq_faiss.nn.model import build_extractor, input_description
 from gpq_faiss.report.plots import plot_validation
-from gpq_faiss.train import train
+from gpq_faiss.train import embed_rows, fit
 
-LABELLED, PROTOCOL = "500-per-class", "1"
-TITLE = "CIFAR-10 (JPEG) images end to end: VGG from random weights, protocol 1"
+GRID = Path(__file__).with_suffix(".toml")
 RESULTS = Path(__file__).parent / "results"
-DECAYS = 60
-"""Times that the learning rate is multiplied by 0.95 over a whole run (the last rate is then 5 % of the first)."""
+CLASSIFIER = "classifier"
+DATA_NAME = "CIFAR-10 (JPEG)"
 _CLOCK_STEPS = 10
+_COUNTS = (
+    "steps", "epochs", "batch_labelled", "learning_rate", "beta1", "weight_decay", "schedule", "decay", "decay_every", "validation",
+    "seed", "amp", "augment",
+)  # fmt: skip
+"""Settings of a training that the classifier's depends on."""
+
+Row = dict[str, Any]
 
 
 class Clock:
-    """Processor time of a training that may be interrupted: ``clock.jsonl`` beside the run, a line every ten steps.
+    """Processor time of a training that may be interrupted: ``PATH`` has a line every ten steps.
 
-    Seconds by the wall say little where other programs share the cores, so both are kept.
+    Seconds by the wall say little where other programs share the cores.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lines: list[dict[str, float]] | None = None
-        self._cpu = 0.0
+        self._began = time.process_time()
 
     def tick(self, step: int, steps: int, figures: dict[str, float]) -> None:
-        """For ``train(progress=)``."""
+        """For ``fit(progress=)``."""
         now = time.process_time()
         if self._lines is None:
             # The checkpoint that a run goes on from is older than its last line: what came after is done again.
             self._lines = [line for line in self.read() if line["step"] < step]
-            self._cpu = now - (self._lines[-1]["cpu_seconds"] if self._lines else 0.0)
+            if self._lines:
+                self._began = now - self._lines[-1]["cpu_seconds"]
         if step % _CLOCK_STEPS == 0 or figures or step == steps:
-            self._lines.append({"step": step, "cpu_seconds": round(now - self._cpu, 2)})
+            self._lines.append({"step": step, "cpu_seconds": round(now - self._began, 2)})
             self.path.write_text("".join(json.dumps(line) + "\n" for line in self._lines), encoding="utf-8")
+        if figures:
+            print(f"  step {step} of {steps}  mAP {figures.get('map', float('nan')):.3f}", flush=True)
 
     def read(self) -> list[dict[str, float]]:
         """Lines so far."""
@@ -70,179 +93,268 @@ class Clock:
         return [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
 
 
-def make_config(options: argparse.Namespace, bits: int) -> Config:
-    """The preset ``paper`` with what the command line changes."""
-    base = preset("paper")
-    training = dataclasses.replace(
-        base.training,
-        steps=options.steps,
-        epochs=options.epochs,
-        validate_every=options.validate_every,
-        checkpoint_seconds=60.0,
-        seed=options.seed,
-        amp=options.amp,
-        augment="flip-crop",
-        validation=0.1,  # 500 images, so that the curve is smooth
+# ---------------------------------------------------------------------------------------------------------- the classifier
+
+
+class ClassNetwork(nn.Module):
+    """The backbone with one linear layer to the classes: images to class probabilities float32 [B, C]."""
+
+    def __init__(self, backbone: nn.Module) -> None:
+        super().__init__()
+        self.backbone = backbone
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.backbone(x).float().softmax(dim=1))
+
+
+class ProbabilityCoder(Coder):
+    """Class probabilities kept as they are; the score is p(query) · p(item), the chance that both are of one class."""
+
+    def __init__(self, classes: int) -> None:
+        self.width, self.bits, self.code_size = classes, 32 * classes, 4 * classes
+
+    def encode(self, vectors: Floats) -> NDArray[np.uint8]:
+        return np.ascontiguousarray(vectors, dtype=np.float32).view(np.uint8)
+
+    def score(self, xq: Floats, codes: NDArray[np.uint8]) -> Floats:
+        return np.asarray(xq @ np.ascontiguousarray(codes).view(np.float32).T)
+
+    def index(self) -> Any:
+        return faiss.IndexFlatIP(self.width)
+
+
+class SupervisedClassifier(TrainableMethod):
+    """Cross entropy of the labelled images over the network that the other methods have. No code, no unlabelled image."""
+
+    name = CLASSIFIER
+    uses_unlabelled = False
+
+    def __init__(self, network: ClassNetwork, classes: int) -> None:
+        super().__init__()
+        self.network, self.classes = network, classes
+
+    def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
+        with torch.autocast(batch.x.device.type, dtype=torch.bfloat16, enabled=amp):
+            raw = self.network.backbone(batch.x)
+        loss = functional.cross_entropy(raw.float(), batch.y / batch.y.sum(dim=1, keepdim=True))
+        return {"total": loss}
+
+    def exported(self) -> nn.Module:
+        return self.network
+
+    def coder(self) -> Coder:
+        return ProbabilityCoder(self.classes)
+
+
+def build_classifier(config: Config, dataset: Dataset, image_size: int, n_classes: int) -> TrainableMethod:
+    """For ``fit(build=)``."""
+    generator = torch.Generator().manual_seed(config.training.seed)
+    backbone = build_extractor(config, input_description(dataset, image_size), n_classes, generator)
+    return SupervisedClassifier(ClassNetwork(backbone), n_classes)
+
+
+def run_classifier(grid: Grid, data: Dataset, seed: int, options: argparse.Namespace) -> Row:
+    """Train the classifier, or take the row that is there; rank as the runs of the grid do."""
+    base = merge(preset(grid.preset), dict(grid.config))
+    config = validate(merge(baseline_config(base, perceptron=False), {"training": {"seed": seed}}))
+    split = split_of(data, grid.protocol, seed, grid.labelled[0], database=grid.variations[0].database)
+    # What counts here, so that settings of other methods that a later version has do not make the row another one.
+    counts = {k: getattr(config.training, k) for k in _COUNTS} | {"network": config.network.backbone}
+    identity = fingerprint(json.dumps(counts), data.fingerprint, split.hash, CLASSIFIER)
+    done = Path(options.work) / f"{CLASSIFIER}_seed{seed}.json"
+    if done.exists():
+        row: Row = read_json(done, "a row of this benchmark")
+        if row["identity"] == identity:
+            return row
+    device = resolve_device(options.device)
+    clock = Clock(done.with_suffix(".clock.jsonl"))
+    config = merge(config, {"training": {"checkpoint_seconds": 60.0}})
+    fitted = fit(
+        build_classifier, data, split, config, folder=done.with_suffix(".partial"), identity=identity, device=device,
+        resume=True, progress=clock.tick,
+    )  # fmt: skip
+    labels, coder = data.require_labels(), fitted.method.coder()
+    with Reader(data, fitted.image_size) as reader:
+        reader.preload()
+        xq, query_ok = embed_rows(fitted.method, reader, split.query, device)
+        xb, base_ok = embed_rows(fitted.method, reader, split.database, device)
+    ranking = rank_codes(
+        lambda q, codes: coder.score(xq[q], codes),
+        coder.encode(xb),
+        labels.take(split.query[query_ok]),
+        labels.take(split.database[base_ok]),
+        ks=[10, 100],
     )
-    if not options.preset_batches:
-        training = dataclasses.replace(
-            training,
-            batch_labelled=options.batch,
-            batch_unlabelled=options.batch,
-            decay_every=max(1, options.steps // DECAYS),
-        )
-    quantizer = dataclasses.replace(base.quantizer, codebooks=codebooks_for_bits(bits))
-    network = dataclasses.replace(base.network, backbone="vgg")
-    return validate(dataclasses.replace(base, quantizer=quantizer, network=network, training=training))
+    row = {
+        "identity": identity,
+        "method": CLASSIFIER,
+        "variation": "",
+        "bits": 0,
+        "bits kept": coder.bits,
+        "seed": seed,
+        "map": ranking.map,
+        "precision": {str(k): v for k, v in ranking.precision.items()},
+        "convention": ranking.convention,
+        "queries": ranking.n_queries,
+        "database": ranking.n_database,
+        "steps": fitted.run.step,
+        "held out": fitted.held,
+        "settings": to_dict(config),
+        "split": split.hash,
+        "machine": describe_machine(),
+        "curve": with_clock([json.loads(line) for line in fitted.run.lines], clock),
+    }
+    write_json(done, row)
+    return row
 
 
-def run(options: argparse.Namespace, bits: int, data: Dataset) -> dict[str, Any]:
-    """Train (or go on, or take the finished model), then rank the whole database for the test queries."""
-    # Not imported above: a run of hours should not depend on what only its last minutes need.
-    from gpq_faiss.evaluation import evaluate
+# ---------------------------------------------------------------------------------------------------------- the grid's runs
 
-    folder = Path(options.work) / f"vgg-{bits}-bits-seed-{options.seed}"
-    clock = Clock(folder.with_name(f"{folder.name}.clock.jsonl"))
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    if not (options.evaluate_only and (folder / "config.json").exists()):
 
-        def progress(step: int, steps: int, figures: dict[str, float]) -> None:
-            clock.tick(step, steps, figures)
-            if figures:
-                text = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
-                print(f"{time.strftime('%H:%M:%S')}  {bits} bits  step {step} of {steps}  {text}", flush=True)
-
-        train(
-            data,
-            folder,
-            config=make_config(options, bits),
-            labelled=LABELLED,
-            protocol=PROTOCOL,
-            device=options.device,
-            resume=True,
-            progress=progress,
-        )
-    description = read_json(folder / "config.json", "a model's settings")
-    curve = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+def with_clock(lines: list[dict[str, Any]], clock: Clock) -> list[dict[str, Any]]:
+    """The log of a training with the processor time of each line."""
     at = {line["step"]: line["cpu_seconds"] for line in clock.read()}
-    for line in curve:
-        line["cpu_seconds"] = at.get(line["step"])
-    start = time.perf_counter()
-    result = evaluate(folder, data, device=options.device, threads=options.threads)
-    if result.split_hash != description["split"]["hash"]:
-        raise DataError(f"{folder} was trained on another split than it would be measured on: remove it")
-    training = description["config"]["training"]
+    return [line | {"cpu_seconds": at.get(line["step"])} for line in lines]
+
+
+def run_cell(cell: Cell, grid: Grid, data: Dataset, options: argparse.Namespace) -> None:
+    """Make a run of the grid and write its file, as ``gpq experiment run`` does, with a clock beside it."""
+    path = Path(options.work) / f"{cell.name}.h5"
+    if done_as(path, cell) is None:
+        print(cell.label, flush=True)
+        clock = Clock(path.with_suffix(".clock.jsonl"))
+        partial = Path(options.work) / ".partial" / f"{cell.name}-{cell.identity}"
+        outcome = compute(cell, data, partial, device=options.device, progress=clock.tick)
+        write_run(path, cell, grid.name, data, DATA_NAME, outcome)
+
+
+def row_of(cell: Cell, options: argparse.Namespace) -> Row:
+    """The figures of a run that is there."""
+    path = Path(options.work) / f"{cell.name}.h5"
+    run = read_run(path, {"ks", "precision", "log"})
+    about, arrays = run.about, run.arrays
+    lines = [json.loads(line) for line in bytes(arrays["log"]).decode().splitlines()]
+    at_k = dict(zip(arrays["ks"].tolist(), arrays["precision"].tolist(), strict=True))
     return {
-        "bits": bits,
-        "seed": options.seed,
-        "map": result.ranking.map,
-        "precision": {str(k): v for k, v in result.ranking.precision.items()},
-        "convention": result.ranking.convention,
-        "queries": result.ranking.n_queries,
-        "database": result.ranking.n_database,
-        "distinct_codes": result.ranking.n_distinct,
-        "steps": description["training"]["steps"],
-        "best_step": description["training"]["best_step"],
-        "validation_map": description["training"]["validation_map"],
-        "validation_items": description["training"]["validation_items"],
-        "train_wall_seconds": description["training"]["seconds"],
-        "train_cpu_seconds": curve[-1]["cpu_seconds"] if curve else None,
-        "evaluate_wall_seconds": round(time.perf_counter() - start, 1),
-        "device": description["training"]["device"],
-        "split": result.split_hash,
-        "settings": {
-            key: training[key]
-            for key in (
-                "batch_labelled", "batch_unlabelled", "learning_rate", "beta1", "schedule", "decay", "decay_every",
-                "amp", "augment", "validate_every",
-            )
-        },
-        "curve": curve,
-    }  # fmt: skip
+        "identity": about["identity"],
+        "method": cell.method,
+        "variation": cell.variation,
+        "bits": cell.bits,
+        "bits kept": about["bits_kept"],
+        "seed": cell.seed,
+        "map": run.map,
+        "precision": {str(k): at_k[k] for k in (10, 100)},
+        "convention": about["convention"],
+        "queries": about["counts"]["queries"],
+        "database": about["counts"]["database"],
+        "steps": about["steps"],
+        "settings": about["settings"],
+        "split": about["split_hash"],
+        "machine": about["machine"] | {"versions": about["versions"]},
+        "curve": with_clock(lines, Clock(path.with_suffix(".clock.jsonl"))),
+    }
 
 
-def minutes(seconds: float | None) -> str | None:
-    """``"12.3"``: a table's digits are those of its mAP."""
+# ---------------------------------------------------------------------------------------------------------- the report
+
+
+def name_of(row: Row) -> str:
+    """As in the table."""
+    if row["method"] == CLASSIFIER:
+        return "classifier (no code)"
+    if row["method"] == "gpq":
+        return f"gpq, {row['variation'] or 'preset ' + row['settings']['preset']}"
+    return str(row["method"])
+
+
+def cpu_minutes(row: Row) -> str | None:
+    """Of the training."""
+    seconds = row["curve"][-1]["cpu_seconds"] if row["curve"] else None
     return None if seconds is None else f"{seconds / 60:.1f}"
 
 
 def markdown(results: dict[str, Any]) -> str:
     """Table, conditions and the picture's name."""
-    runs = results["runs"]
-    rows = [
+    rows = results["runs"]
+    first, machine = rows[0], rows[0]["machine"]
+    table = [
         {
-            "bits": r["bits"],
+            "method": name_of(r),
+            "bits": r["bits"] or r["bits kept"],
             "test mAP": r["map"],
             "P@10": r["precision"].get("10"),
             "P@100": r["precision"].get("100"),
-            "validation mAP": r["validation_map"],
-            "steps": r["steps"],
-            "best step": r["best_step"],
-            "wall min": minutes(r["train_wall_seconds"]),
-            "CPU min": minutes(r["train_cpu_seconds"]),
+            "validation mAP": r["curve"][-1].get("validation_map"),
+            "CPU min": cpu_minutes(r),
         }
-        for r in runs
+        for r in rows
     ]
-    first, machine = runs[0], runs[-1]["machine"]
-    s = first["settings"]
+    t = first["settings"]["training"]
+    steps = sorted({line["step"] for r in rows for line in r["curve"]})
+    over_time = [
+        {"step": step}
+        | {
+            f"{name_of(r)} {r['bits'] or ''}".strip(): next(
+                (line.get("validation_map") for line in r["curve"] if line["step"] == step), None
+            )
+            for r in rows
+        }
+        for step in steps
+    ]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    curve = [
-        {
-            "step": line["step"],
-            "CPU min": minutes(line["cpu_seconds"]),
-            "wall min": minutes(line["seconds"]),
-            "validation mAP": line.get("validation_map"),
-        }
-        for line in first["curve"]
-    ]
-    keep = max(1, len(curve) // 12)
     return "\n".join(
         [
-            f"# {TITLE}",
+            f"# {results['title']}",
             "",
-            render(rows, "markdown", digits=4),
-            f"{first['convention']}. {first['queries']:,} queries, {first['database']:,} images in the database, 5,000 labelled "
-            f"({first['validation_items']:,} of them held out for the validation, where each ranks the others). Not the "
-            "paper's like for like: these are JPEG images, and the paper trains for far longer.",
+            render(table, "markdown", digits=3),
+            f"Random weights, {first['steps']:,} steps of {t['batch_labelled']} labelled + {t['batch_unlabelled']} unlabelled images "
+            "(supervised methods: the labelled ones alone), "
+            f"bf16 autocast {'on' if t['amp'] else 'off'}, augmentation {t['augment']}, one thread, {results['device']}. "
+            "That is a budget of minutes: nothing has converged, and the paper trains for far longer. Learning rates are the presets' "
+            "(`recommended`'s for the methods that are not GPQ).",
             "",
-            f"Preset `paper` with batches of {s['batch_labelled']} labelled + {s['batch_unlabelled']} unlabelled images (the paper: "
-            f"500 + 500), learning rate {s['learning_rate']} x{s['decay']} every {s['decay_every']} steps (the paper: every 100), "
-            f"bf16 autocast {'on' if s['amp'] else 'off'}, augmentation {s['augment']}, "
-            f"device {first['device']}.",
+            f"{first['convention']}. {first['queries']:,} queries; {first['database']:,} of the 54,000 images of the database, drawn by "
+            f"the seed; 5,000 labelled images, a tenth of them held out for the validation, where each ranks the others. Seed "
+            f"{', '.join(map(str, sorted({r['seed'] for r in rows})))}. These are JPEG images: not like for like with the paper.",
             "",
-            f"![validation mAP over training time]({results['picture']})",
+            f"![validation mAP over processor time]({results['picture']})",
             "",
-            f"Validation over time, {first['bits']} bits:",
+            "Validation mAP:",
             "",
-            render([line for i, line in enumerate(curve) if (i + 1) % keep == 0 or i in (0, len(curve) - 1)], "markdown"),
-            *results["notes"],
+            render(over_time, "markdown"),
+            *[line for note in results["notes"] for line in (note, "")],
+            f"Machine: {machine['cpu']}, {machine['cores']} cores (1 used, shared with other jobs), {machine['memory_gib']} GiB, "
+            f"{machine['gpu'] or 'no GPU'}, {machine['os']}; {versions}.",
             "",
-            f"Machine: {machine['cpu']}, {machine['cores']} cores ({machine['threads']['torch']} used, shared with other jobs where "
-            f"wall and CPU time differ), {machine['memory_gib']} GiB, {machine['gpu'] or 'no GPU'}, {machine['os']}; {versions}.",
-            "",
-            *[f"Command: `{text}`" for text in dict.fromkeys(r["command"] for r in runs)],
+            f"Command: `{results['command']}`",
         ]
     ) + "\n"  # fmt: skip
+
+
+def command(rows: list[Row]) -> str:
+    """The command that makes these rows."""
+    methods = ",".join(dict.fromkeys(str(r["method"]) for r in rows))
+    bits = ",".join(map(str, sorted({r["bits"] for r in rows} - {0})))
+    seeds = ",".join(map(str, sorted({r["seed"] for r in rows})))
+    return f"python benchmarks/images.py --methods {methods} --bits {bits or 0} --seeds {seeds}"
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """``12,48``."""
+    return tuple(int(part) for part in text.split(","))
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     data = os.environ.get("GPQ_DATA")
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--bits", type=int, nargs="+", default=[48], help="code lengths, one training each")
-    parser.add_argument("--steps", type=int, default=3000)
-    parser.add_argument("--epochs", type=float, default=0.0, help="where not 0, counts instead of --steps")
     parser.add_argument(
-        "--batch", type=int, default=100, help="labelled images a step, and as many unlabelled"
+        "--methods", help=f"short names with commas, of the grid and {CLASSIFIER}; default: all of them"
     )
-    parser.add_argument(
-        "--preset-batches", action="store_true", help="batches and decay as in the paper (500 + 500)"
-    )
-    parser.add_argument("--validate-every", type=int, default=100, help="steps")
+    parser.add_argument("--bits", type=numbers, help="code lengths with commas; default: the grid's")
+    parser.add_argument("--seeds", type=numbers, help="with commas; default: the grid's")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--amp", action=argparse.BooleanOptionalAction, default=True, help="bf16 autocast")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--grid", type=Path, default=GRID, help="a grid file of your own")
     parser.add_argument(
         "--data",
         default=f"folder:{Path(data) / 'cifar10-jpeg.tar.gz'}" if data else None,
@@ -251,9 +363,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--work",
         default=str(Path(tempfile.gettempdir()) / "gpq-images"),
-        help="folder for models and checkpoints",
+        help="folder of the runs and checkpoints, for gpq experiment report as well",
     )
-    parser.add_argument("--evaluate-only", action="store_true", help="take finished models as they are")
+    parser.add_argument("--report-only", action="store_true", help="of the runs that are there")
     parser.add_argument("--note", action="append", default=[], help="a line for the Markdown")
     parser.add_argument(
         "--out", type=Path, default=RESULTS / "cifar10-images.json", help=".md and .png lie beside it"
@@ -262,63 +374,71 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Train and report each code length; a length already in the results of other lengths is kept there."""
+    """Make what is missing of the grid and the classifier, and report all that is there."""
     options = parse(arguments)
     if options.data is None:
         raise UsageError(
             "no data: pass --data folder:PATH, or set GPQ_DATA to the folder of cifar10-jpeg.tar.gz"
         )
-    torch.set_num_threads(options.threads)
-    faiss.omp_set_num_threads(options.threads)
+    torch.set_num_threads(1)
+    faiss.omp_set_num_threads(1)
     data = open_data(options.data)
     if len(data) != 60_000:
         raise DataError(f"{data.name} holds {len(data):,} images: the 60,000 of CIFAR-10 are expected")
+    whole = read_grid(options.grid)
+    wanted = (*whole.methods, CLASSIFIER) if options.methods is None else tuple(options.methods.split(","))
+    grid = whole.with_options(bits=options.bits, seeds=options.seeds)
+    Path(options.work).mkdir(parents=True, exist_ok=True)
+    cells = plan(grid, data, preset(grid.preset)).cells
+    for cell in cells:
+        if cell.method in wanted and not options.report_only:
+            run_cell(cell, grid, data, options)
+    if CLASSIFIER in wanted and not options.report_only:
+        for seed in grid.seeds:
+            run_classifier(grid, data, seed, options)
+    report(options, whole, data)
+
+
+def report(options: argparse.Namespace, grid: Grid, data: Dataset) -> None:
+    """Write JSON, Markdown and picture of all runs that are there."""
+    folder = Path(options.work)
+    rows = [
+        row_of(cell, options)
+        for cell in plan(grid, data, preset(grid.preset)).cells
+        if done_as(folder / f"{cell.name}.h5", cell) is not None
+    ]
+    rows += [
+        read_json(path, "a row of this benchmark") for path in sorted(folder.glob(f"{CLASSIFIER}_seed*.json"))
+    ]
+    if not rows:
+        raise DataError(f"{folder} holds no run of {grid.name}: make some first")
     picture = options.out.with_suffix(".png")
-    runs: list[dict[str, Any]] = []
-    if options.out.exists():
-        before = read_json(options.out, "the results of this benchmark")["runs"]
-        runs = [r for r in before if r["bits"] not in options.bits]
-    for bits in options.bits:
-        found = run(options, bits, data) | {"machine": describe_machine(), "command": command(options)}
-        runs = sorted([*runs, found], key=lambda r: int(r["bits"]))
-        results = {
-            "title": TITLE,
-            "data": {"name": "cifar10-jpeg", "fingerprint": data.fingerprint, "notes": data.notes},
-            "picture": picture.name,
-            "notes": options.note,
-            "runs": runs,
-        }
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        write_json(options.out, results)
-        write_text(options.out.with_suffix(".md"), markdown(results))
-        plot_validation(
-            {
-                f"{r['bits']} bits": (
-                    [
-                        line["seconds" if line["cpu_seconds"] is None else "cpu_seconds"]
-                        for line in r["curve"]
-                    ],
-                    [line["validation_map"] for line in r["curve"]],
-                )
-                for r in runs
-            },
-            picture,
-            title="CIFAR-10 (JPEG), VGG from random weights",
-            overwrite=True,
-        )
-        print(options.out.with_suffix(".md").read_text(encoding="utf-8"))
-
-
-def command(options: argparse.Namespace) -> str:
-    """The command to give for these results, without paths."""
-    bits = " ".join(map(str, options.bits))
-    length = f"--epochs {options.epochs:g}" if options.epochs else f"--steps {options.steps}"
-    batches = "--preset-batches" if options.preset_batches else f"--batch {options.batch}"
-    amp = "--amp" if options.amp else "--no-amp"
-    return (
-        f"python benchmarks/images.py --bits {bits} {length} {batches} {amp} --device {options.device} "
-        f"--seed {options.seed} --threads {options.threads}"
+    results = {
+        "title": grid.title,
+        "data": {"name": DATA_NAME, "fingerprint": data.fingerprint, "notes": data.notes},
+        "device": "no GPU" if options.device == "cpu" else options.device,
+        "picture": picture.name,
+        "notes": options.note,
+        "command": command(rows),
+        "runs": rows,
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    write_json(options.out, results)
+    write_text(options.out.with_suffix(".md"), markdown(results))
+    timed = [r for r in rows if r["curve"] and all(line["cpu_seconds"] is not None for line in r["curve"])]
+    plot_validation(
+        {
+            f"{name_of(r)}{', ' + str(r['bits']) + ' bits' if r['bits'] else ''}": (
+                [line["cpu_seconds"] for line in r["curve"]],
+                [line["validation_map"] for line in r["curve"]],
+            )
+            for r in timed
+        },
+        picture,
+        title=grid.title,
+        overwrite=True,
     )
+    print(options.out.with_suffix(".md").read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":
