@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from gpq_faiss.index.codebooks import encode, pad_vectors
-from gpq_faiss.index.engine import Engine, Kind
+from gpq_faiss.index.engine import Engine
 from gpq_faiss.index.ivf import IvfSettings
+from gpq_faiss.index.kinds import Kind
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]

@@ -35,7 +35,8 @@ from gpq_faiss.files import write_json, write_text
 from gpq_faiss.index.build import read_model
 from gpq_faiss.index.codebooks import encode, inject, inject_fused, pad_vectors
 from gpq_faiss.index.disk import open_disk
-from gpq_faiss.index.engine import Engine, Kind
+from gpq_faiss.index.engine import Engine
+from gpq_faiss.index.kinds import Kind
 from gpq_faiss.index.shards import Hdf5Shard, parse_bytes
 from gpq_faiss.index.stream import build_stream
 from gpq_faiss.store import Header, RowWriter

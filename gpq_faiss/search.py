@@ -23,9 +23,9 @@ from .errors import DataError, MismatchError, UsageError
 from .files import fingerprint
 from .index.disk import open_disk
 from .index.disklists import ListEngine
-from .index.engine import KINDS, Kind
 from .index.filters import Filter
 from .index.io import read_sidecar
+from .index.kinds import KINDS, Kind
 from .index.listfile import has_lists
 from .index.opening import open_engine
 from .index.shards import parse_bytes
@@ -319,7 +319,7 @@ def open_index(
     """Open an index file in the way that suits it: in memory, or in place where the budget does not hold it.
 
     Args:
-        kind: see :data:`.index.engine.KINDS`. ``auto``: lists where the file has lists, else exact; in memory each
+        kind: see :data:`.index.kinds.KINDS`. ``auto``: lists where the file has lists, else exact; in memory each
             distinct code is scored once where few enough are (:func:`.index.items.worth_grouping`).
         memory: budget for the arrays of the search; without one, the index is read into memory. Codes are grouped only
             where it holds what that takes for a while, up to 20 times the file.

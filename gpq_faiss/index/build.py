@@ -16,9 +16,10 @@ from ..store import RowReader, codebooks_fingerprint
 from .checks import Floats, check_codebooks, code_size
 from .codebooks import inject
 from .disk import open_disk
-from .engine import Engine, Kind, check_kind
+from .engine import Engine
 from .io import check_index_output, save_index
 from .ivf import IvfSettings
+from .kinds import Kind, check_kind
 from .layout import repeated_id
 from .liststream import build_lists, store_nprobe
 from .rowfile import RowForm
@@ -178,7 +179,7 @@ def index(
         source: ``codes.h5``, ``features.h5``, Parquet with columns ``codes`` and ``id``, or an index file of any form
             (which is so converted); several are shards of one index (and index files are so merged).
         out: the index file; ``out + ".json"`` gets its fingerprints.
-        kind: see :data:`.engine.KINDS`.
+        kind: see :data:`.kinds.KINDS`.
         memory: for the arrays of the build: bytes, or ``"2GB"``.
         ivf: for ``ivf``: how lists are made.
         recall: for ``ivf``: choose nprobe for this recall of the top 10 (:func:`.tune.tune_nprobe`; by stand-ins for

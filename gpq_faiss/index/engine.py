@@ -1,18 +1,4 @@
-"""One interface over every kind of index: build, search, filter, change, save, load.
-
-==============  =====================================================================================================
-kind            what a search does
-==============  =====================================================================================================
-``exact``       FastScan nominates, float tables re-score and prove (:mod:`.proof`): equals brute force; where ties keep
-                defeating the proof, it goes over to distinct codes, once that would have been cheaper (:data:`TIED`)
-``grouped``     the same over distinct codes, each stored once with its items; the cost follows distinct codes
-``auto``        ``grouped`` where few enough codes are distinct (:data:`.items.GROUP_SHARE`), else ``exact``
-``fused``       byte-fused float tables nominate: exact, less memory, slower
-``flat``        the plain 4-bit tables of ``IndexPQ`` nominate: exact, slowest
-``fastscan``    FastScan's own scores and order, not re-scored: fastest, approximate (and it never gives an item of the
-                very least score, so places may stay empty)
-``ivf``         only the lists nearest to a query, re-scored (:mod:`.ivf`): approximate
-==============  =====================================================================================================
+"""One interface over every kind of index (:mod:`.kinds`): build, search, filter, change, save, load.
 
 Exact kinds give the same answer to the bit: scores of :func:`.codebooks.score_codes`, ties ordered by id, whatever the
 batch and the number of threads.
@@ -31,28 +17,20 @@ from numpy.typing import ArrayLike, NDArray
 from ..errors import DataError, MismatchError, UsageError
 from ..store import codebooks_fingerprint
 from .checks import Floats, Ids, check_codebooks, check_vectors
-from .filters import Filter, mask_of
+from .filters import Filter, id_list, mask_of
 from .forms import Form, faiss_form
 from .io import check_index_output, save_index
 from .items import Groups, Items, worth_grouping
 from .ivf import IvfSearch, IvfSettings
 from .keys import read_keys
+from .kinds import STAGES, Kind, check_kind
 from .proof import ProvenSearch
 from .ranges import check_least, too_many
 from .search import BLOCK, check_block, check_k, in_parallel, omp_threads
 
-Kind = Literal["auto", "exact", "grouped", "fused", "flat", "fastscan", "ivf"]
-KINDS: tuple[Kind, ...] = ("auto", "exact", "grouped", "fused", "flat", "fastscan", "ivf")
 TIED = 50
 """Queries of ``exact`` with all codes scored that take as long as grouping does (21 ms each, 1.2 s, at 10 M items)."""
 _WIDENED = 8  # queries widened that take as long as one
-_STAGES: dict[str, tuple[str, ...]] = {
-    "exact": ("fastscan", "fused"),
-    "grouped": ("fastscan", "fused"),
-    "fused": ("fused",),
-    "flat": ("flat",),
-    "fastscan": ("fastscan",),
-}
 _MOSTLY = 0.5  # share of allowed items from which filtering afterwards beats an engine of the allowed
 
 
@@ -62,7 +40,7 @@ class Engine:
     Searching is safe from several threads at once; changing (:meth:`add`, :meth:`remove`, :meth:`merge`) is not.
 
     Attributes:
-        kind: one of :data:`KINDS`, ``auto`` already decided.
+        kind: one of :data:`.kinds.KINDS`, ``auto`` already decided.
         group: whether distinct codes are stored once (``grouped`` is ``exact`` with this).
         codebooks: float32 [M, K, d].
         fingerprint: of the codebooks.
@@ -99,6 +77,7 @@ class Engine:
         self.group = group or kind == "grouped"
         self.ivf = ivf
         self._filtered: tuple[Any, Engine] | None = None
+        self._items_only = False
         self._prepare(groups if self.group else None)
         self._may_repeat = repeats
 
@@ -118,7 +97,7 @@ class Engine:
 
         Args:
             ids: int64 [n], any but -1, each its own (default: positions).
-            kind: see :data:`KINDS`.
+            kind: see :data:`.kinds.KINDS`.
             group: store each distinct code once, whatever the kind.
             ivf: for ``ivf``: how to make the lists (default: k-means).
 
@@ -317,7 +296,7 @@ class Engine:
     def _prepare(self, groups: Groups | None = None) -> None:
         """(Re)build what depends on the items; ``groups`` of them, where they are known."""
         self._filtered = None
-        self._may_repeat = True
+        self._may_repeat = not self._items_only
         if self.group and groups is None:
             groups = Groups.of(self._items.codes)
         codes = self._items.codes if groups is None else groups.codes
@@ -327,13 +306,14 @@ class Engine:
             searcher = IvfSearch(codes, self.codebooks, self.ivf)
             self.ivf = dataclasses.replace(self.ivf, list_of=None)  # other items have other lists
         else:
-            searcher = ProvenSearch(codes, self.codebooks, _STAGES[self.kind])
+            searcher = ProvenSearch(codes, self.codebooks, STAGES[self.kind])
         # in one piece, so that a search in another thread never has one without the other
         self._held: tuple[ProvenSearch | IvfSearch, Groups | None] = searcher, groups
 
     def keep_items(self) -> None:
-        """Never go over to distinct codes, which take memory of their own."""
-        self._may_repeat = False
+        """Never go over to distinct codes, which take memory of their own, whatever is added later."""
+        self._items_only, self._may_repeat = True, False
+        self._filtered = None
 
     def _regroup(self, searcher: ProvenSearch) -> None:
         """Go over to distinct codes where ties have cost as much as that does; the answers stay the same."""
@@ -349,6 +329,8 @@ class Engine:
                     over = ProvenSearch(groups.codes, self.codebooks, searcher.stages)
                     over.count_on(searcher)
                     self._held = over, groups
+        except MemoryError:
+            self._may_repeat = False  # the answers are there without
         finally:
             self._lock.release()
 
@@ -377,18 +359,19 @@ class Engine:
         nprobe = min(nprobe, self.ivf.lists or nprobe)
         searcher.nprobe = nprobe
         self.ivf = dataclasses.replace(self.ivf, nprobe=nprobe)
+        self._filtered = None  # it looks at as many lists as were looked at before
 
     # Changing --------------------------------------------------------------------------------------------------------
 
     def add(self, codes: ArrayLike, ids: ArrayLike | None = None) -> None:
-        """Append items (default ids: from the largest on).
+        """Append items (default ids: from the largest on, and none below 0).
 
         Raises:
             DataError: unfit codes or ids, or an id that is there already; nothing has changed then.
         """
         n = len(np.asarray(codes))
         if ids is None:
-            first = int(self._items.ids[-1]) + 1 if self.ntotal else 0
+            first = max(0, int(self._items.ids[-1]) + 1)
             if first + n > 1 << 63:
                 raise DataError("there is no larger id left: give the ids of the items to add")
             ids = np.arange(first, first + n, dtype=np.int64)
@@ -399,9 +382,10 @@ class Engine:
         """Remove items; returns how many.
 
         Raises:
-            DataError: an id that no item has (unless ignored), or no item would be left; nothing has changed then.
+            DataError: not a list of ids, an id that no item has (unless ignored), or no item would be left; nothing has
+                changed then.
         """
-        wanted = np.unique(np.asarray(ids, dtype=np.int64)) if np.size(ids) else np.empty(0, np.int64)
+        wanted = np.unique(id_list(ids, "ids to remove"))
         at = self._items.positions_of(wanted)
         if missing == "error" and bool((at < 0).any()):
             raise DataError(f"id {int(wanted[at < 0][0])} is not in the index: nothing was removed")
@@ -490,14 +474,4 @@ class Engine:
             extra["operating_points"] = list(self.ivf.points)
         return save_index(
             self.to_faiss(form), path, model_fingerprint=self.model_fingerprint, overwrite=True, extra=extra
-        )
-
-
-def check_kind(kind: str, K: int) -> None:
-    """Raises UsageError: an unknown kind, or one that codebooks of K codewords do not have."""
-    if kind not in KINDS:
-        raise UsageError(f"kind {kind!r}: choose from {', '.join(KINDS)}")
-    if K != 16 and kind in ("fused", "fastscan", "ivf"):
-        raise UsageError(
-            f"kind {kind!r} needs 16 codewords a codebook, these have {K}: use 'exact' or 'flat'"
         )

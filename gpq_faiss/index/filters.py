@@ -17,7 +17,8 @@ Predicate = Callable[[Ids], NDArray[np.bool_]]
 """Ids int64 [n], ascending, to bool [n]: whether each may be returned."""
 
 
-def _list(ids: ArrayLike, what: str) -> Ids:
+def id_list(ids: ArrayLike, what: str) -> Ids:
+    """int64 [n]. Raises DataError: not a list of whole numbers."""
     array = np.asarray(ids)
     if array.size == 0:
         return np.empty(0, np.int64)
@@ -34,7 +35,7 @@ class Allow:
 
     def mask(self, items: Numbering) -> NDArray[np.bool_]:
         """bool [n] over the items. Raises DataError: not a list of ids."""
-        at = items.positions_of(_list(self.ids, "allowed ids"))
+        at = items.positions_of(id_list(self.ids, "allowed ids"))
         mask = np.zeros(len(items), np.bool_)
         mask[at[at >= 0]] = True
         return mask
@@ -48,7 +49,7 @@ class Deny:
 
     def mask(self, items: Numbering) -> NDArray[np.bool_]:
         """bool [n] over the items. Raises DataError: not a list of ids."""
-        return ~Allow(_list(self.ids, "denied ids")).mask(items)
+        return ~Allow(id_list(self.ids, "denied ids")).mask(items)
 
 
 @dataclass(frozen=True, eq=False)

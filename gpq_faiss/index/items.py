@@ -113,10 +113,13 @@ class Items(Numbering):
         """Of checked arrays in any order."""
         if ids is None or not len(ids):
             return cls(codes, None)
-        if not bool((ids[1:] > ids[:-1]).all()):
+        each = bool((ids[1:] > ids[:-1]).all())
+        if not each:
             order = np.argsort(ids, kind="stable")
             ids, codes = ids[order], codes[order]
-        if ids[0] == 0 and ids[-1] == len(ids) - 1:
+            # Files that are searched in place are not looked through for ids that repeat.
+            each = bool((ids[1:] > ids[:-1]).all())
+        if each and ids[0] == 0 and ids[-1] == len(ids) - 1:
             return cls(codes, None)
         return cls(codes, ids)
 

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DataError
-from .engine import KINDS, Engine, Kind, check_kind
+from .engine import Engine
 from .io import load_index, sidecar_path
 from .items import Items
 from .ivf import IvfSettings
+from .kinds import KINDS, Kind, check_kind
 from .layout import layout_of
 
 
@@ -43,7 +44,7 @@ def open_engine(source: Any, kind: Kind | None = None, **options: Any) -> Engine
 
     Args:
         source: a path, or a Faiss index.
-        kind: see :data:`KINDS`; default: what the file was saved as, else ``ivf`` where it has lists, else ``auto``.
+        kind: see :data:`.kinds.KINDS`; default: what the file was saved as, else ``ivf`` where it has lists, else ``auto``.
         options: ``group``, ``ivf`` as :meth:`Engine.build`.
 
     Raises:

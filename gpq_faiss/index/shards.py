@@ -286,7 +286,7 @@ def parse_bytes(text: str | int) -> int:
     """``"2GB"``, ``"512 MiB"`` or a number of bytes.
 
     Raises:
-        UsageError: not of that form, or not positive.
+        UsageError: not of that form, or less than a byte.
     """
     if isinstance(text, int):
         number, unit = float(text), ""
@@ -298,6 +298,7 @@ def parse_bytes(text: str | int) -> int:
             number = float(digits)
         except ValueError:
             number = -1.0
-    if unit not in _UNITS or not 0 < number < float("inf"):
+    size = number * _UNITS.get(unit, 0)
+    if not 1 <= size < float("inf"):
         raise UsageError(f"memory {text!r}: write a number of bytes with a unit, such as 2GB or 512MiB")
-    return int(number * _UNITS[unit])
+    return int(size)

@@ -104,6 +104,6 @@ def tune_nprobe(
         else:
             low = middle
     points.sort(key=lambda point: point["nprobe"])
-    search.nprobe = nprobe
-    engine.ivf = dataclasses.replace(engine.ivf, nprobe=nprobe, points=tuple(points))
+    engine.set_nprobe(nprobe)
+    engine.ivf = dataclasses.replace(engine.ivf, points=tuple(points))
     return points

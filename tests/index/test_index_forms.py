@@ -11,10 +11,11 @@ import pytest
 
 from gpq_faiss.errors import DataError, MismatchError, OutputExistsError, UsageError
 from gpq_faiss.index.codebooks import inject, pack_codes, score_codes
-from gpq_faiss.index.engine import KINDS, Engine
+from gpq_faiss.index.engine import Engine
 from gpq_faiss.index.forms import FORMS, convert, faiss_form
 from gpq_faiss.index.io import load_index, save_index, sidecar_path
 from gpq_faiss.index.ivf import IvfSettings
+from gpq_faiss.index.kinds import KINDS
 from gpq_faiss.index.layout import layout_of
 from gpq_faiss.index.opening import engine_of, open_engine
 from gpq_faiss.index.packing import unpack_blocks

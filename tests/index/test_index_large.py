@@ -378,7 +378,7 @@ def test_files_that_cannot_be_mapped_are_refused(tmp_path: Path) -> None:
 def test_budgets(tmp_path: Path) -> None:
     for text, expected in (("2GB", 2 * 10**9), ("512 MiB", 512 << 20), ("1.5k", 1500), (7, 7), ("10", 10)):
         assert parse_bytes(text) == expected
-    for text in ("", "GB", "2 parsecs", "-1GB", "nan", "0", "inf"):
+    for text in ("", "GB", "2 parsecs", "-1GB", "nan", "0", "inf", "0.4B", "0.0001k", "1e300 TB"):
         with pytest.raises(UsageError, match="memory"):
             parse_bytes(text)
     parts = shards(tmp_path, np.arange(30), 1)
