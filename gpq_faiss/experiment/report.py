@@ -18,6 +18,7 @@ from .results import (
     depth_rows,
     main_rows,
     missing_runs,
+    place_in,
     read_experiment,
     row_name,
     run_labelled,
@@ -196,7 +197,8 @@ def weight_panels(experiment: Experiment) -> list[Panel]:
     """
     groups: dict[tuple[str, int, str], list[Run]] = {}
     for run in experiment.runs:
-        if METHODS[run.method].module == "gpq":
+        method = METHODS.get(run.method)
+        if method is not None and method.module == "gpq":
             groups.setdefault((run.method, run.bits, run_labelled(run)), []).append(run)
     if not groups:
         raise DataError(f"{experiment.folder}: no run of GPQ, which alone has the weights λ1 and λ2")
@@ -258,7 +260,7 @@ def scale_rows(experiment: Experiment) -> list[dict[str, Any]]:
     return sorted(
         rows,
         key=lambda row: (
-            order.index(row["method"]),
+            place_in(order, row["method"]),
             0 if row["bits"] == "any" else row["bits"],
             experiment.labelled.index(row["labelled"]) if several else 0,
             -row["database"],

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from ..evaluate.tables import pivot, summarise
 from ..methods.registry import METHODS
 from .run import read_about
 from .runfile import FIGURES, Run, read_run
+
+_Cell = tuple[str, str, str, int, int]
+"""Method, variation, labels, length and seed."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,12 @@ class Experiment:
     @property
     def seeds(self) -> list[int]:
         return sorted({run.seed for run in self.runs})
+
+    @cached_property
+    def one_method(self) -> bool:
+        """Whether all runs are of one method, those that are yet to be made among them."""
+        planned = self.about.get("planned", {}).values()
+        return len({run.method for run in self.runs} | {run["method"] for run in planned}) == 1
 
     @property
     def labelled(self) -> list[str]:
@@ -103,15 +113,15 @@ def missing_runs(experiment: Experiment) -> Missing:
     """
     there = {run.path.stem: str(run.about["identity"]) for run in experiment.runs}
     asked: dict[str, dict[str, Any]] = experiment.about.get("planned", {})
-    one_method = len({run.method for run in experiment.runs} | {run["method"] for run in asked.values()}) == 1
-    several = len(experiment.labelled) > 1
+    kinds = {labelled_name(run["labelled"]) for run in asked.values()}
+    several = len(kinds | set(experiment.labelled)) > 1
     lacking: dict[str, list[str]] = {}
     methods, variations = list(METHODS), list(experiment.about["variations"])
     in_order = sorted(
         asked.items(),
         key=lambda item: (
-            _place(methods, item[1]["method"]),
-            _place(variations, item[1]["variation"]),
+            place_in(methods, item[1]["method"]),
+            place_in(variations, item[1]["variation"]),
             item[1]["bits"],
             item[1]["seed"],
         ),
@@ -119,13 +129,16 @@ def missing_runs(experiment: Experiment) -> Missing:
     for name, run in in_order:
         if name in there:
             continue
-        row = _name(run["method"], run["variation"], one_method)
+        row = _name(run["method"], run["variation"], experiment.one_method)
         row += f", {labelled_name(run['labelled'])}" if several else ""
-        length = f"{run['bits']} bits " if run["bits"] else ""
-        lacking.setdefault(row, []).append(f"{length}seed {run['seed']}")
+        _note(lacking, row, run["bits"], run["seed"])
     outdated = [name for name, run in asked.items() if there.get(name, run["identity"]) != run["identity"]]
     unasked = [run for run in experiment.runs if run.path.stem not in asked]
-    expected, holes = _holes(experiment, unasked)
+    places = {
+        (run["method"], run["variation"], labelled_name(run["labelled"]), run["bits"], run["seed"])
+        for run in asked.values()
+    }
+    expected, holes = _holes(experiment, unasked, places, several)
     for row, lengths in holes.items():
         lacking.setdefault(row, []).extend(lengths)
     return Missing(
@@ -133,26 +146,33 @@ def missing_runs(experiment: Experiment) -> Missing:
     )
 
 
-def _place(names: Sequence[str], name: str) -> int:
+def place_in(names: Sequence[str], name: str) -> int:
     """Where it stands; what is not among them (of another version) comes last."""
     return names.index(name) if name in names else len(names)
 
 
-def _holes(experiment: Experiment, runs: Sequence[Run]) -> tuple[int, dict[str, list[str]]]:
-    """The number of runs of a full table of the rows of ``runs``, and what is not there of it."""
+def _holes(
+    experiment: Experiment, runs: Sequence[Run], asked: Collection[_Cell], several: bool
+) -> tuple[int, dict[str, list[str]]]:
+    """The number of runs of a full table of the rows of ``runs``, but for those ``asked`` for, and what is not there of it."""
     total, lacking = 0, dict[str, list[str]]()
-    several = len(experiment.labelled) > 1
     lengths, seeds = sorted({run.bits for run in runs} - {0}), sorted({run.seed for run in runs})
-    found = {(row_name(experiment, run), run_labelled(run), run.bits, run.seed) for run in experiment.runs}
-    rows = {(row_name(experiment, run), run_labelled(run)): bool(run.bits) for run in runs}
-    for (row, labelled), has_code in rows.items():
-        for bits, seed in itertools.product(lengths if has_code else [0], seeds):
+    found = {(run.method, run.variation, run_labelled(run), run.bits, run.seed) for run in experiment.runs}
+    rows = {(run.method, run.variation, run_labelled(run)): run for run in runs}
+    for row, run in rows.items():
+        for bits, seed in itertools.product(lengths if run.bits else [0], seeds):
+            place = (*row, bits, seed)
+            if place in asked:
+                continue
             total += 1
-            if (row, labelled, bits, seed) not in found:
-                name = f"{row}, {labelled}" if several else row
-                length = f"{bits} bits " if bits else ""
-                lacking.setdefault(name, []).append(f"{length}seed {seed}")
+            if place not in found:
+                name = row_name(experiment, run)
+                _note(lacking, f"{name}, {row[2]}" if several else name, bits, seed)
     return total, lacking
+
+
+def _note(lacking: dict[str, list[str]], row: str, bits: int, seed: int) -> None:
+    lacking.setdefault(row, []).append(f"{bits} bits seed {seed}" if bits else f"seed {seed}")
 
 
 def labelled_name(value: Any) -> str:
@@ -185,7 +205,7 @@ def read_experiment(folder: str | Path, names: Collection[str] = FIGURES) -> Exp
     methods, variations = list(METHODS), list(about["variations"])
 
     def place(run: Run) -> tuple[Any, ...]:
-        order, where = _place(methods, run.method), _place(variations, run.variation)
+        order, where = place_in(methods, run.method), place_in(variations, run.variation)
         return order, where, run.variation, run_labelled(run), run.bits, run.seed
 
     return Experiment(folder, about, tuple(sorted(runs, key=place)))
@@ -198,9 +218,8 @@ def _failures(about: dict[str, Any]) -> str:
 
 def row_name(experiment: Experiment, run: Run) -> str:
     """What the row of a run is called."""
-    one_method = len({r.method for r in experiment.runs}) == 1
     kept = f" ({run.about['bits_kept']:,} bits an item)" if not run.bits else ""
-    return _name(run.method, run.variation, one_method, kept)
+    return _name(run.method, run.variation, experiment.one_method, kept)
 
 
 def _name(method: str, variation: str, one_method: bool, kept: str = "") -> str:
