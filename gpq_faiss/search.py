@@ -352,11 +352,11 @@ def open_index(
         sidecar = read_sidecar(path)
         if kind == "auto" and sidecar is not None and sidecar["kind"].startswith("ivf"):
             kind = "ivf"
-        ungrouped = kind in ("auto", "exact") and _GROUPED_COPIES * copies > 1
-        if ungrouped and not (kind == "auto" and sidecar is None and has_lists(path)):
+        tight = _GROUPED_COPIES * copies > 1
+        if tight and kind == "auto" and not (sidecar is None and has_lists(path)):
             kind = "exact"
         engine = open_engine(path, kind=None if kind == "auto" and sidecar is None else kind)
-        if ungrouped:
+        if tight:
             engine.keep_items()
         lists = engine.kind == "ivf"
         if lists and nprobe is not None:

@@ -13,7 +13,8 @@ from gpq_faiss.index.build import index as build_index
 from gpq_faiss.index.build import read_model_codebooks
 from gpq_faiss.index.codebooks import pack_codes
 from gpq_faiss.index.engine import Engine
-from gpq_faiss.index.items import GROUP_SHARE
+from gpq_faiss.index.items import GROUP_SHARE, Groups
+from gpq_faiss.index.tune import tune_nprobe
 from gpq_faiss.search import open_index, search
 
 N = 20_000
@@ -79,6 +80,24 @@ def test_codes_are_grouped_only_within_the_memory(
         if not sidecar:
             lists.with_name("lists.faiss.json").unlink()
         assert open_index(lists, "auto", 5 * lists.stat().st_size).kind == "ivf"
+
+
+def test_choosing_nprobe_keeps_to_the_memory(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ranks all items, and many are tied."""
+    monkeypatch.setattr("gpq_faiss.index.engine.TIED", 1)
+    grouped: list[int] = []
+    of = Groups.of
+    monkeypatch.setattr(Groups, "of", lambda codes: grouped.append(len(codes)) or of(codes))
+    lists = build_index(model, saved(model, tmp_path, 0.01, "flat"), tmp_path / "lists.faiss", kind="ivf")
+    queries = np.random.default_rng(3).normal(size=(40, 72)).astype(np.float32)
+    for memory, expected in ((None, [N, N]), (5 * lists.stat().st_size, [])):
+        grouped.clear()
+        engine = open_index(lists, "auto", memory)
+        tune_nprobe(engine, 0.9, k=50, queries=queries)
+        engine.to("exact").search(queries, 50)
+        assert grouped == expected
 
 
 def test_the_user_is_told_how_it_was_searched(

@@ -311,7 +311,7 @@ class Engine:
         self._held: tuple[ProvenSearch | IvfSearch, Groups | None] = searcher, groups
 
     def keep_items(self) -> None:
-        """Never go over to distinct codes, which take memory of their own, whatever is added later."""
+        """Never go over to distinct codes unasked, which take memory of their own; nor do engines that are made from it."""
         self._items_only, self._may_repeat = True, False
         self._filtered = None
 
@@ -427,7 +427,7 @@ class Engine:
             UsageError: see :meth:`build`.
         """
         check_kind(kind, self.K)
-        return Engine(
+        made = Engine(
             self._items,
             self.codebooks,
             kind,
@@ -435,6 +435,9 @@ class Engine:
             ivf=ivf or self.ivf,
             model_fingerprint=self.model_fingerprint,
         )
+        if self._items_only:
+            made.keep_items()
+        return made
 
     def form(self) -> Form:
         """The Faiss form that a file of this kind has."""
