@@ -44,7 +44,8 @@ def least_error_noise(x: NDArray[np.float32], y: NDArray[np.float32]) -> float:
     best, least = _LEAST, np.inf
     for sigma in _LEAST * 2.0 ** (np.arange(steps + 1) / _PER_OCTAVE):
         shrunk = U * (squares / (squares + n * sigma**2))
-        left = 1 - 1 / n - (shrunk * U).sum(axis=1)
+        # One item alone is its own centre: nothing is left to predict it by.
+        left = np.maximum(1 - 1 / n - (shrunk * U).sum(axis=1), np.finfo(float).eps)
         error = float((((Y - shrunk @ against) / left[:, None]) ** 2).sum())
         if error < least:
             best, least = float(sigma), error

@@ -58,7 +58,9 @@ def test_fewer_labels_and_fainter_ones_call_for_more_noise() -> None:
     assert least_error_noise(x[:100], rng.normal(size=(100, 3)).astype(np.float32)) > least_error_noise(
         x[:100], y[:100]
     )
-    # Rows that repeat, and constant columns, leave it finite.
+    # Rows that repeat, constant columns, and one row alone leave it finite.
+    with np.errstate(all="raise"):
+        assert 0 < least_error_noise(np.ones((1, 4), np.float32), np.eye(1, dtype=np.float32)) <= 8
     assert 0 < least_error_noise(np.ones((5, 4), np.float32), np.eye(5, dtype=np.float32)) <= 8
 
 
