@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,7 +113,8 @@ def plot_heat_map(
     axes.set_xlabel(x, fontsize=10)
     axes.set_ylabel(y, fontsize=10)
     if title:
-        axes.set_title(title, fontsize=11, loc="left")
+        # Above a narrow map a long title would leave the picture.
+        axes.set_title(textwrap.fill(title, 22 + 9 * len(columns)), fontsize=11, loc="left")
     figure.colorbar(image, ax=axes)
     return save_figure(figure, path)
 
