@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import settings
+from hypothesis import strategies as st
 
 from gpq_faiss.index.codebooks import pack_codes
 from gpq_faiss.index.gpu import Source, clone_to_gpu, spread
@@ -64,3 +65,25 @@ def put(
 
 def same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
     return all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in zip(one, other, strict=True))
+
+
+databases = st.builds(
+    items,
+    seed=st.integers(0, 99),
+    M=st.sampled_from([1, 3, 6, 8, 12]),
+    n=st.integers(3, 1200),
+    distinct=st.sampled_from([None, 1, 40]),
+    queries=st.just(7),
+)
+"""What :func:`items` gives, of any size."""
+
+forms = st.fixed_dictionaries(
+    {
+        "parts": st.integers(1, 3),
+        "mode": st.sampled_from(["shard", "replica"]),
+        "via": st.sampled_from(["auto", "torch"]),
+        "group": st.booleans(),
+        "memory": st.sampled_from([1 << 18, 1 << 20, 1 << 26]),
+    }
+)
+"""What :func:`put` may be told."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gpu_helpers import FEW, HAS_GPU, items, on_devices, put, same
+from gpu_helpers import FEW, HAS_GPU, databases, forms, items, on_devices, put, same
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -48,44 +48,25 @@ def within(
 @on_devices
 @FEW
 @given(
-    M=st.sampled_from([1, 3, 6, 8, 12]),
-    n=st.integers(3, 1200),
-    distinct=st.sampled_from([None, 1, 40]),
+    database=databases,
+    form=forms,
     share=st.floats(0, 1),
     passing=st.sampled_from([0.0, 0.01, 0.3, 0.6, 0.95, 1.0]),
     clustered=st.booleans(),
     seed=st.integers(0, 99),
-    parts=st.integers(1, 3),
-    mode=st.sampled_from(["shard", "replica"]),
-    via=st.sampled_from(["auto", "torch"]),
-    group=st.booleans(),
-    memory=st.sampled_from([1 << 18, 1 << 20, 1 << 26]),
 )
 def test_any_way_gives_the_ranking_of_what_passes(
     device: str,
-    M: int,
-    n: int,
-    distinct: int | None,
+    database: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+    form: dict[str, Any],
     share: float,
     passing: float,
     clustered: bool,
     seed: int,
-    parts: int,
-    mode: str,
-    via: str,
-    group: bool,
-    memory: int,
 ) -> None:
-    codes, Z, ids, xq = items(seed, M, n=n, distinct=distinct, queries=7)
-    index = put(
-        Engine.build(codes, Z, ids, kind="exact"),
-        device,
-        parts=parts,
-        mode=mode,
-        via=via,
-        group=group,
-        memory=memory,
-    )
+    codes, Z, ids, xq = database
+    n = len(ids)
+    index = put(Engine.build(codes, Z, ids, kind="exact"), device, **form)
     k = max(1, int(share * n))
     # clustered: some shards may hold nothing that passes
     draws = np.argsort(np.argsort(ids)) / n if clustered else np.random.default_rng(seed).random(n)
@@ -114,7 +95,7 @@ def test_every_form_of_a_filter_as_on_the_cpu(device: str, group: bool) -> None:
     engine = Engine.build(codes, Z, ids, kind="grouped" if group else "exact")
     index = put(engine, device, parts=2)
     some = ids[::3]
-    forms: list[tuple[Any, Callable[[np.ndarray], np.ndarray]]] = [
+    ways: list[tuple[Any, Callable[[np.ndarray], np.ndarray]]] = [
         (Allow(some), lambda i: np.isin(i, some)),
         (Allow([*some.tolist(), -5, 10**15]), lambda i: np.isin(i, some)),  # ids of nobody are ignored
         (Deny(some), lambda i: ~np.isin(i, some)),
@@ -130,7 +111,7 @@ def test_every_form_of_a_filter_as_on_the_cpu(device: str, group: bool) -> None:
         (Allow([]), lambda i: np.zeros(len(i), bool)),
         (Deny([]), lambda i: np.ones(len(i), bool)),
     ]
-    for where, passes in forms:
+    for where, passes in ways:
         expected = ranking(xq, codes, Z, ids, passes(ids), 40)
         assert same(index.search(xq, 40, where=where), expected)
         assert same(engine.search(xq, 40, where=where), expected)

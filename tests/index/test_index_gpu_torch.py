@@ -9,7 +9,7 @@ import faiss
 import numpy as np
 import pytest
 import torch
-from gpu_helpers import FEW, HAS_GPU, NO_GPU, books, items, on_devices, put, same
+from gpu_helpers import FEW, HAS_GPU, NO_GPU, books, databases, forms, items, on_devices, put, same
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,34 +27,17 @@ from gpq_faiss.index.ivf import IvfSettings
 
 @on_devices
 @FEW
-@given(
-    M=st.sampled_from([1, 3, 6, 8, 12]),
-    n=st.integers(3, 1200),
-    distinct=st.sampled_from([None, 1, 40]),
-    share=st.floats(0, 1),
-    seed=st.integers(0, 99),
-    parts=st.integers(1, 3),
-    mode=st.sampled_from(["shard", "replica"]),
-    via=st.sampled_from(["auto", "torch"]),
-    group=st.booleans(),
-    memory=st.sampled_from([1 << 18, 1 << 20, 1 << 26]),
-)
+@given(database=databases, form=forms, share=st.floats(0, 1))
 def test_any_way_gives_the_answer_of_the_exact_engine(
     device: str,
-    M: int,
-    n: int,
-    distinct: int | None,
+    database: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+    form: dict[str, Any],
     share: float,
-    seed: int,
-    parts: int,
-    mode: str,
-    via: str,
-    group: bool,
-    memory: int,
 ) -> None:
-    codes, Z, ids, xq = items(seed, M, n=n, distinct=distinct, queries=7)
+    codes, Z, ids, xq = database
+    n = len(ids)
     engine = Engine.build(codes, Z, ids, kind="exact")
-    index = put(engine, device, parts=parts, mode=mode, via=via, group=group, memory=memory)
+    index = put(engine, device, **form)
     assert index.ntotal == n
     k = max(1, int(share * n))
     assert same(index.search(xq, k), engine.search(xq, k))
