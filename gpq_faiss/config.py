@@ -34,6 +34,9 @@ class QuantizerConfig:
     """Scale of the soft assignment (eq. 1)."""
     reexpress: bool = False
     """Quantise x' = s(x; α, W), as the codewords are z' = s(z; α, W). Beyond the paper."""
+    neighbours: float = 0.0
+    """Share of the features' own likeness in what a committee's codes keep, the rest being its belief. For data with classes that have
+    no label. Beyond the paper."""
 
     @property
     def bits(self) -> int:
@@ -67,9 +70,9 @@ class NetworkConfig:
     adapt_noise: bool = False
     """Of a committee on features: its noise is not ``noise`` but what the labels at hand call for, found by leaving one out."""
     committee: int = 0
-    """Class networks whose mean posterior is coded, with query vectors of their own; 0 = none. Beyond the paper."""
+    """Class networks whose mean posterior is coded (alpha, heads and codebook_start then have no part); 0 = none. Beyond the paper."""
     committee_hidden: int = 1024
-    """Hidden units of each class network; ``heads`` are those of the networks that make sub-vectors of what the committee believes."""
+    """Hidden units of each class network."""
 
 
 @dataclass(frozen=True)
@@ -81,11 +84,6 @@ class LossConfig:
     lambda2: float = 0.1
     lambda3: float = 0.0
     """Weight of the score regression. Beyond the paper."""
-    lambda4: float = 0.0
-    """Weight of the soft ranking loss, which takes the place of L_NPQ and L_reg where there is a committee. Beyond the paper."""
-    neighbours: float = 0.0
-    """Share of the features' own neighbours in what the soft ranking loss takes for relevant, the rest being the committee's belief.
-    For data with classes that have no label. Beyond the paper."""
     beta: float = 4.0
     """Scale of the cosine classifier (eq. 3)."""
     classification: Literal["paper", "code"] = "code"
@@ -146,8 +144,10 @@ class Config:
 
 _RECOMMENDED = Config(
     preset="recommended",
-    network=NetworkConfig(heads=256, dropout=0.5, noise=0.5, adapt_noise=True, committee=3),
-    loss=LossConfig(lambda0=0.0, lambda1=1.0, lambda2=0.2, lambda4=10.0, beta=20.0, classification="paper"),
+    # Wide enough for 16 codewords of any dimensions: no score is rounded.
+    quantizer=QuantizerConfig(subdim=18),
+    network=NetworkConfig(dropout=0.5, noise=0.5, adapt_noise=True, committee=6),
+    loss=LossConfig(lambda0=0.0, lambda1=1.0, lambda2=0.1, beta=20.0, classification="paper"),
     training=TrainingConfig(
         steps=800,
         batch_labelled=125,
@@ -156,16 +156,17 @@ _RECOMMENDED = Config(
         beta1=0.9,
         schedule="cosine",
         ema=0.99,
-        codebook_start=0.25,
     ),
 )
 
 PRESETS: dict[str, Config] = {
     "paper": Config(),
     "recommended": _RECOMMENDED,
-    # Half of what is to be found is of classes that no label names: what lies near counts as much as what the committee believes.
+    # Half of what is to be found is of classes that no label names: what lies near counts more than what the committee believes.
     "unseen-classes": dataclasses.replace(
-        _RECOMMENDED, preset="unseen-classes", loss=dataclasses.replace(_RECOMMENDED.loss, neighbours=0.7)
+        _RECOMMENDED,
+        preset="unseen-classes",
+        quantizer=dataclasses.replace(_RECOMMENDED.quantizer, neighbours=0.7),
     ),
 }
 
@@ -317,26 +318,26 @@ def validate(config: Config) -> Config:
     _require(n.heads >= 0, f"network.heads = {n.heads}: it must not be negative")
     _require(n.noise >= 0, f"network.noise = {n.noise}: it must not be negative")
     _require(
-        min(c.lambda0, c.lambda1, c.lambda2, c.lambda3, c.lambda4) >= 0,
-        "loss.lambda0 to loss.lambda4 must not be negative",
+        min(c.lambda0, c.lambda1, c.lambda2, c.lambda3) >= 0,
+        "loss.lambda0 to loss.lambda3 must not be negative",
     )
     _require(n.committee >= 0, f"network.committee = {n.committee}: it must not be negative")
     _require(n.committee_hidden > 0, f"network.committee_hidden = {n.committee_hidden}: it must be above 0")
-    _require(0 <= c.neighbours <= 1, f"loss.neighbours = {c.neighbours}: it must be in [0, 1]")
+    _require(0 <= q.neighbours <= 1, f"quantizer.neighbours = {q.neighbours}: it must be in [0, 1]")
     if n.committee:
+        _require(c.lambda1 > 0, f"network.committee = {n.committee} needs loss.lambda1 above 0")
         _require(
-            n.heads > 0 and c.lambda1 > 0 and c.lambda4 > 0,
-            f"network.committee = {n.committee} needs network.heads, loss.lambda1 and loss.lambda4 above 0",
+            c.lambda0 == c.lambda3 == 0 and not q.reexpress and n.heads == 0 and t.codebook_start == 0,
+            f"network.committee = {n.committee} has no part for loss.lambda0, loss.lambda3, quantizer.reexpress, network.heads and "
+            "training.codebook_start: set them to 0 and false",
         )
         _require(
-            c.lambda0 == c.lambda3 == 0 and not q.reexpress,
-            f"network.committee = {n.committee} has no part for loss.lambda0, loss.lambda3 and quantizer.reexpress: set them to 0 "
-            "and false",
+            q.subdim >= 3, f"quantizer.subdim = {q.subdim}: with network.committee at least 3 are needed"
         )
     else:
         _require(
-            c.lambda4 == 0,
-            f"loss.lambda4 = {c.lambda4} needs a committee: set network.committee, or lambda4 to 0",
+            q.neighbours == 0,
+            f"quantizer.neighbours = {q.neighbours} needs a committee: set network.committee, or neighbours to 0",
         )
         _require(
             c.lambda0 + c.lambda3 > 0,

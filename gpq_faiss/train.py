@@ -42,7 +42,6 @@ from .methods.averaged import AveragedMethod
 from .methods.gpq import build_gpq
 from .methods.trainable import TrainableMethod, TrainingBatch
 from .nn.augment import random_flip_crop
-from .nn.committee import CommitteeNetwork
 from .nn.device import resolve_device
 from .nn.model import input_description, save_model
 from .store import codebooks_fingerprint
@@ -302,8 +301,9 @@ def fit(
                 progress,
                 interrupted,
             )
-    if held.size and run.best_step:
-        method.load_state_dict(run.best_state)
+        if held.size and run.best_step:
+            method.load_state_dict(run.best_state)
+        method.settle(_sampler(reader, pool, training.seed, device), final=True)
     return Fitted(method, run, labels, len(seen), len(held), image_size)
 
 
@@ -395,8 +395,6 @@ def train(
     z_print = codebooks_fingerprint(codebooks)
     network = method.exported()
     network.eval()
-    if isinstance(network, CommitteeNetwork):
-        network.settle()
     description = {
         "format_version": 1,
         "method": method.name,
@@ -463,12 +461,7 @@ def _loop(
     )
     augment = _augmentation(training, reader.dataset)
 
-    def sample(n: int) -> Iterator[Tensor]:
-        rng = np.random.default_rng([training.seed, _SAMPLE])
-        chosen = np.sort(rng.permutation(pool)[:n])
-        for start in range(0, len(chosen), 500):
-            yield to_input(reader.fetch(chosen[start : start + 500])[0], device)
-
+    sample = _sampler(reader, pool, training.seed, device)
     began, saved = time.monotonic() - run.seconds, time.monotonic()
     method.train()
     for values, rows in _training_batches(reader, labelled, unlabelled, range(run.step, steps)):
@@ -501,6 +494,7 @@ def _loop(
             }
             line |= {k: round(v, 6) for k, v in figures.items()}
             if held.size:
+                method.settle(sample)
                 figures["map"] = validation_map(method, reader, held, labels, device)
                 line["validation_map"] = round(figures["map"], 6)
                 if figures["map"] > run.best:
@@ -521,6 +515,20 @@ def _loop(
         if progress is not None:
             progress(run.step, steps, figures)
     run.seconds = time.monotonic() - began
+
+
+def _sampler(
+    reader: Reader, pool: NDArray[np.int64], seed: int, device: torch.device
+) -> Callable[[int], Iterator[Tensor]]:
+    """A function that gives blocks of up to n items of ``pool`` in all, always the same ones."""
+
+    def sample(n: int) -> Iterator[Tensor]:
+        rng = np.random.default_rng([seed, _SAMPLE])
+        chosen = np.sort(rng.permutation(pool)[:n])
+        for start in range(0, len(chosen), 500):
+            yield to_input(reader.fetch(chosen[start : start + 500])[0], device)
+
+    return sample
 
 
 def _check_finite(loss: float, step: int) -> None:

@@ -63,7 +63,7 @@ config = merge(
     preset("recommended"),
     {
         "quantizer": {"codebooks": 12, "codewords": 16},  # 12 × 4 bits = 48 bits
-        "network": {"backbone": "mlp", "heads": 64},
+        "network": {"backbone": "mlp", "committee_hidden": 128},
         "training": {"steps": 400, "validate_every": 80, "seed": 0},
     },
 )
@@ -75,20 +75,20 @@ print(sorted(file.name for file in model.iterdir()))
 # same sections in `run.toml`.
 #
 # `metrics.jsonl` has the losses, one line every `validate_every` steps. A committee of
-# classifiers is trained first, on images with and without a label. After a quarter of the steps the codewords are placed
-# among the images, by k-means; from then on `ranking` puts pairs of images in the order of the committee's belief that
-# they are of one class. (`preset("paper")` is the method as printed, with other losses.)
+# classifiers is trained on images with and without a label. In the end the codewords are placed so that their sums are
+# near what the committee believes of the images without a label.
+# (`preset("paper")` is the method as printed, with other losses.)
 
 # %%
 metrics = [json.loads(line) for line in (model / "metrics.jsonl").read_text().splitlines()]
-columns = ["step", "classification", "entropy", "ranking", "total"]
+columns = ["step", "classification", "entropy", "total"]
 display(Markdown(render(metrics, "markdown", columns=columns, digits=5)))
 
 # %% [markdown]
 # ## Encode
 #
 # `encode` runs the network over all images, a batch at a time, and writes two files: `features.h5` with the
-# vectors (float32, 12 sub-vectors of 12 dimensions, each of length one) and `codes.h5` with the codes. Killed half
+# vectors (float32, 12 sub-vectors of 18 dimensions, each of length one) and `codes.h5` with the codes. Killed half
 # way, it goes on where it stopped.
 
 # %%
@@ -99,8 +99,7 @@ print("codes:", codes.dtype, codes.shape)
 print(f"{digits.read(np.arange(1))[0].nbytes} bytes of pixels became {codes.shape[1]} bytes of code")
 
 # %% [markdown]
-# One code, bit by bit. Each of the 12 codebooks has 16 codewords, so it takes 4 bits: the number of the nearest
-# codeword.
+# One code, bit by bit. Each of the 12 codebooks has 16 codewords, so it takes 4 bits: the number of the codeword.
 
 # %%
 # Faiss packs the low four bits first.

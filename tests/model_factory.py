@@ -112,11 +112,10 @@ def make_model(
             hidden=hidden,
             norm=norm,
             dropout=dropout,
-            heads=16 if committee else 0,
             committee=committee,
             committee_hidden=16,
         ),
-        loss=LossConfig(lambda0=0.0, lambda4=1.0) if committee else LossConfig(),
+        loss=LossConfig(lambda0=0.0) if committee else LossConfig(),
         training=TrainingConfig(steps=1, seed=seed),
     )
     input_: dict[str, Any]

@@ -25,7 +25,7 @@ from gpq_faiss.store import RowReader
 def quick(**training: object) -> Config:
     """The recommended preset, shortened."""
     changes = {
-        "network": {"backbone": "mlp", "heads": 64, "dropout": 0.0},
+        "network": {"backbone": "mlp", "committee_hidden": 64, "dropout": 0.0},
         "quantizer": {"codebooks": 6},
         "training": {"steps": 200, "learning_rate": 3e-3, **training},
     }

@@ -2,7 +2,7 @@
 
 A cell is done when its file is there with the cell's settings and its condition: a hash over the data, the split, and the versions of
 what computes it. So a run is made again when, and only when, its outcome could be another. A setting that a later version has and the
-file has not must have its neutral value, that of the preset ``paper``.
+file has not must have its neutral value, that of the preset ``paper``; one that a later version has no more must be 0.
 """
 
 from __future__ import annotations
@@ -110,7 +110,8 @@ class Cell:
 
 
 def _agree(now: Mapping[str, Any], stored: Mapping[str, Any], neutral: Mapping[str, Any]) -> bool:
-    if not stored.keys() <= now.keys():
+    # A setting that is no more was a weight or a switch: 0 is as good as none.
+    if any(stored[key] for key in stored.keys() - now.keys()):
         return False
     for key, value in now.items():
         if isinstance(value, dict):

@@ -308,6 +308,8 @@ _NOT_SHARED_TRAINING = ("ema", "codebook_start")
 # Where there is nothing to convolve they have the perceptron that does best there (docs/experiments.md); the noise is of features alone.
 BASELINE_PERCEPTRON: Changes = {"network": {"hidden": [512], "dropout": 0.2, "noise": 0.5}}
 
+_VARIANT_HEADS = 256
+
 
 def baseline_config(config: Config, *, perceptron: bool) -> Config:
     """Settings of the trained methods that are not GPQ, beside a GPQ of the settings ``config``."""
@@ -319,12 +321,17 @@ def baseline_config(config: Config, *, perceptron: bool) -> Config:
 
 
 def variant_base(config: Config) -> Config:
-    """Settings that GPQ's variants of the paper start from: where a committee has taken the place of the paper's losses, these again."""
+    """Settings that GPQ's variants of the paper start from: where the preset has a committee, heads and the paper's losses instead."""
     if not getattr(config.network, "committee", 0):
         return config
     printed = to_dict(Config().loss)
     weights = {k: v for k, v in printed.items() if k.startswith("lambda")}
-    return merge(config, {"network": {"committee": 0}, "loss": weights})
+    changes = {
+        "quantizer": {"neighbours": 0.0},
+        "network": {"committee": 0, "heads": _VARIANT_HEADS},
+        "loss": weights,
+    }
+    return merge(config, changes)
 
 
 def method_config(grid: Grid, variation: Variation, method: str, *, perceptron: bool, base: Config) -> Config:

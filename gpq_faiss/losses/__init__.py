@@ -4,13 +4,11 @@ from .classification import SubspaceClassification
 from .entropy import SubspaceEntropy
 from .npair import NPairPQLoss
 from .regression import ScoreRegressionLoss
-from .soft_ranking import SoftRankingLoss
 from .triplet import TripletPQLoss
 
 __all__ = [
     "NPairPQLoss",
     "ScoreRegressionLoss",
-    "SoftRankingLoss",
     "SubspaceClassification",
     "SubspaceEntropy",
     "TripletPQLoss",

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import copy
-from abc import abstractmethod
-from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from ..config import Config
 from ..nn.backbones import Backbone
@@ -41,32 +38,10 @@ class AveragedMethod(TrainableMethod, Generic[Network]):
             self.average = copy.deepcopy(network).requires_grad_(False).eval()
         self.config = config
 
-    @abstractmethod
-    def directions(self, network: Network, x: Tensor) -> Tensor:
-        """What the codewords of ``network`` are placed on for a batch of inputs: float [B, ...], sub-vectors of d dimensions."""
-
-    def first_codebook_step(self, steps: int) -> int:
-        """The step, of ``steps``, from which the codewords take part."""
-        return int(self.config.training.codebook_start * steps)
-
     def extractors(self) -> list[Backbone]:
         """The backbone, and that of the average."""
         networks: list[Any] = [self.network, self.average]
         return [network.backbone for network in networks if network is not None]
-
-    @torch.no_grad()
-    def before_step(self, step: int, steps: int, sample: Callable[[int], Iterator[Tensor]]) -> None:
-        """Place the codewords by spherical k-means on unlabelled items, when their turn comes; not at the first step, where the
-        network means nothing yet."""
-        if step != self.first_codebook_step(steps) or not step:
-            return
-        source = self.exported().eval()
-        directions = torch.cat([self.directions(source, x) for x in sample(5000)])
-        generator = torch.Generator().manual_seed(self.config.training.seed)
-        self.network.codewords.initialise(directions.float(), iterations=10, generator=generator)
-        if self.average is not None:
-            self.average.codewords.load_state_dict(self.network.codewords.state_dict())
-        self.network.train()
 
     @torch.no_grad()
     def after_step(self, step: int) -> None:

@@ -14,6 +14,8 @@ regressed on relevance. Reasons and figures: ``docs/recommended.md``.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import torch
 from torch import Tensor
 
@@ -46,13 +48,24 @@ class GPQ(AveragedMethod[GPQNetwork]):
         self.classification = SubspaceClassification(loss.classification, loss.beta)
         self.entropy = SubspaceEntropy(loss.beta)
 
-    def directions(self, network: GPQNetwork, x: Tensor) -> Tensor:
-        """Unit-norm sub-vectors [B, M, d], before they are re-expressed."""
-        return network.directions(network.backbone(x))
-
     def first_codebook_step(self, steps: int) -> int:
-        """As set; at once without the classification loss, since there would be nothing to train before."""
-        return super().first_codebook_step(steps) if self.config.loss.lambda1 else 0
+        """The step, of ``steps``, from which the codewords take part: the first without the classification loss, since there would be
+        nothing to train before."""
+        return int(self.config.training.codebook_start * steps) if self.config.loss.lambda1 else 0
+
+    @torch.no_grad()
+    def before_step(self, step: int, steps: int, sample: Callable[[int], Iterator[Tensor]]) -> None:
+        """Place the codewords by spherical k-means on unlabelled items, when their turn comes; not at the first step, where the
+        network means nothing yet."""
+        if step != self.first_codebook_step(steps) or not step:
+            return
+        source = self.exported().eval()
+        directions = torch.cat([source.directions(source.backbone(x)) for x in sample(5000)])
+        generator = torch.Generator().manual_seed(self.config.training.seed)
+        self.network.codewords.initialise(directions.float(), iterations=10, generator=generator)
+        if self.average is not None:
+            self.average.codewords.load_state_dict(self.network.codewords.state_dict())
+        self.network.train()
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """The terms that have a weight, and their sum; see the module's head."""

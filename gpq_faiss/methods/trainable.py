@@ -98,6 +98,11 @@ class TrainableMethod(nn.Module, ABC):
         """Called before step ``step`` of ``steps``; ``sample(n)`` gives blocks of up to n training inputs in all."""
         del step, steps, sample
 
+    def settle(self, sample: Callable[[int], Iterator[Tensor]], *, final: bool = False) -> None:
+        """Called before :meth:`coder` is, at each validation, and with ``final`` once after the training; ``sample`` as in
+        :meth:`before_step`. For methods whose codewords follow from the network as it is."""
+        del sample, final
+
     def after_step(self, step: int) -> None:
         """Called after the optimizer's step ``step`` (from 0)."""
         del step

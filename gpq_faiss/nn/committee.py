@@ -1,11 +1,12 @@
 """A GPQ network that codes what a committee of classifiers believes. Not in the paper.
 
     x ─► trunk ─┬─► N class networks ─► mean posterior p ─┐
-                └────────────────────────────────────────┴─► item vectors (codes), query vectors (searches)
+                └─► (neighbours > 0: main directions) ────┴─► target t ─┬─► codes, whose codewords add up to t
+                                                                        └─► query vectors
 
-In the paper's network each sub-vector has its own view of the classes, and a code is the sum of M views. Here they all know what the
-whole committee believes and share out the work of saying it. Queries get vectors of their own: a vector that is searched with
-wants the items that are surely of its class first, while the codeword that is nearest to an unsure item is that of unsure ones.
+In the paper's network each sub-vector has its own view of the classes, and a code is the sum of M views. Here there is one belief,
+and the codewords of all codebooks share out the work of saying it (:mod:`.additive`). What a search scores is then what the target says of
+query and item: the probability Σ_c p_c(query) p_c(item) that they are of one class.
 """
 
 from __future__ import annotations
@@ -14,19 +15,20 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from .additive import assign, product_form, query_form
 from .backbones import Backbone
-from .heads import SubspaceHeads
-from .quantizer import Codebooks, SubspaceClassifier, intra_normalize, unit
+from .quantizer import SubspaceClassifier, intra_normalize
 
 CLASS_DIM = 48
 """Dimensions in which a class network compares items with classes. No code is made of them: they need not be as few as a sub-vector's."""
-_LEAST = 1e-4
-"""Probabilities below are as good as none."""
+DIRECTIONS = 32
+"""Main directions of the features that a target with neighbours keeps."""
 
 
 class CommitteeNetwork(nn.Module):
-    """Images or features to item vectors, and to query vectors, with the codebooks that quantise the former.
+    """Images or features to item vectors, which are codewords already, and to query vectors.
 
     Args:
         backbone: its ``head`` is the N class networks, float [B, N·CLASS_DIM].
@@ -36,13 +38,14 @@ class CommitteeNetwork(nn.Module):
         d: dimensions of a sub-vector.
         C: classes.
         width: of the trunk's features.
-        hidden: hidden units a sub-space of the networks that make item and query vectors.
         beta: scale of the cosines that posteriors are made of.
-        noise: deviation of the Gaussian noise on the trunk's features that those networks see in training.
+        neighbours: share of the target that is the item's place among the features.
         generator: source of the first weights.
 
     Attributes:
-        prototypes: float [M, C, d], vectors of items of average features that are surely of a class (:meth:`settle`).
+        sums: float [M, K, E], codewords that add up to targets (:meth:`place`).
+        words: float [M, K, d], the same as unit-norm codewords of the product quantiser.
+        prototypes: float [M, C, d], query vectors of items of average features that are surely of a class.
     """
 
     asymmetric = True
@@ -58,30 +61,36 @@ class CommitteeNetwork(nn.Module):
         C: int,
         *,
         width: int,
-        hidden: int,
         beta: float,
-        noise: float,
+        neighbours: float,
         generator: torch.Generator,
     ) -> None:
         super().__init__()
         self.backbone = backbone
         self.classifier = SubspaceClassifier(N, C, CLASS_DIM, generator=generator)
-        self.codewords = Codebooks(M, K, d, generator=generator)
-        self.items = SubspaceHeads(width + 2 * C, M, hidden, d, generator=generator)
-        self.asks = SubspaceHeads(width + 2 * C, M, hidden, d, generator=generator)
-        self.N, self.M, self.width = N, M, width
+        self.N, self.M, self.d, self.C = N, M, d, C
         self.beta = beta
-        self.noise = noise
+        self.neighbours = neighbours
+        kept = min(DIRECTIONS, width) if neighbours else 0
+        self.mean: Tensor
+        self.axes: Tensor
+        self.sums: Tensor
+        self.basis: Tensor
+        self.words: Tensor
         self.prototypes: Tensor
-        self.register_buffer("prototypes", torch.zeros(M, C, d))
+        self.register_buffer("mean", torch.zeros(width if neighbours else 0))
+        self.register_buffer("axes", torch.eye(len(self.mean), kept))
+        for name in ("sums", "basis", "words", "prototypes"):
+            self.register_buffer(name, None)
+        self.place(torch.randn(M, K, C + kept, generator=generator))
         # Images' trunks have features of any scale; embeddings are standardised.
         self.even = (
             nn.LayerNorm(width, elementwise_affine=False) if backbone.spec.kind == "images" else nn.Identity()
         )
 
     def codebooks(self) -> Tensor:
-        """Codewords, float [M, K, d], unit-norm: what trains, encodes and is exported."""
-        return unit(self.codewords.raw)
+        """Codewords, float [M, K, d], unit-norm: what is exported."""
+        return self.words
 
     def features(self, x: Tensor, amp: bool = False) -> tuple[Tensor, Tensor]:
         """The trunk's features float [B, width], and the class networks' outputs float [B, N·CLASS_DIM]."""
@@ -99,35 +108,51 @@ class CommitteeNetwork(nn.Module):
         """Mean class probabilities of the committee, float [B, C]."""
         return (self.beta * self.classifier.cosine(self.directions(raw))).softmax(dim=2).mean(dim=1)
 
-    def knowledge(self, features: Tensor, posterior: Tensor) -> Tensor:
-        """What item and query vectors are made from, float [B, width + 2C]."""
-        features = self.even(features)
-        if self.training and self.noise:
-            features = features + self.noise * torch.randn_like(features)
-        # Logarithms tell small probabilities apart, the probabilities themselves large ones; all of a scale with the features.
-        return torch.cat([0.5 * features, posterior.clamp_min(_LEAST).log() / 3 + 1.5, 3 * posterior], dim=1)
+    def targets(self, features: Tensor, posterior: Tensor) -> Tensor:
+        """What is coded, float [B, E], of norm 1 at most.
+
+        The inner product of two targets is ``(1 - w) p·p' + w cos(f, f')``, with w = ``neighbours`` and f the features in their main
+        directions.
+        """
+        if not self.neighbours:
+            return posterior
+        place = functional.normalize((self.even(features) - self.mean) @ self.axes, dim=1)
+        return torch.cat([(1 - self.neighbours) ** 0.5 * posterior, self.neighbours**0.5 * place], dim=1)
 
     def raw(self, x: Tensor, *, queries: bool = False, amp: bool = False) -> Tensor:
-        """Sub-vectors float32 [B, M·d] before they are normalised."""
+        """Sub-vectors float32 [B, M·d]: of items the codewords of their codes; of queries what is searched with."""
         features, raw = self.features(x, amp)
-        return cast(
-            Tensor, (self.asks if queries else self.items)(self.knowledge(features, self.posterior(raw)))
-        )
+        targets = self.targets(features, self.posterior(raw))
+        if queries:
+            return query_form(targets, self.basis).flatten(1)
+        codes = assign(targets, self.sums)
+        items = self.words[torch.arange(self.M, device=codes.device), codes].flatten(1)
+        # An input that the network cannot take (infinite, say) has no nearest codeword: it must not look as if it had.
+        return items + 0 * targets.sum(dim=1, keepdim=True)
 
     def finish(self, raw: Tensor) -> Tensor:
         """Sub-vectors of :meth:`raw` made unit-norm, float32 [B, M·d]."""
         return intra_normalize(raw, self.M).flatten(1)
 
     @torch.no_grad()
-    def settle(self) -> None:
-        """Work out :attr:`prototypes`, once the weights are what they will be."""
-        certain = torch.eye(self.prototypes.shape[1], device=self.prototypes.device)
-        average = torch.zeros(len(certain), self.width, device=certain.device)
-        items = self.finish(self.items(self.knowledge(average, certain)))
-        self.prototypes.copy_(items.reshape(len(certain), self.M, -1).transpose(0, 1))
+    def survey(self, features: Tensor) -> None:
+        """Take mean and main directions of the trunk's features float [n, width], n at least 2; nothing where there are no neighbours."""
+        if self.neighbours:
+            even = self.even(features)
+            self.mean.copy_(even.mean(dim=0))
+            _, vectors = torch.linalg.eigh(torch.cov(even.double().T).cpu())
+            self.axes.copy_(vectors.flip(1)[:, : self.axes.shape[1]])
+
+    @torch.no_grad()
+    def place(self, sums: Tensor) -> None:
+        """Set the codewords: ``sums`` float [M, K, E], which add up to targets."""
+        self.sums, self.basis, self.words = product_form(sums, self.d)
+        certain = torch.zeros(self.C, sums.shape[2], device=sums.device)
+        certain[:, : self.C] = (1 - self.neighbours) ** 0.5 * torch.eye(self.C, device=sums.device)
+        self.prototypes = query_form(certain, self.basis).transpose(0, 1).contiguous()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Item vectors float32 [B, M·d], which are quantised."""
+        """Item vectors float32 [B, M·d], each sub-vector a codeword."""
         return self.finish(self.raw(x))
 
     def queries(self, x: Tensor) -> Tensor:

@@ -120,7 +120,7 @@ def build_extractor(
         pictures = kind == "images" and input_["image_size"] >= VGG.SMALLEST
         backbone = "vgg" if pictures else "mlp" if n.hidden else "linear"
     # A perceptron that is asked for has a hidden layer: of its own, or in the heads.
-    hidden = n.hidden or (() if n.heads else DEFAULT_HIDDEN)
+    hidden = n.hidden or (() if n.heads or n.committee else DEFAULT_HIDDEN)
     net = build_backbone(
         backbone,
         kind=kind,
@@ -133,7 +133,7 @@ def build_extractor(
         dropout=n.dropout,
         generator=generator,
     )
-    if n.noise and not n.heads and kind == "features" and isinstance(net, MLP):
+    if n.noise and not n.heads and not n.committee and kind == "features" and isinstance(net, MLP):
         net.layers.insert(0, _Noise(n.noise))
     return net
 
@@ -152,7 +152,7 @@ def build_network(config: Config, input_: Mapping[str, Any], n_classes: int) -> 
     net = build_extractor(config, input_, q.width, generator)
     width = cast(nn.Linear, net.head).in_features
     noise = n.noise if input_["kind"] == "features" else 0.0
-    if n.heads:
+    if n.heads or n.committee:
         net.head = SubspaceHeads(
             width,
             n.committee or q.codebooks,
@@ -171,9 +171,8 @@ def build_network(config: Config, input_: Mapping[str, Any], n_classes: int) -> 
             q.subdim,
             n_classes,
             width=width,
-            hidden=n.heads,
             beta=config.loss.beta,
-            noise=0.6 * noise,
+            neighbours=q.neighbours,
             generator=generator,
         )
     return GPQNetwork(

@@ -220,6 +220,13 @@ def test_a_setting_that_came_later_changes_nothing_while_it_is_off(digits: Datas
     assert cell.same_settings(older)
     triplet = dataclasses.replace(cell, settings=stored | {"loss": stored["loss"] | {"metric": "triplet"}})
     assert not triplet.same_settings(older)
+    # A setting that is no more: as good as none where it was off.
+    for off in (0, 0.0, False):
+        assert cell.same_settings(stored | {"loss": stored["loss"] | {"gone": off}})
+        assert cell.same_settings(older | {"gone": off})
+        assert not cell.same_settings(stored | {"loss": stored["loss"] | {"gone": off, "lambda1": 0.2}})
+    for on in (0.5, True, "soft"):
+        assert not cell.same_settings(stored | {"loss": stored["loss"] | {"gone": on}})
     pq = plan(small_grid(methods=["pq"], bits=[12]), digits, preset("paper")).cells[0]
     assert pq.same_settings(dict(pq.settings))
     assert not pq.same_settings({k: v for k, v in pq.settings.items() if k != "seed"})
@@ -264,8 +271,8 @@ def test_settings_are_layered(digits: Dataset) -> None:
     assert config("gpq").training.steps == 11
     assert config("gpq", second).training.steps == 9
     assert config("gpq", second).network == preset("recommended").network
-    # Heads are GPQ's own; the others have a perceptron where there is nothing to convolve.
-    assert config("pqn", second).network.heads == 0
+    # A committee is GPQ's own; the others have a perceptron where there is nothing to convolve.
+    assert config("pqn", second).network.committee == config("pqn", second).network.heads == 0
     assert config("pqn", second).network.hidden == (512,)
     assert config("pqn", second, perceptron=False).network.hidden == ()
     # The budget is shared; what is GPQ's own is not.

@@ -81,7 +81,8 @@ def prepared(folder: Path, config: Config, n: int) -> CommitteeGPQ:
 
 def test_a_committee_takes_the_noise_that_its_labels_call_for(tmp_path: Path) -> None:
     base = merge(
-        preset("recommended"), {"quantizer": {"codebooks": 2}, "network": {"heads": 4, "committee": 2}}
+        preset("recommended"),
+        {"quantizer": {"codebooks": 2}, "network": {"committee_hidden": 4, "committee": 2}},
     )
     noise = {}
     for n in (12, 400):
@@ -97,7 +98,8 @@ def test_a_committee_takes_the_noise_that_its_labels_call_for(tmp_path: Path) ->
 
 def test_the_noise_stays_as_set_where_it_is_not_to_be_adapted(tmp_path: Path) -> None:
     base = merge(
-        preset("recommended"), {"quantizer": {"codebooks": 2}, "network": {"heads": 4, "committee": 2}}
+        preset("recommended"),
+        {"quantizer": {"codebooks": 2}, "network": {"committee_hidden": 4, "committee": 2}},
     )
     fixed = dataclasses.replace(base, network=dataclasses.replace(base.network, adapt_noise=False))
     behind_a_layer = dataclasses.replace(base, network=dataclasses.replace(base.network, hidden=(16,)))

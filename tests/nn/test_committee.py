@@ -1,51 +1,99 @@
-"""The committee network: what it believes, what it codes, and that nothing of the codes moves its beliefs."""
+"""The committee network: what it believes, what it codes, and where its codewords come from."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from gpq_faiss.config import Config, preset, validate
+from gpq_faiss.config import Config, merge, preset, validate
 from gpq_faiss.data.digits import open_digits
+from gpq_faiss.data.open import open_data
+from gpq_faiss.data.reader import Reader
 from gpq_faiss.encode import Encoder
-from gpq_faiss.errors import MismatchError, UsageError
+from gpq_faiss.errors import DataError, MismatchError, UsageError
 from gpq_faiss.index.build import index, read_prototypes
 from gpq_faiss.index.codebooks import encode as encode_vectors
-from gpq_faiss.methods.gpq import build_gpq
-from gpq_faiss.methods.gpq_committee import CommitteeGPQ, neighbours
+from gpq_faiss.index.codebooks import unpack_codes
+from gpq_faiss.losses import SubspaceClassification, SubspaceEntropy
+from gpq_faiss.methods.codewords import fit_codewords
+from gpq_faiss.methods.gpq_committee import CommitteeGPQ
 from gpq_faiss.methods.trainable import TrainingBatch
-from gpq_faiss.nn.committee import CLASS_DIM, CommitteeNetwork
+from gpq_faiss.nn.additive import assign
+from gpq_faiss.nn.committee import CLASS_DIM, DIRECTIONS, CommitteeNetwork
+from gpq_faiss.nn.heads import SubspaceHeads
 from gpq_faiss.nn.model import build_network
 from gpq_faiss.pipeline import encode, search
+from gpq_faiss.store import RowReader
 from gpq_faiss.train import train
 
-C = 5
+C, WIDTH, D = 5, 9, 18
+SHARES = (0.0, 0.7)
 
 
-def settings(**training: object) -> Config:
-    base = preset("recommended")
-    return dataclasses.replace(
-        base,
-        quantizer=dataclasses.replace(base.quantizer, codebooks=3),
-        network=dataclasses.replace(base.network, heads=16, committee=4, committee_hidden=16),
-        training=dataclasses.replace(base.training, **training),  # type: ignore[arg-type]
+def config_of(neighbours: float = 0.0, **training: object) -> Config:
+    return validate(
+        merge(
+            preset("recommended"),
+            {
+                "quantizer": {"codebooks": 3, "neighbours": neighbours},
+                "network": {"committee": 4, "committee_hidden": 16},
+                "training": training,
+            },
+        )
     )
 
 
-def network() -> CommitteeNetwork:
-    net = build_network(settings(), {"kind": "features", "width": 9}, C)
+def method(neighbours: float = 0.0, *, width: int = WIDTH, ema: float = 0.99) -> CommitteeGPQ:
+    config = config_of(neighbours, ema=ema)
+    net = build_network(config, {"kind": "features", "width": width}, C)
     assert isinstance(net, CommitteeNetwork)
-    return net.eval()
+    return CommitteeGPQ(net, config)
+
+
+def network(neighbours: float = 0.0, *, width: int = WIDTH) -> CommitteeNetwork:
+    """A network that means nothing, with codewords placed on what it says."""
+    made = method(neighbours, width=width, ema=0.0)
+    made.settle(Sampler(items(600, width=width)))
+    return made.network.eval()
+
+
+def items(n: int, seed: int = 0, width: int = WIDTH) -> Tensor:
+    """Features whose directions are of unlike weight, float32 [n, width]."""
+    x = np.random.default_rng([seed, n]).normal(size=(n, width)) * np.linspace(2, 0.5, width) + 0.3
+    return torch.from_numpy(x).float()
+
+
+def targets_of(net: CommitteeNetwork, x: Tensor) -> Tensor:
+    features, raw = net.features(x)
+    return net.targets(features, net.posterior(raw))
+
+
+class Sampler:
+    """What :meth:`settle` draws from; remembers how many items it was asked for."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+        self.asked: list[int] = []
+
+    def __call__(self, n: int) -> Iterator[Tensor]:
+        self.asked.append(n)
+        yield from torch.split(self.x[:n], 100)
+
+
+# ------------------------------------------------------------------------------------------------------- what is coded
 
 
 def test_the_posterior_is_the_mean_of_the_class_networks() -> None:
     net = network()
-    x = torch.randn(6, 9)
-    _, raw = net.features(x)
+    _, raw = net.features(items(6))
     found = net.posterior(raw)
     parts = raw.reshape(6, 4, CLASS_DIM)
     each = []
@@ -55,57 +103,270 @@ def test_the_posterior_is_the_mean_of_the_class_networks() -> None:
         each.append(torch.softmax(net.beta * v @ W.T, dim=1))
     assert torch.allclose(found, torch.stack(each).mean(0), atol=1e-5)
     assert torch.allclose(found.sum(1), torch.ones(6), atol=1e-5)
+    features, raw = net.features(items(6))
+    assert torch.equal(net.targets(features, net.posterior(raw)), net.posterior(raw))
 
 
-def test_items_and_queries_are_unit_norm_and_not_the_same() -> None:
-    net = network()
-    x = torch.randn(6, 9)
-    items, queries = net(x), net.queries(x)
-    for vectors in (items, queries):
-        assert vectors.shape == (6, 36)
-        assert torch.allclose(vectors.reshape(6, 3, 12).norm(dim=2), torch.ones(6, 3), atol=1e-5)
-    assert not torch.allclose(items, queries, atol=0.1)
-    assert torch.allclose(net.codebooks().norm(dim=2), torch.ones(3, 16), atol=1e-5)
+@pytest.mark.parametrize("width", [WIDTH, DIRECTIONS + 8])
+@pytest.mark.parametrize("share", [0.3, 0.7, 1.0])
+def test_targets_compare_beliefs_and_places_in_the_main_directions(share: float, width: int) -> None:
+    net = network(share, width=width)
+    seen, x = items(600, width=width), items(20, 1, width)
+    with torch.no_grad():
+        everything, _ = net.features(seen)
+        features, raw = net.features(x)
+        p = net.posterior(raw).double().numpy()
+        targets = net.targets(features, net.posterior(raw)).double().numpy()
+    # The main directions by numpy.
+    whole = everything.double().numpy()
+    mean = whole.mean(axis=0)
+    _, _, V = np.linalg.svd(whole - mean, full_matrices=False)
+    kept = min(DIRECTIONS, width)
+    f = (features.double().numpy() - mean) @ V[:kept].T
+    f /= np.linalg.norm(f, axis=1, keepdims=True)
+    np.testing.assert_allclose(targets @ targets.T, (1 - share) * p @ p.T + share * f @ f.T, atol=1e-5)
+    assert targets.shape == (20, C + kept)
+    assert np.linalg.norm(targets, axis=1).max() < 1 + 1e-6
 
 
-def test_the_ranking_teaches_the_codes_and_not_the_committee() -> None:
-    config = settings(ema=0.0)
-    method = build_gpq(config, open_digits(), 8, 10)
-    assert isinstance(method, CommitteeGPQ)
-    x = torch.rand(30, 3, 8, 8)
-    y = torch.nn.functional.one_hot(torch.arange(10), 10).float()
-    batch = TrainingBatch(x, y, 9, 10, torch.Generator())
-    method.losses(batch, amp=False)["ranking"].backward()  # type: ignore[no-untyped-call]
-    moved = {
-        name for name, p in method.network.named_parameters() if p.grad is not None and bool(p.grad.any())
-    }
-    assert moved == {
-        "codewords.raw",
-        *(f"{part}.{name}" for part in ("items", "asks") for name in ("into", "bias", "out")),
-    }
+def test_of_images_the_place_is_that_of_evened_features() -> None:
+    """Their trunks have features of any scale."""
+    config = config_of(0.5)
+    net = build_network(config, {"kind": "images", "image_size": 8}, C)
+    assert isinstance(net, CommitteeNetwork)
+    net.eval()
+    features, raw = net.features(torch.rand(30, 3, 8, 8))
+    net.survey(features)
+    p = net.posterior(raw)
+    torch.testing.assert_close(net.targets(7 * features + 2, p), net.targets(features, p), rtol=0, atol=1e-4)
 
 
-def test_neighbours_are_the_nearest_share_of_pairs() -> None:
-    torch.manual_seed(0)
-    features = torch.randn(40, 6)
-    found = neighbours(features, 4)
-    centred = features - features.mean(0)
-    unit = centred / centred.norm(dim=1, keepdim=True)
-    cosine = unit @ unit.T
-    assert torch.equal(
-        found.flatten().argsort(stable=True), torch.sigmoid(20 * cosine).flatten().argsort(stable=True)
-    ) or ((found.flatten()[cosine.flatten().argsort()].diff() >= -1e-6).all())
-    assert float((found > 0.5).float().mean()) == pytest.approx(0.25, abs=0.02)
+@pytest.mark.parametrize("share", SHARES)
+def test_item_vectors_are_the_codewords_of_the_best_sum(share: float) -> None:
+    net = network(share)
+    x = items(40, 1)
+    with torch.no_grad():
+        found = net(x).reshape(40, 3, D)
+        targets = targets_of(net, x)
+    codes = assign(targets, net.sums)
+    for m in range(3):
+        torch.testing.assert_close(found[:, m], net.codebooks()[m][codes[:, m]])
+    assert len({*map(tuple, codes.tolist())}) > 10  # or a constant would do
+    # Encoding them as any vectors gives these codes.
+    packed = encode_vectors(found.flatten(1).numpy(), net.codebooks().numpy())
+    np.testing.assert_array_equal(unpack_codes(packed, 3, 16), codes.numpy())
+    every = torch.tensor(list(itertools.product(range(16), repeat=3)))
+    all_sums = torch.stack([net.sums[m][every[:, m]] for m in range(3)]).sum(dim=0)
+    nearest = torch.cdist(targets, all_sums).min(dim=1).values
+    reached = torch.stack([net.sums[m][codes[:, m]] for m in range(3)]).sum(dim=0)
+    assert float((targets - reached).norm(dim=1).mean()) < 1.1 * float(nearest.mean())
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.mark.parametrize("share", SHARES)
+def test_vectors_are_unit_norm_and_score_as_the_targets_do(share: float) -> None:
+    """The score is query target · sum of codewords, but for one factor; so of a product quantiser nothing is left."""
+    net = network(share)
+    x, ask = items(50, 1), items(7, 2)
+    with torch.no_grad():
+        vectors, queries = net(x), net.queries(ask)
+        targets = targets_of(net, ask)
+        codes = assign(targets_of(net, x), net.sums)
+    for found in (vectors, queries, net.codebooks()):
+        norms = found.reshape(-1, D).norm(dim=1)
+        torch.testing.assert_close(norms, torch.ones_like(norms), rtol=0, atol=1e-5)
+    reached = torch.stack([net.sums[m][codes[:, m]] for m in range(3)]).sum(dim=0)
+    scale = net.sums.norm(dim=2).max()
+    torch.testing.assert_close(queries @ vectors.T * scale, targets @ reached.T, rtol=1e-4, atol=2e-5)
+
+
+def test_codes_are_chosen_among_the_codewords_that_are_left() -> None:
+    """With fewer dimensions than the codewords have: what is lost of them must not decide."""
+    config = merge(config_of(), {"quantizer": {"subdim": 5}})
+    net = build_network(config, {"kind": "features", "width": WIDTH}, C)
+    assert isinstance(net, CommitteeNetwork)
+    whole = torch.randn(3, 16, C, generator=torch.Generator().manual_seed(0))
+    net.place(whole)
+    net.eval()
+    assert not torch.allclose(net.sums, whole, atol=0.1)
+    x = items(40, 1)
+    with torch.no_grad():
+        targets, vectors, queries = targets_of(net, x), net(x), net.queries(x)
+    reached = net.sums[torch.arange(3), assign(targets, net.sums)].sum(dim=1)
+    scale = net.sums.norm(dim=2).max()
+    torch.testing.assert_close(queries @ vectors.T * scale, targets @ reached.T, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_an_infinite_input_gives_no_vector(share: float) -> None:
+    net = network(share)
+    x = items(4, 1)
+    x[1, 3], x[2] = float("inf"), float("nan")
+    with torch.no_grad():
+        vectors, queries = net(x), net.queries(x)
+    for found in (vectors, queries):
+        assert found.isfinite().all(dim=1).tolist() == [True, False, False, True]
+    with pytest.raises(DataError, match="vectors to encode"):
+        encode_vectors(vectors.numpy(), net.codebooks().numpy())
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_prototypes_are_queries_for_one_class(share: float) -> None:
+    net = network(share)
+    certain = torch.zeros(C, net.sums.shape[2])
+    certain[:, :C] = (1 - share) ** 0.5 * torch.eye(C)
+    # A sub-vector holds the target in the basis, nothing, and what is missing to norm 1.
+    assert net.prototypes.shape == (3, C, D)
+    for m in range(3):
+        inside = certain @ net.basis[m]
+        torch.testing.assert_close(net.prototypes[m, :, : D - 2], inside)
+        assert not net.prototypes[m, :, D - 2].any()
+    torch.testing.assert_close(net.prototypes.norm(dim=2), torch.ones(3, C), rtol=0, atol=1e-5)
+    # An item that is surely of a class, and of average features, is found by the query for it.
+    net.place(fit_codewords(certain.repeat(8, 1), 3, 16, turns=not share, seed=0))
+    codes = assign(certain, net.sums)
+    vectors = net.words[torch.arange(3), codes]
+    scores = torch.einsum("cmd,mqd->cq", vectors, net.prototypes)
+    assert scores.argmax(dim=1).tolist() == list(range(C))
+
+
+# ---------------------------------------------------------------------------------------------------------- the method
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_settling_places_codewords_on_what_the_average_believes(share: float) -> None:
+    made = method(share)
+    with torch.no_grad():
+        for p in made.network.parameters():
+            p.add_(0.3 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())))
+    assert made.average is not None
+    random = made.codebooks().copy()
+    draw = Sampler(items(700))
+    made.settle(draw)
+    net = made.exported()
+    assert net is made.average
+    with torch.no_grad():
+        targets = targets_of(net, items(700))
+        assert not torch.allclose(targets, targets_of(made.network.eval(), items(700)), atol=1e-3)
+    expected = fit_codewords(targets, 3, 16, turns=not share, seed=made.config.training.seed)
+    # Wide enough for 16 codewords: nothing is lost but digits.
+    torch.testing.assert_close(net.sums, expected, rtol=1e-4, atol=1e-5)
+    assert not np.array_equal(made.codebooks(), random)
+    for name, value in made.network.named_buffers():
+        if name in ("mean", "axes", "sums", "basis", "words", "prototypes"):
+            torch.testing.assert_close(value, net.get_buffer(name), msg=name)
+    reached = net.sums[torch.arange(3), assign(targets, net.sums)].sum(dim=1)
+    spread = (targets - targets.mean(dim=0)).square().sum()
+    assert float((targets - reached).square().sum()) < 0.5 * float(spread)
+    made.settle(draw, final=True)
+    assert draw.asked[1] > draw.asked[0] >= 1000
+
+
+def test_codewords_follow_the_network() -> None:
+    made = method(ema=0.0)
+    draw = Sampler(items(600))
+    made.settle(draw)
+    first = made.codebooks().copy()
+    made.settle(draw)
+    np.testing.assert_array_equal(made.codebooks(), first)
+    with torch.no_grad():
+        made.network.classifier.raw.add_(torch.randn(made.network.classifier.raw.shape))
+    made.settle(draw)
+    assert not np.allclose(made.codebooks(), first, atol=0.01)
+
+
+def test_too_few_items_to_settle_on_are_refused() -> None:
+    with pytest.raises(DataError, match="15 items cannot place 16 codewords"):
+        method().settle(Sampler(items(15)))
+
+
+def test_a_saved_state_brings_the_codewords_back() -> None:
+    made = method(0.7)
+    made.settle(Sampler(items(600)))
+    fresh = method(0.7)
+    fresh.load_state_dict(made.state_dict())
+    x = items(10, 3)
+    for ask in (False, True):
+        assert torch.equal(
+            made.exported().raw(x, queries=ask),
+            fresh.exported().raw(x, queries=ask),
+        )
+
+
+def batch(n: int = 15, unlabelled: int = 30) -> TrainingBatch:
+    y = torch.eye(C)[torch.arange(n) % C]
+    return TrainingBatch(items(n + unlabelled, 5), y, 3, 10, torch.Generator())
+
+
+def test_the_loss_is_that_of_the_class_networks() -> None:
+    made = method().eval()
+    parts = made.losses(batch(), amp=False)
+    net, loss = made.network, made.config.loss
+    with torch.no_grad():
+        v = net.features(batch().x)[1].reshape(45, 4, CLASS_DIM)
+        v = v / v.norm(dim=2, keepdim=True)
+        classification = SubspaceClassification(loss.classification, loss.beta)(
+            v[:15], net.classifier.raw, batch().y
+        )
+        entropy = SubspaceEntropy(loss.beta)(v[15:], net.classifier.raw)
+    torch.testing.assert_close(parts["classification"].detach(), classification)
+    torch.testing.assert_close(parts["entropy"].detach(), entropy)
+    expected = loss.lambda1 * classification - loss.lambda2 * entropy
+    torch.testing.assert_close(parts["total"].detach(), expected)
+    assert set(made.losses(batch(unlabelled=0), amp=False)) == {"total", "classification"}
+
+
+@pytest.mark.parametrize("part", ["classification", "entropy"])
+def test_both_losses_teach_the_class_networks_and_none_the_codewords(part: str) -> None:
+    made = method(0.7)
+    before = made.codebooks().copy()
+    made.losses(batch(), amp=False)[part].backward()  # type: ignore[no-untyped-call]
+    taught = {n for n, p in made.network.named_parameters() if p.grad is not None and bool(p.grad.any())}
+    assert taught == {"classifier.raw", *(f"backbone.head.{name}" for name in ("into", "bias", "out"))}
+    assert taught == {n for n, _ in made.network.named_parameters()}
+    optimizer = made.optimizer(made.config.training)
+    optimizer.step()
+    made.after_step(0)
+    np.testing.assert_allclose(made.codebooks(), before, atol=1e-6)
+
+
+def test_the_class_networks_lower_the_entropy_that_the_classifier_raises() -> None:
+    """The mini-max of eq. 4: gradients of the entropy, those of the networks with the other sign."""
+    made = method().eval()
+    net = made.network
+    assert isinstance(net.backbone.head, SubspaceHeads)
+    parameters = [net.classifier.raw, net.backbone.head.out]
+    found = torch.autograd.grad(made.losses(batch(), amp=False)["entropy"], parameters)
+    plain = SubspaceEntropy(made.config.loss.beta)(
+        net.directions(net.features(batch().x[15:])[1]), net.classifier.raw
+    )
+    expected = torch.autograd.grad(plain, parameters)
+    assert all(bool((g.abs() > 1e-5).any()) for g in expected)
+    torch.testing.assert_close(found, (expected[0], -expected[1]))
+
+
+def test_the_class_networks_move_faster_than_a_trunk() -> None:
+    config = merge(config_of(), {"network": {"hidden": [8]}})
+    net = build_network(config, {"kind": "features", "width": WIDTH}, C)
+    assert isinstance(net, CommitteeNetwork)
+    slow, fast = CommitteeGPQ(net, config).optimizer(config.training).param_groups
+    own = {id(p) for p in (*net.backbone.head.parameters(), *net.classifier.parameters())}
+    assert {id(p) for p in fast["params"]} == own
+    assert {id(p) for p in slow["params"]} == {id(p) for p in net.parameters()} - own
+    assert len(slow["params"]) > 0
+    assert fast["times"] == 2.0
+
+
+# ---------------------------------------------------------------------------------------------------------- whole path
+
+
+@pytest.fixture(scope="module", params=SHARES)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("committee")
-    config = settings(steps=60, batch_labelled=50, batch_unlabelled=100, validation=0.0)
+    config = config_of(request.param, steps=60, batch_labelled=50, batch_unlabelled=100, validation=0.0)
     return train(open_digits(), folder / "model", config=config, labelled="10-per-class")
 
 
-def test_a_search_uses_query_vectors(model: Path, tmp_path: Path) -> None:
+def test_a_search_ranks_by_belief_in_the_sums_of_codewords(model: Path, tmp_path: Path) -> None:
     data = open_digits()
     codes = encode(model, data, tmp_path / "codes.h5")
     built = index(model, codes, tmp_path / "index.faiss")
@@ -114,11 +375,20 @@ def test_a_search_uses_query_vectors(model: Path, tmp_path: Path) -> None:
     _, xq = encoder.embed_rows(data, np.arange(5), queries=True)
     _, xb = encoder.embed_rows(data, np.arange(len(data)))
     Z = encoder.model.codebooks
-    chosen = np.einsum("nmd,mkd->nmk", xb.reshape(-1, 3, 12), Z).argmax(2)
-    scores = xq @ Z[np.arange(3), chosen].reshape(-1, 36).T
+    chosen = np.einsum("nmd,mkd->nmk", xb.reshape(-1, 3, D), Z).argmax(2)
+    scores = xq @ Z[np.arange(3), chosen].reshape(-1, 3 * D).T
     best = -np.sort(-scores, axis=1)[:, :7]
     assert np.abs(result.scores - best).max() < 1e-5
-    assert encode_vectors(xb, Z).shape == (len(data), 2)
+    with RowReader(codes) as reader:
+        np.testing.assert_array_equal(unpack_codes(reader.block(), 3, 16), chosen)
+    # The same without any vector: beliefs, and the codewords that add up to them.
+    net = encoder.model.network
+    assert isinstance(net, CommitteeNetwork)
+    with Reader(data, encoder.model.image_size) as images, torch.no_grad():
+        belief = targets_of(net, torch.from_numpy(images.fetch(np.arange(5))[0]).float() / 255)
+    sums = net.sums[torch.arange(3), torch.from_numpy(chosen)].sum(dim=1)
+    expected = (belief @ sums.T / net.sums.norm(dim=2).max()).numpy()
+    np.testing.assert_allclose(scores, expected, atol=1e-4)
 
 
 def test_item_vectors_are_no_queries(model: Path, tmp_path: Path) -> None:
@@ -128,31 +398,66 @@ def test_item_vectors_are_no_queries(model: Path, tmp_path: Path) -> None:
         search(model, built, str(tmp_path / "features.h5"), k=3)
 
 
-def test_prototypes_are_vectors_of_certain_items(model: Path) -> None:
+def test_the_prototypes_of_a_model_are_its_queries_for_one_class(model: Path) -> None:
     net = Encoder.load(model).model.network
     assert isinstance(net, CommitteeNetwork)
     found = read_prototypes(model)
-    assert found.shape == (10, 36)
-    with torch.no_grad():
-        items = net.finish(net.items(net.knowledge(torch.zeros(10, net.width), torch.eye(10))))
-    assert np.abs(found - items.numpy()).max() < 1e-5
+    assert found.shape == (10, 3 * D)
+    np.testing.assert_allclose(found, net.prototypes.transpose(0, 1).flatten(1).numpy(), atol=1e-6)
+    # Placed anew they say the same; directions of no weight may be others.
+    again = copy.deepcopy(net)
+    again.place(net.sums)
+    scores = [torch.einsum("mcd,mkd->mck", n.prototypes, n.words) for n in (again, net)]
+    torch.testing.assert_close(*scores, rtol=0, atol=1e-4)
+
+
+def test_an_infinite_item_is_not_encoded(tmp_path: Path) -> None:
+    """Features that are finite, and too large for the network."""
+    rng = np.random.default_rng(0)
+    np.save(tmp_path / "x.npy", rng.normal(size=(120, 6)).astype(np.float32))
+    np.save(tmp_path / "y.npy", np.arange(120) % 3)
+    data = open_data(f"features:{tmp_path / 'x.npy'}", labels=str(tmp_path / "y.npy"))
+    config = config_of(steps=3, batch_labelled=20, batch_unlabelled=20, validation=0.0)
+    made = train(data, tmp_path / "model", config=config, labelled="10-per-class", protocol="none")
+    huge = np.load(tmp_path / "x.npy")
+    huge[7] = 3e38
+    np.save(tmp_path / "huge.npy", huge)
+    with pytest.raises(DataError):
+        encode(made, f"features:{tmp_path / 'huge.npy'}", tmp_path / "codes.h5")
+    assert not (tmp_path / "codes.h5").exists()
+
+
+# ------------------------------------------------------------------------------------------------------------ settings
 
 
 @pytest.mark.parametrize(
     ("section", "changes", "named"),
     [
         ("network", {"committee": -1}, "network.committee"),
-        ("network", {"heads": 0}, "network.heads"),
-        ("loss", {"lambda4": 0.0}, "loss.lambda4"),
+        ("network", {"heads": 16}, "network.heads"),
+        ("network", {"committee_hidden": 0}, "network.committee_hidden"),
         ("loss", {"lambda0": 1.0}, "loss.lambda0"),
-        ("loss", {"neighbours": 1.5}, "loss.neighbours"),
-        ("network", {"committee": 0}, "loss.lambda4"),
+        ("loss", {"lambda1": 0.0}, "loss.lambda1"),
+        ("loss", {"lambda3": 1.0}, "loss.lambda3"),
+        ("training", {"codebook_start": 0.25}, "training.codebook_start"),
+        ("quantizer", {"reexpress": True}, "quantizer.reexpress"),
+        ("quantizer", {"neighbours": 1.5}, "quantizer.neighbours"),
+        ("quantizer", {"neighbours": -0.1}, "quantizer.neighbours"),
+        ("quantizer", {"subdim": 2}, "quantizer.subdim"),
+        ("network", {"committee": 0}, "nothing would train the codewords"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(section: str, changes: dict[str, float], named: str) -> None:
-    config = settings()
+    config = config_of()
     config = dataclasses.replace(
         config, **{section: dataclasses.replace(getattr(config, section), **changes)}
     )
     with pytest.raises(UsageError, match=named):
+        validate(config)
+
+
+def test_neighbours_need_a_committee() -> None:
+    paper = preset("paper")
+    config = dataclasses.replace(paper, quantizer=dataclasses.replace(paper.quantizer, neighbours=0.5))
+    with pytest.raises(UsageError, match=r"quantizer\.neighbours = 0\.5 needs a committee"):
         validate(config)

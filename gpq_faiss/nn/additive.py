@@ -1,0 +1,89 @@
+"""Codes whose codewords add up to a vector, as codes of a product quantiser. Not in the paper.
+
+A product code gives every sub-vector a codeword by itself. Here the M codewords of a code are chosen together, so that their sum is near a
+target vector t of E dimensions::
+
+    t [B, E]  ─ beam search over S [M, K, E] ─►  codes [B, M],  Σ_m S[m, code_m] ≈ t
+
+To a product quantiser that is nothing new: the inner product of a query u with that sum is Σ_m u·S[m, code_m], a sum over M tables.
+:func:`product_form` writes the codewords of each codebook in a basis of their span, and gives codewords and queries a coordinate of their
+own each, which makes them unit-norm and adds nothing to the score. So a plain inner-product ``IndexPQ`` holds such codes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+BEAM = 8
+"""Partial sums that the search keeps for each vector. Twice as many make no difference that could be measured."""
+
+
+def assign(targets: Tensor, codewords: Tensor, beam: int = BEAM) -> Tensor:
+    """Codes whose codewords add up to nearly the targets: int64 [B, M].
+
+    Args:
+        targets: float [B, E].
+        codewords: float [M, K, E].
+        beam: partial sums kept; 1 takes the nearest codeword of what is left, codebook after codebook.
+    """
+    M, K, E = codewords.shape
+    B = targets.shape[0]
+    left = targets.unsqueeze(1)
+    chosen = torch.zeros(B, 1, 0, dtype=torch.long, device=targets.device)
+    for m in range(M):
+        # |left - codeword|² for every partial sum and codeword: float [B, beam, K].
+        distance = (
+            left.square().sum(dim=2, keepdim=True)
+            - 2 * left @ codewords[m].T
+            + codewords[m].square().sum(dim=1)
+        )
+        kept = min(beam, left.shape[1] * K) if m < M - 1 else 1
+        best = distance.flatten(1).topk(kept, dim=1, largest=False).indices
+        parent, word = best // K, best % K
+        left = left.gather(1, parent.unsqueeze(2).expand(-1, -1, E)) - codewords[m][word]
+        chosen = torch.cat(
+            [chosen.gather(1, parent.unsqueeze(2).expand(-1, -1, m)), word.unsqueeze(2)], dim=2
+        )
+    return chosen[:, 0]
+
+
+def product_form(codewords: Tensor, d: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Additive codewords as unit-norm codewords of a product quantiser.
+
+    Exact where the K codewords of a codebook, or the targets, have no more than d - 2 dimensions; else codewords lose what lies outside the
+    d - 2 main directions of their codebook.
+
+    Args:
+        codewords: float [M, K, E].
+        d: dimensions of a sub-vector, at least 3.
+
+    Returns:
+        The codewords [M, K, E] less what they lose; the basis [M, E, d - 2] of each codebook; and the unit-norm codewords [M, K, d].
+    """
+    M, _, E = codewords.shape
+    inner = d - 2
+    if inner >= E:
+        basis = torch.eye(E, inner, device=codewords.device).expand(M, -1, -1).contiguous()
+    else:
+        # Rows of V beyond the rank are orthogonal directions of no weight: harmless.
+        directions = torch.linalg.svd(codewords.double(), full_matrices=True).Vh[:, :inner]
+        basis = directions.transpose(1, 2).to(codewords.dtype).contiguous()
+    coordinates = codewords @ basis
+    longest = coordinates.norm(dim=2).max().clamp_min(1e-12)
+    # One scale for all codebooks: their tables are added.
+    inside = coordinates / longest
+    words = torch.cat([inside, _missing(inside), torch.zeros_like(inside[..., :1])], dim=2)
+    return coordinates @ basis.transpose(1, 2), basis, functional.normalize(words, dim=2)
+
+
+def query_form(queries: Tensor, basis: Tensor) -> Tensor:
+    """Queries float [B, E] of norm 1 at most as unit-norm sub-vectors [B, M, d] for codewords of :func:`product_form`."""
+    inside = torch.einsum("be,mei->bmi", queries, basis)
+    return torch.cat([inside, torch.zeros_like(inside[..., :1]), _missing(inside)], dim=2)
+
+
+def _missing(inside: Tensor) -> Tensor:
+    """What vectors lack to norm 1, [..., 1]."""
+    return (1 - inside.square().sum(dim=-1, keepdim=True)).clamp_min(0).sqrt()
