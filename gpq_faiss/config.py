@@ -167,6 +167,7 @@ PRESETS: dict[str, Config] = {
         _RECOMMENDED,
         preset="unseen-classes",
         quantizer=dataclasses.replace(_RECOMMENDED.quantizer, neighbours=0.7),
+        loss=dataclasses.replace(_RECOMMENDED.loss, lambda2=0.4),
     ),
 }
 

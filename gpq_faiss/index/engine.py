@@ -135,6 +135,11 @@ class Engine:
         return None if self._held[1] is None else len(self._held[1])
 
     @property
+    def groups(self) -> Groups | None:
+        """Distinct codes and the positions of their items, where they are grouped; to be left as they are."""
+        return self._held[1]
+
+    @property
     def searcher(self) -> ProvenSearch | IvfSearch:
         """What searches the items, or their distinct codes."""
         return self._held[0]

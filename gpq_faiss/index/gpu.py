@@ -25,6 +25,7 @@ from ..errors import DataError, DeviceError, UsageError
 from .checks import Codes, Floats, Ids
 from .codebooks import fuse
 from .engine import Engine
+from .gpu_memory import MAX_K, FaissBudget, check_memory
 from .items import Groups
 from .ivf import empty_ivfpq, fill_list, rows_of_lists
 from .layout import layout_of
@@ -179,7 +180,8 @@ def clone_to_gpu(ivf: Any, device: int, memory: int = MEMORY, *, positions: bool
     """A form of this file onto a GPU: the ``GpuIndexIVFPQ``, and the resources that must outlive it.
 
     Args:
-        memory: bytes that Faiss sets aside for searching (it takes 1.5 GiB at most, and allocates what it lacks).
+        memory: bytes that Faiss may use for searching. It sets them aside, 1.5 GiB at most, and allocates what it lacks;
+            where one query lacks some, less is set aside, so that both together stay within ``memory`` if they can.
         positions: ids are positions, and take 4 bytes each on the GPU where they fit.
 
     Raises:
@@ -187,7 +189,7 @@ def clone_to_gpu(ivf: Any, device: int, memory: int = MEMORY, *, positions: bool
     """
     check_gpu(device)
     resources = faiss.StandardGpuResources()
-    resources.setTempMemory(memory)
+    resources.setTempMemory(FaissBudget.of(ivf, memory).temporary(min(MAX_K, int(ivf.ntotal))))
     options = faiss.GpuClonerOptions()
     short = positions and int(ivf.ntotal) < 1 << 31
     options.indicesOptions = faiss.INDICES_32_BIT if short else faiss.INDICES_64_BIT  # type: ignore[attr-defined]  # stub lacks them
@@ -275,16 +277,18 @@ def to_gpu(
         via: ``auto``: Faiss nominates, torch decides, exact to the bit; k above 2,048 goes to torch alone, and so does
             everything where Faiss cannot take the codes, or needs more than ``memory`` for a query (:func:`scan_bytes`:
             some 8 bytes an item). ``torch``: torch alone. ``faiss``: Faiss alone, with its own scores and choice among
-            ties, k up to 2,048, no filters and ranges, no second copy of the codes on the GPU, and as much memory as it
-            needs.
+            ties, k up to 2,048, no filters and ranges, no second copy of the codes on the GPU, and as much memory as one
+            query needs.
         lists: of the flat form (default: by the number of items).
-        group: search distinct codes (default: as the engine does; a Faiss index does not).
-        memory: bytes that Faiss and torch may each use on a device while searching, beyond codes and results.
+        group: search distinct codes (default: as the engine does, or has gone over to; a Faiss index does not).
+        memory: bytes that Faiss and torch may each use on a device while searching, beyond codes, ids, centroids and
+            results. Faiss gets as many queries at once as fit (:mod:`.gpu_memory`).
 
     Raises:
         DeviceError: a GPU is not there, or Faiss left an index on the CPU (never a silent run there).
         DataError: the index is empty or not sound.
-        UsageError: an option out of range; ``via="faiss"`` for codes that Faiss cannot take on a GPU.
+        UsageError: an option out of range; ``via="faiss"`` for codes that Faiss cannot take on a GPU; an index with lists
+            of which ``memory`` does not hold one search.
     """
     check_mode(mode)
     if via not in ("auto", "faiss", "torch"):
@@ -351,8 +355,11 @@ def of_codes(codes: Any, Z: Floats, *, device: str | int, memory: int = MEMORY) 
 class Source:
     """What goes to devices: codes in ascending order of id, and how they are to be searched."""
 
-    def __init__(self, codes: Codes, ids: Ids | None, Z: Floats, *, group: bool = False) -> None:
+    def __init__(
+        self, codes: Codes, ids: Ids | None, Z: Floats, *, group: bool = False, groups: Groups | None = None
+    ) -> None:
         self.codes, self.ids, self.Z, self.group = codes, ids, Z, group
+        self._groups = groups
         self.list_of: NDArray[np.int32] | None = None
         self.centroids: Floats | None = None
         self.nprobe = 0
@@ -361,8 +368,15 @@ class Source:
     def of(cls, source: Any, group: bool | None) -> Source:
         if isinstance(source, Engine):
             if source.kind != "ivf":
-                chosen = source.group if group is None else group
-                return cls(source.codes, source.ids, source.codebooks, group=chosen)
+                groups = source.groups  # also those of an exact engine that has gone over to them
+                chosen = groups is not None if group is None else group
+                return cls(
+                    source.codes,
+                    source.ids,
+                    source.codebooks,
+                    group=chosen,
+                    groups=groups if chosen else None,
+                )
             source = source.to_faiss()
         layout = layout_of(source, deep=True)
         if layout.ntotal == 0:
@@ -378,11 +392,19 @@ class Source:
 
     def part(self, rows: slice) -> Source:
         """Some of the items, searched alike."""
+        if rows == slice(0, len(self.codes)):
+            return self
         ids = None if self.ids is None else self.ids[rows]
         part = Source(self.codes[rows], ids, self.Z, group=self.group)
         part.list_of = None if self.list_of is None else self.list_of[rows]
         part.centroids, part.nprobe = self.centroids, self.nprobe
         return part
+
+    def groups(self) -> Groups:
+        """Distinct codes and their items, found once."""
+        if self._groups is None:
+            self._groups = Groups.of(self.codes)
+        return self._groups
 
     def own_ids(self) -> Ids | None:
         """The ids, or None where an id is a position."""
@@ -404,6 +426,7 @@ def spread(
     """Parts on devices; ``clone`` puts a form of this file onto one (not needed for torch alone)."""
     from .gpu_search import DeviceIndex
 
+    check_memory(memory)
     n = len(source.codes)
     if mode == "shard" and len(places) > n:
         raise UsageError(f"{n} items cannot be spread over {len(places)} devices: use fewer, or replicas")
@@ -430,7 +453,7 @@ def _part(
 
     codes, groups = source.codes, None
     if source.group:
-        grouped = Groups.of(codes)
+        grouped = source.groups()
         codes, groups = grouped.codes, DeviceGroups(grouped, place, memory)
     searcher: Searcher
     resources = None
@@ -444,12 +467,16 @@ def _part(
             form = real_lists(codes, source.Z, source.list_of, source.centroids, source.nprobe)
         else:
             form = zero_lists(codes, source.Z, lists=lists)
+        budget = FaissBudget.of(form, memory)
+        if via == "auto" and not flat:
+            # no way round it: torch alone would look at all lists, which is another answer
+            budget.check(min(MAX_K, len(codes)))
         index, resources = clone(form, place)
         if via == "faiss":
-            searcher = Raw(index)
+            searcher = Raw(index, budget)
         else:
             scan = Scan(codes, source.Z, place, memory)
-            searcher = Nominated(scan, index) if flat else Lists(scan, index)
+            searcher = Nominated(scan, index, budget) if flat else Lists(scan, index, budget)
     return Part(place, searcher, len(source.codes), first, groups, resources)
 
 

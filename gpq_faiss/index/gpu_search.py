@@ -18,24 +18,23 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-import faiss
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from ..errors import UsageError
+from ..errors import DataError, UsageError
 from .checks import Ids
 from .filters import Filter, mask_of
 from .gpu import MEMORY, Mode
-from .gpu_arrays import EMPTY_KEY, best_of, keys_of, split_keys, vectors_on
+from .gpu_arrays import EMPTY_KEY, MAX_ROWS, best_of, keys_of, split_keys, vectors_on
+from .gpu_faiss import faiss_within
+from .gpu_memory import MAX_K, FaissBudget
 from .gpu_torch import DeviceGroups, Scan
 from .items import Names
 from .ranges import check_least, too_many
 from .search import check_k
 
-MAX_K = 2048
-"""The most results, and lists looked at, of Faiss' GPU kernels."""
 _BLOCK = 1024  # queries at once
 _RESULT = 64  # bytes a result needs while parts are merged and ids looked up
 _SPARE = 32  # nominated beyond k, at least
@@ -43,7 +42,6 @@ _MOSTLY = 0.5  # share of codes from which a filter looks at nominations first, 
 _TRIED = 256  # queries after which nominating may be given up
 _UNIT = 2.0**-23  # twice the relative error of one float32 operation
 _TINY = 2.0**-126
-_EXPONENT = 0x7F80_0000  # of float32
 
 
 class Searcher(Protocol):
@@ -56,66 +54,22 @@ class Searcher(Protocol):
         ...
 
 
-def faiss_search(index: Any, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Search a Faiss index with a tensor, float32 [q, D]: results lie on the same device; nothing passes the host.
-
-    What ``faiss.contrib.torch_utils`` does, without importing it: that replaces methods of all Faiss classes in the
-    process, after which ``search(..., params=...)`` with arrays fails. On a GPU the work is queued on torch's current
-    stream.
-
-    Args:
-        index: on the GPU of ``queries``, or on the CPU for queries there.
-    """
-    width = int(index.d)
-    # A power of two changes no bit but the exponent, and keeps tiny queries from underflow where centroids are tiny.
-    scale = queries.abs().amax(dim=1, keepdim=True).view(torch.int32).bitwise_and(_EXPONENT)
-    factor = scale.view(torch.float32).clamp_min(_TINY)
-    queries = queries / factor
-    if queries.shape[1] < width:  # codes are padded, so queries are
-        queries = torch.nn.functional.pad(queries, (0, width - queries.shape[1]))
-    queries = queries.contiguous()
-    D = torch.empty((len(queries), k), dtype=torch.float32, device=queries.device)
-    found = torch.empty((len(queries), k), dtype=torch.int64, device=queries.device)
-
-    def run() -> None:
-        index.search_c(
-            len(queries),
-            faiss.cast_integer_to_float_ptr(queries.data_ptr()),
-            k,
-            faiss.cast_integer_to_float_ptr(D.data_ptr()),
-            faiss.cast_integer_to_idx_t_ptr(found.data_ptr()),
-        )
-
-    if queries.device.type != "cuda":
-        run()
-        return D * factor, found
-    with torch.cuda.device(queries.device):
-        resources: Any = index.getResources()
-        device = int(index.getDevice())
-        before = resources.getDefaultStream(device)
-        stream = torch.cuda.current_stream().cuda_stream
-        resources.setDefaultStream(device, faiss.cast_integer_to_cudastream_t(stream))  # type: ignore[attr-defined]
-        try:
-            run()
-        finally:
-            resources.setDefaultStream(device, before)
-    return D * factor, found
-
-
 class Nominated:
     """Faiss nominates from all codes, exact scores prove, :class:`.gpu_torch.Scan` settles the rest.
 
     Args:
         scan: the codes.
         index: the same codes as a Faiss index on the same device; its ids are positions.
+        budget: of Faiss' working memory.
 
     Attributes:
         tried, proven: queries nominated for, and those whose answer that proved.
     """
 
-    def __init__(self, scan: Scan, index: Any) -> None:
+    def __init__(self, scan: Scan, index: Any, budget: FaissBudget | None = None) -> None:
         self.scan = scan
         self.index = index
+        self.budget = budget
         self.tried = 0
         self.proven = 0
         self._lock = threading.Lock()  # Faiss' GPU resources serve one search at a time
@@ -130,7 +84,7 @@ class Nominated:
         if k > MAX_K or (k == wanted and k < n) or seldom:
             return self.scan.search_keys(queries, k)
         with self._lock:
-            approximate, found = faiss_search(self.index, queries, wanted)
+            approximate, found = faiss_within(self.index, queries, wanted, self.budget)
         exact = self.scan.exact_scores(self.scan.tables(queries), found.clamp_min(0))
         there = found >= 0
         best = best_of(torch.where(there, keys_of(exact, found), EMPTY_KEY), k)
@@ -162,11 +116,13 @@ class Lists:
     Args:
         scan: the codes.
         index: the same as Faiss' IVF index on the same device; its ids are positions.
+        budget: of Faiss' working memory.
     """
 
-    def __init__(self, scan: Scan, index: Any) -> None:
+    def __init__(self, scan: Scan, index: Any, budget: FaissBudget | None = None) -> None:
         self.scan = scan
         self.index = index
+        self.budget = budget
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -177,7 +133,7 @@ class Lists:
         if wanted > MAX_K:
             return self.scan.search_keys(queries, k)
         with self._lock:
-            _, found = faiss_search(self.index, queries, wanted)
+            _, found = faiss_within(self.index, queries, wanted, self.budget)
         exact = self.scan.exact_scores(self.scan.tables(queries), found.clamp_min(0))
         return best_of(torch.where(found >= 0, keys_of(exact, found), EMPTY_KEY), k)
 
@@ -188,8 +144,9 @@ class Raw:
     It holds no second copy of the codes.
     """
 
-    def __init__(self, index: Any) -> None:
+    def __init__(self, index: Any, budget: FaissBudget | None = None) -> None:
         self.index = index
+        self.budget = budget
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -199,7 +156,7 @@ class Raw:
         if k > MAX_K:
             raise UsageError(f"k = {k}: Faiss gives at most {MAX_K} on a GPU; leave out via='faiss' for more")
         with self._lock:
-            scores, found = faiss_search(self.index, queries, k)
+            scores, found = faiss_within(self.index, queries, k, self.budget)
         return best_of(torch.where(found >= 0, keys_of(scores, found), EMPTY_KEY), k)
 
 
@@ -314,6 +271,9 @@ class DeviceIndex:
         device: where tensors must be and results are (the first, if several).
         parts: what each device holds.
         mode: ``shard`` (each device has a part of the items) or ``replica`` (each has all, and a part of the queries).
+
+    Raises:
+        DataError: more than 2^32 - 1 items.
     """
 
     def __init__(
@@ -325,7 +285,14 @@ class DeviceIndex:
         self.mode: Mode = mode
         self.device = parts[0].device
         self.ntotal = sum(part.items for part in parts) if mode == "shard" else parts[0].items
-        self._ids = None if ids is None else torch.from_numpy(np.array(ids, np.int64)).to(self.device)
+        if self.ntotal > MAX_ROWS:  # positions among all share a key with the score
+            raise DataError(
+                f"{self.ntotal:,} items: at most {MAX_ROWS:,} over all devices together; search them in several indexes"
+            )
+        # A copy, since the ids may be the caller's own. It stays on the host as well: that is where filters look.
+        own = None if ids is None else np.array(ids, np.int64)
+        self._names = Names(self.ntotal, own)
+        self._ids = None if own is None else torch.from_numpy(own).to(self.device)
         self._lock = threading.Lock()
         self._filtered: tuple[bytes, list[Part]] | None = None
 
@@ -428,8 +395,7 @@ class DeviceIndex:
             return self.parts
         for part in self.parts:
             part.scan("a filter")
-        own = None if self._ids is None else self._ids.cpu().numpy()
-        mask = mask_of(where, Names(self.ntotal, own))
+        mask = mask_of(where, self._names)
         digest = np.packbits(mask).tobytes()
         with self._lock:
             if self._filtered is None or self._filtered[0] != digest:

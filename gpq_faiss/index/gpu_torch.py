@@ -33,6 +33,7 @@ from .gpu_arrays import (
     split_keys,
     tensor_of,
 )
+from .gpu_memory import check_memory
 from .items import Groups
 from .ranges import too_many
 
@@ -60,11 +61,10 @@ class Scan:
     def __init__(self, codes: Any, Z: ArrayLike, device: torch.device, memory: int = MEMORY) -> None:
         self.codebooks: Floats = check_codebooks(Z)
         self.M, self.K, self.d = (int(n) for n in self.codebooks.shape)
-        if memory < 1:
-            raise UsageError(f"memory of {memory} bytes: it must be at least 1")
+        check_memory(memory)
         packed = codes_on(codes, self.M, self.K, device)
         if not 1 <= len(packed) <= MAX_ROWS:
-            raise DataError(f"{len(packed):,} codes: from 1 to {MAX_ROWS:,} a device; spread more by shards")
+            raise DataError(f"{len(packed):,} codes: from 1 to {MAX_ROWS:,} an index; search more in several")
         self.device = device
         self.memory = memory
         self.paired = is_paired(self.M, self.K)

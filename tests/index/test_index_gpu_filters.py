@@ -188,6 +188,56 @@ def test_what_passes_is_settled_once_for_searches_with_one_filter(monkeypatch: p
 
 
 @on_devices
+def test_ids_are_kept_where_filters_look(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are copied once, and neither their owner nor a filter function can change them."""
+    codes, Z, _, xq = items(9, 6, n=600)
+    ids = np.arange(600, dtype=np.int64) * 3
+    engine = Engine.build(codes, Z, ids, kind="exact")
+    index = put(engine, device, parts=2)
+    looked: list[Any] = []
+    mask_of = gpu_search.mask_of
+
+    def watched(where: Any, names: Any) -> np.ndarray:
+        looked.append(names.own)
+        return mask_of(where, names)
+
+    monkeypatch.setattr(gpu_search, "mask_of", watched)
+    own = ids.copy()
+    expected = ranking(xq, codes, Z, own, own % 2 == 0, 30)
+    ids[:] = 7  # the caller's array
+
+    def even(i: np.ndarray) -> np.ndarray:
+        passes = i % 2 == 0
+        i[:] = 0
+        return passes
+
+    for where in (Allow(own[::2]), even, even):
+        assert same(index.search(xq, 30, where=where), expected)
+    assert looked[0] is looked[1] is looked[2]
+
+
+@on_devices
+def test_filters_follow_a_source_that_changes(device: str) -> None:
+    """What is on a device is a snapshot; what is put there after a change has the ids of then."""
+    codes, Z, ids, xq = items(10, 6, n=600)
+    engine = Engine.build(codes[:300], Z, ids[:300], kind="exact")
+    before = put(engine, device)
+    where = Deny(ids[::4])
+    first = before.search(xq, 20, where=where)
+    changes: list[Callable[[], Any]] = [
+        lambda: engine.add(codes[300:400], ids[300:400]),
+        lambda: engine.remove(ids[1:300:2]),
+        lambda: engine.merge(Engine.build(codes[400:], Z, ids[400:])),
+    ]
+    for change in changes:
+        change()
+        now = put(engine, device)
+        for filter_ in (where, Allow(ids[200:500]), lambda i: i % 5 != 0):
+            assert same(now.search(xq, 20, where=filter_), engine.search(xq, 20, where=filter_))
+        assert same(before.search(xq, 20, where=where), first)
+
+
+@on_devices
 def test_an_index_with_lists_is_looked_at_whole(device: str) -> None:
     codes, Z, ids, xq = items(5, 6, n=2000)
     engine = Engine.build(codes, Z, ids, kind="ivf", ivf=IvfSettings(lists=20, nprobe=2, form="fused"))

@@ -14,12 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpq_faiss.errors import DataError, DeviceError, UsageError
-from gpq_faiss.index import gpu_search, gpu_torch
+from gpq_faiss.index import gpu_faiss, gpu_torch
 from gpq_faiss.index.codebooks import inject, score_codes, score_tables
 from gpq_faiss.index.engine import Engine
+from gpq_faiss.index.filters import Deny
 from gpq_faiss.index.gpu import of_codes, scan_bytes, to_gpu, to_torch
 from gpq_faiss.index.gpu_arrays import device_of
 from gpq_faiss.index.gpu_ranking import rank_on_device
+from gpq_faiss.index.gpu_search import DeviceIndex, Part
+from gpq_faiss.index.items import Groups
 from gpq_faiss.index.ivf import IvfSettings
 
 # Search --------------------------------------------------------------------------------------------------------------
@@ -173,6 +176,63 @@ def test_every_kind_of_engine_and_form_of_index(device: str) -> None:
 
 
 @on_devices
+def test_an_exact_engine_that_has_gone_over_to_distinct_codes_stays_so_on_a_device(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpq_faiss.index.proof.FULL", 0)
+    monkeypatch.setattr("gpq_faiss.index.engine.TIED", 3)
+    codes, Z, ids, xq = items(16, 6, n=3000, distinct=100)
+    engine = Engine.build(codes, Z, ids, kind="exact")
+    assert len(put(engine, device).parts[0].searcher) == 3000
+    for _ in range(3):
+        expected = engine.search(xq, 100)
+    assert (engine.group, engine.distinct) == (False, len(np.unique(codes, axis=0)))
+    some = Deny(ids[::3])
+    passing = engine.search(xq, 100, where=some)
+    made: list[int] = []
+    of = Groups.of
+
+    def counted(codes: np.ndarray) -> Groups:
+        made.append(len(codes))
+        return of(codes)
+
+    monkeypatch.setattr(Groups, "of", counted)
+    for options, lengths in (
+        ({}, [engine.distinct]),
+        ({"group": True}, [engine.distinct]),
+        ({"parts": 2, "mode": "replica"}, [engine.distinct] * 2),
+        ({"group": False}, [3000]),  # as it was asked for
+    ):
+        index = put(engine, device, **options)
+        assert [len(part.searcher) for part in index.parts] == lengths
+        assert same(index.search(xq, 100), expected)
+        assert same(index.search(xq, 100, where=some), passing)
+    assert made == []  # taken over, not found again
+    shards = put(engine, device, parts=2)
+    assert made == [1500, 1500]
+    assert same(shards.search(xq, 100), expected)
+    # items that come later are not in the groups of before
+    engine.add(codes[:5], np.arange(5))
+    assert engine.distinct is None
+    assert same(put(engine, device).search(xq, 100), engine.search(xq, 100))
+    kept = Engine.build(codes, Z, ids, kind="exact")
+    kept.keep_items()
+    for _ in range(3):
+        kept.search(xq, 100)
+    assert len(put(kept, device).parts[0].searcher) == 3000
+
+
+def test_more_items_than_a_key_can_tell_apart_are_refused() -> None:
+    codes, Z, _, _ = items(17, 6, n=10)
+    scan = to_torch(Engine.build(codes, Z), device="cpu").parts[0].searcher
+    half = 1 << 31
+    parts = [Part(torch.device("cpu"), scan, half, first) for first in (0, half)]
+    with pytest.raises(DataError, match=r"4,294,967,296 items: at most 4,294,967,295"):
+        DeviceIndex(parts, 72, None)
+    assert DeviceIndex(parts, 72, None, "replica").ntotal == half
+
+
+@on_devices
 def test_codes_that_are_on_the_device_already(device: str) -> None:
     codes, Z, _, xq = items(8, 5)
     index = of_codes(torch.from_numpy(codes).to(device), Z, device=device)
@@ -191,7 +251,7 @@ def test_nominations_that_lie_are_not_believed(lie: str, monkeypatch: pytest.Mon
     codes, Z, ids, xq = items(9, 6)
     engine = Engine.build(codes, Z, ids, kind="exact")
     index = put(engine, "cpu")
-    honest = gpu_search.faiss_search
+    honest = gpu_faiss.faiss_search
 
     def lying(faiss_index: Any, queries: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         if lie == "best left out":  # as a kernel does whose rounding is far off: consistent, but lower
@@ -201,7 +261,7 @@ def test_nominations_that_lie_are_not_believed(lie: str, monkeypatch: pytest.Mon
         D, found = honest(faiss_index, queries, k)
         return (D * 1.01, found) if lie == "scores off" else (D, torch.full_like(found, -1))
 
-    monkeypatch.setattr(gpu_search, "faiss_search", lying)
+    monkeypatch.setattr(gpu_faiss, "faiss_search", lying)
     assert same(index.search(xq, 10), engine.search(xq, 10))
     assert index.stats() == {"tried": 20, "proven": 0}
 
