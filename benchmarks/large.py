@@ -396,7 +396,7 @@ def main() -> None:
     parser.add_argument("--data", required=True, help="features to train on, as gpq train takes them")
     parser.add_argument("--labels")
     parser.add_argument("--folder", type=Path, required=True, help="scratch, on a disk with room")
-    parser.add_argument("--steps", type=int, default=300, help="of the training")
+    parser.add_argument("--steps", type=int, default=800, help="of the training")
     parser.add_argument("--memory", default="2GB", help="budget of builds and of searches in place")
     parser.add_argument("--large-memory", default="12GB", help="budget that holds all codes")
     parser.add_argument(

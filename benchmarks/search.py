@@ -85,7 +85,7 @@ class Trained:
 
     def model(self, bits: int) -> Path:
         """The model folder, trained if it is not there."""
-        config = preset("paper")
+        config = preset("recommended")
         config = dataclasses.replace(
             config,
             quantizer=dataclasses.replace(config.quantizer, codebooks=codebooks_for_bits(bits, 16)),
@@ -338,7 +338,7 @@ def main() -> None:
         "--data", help="features to train on, as gpq train takes them; without it, random codes only"
     )
     parser.add_argument("--labels")
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--limit", type=float, default=1.0, help="seconds a timing; longer batches are cut")
     parser.add_argument("--build-rows", type=numbers, default=(1_000_000, 10_000_000))
     parser.add_argument("--build-memory", default="256MB")
