@@ -3,8 +3,7 @@
 Two ways for two kinds of vectors. Posteriors lie near the corners and edges of a simplex: there every codebook starts with the same
 centroids, each at a smaller scale than the one before, as digits of a number have places; then codes (beam search) and codewords
 (least squares) are found in turns (Babenko and Lempitsky, "Additive quantization", CVPR 2014). Vectors with a part of noise, such as
-features, are coded worse by the turns than by plain residual k-means, whose first codebooks keep to what is common to many
-(measured: docs/recommended.md).
+features, go by plain residual k-means, whose first codebooks keep to what is common to many: the turns follow the noise.
 """
 
 from __future__ import annotations
@@ -78,6 +77,8 @@ def _kmeans(x: NDArray[np.float32], K: int, seed: int) -> tuple[NDArray[np.float
 
 
 def _in_turns(x: Tensor, codewords: Tensor) -> Tensor:
+    """Codes and codewords in turns, from ``codewords`` float [M, K, E]. All codebooks are solved for at once, where
+    :func:`.additive.update_codebooks` takes one after the other: here E is small, and its further term is not wanted."""
     M, K, E = codewords.shape
     for _ in range(_TURNS):
         chosen = torch.nn.functional.one_hot(assign(x, codewords), K).flatten(1).double()

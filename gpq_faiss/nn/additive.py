@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 BEAM = 8
-"""Partial sums that the search keeps for each vector. Twice as many make no difference that could be measured."""
+"""Partial sums that the search keeps for each vector."""
 
 
 def assign(targets: Tensor, codewords: Tensor, beam: int = BEAM) -> Tensor:
