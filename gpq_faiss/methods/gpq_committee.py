@@ -98,7 +98,8 @@ class CommitteeGPQ(AveragedMethod[CommitteeNetwork]):
         seen = [source.features(x) for x in sample(_ITEMS if final else _ITEMS // 4)]
         features = torch.cat([features for features, _ in seen])
         source.survey(features)
-        targets = source.targets(features, source.posterior(torch.cat([raw for _, raw in seen])))
+        posterior = source.posterior(torch.cat([raw for _, raw in seen]))
+        targets = source.targets(features, source.softened(posterior))
         sums = fit_codewords(
             targets,
             source.M,

@@ -1,12 +1,15 @@
 """A GPQ network that codes what a committee of classifiers believes. Not in the paper.
 
     x ─► trunk ─┬─► N class networks ─► mean posterior p ─┐
-                └─► (neighbours > 0: main directions) ────┴─► target t ─┬─► codes, whose codewords add up to t
+                └─► (neighbours > 0: main directions) ────┴─► target t ─┬─► codes, whose codewords add up to t of the softened p
                                                                         └─► query vectors
 
 In the paper's network each sub-vector has its own view of the classes, and a code is the sum of M views. Here there is one belief,
-and the codewords of all codebooks share out the work of saying it (:mod:`.additive`). What a search scores is then what the target says of
-query and item: the probability Σ_c p_c(query) p_c(item) that they are of one class.
+and the codewords of all codebooks share out the work of saying it (:mod:`.additive`). What a search scores is then what the targets say of
+query and item: the probability Σ_c p_c(query) p'_c(item) that they are of one class, where p' is p softened.
+
+Softened, because most items are nearly sure of their class, and a ranking is made at its top: codewords that are near p itself are spent on
+doubtful items, and the sure ones get a handful of codes for each class. In p' the sure ones lie further apart, in the same order where two classes are in question.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ CLASS_DIM = 48
 """Dimensions in which a class network compares items with classes. No code is made of them: they need not be as few as a sub-vector's."""
 DIRECTIONS = 32
 """Main directions of the features that a target with neighbours keeps."""
+SOFTENING = 0.6
+"""Power that an item's class probabilities are raised to. Lower helps short codes; long ones lose what the softening does to the score."""
 
 
 class CommitteeNetwork(nn.Module):
@@ -43,6 +48,7 @@ class CommitteeNetwork(nn.Module):
         generator: source of the first weights.
 
     Attributes:
+        softening: float [], power of an item's class probabilities.
         sums: float [M, K, E], codewords that add up to targets (:meth:`place`).
         words: float [M, K, d], the same as unit-norm codewords of the product quantiser.
         prototypes: float [M, C, d], query vectors of items of average features that are surely of a class.
@@ -74,12 +80,15 @@ class CommitteeNetwork(nn.Module):
         kept = min(DIRECTIONS, width) if neighbours else 0
         self.mean: Tensor
         self.axes: Tensor
+        self.softening: Tensor
         self.sums: Tensor
         self.basis: Tensor
         self.words: Tensor
         self.prototypes: Tensor
         self.register_buffer("mean", torch.zeros(width if neighbours else 0))
         self.register_buffer("axes", torch.eye(len(self.mean), kept))
+        # With the weights: codewords are of no use with another. Beside neighbours it is harmful: the codewords have those to spread over.
+        self.register_buffer("softening", torch.tensor(1.0 if neighbours else SOFTENING))
         for name in ("sums", "basis", "words", "prototypes"):
             self.register_buffer(name, None)
         self.place(torch.randn(M, K, C + kept, generator=generator))
@@ -108,8 +117,13 @@ class CommitteeNetwork(nn.Module):
         """Mean class probabilities of the committee, float [B, C]."""
         return (self.beta * self.classifier.cosine(self.directions(raw))).softmax(dim=2).mean(dim=1)
 
+    def softened(self, posterior: Tensor) -> Tensor:
+        """Class probabilities of items, float [B, C], raised to the power ``softening`` and made to sum to 1 again."""
+        even = posterior**self.softening
+        return even / even.sum(dim=1, keepdim=True)
+
     def targets(self, features: Tensor, posterior: Tensor) -> Tensor:
-        """What is coded, float [B, E], of norm 1 at most.
+        """What is searched with, and of the :meth:`softened` posterior what is coded; float [B, E], of norm 1 at most.
 
         The inner product of two targets is ``(1 - w) p·p' + w cos(f, f')``, with w = ``neighbours`` and f the features in their main
         directions.
@@ -122,9 +136,10 @@ class CommitteeNetwork(nn.Module):
     def raw(self, x: Tensor, *, queries: bool = False, amp: bool = False) -> Tensor:
         """Sub-vectors float32 [B, M·d]: of items the codewords of their codes; of queries what is searched with."""
         features, raw = self.features(x, amp)
-        targets = self.targets(features, self.posterior(raw))
+        posterior = self.posterior(raw)
         if queries:
-            return query_form(targets, self.basis).flatten(1)
+            return query_form(self.targets(features, posterior), self.basis).flatten(1)
+        targets = self.targets(features, self.softened(posterior))
         codes = assign(targets, self.sums)
         items = self.words[torch.arange(self.M, device=codes.device), codes].flatten(1)
         # An input that the network cannot take (infinite, say) has no nearest codeword: it must not look as if it had.

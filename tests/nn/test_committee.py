@@ -71,9 +71,11 @@ def items(n: int, seed: int = 0, width: int = WIDTH) -> Tensor:
     return torch.from_numpy(x).float()
 
 
-def targets_of(net: CommitteeNetwork, x: Tensor) -> Tensor:
+def targets_of(net: CommitteeNetwork, x: Tensor, *, queries: bool = False) -> Tensor:
+    """What is coded of items, or searched with."""
     features, raw = net.features(x)
-    return net.targets(features, net.posterior(raw))
+    p = net.posterior(raw)
+    return net.targets(features, p if queries else net.softened(p))
 
 
 class Sampler:
@@ -105,6 +107,34 @@ def test_the_posterior_is_the_mean_of_the_class_networks() -> None:
     assert torch.allclose(found.sum(1), torch.ones(6), atol=1e-5)
     features, raw = net.features(items(6))
     assert torch.equal(net.targets(features, net.posterior(raw)), net.posterior(raw))
+
+
+def test_of_items_the_posterior_is_softened() -> None:
+    """To p^t / Σ p^t: the order of the classes stays, and that of items by the odds of two classes."""
+    net = network()
+    p = net.posterior(net.features(items(50))[1]).detach()
+    soft = net.softened(p)
+    t = float(net.softening)
+    assert 0 < t < 1
+    expected = np.array([[v**t for v in row] for row in p.double().tolist()])
+    expected /= expected.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(soft.numpy(), expected, rtol=1e-5)
+    assert torch.equal(soft.argsort(dim=1), p.argsort(dim=1))
+    assert bool((soft.max(dim=1).values < p.max(dim=1).values).all())
+    # One that is sure of its class stays so; equal classes stay equal.
+    assert torch.equal(net.softened(torch.eye(C)), torch.eye(C))
+    torch.testing.assert_close(net.softened(torch.full((1, C), 1 / C)), torch.full((1, C), 1 / C))
+    torch.testing.assert_close(network(0.7).softened(p), p)
+
+
+def test_the_softening_is_kept_with_the_weights() -> None:
+    net, other = network(), network()
+    other.softening.fill_(1.0)
+    other.load_state_dict(net.state_dict())
+    assert float(other.softening) == float(net.softening) != 1
+    state = {name: value for name, value in net.state_dict().items() if name != "softening"}
+    with pytest.raises(RuntimeError, match="softening"):
+        other.load_state_dict(state)
 
 
 @pytest.mark.parametrize("width", [WIDTH, DIRECTIONS + 8])
@@ -169,7 +199,7 @@ def test_vectors_are_unit_norm_and_score_as_the_targets_do(share: float) -> None
     x, ask = items(50, 1), items(7, 2)
     with torch.no_grad():
         vectors, queries = net(x), net.queries(ask)
-        targets = targets_of(net, ask)
+        targets = targets_of(net, ask, queries=True)
         codes = assign(targets_of(net, x), net.sums)
     for found in (vectors, queries, net.codebooks()):
         norms = found.reshape(-1, D).norm(dim=1)
@@ -191,9 +221,10 @@ def test_codes_are_chosen_among_the_codewords_that_are_left() -> None:
     x = items(40, 1)
     with torch.no_grad():
         targets, vectors, queries = targets_of(net, x), net(x), net.queries(x)
+        asked = targets_of(net, x, queries=True)
     reached = net.sums[torch.arange(3), assign(targets, net.sums)].sum(dim=1)
     scale = net.sums.norm(dim=2).max()
-    torch.testing.assert_close(queries @ vectors.T * scale, targets @ reached.T, rtol=1e-4, atol=2e-5)
+    torch.testing.assert_close(queries @ vectors.T * scale, asked @ reached.T, rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("share", SHARES)
@@ -385,7 +416,8 @@ def test_a_search_ranks_by_belief_in_the_sums_of_codewords(model: Path, tmp_path
     net = encoder.model.network
     assert isinstance(net, CommitteeNetwork)
     with Reader(data, encoder.model.image_size) as images, torch.no_grad():
-        belief = targets_of(net, torch.from_numpy(images.fetch(np.arange(5))[0]).float() / 255)
+        pixels = torch.from_numpy(images.fetch(np.arange(5))[0]).float() / 255
+        belief = targets_of(net, pixels, queries=True)
     sums = net.sums[torch.arange(3), torch.from_numpy(chosen)].sum(dim=1)
     expected = (belief @ sums.T / net.sums.norm(dim=2).max()).numpy()
     np.testing.assert_allclose(scores, expected, atol=1e-4)
