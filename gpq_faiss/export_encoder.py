@@ -41,6 +41,8 @@ from .data.reader import Reader
 from .encode import Encoder
 from .errors import DataError, MismatchError, UsageError
 from .files import atomic_path, check_output
+from .nn.additive import assign
+from .nn.committee import CommitteeNetwork
 from .nn.model import Model
 
 log = logging.getLogger(__name__)
@@ -415,7 +417,11 @@ def _compare(
         if with_codes:
             vectors, coded = encoder.embed(values)
             both = fine & coded
-            _check_codes(encoder.model, vectors[both], outputs[1][both])
+            codes = outputs[1][both]
+            if isinstance(encoder.model.network, CommitteeNetwork):
+                _check_sums(encoder.model, _graph_input(values)[both], codes, tolerance)
+            else:
+                _check_codes(encoder.model, vectors[both], codes)
     if not items:
         raise DataError(
             f"{encoder.model.folder}: the network gives no vector with a direction for random input: "
@@ -443,9 +449,30 @@ def _check_codes(model: Model, vectors: Floats, codes: NDArray[np.uint8]) -> Non
         chosen = np.take_along_axis(cosine, codes[:, :, None].astype(np.int64), axis=2)[:, :, 0]
         wrong = bool((chosen < cosine.max(axis=2) - _CODE_MARGIN).any())
     if wrong:
-        raise DataError(
-            f"{model.folder}: the exported network gives codes that are not the nearest; nothing was written"
+        raise _not_nearest(model)
+
+
+def _check_sums(model: Model, x: Floats, codes: NDArray[np.uint8], tolerance: float) -> None:
+    """Codewords must add up to what is coded as nearly as the model's own do: near ties may fall either way."""
+    network = cast(CommitteeNetwork, model.network)
+    _, K, _ = model.codebooks.shape
+    if int(codes.max(initial=0)) >= K:
+        raise _not_nearest(model)
+    with torch.no_grad():
+        targets = network.coded(torch.from_numpy(x))
+        own, exported = (
+            (targets - network.sums[torch.arange(network.M), chosen].sum(dim=1)).square().sum(dim=1)
+            for chosen in (assign(targets, network.sums), torch.from_numpy(codes.astype(np.int64)))
         )
+    # Targets that are off by the tolerance, of sums that are 2 apart at most, shift the difference by 4 of it.
+    if bool((exported > own + 4 * tolerance).any()):
+        raise _not_nearest(model)
+
+
+def _not_nearest(model: Model) -> DataError:
+    return DataError(
+        f"{model.folder}: the exported network gives codes that are not the nearest; nothing was written"
+    )
 
 
 # What the file says of itself ------------------------------------------------------------------------------------------

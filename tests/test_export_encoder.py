@@ -23,6 +23,8 @@ from gpq_faiss.errors import DataError, MismatchError, OutputExistsError, UsageE
 from gpq_faiss.export_encoder import Check, export_encoder
 from gpq_faiss.index.build import export_faiss
 from gpq_faiss.info import read_encoder_metadata
+from gpq_faiss.nn.additive import assign
+from gpq_faiss.nn.committee import CommitteeNetwork
 from gpq_faiss.nn.model import load_model
 
 onnx = pytest.importorskip("onnx", reason="the extra 'onnx' is not installed")
@@ -295,6 +297,34 @@ def test_the_check_of_codes_finds_one_wrong_index(
     codes[0, 0] = K
     with pytest.raises(DataError, match="nearest"):
         module._check_codes(model, vectors, codes)
+
+
+def test_the_check_of_a_committees_codes_lets_ties_pass_and_finds_wrong_codes(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "model", "features", M=M, d=D, hidden=(), backbone="linear", committee=4)
+    model = load_model(folder)
+    net = model.network
+    assert isinstance(net, CommitteeNetwork)
+    sums = torch.randn(net.sums.shape, generator=torch.Generator().manual_seed(0)) * 0.3
+    x = random_input("features", 200, seed=5)
+    with torch.no_grad():
+        targets = net.coded(torch.from_numpy(x))
+    # Two codewords of the last codebook that are the same but for rounding, one of them much used.
+    word = int(assign(targets, sums)[:, -1].mode().values)
+    twin = (word + 1) % K
+    sums[-1, twin] = sums[-1, word] + 1e-6
+    net.place(sums)
+    codes = assign(targets, net.sums).numpy().astype(np.uint8)
+    tied = np.isin(codes[:, -1], [word, twin])
+    assert tied.any()
+    swapped = codes.copy()
+    swapped[tied, -1] = word + twin - swapped[tied, -1]
+    for fine in (codes, swapped):
+        module._check_sums(model, x, fine, 1e-4)
+    for place, value in ((0, (codes[3, 0] + 1) % K), (-1, (word + 2) % K), (1, K)):
+        wrong = codes.copy()
+        wrong[3, place] = value
+        with pytest.raises(DataError, match="nearest"):
+            module._check_sums(model, x, wrong, 1e-4)
 
 
 # Bad input ----------------------------------------------------------------------------------------------------------

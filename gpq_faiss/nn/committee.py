@@ -9,7 +9,8 @@ and the codewords of all codebooks share out the work of saying it (:mod:`.addit
 query and item: the probability Σ_c p_c(query) p'_c(item) that they are of one class, where p' is p softened.
 
 Softened, because most items are nearly sure of their class, and a ranking is made at its top: codewords that are near p itself are spent on
-doubtful items, and the sure ones get a handful of codes for each class. In p' the sure ones lie further apart, in the same order where two classes are in question.
+doubtful items, and the sure ones get a handful of codes for each class. In p' the sure ones lie further apart, in the same order where
+two classes are in question.
 """
 
 from __future__ import annotations
@@ -133,13 +134,17 @@ class CommitteeNetwork(nn.Module):
         place = functional.normalize((self.even(features) - self.mean) @ self.axes, dim=1)
         return torch.cat([(1 - self.neighbours) ** 0.5 * posterior, self.neighbours**0.5 * place], dim=1)
 
+    def coded(self, x: Tensor, amp: bool = False) -> Tensor:
+        """What the codewords of an item are to add up to, float [B, E]."""
+        features, raw = self.features(x, amp)
+        return self.targets(features, self.softened(self.posterior(raw)))
+
     def raw(self, x: Tensor, *, queries: bool = False, amp: bool = False) -> Tensor:
         """Sub-vectors float32 [B, M·d]: of items the codewords of their codes; of queries what is searched with."""
-        features, raw = self.features(x, amp)
-        posterior = self.posterior(raw)
         if queries:
-            return query_form(self.targets(features, posterior), self.basis).flatten(1)
-        targets = self.targets(features, self.softened(posterior))
+            features, raw = self.features(x, amp)
+            return query_form(self.targets(features, self.posterior(raw)), self.basis).flatten(1)
+        targets = self.coded(x, amp)
         codes = assign(targets, self.sums)
         items = self.words[torch.arange(self.M, device=codes.device), codes].flatten(1)
         # An input that the network cannot take (infinite, say) has no nearest codeword: it must not look as if it had.
