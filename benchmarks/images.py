@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -226,6 +227,7 @@ def run_cell(cell: Cell, grid: Grid, data: Dataset, options: argparse.Namespace)
         partial = Path(options.work) / ".partial" / f"{cell.name}-{cell.identity}"
         outcome = compute(cell, data, partial, device=options.device, progress=clock.tick)
         write_run(path, cell, grid.name, data, DATA_NAME, outcome)
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def row_of(cell: Cell, options: argparse.Namespace) -> Row:

@@ -2,8 +2,8 @@
 
     python benchmarks/large.py --items 1000000000 --data features:FEATURES.npy --labels LABELS.npy --folder SCRATCH
 
-The codes are simulated from a trained 48-bit model, as follows. A million items, mixtures of two real items of one class,
-go through the network of the model trained here: the pool. A code is spliced of two pool codes: the first bytes of one
+The codes are simulated from a trained 48-bit model, as follows. The codes of a million items, simulated as in ``search.py``
+by the model trained here, are the pool. A code is spliced of two pool codes: the first bytes of one
 (1 to 5, drawn uniformly), the rest of another, drawn among those whose byte before the cut, two codewords, is the same.
 So every code agrees with the pool in the distribution of each stretch and across the cut; the share of distinct codes
 and the scores of real queries among them are reported beside those of the pool.

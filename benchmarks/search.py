@@ -2,9 +2,9 @@
 
     python benchmarks/search.py --items 1000000,10000000 --data features:cifar10-features/features.npy --labels labels.npy
 
-Codes are drawn at random, and (with ``--data``) from the distribution of a trained model: simulated items, mixtures of
-two real items of one class, through the network of a model trained here. Within a group (source, bits, items) all ways
-are timed in turns, so that ratios hold also on a machine that is busy; compare numbers within a group only. Groups are
+Codes are drawn at random, and (with ``--data``) from the distribution of a model trained here. Its items are simulated: what
+is coded of each, the softened class probabilities, is a mixture of that of two real items of one class. Within a group (source, bits,
+items) all ways are timed in turns, so that ratios hold also on a machine that is busy; compare numbers within a group only. Groups are
 written as they are done; a second run computes what is missing. Everything is in the JSON; the Markdown follows from it.
 """
 
@@ -19,10 +19,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import faiss
 import numpy as np
+import torch
 from machine import describe_machine
 from numpy.typing import NDArray
 
@@ -33,12 +34,14 @@ from gpq_faiss.encode import Encoder
 from gpq_faiss.errors import GpqError, UsageError
 from gpq_faiss.files import write_json, write_text
 from gpq_faiss.index.build import read_model
-from gpq_faiss.index.codebooks import encode, inject, inject_fused, pad_vectors
+from gpq_faiss.index.codebooks import inject, inject_fused, pack_codes, pad_vectors
 from gpq_faiss.index.disk import open_disk
 from gpq_faiss.index.engine import Engine
 from gpq_faiss.index.kinds import Kind
 from gpq_faiss.index.shards import Hdf5Shard, parse_bytes
 from gpq_faiss.index.stream import build_stream
+from gpq_faiss.nn.additive import assign
+from gpq_faiss.nn.committee import CommitteeNetwork
 from gpq_faiss.store import Header, RowWriter
 from gpq_faiss.train import train
 
@@ -99,23 +102,26 @@ class Trained:
         """Codebooks, codes of ``n`` simulated items, and vectors of real queries."""
         folder = self.model(bits)
         encoder = Encoder.load(folder)
+        network = cast(CommitteeNetwork, encoder.model.network)
         Z = read_model(folder).codebooks
         rng = np.random.default_rng([bits, n])
         rows = rng.permutation(len(self.data))
         xq, _ = encoder.embed(self.data.read(np.sort(rows[:queries])), queries=True)
-        codes = np.empty((n, (len(Z) + 1) // 2), np.uint8)
-        everything = self.data.read(slice(0, len(self.data)))
-        step = 1 << 16
-        for start in range(0, n, step):
-            size = min(step, n - start)
-            class_of = rng.integers(0, len(self.classes), size)
-            pair = np.empty((2, size), np.int64)
-            for c, members in enumerate(self.classes):
-                here = np.flatnonzero(class_of == c)
-                pair[:, here] = rng.choice(members, (2, len(here)))
-            share = rng.random((size, 1), dtype=np.float32)
-            x = share * everything[pair[0]] + (1 - share) * everything[pair[1]]
-            codes[start : start + size] = encode(encoder.embed(x)[0], Z)
+        step = 1 << 14
+        with torch.inference_mode():
+            blocks = (self.data.read(slice(start, start + step)) for start in range(0, len(self.data), step))
+            coded = torch.cat([network.coded(torch.from_numpy(block)) for block in blocks])
+            codes = np.empty((n, (len(Z) + 1) // 2), np.uint8)
+            for start in range(0, n, step):
+                size = min(step, n - start)
+                class_of = rng.integers(0, len(self.classes), size)
+                pair = np.empty((2, size), np.int64)
+                for c, members in enumerate(self.classes):
+                    here = np.flatnonzero(class_of == c)
+                    pair[:, here] = rng.choice(members, (2, len(here)))
+                share = torch.from_numpy(rng.random((size, 1), dtype=np.float32))
+                mixed = share * coded[pair[0]] + (1 - share) * coded[pair[1]]
+                codes[start : start + size] = pack_codes(assign(mixed, network.sums).numpy(), Z.shape[1])
         return Z, codes, xq
 
 

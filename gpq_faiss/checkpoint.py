@@ -95,7 +95,13 @@ class RunState:
         def part(prefix: str) -> dict[str, Tensor]:
             return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
-        self.method.load_state_dict(part("method."))
+        try:
+            self.method.load_state_dict(part("method."))
+        except RuntimeError:
+            raise DataError(
+                f"{self.checkpoint} does not fit this network, it is of another version of gpq-faiss: "
+                "start again with --overwrite"
+            ) from None
         self.best_state = part("best.")
         state: dict[int, dict[str, Tensor]] = {}
         for name, value in part("optimizer.").items():

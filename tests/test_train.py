@@ -16,13 +16,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpq_faiss.checkpoint import RunState
 from gpq_faiss.config import Config, NetworkConfig, QuantizerConfig, TrainingConfig, preset
 from gpq_faiss.data.digits import open_digits
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.data.protocols import load_split
 from gpq_faiss.encode import Encoder
 from gpq_faiss.errors import DataError, DeviceError, OutputExistsError, UsageError
-from gpq_faiss.nn.model import load_model
+from gpq_faiss.methods.gpq import GPQ
+from gpq_faiss.nn.gpq import GPQNetwork
+from gpq_faiss.nn.model import build_network, load_model
 from gpq_faiss.train import EpochSampler, count_steps, hold_out, learning_rate, train
 
 
@@ -259,6 +262,20 @@ def test_a_damaged_checkpoint_is_one_clear_error(tmp_path: Path) -> None:
     (partial / "checkpoint.safetensors").write_bytes(b"not safetensors")
     with pytest.raises(DataError, match="damaged"):
         train(open_digits(), tmp_path / "m", config=small(), labelled="30-per-class", resume=True)
+
+
+def test_a_checkpoint_of_another_network_is_one_clear_error(tmp_path: Path) -> None:
+    """As of a version that had a tensor more or less under the same settings."""
+    config = small()
+    net = build_network(config, {"kind": "features", "width": 4}, 3)
+    assert isinstance(net, GPQNetwork)
+    method = GPQ(net, config)
+    state = RunState(tmp_path, method, method.optimizer(config.training))
+    state.save("identity")
+    state.load("identity")
+    method.register_buffer("new", torch.ones(1))
+    with pytest.raises(DataError, match="another version of gpq-faiss: start again with --overwrite"):
+        state.load("identity")
 
 
 def test_diverging_is_an_error_not_a_model(tmp_path: Path) -> None:
