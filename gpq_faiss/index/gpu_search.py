@@ -441,19 +441,23 @@ class DeviceIndex:
         """``run`` each part with its block, all at once, a thread a device."""
         if not parts:
             return []
-        if self.device.type == "cuda":  # threads have streams of their own
+        # A thread begins on the default stream. On the caller's, memory that one of both frees cannot be taken while the other reads it.
+        streams = [
+            torch.cuda.current_stream(part.device) if part.device.type == "cuda" else None for part in parts
+        ]
+        if self.device.type == "cuda":  # whence other devices copy the queries
             torch.cuda.current_stream(self.device).synchronize()
 
-        def one(part: Part, block: Tensor) -> Any:
-            if part.device.type != "cuda":
+        def one(part: Part, block: Tensor, stream: torch.cuda.Stream | None) -> Any:
+            if stream is None:
                 return run(part, block)
-            with torch.cuda.device(part.device):
+            with torch.cuda.stream(stream):
                 result = run(part, block.to(part.device))
-                torch.cuda.current_stream().synchronize()
+                stream.synchronize()
             return result
 
         with ThreadPoolExecutor(len(blocks)) as pool:
-            return list(pool.map(one, parts, blocks))
+            return list(pool.map(one, parts, blocks, streams))
 
     def _read(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         scores, positions = split_keys(keys)
