@@ -28,7 +28,6 @@ os.environ.setdefault("LANCE_LOG", "error")  # its warnings are about its future
 import numpy as np
 from engines import (
     PACKAGES,
-    Filled,
     Floats,
     Ids,
     Search,
@@ -126,8 +125,7 @@ class Bench:
         base = np.random.default_rng([seed, 0]).permutation(split.database)
         pool = np.concatenate([split.labelled, split.unlabelled])
         self.items, self.queries = data.read(base), data.read(split.query)
-        self.raw_train = data.read(np.sort(pool))
-        self.train, self.unit_queries = unit(self.raw_train), unit(self.queries)
+        self.train, self.unit_queries = unit(data.read(np.sort(pool))), unit(self.queries)
         classes = labels.dense(dtype=bool).argmax(axis=1)
         self.item_class, self.query_class = classes[base], classes[split.query]
         self.facts = {
@@ -147,10 +145,6 @@ class Bench:
             parts = [self.encoder.embed(x[i : i + 4096])[0] for i in range(0, len(x), 4096)]
             self._embedded = (x, np.concatenate(parts))
         return self._embedded[1]
-
-    def embed_unit(self, x: Floats) -> Floats:
-        """The same, of length 1."""
-        return unit(self.embed(x))
 
     def asked(self, group: str) -> Floats:
         """The queries as a group takes them: features for the network, or these at length 1."""
@@ -193,14 +187,6 @@ class Bench:
         if installed("nanopq"):
             held = np.load(export(self.model, self.scratch / "nanopq.npz", to="nanopq"), allow_pickle=False)
             yield gpq_in_nanopq(INSIDE, held["codewords"], bits, self.embed)
-        vectors = self.embed_unit(self.raw_train)
-        yield through(
-            flat_floats(INSIDE, "Faiss Flat of GPQ's vectors, not quantised", vectors.shape[1]),
-            self.embed_unit,
-        )
-        for tool in faiss_opq(INSIDE, vectors, bits, (4,)):
-            if tool.name.endswith(f"OPQ{M},PQ{M}x4fs"):
-                yield through(tool, self.embed_unit, f"{tool.name} of GPQ's vectors")
         yield flat_floats(THEIRS, "Faiss Flat, not quantised", width)
         yield from faiss_opq(THEIRS, self.train, bits)
         if installed("scann"):
@@ -214,24 +200,6 @@ class Bench:
 def unit(x: Floats) -> Floats:
     """Rows of length 1."""
     return np.ascontiguousarray(x / np.linalg.norm(x, axis=1, keepdims=True), np.float32)
-
-
-def through(tool: Tool, embed: Any, name: str | None = None) -> Tool:
-    """A tool that is given vectors of the network, for items and (in the time that counts) for queries."""
-
-    def fill(items: Floats, folder: Path) -> Filled:
-        filled = tool.fill(embed(items), folder)
-        searches = {setting: _embedded(search, embed) for setting, search in filled.searches.items()}
-        return Filled(searches, filled.bytes, filled.vector_bytes)
-
-    return Tool(name or tool.name, tool.group, tool.code_bytes, fill)
-
-
-def _embedded(search: Search, embed: Any) -> Search:
-    def embedded(xq: Floats, k: int) -> Ids:
-        return search(embed(xq), k)
-
-    return embedded
 
 
 def speeds(
@@ -274,7 +242,7 @@ def table(bench: Bench, simulated: int, rounds: int, limit: float) -> Iterator[l
     for tool in bench.tools():
         print(f"  trained {tool.name}", file=sys.stderr, flush=True)
         tools.append(tool)
-    for where in ("real", "simulated"):
+    for where in ("real", "simulated") if simulated else ("real",):
         items = bench.items if where == "real" else bench.simulate(simulated)
         lengths_1 = unit(items)
         searches: dict[tuple[str, str], tuple[Search, Floats]] = {}
@@ -365,9 +333,8 @@ def markdown(results: dict[str, Any]) -> str:
         "ties stay in the order that the engine gives.",
         "",
         "GPQ (preset `recommended`) learns from the labels of the labelled items; the engines over the features as they are "
-        "learn from no label, so the difference in mAP is that of labels, not of search. The rows of GPQ's vectors in other "
-        "engines separate the two: same network, another quantiser or another engine. The time of the network is part of "
-        "every GPQ row.",
+        "learn from no label, so the difference in mAP is that of labels, not of search. The rows of GPQ's codes in other "
+        "engines separate the two: same network, another engine. The time of the network is part of every GPQ row.",
         "",
         "`code`: bytes of one vector's code; `stored`: bytes a vector of what the engine writes to disk, at the largest "
         "size of the table, + bytes of vectors that it keeps beside. USearch has no code below a bit a dimension, and a graph besides; "
@@ -409,7 +376,9 @@ def parse() -> argparse.Namespace:
     data = os.environ.get("GPQ_DATA")
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--bits", type=int, nargs="+", default=[48, 24])
-    parser.add_argument("--simulated", type=int, default=1_000_000)
+    parser.add_argument(
+        "--simulated", type=int, default=1_000_000, help="items of the second part; 0 leaves it out"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--limit", type=float, default=0.2, help="seconds a timing; longer batches are cut")
     parser.add_argument("--seed", type=int, default=0)
