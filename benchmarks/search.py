@@ -37,6 +37,7 @@ from gpq_faiss.index.build import read_model
 from gpq_faiss.index.codebooks import inject, inject_fused, pack_codes, pad_vectors
 from gpq_faiss.index.disk import open_disk
 from gpq_faiss.index.engine import Engine
+from gpq_faiss.index.items import worth_grouping
 from gpq_faiss.index.kinds import Kind
 from gpq_faiss.index.shards import Hdf5Shard, parse_bytes
 from gpq_faiss.index.stream import build_stream
@@ -288,7 +289,8 @@ def markdown(result: dict[str, Any]) -> str:
         source, bits, n = name.split("/")
         distinct = group["cells"][0]["distinct"]
         lines += [
-            f"## {source} codes, {bits} bits, {int(n):,} items ({distinct:,} distinct)",
+            f"## {source} codes, {bits} bits, {int(n):,} items ({distinct:,} distinct; auto: "
+            f"{'grouped' if worth_grouping(int(n), distinct) else 'exact'})",
             "",
             "| way | threads | cores had | batch | queries/s | G codes/s | x IndexPQ | x FastScan | proven at first |",
             "|---|--:|--:|--:|--:|--:|--:|--:|--:|",

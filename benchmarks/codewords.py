@@ -1,0 +1,210 @@
+"""Where the codewords of a committee come from: softening, turns and beam, on splits that no table of results uses.
+
+    OMP_NUM_THREADS=1 python benchmarks/codewords.py            # data: $GPQ_DATA/cifar10-features; about half an hour of one core
+
+The choices in ``gpq_faiss/nn/committee.py`` and ``methods/codewords.py`` rest on this. One committee is trained a seed and protocol; its
+codewords are placed again for each way and code length, and items and queries coded and ranked with them. Between the ways nothing else
+differs. Trainings are kept in ``--work``, figures in the JSON, and what is there is not computed again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import faiss
+import numpy as np
+import torch
+from machine import describe_machine
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gpq_faiss.config import codebooks_for_bits, merge, preset
+from gpq_faiss.data.base import FeatureDataset
+from gpq_faiss.data.open import open_data
+from gpq_faiss.data.protocols import Split
+from gpq_faiss.encode import Encoder
+from gpq_faiss.errors import GpqError, UsageError
+from gpq_faiss.evaluate.ranking import rank_codes
+from gpq_faiss.evaluate.tables import pivot, render, summarise
+from gpq_faiss.files import write_json, write_text
+from gpq_faiss.methods.codewords import fit_codewords
+from gpq_faiss.nn.additive import assign
+from gpq_faiss.nn.committee import CommitteeNetwork
+from gpq_faiss.train import train
+
+RESULTS = Path(__file__).parent / "results"
+PRESET = {"1": "recommended", "2": "unseen-classes"}
+LABELLED = {"1": "500-per-class", "2": "all"}
+ITEMS = 20_000
+"""Unlabelled items that codewords are placed on, as in a training."""
+STEP = 4096
+
+Cell = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to codewords and codes.
+
+    Attributes:
+        softening: power of an item's class probabilities.
+        turns: as in :func:`.fit_codewords`.
+        beam: partial sums kept in the search for a code.
+    """
+
+    softening: float
+    turns: bool = True
+    beam: int = 8
+
+    @property
+    def name(self) -> str:
+        """As in the tables."""
+        placed = "turns" if self.turns else "residual k-means"
+        return f"p^{self.softening:g}, {placed}, beam {self.beam}"
+
+
+WAYS = {
+    "1": (
+        *(Way(power) for power in (1.0, 0.8, 0.6, 0.4)),
+        Way(0.6, turns=False),
+        Way(1.0, turns=False),
+        Way(0.6, beam=1),
+    ),
+    "2": tuple(Way(power, turns) for turns in (False, True) for power in (1.0, 0.6)),
+}
+
+
+class Task:
+    """A trained committee, and what it says of the items of its split."""
+
+    def __init__(self, data: FeatureDataset, folder: Path) -> None:
+        self.encoder = Encoder.load(folder)
+        self.network = cast(CommitteeNetwork, self.encoder.model.network)
+        split = Split.load(folder / "split.json")
+        self.seed = int(self.encoder.model.description["config"]["training"]["seed"])
+        self.data = data
+        placed_on = np.random.default_rng([self.seed, 1]).permutation(split.unlabelled)[:ITEMS]
+        labels = data.require_labels()
+        self.query_labels, self.database_labels = labels.take(split.query), labels.take(split.database)
+        self.queries, self.database, self.placed_on = (
+            self._said(rows) for rows in (split.query, split.database, np.sort(placed_on))
+        )
+
+    @torch.inference_mode()
+    def _said(self, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Features and posteriors."""
+        blocks = (self.data.read(rows[start : start + STEP]) for start in range(0, len(rows), STEP))
+        found = [self.network.features(torch.from_numpy(block)) for block in blocks]
+        return torch.cat([f for f, _ in found]), torch.cat([self.network.posterior(raw) for _, raw in found])
+
+    @torch.inference_mode()
+    def measure(self, way: Way, bits: int) -> float:
+        """mAP of the queries in the database."""
+        net = self.network
+
+        def targets(said: tuple[Tensor, Tensor]) -> Tensor:
+            features, posterior = said
+            even = posterior**way.softening
+            return net.targets(features, even / even.sum(dim=1, keepdim=True))
+
+        M = codebooks_for_bits(bits, 16)
+        sums = fit_codewords(targets(self.placed_on), M, 16, turns=way.turns, seed=self.seed)
+        parts = torch.split(targets(self.database), STEP)
+        codes = torch.cat([assign(part, sums, way.beam) for part in parts])
+        tables = torch.einsum("qe,mke->qmk", net.targets(*self.queries), sums)
+        return rank_codes(
+            tables.numpy(), codes.numpy().astype(np.uint8), self.query_labels, self.database_labels
+        ).map
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """The tables of means over the seeds."""
+    lines = ["# Where the codewords of a committee come from: mAP of the full ranking", ""]
+    for protocol, name in PRESET.items():
+        cells = [cell for cell in results["cells"] if cell["protocol"] == protocol]
+        if not cells:
+            continue
+        seeds = ", ".join(map(str, sorted({cell["seed"] for cell in cells})))
+        means = summarise(cells, by=["way", "bits"], values=["map"])
+        lines += [
+            f"## Protocol {protocol}, preset {name}, seeds {seeds}",
+            "",
+            render(pivot(means, "way", "bits", "map"), "markdown", digits=4),
+        ]
+    machine = results["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    lines += [
+        "p^t: class probabilities of items raised to the power t and made to sum to 1 again; turns: beam search and least squares "
+        "in turns. CIFAR-10 features; mAP divided by all relevant items, expected value over random order within ties. These seeds' "
+        "splits are in no other table, so that a choice by these figures is no choice by the others.",
+        "",
+        f"Machine: {machine['cpu']}, {machine['cores']} cores ({machine['threads']['torch']} used, shared with other jobs), "
+        f"{machine['memory_gib']} GiB, {machine['gpu'] or 'no GPU'}, {machine['os']}; {versions}.",
+        "",
+        "Command: `python benchmarks/codewords.py`",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--protocols", nargs="+", choices=list(PRESET), default=list(PRESET))
+    parser.add_argument("--bits", type=int, nargs="+", default=[12, 24, 48])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[10, 11])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--data",
+        type=Path,
+        help="folder of features.npy and labels.npy (default: $GPQ_DATA/cifar10-features)",
+    )
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "gpq-codewords")
+    parser.add_argument("--out", type=Path, default=RESULTS / "codewords.json", help=".md lies beside it")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Train what is missing, place codewords in every way, write after each figure."""
+    options = parse()
+    if options.data is None:
+        if "GPQ_DATA" not in os.environ:
+            raise UsageError(
+                "no data: pass --data FOLDER, or set GPQ_DATA to the folder that holds cifar10-features"
+            )
+        options.data = Path(os.environ["GPQ_DATA"]) / "cifar10-features"
+    torch.set_num_threads(options.threads)
+    faiss.omp_set_num_threads(options.threads)
+    data = open_data(f"features:{options.data / 'features.npy'}", labels=str(options.data / "labels.npy"))
+    assert isinstance(data, FeatureDataset)
+    results: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {"cells": []}
+    results["machine"] = describe_machine()
+    options.work.mkdir(parents=True, exist_ok=True)
+    for protocol in options.protocols:
+        for seed in options.seeds:
+            config = merge(preset(PRESET[protocol]), {"training": {"seed": seed}})
+            folder = options.work / f"protocol-{protocol}-seed-{seed}"
+            train(data, folder, config=config, protocol=protocol, labelled=LABELLED[protocol], resume=True)
+            task = Task(data, folder)
+            for way in WAYS[protocol]:
+                for bits in options.bits:
+                    cell: Cell = {"protocol": protocol, "seed": seed, "way": way.name, "bits": bits}
+                    if any(cell.items() <= there.items() for there in results["cells"]):
+                        continue
+                    results["cells"].append(cell | {"map": task.measure(way, bits)})
+                    write_json(options.out, results)
+                    write_text(options.out.with_suffix(".md"), markdown(results))
+    print(options.out.with_suffix(".md").read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except GpqError as error:
+        sys.exit(f"codewords.py: {error}")
