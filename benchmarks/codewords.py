@@ -85,10 +85,10 @@ class Task:
     """A trained committee, and what it says of the items of its split."""
 
     def __init__(self, data: FeatureDataset, folder: Path) -> None:
-        self.encoder = Encoder.load(folder)
-        self.network = cast(CommitteeNetwork, self.encoder.model.network)
+        model = Encoder.load(folder).model
+        self.network = cast(CommitteeNetwork, model.network)
         split = Split.load(folder / "split.json")
-        self.seed = int(self.encoder.model.description["config"]["training"]["seed"])
+        self.seed = int(model.description["config"]["training"]["seed"])
         self.data = data
         placed_on = np.random.default_rng([self.seed, 1]).permutation(split.unlabelled)[:ITEMS]
         labels = data.require_labels()
@@ -108,11 +108,11 @@ class Task:
     def measure(self, way: Way, bits: int) -> float:
         """mAP of the queries in the database."""
         net = self.network
+        net.softening.fill_(way.softening)
 
         def targets(said: tuple[Tensor, Tensor]) -> Tensor:
             features, posterior = said
-            even = posterior**way.softening
-            return net.targets(features, even / even.sum(dim=1, keepdim=True))
+            return net.targets(features, net.softened(posterior))
 
         M = codebooks_for_bits(bits, 16)
         sums = fit_codewords(targets(self.placed_on), M, 16, turns=way.turns, seed=self.seed)
