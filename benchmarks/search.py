@@ -290,7 +290,7 @@ def markdown(result: dict[str, Any]) -> str:
         distinct = group["cells"][0]["distinct"]
         lines += [
             f"## {source} codes, {bits} bits, {int(n):,} items ({distinct:,} distinct; auto: "
-            f"{'grouped' if worth_grouping(int(n), distinct) else 'exact'})",
+            f"{'grouped' if worth_grouping(int(n), distinct) else 'exact'}; best of {group['rounds']} rounds)",
             "",
             "| way | threads | cores had | batch | queries/s | G codes/s | x IndexPQ | x FastScan | proven at first |",
             "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
