@@ -1,9 +1,8 @@
-"""Codewords that add up to given vectors: residual k-means, and its refinement by least squares. Beyond the paper.
+"""Codewords that add up to given vectors. Beyond the paper.
 
-Two ways for two kinds of vectors. Posteriors lie near the corners and edges of a simplex: there every codebook starts with the same
-centroids, each at a smaller scale than the one before, as digits of a number have places; then codes (beam search) and codewords
-(least squares) are found in turns (Babenko and Lempitsky, "Additive quantization", CVPR 2014). Vectors with a part of noise, such as
-features, go by plain residual k-means, whose first codebooks keep to what is common to many. ``benchmarks/codewords.py`` compares the two.
+Every codebook starts with the same centroids of k-means, each at a smaller scale than the one before, as digits of a number have places;
+then codes (beam search) and codewords (least squares) are found in turns (Babenko and Lempitsky, "Additive quantization", CVPR 2014).
+``benchmarks/codewords.py`` compares them with Faiss's residual quantiser.
 """
 
 from __future__ import annotations
@@ -27,14 +26,13 @@ _RIDGE = 1e-3
 """Codewords are settled but for a vector that one codebook gains and another loses: the shortest are taken."""
 
 
-def fit_codewords(targets: Tensor, M: int, K: int, *, turns: bool, seed: int) -> Tensor:
+def fit_codewords(targets: Tensor, M: int, K: int, *, seed: int) -> Tensor:
     """Codewords float32 [M, K, E], on the CPU, whose sums are near ``targets``.
 
     Args:
         targets: float [n, E], n at least K.
         M: codebooks.
         K: codewords of each.
-        turns: refine in turns, from codebooks at falling scales; else residual k-means.
         seed: of k-means.
 
     Raises:
@@ -47,20 +45,13 @@ def fit_codewords(targets: Tensor, M: int, K: int, *, turns: bool, seed: int) ->
         )
     if not np.isfinite(x).all():
         raise DataError("the network's outputs became infinite: lower training.learning_rate")
-    if turns:
-        scales = _PLACE ** np.arange(M, dtype=np.float32)
-        start = (scales / scales.sum())[:, None, None] * _kmeans(x, K, seed)[0]
-        return _in_turns(torch.from_numpy(x), torch.from_numpy(start))
-    found = []
-    for m in range(M):
-        centroids, nearest = _kmeans(x, K, seed + m)
-        found.append(centroids)
-        x = x - centroids[nearest]
-    return torch.from_numpy(np.stack(found))
+    scales = _PLACE ** np.arange(M, dtype=np.float32)
+    start = (scales / scales.sum())[:, None, None] * _kmeans(x, K, seed)
+    return _in_turns(torch.from_numpy(x), torch.from_numpy(start))
 
 
-def _kmeans(x: NDArray[np.float32], K: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Centroids [K, E], and the nearest of each row."""
+def _kmeans(x: NDArray[np.float32], K: int, seed: int) -> NDArray[np.float32]:
+    """Centroids [K, E]."""
     kmeans = faiss.Kmeans(
         x.shape[1],
         K,
@@ -71,9 +62,7 @@ def _kmeans(x: NDArray[np.float32], K: int, seed: int) -> tuple[NDArray[np.float
         max_points_per_centroid=len(x),
     )
     kmeans.train(x)
-    centroids = np.ascontiguousarray(kmeans.centroids, dtype=np.float32)
-    _, nearest = kmeans.index.search(x, 1)
-    return centroids, nearest[:, 0]
+    return np.ascontiguousarray(kmeans.centroids, dtype=np.float32)
 
 
 def _in_turns(x: Tensor, codewords: Tensor) -> Tensor:

@@ -104,7 +104,6 @@ class CommitteeGPQ(AveragedMethod[CommitteeNetwork]):
             targets,
             source.M,
             self.config.quantizer.codewords,
-            turns=not source.neighbours,
             seed=self.config.training.seed,
         )
         source.place(sums.to(targets.device))

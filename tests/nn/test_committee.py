@@ -253,7 +253,7 @@ def test_prototypes_are_queries_for_one_class(share: float) -> None:
         assert not net.prototypes[m, :, D - 2].any()
     torch.testing.assert_close(net.prototypes.norm(dim=2), torch.ones(3, C), rtol=0, atol=1e-5)
     # An item that is surely of a class, and of average features, is found by the query for it.
-    net.place(fit_codewords(certain.repeat(8, 1), 3, 16, turns=not share, seed=0))
+    net.place(fit_codewords(certain.repeat(8, 1), 3, 16, seed=0))
     codes = assign(certain, net.sums)
     vectors = net.words[torch.arange(3), codes]
     scores = torch.einsum("cmd,mqd->cq", vectors, net.prototypes)
@@ -278,7 +278,7 @@ def test_settling_places_codewords_on_what_the_average_believes(share: float) ->
     with torch.no_grad():
         targets = targets_of(net, items(700))
         assert not torch.allclose(targets, targets_of(made.network.eval(), items(700)), atol=1e-3)
-    expected = fit_codewords(targets, 3, 16, turns=not share, seed=made.config.training.seed)
+    expected = fit_codewords(targets, 3, 16, seed=made.config.training.seed)
     # Wide enough for 16 codewords: nothing is lost but digits.
     torch.testing.assert_close(net.sums, expected, rtol=1e-4, atol=1e-5)
     assert not np.array_equal(made.codebooks(), random)
