@@ -73,6 +73,15 @@ class Commands(click.Group):
                 "gpq: out of memory: use a smaller --batch-size, or a machine with more memory", err=True
             )
             sys.exit(1)
+        except RuntimeError as error:
+            if type(error).__name__ != "OutOfMemoryError":  # torch's, which is not imported here
+                raise
+            click.echo(
+                "gpq: out of memory on the GPU: use a smaller batch (--batch-size, or training.batch_labelled and "
+                "batch_unlabelled), or --device cpu",
+                err=True,
+            )
+            sys.exit(1)
         except OSError as error:
             # What no stage foresaw, a disk that fills up in the middle of a print, say.
             click.echo(f"gpq: {error.filename or 'input or output'}: {error.strerror or error}", err=True)

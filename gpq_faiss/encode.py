@@ -24,7 +24,7 @@ from .data.reader import Reader
 from .errors import DataError, MismatchError, UsageError
 from .files import check_output
 from .index.codebooks import encode as encode_vectors
-from .nn.device import resolve_device
+from .nn.device import full_float32, image_batch, resolve_device
 from .nn.model import Model, load_model
 from .nn.quantizer import zero_subvectors
 from .store import Header, RowReader, RowWriter
@@ -107,9 +107,16 @@ class Encoder:
         if x.dtype == torch.uint8:
             x = x.to(memory_format=torch.channels_last).float().div_(255)
         network: Any = self.model.network
-        raw = network.raw(x, queries=queries, amp=self.amp)
+        with full_float32():
+            raw = network.raw(x, queries=queries, amp=self.amp)
         fine = ~zero_subvectors(raw, network.M).any(dim=1)
         return network.finish(raw), fine
+
+    def batch_size(self, dataset: Dataset) -> int:
+        """Items a batch, unless told otherwise: enough to fill the device, little enough for memory to stay small."""
+        if isinstance(dataset, FeatureDataset):
+            return max(256, min(4096, (4 << 20) // (4 * dataset.width)))
+        return image_batch(1024, self.model.image_size) if self.device.type == "cuda" else 128
 
     def check(self, dataset: Dataset) -> None:
         """Refuse data of another kind or width than the model takes.
@@ -159,7 +166,7 @@ class Encoder:
     ) -> Iterator[tuple[NDArray[np.int64], torch.Tensor]]:
         self.check(dataset)
         positions = np.arange(len(dataset)) if rows is None else rows
-        size = batch_size or default_batch_size(dataset, self.device)
+        size = batch_size or self.batch_size(dataset)
         with Reader(dataset, self.model.image_size) as reader:
             parts = [positions[i : i + size] for i in range(start, len(positions), size)]
             for part, (values, ok) in zip(parts, reader.stream(parts), strict=True):
@@ -193,13 +200,6 @@ class Encoder:
             if progress is not None:
                 progress(done, len(rows))
         return np.concatenate(there), np.concatenate(parts)
-
-
-def default_batch_size(dataset: Dataset, device: torch.device) -> int:
-    """Items a batch: enough to fill the device, little enough for memory to stay small."""
-    if isinstance(dataset, FeatureDataset):
-        return max(256, min(4096, (4 << 20) // (4 * dataset.width)))
-    return 1024 if device.type == "cuda" else 128
 
 
 def _header(kind: str, encoder: Encoder, dataset: Dataset) -> Header:
@@ -357,7 +357,7 @@ def _from_network(
     *,
     as_codes: bool,
 ) -> None:
-    size = batch_size or default_batch_size(dataset, encoder.device)
+    size = batch_size or encoder.batch_size(dataset)
     if writer.rows and "position" not in writer.state:
         # Which items its rows are is not known where broken ones were left out: encoding from the first would double them.
         raise DataError(

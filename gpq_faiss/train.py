@@ -42,7 +42,7 @@ from .methods.averaged import AveragedMethod
 from .methods.gpq import build_gpq
 from .methods.trainable import TrainableMethod, TrainingBatch
 from .nn.augment import random_flip_crop
-from .nn.device import resolve_device
+from .nn.device import full_float32, image_batch, resolve_device
 from .nn.model import input_description, save_model
 from .store import codebooks_fingerprint
 
@@ -146,8 +146,11 @@ def embed_rows(
     exported.eval()
     network = getattr(exported, "queries", exported) if queries else exported
     parts, there = [], []
+    if reader.image_size:
+        batch = image_batch(batch, reader.image_size)
     for values, ok in reader.stream(rows[i : i + batch] for i in range(0, len(rows), batch)):
-        parts.append(network(to_input(values, device)).float().cpu().numpy())
+        with full_float32():
+            parts.append(network(to_input(values, device)).float().cpu().numpy())
         there.append(ok)
     return np.concatenate(parts), np.concatenate(there)
 

@@ -28,8 +28,8 @@ from .proof import ProvenSearch
 from .ranges import check_least, too_many
 from .search import BLOCK, check_block, check_k, in_parallel, omp_threads
 
-TIED = 50
-"""Queries of ``exact`` with all codes scored that take as long as grouping does (21 ms each, 1.2 s, at 10 M items)."""
+TIED = 32
+"""Queries of ``exact`` with all codes scored after which it groups: grouping takes as long as 32 (48 bits) to 79 (24 bits) of them."""
 _WIDENED = 8  # queries widened that take as long as one
 _MOSTLY = 0.5  # share of allowed items from which filtering afterwards beats an engine of the allowed
 

@@ -190,15 +190,19 @@ def clone_to_gpu(ivf: Any, device: int, memory: int = MEMORY, *, positions: bool
     check_gpu(device)
     resources = faiss.StandardGpuResources()
     resources.setTempMemory(FaissBudget.of(ivf, memory).temporary(min(MAX_K, int(ivf.ntotal))))
-    options = faiss.GpuClonerOptions()
+    resources.setPinnedMemory(0)  # for copies from the host, of which there are none
+    config = faiss.GpuIndexIVFPQConfig()
+    config.device = device
     short = positions and int(ivf.ntotal) < 1 << 31
-    options.indicesOptions = faiss.INDICES_32_BIT if short else faiss.INDICES_64_BIT  # type: ignore[attr-defined]  # stub lacks them
-    options.useFloat16 = False
-    options.useFloat16CoarseQuantizer = False
-    options.usePrecomputed = False
-    options.use_cuvs = False
+    config.indicesOptions = faiss.INDICES_32_BIT if short else faiss.INDICES_64_BIT  # type: ignore[attr-defined]  # stub lacks them
+    config.useFloat16LookupTables = False
+    config.usePrecomputedTables = False
+    config.use_cuvs = False
+    # Tables by matrix products. The kernel for them (``pqCodeDistances`` of 1.15) works on eight queries one after the other and,
+    # for inner products, takes the next into shared memory while some of its threads may still read the last.
+    config.useMMCodeDistance = True
     try:
-        index: Any = faiss.index_cpu_to_gpu(resources, device, ivf, options)
+        index: Any = faiss.GpuIndexIVFPQ(resources, ivf, config)
     except RuntimeError as error:
         line = str(error).strip().splitlines()[-1]
         raise DeviceError(f"Faiss cannot put the index onto GPU {device}: {line}") from None

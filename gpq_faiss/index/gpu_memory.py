@@ -1,9 +1,10 @@
 """What Faiss takes of a GPU's memory while it searches lists, and how its calls are kept within a budget.
 
 As read in the sources of Faiss 1.15 (``gpu/impl/IVFUtils.cu``, ``PQScanMultiPassNoPrecomputed-inl.cuh``, ``IVFPQ.cu``,
-``Distance.cu``): a search first finds the lists, with the scores of all centroids, then scans them, with the scores of
-all their codes and tables for every list. Both hold their things twice, for two streams. Precomputed tables are not used
-here. Codes, ids, codebooks and centroids are there all the time and are not part of the budget, nor are results.
+``PQCodeDistances-inl.cuh``, ``Distance.cu``): a search first finds the lists, with the scores of all centroids, then scans them, with
+the scores of all their codes and tables for every list. Both hold their things twice, for two streams. Tables are made by matrix
+products, which are held beside them; precomputed ones are not used here. Codes, ids, codebooks and centroids are there all the
+time and are not part of the budget, nor are results.
 
 Two things would break it. Faiss' temporary memory is one piece set aside, and what does not fit is allocated beside it.
 And where that piece holds fewer than eight queries of a larger batch, Faiss leaves it and takes up to 512 MiB. So
@@ -21,26 +22,9 @@ MAX_K = 2048
 """The most results, and lists looked at, of Faiss' GPU kernels."""
 PIECE = 3 << 29
 """The most that Faiss sets aside as temporary memory, in bytes; whatever more it is told, it takes this."""
-_TOGETHER = 8  # queries below which Faiss leaves its temporary memory for a larger piece
 _CHUNKS = 8  # parts of the lists of a query, from each of which k are selected
 _COLUMNS = 1 << 16  # centroids that are scored in one piece, at least
 _FIXED = 2 * 16_384 + 32 * 256  # scratch of prefix sums; each allocation is rounded up to 256 bytes
-_KERNEL_DIMS = (
-    1,
-    2,
-    3,
-    4,
-    5,
-    6,
-    8,
-    10,
-    12,
-    16,
-    20,
-    24,
-    28,
-    32,
-)  # of a sub-vector; others go by matrix products
 
 
 def check_memory(memory: int) -> int:
@@ -104,9 +88,6 @@ class FaissBudget:
         free = min(self.memory, PIECE) - _FIXED
         scan, kept, products = self.scan_bytes(k), self._kept(), self._products()
         rows = free // (scan + kept + products)
-        if not products:
-            # As many as leave room for eight at once: Faiss then divides them itself, on two streams.
-            rows = max(rows, (free - _TOGETHER * scan) // kept)
         return max(1, min(rows, free // (kept + self._coarse())))
 
     def temporary(self, k: int) -> int:
@@ -121,12 +102,10 @@ class FaissBudget:
     def _coarse(self) -> int:
         """While the lists of a query are sought."""
         pieces = -(-self.lists // _COLUMNS)
-        return 4 + 8 * self.lists + (24 * self.nprobe * pieces if pieces > 1 else 0)
+        return 4 + 8 * self.lists + 24 * self.nprobe * pieces
 
     def _products(self) -> int:
-        """For tables by matrix products, which Faiss leaves out of its reckoning."""
-        if self.width // self.size in _KERNEL_DIMS:
-            return 0
+        """For tables by matrix products (:func:`.gpu.clone_to_gpu`), which Faiss leaves out of its reckoning."""
         return 4 * self.nprobe * (self.width + 256 * self.size)
 
 

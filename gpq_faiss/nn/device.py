@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from ..errors import DeviceError, UsageError
@@ -32,3 +35,21 @@ def resolve_device(name: str) -> torch.device:
             f"device '{name}' was asked for, but there are {count} GPUs (cuda:0 to cuda:{count - 1})"
         )
     return torch.device("cuda", device.index or 0)
+
+
+@contextmanager
+def full_float32() -> Iterator[None]:
+    """Convolutions of float32 in float32: left alone, torch has newer GPUs round their inputs to TF32, 10 bits of 23, and codes
+    would not be those of the CPU. (Matrix products are in full float32 unless a program asks for less; bf16 stays bf16.)"""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+def image_batch(most: int, image_size: int) -> int:
+    """Images a batch, ``most`` up to 64 pixels a side, and beyond that as many as have no more pixels together (at least 16): what
+    convolutions hold in memory grows with these."""
+    return max(min(16, most), min(most, most * 64**2 // max(1, image_size) ** 2))

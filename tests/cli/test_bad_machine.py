@@ -169,6 +169,21 @@ def test_a_locked_folder_is_one_line(shop: Shop, locked: Path, stage: str) -> No
 # GPUs -------------------------------------------------------------------------------------------------------------------
 
 
+def test_a_gpu_whose_memory_is_full_is_one_line(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from gpq_faiss.encode import Encoder
+
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 24 GiB")
+
+    monkeypatch.setattr(Encoder, "_on_device", full)
+    call, _ = stage_call("encode", shop, tmp_path)
+    assert refused(*call).startswith("out of memory on the GPU: use a smaller batch (--batch-size")
+
+
 def test_a_gpu_that_is_not_there_is_one_line(shop: Shop, tmp_path: Path) -> None:
     import torch
 

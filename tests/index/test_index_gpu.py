@@ -135,8 +135,11 @@ def test_an_index_left_on_the_cpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -
         def setTempMemory(self, size: int) -> None:
             given.append(size)
 
+        def setPinnedMemory(self, size: int) -> None:
+            assert size == 0
+
     monkeypatch.setattr(faiss, "StandardGpuResources", Resources)
-    monkeypatch.setattr(faiss, "index_cpu_to_gpu", lambda _resources, _device, index, _options: index)
+    monkeypatch.setattr(faiss, "GpuIndexIVFPQ", lambda _resources, index, _config: index)
     with pytest.raises(DeviceError, match="left the index on the CPU instead of GPU 1"):
         clone_to_gpu(form, 1, 12345)
     assert given == [12345]
@@ -144,7 +147,7 @@ def test_an_index_left_on_the_cpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -
     def full(*_: object) -> None:
         raise RuntimeError("Error in alloc: long story\nout of memory on the card")
 
-    monkeypatch.setattr(faiss, "index_cpu_to_gpu", full)
+    monkeypatch.setattr(faiss, "GpuIndexIVFPQ", full)
     with pytest.raises(DeviceError, match=r"cannot put the index onto GPU 1: out of memory on the card$"):
         clone_to_gpu(form, 1)
 
@@ -153,18 +156,24 @@ def test_ids_that_are_positions_take_four_bytes_on_the_gpu(monkeypatch: pytest.M
     _, Z, codes, _ = make(3)
     form = zero_lists(codes, Z)
     monkeypatch.setattr(faiss, "get_num_gpus", lambda: 1)
-    monkeypatch.setattr(faiss, "StandardGpuResources", type("R", (), {"setTempMemory": lambda *_: None}))
+    monkeypatch.setattr(
+        faiss,
+        "StandardGpuResources",
+        type("R", (), {"setTempMemory": lambda *_: None, "setPinnedMemory": lambda *_: None}),
+    )
     asked: list[int] = []
 
-    def noted(_resources: object, _device: int, _index: object, options: faiss.GpuClonerOptions) -> None:
-        asked.append(options.indicesOptions)
-        assert not options.useFloat16
-        assert not options.useFloat16CoarseQuantizer
-        assert not options.usePrecomputed
-        assert not options.use_cuvs
+    def noted(_resources: object, _index: object, config: faiss.GpuIndexIVFPQConfig) -> None:
+        assert config.device == 0
+        asked.append(config.indicesOptions)
+        assert not config.flatConfig.useFloat16
+        assert not config.useFloat16LookupTables
+        assert not config.usePrecomputedTables
+        assert not config.use_cuvs
+        assert config.useMMCodeDistance
         raise RuntimeError("no card")
 
-    monkeypatch.setattr(faiss, "index_cpu_to_gpu", noted)
+    monkeypatch.setattr(faiss, "GpuIndexIVFPQ", noted)
     for positions, ntotal in ((False, 2000), (True, 2000), (True, 1 << 31)):
         form.ntotal = ntotal
         with pytest.raises(DeviceError, match="no card"):
@@ -249,6 +258,20 @@ def test_gpu_equals_cpu(M: int, lists: int | None) -> None:
         assert all(len(set(row)) == k for row in found.tolist())
     with pytest.raises(DataError, match="dimensions"):
         gpu.search(xq[:, 1:], 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_GPU, reason="no GPU")
+@pytest.mark.parametrize("M", [3, 12])
+@pytest.mark.parametrize("lists", [1, 16])
+def test_every_query_of_a_large_batch_is_scored_by_its_own_tables(M: int, lists: int) -> None:
+    """A query whose tables were mixed with the next one's would miss results that no proof can know of; now and then is enough."""
+    index, Z, codes, _ = make(M, n=20_000)
+    xq = np.random.default_rng([M, lists]).normal(size=(1024, Z.shape[0] * Z.shape[2])).astype(np.float32)
+    expected = -np.sort(-score_codes(xq, codes, Z), axis=1)[:, :100]
+    raw = to_gpu(index, lists=lists, via="faiss")
+    for _ in range(20):
+        assert np.abs(raw.search(xq, 100)[0] - expected).max() < 1e-4
 
 
 @pytest.mark.skipif(HAS_GPU, reason="needs a machine without a GPU")

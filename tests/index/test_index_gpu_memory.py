@@ -60,15 +60,14 @@ def test_what_a_query_needs_is_the_sum_of_what_faiss_allocates() -> None:
     scan = 2 * (17 * 8 + 16 * 5000 * 4 + 16 * 8 * 256 * 4 + 8 * 100 * (4 + 8))
     assert budget.scan_bytes(100) == scan
     kept = 16 * (4 + 8)
-    fixed = budget.needed(100) - scan - kept
+    # the query once for every list, and its products with all codewords
+    products = 16 * 4 * (8 * 24 + 8 * 256)
+    fixed = budget.needed(100) - scan - kept - products
     assert 2 * 16384 <= fixed < 50_000
-    assert budget.needed(100, 9) - budget.needed(100, 8) == scan + kept
+    assert budget.needed(100, 9) - budget.needed(100, 8) == scan + kept + products
     # where centroids are many and lists short, seeking the lists needs more than scanning them
     many = FaissBudget(1 << 30, lists=50_000, nprobe=1, longest=10, size=1, width=24)
-    assert many.needed(1, 2) - many.needed(1, 1) == 12 + 4 + 2 * 4 * 50_000
-    # sub-vectors that Faiss has no kernel for
-    odd = FaissBudget(1 << 30, lists=1000, nprobe=16, longest=5000, size=8, width=8 * 7)
-    assert odd.needed(100) - budget.needed(100) == 16 * 4 * (8 * 7 + 8 * 256)
+    assert many.needed(1, 2) - many.needed(1, 1) == 12 + 4 + 24 + 2 * 4 * 50_000
 
 
 def together(queries: int, available: int, each: int) -> int:
@@ -84,11 +83,10 @@ def taken(budget: FaissBudget, k: int, queries: int) -> int:
     piece = budget.temporary(k)
     fixed = budget.needed(k, 0)
     kept = 12 * budget.nprobe * queries
-    seek = kept + min(queries, 512) * (4 + 8 * budget.lists)
+    seek = kept + min(queries, 512) * (4 + 8 * budget.lists + 24 * budget.nprobe)
     at_once = together(queries, piece - fixed - kept, budget.scan_bytes(k))
-    products = budget.needed(k) - fixed - 12 * budget.nprobe - budget.scan_bytes(k)
-    regular = budget.width // budget.size == 24
-    scan = fixed + kept + at_once * (budget.scan_bytes(k) + (0 if regular else max(0, products)))
+    products = 4 * budget.nprobe * (budget.width + 256 * budget.size)
+    scan = fixed + kept + at_once * (budget.scan_bytes(k) + products)
     most = max(seek, scan)
     return piece if most <= piece else piece + most
 
@@ -131,13 +129,17 @@ def test_what_is_set_aside_leaves_room_for_what_does_not_fit_it(monkeypatch: pyt
     monkeypatch.setattr(faiss, "get_num_gpus", lambda: 1)
     given: list[int] = []
     monkeypatch.setattr(
-        faiss, "StandardGpuResources", type("R", (), {"setTempMemory": lambda _, size: given.append(size)})
+        faiss,
+        "StandardGpuResources",
+        type(
+            "R", (), {"setTempMemory": lambda _, size: given.append(size), "setPinnedMemory": lambda *_: None}
+        ),
     )
 
     def full(*_: object) -> None:
         raise RuntimeError("no card")
 
-    monkeypatch.setattr(faiss, "index_cpu_to_gpu", full)
+    monkeypatch.setattr(faiss, "GpuIndexIVFPQ", full)
     least = FaissBudget.of(form, 1).needed(MAX_K)
     monkeypatch.setattr(gpu_memory, "PIECE", least - 1)
     for memory in (least - 1, least, least + 1000, 3 * least):
