@@ -116,7 +116,7 @@ def evaluate(
         emit(result.to_dict(), out)
         return
     names = {"table": "text"}
-    table = render(result.rows(ks[:3]), names.get(format_, format_), digits=4)  # type: ignore[arg-type]
+    table = render(result.rows(ks), names.get(format_, format_), digits=4)  # type: ignore[arg-type]
     if format_ == "table":
         ranking = result.ranking
         table += (

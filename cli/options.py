@@ -31,7 +31,18 @@ DATA is one of
 def data_options(command: F) -> F:
     """Add the options that say how DATA is read; the command gets them as ``data_args``."""
 
-    @click.option("--labels", metavar="FILE", help="Labels of ready-made features: .npy, .txt or .csv.")
+    @click.option(
+        "--labels",
+        metavar="FILE",
+        help="Labels of ready-made features: .npy with class numbers (-1: none) or 0/1 of every class; or text with a line an item: a "
+        "number or name, several with | between, nothing for none.",
+    )
+    @click.option(
+        "--ids",
+        metavar="FILE",
+        help="Ids of ready-made features, what a search returns: .npy, or text with one a line.  [default: those in the file, "
+        "else positions]",
+    )
     @click.option(
         "--root", metavar="DIR", help="Folder that relative image paths start from, or of a data set."
     )
@@ -53,6 +64,7 @@ def data_options(command: F) -> F:
     def wrapper(
         *args: Any,
         labels: str | None,
+        ids: str | None,
         root: str | None,
         image_column: str,
         label_column: str,
@@ -63,6 +75,7 @@ def data_options(command: F) -> F:
     ) -> Any:
         kwargs["data_args"] = {
             "labels": labels,
+            "ids": ids,
             "root": root,
             "image_column": image_column,
             "label_column": label_column,

@@ -21,7 +21,7 @@ from .options import (
 @click.argument("model_dir")
 @click.argument("index_file", metavar="INDEX")
 @click.argument("queries")
-@click.option("-k", "k", default=10, show_default=True, help="Results a query.")
+@click.option("-k", "k", type=int, help="Results a query.  [default: 10]")
 @click.option("--rows", help="Only these queries: 0:8, or 3,5,9.")
 @click.option(
     "--kind",
@@ -64,7 +64,7 @@ def search(
     model_dir: str,
     index_file: str,
     queries: str,
-    k: int,
+    k: int | None,
     rows: str | None,
     kind: str,
     memory: str | None,
@@ -98,14 +98,17 @@ def search(
       gpq search model index.faiss queries.npy --least 3.5 --format json
       gpq search model index.faiss digits --rows 0:8 --format png --images digits --out ranked.png
     """
+    from gpq_faiss.data.id_files import read_ids
     from gpq_faiss.errors import UsageError
     from gpq_faiss.evaluate.tables import render
     from gpq_faiss.files import check_output
     from gpq_faiss.index.filters import Allow, Deny
     from gpq_faiss.report.figure import check_picture
-    from gpq_faiss.search import draw_results, open_queries, read_ids
+    from gpq_faiss.search import draw_results, open_queries
     from gpq_faiss.search import search as run
 
+    if least is not None and k is not None:
+        raise UsageError("--least gives all items from that score on, however many: leave out -k")
     if where_ids is not None and without_ids is not None:
         raise UsageError("--where-ids and --without-ids are two ways to say the same: give one")
     where: Any = None
@@ -127,7 +130,7 @@ def search(
             model_dir,
             index_file,
             source,
-            k=k,
+            k=10 if k is None else k,
             rows=rows,
             kind=kind,  # type: ignore[arg-type]  # one of the choices
             memory=memory,
@@ -151,4 +154,8 @@ def search(
         assert out is not None
         click.echo(str(result.save_hdf5(out)))
     else:
-        emit(result.to_dict() if format_ == "json" else render(result.rows(), digits=4), out)
+        found = result.rows()
+        emit(
+            result.to_dict() if format_ == "json" else render(found, digits=4) if found else "no item found",
+            out,
+        )

@@ -72,7 +72,7 @@ class NetworkConfig:
     committee: int = 0
     """Class networks whose mean posterior is coded (alpha, heads and codebook_start then have no part); 0 = none. Beyond the paper."""
     committee_hidden: int = 1024
-    """Hidden units of each class network."""
+    """Hidden units of each class network; over convolutions they are linear layers."""
 
 
 @dataclass(frozen=True)
@@ -270,8 +270,11 @@ def read_toml(path: str | Path, base: Config | None = None) -> Config:
         raise DataError(f"cannot read {path}: {error.strerror}") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise DataError(f"{path} is not TOML: {error}") from None
-    start = preset(str(values["preset"])) if "preset" in values else base or preset("paper")
-    return merge(start, values)
+    try:
+        start = preset(str(values["preset"])) if "preset" in values else base or preset("paper")
+        return merge(start, values)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
 
 
 def to_toml(config: Config) -> str:

@@ -86,6 +86,7 @@ class Evaluation:
                 "bits": self.bits if name not in {"float", "classifier"} else "-",
                 "mAP": result.map,
                 **{f"P@{k}": result.precision[k] for k in ks if k in result.precision},
+                **{f"R@{k}": result.recall[k] for k in ks if k in result.recall},
             }
             for name, result in {"GPQ": self.ranking, **self.compared}.items()
         ]

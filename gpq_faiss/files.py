@@ -59,10 +59,12 @@ def check_output(path: str | Path, *, overwrite: bool, folder: bool = False) -> 
         raise UsageError(f"'{path}' cannot be written: give a name for the {'folder' if folder else 'file'}")
     try:
         if path.exists():
-            if not overwrite:
+            if not overwrite and (path.is_dir() or path.is_file()):
                 raise OutputExistsError(
                     f"{path} exists already: pass --overwrite to replace it, or another --out"
                 )
+            if not path.is_dir() and not path.is_file():
+                raise DataError(f"cannot write {path}: that is a device or a pipe: name a file")
             if path.is_dir() != folder:
                 raise write_error(path, OSError(errno.ENOTDIR if folder else errno.EISDIR, ""))
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -51,6 +51,7 @@ class SearchResult:
         codebooks_fingerprint: of model and index.
         points: what each number of lists that was tried gave, where nprobe was chosen by recall.
         way: how it was searched, in words: what ``auto`` chose, say.
+        least: the score asked for, where it was not ``k`` items.
     """
 
     ids: NDArray[np.int64]
@@ -60,12 +61,13 @@ class SearchResult:
     codebooks_fingerprint: str
     points: tuple[dict[str, float], ...] = ()
     way: str = ""
+    least: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: one entry a query, missing results left out."""
         tuned = {"operating_points": list(self.points)} if self.points else {}
         return {
-            "k": int(self.ids.shape[1]),
+            **({"k": int(self.ids.shape[1])} if self.least is None else {"least": self.least}),
             "codebooks_fingerprint": self.codebooks_fingerprint,
             "way": self.way,
             **tuned,
@@ -73,8 +75,8 @@ class SearchResult:
                 {
                     "id": int(query),
                     "name": name,
-                    "ids": [int(i) for i in ids if i >= 0],
-                    "scores": [float(s) for i, s in zip(ids, scores, strict=True) if i >= 0],
+                    "ids": [int(i) for i in ids if i != -1],
+                    "scores": [float(s) for i, s in zip(ids, scores, strict=True) if i != -1],
                 }
                 for query, name, ids, scores in zip(
                     self.query_ids, self.query_names, self.ids, self.scores, strict=True
@@ -88,7 +90,7 @@ class SearchResult:
             {"query": name, "rank": rank, "id": str(i), "score": float(score)}
             for name, ids, scores in zip(self.query_names, self.ids, self.scores, strict=True)
             for rank, (i, score) in enumerate(zip(ids.tolist(), scores.tolist(), strict=True), 1)
-            if i >= 0
+            if i != -1
         ]
 
     def save_hdf5(self, path: str | Path) -> Path:
@@ -134,7 +136,7 @@ def draw_results(
 
     place = {int(i): p for p, i in enumerate(items.ids)}
     asked = {int(i): p for p, i in enumerate(queries.ids)}
-    missing = [int(i) for i in np.unique(result.ids) if i >= 0 and int(i) not in place]
+    missing = [int(i) for i in np.unique(result.ids) if i != -1 and int(i) not in place]
     if missing:
         raise DataError(
             f"{items.name} has no item with id {missing[0]}: --images must name the data of the index"
@@ -147,14 +149,14 @@ def draw_results(
     ranked = []
     for query, ids, scores in zip(result.query_ids, result.ids, result.scores, strict=True):
         at = asked[int(query)]
-        found = [place[int(i)] for i in ids if i >= 0]
+        found = [place[int(i)] for i in ids if i != -1]
         relevant = _relevance(items.labels, found, queries.labels, at)
         names = [_class_text(items, p) for p in found]
         ranked.append(
             Ranked(
                 query=image(queries, at),
                 results=[image(items, p) for p in found],
-                scores=[float(s) for s in scores[: len(found)]],
+                scores=[float(s) for s in scores[ids != -1]],
                 relevant=relevant,
                 query_name=_class_text(queries, at),
                 names=names if any(names) else None,
@@ -288,28 +290,6 @@ def query_vectors(
     return vectors, ids, names
 
 
-def read_ids(path: str | Path) -> NDArray[np.int64]:
-    """Ids from a ``.npy`` file, or from text with one on a line.
-
-    Raises:
-        DataError: missing, unreadable, or not a list of whole numbers of 64 bits.
-    """
-    path = Path(path)
-    try:
-        if path.suffix == ".npy":
-            found: NDArray[Any] = np.load(path, allow_pickle=False)
-        else:
-            found = np.array([int(line) for line in path.read_text(encoding="utf-8").split()], dtype=np.int64)
-    except FileNotFoundError:
-        raise DataError(f"{path} not found: it should hold ids") from None
-    except (OSError, ValueError, OverflowError, EOFError) as error:
-        why = " ".join(str(error).split())[:100]
-        raise DataError(f"{path} holds no list of ids ({why}): write one whole number a line") from None
-    if found.ndim != 1 or found.dtype.kind not in "iu":
-        raise DataError(f"{path}: {found.dtype} {found.shape}, expected a list of ids (whole numbers)")
-    return np.asarray(found, np.int64)
-
-
 def open_index(
     index: str | Path,
     kind: Kind = "auto",
@@ -441,7 +421,7 @@ def search(
         scores, found = _padded(*engine.range_search(vectors, least, where=where, threads=threads))
     else:
         scores, found = engine.search(vectors, k, where=where, threads=threads)
-    return SearchResult(found, scores, ids, names, z_print, tuple(points), engine.way)
+    return SearchResult(found, scores, ids, names, z_print, tuple(points), engine.way, least)
 
 
 def _padded(

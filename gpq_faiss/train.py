@@ -394,6 +394,8 @@ def train(
     )
     method, run, labels = fitted.method, fitted.run, fitted.labels
     assert isinstance(method, AveragedMethod)
+    if isinstance(dataset, ImageDataset) and dataset.bad.count:
+        log.warning("%s", dataset.bad.summary())
     codebooks = method.codebooks()
     z_print = codebooks_fingerprint(codebooks)
     network = method.exported()

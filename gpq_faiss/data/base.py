@@ -116,7 +116,7 @@ class Dataset(ABC):
             DataError: the source has none.
         """
         if self.labels is None or not self.labels.has().any():
-            raise DataError(f"{self.name} has no labels: give them with --labels FILE")
+            raise DataError(f"{self.name}: no item has a label: give labels with --labels FILE")
         return self.labels
 
     def spans(self, size: int, start: int = 0) -> Iterator[slice]:

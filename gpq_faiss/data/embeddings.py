@@ -16,6 +16,7 @@ from ..errors import DataError
 from ..files import fingerprint
 from ..store import RowReader, read_hdf5_array
 from .base import FeatureDataset
+from .id_files import read_ids
 from .label_files import labels_from_array, labels_from_cells, read_labels, split_cell
 from .labels import Labels, Rows
 from .vectors import (
@@ -194,7 +195,10 @@ def _parquet(path: Path, want_labels: bool) -> _Source:
 
 
 def open_features(
-    path: str | os.PathLike[str], *, labels: str | os.PathLike[str] | None = None
+    path: str | os.PathLike[str],
+    *,
+    labels: str | os.PathLike[str] | None = None,
+    ids: str | os.PathLike[str] | None = None,
 ) -> FileFeatures:
     """Vectors of a file as a data set; rows are checked when they are read.
 
@@ -210,6 +214,7 @@ def open_features(
     Args:
         path: the file.
         labels: a file of labels in place of those inside: see :func:`~gpq_faiss.data.label_files.read_labels`.
+        ids: a file of ids in place of those inside: see :func:`~gpq_faiss.data.id_files.read_ids`.
 
     Raises:
         DataError: missing, empty, truncated or foreign; not a matrix of numbers; ids or labels that do not fit.
@@ -238,12 +243,14 @@ def open_features(
     notes: list[str] = []
     if labels is not None:
         source.labels = read_labels(labels, n)
+    if ids is not None:
+        source.ids = read_ids(ids)
     for what, column in (("labels", source.labels), ("ids", source.ids)):
         if column is not None and len(column) != n:
             raise DataError(f"{file} has {n:,} rows but {len(column):,} {what}: one each is needed")
-    ids = np.arange(n, dtype=np.int64) if source.ids is None else source.ids
-    if source.ids is not None and len(np.unique(ids)) < n:
-        notes.append(f"{n - len(np.unique(ids)):,} of the {n:,} ids are repeated")
+    own = np.arange(n, dtype=np.int64) if source.ids is None else source.ids
+    if source.ids is not None and len(np.unique(own)) < n:
+        notes.append(f"{n - len(np.unique(own)):,} of the {n:,} ids are repeated")
     if source.labels is None:
         notes.append("no labels")
     elif bare := int((~source.labels.has()).sum()):
@@ -251,8 +258,8 @@ def open_features(
     mark = "" if source.labels is None else source.labels.fingerprint()
     return FileFeatures(
         name=f"features:{path}",
-        ids=ids,
-        fingerprint=fingerprint("features", content, str((n, width)), mark, ids.tobytes()),
+        ids=own,
+        fingerprint=fingerprint("features", content, str((n, width)), mark, own.tobytes()),
         labels=source.labels,
         notes=notes,
         width=width,

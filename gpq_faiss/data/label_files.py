@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import re
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from ..errors import DataError
 from .labels import MAX_CLASSES, Labels, named_rows
 
 _BLOCK = 65_536
-_INTEGER = re.compile(r"[+-]?\d{1,18}")
+_NUMBER = r"[+-]?\d{1,18}"
+_INTEGER = re.compile(_NUMBER)
+_SEVERAL = re.compile(rf"{_NUMBER}(?:[\s;]+{_NUMBER})+")
 SEPARATOR = "|"
 """Between the labels of one item in text."""
 
@@ -82,6 +85,12 @@ def labels_from_cells(cells: Sequence[tuple[str, ...]], where: str) -> Labels:
         texts = [tuple(str(int(text)) for text in cell) for cell in cells]
         return Labels.from_names(texts, [str(c) for c in range(numbers[-1] + 1)])
     names = sorted(set(flat))
+    several = next((name for name in names if _SEVERAL.fullmatch(name)), None)
+    if several is not None:
+        raise DataError(
+            f"{where}: '{several}' would be the name of one class: write several labels of an item with {SEPARATOR} between, as "
+            f"{SEPARATOR.join(re.findall(_NUMBER, several))}"
+        )
     if not names:
         raise DataError(f"{where}: no item has a label")
     if len(names) > MAX_CLASSES:
@@ -153,7 +162,7 @@ def read_labels(path: str | os.PathLike[str], n: int) -> Labels:
     except OSError as error:
         raise DataError(f"--labels {path} cannot be read: {error.strerror or error}") from None
     except (ValueError, EOFError, MemoryError) as error:
-        why = " ".join(str(error).split())[:80]
+        why = textwrap.shorten(" ".join(str(error).split()), 100, placeholder=" ...")
         raise DataError(f"{path} is not a .npy array of labels, or it is truncated ({why})") from None
     if labels is None or len(labels) != n:
         count = 0 if labels is None else len(labels)

@@ -89,6 +89,7 @@ def open_data(
     spec: str,
     *,
     labels: str | None = None,
+    ids: str | None = None,
     root: str | None = None,
     image_column: str = "image",
     label_column: str = DEFAULT_LABEL_COLUMN,
@@ -101,6 +102,7 @@ def open_data(
     Args:
         spec: one of :data:`FORMS`.
         labels: file of labels, for ``features:`` and for a ``list:`` of bare paths.
+        ids: file of ids, for ``features:`` (:func:`.id_files.read_ids`).
         root: folder that the paths of ``list:``, ``csv:`` and ``parquet:`` start from (default: that of the
             file); where ``cifar10``, ``fashion-mnist`` and ``nuswide`` lie, as an alternative to ``:ROOT``.
         image_column, label_column: of ``csv:`` and ``parquet:``.
@@ -122,6 +124,7 @@ def open_data(
         scheme,
         {
             "--labels": (labels is not None, {"features", "list"}),
+            "--ids": (ids is not None, {"features"}),
             "--root": (root is not None, tables | {"list", "cifar10", "fashion-mnist", "nuswide"}),
             "--image-column": (image_column != "image", tables),
             "--label-column": (label_column != DEFAULT_LABEL_COLUMN, tables),
@@ -146,7 +149,7 @@ def open_data(
     if scheme == "list":
         return open_list(path, root=root, labels=labels, max_bad=max_bad)
     if scheme == "features":
-        return open_features(path, labels=labels)
+        return open_features(path, labels=labels, ids=ids)
     return open_table(
         path,
         form=scheme,

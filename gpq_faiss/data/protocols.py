@@ -146,7 +146,7 @@ def parse_labelled(spec: str) -> tuple[Literal["all", "count", "fraction", "file
     except ValueError:
         return "file", 0.0
     if not 0 < fraction <= 1:
-        hint = f" (did you mean {spec}-per-class?)" if spec.isdigit() else ""
+        hint = f" (did you mean {spec}-per-class?)" if spec.isdigit() and int(spec) else ""
         raise UsageError(f"--labelled {spec}: a fraction is above 0 and at most 1{hint}")
     return "fraction", fraction
 

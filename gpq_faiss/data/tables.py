@@ -65,7 +65,9 @@ def _read_csv(path: Path, image_column: str, label_column: str) -> Columns:
             reader = csv.reader(stream, delimiter=delimiter, strict=True)
             header = [name.strip() for name in next(reader, [])]
             if not header:
-                raise DataError(f"{path} is empty: a header line with a column {image_column!r} is expected")
+                raise DataError(
+                    f"{path} is empty, or its first line is: a header line with a column {image_column!r} is expected"
+                )
             labelled = _check_columns(path, header, image_column, label_column)
             image_at = header.index(image_column)
             label_at = header.index(label_column) if labelled else -1

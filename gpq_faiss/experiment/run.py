@@ -17,7 +17,7 @@ from typing import Any
 from ..config import Config, preset, to_dict
 from ..data.base import Dataset
 from ..data.open import open_data
-from ..errors import MismatchError, UsageError
+from ..errors import DataError, MismatchError, UsageError
 from ..files import check_output, read_json, write_json
 from ..nn.device import resolve_device
 from .cells import Cell, needs_perceptron, plan
@@ -105,6 +105,12 @@ def run_experiment(
     base = base or preset(grid.preset)
     resolve_device(device)
     folder = check_output(out, overwrite=True, folder=True)
+    if (
+        folder.exists()
+        and not (folder / ABOUT).exists()
+        and any(not path.name.startswith(".") for path in folder.iterdir())
+    ):
+        raise DataError(f"{folder} holds something else than an experiment: choose another --out")
     if dataset is None:
         dataset = open_data(data, **(data_args or {})) if isinstance(data, str) else data
     planned = plan(grid, dataset, base)

@@ -46,8 +46,7 @@ _reading = threading.Lock()
 
 def sidecar_path(path: str | Path) -> Path:
     """``index.faiss`` -> ``index.faiss.json``."""
-    path = Path(path)
-    return path.with_name(path.name + ".json")
+    return Path(f"{Path(path)}.json")
 
 
 def check_index_output(path: str | Path, *, overwrite: bool) -> Path:

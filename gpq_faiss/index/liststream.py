@@ -82,8 +82,8 @@ def build_lists(
         mark = fingerprint(known, *(shard.fingerprint for shard in shards), _mark_of(ivf))
         if not build.sorted_before(mark):
             size = code_size(int(codebooks.shape[0]), 16)
-            rows = collect(partial, known, shards, size, memory, build.told)
-            check_stored_ids(partial / "ids.raw", rows, memory, out)
+            collect(partial, known, shards, size, memory, build.told)
+            check_stored_ids(partial / "ids.raw", shards, memory, out)
             build.sort(mark)
         own: dict[str, Any] = {**(extra or {}), "shards": len(shards), "engine": "ivf", "group": False}
 
@@ -147,7 +147,8 @@ class _Build:
         (self.folder / "sorted.json").unlink(missing_ok=True)
         coarse = self.coarse()
         lists = len(coarse.centroids)
-        _log.info("%s: %d lists by %s", self.folder.name, lists, type(coarse).__name__)
+        way = "nearest centroid" if isinstance(coarse, Nearest) else "tables"
+        _log.info("%s: %d lists by %s", self.folder.name[1:].removesuffix(".building"), lists, way)
         kind = np.uint16 if lists <= 1 << 16 else np.int32
         chunk = int(max(_LEAST_CHUNK, min(_MOST_CHUNK, (self.memory - lists * 64) // (6 * self.size + 48))))
         step = (

@@ -78,7 +78,7 @@ def build_stream(
         identity = fingerprint("build", codebooks_fingerprint(codebooks), str(model_fingerprint), form)
         rows = collect(partial, identity, shards, size, memory, progress)
         codes_file, ids_file = partial / "codes.raw", partial / "ids.raw"
-        mapped = check_stored_ids(ids_file, rows, memory, out)
+        mapped = check_stored_ids(ids_file, shards, memory, out)
         step = max(32, min(_MAX_ROWS, memory // (8 * size)) // 32 * 32)
 
         def write(path: Path) -> tuple[int, str]:
@@ -98,9 +98,13 @@ def check_build(shards: Sequence[Shard], memory: int) -> None:
         raise UsageError("nothing to index: name at least one file of codes")
 
 
+class UnfitSourcesError(DataError):
+    """No index can be built of these sources together: what there is of it is of no use to a later build."""
+
+
 @contextlib.contextmanager
 def building(out: Path) -> Iterator[Path]:
-    """The folder of a build, for this process alone; it goes when the build ends, and stays where that fails.
+    """The folder of a build, for this process alone; it goes when the build ends, and stays where that fails, unless it would always.
 
     Raises:
         DataError: another process has it; the disk refuses something.
@@ -110,6 +114,9 @@ def building(out: Path) -> Iterator[Path]:
         with _locked(partial, out):
             yield partial
         shutil.rmtree(partial, ignore_errors=True)
+    except UnfitSourcesError:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     except OSError as error:
         raise write_error(out, error) from error
 
@@ -204,17 +211,21 @@ def _id_blocks(path: Path, rows: int, step: int) -> Iterator[tuple[int, Ids]]:
             yield start, np.frombuffer(file.read(8 * min(step, rows - start)), "<i8")
 
 
-def check_stored_ids(path: Path, rows: int, memory: int, out: Path) -> bool:
-    """Whether the ids are anything but 0, 1, 2, ...
+def check_stored_ids(path: Path, shards: Sequence[Shard], memory: int, out: Path) -> bool:
+    """Whether the ids of all shards, one after the other in ``path``, are anything but 0, 1, 2, ...
 
     Raises:
-        DataError: -1, or an id that occurs twice.
+        UnfitSourcesError: -1, or an id that occurs twice.
     """
+    rows = sum(shard.rows for shard in shards)
     step = max(1, min(_MAX_ROWS, memory // 64))
     ascending, counting, last = True, True, None
     for start, ids in _id_blocks(path, rows, step):
         if bool((ids == -1).any()):
-            raise DataError(f"{out}: an item has the id -1, which marks a missing result: give it another")
+            (of,) = _holders(path, shards, -1, step)[:1]
+            raise UnfitSourcesError(
+                f"{out}: an item of {of} has the id -1, which marks a missing result: give it another"
+            )
         ascending &= bool((ids[1:] > ids[:-1]).all()) and (last is None or int(ids[0]) > last)
         counting &= bool((ids == np.arange(start, start + len(ids))).all())
         last = int(ids[-1])
@@ -225,8 +236,20 @@ def check_stored_ids(path: Path, rows: int, memory: int, out: Path) -> bool:
             among = [ids[_spread(ids) % np.uint64(parts) == part] for _, ids in _id_blocks(path, rows, step)]
             repeated = repeated_id(np.concatenate(among))
             if repeated is not None:
-                raise DataError(f"{out}: id {repeated} occurs more than once: every item needs its own")
+                of = " and in ".join(_holders(path, shards, repeated, step)[:2])
+                raise UnfitSourcesError(
+                    f"{out}: id {repeated} occurs more than once, in {of}: every item needs its own"
+                )
     return not counting
+
+
+def _holders(path: Path, shards: Sequence[Shard], wanted: int, step: int) -> list[str]:
+    """The sources that have an id, each once."""
+    rows = sum(shard.rows for shard in shards)
+    ends = np.cumsum([shard.rows for shard in shards])
+    at = [start + np.flatnonzero(ids == wanted) for start, ids in _id_blocks(path, rows, step)]
+    held = np.unique(np.searchsorted(ends, np.concatenate(at), side="right"))
+    return [str(shards[number].path) for number in held.tolist()]
 
 
 def _spread(ids: Ids) -> Any:

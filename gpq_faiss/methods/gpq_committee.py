@@ -32,7 +32,7 @@ from .trainable import TrainingBatch
 log = logging.getLogger(__name__)
 
 _CLASS_RATE = 2.0
-"""How many times the learning rate the class networks move with."""
+"""How many times the learning rate class networks move with that are perceptrons."""
 _ITEMS = 20_000
 """Unlabelled items that codewords are placed on."""
 _NOISE_OF_RIDGE = 1.5
@@ -67,9 +67,11 @@ class CommitteeGPQ(AveragedMethod[CommitteeNetwork]):
         log.info("noise of deviation %.2f on the inputs, for %d labelled items", heads.noise, len(rows))
 
     def optimizer(self, config: TrainingConfig) -> torch.optim.Optimizer:
-        """As every method's, with larger steps for the class networks: a trunk that has learnt before needs small ones."""
+        """As every method's, with larger steps for class networks that are perceptrons."""
         optimizer = super().optimizer(config)
         net = self.network
+        if not isinstance(net.backbone.head, SubspaceHeads):
+            return optimizer
         own = {id(p) for part in (net.backbone.head, net.classifier) for p in part.parameters()}
         (group,) = optimizer.param_groups
         group["params"], larger = (

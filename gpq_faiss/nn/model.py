@@ -152,7 +152,13 @@ def build_network(config: Config, input_: Mapping[str, Any], n_classes: int) -> 
     net = build_extractor(config, input_, q.width, generator)
     width = cast(nn.Linear, net.head).in_features
     noise = n.noise if input_["kind"] == "features" else 0.0
-    if n.heads or n.committee:
+    if n.committee and not isinstance(net, MLP):
+        # Convolutions learn the features: with perceptrons on top they learn more slowly.
+        head = nn.Linear(width, n.committee * CLASS_DIM, device="meta").to_empty(device="cpu")
+        nn.init.xavier_uniform_(head.weight, generator=generator)
+        nn.init.zeros_(head.bias)
+        net.head = head
+    elif n.heads or n.committee:
         net.head = SubspaceHeads(
             width,
             n.committee or q.codebooks,
@@ -243,6 +249,10 @@ def read_description(folder: str | Path) -> dict[str, Any]:
     folder = Path(folder)
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder: a model folder, as gpq train writes it, is needed")
+    if not (folder / "config.json").exists():
+        raise DataError(
+            f"{folder.resolve()} has no config.json: a model folder, as gpq train writes it, is needed"
+        )
     description = read_json(folder / "config.json", "a model's settings (gpq train writes it)")
     wanted = {
         "format_version",

@@ -392,6 +392,39 @@ def test_labels_that_cannot_be_are_one_line(shop: Shop, tmp_path: Path, name: st
             assert word in line
 
 
+@pytest.mark.parametrize("between", [" ", ";", " ; "])
+def test_several_numbers_in_a_line_are_no_name(shop: Shop, tmp_path: Path, between: str) -> None:
+    lines = [f"{i % 3}" if i % 5 else f"{i % 3}{between}{(i + 1) % 3}" for i in range(240)]
+    (tmp_path / "labels.txt").write_text("\n".join(lines))
+    with untouched(tmp_path):
+        line = refused(
+            "train", shop.data, "--labels", tmp_path / "labels.txt", *TRAIN, "--out", tmp_path / "m"
+        )
+        assert "several labels of an item with | between, as 0|1" in line
+
+
+@pytest.mark.parametrize("index", [".", "/", ".."])
+def test_a_folder_is_no_index(shop: Shop, index: str) -> None:
+    assert "is a folder" in refused("search", shop.model, index, shop.queries)
+
+
+def test_a_setting_that_cannot_be_is_named_with_its_file(shop: Shop, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("[training]\nstpes = 3\n")
+    call = (
+        "train",
+        shop.data,
+        "--labels",
+        shop.labels,
+        "--config",
+        tmp_path / "run.toml",
+        "--out",
+        tmp_path / "m",
+    )
+    line = refused(*call, code=2)
+    assert str(tmp_path / "run.toml") in line
+    assert "training.stpes" in line
+
+
 def test_a_class_without_a_labelled_item_is_named(shop: Shop, tmp_path: Path) -> None:
     """Once because the list of labelled items leaves it out, once because the data have no item of it."""
     (tmp_path / "rows.txt").write_text("\n".join(str(i) for i in range(240) if i % 3 != 1))
@@ -422,7 +455,7 @@ def test_more_labelled_items_than_there_are_is_one_line(shop: Shop, tmp_path: Pa
     train = ("train", shop.data, "--labels", shop.labels, *TRAIN, "--out", tmp_path / "model")
     with untouched(tmp_path):
         assert "class" in refused(*train, "--labelled", "500-per-class")
-        assert "no labels" in refused("train", shop.data, *TRAIN, "--out", tmp_path / "model")
+        assert "no item has a label" in refused("train", shop.data, *TRAIN, "--out", tmp_path / "model")
 
 
 # Images -----------------------------------------------------------------------------------------------------------------
@@ -454,7 +487,7 @@ def bad_images(good: bytes, folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("name", ["cut off", "no image", "1x1", "bomb", "empty"])
 def test_a_bad_image_is_one_line_beyond_the_limit_and_a_note_within(
-    shop: Shop, tmp_path: Path, name: str
+    shop: Shop, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder, model = tmp_path / "images", shop.image_model
     shutil.copytree(shop.images, folder)
@@ -468,6 +501,9 @@ def test_a_bad_image_is_one_line_beyond_the_limit_and_a_note_within(
     result = gpq("encode", model, f"folder:{folder}", "--max-bad", 0.1, "--out", tmp_path / "codes.h5")
     assert result.exit_code == 0
     assert "11 codes" in result.stdout
+    caplog.clear()
+    assert gpq(*train, *TRAIN, "--protocol", "none", "--max-bad", 0.1).exit_code == 0
+    assert "1 of 12 images cannot be read (" in caplog.text
 
 
 def test_a_missing_image_of_a_list_is_named(shop: Shop, tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import stat
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,18 @@ def test_overwrite_does_not_swallow_a_folder_that_is_no_model(shop: Shop, tmp_pa
     train = ("train", shop.data, "--labels", shop.labels, *TRAIN, "--overwrite")
     with untouched(tmp_path, shop.root):
         assert "thesis" in refused(*train, "--out", tmp_path / "thesis")
+
+
+def test_a_device_or_a_pipe_is_no_output(shop: Shop, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for stage in ("export-faiss", "encode", "index"):
+        call, place = stage_call(stage, shop, tmp_path)
+        for more in ((), ("--overwrite",)):
+            assert "device or a pipe" in refused(
+                *[pipe if str(part) == str(place) else part for part in call], *more
+            )
+    assert stat.S_ISFIFO(pipe.lstat().st_mode)
 
 
 @pytest.mark.parametrize("out", ["", ".", "..", "/", "n" * 300])

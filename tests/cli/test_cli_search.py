@@ -69,8 +69,47 @@ def test_all_items_above_a_score(shop: Shop, budget: tuple[str, ...]) -> None:
     assert [q["ids"] for q in got] == [
         [i for i, s in zip(q["ids"], q["scores"], strict=True) if s >= least] for q in every
     ]
-    table = done("search", shop.model, shop.index, shop.queries, "--least", 1e6, *budget)
-    assert "1" not in table
+    text = done("search", shop.model, shop.index, shop.queries, "--least", least, *budget, "--format", "json")
+    assert json.loads(text)["least"] == least
+    assert "k" not in json.loads(text)
+    assert (
+        done("search", shop.model, shop.index, shop.queries, "--least", 1e6, *budget).strip()
+        == "no item found"
+    )
+
+
+def test_ids_of_the_users_own_below_zero_too(
+    shop: Shop, plain: list[dict[str, Any]], tmp_path: Path, budget: tuple[str, ...]
+) -> None:
+    """-1 alone means that there is no result."""
+    ids = np.where(np.arange(ITEMS) % 2, 5_000_000_000, -7) - 3 * np.arange(ITEMS)
+    np.save(tmp_path / "ids.npy", ids)
+    (tmp_path / "ids.txt").write_text("\n".join(map(str, ids)))
+    for name in ("ids.npy", "ids.txt"):
+        done(
+            "encode",
+            shop.model,
+            shop.data,
+            "--ids",
+            tmp_path / name,
+            "--out",
+            tmp_path / "c.h5",
+            "--overwrite",
+        )
+        done("index", shop.model, tmp_path / "c.h5", "--out", tmp_path / "i.faiss", "--overwrite")
+        search = (shop.model, tmp_path / "i.faiss", shop.queries)
+        got = found(*search, "-k", 9, *budget)
+        assert [q["scores"] for q in got] == [q["scores"] for q in plain]
+        every = found(shop.model, shop.index, shop.queries, "-k", ITEMS)
+        of = [dict(zip(q["ids"], q["scores"], strict=True)) for q in every]
+        back = {int(i): at for at, i in enumerate(ids)}
+        for query, scores in zip(got, of, strict=True):
+            assert [scores[back[i]] for i in query["ids"]] == query["scores"]
+        table = done("search", *search, "-k", 3, "--rows", "0:1", *budget)
+        assert str(got[0]["ids"][0]) in table
+        assert len(table.strip().splitlines()) == 5
+    with_range = found(*search, "--least", got[0]["scores"][4], *budget)
+    assert with_range[0]["ids"][:5] == got[0]["ids"][:5]
 
 
 def test_options_at_odds_are_refused(shop: Shop, tmp_path: Path) -> None:
@@ -88,6 +127,8 @@ def test_options_at_odds_are_refused(shop: Shop, tmp_path: Path) -> None:
         ("--memory", "5kB", "--kind", "fastscan"),
         ("--memory", "1kB"),
         ("--least", "nan"),
+        ("--least", 1, "-k", 5),
+        ("-k", 0),
         ("--where-ids", tmp_path / "bad.txt", "--without-ids", tmp_path / "bad.txt"),
     ):
         refused(*search, *options, code=2)

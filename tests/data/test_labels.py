@@ -154,7 +154,7 @@ def test_columns_must_fit() -> None:
             x=np.ones((3, 1), np.float32),
             labels=Labels.from_ids([0, 1]),
         )
-    with pytest.raises(DataError, match="has no labels"):
+    with pytest.raises(DataError, match="no item has a label"):
         memory(np.ones((2, 2), np.float32)).require_labels()
 
 

@@ -153,9 +153,14 @@ def _interrupt(now: bool) -> None:
 @pytest.mark.parametrize("ids", [[1, 2, 3, 2], [5, 4, 5, 1], [1, -1, 2, 3], [7, 7, 8, 9]])
 def test_ids_that_cannot_be_are_refused(tmp_path: Path, ids: list[int]) -> None:
     parts = shards(tmp_path, np.array(ids), 2)
-    with pytest.raises(DataError, match=r"occurs more than once|has the id -1"):
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(DataError, match=r"occurs more than once|has the id -1") as refused:
         build_stream(parts, tmp_path / "i.faiss", codebooks(), "flat", memory=16 << 20)
-    assert not (tmp_path / "i.faiss").exists()
+    wrong = next(i for i in ids if i == -1 or ids.count(i) > 1)
+    holders = [p for start, p in zip((0, 2), parts, strict=True) if wrong in ids[start : start + 2]]
+    assert [str(part.path) in str(refused.value) for part in parts] == [part in holders for part in parts]
+    # No later build could go on from what there is.
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_repeated_ids_are_found_part_by_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gpq_faiss.config import Config, merge, preset, validate
 from gpq_faiss.data.digits import open_digits
@@ -385,6 +385,24 @@ def test_the_class_networks_move_faster_than_a_trunk() -> None:
     assert {id(p) for p in slow["params"]} == {id(p) for p in net.parameters()} - own
     assert len(slow["params"]) > 0
     assert fast["times"] == 2.0
+
+
+def test_over_convolutions_the_class_networks_are_linear_and_move_as_these() -> None:
+    config = merge(config_of(), {"network": {"backbone": "vgg"}})
+    state = torch.random.get_rng_state()
+    nets = [build_network(config, {"kind": "images", "image_size": 32}, C) for _ in range(2)]
+    assert torch.equal(torch.random.get_rng_state(), state)
+    net = nets[0]
+    assert isinstance(net, CommitteeNetwork)
+    assert isinstance(net.backbone.head, nn.Linear)
+    assert net.backbone.head.out_features == net.N * CLASS_DIM
+    for one, other in zip(*(made.state_dict().values() for made in nets), strict=True):
+        assert torch.equal(one, other)
+    (group,) = CommitteeGPQ(net, config).optimizer(config.training).param_groups
+    assert group.get("times", 1.0) == 1.0
+    assert len(group["params"]) == len(list(net.parameters()))
+    x = torch.rand(3, 3, 32, 32)
+    assert net.eval().posterior(net.features(x)[1]).sum(dim=1).tolist() == pytest.approx([1, 1, 1], abs=1e-5)
 
 
 # ---------------------------------------------------------------------------------------------------------- whole path
