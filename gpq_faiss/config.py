@@ -21,6 +21,8 @@ from .errors import DataError, UsageError
 from .files import fingerprint
 
 BITS = (12, 24, 32, 48)
+COMMITTEE_RATE = 2.0
+"""How many times the learning rate class networks move with that are perceptrons."""
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from ..index.blob import to_bytes
 from ..index.codebooks import unpack_codes
 from ..methods.coders import ProductCoder, TableCoder
 from ..methods.itq import BinaryMethod
+from ..methods.lopq import LOPQ
 from ..methods.pq import PQ
 from ..methods.registry import METHODS, make_builder, make_method
 from ..nn.device import resolve_device
@@ -260,7 +261,7 @@ def _fitted(cell: Cell, dataset: Dataset, split: Split, labels: Labels) -> Coded
     encoded = time.perf_counter()
     chosen = np.isin(base_rows, _vector_choice(cell, split))
     return Coded(
-        bits=method.bits,
+        bits=method.bits + (method.extra_bits if isinstance(method, LOPQ) else 0),
         query_rows=query_rows,
         base_rows=base_rows,
         codes=codes,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from ..config import COMMITTEE_RATE
 from ..errors import DataError, UsageError
 from ..evaluate.tables import Row, pivot, render, summarise
 from ..methods.registry import METHODS
@@ -370,20 +371,36 @@ def _budget(experiment: Experiment) -> list[str]:
             continue
         t = settings["training"]
         length = f"{t['epochs']:g} epochs" if t["epochs"] else f"{t['steps']:,} steps"
+        counts = run.about["counts"]
+        learnt = counts["labelled"] * (1 - t["validation"])  # the rest is held out
+        labelled = f"{t['batch_labelled']:,}" if t["batch_labelled"] < learnt else "all"
+        pool = (
+            f"{t['batch_unlabelled']:,}"
+            if t["batch_unlabelled"] < (counts["unlabelled"] or learnt)
+            else "all"
+        )
         text = (
-            f"{length} of {t['batch_labelled']} labelled items, and {t['batch_unlabelled']} unlabelled ones for those that use "
+            f"{length} of {labelled} labelled items, and {pool} unlabelled ones for those that use "
             f"them, learning rate {t['learning_rate']:g} ({t['schedule']})"
         )
         groups.setdefault(text, []).append(row_name(experiment, run))
     if not groups:
         return []
+    own = []
+    if experiment.about["data"]["perceptron"] and any(
+        run.about["settings"].get("network", {}).get("committee") for run in experiment.runs
+    ):
+        own = [
+            f"GPQ's committee moves with {COMMITTEE_RATE:g} times that rate, and an average of its weights is what counts."
+        ]
     if len(groups) == 1:
-        return [f"Every trained method has {next(iter(groups))}, and the same split and data."]
+        return [f"Every trained method has {next(iter(groups))}, and the same split and data.", *own]
     # What most have needs no list of names.
     usual = max(groups, key=lambda text: len(groups[text]))
     lines = [f"{', '.join(dict.fromkeys(names))}: {text}." for text, names in groups.items() if text != usual]
     return [
         f"Trained methods have {usual}, but for those named next, and all the same split and data.",
+        *own,
         *lines,
     ]
 

@@ -23,12 +23,13 @@ from ..data.labels import Labels
 from ..errors import DataError, UsageError
 from .base import Codes, Floats, Method
 from .float_features import dot_rows
+from .shrinkage import perceptron_noise
 
 _ENCODE_ROWS = 4096  # fixed, so that a vector's probabilities do not depend on how many are asked for
 
 
 class Classifier(Method):
-    """Linear - ReLU - dropout - linear - softmax on standardised inputs, trained by AdamW on the labelled rows.
+    """Linear - ReLU - dropout - linear - softmax on standardised and noisy inputs, trained by AdamW on the labelled rows.
 
     Args:
         bits: not used: a table asks every method for some number of bits. :attr:`bits` is 32 · C after :meth:`fit`.
@@ -39,6 +40,8 @@ class Classifier(Method):
         weight_decay: of AdamW.
         dropout: share of hidden units left out in each step.
         input_dropout: share of inputs left out in each step.
+        noise: deviation of Gaussian noise on the standardised inputs in each step; None: what the labels call for, as for
+            GPQ's committee (:mod:`.shrinkage`).
 
     Raises:
         UsageError: a hyper-parameter that cannot be.
@@ -58,6 +61,7 @@ class Classifier(Method):
         weight_decay: float = 1e-2,
         dropout: float = 0.5,
         input_dropout: float = 0.2,
+        noise: float | None = None,
     ) -> None:
         super().__init__(bits, seed=seed)
         if min(hidden, steps, batch) < 1 or learning_rate <= 0 or weight_decay < 0:
@@ -74,7 +78,10 @@ class Classifier(Method):
         self.learning_rate = learning_rate
         self.weight_decay = weight_decay
         self.dropout = dropout
+        if noise is not None and not noise >= 0:
+            raise UsageError(f"{self.name}: noise {noise} must not be below 0")
         self.input_dropout = input_dropout
+        self.noise = noise
         self.losses: list[float] = []
         """Loss of each step of the last :meth:`fit`."""
         self._net = nn.Sequential()
@@ -82,7 +89,16 @@ class Classifier(Method):
         self._scale = 1.0
 
     def settings(self) -> dict[str, Any]:
-        names = ("hidden", "steps", "batch", "learning_rate", "weight_decay", "dropout", "input_dropout")
+        names = (
+            "hidden",
+            "steps",
+            "batch",
+            "learning_rate",
+            "weight_decay",
+            "dropout",
+            "input_dropout",
+            "noise",
+        )
         return {**super().settings(), **{name: getattr(self, name) for name in names}}
 
     def probabilities(self, x: NDArray[Any]) -> Floats:
@@ -105,7 +121,6 @@ class Classifier(Method):
             )
         rows = np.flatnonzero(labels.has())
         y = labels.dense(rows)
-        y /= y.sum(axis=1, keepdims=True)
         # One scale for all dimensions keeps their proportions, which in features are information.
         self._mean = x.mean(axis=0, dtype=np.float64).astype(np.float32)
         self._scale = float(np.sqrt(x.var(axis=0, dtype=np.float64).mean())) or 1.0
@@ -114,9 +129,11 @@ class Classifier(Method):
         # torch's layers draw from its global generator: seed a fork of it, and leave the caller's as it was.
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(self.seed)
-            self._train(self._standardised(x[rows]), torch.from_numpy(y))
+            learnt = self._standardised(x[rows])
+            noise = perceptron_noise(learnt.numpy(), y) if self.noise is None else self.noise
+            self._train(learnt, torch.from_numpy(y / y.sum(axis=1, keepdims=True)), noise)
 
-    def _train(self, x: Tensor, y: Tensor) -> None:
+    def _train(self, x: Tensor, y: Tensor, noise: float) -> None:
         self._net = net = nn.Sequential(
             nn.Dropout(self.input_dropout),
             nn.Linear(x.shape[1], self.hidden),
@@ -133,7 +150,10 @@ class Classifier(Method):
                 order, at = torch.randperm(len(x)), 0
             rows = order[at : at + batch]
             at += batch
-            loss = nn.functional.cross_entropy(net(x[rows]), y[rows])
+            seen = x[rows]
+            if noise:
+                seen = seen + noise * torch.randn(seen.shape)
+            loss = nn.functional.cross_entropy(net(seen), y[rows])
             optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()

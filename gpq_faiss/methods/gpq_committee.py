@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..config import Config, TrainingConfig
+from ..config import COMMITTEE_RATE, Config, TrainingConfig
 from ..data.base import FeatureDataset
 from ..data.reader import Reader
 from ..losses import SubspaceClassification, SubspaceEntropy
@@ -26,17 +26,13 @@ from ..nn.heads import SubspaceHeads
 from ..nn.quantizer import reverse_gradient
 from .averaged import AveragedMethod
 from .codewords import fit_codewords
-from .shrinkage import MOST_ROWS, least_error_noise
+from .shrinkage import MOST_ROWS, perceptron_noise
 from .trainable import TrainingBatch
 
 log = logging.getLogger(__name__)
 
-_CLASS_RATE = 2.0
-"""How many times the learning rate class networks move with that are perceptrons."""
 _ITEMS = 20_000
 """Unlabelled items that codewords are placed on."""
-_NOISE_OF_RIDGE = 1.5
-"""How many times the noise that suits a linear model a committee of perceptrons needs: it has more to learn by heart with. Measured."""
 
 
 class CommitteeGPQ(AveragedMethod[CommitteeNetwork]):
@@ -61,9 +57,8 @@ class CommitteeGPQ(AveragedMethod[CommitteeNetwork]):
             return
         every = -(-len(rows) // MOST_ROWS)
         values, _ = reader.fetch(rows[::every])
-        y = y[::every]
         x = self.network.backbone.input(torch.from_numpy(values)).numpy()
-        heads.noise = _NOISE_OF_RIDGE * least_error_noise(x, y / y.sum(axis=1, keepdims=True))
+        heads.noise = perceptron_noise(x, y[::every])
         log.info("noise of deviation %.2f on the inputs, for %d labelled items", heads.noise, len(rows))
 
     def optimizer(self, config: TrainingConfig) -> torch.optim.Optimizer:
@@ -78,7 +73,7 @@ class CommitteeGPQ(AveragedMethod[CommitteeNetwork]):
             [p for p in group["params"] if id(p) not in own],
             [p for p in group["params"] if id(p) in own],
         )
-        optimizer.add_param_group({"params": larger, "times": _CLASS_RATE})
+        optimizer.add_param_group({"params": larger, "times": COMMITTEE_RATE})
         return optimizer
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:

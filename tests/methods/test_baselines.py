@@ -24,6 +24,7 @@ from gpq_faiss.methods.itq import ITQ
 from gpq_faiss.methods.opq import OPQ
 from gpq_faiss.methods.pq import PQ, pad, unpack_nibbles
 from gpq_faiss.methods.registry import ARRAY_METHODS, METHODS, make_builder, make_method
+from gpq_faiss.methods.shrinkage import perceptron_noise
 
 WIDTH, CLASSES = 20, 3
 LENGTHS = {"pq": (12, 24, 16, 4), "opq": (12, 16), "itq": (12, 16, 5), "float": (12,), "classifier": (12,)}
@@ -408,6 +409,27 @@ def test_refuses_codes_that_the_vectors_cannot_have() -> None:
     assert PQ(12).fit(X).encode(zero).shape == (len(XB), 2)
 
 
+def test_the_classifier_has_the_noise_that_its_labels_call_for() -> None:
+    method = quick("classifier", 12).fit(X, Y)
+    assert isinstance(method, Classifier)
+    assert method.noise is None
+    rows = np.flatnonzero(Y.has())
+    learnt = ((X[rows] - X.mean(axis=0)) / np.sqrt(X.var(axis=0).mean())).astype(np.float32)
+    sigma = perceptron_noise(learnt, Y.dense(rows))
+    assert sigma > 0
+    codes = {
+        noise: Classifier(12, steps=60, batch=64, hidden=16, learning_rate=1e-2, noise=noise)
+        .fit(X, Y)
+        .encode(X)
+        for noise in (sigma, 0.0)
+    }
+    probabilities = {noise: c.view(np.float32) for noise, c in codes.items()}
+    np.testing.assert_allclose(method.encode(X).view(np.float32), probabilities[sigma], atol=1e-4)
+    assert np.abs(probabilities[0.0] - probabilities[sigma]).max() > 0.01
+    with pytest.raises(UsageError, match="noise -1"):
+        Classifier(noise=-1.0)
+
+
 # -------------------------------------------------------------------------------------------------------- real data
 
 
@@ -423,7 +445,10 @@ def test_works_on_digits() -> None:
     x, y = source.data[order].astype(np.float32), Labels.from_ids(source.target[order])
     query, base = slice(0, 100), slice(100, None)
     seen = y.masked(np.arange(100, 600)).take(base)
-    figures = {name: _map(quick(name, 24).fit(x[base], seen), x, y, query, base) for name in BASELINES}
+    methods = {name: quick(name, 24) for name in BASELINES}
+    # With noisy inputs, 16 hidden units and 60 steps are too few.
+    methods["classifier"] = Classifier(steps=300, batch=64, hidden=128)
+    figures = {name: _map(made.fit(x[base], seen), x, y, query, base) for name, made in methods.items()}
     # Chance is 0.1.
     assert min(figures["pq"], figures["opq"]) > 0.55
     assert figures["itq"] > 0.45
