@@ -23,6 +23,7 @@ from .data.open import open_data
 from .data.reader import Reader
 from .errors import DataError, MismatchError, UsageError
 from .files import check_output
+from .index.checks import as_array
 from .index.codebooks import encode as encode_vectors
 from .nn.device import full_float32, image_batch, resolve_device
 from .nn.model import Model, load_model
@@ -81,8 +82,11 @@ class Encoder:
 
         Returns:
             The vectors, and bool [n]: whether each has a direction in every sub-space (if not, it has no code).
+
+        Raises:
+            DataError: not such an array (features of other numbers than float32 are converted).
         """
-        vectors, fine = self._on_device(values, queries)
+        vectors, fine = self._on_device(self._input(values), queries)
         return vectors.cpu().numpy(), fine.cpu().numpy()
 
     def quantize(self, vectors: torch.Tensor) -> NDArray[np.uint8]:
@@ -97,6 +101,26 @@ class Encoder:
 
         codes: NDArray[np.uint8] = encode_torch(vectors, self.model.codebooks).cpu().numpy()
         return codes
+
+    def _input(self, values: Any) -> NDArray[Any]:
+        """``values`` as the network takes them."""
+        array = as_array(values, "items to embed")
+        if self.model.input_kind == "features":
+            width = self.model.input_width
+            if array.dtype.kind not in "fiu" or array.ndim != 2 or array.shape[1] != width:
+                raise DataError(
+                    f"items to embed: {array.dtype} {list(array.shape)}, expected numbers [n, {width}], as the model was trained on"
+                )
+            # A copy where it must be one: torch takes neither what may not be written nor strides that run backwards.
+            given = np.ascontiguousarray(array, dtype=np.float32)
+            return given if given.flags.writeable else given.copy()
+        size = self.model.image_size
+        if array.dtype != np.uint8 or array.ndim != 4 or array.shape[1:] != (3, size, size):
+            raise DataError(
+                f"items to embed: {array.dtype} {list(array.shape)}, expected images uint8 [n, 3, {size}, {size}]"
+            )
+        given = np.ascontiguousarray(array)
+        return given if given.flags.writeable else given.copy()
 
     @torch.inference_mode()
     def _on_device(self, values: NDArray[Any], queries: bool) -> tuple[torch.Tensor, torch.Tensor]:

@@ -159,7 +159,10 @@ def read_json(path: str | Path, what: str) -> Any:
         raise DataError(f"{path} not found: it should hold {what}") from None
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # no text, no JSON, numbers of thousands of digits, endless brackets
         raise DataError(f"{path} is not the JSON of {what} ({error}): it is damaged or foreign") from None
 
 

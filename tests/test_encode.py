@@ -135,3 +135,27 @@ def test_codes_do_not_depend_on_where_the_nearest_codewords_are_found(
     encode(model, data, tmp_path / "codes.h5", device="cuda:0")
     with RowReader(tmp_path / "straight.h5") as one, RowReader(tmp_path / "codes.h5") as other:
         assert np.array_equal(one.block(0, len(data)), other.block(0, len(data)))
+
+
+def test_arrays_of_any_numbers_are_embedded_alike(model: Path) -> None:
+    encoder = Encoder.load(model)
+    x = random_input("features", 20)
+    expected, fine = encoder.embed(x)
+    frozen = x.copy()
+    frozen.flags.writeable = False
+    backwards: Any = np.ascontiguousarray(x[::-1])[::-1]
+    swapped: Any = x.astype(x.dtype.newbyteorder())
+    for values in (x.astype(np.float64), frozen, backwards, swapped, x.tolist(), np.asfortranarray(x)):
+        vectors, there = encoder.embed(values)
+        assert np.array_equal(vectors, expected)
+        assert np.array_equal(there, fine)
+    whole = np.rint(x * 10)
+    assert np.array_equal(encoder.embed(whole.astype(np.int64))[0], encoder.embed(whole)[0])
+
+
+@pytest.mark.parametrize(
+    "values", [np.zeros(5), np.zeros((2, 3)), np.array([["a"]]), [[1.0], [1.0, 2.0]], None]
+)
+def test_what_is_no_array_of_items_is_one_line(model: Path, values: Any) -> None:
+    with pytest.raises(DataError, match="items to embed"):
+        Encoder.load(model).embed(values)

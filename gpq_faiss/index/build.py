@@ -206,6 +206,10 @@ def index(
         raise UsageError(f"{out} is the source itself: choose another output")
     if kind != "ivf" and (ivf is not None or recall is not None):
         raise UsageError(f"lists and recall belong to kind 'ivf', not to {kind!r}")
+    if recall is not None and not 0 < recall <= 1:
+        raise UsageError(f"recall {recall}: it must be above 0 and at most 1")
+    if ivf is not None:
+        ivf.check()
     out = check_index_output(out, overwrite=overwrite)
     model = read_model(model_dir)
     check_kind(kind, int(model.codebooks.shape[1]))

@@ -16,6 +16,28 @@ Ids = NDArray[np.int64]
 NORM_TOLERANCE = 1e-4
 
 
+MAX_CODEBOOKS = 256
+"""FastScan adds up 8-bit steps in 16 bits."""
+_MAX_COUNT = 1 << 31
+
+
+def as_array(x: Any, what: str) -> NDArray[Any]:
+    """``x`` as an array. Raises DataError: rows of different lengths, say."""
+    try:
+        return np.asarray(x)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise DataError(f"{what}: no array of numbers ({' '.join(str(error).split())[:100]})") from None
+
+
+def check_count(value: Any, what: str) -> int:
+    """A whole number from 1 on. Raises UsageError: anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise UsageError(f"{what} {value!r}: it must be a whole number")
+    if not 1 <= value < _MAX_COUNT:
+        raise UsageError(f"{what} {value}: it must be at least 1" + (" and below 2^31" if value > 0 else ""))
+    return int(value)
+
+
 def bits_per_code(K: int) -> int:
     """Bits of one codeword index: log2(K), 2..8.
 
@@ -44,7 +66,7 @@ def check_codebooks(Z: ArrayLike, *, what: str = "codebooks") -> Floats:
     Raises:
         DataError: wrong type or shape, K not a power of two in 4..256, not finite, or a norm off 1 by more than 1e-4.
     """
-    array = np.asarray(Z)
+    array = as_array(Z, what)
     if array.dtype != np.float32:
         raise DataError(f"{what}: dtype {array.dtype}, expected float32")
     if array.ndim != 3 or 0 in array.shape:
@@ -75,7 +97,7 @@ def check_vectors(
         DataError: not numbers, not two-dimensional, another width, empty (unless allowed), NaN or infinity (the
             rows are named; not looked for where ``finite`` is false).
     """
-    array = np.asarray(x)
+    array = as_array(x, what)
     if array.dtype.kind not in "fiu":
         raise DataError(f"{what}: dtype {array.dtype}, expected numbers")
     if array.ndim != 2:
@@ -111,7 +133,7 @@ def check_codes(codes: ArrayLike, M: int, K: int, *, what: str = "codes") -> Cod
     Raises:
         DataError: another type or shape, or bits set that no code of this size has.
     """
-    array = np.asarray(codes)
+    array = as_array(codes, what)
     size = code_size(M, K)
     if array.dtype != np.uint8 or array.ndim != 2 or array.shape[1] != size:
         raise DataError(

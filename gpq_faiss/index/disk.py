@@ -12,8 +12,9 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import faiss
 import numpy as np
@@ -31,7 +32,7 @@ from .proof import Known, ProvenSearch
 from .ranges import Part, check_least, collect
 from .rowfile import RowFile, read_frame
 from .scanners import FastScan
-from .search import check_block, check_k, omp_threads
+from .search import check_block, check_k, check_threads, omp_threads
 from .shards import parse_bytes
 
 MEMORY = "1GB"
@@ -40,6 +41,7 @@ FAST_BATCH = 4  # queries from which packing a block for FastScan pays
 MOST_ROWS = 1 << 21  # a block that is read anew for every batch, and one that is kept (measured)
 KEPT_ROWS = 1 << 23
 ALIGNED = 384
+_TINY = np.finfo(np.float32).tiny
 
 
 class Best:
@@ -61,7 +63,10 @@ class Best:
         """What an item must exceed to enter, float32; with ``ties`` one of the same score might, having a smaller id."""
         with self._lock:
             kth: Floats = self.D[rows, -1]
-        return np.nextafter(kth, np.float32(-np.inf)) if ties else kth
+        if not ties:
+            return kth
+        # not the number next to 0, which programs that flush such small ones take for 0
+        return np.where(kth == 0, -_TINY, np.nextafter(kth, np.float32(-np.inf)))
 
     def take(self, rows: Any, scores: Floats, ids: Ids, part: int = 0) -> None:
         """Merge results [n, any] of the queries ``rows`` in a part; missing ones are -inf and -1."""
@@ -120,7 +125,22 @@ class FileEngine:
             raise DataError(f"{path} is empty: add codes first (gpq index)")
         self._lock = threading.Lock()
         self._own = threading.local()
-        self._handle = path.open("rb", buffering=0)
+        self._handle = FileIO(path)
+
+    def close(self) -> None:
+        """Give the file back; nothing can be searched then. Also at the end of a ``with``."""
+        self._handle.close()
+
+    def check_open(self) -> None:
+        """Raises UsageError: after :meth:`close`."""
+        if self._handle.closed:
+            raise UsageError(f"{self.path} was closed: open it again")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def way(self) -> str:
@@ -170,10 +190,10 @@ class FileEngine:
 
         Raises as :meth:`.engine.Engine.search`.
         """
+        self.check_open()
         k = check_k(k, self.ntotal)
         check_block(block)
-        if threads is not None and threads < 1:
-            raise UsageError(f"{threads} threads: it must be at least 1")
+        check_threads(threads)
         queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
         workers = min(threads or int(faiss.omp_get_max_threads()), os.cpu_count() or 1)
         return queries, k, workers, max(1, min(block, self.memory // (2 * self.query_bytes(workers, k))))
@@ -304,7 +324,9 @@ class DiskEngine(FileEngine):
             codes = self.fill(scan, stop - start, self._file.packed_at(start))
             search = ProvenSearch(codes, self.codebooks, stages, first=self._first, fast=scan)
         else:
-            view = check_codes(self._file.view(self.path, start, stop), self.M, self.K, what=str(self.path))
+            view = check_codes(
+                self._file.view(self._handle, start, stop), self.M, self.K, what=str(self.path)
+            )
             search = ProvenSearch(view, self.codebooks, stages, first=self._first)
         if keep:
             search.keep_packed()
@@ -328,6 +350,7 @@ class DiskEngine(FileEngine):
         Raises:
             UsageError, DataError: see there.
         """
+        self.check_open()
         check_least(least)
         queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
         rows = self.block_rows(1, len(queries), 1)
@@ -351,8 +374,8 @@ class DiskEngine(FileEngine):
         Raises:
             DataError: bits set that no code of this model has.
         """
-        codes = check_codes(self._file.codes(self.path, start, stop), self.M, self.K, what=str(self.path))
-        return Items.ordered(codes, self._file.ids(self.path, start, stop))
+        codes = check_codes(self._file.codes(self._handle, start, stop), self.M, self.K, what=str(self.path))
+        return Items.ordered(codes, self._file.ids(self._handle, start, stop))
 
 
 def open_disk(path: str | Path, memory: Any = MEMORY) -> Any:
@@ -375,6 +398,8 @@ def open_disk(path: str | Path, memory: Any = MEMORY) -> Any:
     from .listfile import has_lists, read_lists
 
     budget = parse_bytes(memory)
+    if Path(path).exists() and not Path(path).is_file():
+        raise DataError(f"{path} is no file: an index file is needed (gpq index, or faiss.write_index)")
     if has_lists(path):
         return ListEngine(Path(path), budget, read_lists(path))
     return DiskEngine(Path(path), budget, read_frame(path))

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import UsageError
-from .checks import Floats, Ids, check_codes, check_vectors
+from .checks import Floats, Ids, check_codes, check_count, check_vectors
 from .codebooks import decode
 from .disk import ALIGNED, FAST_BATCH, Best, FileEngine
 from .filters import Filter, mask_of
@@ -33,6 +33,8 @@ from .scanners import FastScan
 from .search import check_block, omp_threads
 
 _SAMPLE = 128
+_VISIT_BYTES = 64
+"""What a list that a query looks at takes while it is put in order."""
 
 
 class ListEngine(FileEngine):
@@ -73,9 +75,7 @@ class ListEngine(FileEngine):
         """``nprobe`` or the default, at most all lists. Raises UsageError: below 1."""
         if nprobe is None:
             return self.nprobe
-        if nprobe < 1:
-            raise UsageError(f"nprobe {nprobe}: it must be at least 1")
-        return min(nprobe, self.lists)
+        return min(check_count(nprobe, "nprobe"), self.lists)
 
     def search(
         self,
@@ -105,6 +105,7 @@ class ListEngine(FileEngine):
         """
         queries, k, workers, block = self.prelude(xq, k, threads, block)
         nprobe = self.check_nprobe(nprobe)
+        block = self._fewer(block, nprobe)
         D = np.empty((len(queries), k), np.float32)
         found = np.empty((len(queries), k), np.int64)
         with omp_threads(threads):
@@ -145,20 +146,24 @@ class ListEngine(FileEngine):
                 pass
         return best
 
+    def _fewer(self, block: int, nprobe: int) -> int:
+        """Queries at a time, so that the numbers of the lists that they look at take no more than an eighth of the budget."""
+        return max(1, min(block, self.memory // (8 * _VISIT_BYTES * nprobe)))
+
     def _row_bytes(self) -> int:
         size = (self.M + 1) // 2
         return size * 6 + 40
 
     def _items(self, number: int, start: int, stop: int, where: Filter | None) -> _Part:
         """Rows of a list, in the order of their ids; packed as they lie in the file where they can be."""
-        held = self._file.ids(self.path, number, start, stop)
+        held = self._file.ids(self._handle, number, start, stop)
         packed = where is None and self._file.form == "ivf-fastscan"
         # where they are known to ascend, only those of the results are read
         ids = held if packed and self._ascending else np.array(held, np.int64)
         if packed and (self._ascending or len(ids) < 2 or bool((ids[1:] > ids[:-1]).all())):
             scan = self.scan(self._file.rows)
             return _Part(self.fill(scan, stop - start, self._file.packed_at(number, start)), ids, scan)
-        codes = self._file.codes(self.path, number, start, stop)
+        codes = self._file.codes(self._handle, number, start, stop)
         items = Items.ordered(check_codes(codes[:], self.M, self.K, what=str(self.path)), ids)
         if where is not None:
             items = items.keep(mask_of(where, items))
@@ -180,10 +185,12 @@ class ListEngine(FileEngine):
         Raises:
             UsageError, DataError: see there and :meth:`search`.
         """
+        self.check_open()
         check_least(least)
         check_block(block)
         queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
         nprobe = self.check_nprobe(nprobe)
+        block = self._fewer(block, nprobe)
         rows = max(ALIGNED, self.rows_for(self._row_bytes(), 1, block, 1) // ALIGNED * ALIGNED)
 
         def parts() -> Iterator[Part]:
@@ -222,7 +229,7 @@ class ListEngine(FileEngine):
             at = int(row - (ends[number] - self._file.sizes[number]))
             first = at // ALIGNED * ALIGNED
             x[i] = decode(
-                self._file.codes(self.path, number, first, at + 1)[at - first : at - first + 1],
+                self._file.codes(self._handle, number, first, at + 1)[at - first : at - first + 1],
                 self.codebooks,
             )[0]
         parts = x.reshape(n, self.M, self.d)
@@ -260,19 +267,20 @@ class ListEngine(FileEngine):
             raise UsageError(f"recall {recall}: it must be above 0 and at most 1")
         xq = self.sample_queries() if queries is None else queries
         xq, k, workers, block = self.prelude(xq, min(k, self.ntotal), threads, 1024)
-        nearest = self.nearest_lists(xq, self.lists)
-        rank_of = np.empty_like(nearest)
-        np.put_along_axis(rank_of, nearest, np.arange(self.lists)[None, :], axis=1)
-        parts = [
-            self._search(xq[s : s + block], k, nearest[s : s + block], None, workers).part
-            for s in range(0, len(xq), block)
-        ]
-        ranks = np.take_along_axis(rank_of, np.concatenate(parts).astype(np.int64), axis=1)
-        at_rank = np.bincount(ranks.reshape(-1), minlength=self.lists)
-        recalls = np.cumsum(at_rank) / ranks.size
+        block = self._fewer(block, self.lists)
+        at_rank, seen = np.zeros(self.lists, np.int64), np.zeros(self.lists)
+        for s in range(0, len(xq), block):
+            nearest = self.nearest_lists(xq[s : s + block], self.lists)
+            rank_of = np.empty_like(nearest)
+            np.put_along_axis(rank_of, nearest, np.arange(self.lists)[None, :], axis=1)
+            part = self._search(xq[s : s + block], k, nearest, None, workers).part
+            ranks = np.take_along_axis(rank_of, part.astype(np.int64), axis=1)
+            at_rank += np.bincount(ranks.reshape(-1), minlength=self.lists)
+            seen += self._file.sizes[nearest].sum(axis=0)
+        recalls = np.cumsum(at_rank) / (len(xq) * k)
         chosen = int(np.searchsorted(recalls, recall - 1e-12)) + 1
         shown = sorted({chosen} | {1 << i for i in range(self.lists.bit_length()) if 1 << i <= 4 * chosen})
-        shares = np.cumsum(self._file.sizes[nearest], axis=1).mean(axis=0) / self.ntotal
+        shares = np.cumsum(seen) / len(xq) / self.ntotal
         points = []
         for nprobe in (n for n in shown if n <= self.lists):
             start = time.perf_counter()

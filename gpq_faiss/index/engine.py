@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..errors import DataError, MismatchError, UsageError
 from ..store import codebooks_fingerprint
-from .checks import Floats, Ids, check_codebooks, check_vectors
+from .checks import MAX_CODEBOOKS, Floats, Ids, check_codebooks, check_codes, check_count, check_vectors
 from .filters import Filter, id_list, mask_of
 from .forms import Form, faiss_form
 from .io import check_index_output, save_index
@@ -93,7 +93,7 @@ class Engine:
         ivf: IvfSettings | None = None,
         model_fingerprint: str | None = None,
     ) -> Engine:
-        """From packed codes uint8 [n, code_size] and codebooks float32 [M, K, d].
+        """From packed codes uint8 [n, code_size] and codebooks float32 [M, K, d]; nothing of the caller's is kept.
 
         Args:
             ids: int64 [n], any but -1, each its own (default: positions).
@@ -102,12 +102,14 @@ class Engine:
             ivf: for ``ivf``: how to make the lists (default: k-means).
 
         Raises:
-            UsageError: an unknown kind; ``fused``, ``fastscan`` or ``ivf`` of codebooks that have not 16 codewords.
+            UsageError: over 256 codebooks; an unknown kind; ``fused``, ``fastscan`` or ``ivf`` of codebooks that have not 16 codewords.
             DataError: codes, codebooks or ids unfit, or no codes at all.
         """
-        Z = check_codebooks(codebooks)
+        Z = check_codebooks(codebooks).copy()  # whoever goes on with their own arrays changes nothing here
+        if len(Z) > MAX_CODEBOOKS:
+            raise UsageError(f"{len(Z)} codebooks: at most {MAX_CODEBOOKS}")
         check_kind(kind, int(Z.shape[1]))
-        items = Items.make(codes, ids, int(Z.shape[0]), int(Z.shape[1]))
+        items = Items.make(codes, ids, int(Z.shape[0]), int(Z.shape[1])).apart_from(codes, ids)
         if not len(items):
             raise DataError("no codes: an engine needs at least one item")
         return cls(items, Z, kind, group=group, ivf=ivf, model_fingerprint=model_fingerprint)
@@ -249,9 +251,11 @@ class Engine:
             part = self._restricted(where, mask)
         searcher, groups = part._exact()
         counts, D, positions, total = [], [], [], 0
+        # Of grouped codes each is at least one item.
+        most = limit
         with omp_threads(threads):
             for start in range(0, len(queries), block):
-                for keys in searcher.range_keys(queries[start : start + block], least):
+                for keys in searcher.range_keys(queries[start : start + block], least, most):
                     scores, at = read_keys(keys)
                     n = int(groups.sizes[at].sum()) if groups is not None else len(at)
                     total += n
@@ -359,9 +363,7 @@ class Engine:
         """
         if self.ivf is None or not isinstance(searcher := self.searcher, IvfSearch):
             raise UsageError(f"an engine of kind {self.kind!r} has no lists: nprobe belongs to kind 'ivf'")
-        if nprobe < 1:
-            raise UsageError(f"nprobe {nprobe}: it must be at least 1")
-        nprobe = min(nprobe, self.ivf.lists or nprobe)
+        nprobe = min(check_count(nprobe, "nprobe"), self.ivf.lists or nprobe)
         searcher.nprobe = nprobe
         self.ivf = dataclasses.replace(self.ivf, nprobe=nprobe)
         self._filtered = None  # it looks at as many lists as were looked at before
@@ -374,7 +376,8 @@ class Engine:
         Raises:
             DataError: unfit codes or ids, or an id that is there already; nothing has changed then.
         """
-        n = len(np.asarray(codes))
+        codes = check_codes(codes, self.M, self.K)
+        n = len(codes)
         if ids is None:
             first = max(0, int(self._items.ids[-1]) + 1)
             if first + n > 1 << 63:
@@ -412,6 +415,10 @@ class Engine:
         """
         items = self._items
         for number, other in enumerate(others, 1):
+            if not isinstance(other, Engine):
+                raise UsageError(
+                    f"shard {number} is a {type(other).__name__}: engines in memory are merged, and files by gpq index A B"
+                )
             if other.fingerprint != self.fingerprint:
                 raise MismatchError(
                     f"shard {number} has codebooks {other.fingerprint}, not {self.fingerprint}: encode it with this model"

@@ -10,20 +10,22 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import DataError, UsageError
-from .checks import Ids
+from .checks import Ids, as_array
 from .items import Numbering
 
 Predicate = Callable[[Ids], NDArray[np.bool_]]
 """Ids int64 [n], ascending, to bool [n]: whether each may be returned."""
 
 
-def id_list(ids: ArrayLike, what: str) -> Ids:
+def id_list(ids: ArrayLike | set[int] | frozenset[int] | range, what: str) -> Ids:
     """int64 [n]. Raises DataError: not a list of whole numbers."""
-    array = np.asarray(ids)
+    array = as_array(list(ids) if isinstance(ids, set | frozenset | range) else ids, what)
     if array.size == 0:
         return np.empty(0, np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise DataError(f"{what}: {array.dtype} {array.shape}, expected a list of ids (whole numbers)")
+    if array.dtype == np.uint64 and int(array.max()) >= 1 << 63:
+        raise DataError(f"{what}: {int(array.max())} does not fit signed 64 bits: no item has it")
     return array.astype(np.int64)
 
 
@@ -31,7 +33,7 @@ def id_list(ids: ArrayLike, what: str) -> Ids:
 class Allow:
     """Only these ids; ids that no item has are ignored."""
 
-    ids: ArrayLike
+    ids: ArrayLike | set[int] | frozenset[int] | range
 
     def mask(self, items: Numbering) -> NDArray[np.bool_]:
         """bool [n] over the items. Raises DataError: not a list of ids."""
@@ -45,7 +47,7 @@ class Allow:
 class Deny:
     """All but these ids; ids that no item has are ignored."""
 
-    ids: ArrayLike
+    ids: ArrayLike | set[int] | frozenset[int] | range
 
     def mask(self, items: Numbering) -> NDArray[np.bool_]:
         """bool [n] over the items. Raises DataError: not a list of ids."""
@@ -74,8 +76,19 @@ class Bitmap:
         return mask
 
 
-Filter = Allow | Deny | Bitmap | Predicate | NDArray[Any] | list[int]
-"""What ``where=`` takes: one of the classes here, a predicate, or an array of allowed ids (as :class:`Allow`)."""
+Filter = (
+    Allow
+    | Deny
+    | Bitmap
+    | Predicate
+    | NDArray[Any]
+    | list[int]
+    | tuple[int, ...]
+    | set[int]
+    | frozenset[int]
+    | range
+)
+"""What ``where=`` takes: a class of these, a predicate, or an array, list, tuple, set or range of allowed ids (as :class:`Allow`)."""
 
 
 def mask_of(where: Filter, items: Numbering) -> NDArray[np.bool_]:
@@ -87,7 +100,7 @@ def mask_of(where: Filter, items: Numbering) -> NDArray[np.bool_]:
     """
     if isinstance(where, Allow | Deny | Bitmap):
         return where.mask(items)
-    if isinstance(where, np.ndarray | list):
+    if isinstance(where, np.ndarray | list | tuple | set | frozenset | range):
         return Allow(where).mask(items)
     if not callable(where):
         raise UsageError(

@@ -41,6 +41,7 @@ _QUANTIZERS = {b"IxFI"}
 _HEADER_BYTES = 33  # d int32, ntotal int64, two unused int64, is_trained byte, metric int32
 _LISTS_BYTES = 16  # number of lists and nprobe, before the coarse quantiser
 _LOOP_LIMIT = 1 << 20
+_LEAST_LIMIT = 64 << 20
 _reading = threading.Lock()
 
 
@@ -178,7 +179,8 @@ def load_index(
     stated = _read_sidecar(sidecar) if sidecar.exists() else None
     if stated is not None:
         _check_file(path, size, stated, verify)
-    with _limits(size):
+    # Faiss also counts a table that it could make of lists of 4-bit codes, and never does here.
+    with _limits(max(2 * size, _LEAST_LIMIT)):
         try:
             index = faiss.read_index(str(path))
         except (RuntimeError, MemoryError, OverflowError, ValueError, TypeError) as error:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import DataError
-from .checks import Codes, Floats, Ids, check_codes
+from .checks import Codes, Floats, Ids, as_array, check_codes
 from .keys import Keys, best_keys, read_keys, sort_keys
 from .layout import repeated_id
 
@@ -25,7 +25,7 @@ def check_ids(ids: ArrayLike, n: int, *, what: str = "ids") -> Ids:
     Raises:
         DataError: not whole numbers, another length, outside 64 bits, -1, or repeated.
     """
-    array = np.asarray(ids)
+    array = as_array(ids, what)
     if array.dtype.kind not in "iu" or array.shape != (n,):
         raise DataError(f"{what}: {array.dtype} {array.shape}, expected {n:,} whole numbers, one an item")
     if array.dtype == np.uint64 and n and int(array.max()) >= 1 << 63:
@@ -122,6 +122,14 @@ class Items(Numbering):
         if each and ids[0] == 0 and ids[-1] == len(ids) - 1:
             return cls(codes, None)
         return cls(codes, ids)
+
+    def apart_from(self, codes: ArrayLike, ids: ArrayLike | None) -> Items:
+        """The same in memory of its own, where it shares that of these arrays."""
+
+        def apart(own: NDArray[Any], given: Any) -> NDArray[Any]:
+            return own.copy() if isinstance(given, np.ndarray) and np.may_share_memory(own, given) else own
+
+        return Items(apart(self.codes, codes), None if self.own is None else apart(self.own, ids))
 
     def __len__(self) -> int:
         return len(self.codes)

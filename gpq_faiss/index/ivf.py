@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError, UsageError
-from .checks import Codes, Floats, Ids, check_vectors
+from .checks import Codes, Floats, Ids, check_count, check_vectors
 from .codebooks import decode, fuse, lookup_tables, pad_vectors, score_prepared, score_tables
 from .keys import EMPTY_KEY, Keys, best_keys, sort_keys
 
@@ -50,6 +50,20 @@ class IvfSettings:
     list_of: NDArray[np.int32] | None = None
     assignment: Literal["nearest", "tables"] | None = None
 
+    def check(self) -> None:
+        """Raises UsageError: ``form``, ``lists``, ``nprobe`` or ``seed`` out of range."""
+        if self.form not in ("fastscan", "fused"):
+            raise UsageError(f"IVF form {self.form!r}: choose fastscan or fused")
+        check_count(self.nprobe, "nprobe")
+        if self.lists is not None:
+            check_count(self.lists, "lists")
+        if (
+            isinstance(self.seed, bool)
+            or not isinstance(self.seed, int)
+            or not 0 <= self.seed < (1 << 31) - 1
+        ):
+            raise UsageError(f"seed {self.seed!r}: a whole number from 0 to 2^31 - 2 is needed")
+
     def trained(self, codes: Codes, Z: Floats) -> IvfSettings:
         """With centroids: the given ones made unit-norm, or those of spherical k-means over decoded codes.
 
@@ -58,10 +72,7 @@ class IvfSettings:
             DataError: centroids of another width, not finite, or zero.
         """
         D = int(Z.shape[0] * Z.shape[2])
-        if self.form not in ("fastscan", "fused"):
-            raise UsageError(f"IVF form {self.form!r}: choose fastscan or fused")
-        if self.nprobe < 1:
-            raise UsageError(f"nprobe {self.nprobe}: it must be at least 1")
+        self.check()
         if self.centroids is not None:
             centroids = check_vectors(self.centroids, D, what="IVF centroids", allow_empty=False)
         else:
@@ -78,6 +89,9 @@ class IvfSettings:
             )
             kmeans.train(sample)
             centroids = np.asarray(kmeans.centroids, np.float32)
+            # Of vectors that cancel each other: any direction is as good.
+            lost = ~centroids.any(axis=1)
+            centroids[lost] = rng.standard_normal((int(lost.sum()), D))
         norms = np.linalg.norm(centroids.astype(np.float64), axis=1, keepdims=True)
         if not (norms > 0).all():
             raise DataError(

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from ..store import codebooks_fingerprint
-from .checks import Codes, Floats, Ids, check_codebooks, check_codes, code_size
+from .checks import MAX_CODEBOOKS, Codes, Floats, Ids, check_codebooks, check_codes, code_size
 from .codebooks import unfuse
 from .packing import block_bytes, unpack_blocks
 
 Kind = Literal["flat", "fused", "fastscan", "ivf-fastscan", "ivf-fused", "ivf-flat"]
 _ST_PQ = 0  # IndexPQ::ST_PQ, asymmetric table sums
-_MAX_M = 127
+_MAX_M = MAX_CODEBOOKS
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,10 @@ def layout_of(index: Any, *, what: str = "index", deep: bool = False) -> Layout:
     layout = Layout(index, inner, name_of[ivf, fast, kind], codebooks, mapped or ivf)
     if deep and layout.ntotal:
         check_codes(layout.codes(), int(codebooks.shape[0]), int(codebooks.shape[1]), what=what)
-        repeated = repeated_id(layout.ids()) if layout.mapped else None
+        ids = layout.ids() if layout.mapped else None
+        if ids is not None and bool((ids == -1).any()):
+            raise DataError(f"{what}: an item has the id -1, which marks a missing result: give it another")
+        repeated = None if ids is None else repeated_id(ids)
         if repeated is not None:
             raise DataError(f"{what}: id {repeated} occurs more than once: every item needs its own")
     return layout

@@ -23,7 +23,7 @@ from .checks import Codes, Floats, Ids
 from .ivf import ivf_index
 from .layout import layout_of
 from .packing import PackedCodes, block_bytes
-from .rowfile import BLOCK_ROWS
+from .rowfile import BLOCK_ROWS, Source, mapped
 
 ListForm = Literal["ivf-fused", "ivf-fastscan"]
 _NTOTAL = 8  # after the type and d
@@ -59,7 +59,7 @@ class ListFile:
     starts: Ids
     rows: int
 
-    def codes(self, path: Path, number: int, start: int, stop: int) -> Codes | PackedCodes:
+    def codes(self, source: Source, number: int, start: int, stop: int) -> Codes | PackedCodes:
         """Codes of rows ``start:stop`` of a list, as they lie in the file (a map of just these).
 
         ``start`` must be a multiple of :attr:`rows`.
@@ -71,20 +71,17 @@ class ListFile:
             if not n:
                 return np.empty((0, size), np.uint8)
             at = int(self.starts[number]) + start * size
-            return np.memmap(path, np.uint8, "r", at, (n * size,)).reshape(-1, size)
+            return mapped(source, np.uint8, at, n * size).reshape(-1, size)
         each = block_bytes(M, self.rows)
         count = -(-n // self.rows) * each
-        held = np.empty(0, np.uint8)
-        if n:
-            held = np.memmap(path, np.uint8, "r", self.packed_at(number, start), (count,))
-        return PackedCodes(held, n, M, self.rows)
+        return PackedCodes(mapped(source, np.uint8, self.packed_at(number, start), count), n, M, self.rows)
 
     def packed_at(self, number: int, start: int) -> int:
         """Byte where row ``start`` of a list, the first of a block of the fastscan form, lies."""
         each = block_bytes(int(self.codebooks.shape[0]), self.rows)
         return int(self.starts[number]) + 16 + 8 * int(self.sizes[number]) + start // self.rows * each
 
-    def ids(self, path: Path, number: int, start: int, stop: int) -> Ids:
+    def ids(self, source: Source, number: int, start: int, stop: int) -> Ids:
         """Ids of rows ``start:stop`` of a list, int64 [n], a map of just these."""
         if start >= stop:
             return np.empty(0, np.int64)
@@ -92,7 +89,7 @@ class ListFile:
         before = 8
         if self.form == "ivf-fused":
             before = int(self.sizes[number]) * ((int(self.codebooks.shape[0]) + 1) // 2)
-        return np.memmap(path, "<i8", "r", int(self.starts[number]) + before + 8 * start, (stop - start,))
+        return mapped(source, "<i8", int(self.starts[number]) + before + 8 * start, stop - start)
 
 
 def lists_bytes(form: str, sizes: Ids, M: int, rows: int = BLOCK_ROWS) -> Ids:

@@ -67,6 +67,7 @@ def build_lists(
     """
     check_build(shards, memory)
     ivf = ivf or IvfSettings()
+    ivf.check()
     total = sum(shard.rows for shard in shards)
     lists, _ = choose(ivf, total)
     D = int(codebooks.shape[0] * codebooks.shape[2])

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UsageError
-from .checks import Codes, Floats
+from .checks import MAX_CODEBOOKS, Codes, Floats
 from .codebooks import lookup, lookup_columns, lookup_tables, score_prepared, score_tables
 from .keys import EMPTY_KEY, Keys, best_keys, read_keys, sort_keys
 from .packing import PackedCodes
@@ -143,8 +143,8 @@ class ProvenSearch:
         self.n = len(codes)
         if self.n >= 1 << 32:
             raise UsageError(f"{self.n:,} codes are too many for one search in memory: search them from disk")
-        able = self.K == 16 and self.n < 1 << 31
-        self.stages = tuple(stage for stage in stages if stage != "fastscan" or able)
+        able = self.K == 16 and self.M <= MAX_CODEBOOKS and self.n < 1 << 31
+        self.stages = tuple(stage for stage in stages if stage != "fastscan" or able) or ("fused",)
         self._scanners: dict[str, Scanner] = {} if fast is None else {"fastscan": fast}
         self._first: dict[int, int] = {} if first is None else first
         self._lock = threading.Lock()
@@ -334,13 +334,17 @@ class ProvenSearch:
         low, high = k + max(8, k // 10) if k > 0 else _FEW // 2, 16 * abs(k) + 256
         self._first[k] = int(min(max(enough, low, wanted // 2), high))
 
-    def range_keys(self, xq: Floats, least: float) -> list[Keys]:
-        """For each checked query the keys of all codes that score at least ``least``, best first; one block."""
+    def range_keys(self, xq: Floats, least: float, most: int | None = None) -> list[Keys]:
+        """For each checked query the keys of all codes that score at least ``least``, best first; one block.
+
+        With ``most`` it stops soon after as many in all, and gives those it has: what wanted no more knows that there are.
+        """
         tables = score_tables(xq, self.Z)
         prepared = lookup_tables(tables)
         out: list[Keys] = [np.empty(0, np.int64)] * len(xq)
         open_ = np.arange(len(xq))
         wanted = 256
+        held = 0
         while len(open_) and self.n > FULL and 8 * wanted < self.n and wanted <= 1 << 14:
             scanner = self.scanner(self.stages[0])
             approximate, found = scanner.candidates(np.ascontiguousarray(xq[open_]), wanted)
@@ -350,7 +354,10 @@ class ProvenSearch:
             for at in np.flatnonzero(proven):
                 keep = exact[at] >= least
                 out[open_[at]] = np.sort(sort_keys(exact[at, keep], found[at, keep]))[::-1]
+                held += int(keep.sum())
             open_ = open_[~proven]
+            if most is not None and held > most:
+                return out
             wanted *= 8
         if len(open_):
             parts: list[list[Keys]] = [[] for _ in open_]
@@ -360,6 +367,9 @@ class ProvenSearch:
                     scores = lookup(prepared[q], columns, paired=self.K <= 16 and self.M > 1)
                     places = np.flatnonzero(scores >= least)
                     parts[row].append(sort_keys(scores[places], start + places))
+                    held += len(places)
+                if most is not None and held > most:
+                    break
             for row, q in enumerate(open_.tolist()):
                 out[q] = np.sort(np.concatenate(parts[row]))[::-1]
         return out

@@ -18,6 +18,8 @@ Part = tuple[NDArray[np.intp], ProvenSearch, Callable[[Ids], Ids]]
 
 def check_least(least: float) -> None:
     """Raises UsageError: NaN, which no score reaches or misses."""
+    if isinstance(least, bool) or not isinstance(least, int | float | np.integer | np.floating):
+        raise UsageError(f"a range search needs a number as the least score, not {least!r}")
     if np.isnan(least):
         raise UsageError("a range search needs a number as the least score, not NaN")
 
@@ -46,7 +48,7 @@ def collect(parts: Iterable[Part], xq: Floats, least: float, limit: int) -> tupl
     owner, D, found = [none], [np.empty(0, np.float32)], [none]
     total = 0
     for rows, search, ids_at in parts:
-        for q, keys in zip(rows.tolist(), search.range_keys(xq[rows], least), strict=True):
+        for q, keys in zip(rows.tolist(), search.range_keys(xq[rows], least, limit - total), strict=True):
             scores, at = read_keys(keys)
             total += len(at)
             if total > limit:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +29,25 @@ BLOCK_ROWS = 32
 _NTOTAL = 8  # after the type and d
 _HEADER = 37
 _MAX_HEADER = 64 << 20
+
+
+Source = Path | FileIO
+"""An index file, or one that is open: what replaces it under its name is then another file."""
+
+
+def mapped(source: Source, dtype: Any, at: int, count: int) -> NDArray[Any]:
+    """``count`` numbers from byte ``at`` on, a memory map of just these.
+
+    Raises:
+        DataError: the file is gone, or has become shorter.
+    """
+    if not count:
+        return np.empty(0, dtype)
+    try:
+        return np.memmap(source, dtype, "r", at, (count,))
+    except (ValueError, OSError):
+        name = source.name if isinstance(source, FileIO) else source
+        raise DataError(f"{name} was changed while it was searched: open it again") from None
 
 
 @dataclass(frozen=True)
@@ -58,40 +78,36 @@ class RowFile:
         M, K, _ = self.codebooks.shape
         return int((M * (int(K).bit_length() - 1) + 7) // 8)
 
-    def codes(self, path: Path, start: int, stop: int) -> Codes:
+    def codes(self, source: Source, start: int, stop: int) -> Codes:
         """Codes of rows ``start:stop``, uint8 [n, code_size]: a copy, read through a memory map."""
         if self.form != "fastscan":
-            return np.array(self.view(path, start, stop))
+            return np.array(self.view(source, start, stop))
         first = start // self.rows * self.rows
-        return self.packed(path, first, stop)[start - first :]
+        return self.packed(source, first, stop)[start - first :]
 
-    def view(self, path: Path, start: int, stop: int) -> Codes:
+    def view(self, source: Source, start: int, stop: int) -> Codes:
         """The same as a map of just these rows (flat and fused forms)."""
         size = self.code_size
         if start >= stop:
             return np.empty((0, size), np.uint8)
-        held = np.memmap(path, np.uint8, "r", self.code_start + start * size, ((stop - start) * size,))
+        held = mapped(source, np.uint8, self.code_start + start * size, (stop - start) * size)
         return held.reshape(-1, size)
 
-    def packed(self, path: Path, start: int, stop: int) -> PackedCodes:
+    def packed(self, source: Source, start: int, stop: int) -> PackedCodes:
         """The same of the fastscan form, from the start of a block on, as they lie in the file."""
         M = int(self.codebooks.shape[0])
         count = -(-(stop - start) // self.rows) * block_bytes(M, self.rows)
-        held = np.memmap(path, np.uint8, "r", self.packed_at(start), (count,)) if count else _NONE
-        return PackedCodes(held, stop - start, M, self.rows)
+        return PackedCodes(mapped(source, np.uint8, self.packed_at(start), count), stop - start, M, self.rows)
 
     def packed_at(self, start: int) -> int:
         """Byte where row ``start``, the first of a block of the fastscan form, lies."""
         return self.code_start + start // self.rows * block_bytes(int(self.codebooks.shape[0]), self.rows)
 
-    def ids(self, path: Path, start: int, stop: int) -> Ids:
+    def ids(self, source: Source, start: int, stop: int) -> Ids:
         """Ids of rows ``start:stop``, int64 [n]."""
         if self.id_start is None:
             return np.arange(start, stop, dtype=np.int64)
-        return np.fromfile(path, "<i8", stop - start, offset=self.id_start + 8 * start).astype(np.int64)
-
-
-_NONE = np.empty(0, np.uint8)
+        return np.array(mapped(source, "<i8", self.id_start + 8 * start, stop - start), np.int64)
 
 
 def _empty(form: RowForm, Z: Floats) -> Any:

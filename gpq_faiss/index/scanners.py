@@ -72,6 +72,10 @@ class TableScan:
 
     def __init__(self, codes: Codes, Z: Floats, *, fused: bool = True) -> None:
         self.M, K, self.d = (int(n) for n in Z.shape)
+        # Faiss' kernel for tables of two dimensions takes no four codewords.
+        self._wider = (K, self.d) == (4, 2)
+        if self._wider:
+            Z = np.pad(Z, ((0, 0), (0, 0), (0, 1)))
         self.index: Any = inject_fused(Z) if fused and K == 16 and self.M > 1 else inject(Z)
         self.index.add_sa_codes(codes)
 
@@ -81,6 +85,8 @@ class TableScan:
         return vector_view(self.index.codes, np.uint8).reshape(-1, self.index.code_size)
 
     def candidates(self, xq: Floats, k: int) -> tuple[Floats, Ids]:
+        if self._wider:
+            xq = np.pad(xq.reshape(-1, self.M, 2), ((0, 0), (0, 0), (0, 1))).reshape(len(xq), -1)
         D, found = self.index.search(pad_vectors(xq, self.index.d), k)
         return D, found
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..errors import DataError, UsageError
-from .checks import Codes, Floats, Ids, check_vectors
+from .checks import Codes, Floats, Ids, check_count, check_vectors
 from .keys import read_keys
 from .layout import layout_of
 from .proof import ProvenSearch
@@ -42,8 +42,13 @@ def check_k(k: int, ntotal: int) -> int:
 
 def check_block(block: int) -> None:
     """Raises UsageError: fewer than one query at a time."""
-    if block < 1:
-        raise UsageError(f"block of {block} queries: it must be at least 1")
+    check_count(block, "block of queries")
+
+
+def check_threads(threads: int | None) -> None:
+    """Raises UsageError: fewer than one thread."""
+    if threads is not None:
+        check_count(threads, "threads")
 
 
 @contextlib.contextmanager
@@ -53,11 +58,10 @@ def omp_threads(threads: int | None) -> Iterator[None]:
     Raises:
         UsageError: fewer than one.
     """
+    check_threads(threads)
     if threads is None:
         yield
         return
-    if threads < 1:
-        raise UsageError(f"{threads} threads: it must be at least 1")
     before = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(threads)
     try:
@@ -74,8 +78,7 @@ def in_parallel(run: Callable[[slice], None], n: int, step: int, threads: int | 
     Raises:
         UsageError: ``threads`` below 1.
     """
-    if threads is not None and threads < 1:
-        raise UsageError(f"{threads} threads: it must be at least 1")
+    check_threads(threads)
     workers = min(threads or int(faiss.omp_get_max_threads()), os.cpu_count() or 1, max(1, n // _PER_THREAD))
     if workers == 1:
         with omp_threads(threads):

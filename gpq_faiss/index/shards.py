@@ -143,10 +143,12 @@ class ParquetShard:
                         raise DataError(
                             f"{self.path}: the column {self._id!r} is not whole numbers in every row"
                         )
-                    yield (
-                        check_codes(codes, self.M, self.K, what=str(self.path)),
-                        ids.to_numpy().astype(np.int64),
-                    )
+                    own = ids.to_numpy()
+                    if own.dtype == np.uint64 and len(own) and int(own.max()) >= 1 << 63:
+                        raise DataError(
+                            f"{self.path}: id {int(own.max())} does not fit signed 64 bits: use smaller ids"
+                        )
+                    yield check_codes(codes, self.M, self.K, what=str(self.path)), own.astype(np.int64)
             except pyarrow.ArrowException as error:
                 raise DataError(f"{self.path} is damaged: {' '.join(str(error).split())[:120]}") from None
 
@@ -282,16 +284,16 @@ _UNITS = {
 _UNITS |= {"tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
-def parse_bytes(text: str | int) -> int:
+def parse_bytes(text: str | float | np.integer[Any]) -> int:
     """``"2GB"``, ``"512 MiB"`` or a number of bytes.
 
     Raises:
         UsageError: not of that form, or less than a byte.
     """
-    if isinstance(text, int):
+    if isinstance(text, int | float | np.integer | np.floating) and not isinstance(text, bool):
         number, unit = float(text), ""
     else:
-        stripped = text.strip().lower()
+        stripped = str(text).strip().lower()
         digits = stripped.rstrip("abcdefghijklmnopqrstuvwxyz ")
         unit = stripped[len(digits) :].strip()
         try:

@@ -50,6 +50,7 @@ def test_options_that_do_not_fit_are_refused(shop: Shop, tmp_path: Path) -> None
         ("--recall", 0.9),
         ("--kind", "ivf", "--recall", 0.9, "--nprobe", 3),
         ("--kind", "ivf", "--recall", 2),
+        ("--kind", "ivf", "--memory", "64MB", "--recall", 2),
         ("--kind", "ivf", "--lists", "many"),
     ):
         refused(*plain, *options, code=2)

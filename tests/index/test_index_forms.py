@@ -121,7 +121,7 @@ def test_conversions_that_cannot_be_are_refused() -> None:
     with pytest.raises(DataError, match="lists need codes"):
         convert(inject(codebooks(3)), "ivf-fused")
     for settings, error, message in (
-        (IvfSettings(lists=0), UsageError, "0 lists"),
+        (IvfSettings(lists=0), UsageError, "lists 0"),
         (IvfSettings(lists=999), UsageError, "999 lists"),
         (IvfSettings(nprobe=0), UsageError, "nprobe 0"),
         (IvfSettings(form="hnsw"), UsageError, "IVF form"),

@@ -43,7 +43,7 @@ def test_convolutions_of_an_encoder_do_not_use_tf32() -> None:
         def finish(self, raw: torch.Tensor) -> torch.Tensor:
             return raw
 
-    model: Any = type("Model", (), {"network": Network()})
+    model: Any = type("Model", (), {"network": Network(), "input_kind": "images", "image_size": 32})
     Encoder(model, torch.device("cpu"), amp=False).embed(np.zeros((2, 3, 32, 32), np.uint8))
     assert seen == [False]
 
