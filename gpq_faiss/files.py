@@ -159,10 +159,8 @@ def read_json(path: str | Path, what: str) -> Any:
         raise DataError(f"{path} not found: it should hold {what}") from None
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from None
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # no text, no JSON, numbers of thousands of digits, endless brackets
+    except (ValueError, RecursionError) as error:
+        # No text, no JSON, a number of thousands of digits, endless brackets.
         raise DataError(f"{path} is not the JSON of {what} ({error}): it is damaged or foreign") from None
 
 

@@ -251,11 +251,9 @@ class Engine:
             part = self._restricted(where, mask)
         searcher, groups = part._exact()
         counts, D, positions, total = [], [], [], 0
-        # Of grouped codes each is at least one item.
-        most = limit
         with omp_threads(threads):
             for start in range(0, len(queries), block):
-                for keys in searcher.range_keys(queries[start : start + block], least, most):
+                for keys in searcher.range_keys(queries[start : start + block], least, limit):
                     scores, at = read_keys(keys)
                     n = int(groups.sizes[at].sum()) if groups is not None else len(at)
                     total += n
