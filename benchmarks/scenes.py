@@ -270,7 +270,7 @@ def _features(folder: Path, name: str, x: NDArray[np.float32], y: NDArray[np.flo
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Fill the grid; results are written after every drawing."""
+    """Fill the grid with what is missing; results are written after every drawing."""
     options = parse(arguments)
     if options.data is None:
         raise UsageError(
@@ -308,6 +308,13 @@ def main(arguments: list[str] | None = None) -> None:
             "convention": "",
             "cells": [],
         }
+        # What an earlier run made of the same presets and versions stays.
+        if options.out.exists():
+            held = json.loads(options.out.read_text(encoding="utf-8"))
+            now = json.loads(json.dumps(results))
+            same = all(held[key] == now[key] for key in ("data", "presets"))
+            if same and held["machine"]["versions"] == now["machine"]["versions"]:
+                results["cells"], results["convention"] = held["cells"], held["convention"]
         for seed in options.seeds:
             fill(results, folder, data, queries, seed, options)
             write_json(options.out, results)
@@ -329,7 +336,10 @@ def fill(
     for n in options.labelled:
         jobs += [("classifier", 0, n)]
         jobs += [(name, bits, n) for name in GPQ if GPQ[name] in PRESETS for bits in options.bits]
+    done = {(c["method"], c["bits"], c["labelled"], c["seed"]) for c in results["cells"]}
     for name, bits, n in jobs:
+        if (name, bits, n, seed) in done:
+            continue
         task = draw(folder, data, queries, n or max(options.labelled), seed)
         start = time.perf_counter()
         result = run_gpq(name, bits, task) if name in GPQ else run_other(name, bits or options.bits[0], task)

@@ -365,20 +365,24 @@ def _settings(experiment: Experiment) -> list[str]:
 def _budget(experiment: Experiment) -> list[str]:
     """Steps and batches of the trained methods."""
     groups: dict[str, list[str]] = {}
-    for run in experiment.runs:
-        settings = run.about["settings"]
-        if "training" not in settings:
-            continue
-        t = settings["training"]
-        length = f"{t['epochs']:g} epochs" if t["epochs"] else f"{t['steps']:,} steps"
-        counts = run.about["counts"]
+    trained = [run for run in experiment.runs if "training" in run.about["settings"]]
+    # Where some runs have fewer items than a batch has room for.
+    small: dict[str, set[int]] = {"labelled": set(), "unlabelled": set()}
+    for run in trained:
+        t, counts = run.about["settings"]["training"], run.about["counts"]
         learnt = counts["labelled"] * (1 - t["validation"])  # the rest is held out
-        labelled = f"{t['batch_labelled']:,}" if t["batch_labelled"] < learnt else "all"
-        pool = (
-            f"{t['batch_unlabelled']:,}"
-            if t["batch_unlabelled"] < (counts["unlabelled"] or learnt)
-            else "all"
-        )
+        for name, there in (("labelled", learnt), ("unlabelled", counts["unlabelled"] or learnt)):
+            if t[f"batch_{name}"] > there:
+                small[name].add(t[f"batch_{name}"])
+
+    def batch(t: Mapping[str, Any], name: str) -> str:
+        size = t[f"batch_{name}"]
+        return f"up to {size:,}" if size in small[name] else f"{size:,}"
+
+    for run in trained:
+        t = run.about["settings"]["training"]
+        length = f"{t['epochs']:g} epochs" if t["epochs"] else f"{t['steps']:,} steps"
+        labelled, pool = batch(t, "labelled"), batch(t, "unlabelled")
         text = (
             f"{length} of {labelled} labelled items, and {pool} unlabelled ones for those that use "
             f"them, learning rate {t['learning_rate']:g} ({t['schedule']})"
