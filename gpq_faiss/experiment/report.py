@@ -337,14 +337,13 @@ def notes_of(experiment: Experiment) -> list[str]:
         *_budget(experiment),
         _differs(experiment),
     ]
-    kept = {
-        row_name(experiment, run): (run.bits, int(run.about["bits_kept"]))
-        for run in experiment.runs
-        if run.bits and run.bits != int(run.about["bits_kept"])
-    }
+    kept: dict[str, dict[int, int]] = {}
+    for run in experiment.runs:
+        if run.bits and run.bits != int(run.about["bits_kept"]):
+            kept.setdefault(row_name(experiment, run), {})[run.bits] = int(run.about["bits_kept"])
     lines += [
-        f"{name}: {kept_bits} bits an item where {asked} are asked for."
-        for name, (asked, kept_bits) in kept.items()
+        f"{name}: {', '.join(map(str, bits.values()))} bits an item where {', '.join(map(str, bits))} are asked for."
+        for name, bits in kept.items()
     ]
     lines += [f"{name} has no line: {why}." for name, why in about["left_out"].items()]
     lines += [f"Failed: {name}: {why}." for name, why in about["failed"].items()]
