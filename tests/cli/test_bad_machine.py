@@ -199,7 +199,8 @@ def test_a_gpu_that_is_not_there_is_one_line(shop: Shop, tmp_path: Path) -> None
 # Ctrl-C -----------------------------------------------------------------------------------------------------------------
 
 SLOW = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # where tests run in the background it is ignored
 import gpq_faiss.encode, gpq_faiss.train
 from gpq_cli.main import cli
 

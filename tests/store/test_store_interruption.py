@@ -80,7 +80,8 @@ def test_a_partial_that_does_not_fit_is_discarded(
 
 
 SCRIPT = """
-    import sys, time
+    import signal, sys, time
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # where tests run in the background it is ignored
     sys.path.insert(0, {tests!r})
     from pathlib import Path
     from store_files import header, rows
