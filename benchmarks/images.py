@@ -266,7 +266,8 @@ def name_of(row: Row) -> str:
         return "classifier (no code)"
     if row["method"] == "gpq":
         return f"gpq, {row['variation'] or 'preset ' + row['settings']['preset']}"
-    return str(row["method"])
+    other = str(row["variation"]).removeprefix("preset recommended, ")
+    return f"{row['method']}, {other}" if other else str(row["method"])
 
 
 def cpu_minutes(row: Row) -> str | None:
@@ -313,7 +314,7 @@ def markdown(results: dict[str, Any]) -> str:
             "(supervised methods: the labelled ones alone), "
             f"bf16 autocast {'on' if t['amp'] else 'off'}, augmentation {t['augment']}, one thread, {results['device']}. "
             "That is a budget of minutes: nothing has converged, and the paper trains for far longer. Learning rates are the presets' "
-            "(`recommended`'s for the methods that are not GPQ).",
+            "(`recommended`'s for the methods that are not GPQ), where a row names no other.",
             "",
             f"{first['convention']}. {first['queries']:,} queries; {first['database']:,} of the 54,000 images of the database, drawn by "
             f"the seed; 5,000 labelled images, a tenth of them held out for the validation, where each ranks the others. Seed "
