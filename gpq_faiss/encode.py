@@ -111,16 +111,14 @@ class Encoder:
                 raise DataError(
                     f"items to embed: {array.dtype} {list(array.shape)}, expected numbers [n, {width}], as the model was trained on"
                 )
-            # A copy where it must be one: torch takes neither what may not be written nor strides that run backwards.
-            given = np.ascontiguousarray(array, dtype=np.float32)
-            return given if given.flags.writeable else given.copy()
+            array = array.astype(np.float32, copy=False)
+            return np.require(array, requirements=("C", "W"))  # as torch takes arrays
         size = self.model.image_size
         if array.dtype != np.uint8 or array.ndim != 4 or array.shape[1:] != (3, size, size):
             raise DataError(
                 f"items to embed: {array.dtype} {list(array.shape)}, expected images uint8 [n, 3, {size}, {size}]"
             )
-        given = np.ascontiguousarray(array)
-        return given if given.flags.writeable else given.copy()
+        return np.require(array, requirements=("C", "W"))
 
     @torch.inference_mode()
     def _on_device(self, values: NDArray[Any], queries: bool) -> tuple[torch.Tensor, torch.Tensor]:

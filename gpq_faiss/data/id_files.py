@@ -12,6 +12,13 @@ from numpy.typing import NDArray
 from ..errors import DataError
 
 
+def as_int64(ids: NDArray[Any], what: str) -> NDArray[np.int64]:
+    """Whole numbers of any type as int64. Raises DataError: one that does not fit; a cast would make another id of it."""
+    if ids.dtype == np.uint64 and ids.size and int(ids.max()) >= 1 << 63:
+        raise DataError(f"{what}: {int(ids.max())} does not fit signed 64 bits: use smaller ids")
+    return ids.astype(np.int64, copy=False)
+
+
 def read_ids(path: str | os.PathLike[str]) -> NDArray[np.int64]:
     """Ids int64 [n] from a ``.npy`` file, or from text with one on a line.
 
@@ -31,6 +38,4 @@ def read_ids(path: str | os.PathLike[str]) -> NDArray[np.int64]:
         raise DataError(f"{path} holds no list of ids ({why}): write one whole number a line") from None
     if found.ndim != 1 or found.dtype.kind not in "iu":
         raise DataError(f"{path}: {found.dtype} {found.shape}, expected a list of ids (whole numbers)")
-    if found.dtype == np.uint64 and len(found) and int(found.max()) >= 1 << 63:
-        raise DataError(f"{path}: {int(found.max())} does not fit signed 64 bits: use smaller ids")
-    return np.asarray(found, np.int64)
+    return as_int64(found, str(path))

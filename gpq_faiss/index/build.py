@@ -13,7 +13,7 @@ import numpy as np
 from ..errors import DataError, MismatchError, UsageError
 from ..files import read_json
 from ..store import RowReader, codebooks_fingerprint
-from .checks import Floats, check_codebooks, code_size
+from .checks import Floats, check_codebooks, check_recall, code_size
 from .codebooks import inject
 from .disk import open_disk
 from .engine import Engine
@@ -206,8 +206,8 @@ def index(
         raise UsageError(f"{out} is the source itself: choose another output")
     if kind != "ivf" and (ivf is not None or recall is not None):
         raise UsageError(f"lists and recall belong to kind 'ivf', not to {kind!r}")
-    if recall is not None and not 0 < recall <= 1:
-        raise UsageError(f"recall {recall}: it must be above 0 and at most 1")
+    if recall is not None:
+        check_recall(recall)
     if ivf is not None:
         ivf.check()
     out = check_index_output(out, overwrite=overwrite)

@@ -38,6 +38,12 @@ def check_count(value: Any, what: str) -> int:
     return int(value)
 
 
+def check_recall(recall: float) -> None:
+    """Raises UsageError: not above 0 and at most 1."""
+    if not 0 < recall <= 1:
+        raise UsageError(f"recall {recall}: it must be above 0 and at most 1")
+
+
 def bits_per_code(K: int) -> int:
     """Bits of one codeword index: log2(K), 2..8.
 

@@ -18,8 +18,7 @@ import faiss
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..errors import UsageError
-from .checks import Floats, Ids, check_codes, check_count, check_vectors
+from .checks import Floats, Ids, check_codes, check_count, check_recall, check_vectors
 from .codebooks import decode
 from .disk import ALIGNED, FAST_BATCH, Best, FileEngine
 from .filters import Filter, mask_of
@@ -263,8 +262,7 @@ class ListEngine(FileEngine):
             UsageError: ``recall`` or ``k`` out of range.
             DataError: unfit queries.
         """
-        if not 0 < recall <= 1:
-            raise UsageError(f"recall {recall}: it must be above 0 and at most 1")
+        check_recall(recall)
         xq = self.sample_queries() if queries is None else queries
         xq, k, workers, block = self.prelude(xq, min(k, self.ntotal), threads, 1024)
         block = self._fewer(block, self.lists)

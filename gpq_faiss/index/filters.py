@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..data.id_files import as_int64
 from ..errors import DataError, UsageError
 from .checks import Ids, as_array
 from .items import Numbering
@@ -24,9 +25,7 @@ def id_list(ids: ArrayLike | set[int] | frozenset[int] | range, what: str) -> Id
         return np.empty(0, np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise DataError(f"{what}: {array.dtype} {array.shape}, expected a list of ids (whole numbers)")
-    if array.dtype == np.uint64 and int(array.max()) >= 1 << 63:
-        raise DataError(f"{what}: {int(array.max())} does not fit signed 64 bits: no item has it")
-    return array.astype(np.int64)
+    return as_int64(array, what)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..data.id_files import as_int64
 from ..errors import DataError
 from .checks import Codes, Floats, Ids, as_array, check_codes
 from .keys import Keys, best_keys, read_keys, sort_keys
@@ -28,9 +29,7 @@ def check_ids(ids: ArrayLike, n: int, *, what: str = "ids") -> Ids:
     array = as_array(ids, what)
     if array.dtype.kind not in "iu" or array.shape != (n,):
         raise DataError(f"{what}: {array.dtype} {array.shape}, expected {n:,} whole numbers, one an item")
-    if array.dtype == np.uint64 and n and int(array.max()) >= 1 << 63:
-        raise DataError(f"{what}: {int(array.max())} does not fit signed 64 bits: use smaller ids")
-    array = array.astype(np.int64, copy=False)
+    array = as_int64(array, what)
     if n and bool((array == -1).any()):
         raise DataError(f"{what}: -1 marks a missing result and cannot be an item's id: choose another")
     repeated = repeated_id(array)

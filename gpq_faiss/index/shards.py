@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ..data.id_files import as_int64
 from ..errors import DataError, MismatchError, UsageError
 from ..files import fingerprint
 from ..store import RowReader, codebooks_fingerprint
@@ -143,12 +144,10 @@ class ParquetShard:
                         raise DataError(
                             f"{self.path}: the column {self._id!r} is not whole numbers in every row"
                         )
-                    own = ids.to_numpy()
-                    if own.dtype == np.uint64 and len(own) and int(own.max()) >= 1 << 63:
-                        raise DataError(
-                            f"{self.path}: id {int(own.max())} does not fit signed 64 bits: use smaller ids"
-                        )
-                    yield check_codes(codes, self.M, self.K, what=str(self.path)), own.astype(np.int64)
+                    yield (
+                        check_codes(codes, self.M, self.K, what=str(self.path)),
+                        as_int64(ids.to_numpy(), str(self.path)),
+                    )
             except pyarrow.ArrowException as error:
                 raise DataError(f"{self.path} is damaged: {' '.join(str(error).split())[:120]}") from None
 

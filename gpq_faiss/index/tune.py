@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..errors import UsageError
-from .checks import Floats, check_vectors
+from .checks import Floats, check_recall, check_vectors
 from .codebooks import decode
 from .engine import Engine
 from .ivf import IvfSearch
@@ -64,8 +64,7 @@ def tune_nprobe(
     search = engine.searcher
     if engine.kind != "ivf" or not isinstance(search, IvfSearch) or engine.ivf is None:
         raise UsageError(f"an engine of kind {engine.kind!r} has no nprobe to tune: build it with kind 'ivf'")
-    if not 0 < recall <= 1:
-        raise UsageError(f"recall {recall}: it must be above 0 and at most 1")
+    check_recall(recall)
     k = check_k(k, engine.ntotal)
     xq = (
         sample_queries(engine)
