@@ -157,6 +157,8 @@ _RECOMMENDED = Config(
         learning_rate=1e-3,
         beta1=0.9,
         schedule="cosine",
+        # Every label is learnt from: with a falling rate and averaged weights the last ones are as good as any.
+        validation=0.0,
         ema=0.99,
     ),
 )
@@ -170,6 +172,7 @@ PRESETS: dict[str, Config] = {
         preset="unseen-classes",
         quantizer=dataclasses.replace(_RECOMMENDED.quantizer, neighbours=0.7),
         loss=dataclasses.replace(_RECOMMENDED.loss, lambda2=0.4),
+        training=dataclasses.replace(_RECOMMENDED.training, validation=0.05),
     ),
 }
 

@@ -23,7 +23,7 @@ from ..data.labels import Labels
 from ..errors import DataError, UsageError
 from .base import Codes, Floats, Method
 from .float_features import dot_rows
-from .shrinkage import perceptron_noise
+from .shrinkage import leave_one_out
 
 _ENCODE_ROWS = 4096  # fixed, so that a vector's probabilities do not depend on how many are asked for
 
@@ -130,7 +130,7 @@ class Classifier(Method):
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(self.seed)
             learnt = self._standardised(x[rows])
-            noise = perceptron_noise(learnt.numpy(), y) if self.noise is None else self.noise
+            noise = leave_one_out(learnt.numpy(), y).noise if self.noise is None else self.noise
             self._train(learnt, torch.from_numpy(y / y.sum(axis=1, keepdims=True)), noise)
 
     def _train(self, x: Tensor, y: Tensor, noise: float) -> None:

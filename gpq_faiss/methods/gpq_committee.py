@@ -26,7 +26,7 @@ from ..nn.heads import SubspaceHeads
 from ..nn.quantizer import reverse_gradient
 from .averaged import AveragedMethod
 from .codewords import fit_codewords
-from .shrinkage import MOST_ROWS, perceptron_noise
+from .shrinkage import MOST_ROWS, leave_one_out
 from .trainable import TrainingBatch
 
 log = logging.getLogger(__name__)
@@ -43,23 +43,24 @@ class CommitteeGPQ(AveragedMethod[CommitteeNetwork]):
         loss = config.loss
         self.classification = SubspaceClassification(loss.classification, loss.beta)
         self.entropy = SubspaceEntropy(loss.beta)
+        self.accuracy: float | None = None
+        """How often the likeliest class of an item will be its own, as far as the labels say; None: not known, as with images."""
 
     def fit_labels(self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32]) -> None:
-        """Set the class networks' noise by the labels, if ``network.adapt_noise`` asks for it and they see the features themselves."""
-        heads = self.network.backbone.head
-        bare = isinstance(self.network.backbone, MLP) and not self.network.backbone.spec.hidden
-        if not (
-            self.config.network.adapt_noise
-            and bare
-            and isinstance(heads, SubspaceHeads)
-            and isinstance(reader.dataset, FeatureDataset)
-        ):
+        """Learn from the labels of features how often the committee will be right; and its noise, if ``network.adapt_noise`` asks for
+        it and the class networks see the features themselves."""
+        if not isinstance(reader.dataset, FeatureDataset):
             return
         every = -(-len(rows) // MOST_ROWS)
         values, _ = reader.fetch(rows[::every])
-        x = self.network.backbone.input(torch.from_numpy(values)).numpy()
-        heads.noise = perceptron_noise(x, y[::every])
-        log.info("noise of deviation %.2f on the inputs, for %d labelled items", heads.noise, len(rows))
+        backbone = self.network.backbone
+        found = leave_one_out(backbone.input(torch.from_numpy(values)).numpy(), y[::every])
+        self.accuracy = found.accuracy
+        log.info("%d labelled items, left out one by one: %.0f %% right", len(rows), 100 * found.accuracy)
+        bare = isinstance(backbone, MLP) and not backbone.spec.hidden
+        if self.config.network.adapt_noise and bare and isinstance(backbone.head, SubspaceHeads):
+            backbone.head.noise = found.noise
+            log.info("noise of deviation %.2f on the inputs", found.noise)
 
     def optimizer(self, config: TrainingConfig) -> torch.optim.Optimizer:
         """As every method's, with larger steps for class networks that are perceptrons."""
@@ -96,6 +97,8 @@ class CommitteeGPQ(AveragedMethod[CommitteeNetwork]):
         features = torch.cat([features for features, _ in seen])
         source.survey(features)
         posterior = source.posterior(torch.cat([raw for _, raw in seen]))
+        if self.accuracy is not None:
+            source.soften(posterior, self.accuracy)
         targets = source.targets(features, source.softened(posterior))
         sums = fit_codewords(
             targets,
@@ -107,4 +110,5 @@ class CommitteeGPQ(AveragedMethod[CommitteeNetwork]):
         if self.average is not None:
             self.network.mean.copy_(source.mean)
             self.network.axes.copy_(source.axes)
+            self.network.softening.copy_(source.softening)
             self.network.place(sums.to(targets.device))

@@ -8,9 +8,9 @@ In the paper's network each sub-vector has its own view of the classes, and a co
 and the codewords of all codebooks share out the work of saying it (:mod:`.additive`). What a search scores is then what the targets say of
 query and item: the probability Σ_c p_c(query) p'_c(item) that they are of one class, where p' is p softened.
 
-Softened, because most items are nearly sure of their class, and a ranking is made at its top: codewords that are near p itself are spent on
-doubtful items, and the sure ones get a handful of codes for each class. In p' the sure ones lie further apart, in the same order where
-two classes are in question.
+Softened, because a network that has seen the labels is surer than it is right, and a ranking is made at its top: codewords near p itself
+are spent on doubtful items, and the sure ones get a handful of codes for each class. In p' the committee is as sure, on average, as it
+will be right, and the sure ones lie further apart, in the same order where two classes are in question.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ CLASS_DIM = 48
 DIRECTIONS = 32
 """Main directions of the features that a target with neighbours keeps."""
 SOFTENING = 0.6
-"""Power that an item's class probabilities are raised to. Lower helps short codes; long ones lose what the softening does to the score."""
+"""Power that an item's class probabilities are raised to, where nothing is known of how often they are right."""
+LEAST_SOFTENING = 0.25
+"""Lower powers leave little but the order. Of a handful of labels no accuracy can be told."""
+_HALVINGS = 20
 
 
 class CommitteeNetwork(nn.Module):
@@ -153,6 +156,23 @@ class CommitteeNetwork(nn.Module):
     def finish(self, raw: Tensor) -> Tensor:
         """Sub-vectors of :meth:`raw` made unit-norm, float32 [B, M·d]."""
         return intra_normalize(raw, self.M).flatten(1)
+
+    @torch.no_grad()
+    def soften(self, posterior: Tensor, accuracy: float) -> None:
+        """Set the power by which the greatest of the class probabilities float [n, C] is ``accuracy`` on average, from
+        :data:`LEAST_SOFTENING` to 1; nothing where there are neighbours."""
+        if self.neighbours:
+            return
+        log_p = posterior.double().log()
+
+        def sureness(power: float) -> float:
+            return float((power * log_p).softmax(dim=1).amax(dim=1).mean())
+
+        low, high = LEAST_SOFTENING, 1.0
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if sureness(middle) < accuracy else (low, middle)
+        self.softening.fill_((low + high) / 2)
 
     @torch.no_grad()
     def survey(self, features: Tensor) -> None:

@@ -24,7 +24,7 @@ from gpq_faiss.methods.itq import ITQ
 from gpq_faiss.methods.opq import OPQ
 from gpq_faiss.methods.pq import PQ, pad, unpack_nibbles
 from gpq_faiss.methods.registry import ARRAY_METHODS, METHODS, make_builder, make_method
-from gpq_faiss.methods.shrinkage import perceptron_noise
+from gpq_faiss.methods.shrinkage import leave_one_out
 
 WIDTH, CLASSES = 20, 3
 LENGTHS = {"pq": (12, 24, 16, 4), "opq": (12, 16), "itq": (12, 16, 5), "float": (12,), "classifier": (12,)}
@@ -415,7 +415,7 @@ def test_the_classifier_has_the_noise_that_its_labels_call_for() -> None:
     assert method.noise is None
     rows = np.flatnonzero(Y.has())
     learnt = ((X[rows] - X.mean(axis=0)) / np.sqrt(X.var(axis=0).mean())).astype(np.float32)
-    sigma = perceptron_noise(learnt, Y.dense(rows))
+    sigma = leave_one_out(learnt, Y.dense(rows)).noise
     assert sigma > 0
     codes = {
         noise: Classifier(12, steps=60, batch=64, hidden=16, learning_rate=1e-2, noise=noise)

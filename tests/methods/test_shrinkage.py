@@ -1,4 +1,5 @@
-"""The noise that labels call for: against leaving out one item after the other, and in the trainings that use it."""
+"""The noise that labels call for, and how often they say a model will be right: against leaving out one item after the other, and in
+the trainings that use it."""
 
 from __future__ import annotations
 
@@ -15,25 +16,33 @@ from gpq_faiss.data.open import open_data
 from gpq_faiss.data.reader import Reader
 from gpq_faiss.methods.gpq import build_gpq
 from gpq_faiss.methods.gpq_committee import CommitteeGPQ
-from gpq_faiss.methods.shrinkage import least_error_noise
+from gpq_faiss.methods.shrinkage import least_error, leave_one_out
 from gpq_faiss.nn.heads import SubspaceHeads
 
 GRID = 2.0 ** (np.arange(33) / 4 - 5)
 
 
-def left_out_error(x: np.ndarray, y: np.ndarray, sigma: float) -> float:
+def predicted_by_others(x: np.ndarray, y: np.ndarray, sigma: float) -> np.ndarray:
     """Every item predicted by a ridge regression of the others, with one centre for all, item by item."""
     X, Y = x - x.mean(axis=0), y - y.mean(axis=0)
     n, w = X.shape
     # The intercept as a column of its own that is not shrunk.
     A = np.concatenate([X, np.ones((n, 1))], axis=1)
     penalty = n * sigma**2 * np.diag([1.0] * w + [0.0])
-    error = 0.0
+    found = []
     for i in range(n):
         rest = np.arange(n) != i
         B = np.linalg.solve(A[rest].T @ A[rest] + penalty, A[rest].T @ Y[rest])
-        error += float(((A[i] @ B - Y[i]) ** 2).sum())
-    return error
+        found.append(A[i] @ B + y.mean(axis=0))
+    return np.array(found)
+
+
+def left_out_error(x: np.ndarray, y: np.ndarray, sigma: float) -> float:
+    return float(((predicted_by_others(x, y, sigma) - y) ** 2).sum())
+
+
+def least_error_noise(x: np.ndarray, y: np.ndarray) -> float:
+    return least_error(x, y)[0]
 
 
 @given(seed=st.integers(0, 1000), n=st.integers(4, 12), width=st.integers(1, 15), spread=st.floats(0.1, 3))
@@ -42,8 +51,10 @@ def test_no_other_noise_errs_less_on_items_left_out(seed: int, n: int, width: in
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(n, width)).astype(np.float32)
     y = np.eye(3, dtype=np.float32)[rng.integers(0, 3, n)] + spread * x[:, :1].astype(np.float32)
-    found = least_error_noise(x, y)
+    found, predicted = least_error(x, y)
     assert np.isclose(GRID, found).any()
+    expected = predicted_by_others(x.astype(float), y.astype(float), found)
+    np.testing.assert_allclose(predicted, expected, atol=1e-5 * (1 + np.abs(expected).max()))
     errors = [left_out_error(x.astype(float), y.astype(float), sigma) for sigma in GRID]
     assert left_out_error(x.astype(float), y.astype(float), found) <= min(errors) * (1 + 1e-6) + 1e-9
 
@@ -62,6 +73,19 @@ def test_fewer_labels_and_fainter_ones_call_for_more_noise() -> None:
     with np.errstate(all="raise"):
         assert 0 < least_error_noise(np.ones((1, 4), np.float32), np.eye(1, dtype=np.float32)) <= 8
     assert 0 < least_error_noise(np.ones((5, 4), np.float32), np.eye(5, dtype=np.float32)) <= 8
+
+
+def test_an_item_of_several_labels_is_a_share_right() -> None:
+    """Two far groups, of which one has two labels each: either of them is half of the truth."""
+    x = np.repeat([[-1.0], [1.0]], 10, axis=0).astype(np.float32)
+    y = np.repeat([[1, 0, 0], [0, 1, 1]], 10, axis=0).astype(np.float32)
+    assert leave_one_out(x, y).accuracy == pytest.approx(0.75)
+    # Labels that say nothing of the items are missed as often as not.
+    rng = np.random.default_rng(0)
+    guessed = leave_one_out(
+        rng.normal(size=(2000, 5)).astype(np.float32), np.eye(4, dtype=np.float32)[rng.integers(0, 4, 2000)]
+    )
+    assert guessed.accuracy == pytest.approx(0.25, abs=0.05)
 
 
 def prepared(folder: Path, config: Config, n: int) -> CommitteeGPQ:
@@ -86,13 +110,16 @@ def test_a_committee_takes_the_noise_that_its_labels_call_for(tmp_path: Path) ->
     )
     noise = {}
     for n in (12, 400):
-        head = prepared(tmp_path, base, n).network.backbone.head
+        made = prepared(tmp_path, base, n)
+        head = made.network.backbone.head
         assert isinstance(head, SubspaceHeads)
         noise[n] = head.noise
         x, y = np.load(tmp_path / "x.npy")[:n], np.eye(3, dtype=np.float32)[np.load(tmp_path / "y.npy")[:n]]
         whole = np.load(tmp_path / "x.npy")
         scaled = (x - whole.mean(axis=0)) / np.sqrt(whole.var(axis=0).mean())
         assert head.noise == pytest.approx(1.5 * least_error_noise(scaled.astype(np.float32), y))
+        predicted = predicted_by_others(scaled.astype(float), y.astype(float), head.noise / 1.5)
+        assert made.accuracy == pytest.approx((predicted.argmax(1) == y.argmax(1)).mean())
     assert noise[12] > noise[400]
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from gpq_faiss.config import Config, merge, preset, validate
@@ -27,7 +29,7 @@ from gpq_faiss.methods.codewords import fit_codewords
 from gpq_faiss.methods.gpq_committee import CommitteeGPQ
 from gpq_faiss.methods.trainable import TrainingBatch
 from gpq_faiss.nn.additive import assign
-from gpq_faiss.nn.committee import CLASS_DIM, DIRECTIONS, CommitteeNetwork
+from gpq_faiss.nn.committee import CLASS_DIM, DIRECTIONS, LEAST_SOFTENING, SOFTENING, CommitteeNetwork
 from gpq_faiss.nn.heads import SubspaceHeads
 from gpq_faiss.nn.model import build_network
 from gpq_faiss.pipeline import encode, search
@@ -125,6 +127,46 @@ def test_of_items_the_posterior_is_softened() -> None:
     assert torch.equal(net.softened(torch.eye(C)), torch.eye(C))
     torch.testing.assert_close(net.softened(torch.full((1, C), 1 / C)), torch.full((1, C), 1 / C))
     torch.testing.assert_close(network(0.7).softened(p), p)
+
+
+@given(aim=st.floats(0.05, 1.0), seed=st.integers(0, 50), n=st.integers(1, 60))
+@settings(max_examples=40, deadline=None)
+def test_the_committee_is_made_as_sure_as_it_is_right(aim: float, seed: int, n: int) -> None:
+    net = network()
+    p = torch.softmax(4 * torch.randn(n, C, generator=torch.Generator().manual_seed(seed)), dim=1)
+    p[0] = torch.eye(C)[0]  # some probabilities are 0
+    net.soften(p, aim)
+    power = float(net.softening)
+
+    def sureness(at: float) -> float:
+        raised = p.double() ** at
+        return float((raised / raised.sum(dim=1, keepdim=True)).amax(dim=1).mean())
+
+    assert LEAST_SOFTENING <= power <= 1
+    clamped = min(max(aim, sureness(LEAST_SOFTENING)), sureness(1.0))
+    assert float(net.softened(p).amax(dim=1).mean()) == pytest.approx(clamped, abs=1e-4)
+
+
+def test_beside_neighbours_no_softening_is_set() -> None:
+    net = network(0.7)
+    net.soften(torch.softmax(4 * torch.randn(20, C), dim=1), 0.4)
+    assert float(net.softening) == 1
+
+
+def test_a_known_accuracy_softens_what_is_coded() -> None:
+    made = method()
+    draw = Sampler(items(600))
+    made.settle(draw)
+    first = made.codebooks().copy()
+    assert float(made.exported().softening) == pytest.approx(SOFTENING)
+    p = made.exported().posterior(made.exported().features(items(600))[1])
+    # Between what the greatest and the least power give.
+    made.accuracy = float(0.8 * p.amax(dim=1).mean() + 0.2 / C)
+    made.settle(draw)
+    assert made.average is not None
+    assert float(made.average.softening) == float(made.network.softening) != pytest.approx(SOFTENING)
+    assert float(made.average.softened(p).amax(dim=1).mean()) == pytest.approx(made.accuracy, abs=1e-4)
+    assert not np.allclose(made.codebooks(), first, atol=0.01)
 
 
 def test_the_softening_is_kept_with_the_weights() -> None:
@@ -283,7 +325,7 @@ def test_settling_places_codewords_on_what_the_average_believes(share: float) ->
     torch.testing.assert_close(net.sums, expected, rtol=1e-4, atol=1e-5)
     assert not np.array_equal(made.codebooks(), random)
     for name, value in made.network.named_buffers():
-        if name in ("mean", "axes", "sums", "basis", "words", "prototypes"):
+        if name in ("mean", "axes", "softening", "sums", "basis", "words", "prototypes"):
             torch.testing.assert_close(value, net.get_buffer(name), msg=name)
     reached = net.sums[torch.arange(3), assign(targets, net.sums)].sum(dim=1)
     spread = (targets - targets.mean(dim=0)).square().sum()
