@@ -1,8 +1,8 @@
 """Where the codewords of a committee come from: softening, turns and beam, on splits that no table of results uses.
 
-    OMP_NUM_THREADS=1 python benchmarks/codewords.py            # data: $GPQ_DATA/cifar10-features; about half an hour of one core
+    OMP_NUM_THREADS=1 python benchmarks/codewords.py            # data: $GPQ_DATA/cifar10-features; under an hour of one core
 
-The choices in ``gpq_faiss/nn/committee.py`` and ``methods/codewords.py`` rest on this. One committee is trained a seed and protocol; its
+The choices in ``gpq_faiss/nn/committee.py`` and ``methods/codewords.py`` rest on this. One committee is trained a seed and setting; its
 codewords are placed again for each way and code length, and items and queries coded and ranked with them. Between the ways nothing else
 differs. Trainings are kept in ``--work``, figures in the JSON, and what is there is not computed again.
 """
@@ -40,8 +40,6 @@ from gpq_faiss.nn.committee import CommitteeNetwork
 from gpq_faiss.train import train
 
 RESULTS = Path(__file__).parent / "results"
-PRESET = {"1": "recommended", "2": "unseen-classes"}
-LABELLED = {"1": "500-per-class", "2": "all"}
 ITEMS = 20_000
 """Unlabelled items that codewords are placed on, as in a training."""
 STEP = 4096
@@ -54,12 +52,13 @@ class Way:
     """One way to codewords and codes.
 
     Attributes:
-        softening: power of an item's class probabilities.
+        softening: power of an item's class probabilities; None: the one of the training, by which the committee is as sure as labelled
+            items that are left out say that it is right.
         turns: codewords of :func:`.fit_codewords`; else of Faiss's residual quantiser, trained with the same beam.
         beam: partial sums kept in the search for a code.
     """
 
-    softening: float
+    softening: float | None
     turns: bool = True
     beam: int = 8
 
@@ -67,17 +66,48 @@ class Way:
     def name(self) -> str:
         """As in the tables."""
         placed = "turns" if self.turns else "residual quantiser"
-        return f"p^{self.softening:g}, {placed}, beam {self.beam}"
+        power = "t by left-out labels" if self.softening is None else f"t = {self.softening:g}"
+        return f"{power}, {placed}, beam {self.beam}"
 
 
-WAYS = {
-    "1": (
-        *(Way(power) for power in (1.0, 0.8, 0.6, 0.4)),
-        Way(0.6, turns=False),
-        Way(1.0, turns=False),
-        Way(0.6, beam=1),
+@dataclass(frozen=True)
+class Setting:
+    """What a committee is trained for, and the ways that are compared on it."""
+
+    title: str
+    preset: str
+    protocol: str
+    labelled: str
+    ways: tuple[Way, ...]
+
+
+SETTINGS = {
+    "500-per-class": Setting(
+        "Protocol 1, 500 labels a class",
+        "recommended",
+        "1",
+        "500-per-class",
+        (
+            *(Way(power) for power in (None, 1.0, 0.8, 0.6, 0.4)),
+            Way(None, beam=1),
+            Way(None, turns=False),
+            Way(1.0, turns=False),
+        ),
     ),
-    "2": tuple(Way(power, turns) for turns in (False, True) for power in (1.0, 0.6)),
+    "10-per-class": Setting(
+        "Protocol 1, 10 labels a class",
+        "recommended",
+        "1",
+        "10-per-class",
+        tuple(Way(power) for power in (None, 1.0, 0.6, 0.4)),
+    ),
+    "unseen": Setting(
+        "Protocol 2",
+        "unseen-classes",
+        "2",
+        "all",
+        tuple(Way(power, turns) for turns in (False, True) for power in (1.0, 0.6)),
+    ),
 }
 
 
@@ -88,6 +118,7 @@ class Task:
         model = Encoder.load(folder).model
         self.network = cast(CommitteeNetwork, model.network)
         split = Split.load(folder / "split.json")
+        self.softening = float(self.network.softening)
         self.seed = int(model.description["config"]["training"]["seed"])
         self.data = data
         placed_on = np.random.default_rng([self.seed, 1]).permutation(split.unlabelled)[:ITEMS]
@@ -108,7 +139,7 @@ class Task:
     def measure(self, way: Way, bits: int) -> float:
         """mAP of the queries in the database."""
         net = self.network
-        net.softening.fill_(way.softening)
+        net.softening.fill_(self.softening if way.softening is None else way.softening)
 
         def targets(said: tuple[Tensor, Tensor]) -> Tensor:
             features, posterior = said
@@ -141,21 +172,29 @@ def residual_codewords(x: Tensor, M: int, beam: int) -> Tensor:
 def markdown(results: dict[str, Any]) -> str:
     """The tables of means over the seeds."""
     lines = ["# Where the codewords of a committee come from: mAP of the full ranking", ""]
-    for protocol, name in PRESET.items():
-        cells = [cell for cell in results["cells"] if cell["protocol"] == protocol]
+    for name, setting in SETTINGS.items():
+        cells = [cell for cell in results["cells"] if cell["setting"] == name]
         if not cells:
             continue
         seeds = ", ".join(map(str, sorted({cell["seed"] for cell in cells})))
         means = summarise(cells, by=["way", "bits"], values=["map"])
         lines += [
-            f"## Protocol {protocol}, preset {name}, seeds {seeds}",
+            f"## {setting.title}, preset {setting.preset}, seeds {seeds}",
             "",
             render(pivot(means, "way", "bits", "map"), "markdown", digits=4),
         ]
+        powers = {
+            cell["seed"]: cell["softening"]
+            for cell in cells
+            if cell["way"] == Way(None).name and cell["softening"]
+        }
+        if powers:
+            found = ", ".join(f"{power:.2f} (seed {seed})" for seed, power in sorted(powers.items()))
+            lines += [f"By left-out labels t is {found}.", ""]
     machine = results["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     lines += [
-        "p^t: class probabilities of items raised to the power t and made to sum to 1 again; turns: beam search and least "
+        "t: power that class probabilities of items are raised to, before they are made to sum to 1 again; turns: beam search and least "
         "squares in turns; residual quantiser: Faiss's. CIFAR-10 features; mAP divided by all relevant items, expected value "
         "over random order within ties. Under protocol 1 these seeds' queries are others than those of the tables "
         "(but for 18 of 1,000); under protocol 2, where a seed asks for three classes of ten, up to a third are the same.",
@@ -171,7 +210,7 @@ def markdown(results: dict[str, Any]) -> str:
 def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--protocols", nargs="+", choices=list(PRESET), default=list(PRESET))
+    parser.add_argument("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
     parser.add_argument("--bits", type=int, nargs="+", default=[12, 24, 48])
     parser.add_argument("--seeds", type=int, nargs="+", default=[10, 11])
     parser.add_argument("--threads", type=int, default=1)
@@ -201,18 +240,22 @@ def main() -> None:
     results: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {"cells": []}
     results["machine"] = describe_machine()
     options.work.mkdir(parents=True, exist_ok=True)
-    for protocol in options.protocols:
+    for name in options.settings:
+        setting = SETTINGS[name]
         for seed in options.seeds:
-            config = merge(preset(PRESET[protocol]), {"training": {"seed": seed}})
-            folder = options.work / f"protocol-{protocol}-seed-{seed}"
-            train(data, folder, config=config, protocol=protocol, labelled=LABELLED[protocol], resume=True)
+            config = merge(preset(setting.preset), {"training": {"seed": seed}})
+            folder = options.work / f"{name}-seed-{seed}"
+            train(
+                data, folder, config=config, protocol=setting.protocol, labelled=setting.labelled, resume=True
+            )
             task = Task(data, folder)
-            for way in WAYS[protocol]:
+            for way in setting.ways:
                 for bits in options.bits:
-                    cell: Cell = {"protocol": protocol, "seed": seed, "way": way.name, "bits": bits}
+                    cell: Cell = {"setting": name, "seed": seed, "way": way.name, "bits": bits}
                     if any(cell.items() <= there.items() for there in results["cells"]):
                         continue
-                    results["cells"].append(cell | {"map": task.measure(way, bits)})
+                    power = task.softening if way.softening is None else way.softening
+                    results["cells"].append(cell | {"softening": power, "map": task.measure(way, bits)})
                     write_json(options.out, results)
                     write_text(options.out.with_suffix(".md"), markdown(results))
     print(options.out.with_suffix(".md").read_text(encoding="utf-8"))

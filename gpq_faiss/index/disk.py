@@ -351,7 +351,7 @@ class DiskEngine(FileEngine):
             UsageError, DataError: see there.
         """
         self.check_open()
-        check_least(least)
+        least = check_least(least)
         queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
         rows = self.block_rows(1, len(queries), 1)
 

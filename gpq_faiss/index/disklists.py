@@ -185,7 +185,7 @@ class ListEngine(FileEngine):
             UsageError, DataError: see there and :meth:`search`.
         """
         self.check_open()
-        check_least(least)
+        least = check_least(least)
         check_block(block)
         queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
         nprobe = self.check_nprobe(nprobe)

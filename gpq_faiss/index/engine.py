@@ -240,7 +240,7 @@ class Engine:
             UsageError: ``least`` is NaN, or ``threads``, ``block``, ``where`` out of range.
             DataError: unfit queries or filter; more than ``limit`` results.
         """
-        check_least(least)
+        least = check_least(least)
         check_block(block)
         queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
         part = self

@@ -367,7 +367,7 @@ class DeviceIndex:
             UsageError: ``least`` is NaN; ``via="faiss"``; a tensor on another device; ``where`` is no filter.
             DataError: unfit queries or filter; more than ``limit`` results.
         """
-        check_least(least)
+        least = check_least(least)
         queries = vectors_on(xq, self.width, self.device)
 
         def run(part: Part, block: Tensor) -> tuple[Tensor, Tensor]:

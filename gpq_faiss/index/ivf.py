@@ -182,6 +182,9 @@ class IvfSearch:
         codes: uint8 [n, code_size], checked.
         Z: codebooks, float32 [M, 16, d].
         settings: trained.
+
+    Raises:
+        DataError: ``settings.list_of`` names a list that there is not.
     """
 
     def __init__(self, codes: Codes, Z: Floats, settings: IvfSettings) -> None:
@@ -192,6 +195,10 @@ class IvfSearch:
         self.settings = settings
         self.nprobe = settings.nprobe
         known = settings.list_of
+        if known is not None and len(known) and not 0 <= known.min() <= known.max() < len(settings.centroids):
+            raise DataError(
+                f"list_of names lists {known.min()} to {known.max()}: there are {len(settings.centroids)}, counted from 0"
+            )
         self.list_of = (
             known if known is not None and len(known) == len(codes) else assign(codes, Z, settings.centroids)
         )

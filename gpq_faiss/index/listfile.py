@@ -182,7 +182,11 @@ def _read(path: Path, file: Any, size: int) -> ListFile:
     if head[_HEADER + 16 : _HEADER + 20] != b"IxFI":
         raise DataError(f"{path}: its coarse quantiser is not a flat one (IndexFlatIP), or it is damaged")
     head += take(4 * struct.unpack_from("<Q", head, len(head) - 8)[0])
-    head += take(9)  # a direct map without entries, or a refusal by layout_of
+    head += take(9)
+    if head[-9]:
+        raise DataError(
+            f"{path}: it has a direct map, which is not supported: remove it (set_direct_map_type)"
+        )
     head += take(1 + 8 + (4 + 8 + 4 + 8 if fast else 0))
     rows = struct.unpack_from("<i", head, len(head) - 24)[0] if fast else BLOCK_ROWS
     head += take(24 + 8)

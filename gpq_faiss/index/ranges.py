@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -16,12 +17,21 @@ Part = tuple[NDArray[np.intp], ProvenSearch, Callable[[Ids], Ids]]
 """Queries that a part of the items is searched for, that search, and what makes ids of its positions."""
 
 
-def check_least(least: float) -> None:
-    """Raises UsageError: NaN, which no score reaches or misses."""
+_MOST = float(np.finfo(np.float32).max)
+
+
+def check_least(least: float) -> float:
+    """The least score as a float that float32 can hold: beyond its range every score, or none, is above it.
+
+    Raises:
+        UsageError: no number, or NaN, which no score reaches or misses.
+    """
     if isinstance(least, bool) or not isinstance(least, int | float | np.integer | np.floating):
         raise UsageError(f"a range search needs a number as the least score, not {least!r}")
     if np.isnan(least):
         raise UsageError("a range search needs a number as the least score, not NaN")
+    least = float(least)
+    return least if abs(least) <= _MOST else math.copysign(math.inf, least)
 
 
 def too_many(least: float, limit: int) -> DataError:

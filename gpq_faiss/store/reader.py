@@ -163,7 +163,13 @@ class RowReader:
     def blocks(
         self, size: int = 65_536
     ) -> Iterator[tuple[int, NDArray[Any], NDArray[np.int64], NDArray[np.uint8] | None]]:
-        """All rows in order, at most ``size`` at a time: (start, values, ids, labels)."""
+        """All rows in order, at most ``size`` at a time: (start, values, ids, labels).
+
+        Raises:
+            UsageError: ``size`` below 1.
+        """
+        if size < 1:
+            raise UsageError(f"blocks of {size} rows: at least 1 is needed")
         for start in range(0, self.ntotal, size):
             stop = min(self.ntotal, start + size)
             yield start, self.block(start, stop), self.ids(start, stop), self.labels(start, stop)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +258,39 @@ def test_numbers_that_cannot_be_are_usage_errors(tmp_path: Path, slip: dict[str,
 def test_a_least_score_that_is_none_is_a_usage_error(least: Any) -> None:
     with pytest.raises(UsageError, match="least score"):
         Engine.build(draw(50, 3), books(3)).range_search(ask(1, 12), least)
+
+
+@pytest.mark.parametrize("beyond", [-1, 4])
+def test_lists_that_there_are_not_are_refused(beyond: int) -> None:
+    list_of = np.arange(50, dtype=np.int32) % 4
+    list_of[7] = beyond
+    settings = IvfSettings(centroids=ask(4, 12), list_of=list_of)
+    with pytest.raises(DataError, match="there are 4, counted from 0"):
+        Engine.build(draw(50, 3), books(3), kind="ivf", ivf=settings).search(ask(1, 12), 3)
+
+
+def test_a_file_with_a_direct_map_is_refused_by_that_name(tmp_path: Path) -> None:
+    engine = Engine.build(draw(50, 3), books(3), kind="ivf", ivf=IvfSettings(lists=2))
+    engine.save(tmp_path / "a.faiss")
+    index = faiss.read_index(str(tmp_path / "a.faiss"))
+    index.set_direct_map_type(faiss.DirectMap.Hashtable)
+    faiss.write_index(index, str(tmp_path / "b.faiss"))
+    with pytest.raises(DataError, match=r"b\.faiss: it has a direct map"):
+        open_disk(tmp_path / "b.faiss", "3MB")
+
+
+@pytest.mark.parametrize("least", [1e39, -1e39, np.inf, -np.inf])
+@pytest.mark.parametrize("kind", ["exact", "grouped", "ivf", "disk"])
+def test_beyond_float32_every_score_or_none_is_enough(kind: str, least: float, tmp_path: Path) -> None:
+    n = 0 if least > 0 else 50
+    lists = IvfSettings(lists=2, nprobe=2) if kind == "ivf" else None
+    engine = Engine.build(draw(50, 3), books(3), kind="exact" if kind == "disk" else kind, ivf=lists)
+    engine.save(tmp_path / "a.faiss")
+    with warnings.catch_warnings(), open_disk(tmp_path / "a.faiss", "3MB") as disk:
+        warnings.simplefilter("error")
+        lims, _, ids = (disk if kind == "disk" else engine).range_search(ask(2, 12), least)
+    assert lims.tolist() == [0, n, 2 * n]
+    assert sorted(ids[:n].tolist()) == list(range(n))
 
 
 def test_rows_of_different_lengths_are_data_errors() -> None:

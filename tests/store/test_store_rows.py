@@ -44,6 +44,8 @@ def test_round_trip(tmp_path: Path, kind: str) -> None:
         np.testing.assert_array_equal(np.concatenate([part[1] for part in parts]), values)
         with pytest.raises(UsageError, match="outside"):
             reader.block(0, 101)
+        with pytest.raises(UsageError, match="blocks of 0 rows"):
+            next(reader.blocks(0))
 
 
 def test_layout_is_as_documented(tmp_path: Path) -> None:
