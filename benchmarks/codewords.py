@@ -183,11 +183,7 @@ def markdown(results: dict[str, Any]) -> str:
             "",
             render(pivot(means, "way", "bits", "map"), "markdown", digits=4),
         ]
-        powers = {
-            cell["seed"]: cell["softening"]
-            for cell in cells
-            if cell["way"] == Way(None).name and cell["softening"]
-        }
+        powers = {cell["seed"]: cell["softening"] for cell in cells if cell["way"] == Way(None).name}
         if powers:
             found = ", ".join(f"{power:.2f} (seed {seed})" for seed, power in sorted(powers.items()))
             lines += [f"By left-out labels t is {found}.", ""]
@@ -225,7 +221,7 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Train what is missing, place codewords in every way, write after each figure."""
+    """Train what is missing, place codewords in every way, keep each figure, write the tables."""
     options = parse()
     if options.data is None:
         if "GPQ_DATA" not in os.environ:
@@ -257,7 +253,7 @@ def main() -> None:
                     power = task.softening if way.softening is None else way.softening
                     results["cells"].append(cell | {"softening": power, "map": task.measure(way, bits)})
                     write_json(options.out, results)
-                    write_text(options.out.with_suffix(".md"), markdown(results))
+    write_text(options.out.with_suffix(".md"), markdown(results))
     print(options.out.with_suffix(".md").read_text(encoding="utf-8"))
 
 
