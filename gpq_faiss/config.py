@@ -157,7 +157,7 @@ _RECOMMENDED = Config(
         learning_rate=1e-3,
         beta1=0.9,
         schedule="cosine",
-        # Every label is learnt from: with a falling rate and averaged weights the last ones are as good as any.
+        # Every label is learnt from: with a falling rate and averaged weights there is little to choose among the last steps.
         validation=0.0,
         ema=0.99,
     ),
