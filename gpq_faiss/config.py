@@ -86,6 +86,9 @@ class LossConfig:
     lambda2: float = 0.1
     lambda3: float = 0.0
     """Weight of the score regression. Beyond the paper."""
+    propagation: float = 0.0
+    """Of a committee on features: how many labels a class that is worth which labels say of unlabelled items, handed on from neighbour
+    to neighbour; 0 = nothing is. Beyond the paper."""
     beta: float = 4.0
     """Scale of the cosine classifier (eq. 3)."""
     classification: Literal["paper", "code"] = "code"
@@ -149,7 +152,9 @@ _RECOMMENDED = Config(
     # Wide enough for 16 codewords of any dimensions: no score is rounded.
     quantizer=QuantizerConfig(subdim=18),
     network=NetworkConfig(dropout=0.5, noise=0.5, adapt_noise=True, committee=6),
-    loss=LossConfig(lambda0=0.0, lambda1=1.0, lambda2=0.1, beta=20.0, classification="paper"),
+    loss=LossConfig(
+        lambda0=0.0, lambda1=1.0, lambda2=0.1, propagation=20.0, beta=20.0, classification="paper"
+    ),
     training=TrainingConfig(
         steps=800,
         batch_labelled=125,
@@ -171,7 +176,7 @@ PRESETS: dict[str, Config] = {
         _RECOMMENDED,
         preset="unseen-classes",
         quantizer=dataclasses.replace(_RECOMMENDED.quantizer, neighbours=0.7),
-        loss=dataclasses.replace(_RECOMMENDED.loss, lambda2=0.4),
+        loss=dataclasses.replace(_RECOMMENDED.loss, lambda2=0.4, propagation=0.0),
         training=dataclasses.replace(_RECOMMENDED.training, validation=0.05),
     ),
 }
@@ -352,6 +357,7 @@ def validate(config: Config) -> Config:
             c.lambda0 + c.lambda3 > 0,
             "loss.lambda0 and loss.lambda3 are both 0: nothing would train the codewords",
         )
+    _require(c.propagation >= 0, f"loss.propagation = {c.propagation}: it must not be negative")
     _require(c.beta > 0, f"loss.beta = {c.beta}: it must be above 0")
     _require(c.margin >= 0, f"loss.margin = {c.margin}: it must not be negative")
     _require(t.steps >= 1, f"training.steps = {t.steps}: at least 1 is needed")

@@ -175,8 +175,8 @@ def validation_map(
 
 def _training_batches(
     reader: Reader, labelled: EpochSampler, unlabelled: EpochSampler | None, steps: range
-) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
-    """For each step the items of both kinds in one array, the labelled first, and the rows of these."""
+) -> Iterator[tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]]:
+    """For each step the items of both kinds in one array, the labelled first, and the rows of both kinds."""
 
     def rows() -> Iterator[NDArray[np.int64]]:
         for step in steps:
@@ -188,7 +188,8 @@ def _training_batches(
             raise DataError(
                 f"{reader.dataset.name}: none of the {len(l_rows)} labelled items of step {step} could be read"
             )
-        yield values, l_rows[l_ok]
+        u_rows = unlabelled.at(step)[ok[labelled.batch :]] if unlabelled else l_rows[:0]
+        yield values, l_rows[l_ok], u_rows
 
 
 def _resolve_image_size(config: Config, dataset: Dataset) -> int:
@@ -278,6 +279,7 @@ def fit(
         if reader.preload():
             log.info("%s: %d items in memory", dataset.name, len(dataset))
         method = build(config, dataset, image_size, labels.n_classes)
+        pool = method.choose(dataset, len(seen), pool)
         method.fit_inputs(reader, np.sort(np.concatenate([seen, pool])))
         method.fit_labels(reader, seen, labels.dense(seen))
         method.to(device)
@@ -469,7 +471,7 @@ def _loop(
     sample = _sampler(reader, pool, training.seed, device)
     began, saved = time.monotonic() - run.seconds, time.monotonic()
     method.train()
-    for values, rows in _training_batches(reader, labelled, unlabelled, range(run.step, steps)):
+    for values, rows, others in _training_batches(reader, labelled, unlabelled, range(run.step, steps)):
         generator = torch.Generator().manual_seed(_step_seed(training.seed, run.step))
         x = to_input(values, device)
         if augment != "none":
@@ -480,7 +482,8 @@ def _loop(
         method.before_step(run.step, steps, sample)
         optimizer.zero_grad(set_to_none=True)
         with _dropout_seed(training.seed, run.step, device):
-            losses = method.losses(TrainingBatch(x, y, run.step, steps, generator, rows), amp=training.amp)
+            batch = TrainingBatch(x, y, run.step, steps, generator, rows, others)
+            losses = method.losses(batch, amp=training.amp)
         losses["total"].backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         method.after_step(run.step)

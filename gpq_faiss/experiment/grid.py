@@ -325,7 +325,7 @@ def variant_base(config: Config) -> Config:
     if not getattr(config.network, "committee", 0):
         return config
     printed = to_dict(Config().loss)
-    weights = {k: v for k, v in printed.items() if k.startswith("lambda")}
+    weights = {k: v for k, v in printed.items() if k.startswith("lambda") or k == "propagation"}
     changes = {
         "quantizer": {"neighbours": 0.0},
         "network": {"committee": 0, "heads": _VARIANT_HEADS},

@@ -4,6 +4,7 @@ from .classification import SubspaceClassification
 from .entropy import SubspaceEntropy
 from .npair import NPairPQLoss
 from .regression import ScoreRegressionLoss
+from .soft_targets import SubspaceSoftTargets
 from .triplet import TripletPQLoss
 
 __all__ = [
@@ -11,5 +12,6 @@ __all__ = [
     "ScoreRegressionLoss",
     "SubspaceClassification",
     "SubspaceEntropy",
+    "SubspaceSoftTargets",
     "TripletPQLoss",
 ]

@@ -1,14 +1,16 @@
 """GPQ on what a committee of classifiers believes: λ1 L_cls - λ2 L_SEM, and codewords that add up to the belief. Beyond the paper.
 
-The cosine classifiers and the entropy mini-max of the paper (eq. 3, 4) train N class networks on labelled and unlabelled items. Their
-mean posterior says of any two items how likely they share a class, p·p'. Codewords are then placed so that their sums are near the
-posteriors of unlabelled items (:mod:`.codewords`), which makes the score of a code nearly that probability. Reasons and figures:
-``docs/recommended.md``.
+The cosine classifiers and the entropy mini-max of the paper (eq. 3, 4) train N class networks on labelled and unlabelled items; these
+also learn what the labels say of the unlabelled items around them, which counts for more the fewer labels there are
+(:mod:`.propagation`). Their mean posterior says of any two items how likely they share a class, p·p'. Codewords are then placed so that
+their sums are near the posteriors of unlabelled items (:mod:`.codewords`), which makes the score of a code nearly that probability.
+Reasons and figures: ``docs/recommended.md``.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -17,15 +19,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..config import COMMITTEE_RATE, Config, TrainingConfig
-from ..data.base import FeatureDataset
+from ..data.base import Dataset, FeatureDataset
 from ..data.reader import Reader
-from ..losses import SubspaceClassification, SubspaceEntropy
+from ..losses import SubspaceClassification, SubspaceEntropy, SubspaceSoftTargets
 from ..nn.backbones import MLP
 from ..nn.committee import CommitteeNetwork
 from ..nn.heads import SubspaceHeads
 from ..nn.quantizer import reverse_gradient
 from .averaged import AveragedMethod
 from .codewords import fit_codewords
+from .propagation import most_items, propagate, sharpened
 from .shrinkage import MOST_ROWS, leave_one_out
 from .trainable import TrainingBatch
 
@@ -33,6 +36,10 @@ log = logging.getLogger(__name__)
 
 _ITEMS = 20_000
 """Unlabelled items that codewords are placed on."""
+_LEAST_WEIGHT = 0.02
+"""Of propagated labels. With less, it is not worth while to look for neighbours."""
+_CHOICE = 5
+"""Stream of random numbers, beside those of :mod:`gpq_faiss.train`."""
 
 
 class CommitteeGPQ(AveragedMethod[CommitteeNetwork]):
@@ -42,9 +49,34 @@ class CommitteeGPQ(AveragedMethod[CommitteeNetwork]):
         super().__init__(network, config)
         loss = config.loss
         self.classification = SubspaceClassification(loss.classification, loss.beta)
+        self.propagation = SubspaceSoftTargets(loss.beta)
         self.entropy = SubspaceEntropy(loss.beta)
         self.accuracy: float | None = None
         """How often the likeliest class of an item will be its own, as far as the labels say; None: not known, as with images."""
+        self.rows = np.empty(0, np.int64)
+        """Of all training items, ascending."""
+        self.told: Tensor | None = None
+        """Class probabilities float32 [n, C] of the items ``rows``, as propagated labels tell them (zeros: nothing); None: none are."""
+        self.weight = 0.0
+        """Of the cross entropy with these."""
+
+    def choose(self, dataset: Dataset, labelled: int, pool: NDArray[np.int64]) -> NDArray[np.int64]:
+        """As many as labels can be propagated to, by the seed."""
+        weight = self.config.loss.propagation * self.network.C / labelled
+        if not isinstance(dataset, FeatureDataset) or weight < _LEAST_WEIGHT:
+            return pool
+        self.weight = weight
+        most = max(most_items(dataset.width) - labelled, 1)
+        if len(pool) <= most:
+            return pool
+        log.info("%d of the %d unlabelled items take part", most, len(pool))
+        rng = np.random.default_rng([self.config.training.seed, _CHOICE])
+        return np.sort(rng.permutation(pool)[:most])
+
+    def fit_inputs(self, reader: Reader, rows: NDArray[np.int64]) -> None:
+        """As every method's; and remember which items there are."""
+        super().fit_inputs(reader, rows)
+        self.rows = np.unique(rows)
 
     def fit_labels(self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32]) -> None:
         """Learn from the labels of features how often the committee will be right; and its noise, if ``network.adapt_noise`` asks for
@@ -61,6 +93,25 @@ class CommitteeGPQ(AveragedMethod[CommitteeNetwork]):
         if self.config.network.adapt_noise and bare and isinstance(backbone.head, SubspaceHeads):
             backbone.head.noise = found.noise
             log.info("noise of deviation %.2f on the inputs", found.noise)
+        if self.weight:
+            self._propagate(reader, rows, y, found.accuracy)
+
+    def _propagate(
+        self, reader: Reader, labelled: NDArray[np.int64], y: NDArray[np.float32], accuracy: float
+    ) -> None:
+        began = time.monotonic()
+        log.info("looking for the neighbours of %d items", len(self.rows))
+        values, _ = reader.fetch(self.rows)
+        x = self.network.backbone.input(torch.from_numpy(values)).numpy()
+        told = sharpened(propagate(x, np.searchsorted(self.rows, labelled), y), accuracy)
+        self.told = torch.from_numpy(told.astype(np.float32))
+        log.info(
+            "labels propagated to %d of %d items in %.0f s, of weight %.2f",
+            int(told.any(axis=1).sum()) - len(labelled),
+            len(told) - len(labelled),
+            time.monotonic() - began,
+            self.weight,
+        )
 
     def optimizer(self, config: TrainingConfig) -> torch.optim.Optimizer:
         """As every method's, with larger steps for class networks that are perceptrons."""
@@ -84,6 +135,10 @@ class CommitteeGPQ(AveragedMethod[CommitteeNetwork]):
         prototypes = net.classifier.raw
         parts = {"classification": self.classification(net.directions(raw[:n]), prototypes, batch.y)}
         total = loss.lambda1 * parts["classification"]
+        if self.told is not None and len(x) > n:
+            told = self.told[np.searchsorted(self.rows, batch.unlabelled_rows)].to(raw.device)
+            parts["propagation"] = self.propagation(net.directions(raw[n:]), prototypes, told)
+            total = total + loss.lambda1 * self.weight * parts["propagation"]
         if loss.lambda2 and len(x) > n:
             parts["entropy"] = self.entropy(net.directions(reverse_gradient(raw[n:])), prototypes)
             total = total - loss.lambda2 * parts["entropy"]

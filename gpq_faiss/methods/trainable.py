@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..config import TrainingConfig
-from ..data.base import FeatureDataset
+from ..data.base import Dataset, FeatureDataset
 from ..data.reader import Reader
 from ..nn.backbones import Backbone
 from .coders import Coder
@@ -35,6 +35,7 @@ class TrainingBatch:
         step, steps: number of this step (from 0), and of all.
         generator: source of randomness of this step, on the CPU so that a seed means the same on every device.
         rows: int64 [B], numbers of the labelled items in the data set, for methods that keep something for each of them.
+        unlabelled_rows: int64 [U], those of the others.
     """
 
     x: Tensor
@@ -43,6 +44,7 @@ class TrainingBatch:
     steps: int
     generator: torch.Generator
     rows: NDArray[np.int64] = field(default_factory=lambda: _NO_ROWS)
+    unlabelled_rows: NDArray[np.int64] = field(default_factory=lambda: _NO_ROWS)
 
 
 class TrainableMethod(nn.Module, ABC):
@@ -67,6 +69,12 @@ class TrainableMethod(nn.Module, ABC):
     def extractors(self) -> list[Backbone]:
         """The backbones whose input statistics are to be fitted before the training."""
         return [module for module in self.modules() if isinstance(module, Backbone)]
+
+    def choose(self, dataset: Dataset, labelled: int, pool: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Which unlabelled rows of ``pool`` int64 [U], ascending, the training is to draw from, with ``labelled`` items beside them: all,
+        but for methods that keep something of each."""
+        del dataset, labelled
+        return pool
 
     def fit_inputs(self, reader: Reader, rows: NDArray[np.int64]) -> None:
         """Centre features and divide them by one deviation for all dimensions, of (at most 50,000 of) the training rows.

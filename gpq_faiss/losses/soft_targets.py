@@ -1,0 +1,37 @@
+"""Cross entropy with class probabilities in place of labels. Not in the paper."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from ..errors import UsageError
+from ..nn.quantizer import subspace_cosine
+
+
+class SubspaceSoftTargets(nn.Module):
+    """Mean over rows and sub-spaces of CE(p, softmax_c(β x_m·w_mc)): eq. 3 of the paper with class probabilities p for labels.
+
+    Args:
+        beta: scale β > 0 of the cosine; the paper's is 4.
+
+    Raises:
+        UsageError: β is not positive.
+    """
+
+    def __init__(self, beta: float = 4.0) -> None:
+        super().__init__()
+        if not beta > 0:
+            raise UsageError(f"beta is {beta}, but the scale of a cosine must be positive")
+        self.beta = beta
+
+    def forward(self, x: Tensor, W: Tensor, p: Tensor) -> Tensor:
+        """The loss, a scalar; 0 where no row says anything.
+
+        Args:
+            x: float [B, M, d], unit-norm sub-vectors.
+            W: float [M, C, d], sub-prototypes (normalised here).
+            p: float [B, C], rows that sum to 1; rows of zeros do not enter.
+        """
+        log_q = (self.beta * subspace_cosine(x, W)).log_softmax(dim=-1).mean(dim=1)
+        told = (p > 0).any(dim=1).sum()
+        return -(p.to(log_q.dtype) * log_q).sum() / told.clamp_min(1)

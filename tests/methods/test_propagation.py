@@ -1,0 +1,309 @@
+"""Labels propagated over neighbours: against loops over all pairs, and in the trainings that use them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpq_faiss.config import Config, merge, preset, validate
+from gpq_faiss.data.digits import open_digits
+from gpq_faiss.data.open import open_data
+from gpq_faiss.data.reader import Reader
+from gpq_faiss.errors import UsageError
+from gpq_faiss.losses import SubspaceClassification, SubspaceSoftTargets
+from gpq_faiss.methods import gpq_committee
+from gpq_faiss.methods.gpq import build_gpq
+from gpq_faiss.methods.gpq_committee import CommitteeGPQ
+from gpq_faiss.methods.propagation import most_items, neighbour_graph, propagate, sharpened
+from gpq_faiss.methods.trainable import TrainingBatch
+from gpq_faiss.pipeline import encode, evaluate, train
+
+# ------------------------------------------------------------------------------------------------------- the propagation
+
+
+def naive_graph(x: np.ndarray, k: int) -> np.ndarray:
+    n = len(x)
+    A = np.zeros((n, n))
+    for i in range(n):
+        cosine = [x[i] @ x[j] / (np.linalg.norm(x[i]) * np.linalg.norm(x[j])) for j in range(n)]
+        for j in sorted((j for j in range(n) if j != i), key=lambda j: -cosine[j])[:k]:
+            A[i, j] = max(cosine[j], 0) ** 4
+    A = A + A.T
+    W = np.zeros((n, n))
+    for i in range(n):
+        for j in range(n):
+            if A[i, j]:
+                W[i, j] = A[i, j] / np.sqrt(A[i].sum() * A[j].sum())
+    return W
+
+
+@given(seed=st.integers(0, 10_000), n=st.integers(2, 25), width=st.integers(1, 6), k=st.integers(1, 30))
+@settings(max_examples=60, deadline=None)
+def test_the_graph_is_that_of_a_loop_over_all_pairs(seed: int, n: int, width: int, k: int) -> None:
+    x = np.random.default_rng(seed).normal(size=(n, max(width, 2))).astype(np.float32)
+    found = neighbour_graph(x, k).toarray()
+    np.testing.assert_allclose(found, naive_graph(x.astype(float), k), atol=1e-4)
+    np.testing.assert_allclose(found, found.T, atol=1e-12)
+    assert not found.diagonal().any()
+
+
+def test_equal_items_and_zeros_leave_the_graph_whole() -> None:
+    """An item is told by others, be they equal to it; what has no direction has no neighbour, and is none."""
+    x = np.concatenate([np.tile([[1.0, 2.0]], (6, 1)), np.zeros((2, 2)), [[-3.0, 1.0]]]).astype(np.float32)
+    found = neighbour_graph(x, 3).toarray()
+    assert np.isfinite(found).all()
+    assert not found.diagonal().any()
+    assert (found[:6].sum(axis=1) > 0).all()
+    assert not found[6:8].any()
+
+
+@given(seed=st.integers(0, 10_000), n=st.integers(3, 25), classes=st.integers(1, 4), several=st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_labels_are_handed_on_fifty_times(seed: int, n: int, classes: int, several: bool) -> None:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, 4)).astype(np.float32)
+    labelled = np.sort(rng.permutation(n)[: rng.integers(1, n + 1)])
+    y = np.eye(classes, dtype=np.float32)[rng.integers(0, classes, len(labelled))]
+    if several:
+        y = np.maximum(y, rng.integers(0, 2, y.shape)).astype(np.float32)
+    found = propagate(x, labelled, y)
+
+    W = naive_graph(x.astype(float), 15)
+    Y = np.zeros((n, classes))
+    for row, own in zip(labelled, y, strict=True):
+        Y[row] = own / own.sum()
+    F = sum(
+        (0.05 * 0.95**t * np.linalg.matrix_power(W, t) @ Y for t in range(50)),
+        0.95**50 * np.linalg.matrix_power(W, 50) @ Y,
+    )
+    expected = np.zeros_like(F)
+    for c in range(classes):
+        if Y[:, c].any():
+            expected[:, c] = F[:, c] / F[:, c].sum() * Y[:, c].sum()
+    total = expected.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(found, expected / np.where(total > 0, total, 1), atol=2e-3)
+    told = found.any(axis=1)
+    assert told[labelled].all()
+    np.testing.assert_allclose(found[told].sum(axis=1), 1)
+
+
+def moons(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Two half circles that reach into each other, on a sphere (random Fourier features), where near ones have a large cosine."""
+    rng = np.random.default_rng(seed)
+    y = np.arange(n) % 2
+    angle = np.pi * rng.random(n)
+    plane = np.stack([np.cos(angle), np.sin(angle)], 1)
+    plane[y == 1] = np.array([1.0, 0.5]) - plane[y == 1]
+    phase = (plane + 0.05 * rng.normal(size=plane.shape)) @ rng.normal(size=(2, 32)) * 2.5
+    return np.concatenate([np.cos(phase), np.sin(phase)], 1).astype(np.float32), y
+
+
+def test_one_label_a_class_is_enough_where_classes_are_connected() -> None:
+    x, y = moons(600)
+    labelled = np.array([0, 1])
+    found = propagate(x, labelled, np.eye(2, dtype=np.float32))
+    nearest = ((x[:, None] - x[labelled][None]) ** 2).sum(axis=2).argmin(axis=1)
+    assert (found.argmax(axis=1) == y).mean() > 0.95
+    assert (nearest == y).mean() < 0.9
+
+
+def test_items_that_no_label_reaches_are_told_nothing() -> None:
+    """Two groups that stand at right angles: of the one nothing can be said."""
+    rng = np.random.default_rng(0)
+    x = np.zeros((40, 4), np.float32)
+    x[:20, :2] = 1 + 0.1 * rng.random((20, 2))
+    x[20:, 2:] = 1 + 0.1 * rng.random((20, 2))
+    found = propagate(x, np.array([0, 1]), np.eye(2, dtype=np.float32))
+    assert found[:20].any(axis=1).all()
+    assert not found[20:].any()
+    assert not sharpened(found, 0.9)[20:].any()
+
+
+@given(seed=st.integers(0, 1000), accuracy=st.floats(0.0, 1.0), spread=st.floats(0.01, 3))
+@settings(max_examples=60, deadline=None)
+def test_the_told_are_as_sure_as_they_are_right_and_never_less_than_before(
+    seed: int, accuracy: float, spread: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    p = np.exp(spread * rng.normal(size=(50, 4)))
+    p /= p.sum(axis=1, keepdims=True)
+    p[::7] = 0
+    found = sharpened(p, accuracy)
+    told = p.any(axis=1)
+    assert (found.any(axis=1) == told).all()
+    np.testing.assert_allclose(found[told].sum(axis=1), 1)
+    assert (np.argsort(found[told], axis=1) == np.argsort(p[told], axis=1)).all() or found.max() > 1 - 1e-9
+    before, after = p[told].max(axis=1).mean(), found[told].max(axis=1).mean()
+    if before >= accuracy:
+        np.testing.assert_allclose(found, p)
+    else:
+        # Up to the greatest power that is tried.
+        most = p[told] ** 50 / (p[told] ** 50).sum(axis=1, keepdims=True)
+        assert after == pytest.approx(min(accuracy, most.max(axis=1).mean()), abs=1e-6)
+
+
+def test_as_many_items_are_compared_as_take_a_minute() -> None:
+    assert most_items(64) == most_items(256) == 100_000
+    assert most_items(1024) == 50_000
+    assert all(most_items(w) ** 2 * w <= 100_000**2 * 256 for w in (257, 768, 1536, 4096))
+
+
+# -------------------------------------------------------------------------------------------------------------- the loss
+
+
+def test_the_loss_is_the_cross_entropy_of_a_loop() -> None:
+    rng = np.random.default_rng(0)
+    B, M, d, C, beta = 7, 3, 5, 4, 6.0
+    x = torch.nn.functional.normalize(torch.from_numpy(rng.normal(size=(B, M, d))), dim=2)
+    W = torch.from_numpy(rng.normal(size=(M, C, d)))
+    p = rng.random((B, C))
+    p[2] = 0
+    p /= np.maximum(p.sum(axis=1, keepdims=True), 1e-9)
+    total = 0.0
+    for b in range(B):
+        for m in range(M):
+            w = W[m].numpy() / np.linalg.norm(W[m].numpy(), axis=1, keepdims=True)
+            z = beta * w @ x[b, m].numpy()
+            log_q = z - np.log(np.exp(z).sum())
+            total -= float(p[b] @ log_q) / M
+    loss = SubspaceSoftTargets(beta)(x, W, torch.from_numpy(p))
+    assert float(loss) == pytest.approx(total / (B - 1))
+    # Sure of one class it is the loss of labels.
+    y = torch.eye(C)[torch.arange(B) % C]
+    torch.testing.assert_close(
+        SubspaceSoftTargets(beta)(x.float(), W.float(), y),
+        SubspaceClassification("paper", beta)(x.float(), W.float(), y),
+    )
+    assert float(SubspaceSoftTargets(beta)(x, W, torch.zeros(B, C))) == 0
+    assert float(SubspaceSoftTargets(beta)(x[:0], W, torch.zeros(0, C))) == 0
+    with pytest.raises(UsageError, match="beta is 0"):
+        SubspaceSoftTargets(0)
+
+
+# ------------------------------------------------------------------------------------------------------------ in a training
+
+
+def config_of(propagation: float = 20.0, **training: Any) -> Config:
+    small = {"steps": 150, "batch_labelled": 20, "batch_unlabelled": 60, **training}
+    return validate(
+        merge(
+            preset("recommended"),
+            {
+                "quantizer": {"codebooks": 3},
+                "network": {"committee": 2, "committee_hidden": 64},
+                "loss": {"propagation": propagation},
+                "training": small,
+            },
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("moons")
+    x, y = moons(900)
+    np.save(folder / "x.npy", x)
+    np.save(folder / "y.npy", y)
+    return open_data(f"features:{folder / 'x.npy'}", labels=str(folder / "y.npy"))
+
+
+def prepared(data: Any, config: Config, labelled: np.ndarray, pool: np.ndarray) -> CommitteeGPQ:
+    """A method as the training has it before its first step."""
+    made = build_gpq(config, data, 0, 2)
+    assert isinstance(made, CommitteeGPQ)
+    with Reader(data, 0) as reader:
+        pool = made.choose(data, len(labelled), pool)
+        made.fit_inputs(reader, np.sort(np.concatenate([labelled, pool])))
+        made.fit_labels(reader, labelled, data.require_labels().dense(labelled))
+    return made
+
+
+def test_every_unlabelled_item_of_a_batch_learns_what_it_was_told(data: Any) -> None:
+    labelled, pool = np.array([4, 9, 300, 401]), np.setdiff1d(np.arange(50, 700), [300, 401])
+    made = prepared(data, config_of(), labelled, pool).eval()
+    assert made.weight == pytest.approx(20 * 2 / 4)
+    rows = np.sort(np.concatenate([labelled, pool]))
+    x = data.read(rows).astype(np.float32)
+    whole = (x - x.mean(axis=0)) / np.sqrt(x.var(axis=0).mean())
+    y = data.require_labels().dense(labelled)
+    assert made.accuracy is not None
+    told = sharpened(propagate(whole, np.searchsorted(rows, labelled), y), made.accuracy)
+
+    others = np.random.default_rng(0).permutation(pool)[:30]
+    items = torch.from_numpy(data.read(np.concatenate([labelled, others])).astype(np.float32))
+    batch = TrainingBatch(items, torch.from_numpy(y), 0, 10, torch.Generator(), labelled, others)
+    parts = made.losses(batch, amp=False)
+    net = made.network
+    expected = SubspaceSoftTargets(made.config.loss.beta)(
+        net.directions(net.features(items[4:])[1]),
+        net.classifier.raw,
+        torch.from_numpy(told[[rows.tolist().index(row) for row in others]]).float(),
+    )
+    torch.testing.assert_close(parts["propagation"], expected, rtol=1e-3, atol=1e-4)
+    loss = made.config.loss
+    total = parts["classification"] + made.weight * parts["propagation"] - loss.lambda2 * parts["entropy"]
+    torch.testing.assert_close(parts["total"], total)
+    parts["propagation"].backward()  # type: ignore[no-untyped-call]
+    assert all(p.grad is not None and bool(p.grad.any()) for p in net.parameters())
+
+
+def test_labels_are_propagated_where_they_are_few_and_items_are_features(data: Any) -> None:
+    few, many, pool = np.arange(4), np.arange(450), np.arange(450, 900)
+    assert prepared(data, config_of(), few, pool).told is not None
+    assert prepared(data, config_of(4.0), many, pool).told is None
+    assert prepared(data, config_of(0.0), few, pool).told is None
+    assert prepared(data, config_of(300.0), many, pool).told is not None
+    digits = open_digits()
+    made = build_gpq(config_of(), digits, 8, 10)
+    assert isinstance(made, CommitteeGPQ)
+    np.testing.assert_array_equal(made.choose(digits, 20, pool), pool)
+    assert made.weight == 0
+    with pytest.raises(UsageError, match=r"loss\.propagation = -1"):
+        config_of(-1.0)
+
+
+def test_of_too_many_items_some_take_part_by_the_seed(data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpq_committee, "most_items", lambda width: 100)
+    few, pool = np.arange(4), np.arange(4, 900)
+    chosen = [prepared(data, config_of(seed=seed), few, pool).rows for seed in (0, 0, 1)]
+    assert [len(rows) for rows in chosen] == [100] * 3
+    assert all((np.diff(rows) > 0).all() for rows in chosen)
+    assert all(np.isin(few, rows).all() for rows in chosen)
+    np.testing.assert_array_equal(chosen[0], chosen[1])
+    assert (chosen[0] != chosen[2]).any()
+    # Who does not propagate has them all.
+    assert len(prepared(data, config_of(0.0), few, pool).rows) == 900
+
+
+def test_unlabelled_items_are_worth_something_now(data: Any, tmp_path: Path) -> None:
+    """Four labels: with what they say of the others a code tells the classes apart, without it does not."""
+    found = {}
+    for weight in (20.0, 0.0):
+        model = train(data, tmp_path / f"m{weight}", config=config_of(weight), labelled="2-per-class")
+        found[weight] = evaluate(model, data).ranking.map
+    assert found[20.0] > 0.9
+    assert found[20.0] > found[0.0] + 0.05
+
+
+def test_a_run_that_was_cut_goes_on_as_if_it_had_not_been(data: Any, tmp_path: Path) -> None:
+    config = config_of(steps=30, validate_every=10, checkpoint_seconds=0.0)
+
+    def cut(step: int, steps: int, figures: dict[str, float]) -> None:
+        if step == 17:
+            raise InterruptedError
+
+    whole = train(data, tmp_path / "whole", config=config, labelled="2-per-class")
+    with pytest.raises(InterruptedError):
+        train(data, tmp_path / "cut", config=config, labelled="2-per-class", progress=cut)
+    again = train(data, tmp_path / "cut", config=config, labelled="2-per-class", resume=True)
+    codes = [encode(model, data, tmp_path / f"{model.name}.h5").read_bytes() for model in (whole, again)]
+    assert (whole / "model.safetensors").read_bytes() == (again / "model.safetensors").read_bytes()
+    assert codes[0] == codes[1]
+    lines = [line for line in (whole / "metrics.jsonl").read_text().splitlines() if "propagation" in line]
+    assert len(lines) == 3
