@@ -221,6 +221,7 @@ class Fitted:
         run: steps, seconds, the lines of the log, the best figure.
         labels: those that the training saw.
         seen, held: labelled items that it trained on, and that it held out for validation.
+        unlabelled: other items that took part.
         image_size: side of the images that the network takes; 0 for features.
     """
 
@@ -229,6 +230,7 @@ class Fitted:
     labels: Labels
     seen: int
     held: int
+    unlabelled: int
     image_size: int
 
 
@@ -309,7 +311,8 @@ def fit(
         if held.size and run.best_step:
             method.load_state_dict(run.best_state)
         method.settle(_sampler(reader, pool, training.seed, device), final=True)
-    return Fitted(method, run, labels, len(seen), len(held), image_size)
+    others = len(pool) if len(split.unlabelled) else 0
+    return Fitted(method, run, labels, len(seen), len(held), others, image_size)
 
 
 def train(
@@ -421,7 +424,7 @@ def train(
             "validation_map": run.best if run.best_step else None,
             "validation_items": fitted.held,
             "labelled_items": fitted.seen,
-            "unlabelled_items": len(split.unlabelled),
+            "unlabelled_items": fitted.unlabelled,
             "device": str(torch_device),
         },
         "versions": {

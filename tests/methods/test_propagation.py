@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -268,7 +269,9 @@ def test_labels_are_propagated_where_they_are_few_and_items_are_features(data: A
         config_of(-1.0)
 
 
-def test_of_too_many_items_some_take_part_by_the_seed(data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_too_many_items_some_take_part_by_the_seed(
+    data: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gpq_committee, "most_items", lambda width: 100)
     few, pool = np.arange(4), np.arange(4, 900)
     chosen = [prepared(data, config_of(seed=seed), few, pool).rows for seed in (0, 0, 1)]
@@ -277,6 +280,9 @@ def test_of_too_many_items_some_take_part_by_the_seed(data: Any, monkeypatch: py
     assert all(np.isin(few, rows).all() for rows in chosen)
     np.testing.assert_array_equal(chosen[0], chosen[1])
     assert (chosen[0] != chosen[2]).any()
+    model = train(data, tmp_path / "m", config=config_of(steps=2), labelled="2-per-class")
+    told = json.loads((model / "config.json").read_text())["training"]
+    assert (told["labelled_items"], told["unlabelled_items"]) == (4, 96)
     # Who does not propagate has them all.
     assert len(prepared(data, config_of(0.0), few, pool).rows) == 900
 
@@ -289,6 +295,13 @@ def test_unlabelled_items_are_worth_something_now(data: Any, tmp_path: Path) -> 
         found[weight] = evaluate(model, data).ranking.map
     assert found[20.0] > 0.9
     assert found[20.0] > found[0.0] + 0.05
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_gpu_learns_it_as_well(data: Any, tmp_path: Path) -> None:
+    model = train(data, tmp_path / "m", config=config_of(), labelled="2-per-class", device="cuda")
+    assert evaluate(model, data, device="cuda").ranking.map > 0.9
 
 
 def test_a_run_that_was_cut_goes_on_as_if_it_had_not_been(data: Any, tmp_path: Path) -> None:
