@@ -221,7 +221,6 @@ class Fitted:
         run: steps, seconds, the lines of the log, the best figure.
         labels: those that the training saw.
         seen, held: labelled items that it trained on, and that it held out for validation.
-        unlabelled: other items that took part.
         image_size: side of the images that the network takes; 0 for features.
     """
 
@@ -230,7 +229,6 @@ class Fitted:
     labels: Labels
     seen: int
     held: int
-    unlabelled: int
     image_size: int
 
 
@@ -281,7 +279,6 @@ def fit(
         if reader.preload():
             log.info("%s: %d items in memory", dataset.name, len(dataset))
         method = build(config, dataset, image_size, labels.n_classes)
-        pool = method.choose(dataset, len(seen), pool)
         method.fit_inputs(reader, np.sort(np.concatenate([seen, pool])))
         method.fit_labels(reader, seen, labels.dense(seen))
         method.to(device)
@@ -311,8 +308,7 @@ def fit(
         if held.size and run.best_step:
             method.load_state_dict(run.best_state)
         method.settle(_sampler(reader, pool, training.seed, device), final=True)
-    others = len(pool) if len(split.unlabelled) else 0
-    return Fitted(method, run, labels, len(seen), len(held), others, image_size)
+    return Fitted(method, run, labels, len(seen), len(held), image_size)
 
 
 def train(
@@ -424,7 +420,7 @@ def train(
             "validation_map": run.best if run.best_step else None,
             "validation_items": fitted.held,
             "labelled_items": fitted.seen,
-            "unlabelled_items": fitted.unlabelled,
+            "unlabelled_items": len(split.unlabelled),
             "device": str(torch_device),
         },
         "versions": {

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..config import COMMITTEE_RATE, Config, TrainingConfig
-from ..data.base import Dataset, FeatureDataset
+from ..data.base import FeatureDataset
 from ..data.reader import Reader
 from ..losses import SubspaceClassification, SubspaceEntropy, SubspaceSoftTargets
 from ..nn.backbones import MLP
@@ -54,24 +54,11 @@ class CommitteeGPQ(AveragedMethod[CommitteeNetwork]):
         self.accuracy: float | None = None
         """How often the likeliest class of an item will be its own, as far as the labels say; None: not known, as with images."""
         self.rows = np.empty(0, np.int64)
-        """Of all training items, ascending."""
+        """Of all training items, ascending; after :meth:`fit_labels` of those that labels are propagated between."""
         self.told: Tensor | None = None
         """Class probabilities float32 [n, C] of the items ``rows``, as propagated labels tell them (zeros: nothing); None: none are."""
         self.weight = 0.0
         """Of the cross entropy with these."""
-
-    def choose(self, dataset: Dataset, labelled: int, pool: NDArray[np.int64]) -> NDArray[np.int64]:
-        """As many as labels can be propagated to, by the seed."""
-        weight = self.config.loss.propagation * self.network.C / labelled
-        if not isinstance(dataset, FeatureDataset) or weight < _LEAST_WEIGHT:
-            return pool
-        self.weight = weight
-        most = max(most_items(dataset.width) - labelled, 1)
-        if len(pool) <= most:
-            return pool
-        log.info("%d of the %d unlabelled items take part", most, len(pool))
-        rng = np.random.default_rng([self.config.training.seed, _CHOICE])
-        return np.sort(rng.permutation(pool)[:most])
 
     def fit_inputs(self, reader: Reader, rows: NDArray[np.int64]) -> None:
         """As every method's; and remember which items there are."""
@@ -93,25 +80,44 @@ class CommitteeGPQ(AveragedMethod[CommitteeNetwork]):
         if self.config.network.adapt_noise and bare and isinstance(backbone.head, SubspaceHeads):
             backbone.head.noise = found.noise
             log.info("noise of deviation %.2f on the inputs", found.noise)
-        if self.weight:
-            self._propagate(reader, rows, y, found.accuracy)
+        self._propagate(reader, rows, y, found.accuracy)
 
     def _propagate(
         self, reader: Reader, labelled: NDArray[np.int64], y: NDArray[np.float32], accuracy: float
     ) -> None:
+        """Tell unlabelled items what labels say of them, where it would count for enough; as many of them as can be compared."""
         began = time.monotonic()
+        config = self.config
+        weight = config.loss.propagation * y.shape[1] / len(labelled)
+        others = np.setdiff1d(self.rows, labelled)
+        if weight < _LEAST_WEIGHT or not len(others) or not config.training.batch_unlabelled:
+            return
+        room = most_items(self.network.backbone.spec.in_width, y.shape[1]) - len(labelled)
+        if room < min(len(others), len(labelled)):
+            log.info("labels are not propagated: %d labelled items are too many to compare", len(labelled))
+            return
+        if room < len(others):
+            rng = np.random.default_rng([config.training.seed, _CHOICE])
+            others = rng.permutation(others)[:room]
+        self.rows = np.union1d(labelled, others)
         log.info("looking for the neighbours of %d items", len(self.rows))
         values, _ = reader.fetch(self.rows)
         x = self.network.backbone.input(torch.from_numpy(values)).numpy()
         told = sharpened(propagate(x, np.searchsorted(self.rows, labelled), y), accuracy)
         self.told = torch.from_numpy(told.astype(np.float32))
+        self.weight = weight
         log.info(
-            "labels propagated to %d of %d items in %.0f s, of weight %.2f",
+            "labels propagated to %d items in %.0f s, of weight %.2f",
             int(told.any(axis=1).sum()) - len(labelled),
-            len(told) - len(labelled),
             time.monotonic() - began,
-            self.weight,
+            weight,
         )
+
+    def _told(self, rows: NDArray[np.int64]) -> Tensor:
+        """What the items ``rows`` were told, float32 [n, C]; zeros for those that were not compared."""
+        assert self.told is not None
+        at = np.searchsorted(self.rows, rows).clip(max=len(self.rows) - 1)
+        return self.told[at] * torch.from_numpy(self.rows[at] == rows)[:, None]
 
     def optimizer(self, config: TrainingConfig) -> torch.optim.Optimizer:
         """As every method's, with larger steps for class networks that are perceptrons."""
@@ -136,7 +142,7 @@ class CommitteeGPQ(AveragedMethod[CommitteeNetwork]):
         parts = {"classification": self.classification(net.directions(raw[:n]), prototypes, batch.y)}
         total = loss.lambda1 * parts["classification"]
         if self.told is not None and len(x) > n:
-            told = self.told[np.searchsorted(self.rows, batch.unlabelled_rows)].to(raw.device)
+            told = self._told(batch.unlabelled_rows).to(raw.device)
             parts["propagation"] = self.propagation(net.directions(raw[n:]), prototypes, told)
             total = total + loss.lambda1 * self.weight * parts["propagation"]
         if loss.lambda2 and len(x) > n:

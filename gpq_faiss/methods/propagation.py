@@ -18,6 +18,8 @@ MOST_ITEMS = 100_000
 """Items between which neighbours are looked for: every one is compared with every other."""
 _MOST_PRODUCTS = MOST_ITEMS**2 * 256
 """Of two numbers, in doing so: about a minute of one core."""
+_MOST_PROBABILITIES = 20_000_000
+"""Items times classes: some arrays of 160 MB, and as much time again with 1,000 classes."""
 NEIGHBOURS = 15
 _KEPT = 0.95
 """Share of what an item is told by its neighbours, against its own label."""
@@ -29,9 +31,9 @@ _MOST_POWER = 50.0
 _HALVINGS = 40
 
 
-def most_items(width: int) -> int:
-    """Items of this width that :func:`propagate` is to be given at most."""
-    return min(MOST_ITEMS, int((_MOST_PRODUCTS / width) ** 0.5))
+def most_items(width: int, classes: int) -> int:
+    """Items of ``width`` dimensions that :func:`propagate` is to be given at most."""
+    return min(MOST_ITEMS, int((_MOST_PRODUCTS / width) ** 0.5), _MOST_PROBABILITIES // classes)
 
 
 def propagate(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..config import TrainingConfig
-from ..data.base import Dataset, FeatureDataset
+from ..data.base import FeatureDataset
 from ..data.reader import Reader
 from ..nn.backbones import Backbone
 from .coders import Coder
@@ -69,12 +69,6 @@ class TrainableMethod(nn.Module, ABC):
     def extractors(self) -> list[Backbone]:
         """The backbones whose input statistics are to be fitted before the training."""
         return [module for module in self.modules() if isinstance(module, Backbone)]
-
-    def choose(self, dataset: Dataset, labelled: int, pool: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Which unlabelled rows of ``pool`` int64 [U], ascending, the training is to draw from, with ``labelled`` items beside them: all,
-        but for methods that keep something of each."""
-        del dataset, labelled
-        return pool
 
     def fit_inputs(self, reader: Reader, rows: NDArray[np.int64]) -> None:
         """Centre features and divide them by one deviation for all dimensions, of (at most 50,000 of) the training rows.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -150,9 +149,10 @@ def test_the_told_are_as_sure_as_they_are_right_and_never_less_than_before(
 
 
 def test_as_many_items_are_compared_as_take_a_minute() -> None:
-    assert most_items(64) == most_items(256) == 100_000
-    assert most_items(1024) == 50_000
-    assert all(most_items(w) ** 2 * w <= 100_000**2 * 256 for w in (257, 768, 1536, 4096))
+    assert most_items(64, 10) == most_items(256, 200) == 100_000
+    assert most_items(1024, 10) == 50_000
+    assert most_items(64, 1000) == 20_000
+    assert all(most_items(w, 2) ** 2 * w <= 100_000**2 * 256 for w in (257, 768, 1536, 4096))
 
 
 # -------------------------------------------------------------------------------------------------------------- the loss
@@ -219,7 +219,6 @@ def prepared(data: Any, config: Config, labelled: np.ndarray, pool: np.ndarray) 
     made = build_gpq(config, data, 0, 2)
     assert isinstance(made, CommitteeGPQ)
     with Reader(data, 0) as reader:
-        pool = made.choose(data, len(labelled), pool)
         made.fit_inputs(reader, np.sort(np.concatenate([labelled, pool])))
         made.fit_labels(reader, labelled, data.require_labels().dense(labelled))
     return made
@@ -260,31 +259,48 @@ def test_labels_are_propagated_where_they_are_few_and_items_are_features(data: A
     assert prepared(data, config_of(4.0), many, pool).told is None
     assert prepared(data, config_of(0.0), few, pool).told is None
     assert prepared(data, config_of(300.0), many, pool).told is not None
+    # With no others, or none in the batches, there is nobody to tell.
+    assert prepared(data, config_of(300.0), many, many).told is None
+    assert prepared(data, config_of(batch_unlabelled=0), few, pool).told is None
     digits = open_digits()
     made = build_gpq(config_of(), digits, 8, 10)
     assert isinstance(made, CommitteeGPQ)
-    np.testing.assert_array_equal(made.choose(digits, 20, pool), pool)
-    assert made.weight == 0
+    with Reader(digits, 8) as reader:
+        made.fit_inputs(reader, pool)
+        made.fit_labels(reader, pool[:20], digits.require_labels().dense(pool[:20]))
+    assert made.told is None
     with pytest.raises(UsageError, match=r"loss\.propagation = -1"):
         config_of(-1.0)
 
 
-def test_of_too_many_items_some_take_part_by_the_seed(
-    data: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpq_committee, "most_items", lambda width: 100)
-    few, pool = np.arange(4), np.arange(4, 900)
-    chosen = [prepared(data, config_of(seed=seed), few, pool).rows for seed in (0, 0, 1)]
-    assert [len(rows) for rows in chosen] == [100] * 3
-    assert all((np.diff(rows) > 0).all() for rows in chosen)
-    assert all(np.isin(few, rows).all() for rows in chosen)
-    np.testing.assert_array_equal(chosen[0], chosen[1])
-    assert (chosen[0] != chosen[2]).any()
-    model = train(data, tmp_path / "m", config=config_of(steps=2), labelled="2-per-class")
-    told = json.loads((model / "config.json").read_text())["training"]
-    assert (told["labelled_items"], told["unlabelled_items"]) == (4, 96)
-    # Who does not propagate has them all.
-    assert len(prepared(data, config_of(0.0), few, pool).rows) == 900
+def test_of_too_many_items_some_are_told_by_the_seed(data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpq_committee, "most_items", lambda width, classes: 100)
+    few, pool = np.arange(0, 8, 2), np.arange(10, 900)
+    made = [prepared(data, config_of(seed=seed), few, pool) for seed in (0, 0, 1)]
+    assert [len(one.rows) for one in made] == [100] * 3
+    assert all(np.isin(few, one.rows).all() for one in made)
+    np.testing.assert_array_equal(made[0].rows, made[1].rows)
+    assert (made[0].rows != made[2].rows).any()
+    # What is lost on the others is nothing, and none is taken for another.
+    x = data.read(made[0].rows).astype(np.float32)
+    every = data.read(np.concatenate([few, pool])).astype(np.float32)
+    whole = (x - every.mean(axis=0)) / np.sqrt(every.var(axis=0).mean())
+    y = data.require_labels().dense(few)
+    assert made[0].accuracy is not None
+    told = sharpened(propagate(whole, np.searchsorted(made[0].rows, few), y), made[0].accuracy)
+    expected = np.zeros((900, 2), np.float32)
+    expected[made[0].rows] = told
+    asked = np.random.default_rng(0).permutation(pool)
+    items = torch.from_numpy(data.read(np.concatenate([few, asked])).astype(np.float32))
+    batch = TrainingBatch(items, torch.from_numpy(y), 0, 10, torch.Generator(), few, asked)
+    net = made[0].eval().network
+    loss = SubspaceSoftTargets(made[0].config.loss.beta)(
+        net.directions(net.features(items[4:])[1]), net.classifier.raw, torch.from_numpy(expected[asked])
+    )
+    torch.testing.assert_close(made[0].losses(batch, amp=False)["propagation"], loss, rtol=1e-3, atol=1e-4)
+    assert (expected[asked].any(axis=1)).sum() <= 96
+    # Half of what can be compared are labelled, or more: then the labels are enough.
+    assert prepared(data, config_of(300.0), np.arange(60), pool).told is None
 
 
 def test_unlabelled_items_are_worth_something_now(data: Any, tmp_path: Path) -> None:
