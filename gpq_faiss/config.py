@@ -87,8 +87,8 @@ class LossConfig:
     lambda3: float = 0.0
     """Weight of the score regression. Beyond the paper."""
     propagation: float = 0.0
-    """Of a committee on features: how many labels a class that is worth which labels say of unlabelled items, handed on from neighbour
-    to neighbour; 0 = nothing is. Beyond the paper."""
+    """Of a committee without convolutions: how many labels a class that is worth which labels say of unlabelled items, handed on from
+    neighbour to neighbour; 0 = nothing is. Beyond the paper."""
     beta: float = 4.0
     """Scale of the cosine classifier (eq. 3)."""
     classification: Literal["paper", "code"] = "code"

@@ -68,10 +68,10 @@ _, found_before = before.search(queries, 100)
 # ## Train on what is known
 #
 # Items without a label take part as well: labels are handed on to items near by, small classifiers learn from both, and the
-# codewords are placed on what these believe of the unlabelled items. `protocol="none"` sets no queries apart, as ours are in a file of their own; by default
-# some of the labelled items would be held back for `evaluate`. Everything else is the preset `recommended`, which makes
-# codes of 48 bits, as the PQ has; `merge(preset("recommended"), {"quantizer": {"codebooks": 6}})` from `gpq_faiss.config`
-# would halve them.
+# codewords are placed on what these believe of the unlabelled items. `protocol="none"` sets no queries apart, as ours are in a
+# file of their own; by default some of the labelled items would be held back for `evaluate`. Everything else is the preset
+# `recommended`, which makes codes of 48 bits, as the PQ has; `merge(preset("recommended"), {"quantizer": {"codebooks": 6}})`
+# from `gpq_faiss.config` would halve them.
 
 # %%
 data = open_data(f"features:{run / 'items.npy'}", labels=str(run / "labels.npy"))

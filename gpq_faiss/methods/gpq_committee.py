@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..config import COMMITTEE_RATE, Config, TrainingConfig
-from ..data.base import FeatureDataset
 from ..data.reader import Reader
 from ..losses import SubspaceClassification, SubspaceEntropy, SubspaceSoftTargets
 from ..nn.backbones import MLP
@@ -52,7 +51,8 @@ class CommitteeGPQ(AveragedMethod[CommitteeNetwork]):
         self.propagation = SubspaceSoftTargets(loss.beta)
         self.entropy = SubspaceEntropy(loss.beta)
         self.accuracy: float | None = None
-        """How often the likeliest class of an item will be its own, as far as the labels say; None: not known, as with images."""
+        """How often the likeliest class of an item will be its own, as far as the labels say; None: not known, as of images
+        that are convolved."""
         self.rows = np.empty(0, np.int64)
         """Of all training items, ascending; after :meth:`fit_labels` of those that labels are propagated between."""
         self.told: Tensor | None = None
@@ -66,19 +66,21 @@ class CommitteeGPQ(AveragedMethod[CommitteeNetwork]):
         self.rows = np.unique(rows)
 
     def fit_labels(self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32]) -> None:
-        """Learn from the labels of features how often the committee will be right; and its noise, if ``network.adapt_noise`` asks for
-        it and the class networks see the features themselves."""
-        if not isinstance(reader.dataset, FeatureDataset):
+        """Learn from the labels how often the committee will be right, what they say of the unlabelled items around them, and the
+        noise of features, if ``network.adapt_noise`` asks for it and the class networks see the features themselves. Of images that are
+        convolved nothing is learnt: how their pixels lie says little."""
+        backbone = self.network.backbone
+        if not isinstance(backbone, MLP):
             return
         every = -(-len(rows) // MOST_ROWS)
-        values, _ = reader.fetch(rows[::every])
-        backbone = self.network.backbone
-        found = leave_one_out(backbone.input(torch.from_numpy(values)).numpy(), y[::every])
+        x, there = self._vectors(reader, rows[::every])
+        found = leave_one_out(x, y[::every][there])
         self.accuracy = found.accuracy
         log.info("%d labelled items, left out one by one: %.0f %% right", len(rows), 100 * found.accuracy)
-        bare = isinstance(backbone, MLP) and not backbone.spec.hidden
-        if self.config.network.adapt_noise and bare and isinstance(backbone.head, SubspaceHeads):
-            backbone.head.noise = found.noise
+        head = backbone.head
+        bare = backbone.spec.kind == "features" and not backbone.spec.hidden
+        if self.config.network.adapt_noise and bare and isinstance(head, SubspaceHeads):
+            head.noise = found.noise
             log.info("noise of deviation %.2f on the inputs", found.noise)
         self._propagate(reader, rows, y, found.accuracy)
 
@@ -92,7 +94,8 @@ class CommitteeGPQ(AveragedMethod[CommitteeNetwork]):
         others = np.setdiff1d(self.rows, labelled)
         if weight < _LEAST_WEIGHT or not len(others) or not config.training.batch_unlabelled:
             return
-        room = most_items(self.network.backbone.spec.in_width, y.shape[1]) - len(labelled)
+        assert isinstance(self.network.backbone, MLP)
+        room = most_items(self.network.backbone.flat_width, y.shape[1]) - len(labelled)
         if room < min(len(others), len(labelled)):
             log.info("labels are not propagated: %d labelled items are too many to compare", len(labelled))
             return
@@ -101,9 +104,10 @@ class CommitteeGPQ(AveragedMethod[CommitteeNetwork]):
             others = rng.permutation(others)[:room]
         self.rows = np.union1d(labelled, others)
         log.info("looking for the neighbours of %d items", len(self.rows))
-        values, _ = reader.fetch(self.rows)
-        x = self.network.backbone.input(torch.from_numpy(values)).numpy()
-        told = sharpened(propagate(x, np.searchsorted(self.rows, labelled), y), accuracy)
+        x, there = self._vectors(reader, self.rows)
+        self.rows = self.rows[there]
+        seen = np.isin(labelled, self.rows)
+        told = sharpened(propagate(x, np.searchsorted(self.rows, labelled[seen]), y[seen]), accuracy)
         self.told = torch.from_numpy(told.astype(np.float32))
         self.weight = weight
         log.info(
@@ -112,6 +116,18 @@ class CommitteeGPQ(AveragedMethod[CommitteeNetwork]):
             time.monotonic() - began,
             weight,
         )
+
+    @torch.no_grad()
+    def _vectors(
+        self, reader: Reader, rows: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """What the class networks see of the items, float32 [n, W], centred, and which of the items could be read."""
+        values, there = reader.fetch(rows)
+        backbone = self.network.backbone
+        if backbone.spec.kind == "features":
+            return backbone.input(torch.from_numpy(values)).numpy(), there
+        pixels = backbone.input(torch.from_numpy(values).float() / 255).flatten(1)
+        return (pixels - pixels.mean(dim=0)).numpy(), there
 
     def _told(self, rows: NDArray[np.int64]) -> Tensor:
         """What the items ``rows`` were told, float32 [n, C]; zeros for those that were not compared."""
