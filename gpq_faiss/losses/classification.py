@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import UsageError
 from ..nn.quantizer import subspace_cosine
+from .cosine import CosineLoss
 from .npair import multihot
 
 Variant = Literal["paper", "code"]
 
 
-class SubspaceClassification(nn.Module):
+class SubspaceClassification(CosineLoss):
     """Cross entropy of cosine classifiers in the M sub-spaces, for labelled rows (eq. 3).
 
     Two variants, which differ because the paper and its authors' code do:
@@ -34,15 +35,12 @@ class SubspaceClassification(nn.Module):
     """
 
     def __init__(self, variant: Variant = "paper", beta: float = 4.0) -> None:
-        super().__init__()
+        super().__init__(beta)
         if variant not in get_args(Variant):
             raise UsageError(
                 f"classification variant {variant!r} is not one of {', '.join(get_args(Variant))}"
             )
-        if not beta > 0:
-            raise UsageError(f"beta is {beta}, but the scale of a cosine must be positive")
         self.variant = variant
-        self.beta = beta
 
     def forward(self, x: Tensor, W: Tensor, labels: Tensor) -> Tensor:
         """The loss, a scalar.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..errors import UsageError
 from ..nn.quantizer import subspace_cosine
+from .cosine import CosineLoss
 
 
-class SubspaceEntropy(nn.Module):
+class SubspaceEntropy(CosineLoss):
     """Mean entropy of softmax_c(β x_m·w_mc) over rows and sub-spaces: 0 (certain) to log C (uniform).
 
     The sub-prototypes maximise it and the network minimises it: pass sub-vectors that went through
@@ -23,10 +23,7 @@ class SubspaceEntropy(nn.Module):
     """
 
     def __init__(self, beta: float = 4.0) -> None:
-        super().__init__()
-        if not beta > 0:
-            raise UsageError(f"beta is {beta}, but the scale of a cosine must be positive")
-        self.beta = beta
+        super().__init__(beta)
 
     def forward(self, x: Tensor, W: Tensor) -> Tensor:
         """The mean entropy, a scalar >= 0 (0 for an empty batch).

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..errors import UsageError
 from ..nn.quantizer import subspace_cosine
+from .cosine import CosineLoss
 
 
-class SubspaceSoftTargets(nn.Module):
+class SubspaceSoftTargets(CosineLoss):
     """Mean over rows and sub-spaces of CE(p, softmax_c(β x_m·w_mc)): eq. 3 of the paper with class probabilities p for labels.
 
     Args:
@@ -19,10 +19,7 @@ class SubspaceSoftTargets(nn.Module):
     """
 
     def __init__(self, beta: float = 4.0) -> None:
-        super().__init__()
-        if not beta > 0:
-            raise UsageError(f"beta is {beta}, but the scale of a cosine must be positive")
-        self.beta = beta
+        super().__init__(beta)
 
     def forward(self, x: Tensor, W: Tensor, p: Tensor) -> Tensor:
         """The loss, a scalar; 0 where no row says anything.

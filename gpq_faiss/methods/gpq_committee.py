@@ -97,10 +97,11 @@ class CommitteeGPQ(AveragedMethod[CommitteeNetwork]):
         assert isinstance(self.network.backbone, MLP)
         room = most_items(self.network.backbone.flat_width, y.shape[1]) - len(labelled)
         if room < min(len(others), len(labelled)):
-            log.info("labels are not propagated: %d labelled items are too many to compare", len(labelled))
+            log.warning("labels are not propagated: %d labelled items are too many to compare", len(labelled))
             return
         if room < len(others):
             rng = np.random.default_rng([config.training.seed, _CHOICE])
+            log.info("%d of %d unlabelled items are told what labels near by say", room, len(others))
             others = rng.permutation(others)[:room]
         self.rows = np.union1d(labelled, others)
         log.info("looking for the neighbours of %d items", len(self.rows))

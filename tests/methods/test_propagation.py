@@ -298,7 +298,9 @@ def test_labels_are_propagated_where_they_are_few(data: Any) -> None:
         config_of(-1.0)
 
 
-def test_of_too_many_items_some_are_told_by_the_seed(data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_too_many_items_some_are_told_by_the_seed(
+    data: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(gpq_committee, "most_items", lambda width, classes: 100)
     few, pool = np.arange(0, 8, 2), np.arange(10, 900)
     made = [prepared(data, config_of(seed=seed), few, pool) for seed in (0, 0, 1)]
@@ -324,8 +326,10 @@ def test_of_too_many_items_some_are_told_by_the_seed(data: Any, monkeypatch: pyt
     )
     torch.testing.assert_close(made[0].losses(batch, amp=False)["propagation"], loss, rtol=1e-3, atol=1e-4)
     assert (expected[asked].any(axis=1)).sum() <= 96
-    # Half of what can be compared are labelled, or more: then the labels are enough.
+    # Half of what can be compared are labelled, or more: then nothing is told, and that is said.
+    assert not caplog.records
     assert prepared(data, config_of(300.0), np.arange(60), pool).told is None
+    assert "60 labelled items are too many to compare" in caplog.text
 
 
 def test_unlabelled_items_are_worth_something_now(data: Any, tmp_path: Path) -> None:
