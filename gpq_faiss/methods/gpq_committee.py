@@ -27,7 +27,7 @@ from ..nn.heads import SubspaceHeads
 from ..nn.quantizer import reverse_gradient
 from .averaged import AveragedMethod
 from .codewords import fit_codewords
-from .propagation import most_items, propagate, sharpened
+from .propagation import most_items, propagate
 from .shrinkage import MOST_ROWS, leave_one_out
 from .trainable import TrainingBatch
 
@@ -82,11 +82,9 @@ class CommitteeGPQ(AveragedMethod[CommitteeNetwork]):
         if self.config.network.adapt_noise and bare and isinstance(head, SubspaceHeads):
             head.noise = found.noise
             log.info("noise of deviation %.2f on the inputs", found.noise)
-        self._propagate(reader, rows, y, found.accuracy)
+        self._propagate(reader, rows, y)
 
-    def _propagate(
-        self, reader: Reader, labelled: NDArray[np.int64], y: NDArray[np.float32], accuracy: float
-    ) -> None:
+    def _propagate(self, reader: Reader, labelled: NDArray[np.int64], y: NDArray[np.float32]) -> None:
         """Tell unlabelled items what labels say of them, where it would count for enough; as many of them as can be compared."""
         began = time.monotonic()
         config = self.config
@@ -108,7 +106,7 @@ class CommitteeGPQ(AveragedMethod[CommitteeNetwork]):
         x, there = self._vectors(reader, self.rows)
         self.rows = self.rows[there]
         seen = np.isin(labelled, self.rows)
-        told = sharpened(propagate(x, np.searchsorted(self.rows, labelled[seen]), y[seen]), accuracy)
+        told = propagate(x, np.searchsorted(self.rows, labelled[seen]), y[seen])
         self.told = torch.from_numpy(told.astype(np.float32))
         self.weight = weight
         log.info(

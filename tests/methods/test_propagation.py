@@ -17,10 +17,10 @@ from gpq_faiss.data.open import open_data
 from gpq_faiss.data.reader import Reader
 from gpq_faiss.errors import UsageError
 from gpq_faiss.losses import SubspaceClassification, SubspaceSoftTargets
-from gpq_faiss.methods import gpq_committee
+from gpq_faiss.methods import gpq_committee, propagation
 from gpq_faiss.methods.gpq import build_gpq
 from gpq_faiss.methods.gpq_committee import CommitteeGPQ
-from gpq_faiss.methods.propagation import most_items, neighbour_graph, propagate, sharpened
+from gpq_faiss.methods.propagation import likeliest_power, most_items, neighbour_graph, propagate, raised
 from gpq_faiss.methods.trainable import TrainingBatch
 from gpq_faiss.nn.heads import SubspaceHeads
 from gpq_faiss.pipeline import encode, evaluate, train
@@ -64,17 +64,9 @@ def test_equal_items_and_zeros_leave_the_graph_whole() -> None:
     assert not found[6:8].any()
 
 
-@given(seed=st.integers(0, 10_000), n=st.integers(3, 25), classes=st.integers(1, 4), several=st.booleans())
-@settings(max_examples=60, deadline=None)
-def test_labels_are_handed_on_fifty_times(seed: int, n: int, classes: int, several: bool) -> None:
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=(n, 4)).astype(np.float32)
-    labelled = np.sort(rng.permutation(n)[: rng.integers(1, n + 1)])
-    y = np.eye(classes, dtype=np.float32)[rng.integers(0, classes, len(labelled))]
-    if several:
-        y = np.maximum(y, rng.integers(0, 2, y.shape)).astype(np.float32)
-    found = propagate(x, labelled, y)
-
+def naive_propagation(x: np.ndarray, labelled: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Before it is raised to a power."""
+    n, classes = len(x), y.shape[1]
     W = naive_graph(x.astype(float), 15)
     Y = np.zeros((n, classes))
     for row, own in zip(labelled, y, strict=True):
@@ -83,15 +75,64 @@ def test_labels_are_handed_on_fifty_times(seed: int, n: int, classes: int, sever
         (0.05 * 0.95**t * np.linalg.matrix_power(W, t) @ Y for t in range(50)),
         0.95**50 * np.linalg.matrix_power(W, 50) @ Y,
     )
-    expected = np.zeros_like(F)
+    out = np.zeros_like(F)
     for c in range(classes):
         if Y[:, c].any():
-            expected[:, c] = F[:, c] / F[:, c].sum() * Y[:, c].sum()
-    total = expected.sum(axis=1, keepdims=True)
-    np.testing.assert_allclose(found, expected / np.where(total > 0, total, 1), atol=2e-3)
+            out[:, c] = F[:, c] / F[:, c].sum() * Y[:, c].sum()
+    total = out.sum(axis=1, keepdims=True)
+    return out / np.where(total > 0, total, 1)
+
+
+@given(seed=st.integers(0, 10_000), n=st.integers(3, 25), classes=st.integers(1, 4), several=st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_labels_are_handed_on_fifty_times_and_left_out_one_by_one(
+    seed: int, n: int, classes: int, several: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, 4)).astype(np.float32)
+    labelled = np.sort(rng.permutation(n)[: rng.integers(1, n + 1)])
+    y = np.eye(classes, dtype=np.float32)[rng.integers(0, classes, len(labelled))]
+    if several:
+        y = np.maximum(y, rng.integers(0, 2, y.shape)).astype(np.float32)
+    seen: dict[str, np.ndarray] = {}
+
+    def spy(p: np.ndarray, own: np.ndarray) -> float:
+        seen.update(p=p, own=own)
+        return 3.0
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(propagation, "likeliest_power", spy)
+        found = propagate(x, labelled, y)
+    whole = naive_propagation(x, labelled, y) ** 3
+    total = whole.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(found, whole / np.where(total > 0, total, 1), atol=5e-3)
     told = found.any(axis=1)
     assert told[labelled].all()
     np.testing.assert_allclose(found[told].sum(axis=1), 1)
+
+    left, own = [], []
+    for i in range(len(labelled)):
+        others = np.arange(len(labelled)) != i
+        # Of items whose class has another label.
+        if (y[others].any(axis=0) & (y[i] > 0)).any():
+            left.append(naive_propagation(x, labelled[others], y[others])[labelled[i]])
+            own.append(y[i] / y[i].sum())
+    assert len(seen["p"]) == len(left)
+    if left:
+        np.testing.assert_allclose(seen["p"], left, atol=2e-3)
+        np.testing.assert_allclose(seen["own"], own)
+
+
+def test_of_many_labels_four_hundred_at_most_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    x, y = (
+        rng.normal(size=(1100, 8)).astype(np.float32),
+        np.eye(3, dtype=np.float32)[rng.integers(0, 3, 1001)],
+    )
+    seen = []
+    monkeypatch.setattr(propagation, "likeliest_power", lambda p, own: seen.append(own) or 1.0)
+    propagate(x, np.arange(1001), y)
+    np.testing.assert_array_equal(seen[0], y[::3])
 
 
 def moons(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -123,30 +164,43 @@ def test_items_that_no_label_reaches_are_told_nothing() -> None:
     found = propagate(x, np.array([0, 1]), np.eye(2, dtype=np.float32))
     assert found[:20].any(axis=1).all()
     assert not found[20:].any()
-    assert not sharpened(found, 0.9)[20:].any()
+    assert not raised(found, 3)[20:].any()
 
 
-@given(seed=st.integers(0, 1000), accuracy=st.floats(0.0, 1.0), spread=st.floats(0.01, 3))
+@given(seed=st.integers(0, 1000), power=st.floats(1, 20), spread=st.floats(0.01, 100))
 @settings(max_examples=60, deadline=None)
-def test_the_told_are_as_sure_as_they_are_right_and_never_less_than_before(
-    seed: int, accuracy: float, spread: float
-) -> None:
+def test_a_power_keeps_the_order_and_nothing_else(seed: int, power: float, spread: float) -> None:
     rng = np.random.default_rng(seed)
     p = np.exp(spread * rng.normal(size=(50, 4)))
     p /= p.sum(axis=1, keepdims=True)
     p[::7] = 0
-    found = sharpened(p, accuracy)
+    found = raised(p, power)
     told = p.any(axis=1)
     assert (found.any(axis=1) == told).all()
     np.testing.assert_allclose(found[told].sum(axis=1), 1)
-    assert (np.argsort(found[told], axis=1) == np.argsort(p[told], axis=1)).all() or found.max() > 1 - 1e-9
-    before, after = p[told].max(axis=1).mean(), found[told].max(axis=1).mean()
-    if before >= accuracy:
-        np.testing.assert_allclose(found, p)
-    else:
-        # Up to the greatest power that is tried.
-        most = p[told] ** 50 / (p[told] ** 50).sum(axis=1, keepdims=True)
-        assert after == pytest.approx(min(accuracy, most.max(axis=1).mean()), abs=1e-6)
+    # Against the greatest, as far as numbers go.
+    logs = np.log(p[told]) - np.log(p[told].max(axis=1, keepdims=True))
+    expected = np.maximum(np.exp(power * logs), 1e-300)
+    got = np.maximum(found[told] / found[told].max(axis=1, keepdims=True), 1e-300)
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
+def test_the_power_is_that_by_which_labels_are_drawn_if_there_are_enough() -> None:
+    """And of none of them it is the one that was taken to be likely before."""
+    rng = np.random.default_rng(0)
+    p = rng.dirichlet(np.ones(5), 4000)
+    for true in (1.0, 1.5, 3.0, 5.0):
+        classes = [rng.choice(5, p=own) for own in raised(p, true)]
+        y = np.eye(5)[classes]
+        found = [likeliest_power(p[:n], y[:n]) for n in (0, 20, 200, 4000)]
+        assert found[0] == pytest.approx(2, rel=0.01)
+        assert found[3] == pytest.approx(true, rel=0.1)
+        assert found[2] == pytest.approx(true, rel=0.35)
+        # Twenty labels hardly change what was thought before.
+        assert found[1] == pytest.approx(2, rel=0.3)
+        # A label that could not be says little against all others.
+        wrong = np.vstack([y[:200], np.eye(5)[:1]]), np.vstack([p[:200], [[0, 0.25, 0.25, 0.25, 0.25]]])
+        assert likeliest_power(wrong[1], wrong[0]) == pytest.approx(found[2], rel=0.05)
 
 
 def test_as_many_items_are_compared_as_take_a_minute() -> None:
@@ -233,8 +287,7 @@ def test_every_unlabelled_item_of_a_batch_learns_what_it_was_told(data: Any) -> 
     x = data.read(rows).astype(np.float32)
     whole = (x - x.mean(axis=0)) / np.sqrt(x.var(axis=0).mean())
     y = data.require_labels().dense(labelled)
-    assert made.accuracy is not None
-    told = sharpened(propagate(whole, np.searchsorted(rows, labelled), y), made.accuracy)
+    told = propagate(whole, np.searchsorted(rows, labelled), y)
 
     others = np.random.default_rng(0).permutation(pool)[:30]
     items = torch.from_numpy(data.read(np.concatenate([labelled, others])).astype(np.float32))
@@ -276,7 +329,7 @@ def test_of_images_the_pixels_are_compared_unless_they_are_convolved(backbone: s
     assert 0.7 < made.accuracy < 1
     # The three channels are of one grey, and are divided by deviations that differ.
     scale = np.repeat([0.229, 0.224, 0.225], 64).astype(np.float32)
-    expected = sharpened(propagate((pixels - pixels.mean(axis=0)) / scale, labelled, y), made.accuracy)
+    expected = propagate((pixels - pixels.mean(axis=0)) / scale, labelled, y)
     np.testing.assert_allclose(made.told.numpy(), expected, atol=1e-3)
     others = np.setdiff1d(rows, labelled)
     truth = digits.require_labels().dense(others).argmax(axis=1)
@@ -313,8 +366,7 @@ def test_of_too_many_items_some_are_told_by_the_seed(
     every = data.read(np.concatenate([few, pool])).astype(np.float32)
     whole = (x - every.mean(axis=0)) / np.sqrt(every.var(axis=0).mean())
     y = data.require_labels().dense(few)
-    assert made[0].accuracy is not None
-    told = sharpened(propagate(whole, np.searchsorted(made[0].rows, few), y), made[0].accuracy)
+    told = propagate(whole, np.searchsorted(made[0].rows, few), y)
     expected = np.zeros((900, 2), np.float32)
     expected[made[0].rows] = told
     asked = np.random.default_rng(0).permutation(pool)
