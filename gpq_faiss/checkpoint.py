@@ -88,7 +88,7 @@ class RunState:
             raise DataError(f"{self.checkpoint} is damaged ({error}): start again with --overwrite") from None
         if meta["identity"] != identity:
             raise DataError(
-                f"{self.folder} was begun with other settings or data: give the same ones to --resume it, "
+                f"{self.folder} was begun with other settings, data or versions: give the same ones to --resume it, "
                 "or start again with --overwrite"
             )
 

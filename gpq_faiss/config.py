@@ -21,6 +21,8 @@ from .errors import DataError, UsageError
 from .files import fingerprint
 
 BITS = (12, 24, 32, 48)
+MOST_SEED = 2**31 - 2
+"""Faiss' own trainings take no more."""
 COMMITTEE_RATE = 2.0
 """How many times the learning rate class networks move with that are perceptrons."""
 
@@ -374,5 +376,5 @@ def validate(config: Config) -> Config:
     _require(t.validate_every >= 1, f"training.validate_every = {t.validate_every}: at least 1 is needed")
     _require(0 <= t.ema < 1, f"training.ema = {t.ema}: it must be in [0, 1)")
     _require(0 <= t.codebook_start < 1, f"training.codebook_start = {t.codebook_start}: it must be in [0, 1)")
-    _require(t.seed >= 0, f"training.seed = {t.seed}: it must not be negative")
+    _require(0 <= t.seed <= MOST_SEED, f"training.seed = {t.seed}: 0 to {MOST_SEED} are possible")
     return config

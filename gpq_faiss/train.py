@@ -40,6 +40,7 @@ from .evaluate.ranking import rank_codes
 from .files import check_output, fingerprint, read_json
 from .methods.averaged import AveragedMethod
 from .methods.gpq import build_gpq
+from .methods.registry import METHODS
 from .methods.trainable import TrainableMethod, TrainingBatch
 from .nn.augment import random_flip_crop
 from .nn.device import full_float32, image_batch, resolve_device
@@ -199,8 +200,8 @@ def _resolve_image_size(config: Config, dataset: Dataset) -> int:
     return config.network.image_size or dataset.native_size or 224
 
 
-def run_identity(config: Config, dataset: Dataset, split: Split, *more: str) -> str:
-    """What must be equal for a checkpoint to be continued; ``more`` is what a method other than GPQ adds."""
+def run_identity(config: Config, dataset: Dataset, split: Split) -> str:
+    """What must be equal for a checkpoint of GPQ to be continued."""
     # How often to save does not change what is computed.
     settled = dataclasses.replace(config.training, checkpoint_seconds=0.0)
     return fingerprint(
@@ -208,7 +209,7 @@ def run_identity(config: Config, dataset: Dataset, split: Split, *more: str) -> 
         dataset.fingerprint,
         split.hash,
         torch.__version__,
-        *more,
+        str(METHODS["gpq"].revision),
     )
 
 

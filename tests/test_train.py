@@ -27,6 +27,7 @@ from gpq_faiss.data.reader import Reader
 from gpq_faiss.encode import Encoder
 from gpq_faiss.errors import DataError, DeviceError, OutputExistsError, UsageError
 from gpq_faiss.methods.gpq import GPQ
+from gpq_faiss.methods.registry import METHODS
 from gpq_faiss.nn.gpq import GPQNetwork
 from gpq_faiss.nn.model import build_network, load_model
 from gpq_faiss.train import EpochSampler, _training_batches, count_steps, hold_out, learning_rate, train
@@ -227,6 +228,24 @@ def test_a_killed_run_resumes_to_the_same_codes(tmp_path: Path) -> None:
     for first, second in zip(codes_of(cut), codes_of(whole), strict=True):
         np.testing.assert_array_equal(first, second)
     assert not (tmp_path / ".cut.partial").exists()
+
+
+def test_a_run_of_an_earlier_revision_is_not_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(step: int, steps: int, figures: dict[str, float]) -> None:
+        if step == 7:
+            raise InterruptedError
+
+    config = small(checkpoint_seconds=0.0)
+    with pytest.raises(InterruptedError):
+        train(open_digits(), tmp_path / "m", config=config, labelled="30-per-class", progress=stop)
+    newer = replace(METHODS["gpq"], revision=METHODS["gpq"].revision + 1)
+    with monkeypatch.context() as patched:
+        patched.setitem(METHODS, "gpq", newer)
+        with pytest.raises(DataError, match="begun with other settings, data or versions"):
+            train(open_digits(), tmp_path / "m", config=config, labelled="30-per-class", resume=True)
+    train(open_digits(), tmp_path / "m", config=config, labelled="30-per-class", resume=True)
 
 
 def test_a_finished_run_is_left_alone_by_resume(trained: Path) -> None:

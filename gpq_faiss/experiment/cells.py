@@ -1,9 +1,9 @@
 """The single runs of a grid, in the order in which they are made, and what names each of them.
 
-A cell is done when its file is there with the cell's settings and its condition: a hash over the data, the split, and the versions of
-what computes it. So a run is made again when its outcome could be another, but for a change in the code of a method that has neither a
-setting nor a version of its own: who makes one overwrites the method's runs. A setting that a later version has and the
-file has not must have its neutral value, that of the preset ``paper``; one that a later version has no more must be 0.
+A cell is done when its file is there with the cell's settings and its condition: a hash over the data, the split, the revision of the
+method, and the versions of what computes it. So a run is made again when its outcome could be another. A setting that a later
+version has and the file has not must have its neutral value, that of the preset ``paper``; one that a later version has no more must
+be 0.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def plan(grid: Grid, dataset: Dataset, base: Config) -> Plan:
                     )
                     condition = fingerprint(
                         str(RUN_FORMAT),
-                        method,
+                        f"{method} {METHODS[method].revision}",
                         str(bits),
                         dataset.fingerprint,
                         splits[role],

@@ -32,7 +32,8 @@ A grid file has these keys, all of them checked; anything else is an error::
     "loss.lambda1" = [0.0, 0.1]
     "loss.lambda2" = [0.0, 0.1]
 
-Without ``[[variation]]`` and ``[product]`` there is one variation, that changes nothing.
+Without ``[[variation]]`` and ``[product]`` there is one variation, that changes nothing. A method that is no network has none of these
+settings: of variations that differ in nothing else it is in the first.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ..config import Config, merge, preset, to_dict
+from ..config import MOST_SEED, Config, merge, preset, to_dict
 from ..data.protocols import PROTOCOLS
 from ..errors import DataError, UsageError
 from ..methods.registry import METHODS, find_method
@@ -56,6 +57,10 @@ Changes = Mapping[str, Any]
 
 BUILT_IN = Path(__file__).parent / "grids"
 _MOST_CELLS = 100_000
+# Settings that a grid has a key of its own for -> the key.
+_OF_THE_GRID = {"preset": "preset", "training.seed": "seeds", "quantizer.codebooks": "bits"}
+# Settings that a report of this kind tells apart -> what it calls them; no others may differ in it.
+_TOLD: dict[str, tuple[str, ...]] = {"sensitivity": ("lambda1", "lambda2"), "scale": ()}
 
 
 @dataclass(frozen=True)
@@ -119,14 +124,19 @@ class Grid:
                 raise UsageError(f"grid {self.name}: no {what}: give one at least")
             if len(set(values)) != len(values):
                 raise UsageError(f"grid {self.name}: {what} names something twice")
-        for name in (*self.methods, *self.settings):
+        for name in self.methods:
             find_method(name)
+        for name in self.settings:
+            if not find_method(name).deep:
+                raise UsageError(
+                    f"settings.{name}: only networks have settings, and {name} is none: leave it out"
+                )
         for n in self.bits:
             if not 1 <= n <= 4096:
                 raise UsageError(f"bits = {n}: 1 to 4096 are possible")
         for seed in self.seeds:
-            if seed < 0:
-                raise UsageError(f"seed {seed}: it must not be negative")
+            if not 0 <= seed <= MOST_SEED:
+                raise UsageError(f"seed {seed}: 0 to {MOST_SEED} are possible")
         if self.vectors < 0:
             raise UsageError(f"vectors = {self.vectors}: it must not be negative")
         names = [variation.name for variation in self.variations]
@@ -139,18 +149,49 @@ class Grid:
         """Find wrong keys and values now, not after an hour."""
         for variation in self.variations:
             base = preset(variation.preset or self.preset)
-            for name in (*(variation.methods or ()), *self.settings):
+            for name in variation.methods or ():
                 find_method(name)
             for changes in (self.config, variation.config, *self.settings.values()):
                 merge(base, dict(changes))
+                refuse_the_grids_own(changes)
             for what, count in (("unlabelled", variation.unlabelled), ("database", variation.database)):
                 if count is not None and count < 1:
                     raise UsageError(f"variation '{variation.name}': {what} = {count}: at least 1 is needed")
 
+        if self.kind in _TOLD and len({self._but_for(_TOLD[self.kind], v) for v in self.variations}) > 1:
+            told = " and ".join(f"loss.{name}" for name in _TOLD[self.kind]) or "the numbers of items"
+            raise UsageError(
+                f"grid {self.name}: a report of kind {self.kind} shows {told} and nothing else that variations change: "
+                'take kind = "ablation"'
+            )
+
+    def _but_for(self, told: tuple[str, ...], variation: Variation) -> str:
+        """All that a variation changes, but for the weights ``told``, or, without any, the numbers of items."""
+        loss = {k: v for k, v in variation.config.get("loss", {}).items() if k not in told}
+        config = {k: v for k, v in {**variation.config, "loss": loss}.items() if v}
+        items = (variation.unlabelled, variation.database, variation.labelled) if told else ()
+        return repr((sorted(config.items()), variation.preset or self.preset, items))
+
     def methods_of(self, variation: Variation) -> tuple[str, ...]:
         """Those that a variation runs, in the order of the paper's tables."""
-        wanted = self.methods if variation.methods is None else variation.methods
-        return tuple(name for name in METHODS if name in wanted and name in self.methods)
+
+        def runs(name: str, other: Variation) -> bool:
+            return name in (self.methods if other.methods is None else other.methods)
+
+        def same_items(other: Variation) -> bool:
+            return all(
+                getattr(other, what) == getattr(variation, what)
+                for what in ("labelled", "unlabelled", "database")
+            )
+
+        before = [v for v in self.variations[: self.variations.index(variation)] if same_items(v)]
+        return tuple(
+            name
+            for name, entry in METHODS.items()
+            if name in self.methods
+            and runs(name, variation)
+            and (entry.deep or not any(runs(name, other) for other in before))
+        )
 
     def labelled_of(self, variation: Variation) -> tuple[str | None, ...]:
         """Those that a variation runs with."""
@@ -163,6 +204,18 @@ class Grid:
             f"protocol {self.protocol}", f"protocol {given.get('protocol', self.protocol)}"
         )
         return dataclasses.replace(self, **({"title": title} | given))
+
+
+def refuse_the_grids_own(changes: Changes) -> None:
+    """Settings that every run has of the grid are no settings to change.
+
+    Raises:
+        UsageError: one of them is among ``changes``; the message names the key of the grid.
+    """
+    for name, key in _OF_THE_GRID.items():
+        section, dot, setting = name.partition(".")
+        if section in changes and (not dot or setting in changes[section]):
+            raise UsageError(f"{name} is not changed as a setting: the grid's {key} say it")
 
 
 def built_in_grids() -> dict[str, Path]:
@@ -250,6 +303,11 @@ def _checked(values: Mapping[str, Any], kinds: Mapping[str, type], where: str) -
         kind = kinds[key]
         if not isinstance(value, kind) or isinstance(value, bool):
             raise UsageError(f"{where}{key} = {value!r}: {kind.__name__} is expected")
+    for name, changes in values.get("settings", {}).items():
+        if not isinstance(changes, dict):
+            raise UsageError(
+                f"{where}settings.{name} = {changes!r}: write [settings.{name}.SECTION] and its settings below"
+            )
     return dict(values)
 
 

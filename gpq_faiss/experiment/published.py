@@ -34,13 +34,20 @@ def read_published(path: str | Path) -> dict[tuple[str, int], float]:
         bits = [int(text) for text in lines[0][1:]]
     except ValueError:
         raise DataError(f"{path}: the first line must be method and the code lengths in bits") from None
+    for n in bits:
+        if n < 1 or bits.count(n) > 1:
+            raise DataError(f"{path}: the first line has {n} bits, which is no length or there twice")
     found: dict[tuple[str, int], float] = {}
+    seen: set[str] = set()
     for number, line in enumerate(lines[1:], start=2):
         if not any(text.strip() for text in line):
             continue
         name = line[0].strip().lower()
         if name not in METHODS:
             raise DataError(f"{path}, line {number}: no method '{name}': see gpq experiment methods")
+        if name in seen:
+            raise DataError(f"{path}, line {number}: '{name}' is there twice")
+        seen.add(name)
         if len(line) > len(bits) + 1:
             raise DataError(f"{path}, line {number}: {len(line) - 1} figures for {len(bits)} code lengths")
         for n, text in zip(bits, line[1:], strict=False):
@@ -53,4 +60,6 @@ def read_published(path: str | Path) -> dict[tuple[str, int], float]:
             if not 0 <= value <= 1:
                 raise DataError(f"{path}, line {number}: {text.strip()!r} is no mAP between 0 and 1")
             found[name, n] = value
+    if not found:
+        raise DataError(f"{path} has no figure: write a method and its mAPs on a line below the first")
     return found

@@ -276,24 +276,30 @@ def _scale(experiment: Experiment) -> Table:
 
 
 def _beside(experiment: Experiment, published: _Published) -> Table:
-    """Ours and the published figure of each method in its plain variation."""
-    plain = experiment.about["variations"][0]
+    """Every row of ours and the published figure of its method."""
+    for bits in sorted({bits for _, bits in published} - set(experiment.bits)):
+        log.warning("no run has %d bits: figures published for them are not shown", bits)
     labelled = experiment.labelled[-1]
     ours = [
-        {"method": run.method, "bits": bits, "map": run.map}
+        {"method": row_name(experiment, run), "bits": bits, "map": run.map}
         for run in experiment.runs
-        if run.variation == plain and run_labelled(run) == labelled
+        if run_labelled(run) == labelled
         for bits in ([run.bits] if run.bits else experiment.bits)
     ]
     means = {(row["method"], row["bits"]): row["map"] for row in summarise(ours, ["method", "bits"], ["map"])}
+    # Row -> method; what is published of others comes in its place.
+    named = {
+        row_name(experiment, run): run.method for run in experiment.runs if run_labelled(run) == labelled
+    }
+    named |= {name: name for name, _ in published if name not in named.values()}
+    order = list(METHODS)
     rows = []
-    for method in METHODS:
-        if any(name == method for name, _ in (*means, *published)):
-            row: dict[str, Any] = {"method": method}
-            for bits in experiment.bits:
-                row[f"{bits}, ours"] = means.get((method, bits))
-                row[f"{bits}, published"] = published.get((method, bits))
-            rows.append(row)
+    for name, method in sorted(named.items(), key=lambda item: place_in(order, item[1])):
+        row: dict[str, Any] = {"method": name}
+        for bits in experiment.bits:
+            row[f"{bits}, ours"] = means.get((name, bits))
+            row[f"{bits}, published"] = published.get((method, bits))
+        rows.append(row)
     return Table(
         "published", "Beside the published figures, which are of other data or weights", rows, "bits"
     )

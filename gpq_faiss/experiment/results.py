@@ -202,6 +202,12 @@ def read_experiment(folder: str | Path, names: Collection[str] = FIGURES) -> Exp
     runs = [read_run(path, names) for path in sorted(folder.glob("*.h5"))]
     if not runs:
         raise DataError(f"{folder} has no finished run{_failures(about)}: make some with gpq experiment run")
+    places: dict[tuple[Any, ...], Path] = {}
+    for run in runs:
+        place_of = (run.method, run.variation, str(run.about.get("labelled")), run.bits, run.seed)
+        if place_of in places:
+            raise DataError(f"{run.path} is the same run as {places[place_of].name}: delete one of them")
+        places[place_of] = run.path
     methods, variations = list(METHODS), list(about["variations"])
 
     def place(run: Run) -> tuple[Any, ...]:

@@ -1,6 +1,6 @@
 """Running a grid: which runs are missing, making them, and what failed.
 
-    grid, data  ─►  FOLDER/  (experiment.json, one HDF5 a run)
+    grid, data  ─►  FOLDER/  (experiment.json, split_HASH.json, one HDF5 a run)
 
 A folder holds one experiment: one grid on one data set under one protocol. A second call makes only what is missing or would
 come out otherwise now; what failed is tried again.
@@ -21,7 +21,7 @@ from ..errors import DataError, MismatchError, UsageError
 from ..files import check_output, read_json, write_json
 from ..nn.device import resolve_device
 from .cells import Cell, needs_perceptron, plan
-from .grid import Grid, read_grid
+from .grid import Grid, read_grid, refuse_the_grids_own
 from .runfile import done_as
 from .workers import Finished, Place, clear_partial, run_cells
 
@@ -29,6 +29,19 @@ log = logging.getLogger(__name__)
 
 ABOUT = "experiment.json"
 _FORMAT = 1
+_NEEDED: dict[str, type] = {
+    "grid": str,
+    "title": str,
+    "kind": str,
+    "data": dict,
+    "protocol": str,
+    "labelled": list,
+    "preset": str,
+    "changes": dict,
+    "variations": list,
+    "left_out": dict,
+    "failed": dict,
+}
 
 Progress = Callable[..., None]
 """Called with runs done and all runs."""
@@ -103,6 +116,7 @@ def run_experiment(
         raise UsageError("several jobs open the data themselves: give its name, not a data set")
     grid = grid if isinstance(grid, Grid) else read_grid(grid)
     base = base or preset(grid.preset)
+    refuse_the_grids_own(_changes(base))
     resolve_device(device)
     folder = check_output(out, overwrite=True, folder=True)
     if (
@@ -117,6 +131,10 @@ def run_experiment(
     about = _about(grid, dataset, base, data_name or plain_name(dataset), planned.left_out)
     folder.mkdir(exist_ok=True)
     about = _begin(folder, about, renamed=data_name is not None)
+    for cell in planned.cells:
+        path = folder / f"split_{cell.split_hash}.json"
+        if not path.exists():
+            cell.split(dataset).save(path)
     place = Place(
         folder,
         grid.name,
@@ -219,6 +237,9 @@ def read_about(folder: str | Path) -> dict[str, Any]:
     about = read_json(path, "an experiment: make one with gpq experiment run")
     if not isinstance(about, dict) or about.get("experiment_format") != _FORMAT:
         raise MismatchError(f"{path} is no experiment of this version: choose another folder")
+    for key, kind in _NEEDED.items():
+        if not isinstance(about.get(key), kind):
+            raise DataError(f"{path} is damaged ({key!r} is missing or wrong): choose another folder")
     return about
 
 

@@ -111,7 +111,7 @@ class CommitteeGPQ(AveragedMethod[CommitteeNetwork]):
         self.weight = weight
         log.info(
             "labels propagated to %d items in %.0f s, of weight %.2f",
-            int(told.any(axis=1).sum()) - len(labelled),
+            int(told.any(axis=1).sum()) - int(seen.sum()),
             time.monotonic() - began,
             weight,
         )

@@ -35,12 +35,15 @@ class MethodEntry:
         summary: one line on what it is.
         citation: where it is from.
         learns: from labelled and unlabelled items, from labelled ones alone, or from no label.
-        code: what an item is kept as: codewords of a product quantiser, bits under the Hamming distance, or no code at all.
+        code: what an item is kept as: codewords of a product quantiser, binary codes (under the Hamming distance, but for SUBIC's blocks,
+            which are looked up in tables), or no code at all.
         module: of this package, that holds it.
         attribute: its class (array methods), or the function that builds it (trained ones).
         deep: whether it is a network that the training loop trains.
         changes: settings that make the method of its module's, nested as in TOML (GPQ's variants).
         images_only: why it is the same as another method where there is nothing to convolve; empty if it is not.
+        revision: of its code, raised with every change by which the same settings give other codes: what was made or begun before
+            is then made again, and not taken for the same.
     """
 
     summary: str
@@ -52,6 +55,7 @@ class MethodEntry:
     deep: bool = False
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     images_only: str = ""
+    revision: int = 1
 
     @property
     def any_length(self) -> bool:
@@ -79,6 +83,9 @@ class MethodEntry:
         return getattr(module, self.attribute)
 
 
+_GPQ_REVISION = 2
+
+
 def _deep(summary: str, citation: str, learns: Learns, code: CodeKind, module: str) -> MethodEntry:
     return MethodEntry(summary, citation, learns, code, module, deep=True)
 
@@ -94,6 +101,7 @@ def _gpq(summary: str, changes: Mapping[str, Mapping[str, Any]], images_only: st
         deep=True,
         changes=changes,
         images_only=images_only,
+        revision=_GPQ_REVISION,
     )
 
 

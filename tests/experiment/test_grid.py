@@ -82,6 +82,11 @@ def test_a_grid_from_a_file_and_options_over_it(tmp_path: Path) -> None:
     assert other.methods_of(other.variations[0]) == ("gpq", "pq")
 
 
+_ONLY_WEIGHTS = (
+    r"kind sensitivity shows loss\.lambda1 and loss\.lambda2 and nothing else that variations change"
+)
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -114,6 +119,24 @@ def test_a_grid_from_a_file_and_options_over_it(tmp_path: Path) -> None:
         ({"product": {"loss.lambda1": []}}, "a list of values is expected"),
         ({"product": {"loss.lambda1": [0.0] * 400, "loss.lambda2": [0.0] * 400}}, "more than 100,000"),
         ({"product": {"loss.x": [1.0]}}, "unknown setting 'loss.x'"),
+        ({"seeds": [2**31 - 1]}, "seed 2147483647: 0 to 2147483646 are possible"),
+        ({"settings": {"gpq": 3}}, r"settings\.gpq = 3: write \[settings\.gpq\.SECTION\]"),
+        ({"settings": {"pq": {"training": {"steps": 3}}}}, r"settings\.pq: only networks have settings"),
+        ({"config": {"training": {"seed": 3}}}, r"training\.seed is not changed .*: the grid's seeds say it"),
+        ({"product": {"training.seed": [1, 2]}}, "the grid's seeds say it"),
+        ({"product": {"quantizer.codebooks": [4, 6]}}, "the grid's bits say it"),
+        ({"settings": {"gpq": {"quantizer": {"codebooks": 4}}}}, "the grid's bits say it"),
+        ({"variation": [{"config": {"preset": "paper"}}]}, "the grid's preset say it"),
+        (
+            {"kind": "sensitivity", "product": {"loss.lambda1": [0.0, 1.0], "loss.beta": [4.0, 5.0]}},
+            _ONLY_WEIGHTS,
+        ),
+        ({"kind": "sensitivity", "variation": [{}, {"name": "x", "database": 50}]}, _ONLY_WEIGHTS),
+        ({"kind": "sensitivity", "variation": [{}, {"name": "x", "preset": "paper"}]}, _ONLY_WEIGHTS),
+        (
+            {"kind": "scale", "product": {"loss.lambda2": [0.0, 0.1]}},
+            "shows the numbers of items and nothing else",
+        ),
     ],
 )
 def test_what_a_grid_cannot_be(values: dict[str, Any], message: str) -> None:
@@ -289,6 +312,40 @@ def test_settings_are_layered(digits: Dataset) -> None:
         assert getattr(config("pqn", second).training, name) == getattr(config("gpq", second).training, name)
     assert config("pqn", second).training.ema == 0.0
     assert dataclasses.replace(config("pqn", second).loss, beta=4.0) == preset("paper").loss
+
+
+def test_settings_of_networks_are_no_other_run_of_what_is_none(digits: Dataset) -> None:
+    grid = small_grid(
+        methods=["gpq", "pq"],
+        bits=[12],
+        seeds=[0],
+        product={"loss.lambda1": [0.0, 0.1]},
+        variation=[
+            {"name": "few", "database": 100},
+            {"name": "few, paper", "database": 100, "preset": "paper"},
+        ],
+    )
+    cells = plan(grid, digits, preset("paper")).cells
+    assert [(c.method, c.variation) for c in cells] == [
+        ("gpq", "few"),
+        ("pq", "few"),
+        ("gpq", "few, paper"),
+        ("gpq", "lambda1 = 0.0"),
+        ("pq", "lambda1 = 0.0"),
+        ("gpq", "lambda1 = 0.1"),
+    ]
+
+
+def test_a_revision_of_a_method_makes_its_runs_anew(digits: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    def identities() -> dict[str, str]:
+        cells = plan(small_grid(bits=[12], seeds=[0]), digits, preset("paper")).cells
+        return {cell.method: cell.identity for cell in cells}
+
+    before = identities()
+    newer = dataclasses.replace(METHODS["pq"], revision=METHODS["pq"].revision + 1)
+    monkeypatch.setitem(METHODS, "pq", newer)
+    after = identities()
+    assert {name for name in before if before[name] != after[name]} == {"pq"}
 
 
 def test_what_cannot_be_is_said_before_anything_runs(digits: Dataset) -> None:

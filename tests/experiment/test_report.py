@@ -230,17 +230,34 @@ def test_a_report_tells_what_the_command_changed_of_the_preset(tmp_path: Path) -
     assert "of the preset" not in report(made(tmp_path / "y", methods=["pq"], bits=[12], seeds=[0]))
 
 
-def test_published_figures_stand_beside_ours(done: Path, tmp_path: Path, by_hand: dict[Any, Any]) -> None:
+def test_published_figures_stand_beside_ours(
+    done: Path, tmp_path: Path, by_hand: dict[Any, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "paper.csv"
     path.write_text("method,12,24\ngpq,0.5,0.6\npqn,,0.25\n\n")
     figures = read_published(path)
     assert figures == {("gpq", 12): 0.5, ("gpq", 24): 0.6, ("pqn", 24): 0.25}
     rows = json.loads(report(done, "json", published=figures))["tables"]["published"]["rows"]
-    assert [row["method"] for row in rows] == ["gpq", "pqn", "pq", "float"]
-    assert rows[0]["12, published"] == 0.5
-    assert rows[0]["12, ours"]["mean"] == pytest.approx(by_hand["gpq", 12][0])
-    assert rows[1]["24, ours"] is None
-    assert rows[1]["12, published"] is None
+    # Every row of ours, beside the figure of its method.
+    assert [row["method"].partition(" (6,1")[0] for row in rows] == [
+        "gpq",
+        "gpq (λ2 = 0)",
+        "pqn",
+        "pq",
+        "float",
+    ]
+    for row, name in ((rows[0], "gpq"), (rows[1], "gpq (λ2 = 0)")):
+        assert row["12, published"] == 0.5
+        assert row["24, published"] == 0.6
+        assert row["12, ours"]["mean"] == pytest.approx(by_hand[name, 12][0])
+    assert rows[2]["24, ours"] is None
+    assert rows[2]["12, published"] is None
+    assert rows[3]["24, published"] is None
+    assert rows[3]["24, ours"]["mean"] == pytest.approx(by_hand["pq", 24][0])
+    report(done, published={("pq", 24): 0.1, ("pq", 16): 0.1, ("gpq", 48): 0.1})
+    assert [record.message for record in caplog.records] == [
+        f"no run has {bits} bits: figures published for them are not shown" for bits in (16, 48)
+    ]
     assert "Beside the published figures" in report(done, "markdown", published=figures)
     for text, message in (
         ("bits,12\n", "first line must be method"),
@@ -249,6 +266,11 @@ def test_published_figures_stand_beside_ours(done: Path, tmp_path: Path, by_hand
         ("method,12\ngpq,58.1\n", "'58.1' is no mAP between 0 and 1"),
         ("method,12\ngpq,much\n", "'much' is no mAP"),
         ("method,12\ngpq,0.1,0.2\n", "2 figures for 1 code lengths"),
+        ("method,12,12\ngpq,0.1,0.2\n", "12 bits, which is no length or there twice"),
+        ("method,-12\ngpq,0.1\n", "-12 bits, which is no length"),
+        ("method,12\ngpq,0.1\npq,0.1\ngpq,0.2\n", "line 4: 'gpq' is there twice"),
+        ("method,12\n", "has no figure"),
+        ("method,12\ngpq,\n", "has no figure"),
     ):
         path.write_text(text)
         with pytest.raises(DataError, match=message):
@@ -273,6 +295,26 @@ def test_what_there_is_no_report_of(done: Path, tmp_path: Path) -> None:
         report(tmp_path)
     assert str(tmp_path / source.name) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_copy_of_a_run_is_no_other_seed(done: Path, tmp_path: Path) -> None:
+    for name in ("experiment.json", "pq_12bits_seed0.h5"):
+        (tmp_path / name).write_bytes((done / name).read_bytes())
+    report(tmp_path)
+    (tmp_path / "pq_12bits_seed0-copy.h5").write_bytes((done / "pq_12bits_seed0.h5").read_bytes())
+    with pytest.raises(DataError, match=r"is the same run as pq_12bits_seed0.*: delete one"):
+        report(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "key", ["grid", "title", "kind", "data", "protocol", "labelled", "variations", "left_out"]
+)
+def test_a_damaged_description_is_told_of(done: Path, tmp_path: Path, key: str) -> None:
+    about = json.loads((done / "experiment.json").read_text())
+    for damaged in ({k: v for k, v in about.items() if k != key}, about | {key: 3}):
+        (tmp_path / "experiment.json").write_text(json.dumps(damaged))
+        with pytest.raises(DataError, match=f"experiment.json is damaged .'{key}'"):
+            report(tmp_path)
 
 
 # ------------------------------------------------------------------------------------------------------------- pictures
@@ -363,7 +405,7 @@ def test_sensitivity_has_a_table_and_a_picture_for_each_method_with_weights(tmp_
     rows = json.loads(report(folder, "json"))["tables"]["grid-gpq"]["rows"]
     assert [list(row) for row in rows] == [["method", "λ2 = 0", "λ2 = 0.2"]] * 2
     assert rows[0]["λ2 = 0"] is None
-    assert "(1 of 12 runs missing)" in report(folder, "latex")
+    assert "(1 of 9 runs missing)" in report(folder, "latex")
     draw(folder, tmp_path / "p", overwrite=True)
     for path in folder.glob("gpq*.h5"):
         path.unlink()

@@ -22,6 +22,7 @@ from experiment.experiments import SMALL, small_grid
 from gpq_faiss.config import merge, preset, read_toml
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.data.open import open_data
+from gpq_faiss.data.split import Split
 from gpq_faiss.errors import DataError, MismatchError, UsageError
 from gpq_faiss.evaluate.metrics import average_precision
 from gpq_faiss.evaluate.ranking import rank_scores
@@ -114,6 +115,18 @@ def test_a_run_says_all_that_it_is(done: Path) -> None:
         from_bytes(np.arange(40, dtype=np.uint8), "the thing")
 
 
+def test_the_splits_of_the_runs_are_there(done: Path) -> None:
+    runs = [read_run(path) for path in done.glob("*.h5")]
+    splits = {path.name: Split.load(path) for path in done.glob("split_*.json")}
+    assert set(splits) == {f"split_{run.about['split_hash']}.json" for run in runs}
+    assert sorted(split.seed for split in splits.values()) == [0, 1]
+    for run in runs:
+        split = splits[f"split_{run.about['split_hash']}.json"]
+        assert split.hash == run.about["split_hash"]
+        np.testing.assert_array_equal(content(run.path)["query_rows"], split.query)
+        assert len(split.labelled) == run.about["counts"]["labelled"]
+
+
 def test_top_rows_are_those_of_a_stable_sort() -> None:
     rng = np.random.default_rng(0)
     codes = rng.integers(0, 3, (60, 2)).astype(np.uint8)
@@ -202,6 +215,9 @@ def test_arguments_that_cannot_be(tmp_path: Path) -> None:
         run_experiment("table2", DIGITS, tmp_path, jobs=0)
     with pytest.raises(UsageError, match="give its name"):
         run_experiment("table2", DIGITS, tmp_path, jobs=2)
+    for changes, key in (({"training": {"seed": 5}}, "seeds"), ({"quantizer": {"codebooks": 9}}, "bits")):
+        with pytest.raises(UsageError, match=f"the grid's {key} say it"):
+            run_experiment(small_grid(), DIGITS, tmp_path, base=merge(preset("paper"), changes))
     all_labelled = small_grid(methods=["pq"], bits=[12], seeds=[0], labelled=["all"])
     summary = run_experiment(all_labelled, DIGITS, tmp_path)
     assert "0 items to search: label fewer" in summary.failed["pq_12bits_seed0"]
