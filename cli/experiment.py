@@ -108,6 +108,10 @@ Examples:
     help="Labels that training sees: N-per-class, a fraction or a file; several with commas.  [default: the grid's]",
 )
 @click.option(
+    "--queries",
+    help="Queries that protocol 1 sets apart: N-per-class, or a file of ids.  [default: the grid's, or 1 in 60]",
+)
+@click.option(
     "--preset",
     help="Settings of trained methods: recommended, unseen-classes or paper.  [default: the grid's]",
 )
@@ -133,6 +137,7 @@ def run(
     seeds: str | None,
     protocol: str | None,
     labelled: str | None,
+    queries: str | None,
     preset: str | None,
     config_file: str | None,
     data_name: str | None,
@@ -156,6 +161,7 @@ def run(
         seeds=_numbers(seeds, "--seeds"),
         protocol=protocol,
         labelled=None if labelled is None else tuple(part.strip() for part in labelled.split(",")),
+        queries=queries,
         preset=preset,
     )
     base = settings.preset(chosen.preset)

@@ -58,6 +58,10 @@ Examples:
 @click.option(
     "--protocol", default="1", show_default=True, help="How queries are set apart: 1, 2, gpq-authors or none."
 )
+@click.option(
+    "--queries",
+    help="Queries that protocol 1 sets apart: N-per-class, or a file of ids.  [default: 1 in 60; NUS-WIDE: 100-per-class]",
+)
 @click.option("--steps", type=int, help="Steps of the optimizer.")
 @click.option("--epochs", type=float, help="Passes over the data, instead of --steps.")
 @click.option(
@@ -85,6 +89,7 @@ def train(
     image_size: int | None,
     labelled: str,
     protocol: str,
+    queries: str | None,
     steps: int | None,
     epochs: float | None,
     validation: float | None,
@@ -138,6 +143,7 @@ def train(
             config=config,
             labelled=labelled,
             protocol=protocol,
+            queries=queries,
             device=device,
             resume=resume,
             overwrite=overwrite,

@@ -319,6 +319,7 @@ def train(
     config: Config | None = None,
     labelled: str | None = "all",
     protocol: str = "1",
+    queries: str | None = None,
     device: str = "cpu",
     resume: bool = False,
     overwrite: bool = False,
@@ -333,6 +334,7 @@ def train(
         labelled: which labels the training may see: ``N-per-class``, a fraction, a file of ids, or ``all`` but the
             queries'. Labels of all other items are hidden before anything of the training is built.
         protocol: how queries are set apart (``1``, ``2``, ``gpq-authors``; ``none`` sets none apart).
+        queries: those that protocol 1 sets apart: ``N-per-class`` or a file of ids; default: as many as it has itself.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
         resume: go on with an unfinished run of the same settings and data; a finished one is left as it is.
         overwrite: replace the folder, and begin anew where an unfinished run is.
@@ -364,7 +366,7 @@ def train(
                 f"{out} holds something else than a model: it is not replaced; choose another --out"
             )
     dataset = open_data(data) if isinstance(data, str) else data
-    split = make_split(dataset, protocol, seed=config.training.seed, labelled=labelled)
+    split = make_split(dataset, protocol, seed=config.training.seed, labelled=labelled, queries=queries)
     identity = run_identity(config, dataset, split)
     if resume and finished:
         if read_json(out / "config.json", "a model's settings").get("run_identity") != identity:

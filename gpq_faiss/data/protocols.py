@@ -151,6 +151,21 @@ def parse_labelled(spec: str) -> tuple[Literal["all", "count", "fraction", "file
     return "fraction", fraction
 
 
+def parse_queries(spec: str) -> int | str:
+    """What a ``--queries`` means: how many of each class, or a file of them.
+
+    Raises:
+        UsageError: a number that is not N-per-class.
+    """
+    if match := re.fullmatch(r"(\d+)-per-class", spec):
+        return int(match[1])
+    try:
+        float(spec)
+    except ValueError:
+        return spec
+    raise UsageError(f"--queries {spec}: write N-per-class, or name a file")
+
+
 def resolve_labelled(
     spec: str | None,
     labels: Labels,
@@ -444,7 +459,8 @@ def make_split(
 ) -> Split:
     """The split of ``dataset`` by the name of a protocol (:data:`PROTOCOLS`).
 
-    NUS-WIDE has the paper's numbers as its defaults in protocol 1: 100 queries and 500 labelled of each concept.
+    NUS-WIDE has the paper's numbers as its defaults in protocol 1: 100 queries and 500 labelled of each concept. ``queries`` is for
+    protocol 1: how many of each class, ``N-per-class`` as on the command line, or a file.
 
     Raises:
         UsageError: no such protocol, or an argument that it does not take.
@@ -459,6 +475,8 @@ def make_split(
     if seed < 0:
         raise UsageError(f"seed {seed}: it must not be negative")
     labels, ids = dataset.require_labels(), dataset.ids
+    if isinstance(queries, str):
+        queries = parse_queries(queries)
     try:
         if protocol == "1":
             if dataset.name.partition(":")[0] == "nuswide":

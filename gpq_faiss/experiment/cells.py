@@ -43,7 +43,7 @@ class Cell:
         seed: of the split, the weights and the batches.
         variation: its name; empty for the methods as they are.
         settings: all that decides about the codes but the data: a config's dict, or an array method's settings.
-        protocol, labelled, unlabelled, database: what the split is made of.
+        protocol, labelled, queries, unlabelled, database: what the split is made of.
         several_labelled: whether the grid has several ``labelled``, so that names must tell them apart.
         vectors: items of the database whose vectors are kept.
         split_hash: of the split.
@@ -58,6 +58,7 @@ class Cell:
     settings: Mapping[str, Any]
     protocol: str
     labelled: str | None
+    queries: str | None
     unlabelled: int | None
     database: int | None
     several_labelled: bool
@@ -105,6 +106,7 @@ class Cell:
             self.protocol,
             self.seed,
             self.labelled,
+            queries=self.queries,
             unlabelled=self.unlabelled,
             database=self.database,
         )
@@ -135,6 +137,7 @@ def split_of(
     seed: int,
     labelled: str | None,
     *,
+    queries: str | None = None,
     unlabelled: int | None = None,
     database: int | None = None,
 ) -> Split:
@@ -142,7 +145,7 @@ def split_of(
 
     A smaller choice is part of a larger one of the same seed.
     """
-    split = make_split(dataset, protocol, seed=seed, labelled=labelled)
+    split = make_split(dataset, protocol, seed=seed, labelled=labelled, queries=queries)
     for role, count, stream in (
         ("unlabelled", unlabelled, _FEWER_UNLABELLED),
         ("database", database, _FEWER_DATABASE),
@@ -207,6 +210,7 @@ def plan(grid: Grid, dataset: Dataset, base: Config) -> Plan:
                     grid.protocol,
                     seed,
                     labelled,
+                    queries=grid.queries,
                     unlabelled=variation.unlabelled,
                     database=variation.database,
                 ).hash
@@ -235,6 +239,7 @@ def plan(grid: Grid, dataset: Dataset, base: Config) -> Plan:
                             settings,
                             grid.protocol,
                             labelled,
+                            grid.queries,
                             variation.unlabelled,
                             variation.database,
                             len(grid.labelled) > 1,

@@ -9,6 +9,7 @@ A grid file has these keys, all of them checked; anything else is an error::
     seeds = [0, 1, 2]                 # of split, weights and batches
     protocol = "1"
     labelled = ["500-per-class"]      # each in turn; left out: the protocol's own number
+    queries = "100-per-class"         # of protocol 1; left out: its own number
     preset = "recommended"            # of the trained methods
     vectors = 0                       # items of the database whose vectors are kept, for pictures
 
@@ -101,6 +102,7 @@ class Grid:
     seeds: tuple[int, ...] = (0,)
     protocol: str = "1"
     labelled: tuple[str | None, ...] = (None,)
+    queries: str | None = None
     preset: str = "recommended"
     vectors: int = 0
     config: Changes = field(default_factory=dict)
@@ -257,6 +259,7 @@ _KEYS: dict[str, type] = {
     "seeds": list,
     "protocol": str,
     "labelled": list,
+    "queries": str,
     "preset": str,
     "vectors": int,
     "config": dict,

@@ -217,6 +217,7 @@ def _about(
         },
         "protocol": grid.protocol,
         "labelled": list(grid.labelled),
+        "queries": grid.queries,
         "preset": base.preset,
         "changes": _changes(base),
         "variations": [variation.name for variation in grid.variations],
@@ -249,7 +250,7 @@ def _begin(folder: Path, about: dict[str, Any], *, renamed: bool) -> dict[str, A
         write_json(folder / ABOUT, about)
         return about
     before = read_about(folder)
-    for what in ("grid", "protocol", "labelled", "preset", "changes"):
+    for what in ("grid", "protocol", "labelled", "queries", "preset", "changes"):
         if before.get(what) != about[what]:
             raise MismatchError(
                 f"{folder} holds an experiment with {what} {before.get(what) or 'as it is'}, not {about[what] or 'as it is'}: "

@@ -11,7 +11,7 @@ import faiss
 import h5py
 import numpy as np
 import pytest
-from commands import ITEMS, Shop, clusters, done, refused
+from commands import ITEMS, Shop, clusters, done, gpq, refused
 from PIL import Image
 
 TINY = ("--preset", "paper", "--backbone", "mlp", "--steps", "20")
@@ -300,6 +300,24 @@ def test_both_protocols_train_and_evaluate(shop: Shop, tmp_path: Path, protocol:
     found = json.loads(done("evaluate", model, data, "--protocol", protocol, "--format", "json"))
     assert found["protocol"] == protocol
     assert 0 < found["map"] <= 1
+
+
+def test_as_many_queries_are_set_apart_as_are_asked_for(shop: Shop, tmp_path: Path) -> None:
+    features, labels = clusters(400)
+    np.savez(tmp_path / "four.npz", features=features, labels=labels)
+    data, model = f"features:{tmp_path}/four.npz", tmp_path / "model"
+    settings = ("--config", shop.settings, "--preset", "paper", "--labelled", "20-per-class")
+    done("train", data, *settings, "--queries", "17-per-class", "--out", model)
+    found = json.loads(done("evaluate", model, data, "--format", "json"))
+    assert found["n_queries"] == 17 * len(np.unique(labels))
+    for bad, code, message in (
+        (("--queries", "17"), 2, "--queries 17: write N-per-class, or name a file"),
+        (("--queries", "300-per-class"), 1, "300 queries are asked for: lower it"),
+        (("--queries", "5-per-class", "--protocol", "2"), 2, "chosen by protocol 2 itself"),
+    ):
+        result = gpq("train", data, *settings, *bad, "--out", tmp_path / "other")
+        assert result.exit_code == code
+        assert message in result.stderr
 
 
 @pytest.mark.parametrize("suffix", [".onnx", ".pt2"])

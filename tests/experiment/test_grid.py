@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from experiment.experiments import small_grid
 
@@ -102,6 +103,7 @@ _ONLY_WEIGHTS = (
         ({"kind": "pie"}, "kind = 'pie': choose one of table"),
         ({"protocol": "none"}, "protocol 'none'"),
         ({"labelled": "0.1"}, "labelled = '0.1': list is expected"),
+        ({"queries": 100}, "queries = 100: str is expected"),
         ({"preset": "best"}, "no preset 'best'"),
         ({"vectors": -1}, "vectors = -1"),
         ({"config": {"loss": {"lambda9": 1}}}, "unknown setting 'loss.lambda9'"),
@@ -221,6 +223,7 @@ def test_a_cell_is_another_when_anything_that_matters_is(digits: Dataset) -> Non
         identity(seeds=[1]),
         identity(labelled=["10-per-class"]),
         identity(protocol="2"),
+        identity(queries="5-per-class"),
         identity(vectors=5),
         identity(methods=["gpq-h"]),
         identity(config={"training": {"steps": 21}}),
@@ -346,6 +349,27 @@ def test_a_revision_of_a_method_makes_its_runs_anew(digits: Dataset, monkeypatch
     monkeypatch.setitem(METHODS, "pq", newer)
     after = identities()
     assert {name for name in before if before[name] != after[name]} == {"pq"}
+
+
+def test_queries_are_as_many_as_are_asked_for(digits: Dataset, tmp_path: Path) -> None:
+    def queries(spec: str) -> np.ndarray:
+        (cell,) = plan(
+            small_grid(methods=["pq"], bits=[12], seeds=[0], queries=spec), digits, preset("paper")
+        ).cells
+        return cell.split(digits).query
+
+    few = queries("7-per-class")
+    assert (digits.require_labels().dense(few).sum(axis=0) == 7).all()
+    (tmp_path / "q.txt").write_text("5\n3\n1000\n")
+    assert queries(str(tmp_path / "q.txt")).tolist() == [3, 5, 1000]
+    for spec, message in (
+        ("7", "--queries 7: write N-per-class, or name a file"),
+        ("0-per-class", "queries = 0"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            queries(spec)
+    with pytest.raises(UsageError, match="chosen by protocol 2 itself"):
+        plan(small_grid(protocol="2", queries="7-per-class"), digits, preset("paper"))
 
 
 def test_what_cannot_be_is_said_before_anything_runs(digits: Dataset) -> None:
