@@ -186,13 +186,12 @@ class Grid:
                 for what in ("labelled", "unlabelled", "database")
             )
 
+        wanted = [name for name in METHODS if name in self.methods and runs(name, variation)]
+        if all(METHODS[name].deep for name in wanted):
+            return tuple(wanted)
         before = [v for v in self.variations[: self.variations.index(variation)] if same_items(v)]
         return tuple(
-            name
-            for name, entry in METHODS.items()
-            if name in self.methods
-            and runs(name, variation)
-            and (entry.deep or not any(runs(name, other) for other in before))
+            name for name in wanted if METHODS[name].deep or not any(runs(name, other) for other in before)
         )
 
     def labelled_of(self, variation: Variation) -> tuple[str | None, ...]:
