@@ -75,13 +75,14 @@ print(sorted(file.name for file in model.iterdir()))
 # same sections in `run.toml`.
 #
 # `metrics.jsonl` has the losses, one line every `validate_every` steps. A committee of
-# classifiers is trained on images with and without a label. In the end the codewords are placed so that their sums are
+# classifiers is trained on images with and without a label; what the labels say of the images around them counts as much as
+# the labels themselves here. In the end the codewords are placed so that their sums are
 # near what the committee believes of the images without a label.
 # (`preset("paper")` is the method as printed, with other losses.)
 
 # %%
 metrics = [json.loads(line) for line in (model / "metrics.jsonl").read_text().splitlines()]
-columns = ["step", "classification", "entropy", "total"]
+columns = ["step", "classification", "propagation", "entropy", "total"]
 display(Markdown(render(metrics, "markdown", columns=columns, digits=5)))
 
 # %% [markdown]
