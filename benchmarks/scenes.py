@@ -294,7 +294,7 @@ def main(arguments: list[str] | None = None) -> None:
         results: dict[str, Any] = {
             "title": TITLE,
             "machine": describe_machine(),
-            "command": "python benchmarks/scenes.py",
+            "command": f"python benchmarks/scenes.py --seeds {' '.join(map(str, options.seeds))}",
             "data": {
                 "name": "multilabel-scenes",
                 "classes": list(names),
