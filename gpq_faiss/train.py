@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from . import __version__
+from .batches import LABELLED, SAMPLE, STEP, UNLABELLED, EpochSampler, hold_out, training_batches
 from .checkpoint import RunState
 from .config import Config, TrainingConfig, to_dict, validate
 from .data.base import Dataset, FeatureDataset, ImageDataset
@@ -54,53 +55,6 @@ Progress = Callable[[int, int, dict[str, float]], None]
 
 MethodBuilder = Callable[[Config, Dataset, int, int], TrainableMethod]
 """``(config, dataset, image_size, n_classes) -> TrainableMethod``, with weights from ``config.training.seed``."""
-
-# Streams of random numbers that must not share their seeds.
-_LABELLED, _UNLABELLED, _STEP, _HOLD_OUT, _SAMPLE = range(5)
-
-
-class EpochSampler:
-    """Rows in shuffled passes over ``rows``; the batch of a step depends on the seed and the step alone."""
-
-    def __init__(self, rows: NDArray[np.int64], batch: int, seed: int, stream: int) -> None:
-        self.rows = rows
-        self.batch = min(batch, len(rows))
-        self._seed = (seed, stream)
-        self._epoch = -1
-        self._order: NDArray[np.int64] = np.empty(0, np.int64)
-
-    def _pass(self, epoch: int) -> NDArray[np.int64]:
-        if epoch != self._epoch:
-            rng = np.random.default_rng([*self._seed, epoch])
-            self._epoch, self._order = epoch, self.rows[rng.permutation(len(self.rows))]
-        return self._order
-
-    def at(self, step: int) -> NDArray[np.int64]:
-        """Rows of step ``step`` (from 0): int64 [batch]."""
-        n = len(self.rows)
-        start, stop = step * self.batch, (step + 1) * self.batch
-        return np.concatenate(
-            [
-                self._pass(epoch)[max(start - epoch * n, 0) : stop - epoch * n]
-                for epoch in range(start // n, (stop - 1) // n + 1)
-            ]
-        )
-
-
-def hold_out(labels: Labels, labelled: NDArray[np.int64], share: float, seed: int) -> NDArray[np.int64]:
-    """A share of the labelled rows for validation, evenly over the classes; empty if it would be under two a class."""
-    count = round(share * len(labelled))
-    if count < 2 * labels.n_classes:
-        return np.empty(0, np.int64)
-    rng = np.random.default_rng([seed, _HOLD_OUT])
-    shuffled = labelled[rng.permutation(len(labelled))]
-    # Taking turns between the classes keeps rare ones in: sort by each item's rank within its (first) class.
-    first = labels.dense(shuffled, dtype=bool).argmax(axis=1)
-    rank = np.empty(len(shuffled), np.int64)
-    for c in np.unique(first):
-        of_class = np.flatnonzero(first == c)
-        rank[of_class] = np.arange(len(of_class)) * (len(shuffled) / len(of_class))
-    return np.sort(shuffled[np.argsort(rank, kind="stable")[:count]])
 
 
 def learning_rate(config: TrainingConfig, step: int, steps: int) -> float:
@@ -172,25 +126,6 @@ def validation_map(
         held,
         exclude=np.arange(len(vectors)),
     ).map
-
-
-def _training_batches(
-    reader: Reader, labelled: EpochSampler, unlabelled: EpochSampler | None, steps: range
-) -> Iterator[tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]]:
-    """For each step the items of both kinds in one array, the labelled first, and the rows of both kinds."""
-
-    def rows() -> Iterator[NDArray[np.int64]]:
-        for step in steps:
-            yield np.concatenate([labelled.at(step), *([unlabelled.at(step)] if unlabelled else [])])
-
-    for step, (values, ok) in zip(steps, reader.stream(rows()), strict=True):
-        l_rows, l_ok = labelled.at(step), ok[: labelled.batch]
-        if not l_ok.any():
-            raise DataError(
-                f"{reader.dataset.name}: none of the {len(l_rows)} labelled items of step {step} could be read"
-            )
-        u_rows = unlabelled.at(step)[ok[labelled.batch :]] if unlabelled else l_rows[:0]
-        yield values, l_rows[l_ok], u_rows
 
 
 def _resolve_image_size(config: Config, dataset: Dataset) -> int:
@@ -462,9 +397,9 @@ def _loop(
 ) -> None:
     """Steps ``run.step`` to ``steps``: batch, losses, Adam, validation, checkpoint."""
     training, method, optimizer = config.training, run.method, run.optimizer
-    labelled = EpochSampler(seen, training.batch_labelled, training.seed, _LABELLED)
+    labelled = EpochSampler(seen, training.batch_labelled, training.seed, LABELLED)
     unlabelled = (
-        EpochSampler(pool, training.batch_unlabelled, training.seed, _UNLABELLED)
+        EpochSampler(pool, training.batch_unlabelled, training.seed, UNLABELLED)
         if training.batch_unlabelled and method.uses_unlabelled
         else None
     )
@@ -473,7 +408,7 @@ def _loop(
     sample = _sampler(reader, pool, training.seed, device)
     began, saved = time.monotonic() - run.seconds, time.monotonic()
     method.train()
-    for values, rows, others in _training_batches(reader, labelled, unlabelled, range(run.step, steps)):
+    for values, rows, others in training_batches(reader, labelled, unlabelled, range(run.step, steps)):
         generator = torch.Generator().manual_seed(_step_seed(training.seed, run.step))
         x = to_input(values, device)
         if augment != "none":
@@ -533,7 +468,7 @@ def _sampler(
     """A function that gives blocks of up to n items of ``pool`` in all, always the same ones."""
 
     def sample(n: int) -> Iterator[Tensor]:
-        rng = np.random.default_rng([seed, _SAMPLE])
+        rng = np.random.default_rng([seed, SAMPLE])
         chosen = np.sort(rng.permutation(pool)[:n])
         for start in range(0, len(chosen), 500):
             yield to_input(reader.fetch(chosen[start : start + 500])[0], device)
@@ -582,7 +517,7 @@ def _interrupt_between_steps() -> Iterator[Callable[[], bool]]:
 
 
 def _step_seed(seed: int, step: int) -> int:
-    return int(np.random.default_rng([seed, _STEP, step]).integers(2**62))
+    return int(np.random.default_rng([seed, STEP, step]).integers(2**62))
 
 
 class _dropout_seed:

@@ -24,6 +24,7 @@ LAYERS = [
     "nn",
     "losses",
     "methods",
+    "batches",
     "checkpoint",
     "train",
     "encode",

@@ -18,6 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpq_faiss.batches import EpochSampler, hold_out, training_batches
 from gpq_faiss.checkpoint import RunState
 from gpq_faiss.config import Config, NetworkConfig, QuantizerConfig, TrainingConfig, preset
 from gpq_faiss.data.digits import open_digits
@@ -30,7 +31,7 @@ from gpq_faiss.methods.gpq import GPQ
 from gpq_faiss.methods.registry import METHODS
 from gpq_faiss.nn.gpq import GPQNetwork
 from gpq_faiss.nn.model import build_network, load_model
-from gpq_faiss.train import EpochSampler, _training_batches, count_steps, hold_out, learning_rate, train
+from gpq_faiss.train import count_steps, learning_rate, train
 
 
 def small(**changes: object) -> Config:
@@ -81,7 +82,7 @@ def test_a_batch_knows_the_rows_of_what_could_be_read(seed: int, bad: float, unl
 
     own = EpochSampler(np.arange(0, 24, 8), 3, seed, 0)
     others = EpochSampler(np.arange(30, 80), 20, seed, 1) if unlabelled else None
-    for values, rows, more in _training_batches(cast(Reader, HalfReadable()), own, others, range(5)):
+    for values, rows, more in training_batches(cast(Reader, HalfReadable()), own, others, range(5)):
         np.testing.assert_array_equal(values, np.concatenate([rows, more]))
         assert (rows < 30).all()
         assert (more >= 30).all()
