@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +13,11 @@ import numpy as np
 
 from ..errors import DataError, MismatchError, UsageError
 from ..files import read_json
+from ..inputs import check_file, check_memory
+from ..stages import stage
 from ..store import RowReader, codebooks_fingerprint
 from .checks import Floats, check_codebooks, check_recall, code_size
-from .codebooks import inject
+from .codebooks import inject, items_are_codewords
 from .disk import open_disk
 from .engine import Engine
 from .io import check_index_output, save_index
@@ -33,6 +36,7 @@ Progress = Callable[[int, int], None]
 
 BLOCK = 65_536
 _TUNING = 256 << 20  # what tuning takes at least, for some hundred queries
+_log = logging.getLogger(__name__)
 _PROTOTYPES = "network.classifier.raw"
 _ITEM_PROTOTYPES = "network.prototypes"
 
@@ -54,6 +58,27 @@ class ModelHeader:
     model_fingerprint: str
     codebooks_fingerprint: str
     document: dict[str, Any]
+
+    @property
+    def codewords(self) -> bool:
+        """Whether an item's vector is the codewords of its code."""
+        return items_are_codewords(self.document)
+
+    @property
+    def asymmetric(self) -> bool:
+        """Whether queries have vectors of their own."""
+        return self.document.get("asymmetric") is True
+
+    def tell(self) -> dict[str, Any]:
+        """For what is exported: says in the log, and returns for the file, that queries have vectors of their own."""
+        if not self.asymmetric:
+            return {}
+        _log.warning(
+            "%s makes other vectors of queries than of items: add those of items (gpq encode, Encoder.embed) and search "
+            "with those of queries (Encoder.embed with queries=True, gpq export-encoder); no other program can tell them apart",
+            self.folder,
+        )
+        return {"asymmetric": True}
 
 
 def read_model(model_dir: str | Path) -> ModelHeader:
@@ -95,13 +120,14 @@ def read_model_codebooks(model_dir: str | Path) -> tuple[Floats, dict[str, Any]]
 def _read_tensor(path: Path, name: str) -> Any:
     from safetensors import SafetensorError, safe_open
 
+    if not path.exists():
+        raise DataError(f"{path} not found: the model folder is incomplete, train it again")
+    check_file(path, "the weights of a model")
     try:
         with safe_open(path, framework="numpy") as tensors:
             if name not in tensors.keys():  # noqa: SIM118  (it is no dict)
                 raise DataError(f"{path} holds no {name!r}: it is not the model of a GPQ training")
             return tensors.get_tensor(name)
-    except FileNotFoundError:
-        raise DataError(f"{path} not found: the model folder is incomplete, train it again") from None
     except (SafetensorError, OSError, ValueError, TypeError) as error:
         why = " ".join(str(error).split())[:120]
         raise DataError(f"{path} is damaged ({why}): copy or train the model again") from None
@@ -118,8 +144,8 @@ def read_prototypes(model_dir: str | Path) -> Floats:
         MismatchError: see :func:`read_model`.
     """
     model = read_model(model_dir)
-    own = model.document.get("asymmetric") is True
-    W = np.asarray(_read_tensor(model.folder / "model.safetensors", _ITEM_PROTOTYPES if own else _PROTOTYPES))
+    name = _ITEM_PROTOTYPES if model.asymmetric else _PROTOTYPES
+    W = np.asarray(_read_tensor(model.folder / "model.safetensors", name))
     M, _, d = model.codebooks.shape
     if W.dtype != np.float32 or W.ndim != 3 or W.shape[0] != M or W.shape[2] != d or not np.isfinite(W).all():
         raise DataError(
@@ -133,8 +159,9 @@ def read_prototypes(model_dir: str | Path) -> Floats:
 def export_faiss(model_dir: str | Path, out: str | Path, *, overwrite: bool = False) -> Path:
     """Write a model's codebooks as an empty, trained ``faiss.IndexPQ`` (inner product), ready for ``add``.
 
-    Any program with Faiss uses it without this package. Vectors added to it must be the model's own
-    (intra-normalised); query vectors may have any scale.
+    Any program with Faiss uses it without this package. Vectors added to it must be the model's own of items
+    (intra-normalised); query vectors may have any scale. Where queries have vectors of their own, the log says so, and the
+    sidecar (``asymmetric`` in ``extra``).
 
     Args:
         model_dir: a model folder.
@@ -150,7 +177,8 @@ def export_faiss(model_dir: str | Path, out: str | Path, *, overwrite: bool = Fa
     """
     out = check_index_output(out, overwrite=overwrite)
     model = read_model(model_dir)
-    return save_index(inject(model.codebooks), out, model_fingerprint=model.model_fingerprint, overwrite=True)
+    empty, name = inject(model.codebooks), model.model_fingerprint
+    return save_index(empty, out, model_fingerprint=name, overwrite=True, extra=model.tell())
 
 
 def index(
@@ -192,7 +220,7 @@ def index(
         ``out``
 
     Raises:
-        DataError: the model or a source is damaged, or an id occurs twice.
+        DataError: the model or a source is damaged, features are not those of items, or an id occurs twice.
         MismatchError: the rows are of another model.
         OutputExistsError: ``out`` exists and ``overwrite`` is false.
         UsageError: an unknown kind, settings of another kind, or a budget that is too small.
@@ -218,14 +246,25 @@ def index(
     if kind == "flat" and budget is None and len(sources) == 1 and rows:
         return _flat(model, sources[0], out, block, progress)
     shards = [
-        open_shard(path, model.codebooks, model.model_fingerprint, str(model.folder)) for path in sources
+        open_shard(
+            path, model.codebooks, model.model_fingerprint, str(model.folder), codewords=model.codewords
+        )
+        for path in sources
     ]
     if kind == "ivf" and budget is None:
         return _lists(model, shards, out, ivf, recall, block, progress)
     extra = {"source": shards[0].kind, "data_fingerprint": shards[0].data_fingerprint}
     if kind == "ivf":
         assert budget is not None
-        build_lists(
+        wanted, tuning = recall, max(budget, _TUNING)
+
+        def tune(path: Path) -> None:
+            if wanted is not None:
+                with stage("tuning nprobe"), open_disk(path, tuning) as engine:
+                    engine.tune(wanted, k=min(10, engine.ntotal))
+                store_nprobe(path, engine.nprobe, engine.points)
+
+        return build_lists(
             shards,
             out,
             model.codebooks,
@@ -234,13 +273,9 @@ def index(
             memory=budget,
             overwrite=True,
             extra=extra,
+            finish=tune,
             progress=progress,
         )
-        if recall is not None:
-            engine = open_disk(out, max(budget, _TUNING))
-            engine.tune(recall, k=min(10, engine.ntotal))
-            store_nprobe(out, engine.nprobe, engine.points)
-        return out
     if kind not in ("flat", "auto"):
         extra["engine"] = kind
     M = int(model.codebooks.shape[0])
@@ -270,26 +305,34 @@ def _lists(
     """An index with lists, made in memory. Raises as :func:`index`."""
     total = sum(shard.rows for shard in shards)
     M, K, _ = (int(n) for n in model.codebooks.shape)
+    check_memory(total * (code_size(M, K) + 8), f"{total:,} codes", remedy="give --memory")
     codes = np.empty((total, code_size(M, K)), np.uint8)
     ids = np.empty(total, np.int64)
     at = 0
-    for shard in shards:
-        for part, own in shard.blocks(block):
-            codes[at : at + len(part)], ids[at : at + len(part)] = part, own
-            at += len(part)
-            if progress is not None:
-                progress(at, total)
-    engine = Engine.build(
-        codes, model.codebooks, ids, kind="ivf", ivf=ivf, model_fingerprint=model.model_fingerprint
-    )
+    with stage("reading codes", total, "row") as reading:
+        for shard in shards:
+            for part, own in shard.blocks(block):
+                codes[at : at + len(part)], ids[at : at + len(part)] = part, own
+                at += len(part)
+                reading.done = at
+                if progress is not None:
+                    progress(at, total)
+    with stage("making lists"):
+        engine = Engine.build(
+            codes, model.codebooks, ids, kind="ivf", ivf=ivf, model_fingerprint=model.model_fingerprint
+        )
     if recall is not None:
-        tune_nprobe(engine, recall, k=min(10, total))
-    return engine.save(out, overwrite=True)
+        with stage("tuning nprobe"):
+            tune_nprobe(engine, recall, k=min(10, total))
+    with stage("writing the index"):
+        return engine.save(out, overwrite=True)
 
 
 def _flat(model: ModelHeader, source: str | Path, out: Path, block: int, progress: Progress | None) -> Path:
     """The plain form, made in memory. Raises as :func:`index`."""
-    shard = Hdf5Shard(source, model.codebooks, model.model_fingerprint, str(model.folder))
+    shard = Hdf5Shard(
+        source, model.codebooks, model.model_fingerprint, str(model.folder), codewords=model.codewords
+    )
     with RowReader(source) as reader:
         # The ids alone first: an index holds them in memory anyway, and a repeated one should not cost the encoding.
         repeated = repeated_id(reader.ids())
@@ -297,11 +340,12 @@ def _flat(model: ModelHeader, source: str | Path, out: Path, block: int, progres
         raise DataError(f"{source}: id {repeated} occurs more than once: every item needs its own")
     # The index is filled through C++ (no copy of the whole in Python).
     filled = faiss.IndexIDMap2(inject(model.codebooks))
-    done = 0
-    for codes, ids in shard.blocks(block):
-        filled.add_sa_codes(codes, ids)
-        done += len(ids)
-        if progress is not None:
-            progress(done, shard.rows)
+    with stage("indexing", shard.rows, "row") as indexing:
+        for codes, ids in shard.blocks(block):
+            filled.add_sa_codes(codes, ids)
+            indexing.advance(len(ids))
+            if progress is not None:
+                progress(indexing.done, shard.rows)
     extra = {"source": shard.kind, "data_fingerprint": shard.data_fingerprint}
-    return save_index(filled, out, model_fingerprint=model.model_fingerprint, overwrite=True, extra=extra)
+    with stage("writing the index"):
+        return save_index(filled, out, model_fingerprint=model.model_fingerprint, overwrite=True, extra=extra)

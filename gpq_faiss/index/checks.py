@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -112,14 +113,17 @@ def check_vectors(
         raise DataError(f"{what}: {array.shape[1]} dimensions, expected {D}: is it of another model?")
     if len(array) == 0 and not allow_empty:
         raise DataError(f"{what}: empty, expected at least one row")
-    with np.errstate(over="ignore"):
-        array = np.ascontiguousarray(array, dtype=np.float32)
+    if array.dtype == np.float32:
+        array = np.ascontiguousarray(array)
+    else:
+        with np.errstate(over="ignore"):
+            array = np.ascontiguousarray(array, dtype=np.float32)
     if not finite:
         return array
     flat = array.reshape(-1)
     # One pass at the speed of memory; only a suspicious result (or an overflow of huge values) is looked at closely.
     with np.errstate(over="ignore", invalid="ignore"):
-        suspicious = not np.isfinite(np.dot(flat, flat))
+        suspicious = not math.isfinite(np.dot(flat, flat))
     if suspicious:
         bad = np.flatnonzero(~np.isfinite(array).all(axis=1))
         if len(bad):

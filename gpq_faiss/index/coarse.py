@@ -18,14 +18,13 @@ from numpy.typing import NDArray
 from ..errors import UsageError
 from .checks import Codes, Floats
 from .codebooks import fuse, pad_vectors, unpack_codes
-from .ivf import IvfSettings, assign
+from .ivf import IvfSettings, assign, spherical_kmeans
 
 Assignment = Literal["nearest", "tables"]
 TABLES_FROM = 2e10
 """Items x lists from which ``tables`` is taken unless told otherwise (minutes of ``nearest`` on a core)."""
 _PARTS = 3
 _CLUSTERS = 64
-_ROUNDS = 10
 
 
 class Coarse(Protocol):
@@ -64,7 +63,7 @@ class Tables:
     Args:
         sample: uint8 [s, code_size], codes like those to come.
         Z: codebooks, float32 [M, 16, d].
-        lists: how many, at most; fewer where the sample has fewer cells.
+        lists: how many, at most; fewer where the sample has fewer cells, and none that holds no item of the sample.
         seed: of k-means.
     """
 
@@ -76,7 +75,7 @@ class Tables:
             last = min(first + 2, len(books))
             book = _joint(books[first:last])
             used, counts = np.unique(_column(sample, first, last), return_counts=True)
-            found, _ = _kmeans(book[used], counts, min(_CLUSTERS, len(used)), seed)
+            found, _ = spherical_kmeans(book[used], counts, min(_CLUSTERS, len(used)), seed)
             table = np.empty(len(book), np.uint8)
             for start in range(0, len(book), 1 << 14):
                 table[start : start + (1 << 14)] = (book[start : start + (1 << 14)] @ found.T).argmax(axis=1)
@@ -93,7 +92,9 @@ class Tables:
         for m in range(M):  # how often each codeword occurs in a cell gives the mean of its vectors
             often = np.bincount(place * K + indices[:, m], minlength=len(used) * K).reshape(-1, K)
             means[:, m] = often / counts[:, None] @ Z[m]
-        self.centroids, list_of = _kmeans(means.reshape(-1, width), counts, min(lists, len(used)), seed)
+        self.centroids, list_of = spherical_kmeans(
+            means.reshape(-1, width), counts, min(lists, len(used)), seed
+        )
         table_of = np.empty(cells, np.int32)
         # A cell that the sample lacks goes by the centres of its parts.
         quantizer = faiss.IndexFlatIP(width)
@@ -134,26 +135,6 @@ def _joint(books: Floats) -> Floats:
         return np.ascontiguousarray(books[0])
     every = np.arange(65536)
     return np.concatenate([books[0][every & 255], books[1][every >> 8]], axis=1)
-
-
-def _kmeans(x: Floats, weights: NDArray[Any], k: int, seed: int) -> tuple[Floats, NDArray[np.int64]]:
-    """Spherical k-means of weighted points: centroids [k, w] of unit norm, and the centroid of each point."""
-    kmeans = faiss.Kmeans(
-        x.shape[1],
-        k,
-        niter=_ROUNDS,
-        spherical=True,
-        seed=seed + 1,
-        min_points_per_centroid=1,
-        max_points_per_centroid=1 << 30,
-    )
-    kmeans.train(np.ascontiguousarray(x), weights=np.ascontiguousarray(weights, np.float32))
-    centroids = np.asarray(kmeans.centroids, np.float32)
-    norms = np.linalg.norm(centroids, axis=1, keepdims=True)
-    centroids = np.ascontiguousarray(centroids / np.maximum(norms, np.finfo(np.float32).tiny))
-    index = faiss.IndexFlatIP(x.shape[1])
-    index.add(centroids)
-    return centroids, index.search(np.ascontiguousarray(x), 1)[1][:, 0]
 
 
 def choose(settings: IvfSettings, n: int) -> tuple[int, Assignment]:

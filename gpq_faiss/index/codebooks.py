@@ -9,6 +9,7 @@ right), so two items with the same code get bit-identical scores whatever the ba
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -33,6 +34,7 @@ __all__ = [
     "bits_per_code",
     "check_codebooks",
     "check_codes",
+    "check_items",
     "check_vectors",
     "code_size",
     "codebooks_of",
@@ -41,6 +43,7 @@ __all__ = [
     "fuse",
     "inject",
     "inject_fused",
+    "items_are_codewords",
     "lookup",
     "lookup_columns",
     "lookup_tables",
@@ -55,7 +58,9 @@ __all__ = [
 ]
 
 ENCODE_BLOCK = 8192
-_ORDINARY = 1e4  # squared norm of a sub-vector up to which the fast encoding pays
+ORDINARY = 1e4
+"""Squared norm of a sub-vector up to which, and from the inverse of which on, it is encoded as it is."""
+_ITEM_TOLERANCE = 1e-3  # a coordinate; what a network makes of a codeword is some 1e-7 off
 _SCORE_BLOCK = 32_768
 
 
@@ -225,9 +230,12 @@ def encode(
     cannot matter, and by Faiss itself elsewhere. Equal codewords: the lowest index wins. (Faiss alone promises that
     only where it does not go through BLAS.) Memory beyond input and output is bounded.
 
+    Only the direction of a sub-vector counts. Faiss alone compares L2 distances in float32, which lose the direction of
+    one that is much longer or shorter than the codewords; such a sub-vector (norm below 0.01, or 100 and more) is brought
+    to about unit norm first.
+
     Args:
-        x: [N, M*d] numbers, sub-vectors of about unit norm (Faiss compares L2 distances in float32, which lose the
-            direction of a sub-vector that is some 10^4 times longer or shorter).
+        x: [N, M*d] numbers, sub-vectors of any norm but 0.
         Z: float32 [M, K, d].
         block: rows at a time, at most.
         threads: how many; default: as many as Faiss uses.
@@ -287,10 +295,16 @@ class _Encoder:
         rows = check_vectors(block, M * d, what=self.what, first_row=first_row, finite=False)
         parts = rows.reshape(-1, M, d)
         squares = np.einsum("nmd,nmd->nm", parts, parts)
-        smallest, largest = float(squares.min()), float(squares.max())
-        if not (smallest > 0 and largest < np.inf):  # also where NaN
+        largest = float(squares.max())
+        if not (float(squares.min()) >= 1 / ORDINARY and largest < ORDINARY):  # also where NaN
             self._refuse(rows, first_row)
-        if not self.fast or not largest < _ORDINARY:
+            # by a power of two, which rounds nothing
+            extreme = ~((squares >= 1 / ORDINARY) & (squares < ORDINARY))
+            exponents = np.where(extreme, np.frexp(np.abs(parts).max(axis=2))[1], 0)
+            parts = np.ldexp(parts, -exponents[:, :, None])
+            rows = parts.reshape(rows.shape)
+            largest = float(np.einsum("nmd,nmd->nm", parts, parts).max())
+        if not self.fast or not largest < ORDINARY:
             return self._slow(rows)
         indices, unsure = nearest(rows, self.Z, tolerance(self.Z, largest))
         codes = _pack(indices.T, K)
@@ -327,6 +341,37 @@ def decode(codes: ArrayLike, Z: ArrayLike) -> Floats:
     M, K, d = Z.shape
     assignment = unpack_codes(codes, M, K)
     return Z[np.arange(M), assignment].reshape(len(assignment), M * d)
+
+
+def items_are_codewords(description: Mapping[str, Any]) -> bool:
+    """Whether a model's ``config.json`` declares that the vector of an item is the codewords of its code.
+
+    Earlier models declare only that queries have vectors of their own; the items of these were of that kind.
+    """
+    return description.get("items_are_codewords", description.get("asymmetric")) is True
+
+
+def check_items(x: Floats, codes: Codes, Z: Floats, *, what: str, first_row: int = 0) -> None:
+    """Refuse vectors that are no items of a model whose items are codewords: such an item equals its reconstruction.
+
+    Args:
+        x: float32 [n, M*d].
+        codes: uint8 [n, code_size], of :func:`encode`.
+        Z: float32 [M, K, d].
+        what, first_row: as :func:`encode`.
+
+    Raises:
+        DataError: some vector is off its codewords, as those of queries are (the rows are named).
+    """
+    for start in range(0, len(x), ENCODE_BLOCK):
+        part = slice(start, start + ENCODE_BLOCK)
+        off = np.abs(x[part] - decode(codes[part], Z)).max(axis=1) > _ITEM_TOLERANCE
+        if off.any():
+            rows = named_rows(first_row + start + np.flatnonzero(off))
+            raise DataError(
+                f"{what}: {rows} cannot be items of this model, whose items are codewords; are they query vectors? "
+                "Encode the items with gpq encode"
+            )
 
 
 def score_tables(xq: ArrayLike, Z: ArrayLike) -> Floats:

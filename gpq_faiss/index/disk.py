@@ -1,18 +1,20 @@
-"""Searching an index that stays on disk: codes are read in blocks through a memory map, each searched exactly.
+"""Searching an index that stays on disk: codes are read in blocks, each searched exactly.
 
 Opening reads the header alone. A search holds a block of codes a thread, packs it for FastScan (or takes float tables
 where a batch is too small to pay for that), and merges the best of all blocks: equal to a search in memory to the bit.
 What a block must beat to matter is known from the blocks before, which makes most proofs short. A file of the fastscan
 form needs no packing; and where the budget holds all packed codes, they are kept for the searches to come.
+
+A search looks before and after whether the file was written to, and fails if it was.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from io import FileIO
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,7 +32,7 @@ from .keys import read_keys
 from .packing import PackedCodes
 from .proof import Known, ProvenSearch
 from .ranges import Part, check_least, collect
-from .rowfile import RowFile, read_frame
+from .rowfile import IndexFile, RowFile, read_frame
 from .scanners import FastScan
 from .search import check_block, check_k, check_threads, omp_threads
 from .shards import parse_bytes
@@ -103,7 +105,8 @@ class FileEngine:
 
     kind: str
 
-    def __init__(self, path: Path, memory: int, codebooks: Floats, n: int) -> None:
+    def __init__(self, source: IndexFile, memory: int, codebooks: Floats, n: int) -> None:
+        path = source.path
         stated = read_sidecar(path)
         self.path = path
         self.memory = memory
@@ -116,7 +119,7 @@ class FileEngine:
         if stated is not None:
             self.model_fingerprint = stated["model_fingerprint"]
             same = stated["ntotal"] == self.ntotal and stated["codebooks_fingerprint"] == self.fingerprint
-            if not same or stated["bytes"] != path.stat().st_size:
+            if not same or stated["bytes"] != source.size:
                 raise MismatchError(
                     f"{path} is not the file that {sidecar_path(path).name} describes: it is damaged or was changed; "
                     "build it again, or delete the .json if the change was meant"
@@ -125,7 +128,7 @@ class FileEngine:
             raise DataError(f"{path} is empty: add codes first (gpq index)")
         self._lock = threading.Lock()
         self._own = threading.local()
-        self._handle = FileIO(path)
+        self._handle = source
 
     def close(self) -> None:
         """Give the file back; nothing can be searched then. Also at the end of a ``with``."""
@@ -135,6 +138,26 @@ class FileEngine:
         """Raises UsageError: after :meth:`close`."""
         if self._handle.closed:
             raise UsageError(f"{self.path} was closed: open it again")
+
+    @contextlib.contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Around a search: what is found, or raised, is of the file that was opened.
+
+        Raises:
+            UsageError: after :meth:`close`.
+            DataError: the file was written to since it was opened.
+        """
+        self._check_file()
+        try:
+            yield
+        except Exception:
+            self._check_file()  # what a search meets in a changed file may be anything
+            raise
+        self._check_file()
+
+    def _check_file(self) -> None:
+        self.check_open()
+        self._handle.check()
 
     def __enter__(self) -> Self:
         return self
@@ -161,15 +184,7 @@ class FileEngine:
             DataError: the file has become shorter.
         """
 
-        def read(held: Any) -> None:
-            data, place = memoryview(held), at
-            while data:
-                got = os.preadv(self._handle.fileno(), [data], place)
-                if not got:
-                    raise DataError(f"{self.path} was changed while it was searched: open it again")
-                data, place = data[got:], place + got
-
-        return scan.fill(n, read)
+        return scan.fill(n, lambda held: self._handle.fill(held, at))
 
     def rows_for(self, row_bytes: int, threads: int, queries: int, k: int) -> int:
         """Rows of ``row_bytes`` that each thread may hold beside what the queries take.
@@ -208,9 +223,9 @@ class DiskEngine(FileEngine):
 
     kind = "disk"
 
-    def __init__(self, path: Path, memory: int, file: RowFile) -> None:
+    def __init__(self, source: IndexFile, memory: int, file: RowFile) -> None:
         self._file = file
-        super().__init__(path, memory, file.codebooks, file.n)
+        super().__init__(source, memory, file.codebooks, file.n)
         self._first: dict[int, int] = {}
         self._kept: dict[tuple[int, int], ProvenSearch] = {}
 
@@ -253,14 +268,16 @@ class DiskEngine(FileEngine):
         """As :meth:`.engine.Engine.search`; the file is read once for every ``block`` queries.
 
         Raises:
-            UsageError, DataError: see there; codes in the file that no model has; a budget that is too small.
+            UsageError, DataError: see there; codes in the file that no model has; a budget that is too small; the file
+                was written to since it was opened.
         """
         queries, k, workers, block = self.prelude(xq, k, threads, block)
         D = np.empty((len(queries), k), np.float32)
         found = np.empty((len(queries), k), np.int64)
-        for start in range(0, len(queries), block):
-            part = slice(start, start + block)
-            D[part], found[part] = self._search(queries[part], k, where, workers)
+        with self.unchanged():
+            for start in range(0, len(queries), block):
+                part = slice(start, start + block)
+                D[part], found[part] = self._search(queries[part], k, where, workers)
         return D, found
 
     def _search(self, xq: Floats, k: int, where: Filter | None, workers: int) -> tuple[Floats, Ids]:
@@ -314,7 +331,7 @@ class DiskEngine(FileEngine):
         return best.D, best.found
 
     def _block(self, start: int, stop: int, stages: tuple[str, ...], keep: bool) -> ProvenSearch:
-        """A search of rows whose ids count up: over the memory map itself, and kept where it may be."""
+        """A search of rows whose ids count up, kept where it may be."""
         name = (start, stop)
         with self._lock:
             if name in self._kept:
@@ -324,10 +341,9 @@ class DiskEngine(FileEngine):
             codes = self.fill(scan, stop - start, self._file.packed_at(start))
             search = ProvenSearch(codes, self.codebooks, stages, first=self._first, fast=scan)
         else:
-            view = check_codes(
-                self._file.view(self._handle, start, stop), self.M, self.K, what=str(self.path)
-            )
-            search = ProvenSearch(view, self.codebooks, stages, first=self._first)
+            plain = self._file.codes(self._handle, start, stop)
+            plain = check_codes(plain, self.M, self.K, what=str(self.path))
+            search = ProvenSearch(plain, self.codebooks, stages, first=self._first)
         if keep:
             search.keep_packed()
             with self._lock:
@@ -365,7 +381,7 @@ class DiskEngine(FileEngine):
                     for q in range(len(queries)):  # one at a time, for memory's sake
                         yield np.array([q]), search, items.ids_at
 
-        with omp_threads(threads):
+        with self.unchanged(), omp_threads(threads):
             return collect(parts(), queries, least, limit)
 
     def items(self, start: int, stop: int) -> Items:
@@ -390,7 +406,7 @@ def open_disk(path: str | Path, memory: Any = MEMORY) -> Any:
         A :class:`DiskEngine`, or a :class:`.disklists.ListEngine` where the file has lists.
 
     Raises:
-        DataError: missing, damaged, empty, or of a form that cannot be mapped.
+        DataError: missing, damaged, empty, or of a form that cannot be searched in place.
         MismatchError: its sidecar is of another file.
         UsageError: an unreadable budget.
     """
@@ -400,6 +416,11 @@ def open_disk(path: str | Path, memory: Any = MEMORY) -> Any:
     budget = parse_bytes(memory)
     if Path(path).exists() and not Path(path).is_file():
         raise DataError(f"{path} is no file: an index file is needed (gpq index, or faiss.write_index)")
-    if has_lists(path):
-        return ListEngine(Path(path), budget, read_lists(path))
-    return DiskEngine(Path(path), budget, read_frame(path))
+    source = IndexFile(path)
+    try:
+        if has_lists(path):
+            return ListEngine(source, budget, read_lists(source))
+        return DiskEngine(source, budget, read_frame(source))
+    except BaseException:
+        source.close()
+        raise

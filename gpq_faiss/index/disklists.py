@@ -1,17 +1,16 @@
-"""Searching lists that stay on disk: only the lists nearest to a query are read.
+"""Searching lists that stay on disk: only the lists nearest to a query are read (:mod:`.probing`).
 
 Opening reads the header and the sizes of the lists. A search reads each list once for all queries of a batch that look
-at it, through a map of just that list, and searches it exactly: scores are exact, and within the lists looked at so are
+at it, and searches it exactly: scores are exact, and within the lists looked at so are
 the results, ties ordered by id. What is approximate is which lists those are; with all of them the answer equals brute
-force.
+force. With a filter, the ids of a list are read first, to see how many items pass.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import faiss
@@ -23,11 +22,13 @@ from .codebooks import decode
 from .disk import ALIGNED, FAST_BATCH, Best, FileEngine
 from .filters import Filter, mask_of
 from .io import read_sidecar
-from .items import Items
+from .items import Items, Names
 from .keys import read_keys
 from .listfile import ListFile
+from .probing import Probing, operating_points
 from .proof import Known, ProvenSearch
 from .ranges import Part, check_least, collect
+from .rowfile import IndexFile
 from .scanners import FastScan
 from .search import check_block, omp_threads
 
@@ -47,17 +48,16 @@ class ListEngine(FileEngine):
 
     kind = "disk-ivf"
 
-    def __init__(self, path: Path, memory: int, file: ListFile) -> None:
+    def __init__(self, source: IndexFile, memory: int, file: ListFile) -> None:
         self._file = file
-        super().__init__(path, memory, file.codebooks, file.n)
+        super().__init__(source, memory, file.codebooks, file.n)
         self.lists = len(file.sizes)
         self.nprobe = min(file.nprobe, self.lists)
         self.points: tuple[dict[str, float], ...] = ()
-        self._quantizer = faiss.IndexFlatIP(self.width)
-        self._quantizer.add(file.centroids)
+        self._probing = Probing(file.centroids, file.sizes)
         self._first: dict[int, int] = {}
         # A build in a stream notes whether ids ascend in every list. Were that wrong, ties would be in another order.
-        stated = read_sidecar(path)
+        stated = read_sidecar(source.path)
         self._ascending = stated is not None and stated["extra"].get("ascending") is True
 
     @property
@@ -66,9 +66,8 @@ class ListEngine(FileEngine):
         return self._file.sizes
 
     def nearest_lists(self, xq: Floats, nprobe: int) -> Ids:
-        """The lists that each query looks at, nearest first: int64 [Q, nprobe]."""
-        found: Ids = self._quantizer.search(xq, nprobe)[1]
-        return found
+        """The lists nearest to each query that hold an item, nearest first: int64 [Q, min(nprobe, such lists)]."""
+        return self._probing.nearest(xq, nprobe)
 
     def check_nprobe(self, nprobe: int | None) -> int:
         """``nprobe`` or the default, at most all lists. Raises UsageError: below 1."""
@@ -86,11 +85,11 @@ class ListEngine(FileEngine):
         threads: int | None = None,
         block: int = 1024,
     ) -> tuple[Floats, Ids]:
-        """The ``k`` best items in the ``nprobe`` nearest lists of every query.
+        """The ``k`` best items in the lists nearest to every query: ``nprobe``, and more where these hold fewer than ``k``.
 
         Args:
             xq: [Q, M*d].
-            k: 1..ntotal; places that the lists cannot fill get score -inf and id -1.
+            k: 1..ntotal; a place without an item, as a filter may leave it, gets score -inf and id -1.
             nprobe: default: :attr:`nprobe`; ``lists`` gives the exact answer.
             where, threads: as :meth:`.engine.Engine.search`.
             block: queries at a time; each list is read once for each block.
@@ -100,17 +99,20 @@ class ListEngine(FileEngine):
 
         Raises:
             UsageError: ``k``, ``nprobe``, ``threads`` or ``block`` out of range, or a budget that is too small.
-            DataError: unfit queries or filter; codes in the file that no model has.
+            DataError: unfit queries or filter; codes in the file that no model has; the file was written to since it was
+                opened.
         """
         queries, k, workers, block = self.prelude(xq, k, threads, block)
         nprobe = self.check_nprobe(nprobe)
-        block = self._fewer(block, nprobe)
+        # k lists hold k items; a filter may leave too few in all lists
+        block = self._fewer(block, self.lists if where is not None else min(self.lists, max(nprobe, k)))
+        count = self._count(where)
         D = np.empty((len(queries), k), np.float32)
         found = np.empty((len(queries), k), np.int64)
-        with omp_threads(threads):
+        with self.unchanged(), omp_threads(threads):
             for start in range(0, len(queries), block):
                 part = slice(start, start + block)
-                nearest = self.nearest_lists(queries[part], nprobe)
+                nearest = self._probing.lists(queries[part], nprobe, k, count)
                 best = self._search(queries[part], k, nearest, where, workers)
                 D[part], found[part] = best.D, best.found
         return D, found
@@ -145,6 +147,26 @@ class ListEngine(FileEngine):
                 pass
         return best
 
+    def _count(self, where: Filter | None) -> Callable[[Ids], Ids] | None:
+        """How many items of lists pass a filter; each list is looked through once."""
+        if where is None:
+            return None
+        passing = np.full(self.lists, -1, np.int64)
+        step = self.rows_for(64, 1, 1, 1)
+
+        def count(numbers: Ids) -> Ids:
+            for number in np.unique(numbers).tolist():
+                if passing[number] < 0:
+                    size = int(self._file.sizes[number])
+                    passing[number] = 0
+                    for start in range(0, size, step):
+                        ids = self._file.ids(self._handle, number, start, min(size, start + step))
+                        own = np.sort(ids).astype(np.int64)
+                        passing[number] += int(mask_of(where, Names(len(own), own)).sum())
+            return passing[numbers]
+
+        return count
+
     def _fewer(self, block: int, nprobe: int) -> int:
         """Queries at a time, so that the numbers of the lists that they look at take no more than an eighth of the budget."""
         return max(1, min(block, self.memory // (8 * _VISIT_BYTES * nprobe)))
@@ -155,18 +177,22 @@ class ListEngine(FileEngine):
 
     def _items(self, number: int, start: int, stop: int, where: Filter | None) -> _Part:
         """Rows of a list, in the order of their ids; packed as they lie in the file where they can be."""
-        held = self._file.ids(self._handle, number, start, stop)
         packed = where is None and self._file.form == "ivf-fastscan"
-        # where they are known to ascend, only those of the results are read
-        ids = held if packed and self._ascending else np.array(held, np.int64)
-        if packed and (self._ascending or len(ids) < 2 or bool((ids[1:] > ids[:-1]).all())):
+        ids = np.empty(0, np.int64)
+        if not (packed and self._ascending):
+            ids = self._file.ids(self._handle, number, start, stop)
+        if packed and (self._ascending or bool((ids[1:] > ids[:-1]).all())):
             scan = self.scan(self._file.rows)
-            return _Part(self.fill(scan, stop - start, self._file.packed_at(number, start)), ids, scan)
-        codes = self._file.codes(self._handle, number, start, stop)
-        items = Items.ordered(check_codes(codes[:], self.M, self.K, what=str(self.path)), ids)
+            codes = self.fill(scan, stop - start, self._file.packed_at(number, start))
+            if not self._ascending:
+                return _Part(codes, ids.__getitem__, scan)
+            # where they are known to ascend, only those of the results are read
+            return _Part(codes, partial(self._file.some_ids, self._handle, number, start, stop), scan)
+        plain = self._file.codes(self._handle, number, start, stop)
+        items = Items.ordered(check_codes(plain[:], self.M, self.K, what=str(self.path)), ids)
         if where is not None:
             items = items.keep(mask_of(where, items))
-        return _Part(items.codes, items.ids, None)
+        return _Part(items.codes, items.ids.__getitem__, None)
 
     def range_search(
         self,
@@ -179,7 +205,10 @@ class ListEngine(FileEngine):
         threads: int | None = None,
         block: int = 64,
     ) -> tuple[Ids, Floats, Ids]:
-        """All items in the nearest lists that score at least ``least``; as :meth:`.engine.Engine.range_search`.
+        """All items that score at least ``least``, as :meth:`.engine.Engine.range_search`.
+
+        Args:
+            nprobe: only those in so many of the nearest lists (default: all lists).
 
         Raises:
             UsageError, DataError: see there and :meth:`search`.
@@ -188,13 +217,14 @@ class ListEngine(FileEngine):
         least = check_least(least)
         check_block(block)
         queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
-        nprobe = self.check_nprobe(nprobe)
-        block = self._fewer(block, nprobe)
+        nprobe = self.lists if nprobe is None else self.check_nprobe(nprobe)
+        block = self._fewer(block, nprobe if where is None else self.lists)
+        count = None if nprobe == self.lists else self._count(where)
         rows = max(ALIGNED, self.rows_for(self._row_bytes(), 1, block, 1) // ALIGNED * ALIGNED)
 
         def parts() -> Iterator[Part]:
             for first in range(0, len(queries), block):
-                nearest = self.nearest_lists(queries[first : first + block], nprobe)
+                nearest = self._probing.lists(queries[first : first + block], nprobe, 0, count)
                 for number, asked in _visits(nearest, self._file.sizes):
                     size = int(self._file.sizes[number])
                     for start in range(0, size, rows):
@@ -203,7 +233,7 @@ class ListEngine(FileEngine):
                             search = ProvenSearch(items.codes, self.codebooks, ("fastscan",), fast=items.scan)
                             yield asked + first, search, items.ids_at
 
-        with omp_threads(threads):
+        with self.unchanged(), omp_threads(threads):
             return collect(parts(), queries, least, limit)
 
     # Choosing nprobe -------------------------------------------------------------------------------------------------
@@ -223,14 +253,15 @@ class ListEngine(FileEngine):
             else rng.integers(0, self.ntotal, n)
         )
         x = np.empty((n, self.width), np.float32)
-        for i, row in enumerate(np.sort(rows).tolist()):
-            number = int(np.searchsorted(ends, row, side="right"))
-            at = int(row - (ends[number] - self._file.sizes[number]))
-            first = at // ALIGNED * ALIGNED
-            x[i] = decode(
-                self._file.codes(self._handle, number, first, at + 1)[at - first : at - first + 1],
-                self.codebooks,
-            )[0]
+        with self.unchanged():
+            for i, row in enumerate(np.sort(rows).tolist()):
+                number = int(np.searchsorted(ends, row, side="right"))
+                at = int(row - (ends[number] - self._file.sizes[number]))
+                first = at // ALIGNED * ALIGNED
+                x[i] = decode(
+                    self._file.codes(self._handle, number, first, at + 1)[at - first : at - first + 1],
+                    self.codebooks,
+                )[0]
         parts = x.reshape(n, self.M, self.d)
         move = rng.standard_normal(parts.shape)
         parts = parts + noise * move / np.linalg.norm(move, axis=2, keepdims=True)
@@ -245,71 +276,53 @@ class ListEngine(FileEngine):
         queries: ArrayLike | None = None,
         threads: int | None = None,
     ) -> list[dict[str, float]]:
-        """Set the least nprobe that reaches a recall of the exact top ``k``, and say what others give.
-
-        One exact search over all lists says in which lists the results lie, which gives the recall of every nprobe at
-        once. A tie with the k-th that another list would have offered is not counted, so recall is a lower bound.
+        """Set the least nprobe that reaches a recall, and say what others give (:func:`.probing.operating_points`).
 
         Args:
-            recall: mean share of the exact top ``k``, above 0 and at most 1.
+            recall: mean share of the exact top ``k``, ties ordered by id, above 0 and at most 1.
             queries: [Q, M*d] like those to come (default: :meth:`sample_queries`).
 
         Returns:
             Operating points, by ascending nprobe: ``nprobe``, ``recall``, ``seconds_per_query`` (all queries as one
-            batch), ``share`` of the codes looked at. The chosen one is the first whose recall suffices.
+            batch), ``share`` of the items looked at. The chosen one is the first whose recall suffices.
 
         Raises:
             UsageError: ``recall`` or ``k`` out of range.
             DataError: unfit queries.
         """
         check_recall(recall)
+        with self.unchanged():
+            return self._tune(recall, k, queries, threads)
+
+    def _tune(
+        self, recall: float, k: int, queries: ArrayLike | None, threads: int | None
+    ) -> list[dict[str, float]]:
         xq = self.sample_queries() if queries is None else queries
         xq, k, workers, block = self.prelude(xq, min(k, self.ntotal), threads, 1024)
         block = self._fewer(block, self.lists)
-        at_rank, seen = np.zeros(self.lists, np.int64), np.zeros(self.lists)
+        list_of = np.empty((len(xq), k), np.int32)
         for s in range(0, len(xq), block):
             nearest = self.nearest_lists(xq[s : s + block], self.lists)
-            rank_of = np.empty_like(nearest)
-            np.put_along_axis(rank_of, nearest, np.arange(self.lists)[None, :], axis=1)
-            part = self._search(xq[s : s + block], k, nearest, None, workers).part
-            ranks = np.take_along_axis(rank_of, part.astype(np.int64), axis=1)
-            at_rank += np.bincount(ranks.reshape(-1), minlength=self.lists)
-            seen += self._file.sizes[nearest].sum(axis=0)
-        recalls = np.cumsum(at_rank) / (len(xq) * k)
-        chosen = int(np.searchsorted(recalls, recall - 1e-12)) + 1
-        shown = sorted({chosen} | {1 << i for i in range(self.lists.bit_length()) if 1 << i <= 4 * chosen})
-        shares = np.cumsum(seen) / len(xq) / self.ntotal
-        points = []
-        for nprobe in (n for n in shown if n <= self.lists):
-            start = time.perf_counter()
-            self.search(xq, k, nprobe=nprobe, threads=threads)
-            seconds = time.perf_counter() - start
-            points.append(
-                {
-                    "nprobe": float(nprobe),
-                    "recall": float(recalls[nprobe - 1]),
-                    "seconds_per_query": seconds / len(xq),
-                    "share": float(shares[nprobe - 1]),
-                }
-            )
+            list_of[s : s + block] = self._search(xq[s : s + block], k, nearest, None, workers).part
+        chosen, points = operating_points(
+            self._probing, xq, k, list_of, recall, lambda n: self.search(xq, k, nprobe=n, threads=threads)
+        )
         self.nprobe, self.points = chosen, tuple(points)
         return points
 
 
 class _Part:
-    """Rows of a list and their ids, ascending."""
+    """Rows of a list in the order of their ids; ``read`` gives the ids at positions."""
 
-    def __init__(self, codes: Any, ids: Ids, scan: FastScan | None) -> None:
-        self.codes, self.ids, self.scan = codes, ids, scan
+    def __init__(self, codes: Any, read: Callable[[Ids], Ids], scan: FastScan | None) -> None:
+        self.codes, self.read, self.scan = codes, read, scan
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.codes)
 
     def ids_at(self, positions: Ids) -> Ids:
         """Ids of positions; -1 stays -1."""
-        found = np.asarray(self.ids[np.maximum(positions, 0)]).astype(np.int64)
-        found[positions < 0] = -1
-        return found
+        return np.where(positions < 0, -1, self.read(np.maximum(positions, 0)))
 
 
 def _visits(nearest: Ids, sizes: Ids) -> list[tuple[int, NDArray[np.int64]]]:

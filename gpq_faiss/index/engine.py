@@ -19,14 +19,14 @@ from ..store import codebooks_fingerprint
 from .checks import MAX_CODEBOOKS, Floats, Ids, check_codebooks, check_codes, check_count, check_vectors
 from .filters import Filter, id_list, mask_of
 from .forms import Form, faiss_form
-from .io import check_index_output, save_index
+from .io import check_index_output, save_index, stored_points
 from .items import Groups, Items, worth_grouping
-from .ivf import IvfSearch, IvfSettings
+from .ivf import IvfSearch, IvfSettings, assign
 from .keys import read_keys
 from .kinds import STAGES, Kind, check_kind
 from .proof import ProvenSearch
 from .ranges import check_least, too_many
-from .search import BLOCK, check_block, check_k, in_parallel, omp_threads
+from .search import BLOCK, check_block, check_k, check_threads, in_parallel, omp_threads
 
 TIED = 32
 """Queries of ``exact`` with all codes scored after which it groups: grouping takes as long as 32 (48 bits) to 79 (24 bits) of them."""
@@ -76,6 +76,8 @@ class Engine:
         self.kind: Kind = kind
         self.group = group or kind == "grouped"
         self.ivf = ivf
+        known = None if ivf is None else ivf.list_of
+        self._list_of = None if known is None or len(known) != len(items) else known
         self._filtered: tuple[Any, Engine] | None = None
         self._items_only = False
         self._prepare(groups if self.group else None)
@@ -145,6 +147,11 @@ class Engine:
     def searcher(self) -> ProvenSearch | IvfSearch:
         """What searches the items, or their distinct codes."""
         return self._held[0]
+
+    def lists_of(self, ids: Ids) -> NDArray[np.int32]:
+        """The list of each item of an engine of kind ``ivf``, int32 of the same shape."""
+        assert self._list_of is not None
+        return self._list_of[self._items.positions_of(ids.reshape(-1))].reshape(ids.shape)
 
     @property
     def way(self) -> str:
@@ -276,16 +283,20 @@ class Engine:
 
     def _search(self, queries: Floats, k: int, threads: int | None, block: int) -> tuple[Floats, Ids]:
         """Scores and positions of checked queries; -inf and -1 where ``ivf`` found too few."""
+        if len(queries) == 1 and (one := self._search_one(queries[0], k, threads)) is not None:
+            return one
         searcher, groups = self._held
         inner = min(k, len(groups)) if groups is not None else k
         proven = searcher if isinstance(searcher, ProvenSearch) else None
         raw = proven is not None and self.kind == "fastscan" and "fastscan" in proven.stages
-        keys_of = proven.raw_keys if proven is not None and raw else searcher.search_keys
         D = np.empty((len(queries), k), np.float32)
         positions = np.empty((len(queries), k), np.int64)
 
         def run(part: slice) -> None:
-            keys = keys_of(queries[part], inner)
+            if isinstance(searcher, IvfSearch):
+                keys = searcher.search_keys(queries[part], inner, k)
+            else:
+                keys = (searcher.raw_keys if raw else searcher.search_keys)(queries[part], inner)
             if groups is None:
                 D[part], positions[part] = read_keys(keys)
             else:
@@ -296,35 +307,70 @@ class Engine:
         searcher.prepare(inner)
         step = max(1, min(block, searcher.block_rows(inner)))
         in_parallel(run, len(queries), step, threads)
-        if proven is not None and groups is None and self.kind == "exact":
-            self._regroup(proven)
+        if groups is None and self.kind in ("exact", "ivf"):
+            self._regroup(searcher)
         return D, positions
+
+    def _search_one(self, query: Floats, k: int, threads: int | None) -> tuple[Floats, Ids] | None:
+        """:meth:`_search` of one query [M*d], where there is a shorter way."""
+        searcher, groups = self._held
+        if not isinstance(searcher, ProvenSearch) or self.kind == "fastscan":
+            return None
+        check_threads(threads)  # one query is searched in this thread, whatever their number
+        found = searcher.search_one(query, k if groups is None else min(k, len(groups)))
+        if found is None:
+            return None
+        D, positions = found if groups is None else groups.expand_one(*found, k)
+        return D[None], positions[None]
 
     def _prepare(self, groups: Groups | None = None) -> None:
         """(Re)build what depends on the items; ``groups`` of them, where they are known."""
         self._filtered = None
         self._may_repeat = not self._items_only
+        codes = self._items.codes
         if self.group and groups is None:
-            groups = Groups.of(self._items.codes)
-        codes = self._items.codes if groups is None else groups.codes
-        searcher: ProvenSearch | IvfSearch
+            groups = Groups.of(codes)
         if self.kind == "ivf":
-            self.ivf = (self.ivf or IvfSettings()).trained(codes, self.codebooks)
-            searcher = IvfSearch(codes, self.codebooks, self.ivf)
-            self.ivf = dataclasses.replace(self.ivf, list_of=None)  # other items have other lists
-        else:
-            searcher = ProvenSearch(codes, self.codebooks, STAGES[self.kind])
+            ivf = (self.ivf or IvfSettings()).trained(codes, self.codebooks)
+            assert ivf.centroids is not None
+            self.ivf = dataclasses.replace(ivf, list_of=None)  # those of these very items are not for others
+            if self._list_of is None:
+                if groups is None:
+                    self._list_of = assign(codes, self.codebooks, ivf.centroids)
+                else:  # equal codes go to one list
+                    self._list_of = np.empty(len(codes), np.int32)
+                    of_group = assign(groups.codes, self.codebooks, ivf.centroids)
+                    self._list_of[groups.members] = np.repeat(of_group, groups.sizes)
         # in one piece, so that a search in another thread never has one without the other
-        self._held: tuple[ProvenSearch | IvfSearch, Groups | None] = searcher, groups
+        self._held: tuple[ProvenSearch | IvfSearch, Groups | None] = self._searching(groups)
+
+    def _searching(self, groups: Groups | None) -> tuple[ProvenSearch | IvfSearch, Groups | None]:
+        """What searches the items, or these groups of them; without the groups where they cannot be searched."""
+        codes = self._items.codes if groups is None else groups.codes
+        if self.kind != "ivf":
+            return ProvenSearch(codes, self.codebooks, STAGES[self.kind]), groups
+        assert self.ivf is not None
+        list_of = self._list_of
+        assert list_of is not None
+        if groups is not None:
+            of_group = list_of[groups.members[groups.starts[:-1]]]
+            if not np.array_equal(list_of[groups.members], np.repeat(of_group, groups.sizes)):
+                return self._searching(None)  # equal codes in several lists, as other programs may put them
+            list_of = of_group
+        ivf = dataclasses.replace(self.ivf, list_of=list_of)
+        return IvfSearch(codes, self.codebooks, ivf, None if groups is None else groups.sizes), groups
 
     def keep_items(self) -> None:
         """Never go over to distinct codes unasked, which take memory of their own; nor do engines that are made from it."""
         self._items_only, self._may_repeat = True, False
         self._filtered = None
 
-    def _regroup(self, searcher: ProvenSearch) -> None:
+    def _regroup(self, searcher: ProvenSearch | IvfSearch) -> None:
         """Go over to distinct codes where ties have cost as much as that does; the answers stay the same."""
-        due = searcher.scored_in_full + searcher.widened // _WIDENED >= TIED
+        if isinstance(searcher, IvfSearch):
+            due = searcher.scored >= TIED * self.ntotal
+        else:
+            due = searcher.scored_in_full + searcher.widened // _WIDENED >= TIED
         # (another search may be at it, or at a filter)
         if not (due and self._may_repeat and self._lock.acquire(blocking=False)):
             return
@@ -333,9 +379,11 @@ class Engine:
                 groups = Groups.of(self._items.codes)
                 self._may_repeat = worth_grouping(self.ntotal, len(groups))
                 if self._may_repeat:
-                    over = ProvenSearch(groups.codes, self.codebooks, searcher.stages)
-                    over.count_on(searcher)
-                    self._held = over, groups
+                    over, held = self._searching(groups)
+                    self._may_repeat = held is not None
+                    if isinstance(over, ProvenSearch) and isinstance(searcher, ProvenSearch):
+                        over.count_on(searcher)
+                    self._held = over, held
         except MemoryError:
             self._may_repeat = False  # the answers are there without
         finally:
@@ -348,7 +396,10 @@ class Engine:
             if self._filtered is not None and self._filtered[0] == digest:
                 return self._filtered[1]
             kind: Kind = "exact" if self.kind == "grouped" else self.kind
-            part = Engine(self._items.keep(mask), self.codebooks, kind, group=self.group, ivf=self.ivf)
+            ivf = self.ivf
+            if ivf is not None and self._list_of is not None:
+                ivf = dataclasses.replace(ivf, list_of=self._list_of[mask])
+            part = Engine(self._items.keep(mask), self.codebooks, kind, group=self.group, ivf=ivf)
             part._may_repeat = self._may_repeat
             self._filtered = (digest, part)
             return part
@@ -426,6 +477,7 @@ class Engine:
 
     def _replace(self, items: Items) -> None:
         self._items = items
+        self._list_of = None
         self._prepare()
 
     # Kinds and files -------------------------------------------------------------------------------------------------
@@ -437,12 +489,16 @@ class Engine:
             UsageError: see :meth:`build`.
         """
         check_kind(kind, self.K)
+        chosen = ivf or self.ivf
+        same = chosen is not None and self.ivf is not None and chosen.centroids is self.ivf.centroids
+        if chosen is not None and same and chosen.list_of is None:
+            chosen = dataclasses.replace(chosen, list_of=self._list_of)
         made = Engine(
             self._items,
             self.codebooks,
             kind,
             group=group,
-            ivf=ivf or self.ivf,
+            ivf=chosen,
             model_fingerprint=self.model_fingerprint,
         )
         if self._items_only:
@@ -465,13 +521,10 @@ class Engine:
             UsageError: a form that these codebooks do not have.
         """
         form = form or self.form()
-        ivf, list_of = self.ivf, None
+        ivf = self.ivf
         if form.startswith("ivf"):
             ivf = (ivf or IvfSettings()).trained(self.codes, self.codebooks)
-            searcher, groups = self._held
-            if isinstance(searcher, IvfSearch) and groups is None:
-                list_of = searcher.list_of
-        return faiss_form(form, self.codes, self._items.own, self.codebooks, ivf=ivf, list_of=list_of)
+        return faiss_form(form, self.codes, self._items.own, self.codebooks, ivf=ivf, list_of=self._list_of)
 
     def save(self, path: str | Path, form: Form | None = None, *, overwrite: bool = False) -> Path:
         """Write a plain Faiss index (:meth:`to_faiss`) and its sidecar, which keeps the kind.
@@ -484,7 +537,7 @@ class Engine:
         path = check_index_output(path, overwrite=overwrite)
         extra: dict[str, Any] = {"engine": self.kind, "group": self.group}
         if self.ivf is not None and self.ivf.points:
-            extra["operating_points"] = list(self.ivf.points)
+            extra["operating_points"] = stored_points(self.ivf.points)
         return save_index(
             self.to_faiss(form), path, model_fingerprint=self.model_fingerprint, overwrite=True, extra=extra
         )

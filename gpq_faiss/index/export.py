@@ -51,7 +51,7 @@ def export(
     factory: str | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Write a model's codebooks (z') for another tool.
+    """Write a model's codebooks (z') for another tool. Where queries have vectors of their own, the log and the file say so.
 
     Args:
         model_dir: a model folder.
@@ -77,7 +77,8 @@ def export(
         out = check_index_output(out, overwrite=overwrite)
         model = read_model(model_dir)
         index = factory_index(model, factory)
-        return save_index(index, out, model_fingerprint=model.model_fingerprint, overwrite=True)
+        name = model.model_fingerprint
+        return save_index(index, out, model_fingerprint=name, overwrite=True, extra=model.tell())
     if factory is not None:
         raise UsageError(f"--factory {factory}: it belongs to --to faiss-factory, not to {to}")
     out = check_output(out, overwrite=overwrite)
@@ -175,6 +176,7 @@ def _meta(model: ModelHeader, to: str) -> dict[str, Any]:
         "code_bits": "least significant first: with 16 codewords the low half of byte p is codebook 2p, the high half 2p + 1",
         "codebooks_fingerprint": model.codebooks_fingerprint,
         "model_fingerprint": model.model_fingerprint,
+        **model.tell(),
         "versions": {"gpq_faiss": __version__, "numpy": np.__version__},
     }
 

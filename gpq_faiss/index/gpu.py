@@ -31,6 +31,7 @@ from .ivf import empty_ivfpq, fill_list, rows_of_lists
 from .layout import layout_of
 
 if TYPE_CHECKING:
+    from .gpu_lists import DeviceLists
     from .gpu_search import DeviceIndex, Part
 
 CODE_SIZES = (1, 2, 3, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48)
@@ -279,10 +280,10 @@ def to_gpu(
         devices: several; ``mode`` then says whether each gets a part of the items (``shard``) or all of them and a part
             of the queries (``replica``).
         via: ``auto``: Faiss nominates, torch decides, exact to the bit; k above 2,048 goes to torch alone, and so does
-            everything where Faiss cannot take the codes, or needs more than ``memory`` for a query (:func:`scan_bytes`:
-            some 8 bytes an item). ``torch``: torch alone. ``faiss``: Faiss alone, with its own scores and choice among
-            ties, k up to 2,048, no filters and ranges, no second copy of the codes on the GPU, and as much memory as one
-            query needs.
+            everything where Faiss cannot take the codes or lists (at most 2,048 looked at), or needs more than ``memory``
+            for a query (:func:`scan_bytes`: some 8 bytes an item). ``torch``: torch alone. ``faiss``: Faiss alone, with
+            its own scores, lists and choice among ties, k up to 2,048, no filters and ranges, no second copy of the codes
+            on the GPU, and as much memory as one query needs.
         lists: of the flat form (default: by the number of items).
         group: search distinct codes (default: as the engine does, or has gone over to; a Faiss index does not).
         memory: bytes that Faiss and torch may each use on a device while searching, beyond codes, ids, centroids and
@@ -291,8 +292,7 @@ def to_gpu(
     Raises:
         DeviceError: a GPU is not there, or Faiss left an index on the CPU (never a silent run there).
         DataError: the index is empty or not sound.
-        UsageError: an option out of range; ``via="faiss"`` for codes that Faiss cannot take on a GPU; an index with lists
-            of which ``memory`` does not hold one search.
+        UsageError: an option out of range; ``via="faiss"`` for codes or lists that Faiss cannot take on a GPU.
     """
     check_mode(mode)
     if via not in ("auto", "faiss", "torch"):
@@ -326,8 +326,6 @@ def to_torch(
 ) -> DeviceIndex:
     """Put an index onto a device for torch alone: exact, of any K and code length. The device is named by the caller:
     ``cuda:0``, or ``cpu`` to see the same mathematics without a GPU.
-
-    Lists of an IVF are not kept: all codes are looked at.
 
     Raises:
         DeviceError, DataError, UsageError: see :func:`to_gpu`.
@@ -452,36 +450,50 @@ def _part(
     memory: int,
     clone: Callable[[Any, Any], tuple[Any, Any]] | None,
 ) -> Part:
-    from .gpu_search import Lists, Nominated, Part, Raw, Searcher
+    from .gpu_lists import DeviceLists, Lists
+    from .gpu_search import Nominated, Part, Raw, Searcher
     from .gpu_torch import DeviceGroups, Scan
 
     codes, groups = source.codes, None
     if source.group:
         grouped = source.groups()
         codes, groups = grouped.codes, DeviceGroups(grouped, place, memory)
-    searcher: Searcher
-    resources = None
-    flat = source.list_of is None
-    if via == "auto" and flat and scan_bytes(len(codes), codes.shape[1], lists) > memory:
-        via = "torch"  # which keeps to the memory, whatever the number of codes
-    if via == "torch" or clone is None:
-        searcher = Scan(codes, source.Z, place, memory)
-    else:
-        if source.list_of is not None and source.centroids is not None:
-            form = real_lists(codes, source.Z, source.list_of, source.centroids, source.nprobe)
-        else:
-            form = zero_lists(codes, source.Z, lists=lists)
+    scan = None if via == "faiss" else Scan(codes, source.Z, place, memory)
+    table = None
+    if scan is not None and source.list_of is not None and source.centroids is not None:
+        table = DeviceLists(source.list_of, source.centroids, source.nprobe, place, memory)
+    index, budget, resources = None, None, None
+    form = None if clone is None else _faiss_form(source, codes, via, lists, memory, table)
+    if form is not None and clone is not None:
         budget = FaissBudget.of(form, memory)
-        if via == "auto" and not flat:
-            # no way round it: torch alone would look at all lists, which is another answer
-            budget.check(min(MAX_K, len(codes)))
         index, resources = clone(form, place)
-        if via == "faiss":
-            searcher = Raw(index, budget)
-        else:
-            scan = Scan(codes, source.Z, place, memory)
-            searcher = Nominated(scan, index, budget) if flat else Lists(scan, index, budget)
+    searcher: Searcher
+    if scan is None:
+        searcher = Raw(index, budget)
+    elif table is not None:
+        searcher = Lists(scan, table, index, budget)
+    else:
+        searcher = scan if index is None else Nominated(scan, index, budget)
     return Part(place, searcher, len(source.codes), first, groups, resources)
+
+
+def _faiss_form(
+    source: Source, codes: Codes, via: Via, lists: int | None, memory: int, table: DeviceLists | None
+) -> Any:
+    """The index that Faiss takes onto a device; None where torch works alone."""
+    if via == "torch":
+        return None
+    if source.list_of is None or source.centroids is None:
+        # torch keeps to the memory, whatever the number of codes
+        too_large = via == "auto" and scan_bytes(len(codes), codes.shape[1], lists) > memory
+        return None if too_large else zero_lists(codes, source.Z, lists=lists)
+    if table is None:
+        return real_lists(codes, source.Z, source.list_of, source.centroids, source.nprobe)
+    if source.nprobe > MAX_LISTS:
+        return None
+    form = real_lists(codes, source.Z, source.list_of, source.centroids, source.nprobe)
+    fits = FaissBudget.of(form, memory).needed(min(MAX_K, len(codes))) <= memory
+    return form if fits else None
 
 
 __all__ = [

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..errors import DataError, DeviceError, UsageError
 from .checks import bits_per_code, check_codebooks, check_vectors, code_size, named_rows
-from .codebooks import encode
+from .codebooks import ORDINARY, encode
 from .nearest import tolerance
 
 EMPTY_KEY = torch.iinfo(torch.int64).min
@@ -27,7 +27,6 @@ MAX_ROWS = (1 << 32) - 1
 _LOW = 0xFFFF_FFFF
 _FLIP = 0x7FFF_FFFF
 _SHIFT = 1 << 32
-_ORDINARY = 1e4  # squared norm of a sub-vector up to which the margin of rounding is worth having
 _ENCODE_ENTRIES = 32 << 20  # scores at once
 
 
@@ -165,7 +164,7 @@ def encode_torch(
     for bit, on every device.
 
     Args:
-        x: floats [n, M*d], sub-vectors of about unit norm.
+        x: floats [n, M*d], sub-vectors of any norm but 0.
         Z: float32 [M, K, d], an array on the host.
         entries: scores held at once, which bounds the memory (some 16 bytes each).
 
@@ -184,7 +183,7 @@ def encode_torch(
     for start in range(0, len(x), step):
         block = x[start : start + step]
         squares = torch.linalg.vector_norm(block.reshape(-1, M, d), dim=2).square()
-        extreme = (squares >= _ORDINARY) | (squares == 0)
+        extreme = (squares >= ORDINARY) | (squares < 1 / ORDINARY)
         near = torch.where(extreme, 0, squares)
         margin = tolerance(books, float(near.max())) if len(block) else 0.0
         scores = raw_tables(block, on_device)

@@ -29,7 +29,9 @@ from .filters import Filter, mask_of
 from .gpu import MEMORY, Mode
 from .gpu_arrays import EMPTY_KEY, MAX_ROWS, best_of, keys_of, split_keys, vectors_on
 from .gpu_faiss import faiss_within
+from .gpu_lists import Lists, agree
 from .gpu_memory import MAX_K, FaissBudget
+from .gpu_proof import SPARE, settle
 from .gpu_torch import DeviceGroups, Scan
 from .items import Names
 from .ranges import check_least, too_many
@@ -37,11 +39,8 @@ from .search import check_k
 
 _BLOCK = 1024  # queries at once
 _RESULT = 64  # bytes a result needs while parts are merged and ids looked up
-_SPARE = 32  # nominated beyond k, at least
 _MOSTLY = 0.5  # share of codes from which a filter looks at nominations first, as on the CPU
 _TRIED = 256  # queries after which nominating may be given up
-_UNIT = 2.0**-23  # twice the relative error of one float32 operation
-_TINY = 2.0**-126
 
 
 class Searcher(Protocol):
@@ -50,7 +49,7 @@ class Searcher(Protocol):
     def __len__(self) -> int: ...
 
     def search_keys(self, queries: Tensor, k: int) -> Tensor:
-        """int64 keys [q, k], descending, of checked queries on the device."""
+        """int64 keys [q, min(k, codes)], descending, of checked queries on the device; empty ones where lists hold fewer."""
         ...
 
 
@@ -79,63 +78,21 @@ class Nominated:
 
     def search_keys(self, queries: Tensor, k: int) -> Tensor:
         n = len(self)
-        wanted = min(n, MAX_K, k + max(_SPARE, k // 4))
+        k = min(k, n)
+        wanted = min(n, MAX_K, k + max(SPARE, k // 4))
         seldom = self.tried >= _TRIED and 2 * self.proven < self.tried
         if k > MAX_K or (k == wanted and k < n) or seldom:
             return self.scan.search_keys(queries, k)
         with self._lock:
-            approximate, found = faiss_within(self.index, queries, wanted, self.budget)
-        exact = self.scan.exact_scores(self.scan.tables(queries), found.clamp_min(0))
-        there = found >= 0
-        best = best_of(torch.where(there, keys_of(exact, found), EMPTY_KEY), k)
-        slack = self._rounding(queries)
-        # What is promised of Faiss is seen to where it can be: scores that lie further off prove nothing.
-        proven = there.all(dim=1) & ((approximate - exact).abs() <= slack[:, None]).all(dim=1)
-        if wanted < n:
-            proven &= split_keys(best[:, -1])[0] > approximate.amin(dim=1) + slack
+            found = faiss_within(self.index, queries, wanted, self.budget)
+        held = torch.full((len(queries),), n, dtype=torch.int64, device=queries.device)
+        best, proven = settle(self.scan, queries, self.scan.tables(queries), found, k, held)
         self.tried += len(queries)
         open_ = (~proven).nonzero()[:, 0]
         self.proven += len(queries) - len(open_)
         if len(open_):
             best[open_] = self.scan.search_keys(queries[open_], k)
         return best
-
-    def _rounding(self, queries: Tensor) -> Tensor:
-        """How far two float32 evaluations of a score can lie apart, float32 [q] (:func:`.scanners.rounding_bound`)."""
-        M, d = self.scan.M, self.scan.d
-        norms = torch.linalg.vector_norm(queries.double().reshape(-1, M, d), dim=2).sum(dim=1)
-        bound = 1.01 * (2 * d + M + 2) * (_UNIT * norms + 2 * M * d * _TINY)
-        # rounded upwards
-        slack: Tensor = (bound * (1 + _UNIT)).float()
-        return slack
-
-
-class Lists:
-    """The lists nearest to a query, candidates scored again; more than 2,040 results come from all lists, exactly.
-
-    Args:
-        scan: the codes.
-        index: the same as Faiss' IVF index on the same device; its ids are positions.
-        budget: of Faiss' working memory.
-    """
-
-    def __init__(self, scan: Scan, index: Any, budget: FaissBudget | None = None) -> None:
-        self.scan = scan
-        self.index = index
-        self.budget = budget
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self.scan)
-
-    def search_keys(self, queries: Tensor, k: int) -> Tensor:
-        wanted = min(len(self), k + 8)
-        if wanted > MAX_K:
-            return self.scan.search_keys(queries, k)
-        with self._lock:
-            _, found = faiss_within(self.index, queries, wanted, self.budget)
-        exact = self.scan.exact_scores(self.scan.tables(queries), found.clamp_min(0))
-        return best_of(torch.where(found >= 0, keys_of(exact, found), EMPTY_KEY), k)
 
 
 class Raw:
@@ -153,6 +110,7 @@ class Raw:
         return int(self.index.ntotal)
 
     def search_keys(self, queries: Tensor, k: int) -> Tensor:
+        k = min(k, len(self))
         if k > MAX_K:
             raise UsageError(f"k = {k}: Faiss gives at most {MAX_K} on a GPU; leave out via='faiss' for more")
         with self._lock:
@@ -161,7 +119,7 @@ class Raw:
 
 
 class Filtered:
-    """The codes that a filter lets through, exactly; of an index with lists those of all lists.
+    """The codes that a filter lets through, exactly (for lists: :meth:`.gpu_lists.Lists.restricted`).
 
     Args:
         inner: what searches all codes.
@@ -178,8 +136,9 @@ class Filtered:
 
     def search_keys(self, queries: Tensor, k: int) -> Tensor:
         n = len(self.scan)
+        k = min(k, self.allowed)
         more = int(k * n / self.allowed * 1.1) + 16
-        spare = max(_SPARE, more // 4)
+        spare = max(SPARE, more // 4)
         if (
             not isinstance(self.inner, Nominated)
             or self.allowed < _MOSTLY * n
@@ -225,16 +184,17 @@ class Part:
 
     def search_keys(self, queries: Tensor, k: int) -> Tensor:
         """int64 keys [q, min(k, items)] of positions among all."""
-        k = min(k, self.items)
-        keys = self.searcher.search_keys(queries, min(k, len(self.searcher)))
+        # not cut to the items of this part: which lists are looked at depends on how many results are asked for
+        keys = self.searcher.search_keys(queries, k)
         if self.groups is not None:
-            keys = self.groups.expand(keys, k)
+            keys = self.groups.expand(keys, min(k, self.items))
         # a position stands in a key as its difference from 2^32 - 1
         return torch.where(keys == EMPTY_KEY, keys, keys - self.first) if self.first else keys
 
     def range_keys(self, queries: Tensor, least: float, limit: int) -> tuple[Tensor, Tensor]:
         """Rows and keys of all items that score at least ``least``."""
-        exact = self.searcher if isinstance(self.searcher, Filtered) else self.scan("a range search")
+        held = self.searcher
+        exact = held if isinstance(held, Filtered | Lists) else self.scan("a range search")
         rows, keys = exact.range_keys(queries, least, limit)
         if self.groups is not None:
             rows, keys = self.groups.expand_all(rows, keys, least, limit)
@@ -245,6 +205,8 @@ class Part:
         scan = self.scan("a filter")
         allowed = int(mask.sum())
         there = torch.from_numpy(np.array(mask)).to(self.device)  # a copy: it may be the caller's own
+        if isinstance(self.searcher, Lists):
+            return replace(self, searcher=self.searcher.restricted(there), items=allowed)
         if self.groups is None:
             searcher: Searcher = Filtered(self.searcher, scan, there, allowed)
             return replace(self, searcher=searcher, items=allowed)
@@ -295,6 +257,7 @@ class DeviceIndex:
         self._ids = None if own is None else torch.from_numpy(own).to(self.device)
         self._lock = threading.Lock()
         self._filtered: tuple[bytes, list[Part]] | None = None
+        self._agree(parts)
 
     @property
     def faiss_indexes(self) -> list[Any]:
@@ -304,27 +267,27 @@ class DeviceIndex:
 
     def stats(self) -> dict[str, int]:
         """Queries nominated for by Faiss (``tried``), and those of them that needed no more (``proven``)."""
-        parts = [p.searcher for p in self.parts if isinstance(p.searcher, Nominated)]
+        parts = [p.searcher for p in self.parts if isinstance(p.searcher, Nominated | Lists)]
         return {"tried": sum(p.tried for p in parts), "proven": sum(p.proven for p in parts)}
 
     def search(self, xq: ArrayLike | Tensor, k: int, *, where: Filter | None = None) -> tuple[Any, Any]:
         """The ``k`` best items of every query; any k, up to a whole ranking.
 
         Scores are those of :func:`.codebooks.score_codes`, equal scores come by ascending id (with ``via="faiss"``:
-        Faiss' own). More than 2,048 results come from torch alone. Of an index with lists, only the nearest lists are
-        looked at; with more than 2,040 results all are.
+        Faiss' own). More than 2,048 results come from torch alone. Of an index with lists, only the ``nprobe`` nearest
+        that hold items are looked at, exactly, and more where these hold fewer than ``k``.
 
         Args:
             xq: [Q, M*d]. An array: results are arrays. A tensor on :attr:`device`: results are tensors there, and
                 nothing passes through the host.
             k: 1..ntotal.
-            where: only items that pass this filter, as :meth:`.engine.Engine.search` takes it; an index with lists is
-                then looked at whole, exactly. What passes is found on the host, once as long as the answer stays the
-                same, and takes a byte an item on the device (some 30 for a moment where distinct codes are searched).
+            where: only items that pass this filter, as :meth:`.engine.Engine.search` takes it; lists then hold just
+                these. What passes is found on the host, once as long as the answer stays the same, and takes a byte an
+                item on the device (some 30 for a moment where distinct codes or lists are searched).
 
         Returns:
-            D float32 [Q, k], larger first; I int64 [Q, k]; -inf and -1 where the lists looked at hold fewer, or where
-            fewer items pass.
+            D float32 [Q, k], larger first; I int64 [Q, k]; -inf and -1 where fewer items pass (with ``via="faiss"`` also
+            where the lists looked at hold fewer).
 
         Raises:
             UsageError: ``k`` out of range, or more than the working memory sorts; a tensor on another device; ``where``
@@ -403,8 +366,14 @@ class DeviceIndex:
                 lengths = [part.items for part in self.parts]
                 masks = [mask[p.first : p.first + n] for p, n in zip(self.parts, lengths, strict=True)]
                 parts = [part.restricted(own) for part, own in zip(self.parts, masks, strict=True)]
+                self._agree(parts)
                 self._filtered = digest, parts
             return self._filtered[1]
+
+    def _agree(self, parts: list[Part]) -> None:
+        """Lists are those of all items, wherever these lie."""
+        found = [part.searcher for part in parts if isinstance(part.searcher, Lists)]
+        agree(found, shard=self.mode == "shard")
 
     def _items(self, parts: list[Part]) -> int:
         return sum(part.items for part in parts) if self.mode == "shard" else parts[0].items

@@ -97,11 +97,12 @@ class Scan:
         return max(1, min(len(self), min(self.memory // _CELL, _CELLS) // rows - k))
 
     def search_keys(self, queries: Tensor, k: int, mask: Tensor | None = None) -> Tensor:
-        """The best ``k`` of all codes: int64 keys [Q, k], descending. Queries are checked, on the device.
+        """The best ``k`` of all codes: int64 keys [Q, min(k, n)], descending. Queries are checked, on the device.
 
         Args:
             mask: bool [n] on the device: only these codes; empty keys where they are fewer than ``k``.
         """
+        k = min(k, len(self))
         out = torch.full((len(queries), k), EMPTY_KEY, dtype=torch.int64, device=self.device)
         rows = self.block_rows(k)
         for start in range(0, len(queries), rows):

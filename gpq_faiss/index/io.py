@@ -5,16 +5,16 @@
 flipped bit or a file swapped for another is noticed. It may be missing (a file written by plain Faiss).
 
 Sidecar keys: ``format_version``, ``kind``, ``ntotal``, ``codebooks`` (M), ``codewords`` (K), ``subdim`` (d),
-``codebooks_fingerprint``, ``model_fingerprint`` (or null), ``bytes``, ``sha256``, ``created``, ``versions``, ``extra``.
+``codebooks_fingerprint``, ``model_fingerprint`` (or null), ``bytes``, ``sha256``, ``versions``, ``extra``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import datetime
 import hashlib
+import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,26 +23,34 @@ import numpy as np
 
 from .. import __version__
 from ..errors import DataError, MismatchError
-from ..files import atomic_path, check_output, read_json, write_error, write_json
+from ..files import atomic_paths, check_output, read_json, write_error, write_json
 from ..store import codebooks_fingerprint
 from .checks import Floats
 from .layout import Layout, layout_of
 
 FORMAT_VERSION = 1
-HASH_LIMIT = 256 << 20
-"""Files up to this size are hashed on loading; hashing takes about a second a GB."""
-
 _WRITE_CHUNK = 1 << 20
 # First four bytes of what we read; everything else is refused before Faiss parses it.
 _INNER = {b"IxPq", b"IPfs"}
 _WRAPPERS = {b"IxMp", b"IxM2"}
 _LISTS = {b"IwPQ", b"IwPf"}
+INDEX_TYPES = tuple(_INNER | _WRAPPERS | _LISTS)
+"""First four bytes of the files that are read."""
 _QUANTIZERS = {b"IxFI"}
+_FOREIGN = (b"Ix", b"Iw", b"IB", b"IH", b"Il")
+_CONSTANTS = struct.pack(
+    "<qq", 1 << 20, 1 << 20
+)  # what Faiss has behind the number of items, whatever the type
 _HEADER_BYTES = 33  # d int32, ntotal int64, two unused int64, is_trained byte, metric int32
 _LISTS_BYTES = 16  # number of lists and nprobe, before the coarse quantiser
 _LOOP_LIMIT = 1 << 20
 _LEAST_LIMIT = 64 << 20
 _reading = threading.Lock()
+
+
+def is_faiss(start: bytes) -> bool:
+    """Whether the first 32 bytes of a file are those of a Faiss index, readable here or not."""
+    return start[:4] in INDEX_TYPES or start[:2] in _FOREIGN or start[16:32] == _CONSTANTS
 
 
 def sidecar_path(path: str | Path) -> Path:
@@ -74,14 +82,16 @@ def save_index(
     path = check_index_output(path, overwrite=overwrite)
     layout = layout_of(index, what=f"index for {path}")
     sidecar = sidecar_path(path)
-    # Both are complete on disk before either gets its name. Between the two renames there is no sidecar, which is a
-    # valid state; an old sidecar beside a new index would not be.
-    with atomic_path(sidecar) as temporary_sidecar, atomic_path(path) as temporary:
+    with atomic_paths(path, sidecar) as (temporary, temporary_sidecar):
         size, digest = _write(index, temporary, path)
         document = _document(layout, size, digest, model_fingerprint, extra or {})
         write_json(temporary_sidecar, document)
-        sidecar.unlink(missing_ok=True)
     return path
+
+
+def stored_points(points: Iterable[Mapping[str, float]]) -> list[dict[str, float]]:
+    """Operating points without their times, for a sidecar: of the same input, an index and its sidecar have the same bytes."""
+    return [{k: v for k, v in point.items() if k != "seconds_per_query"} for point in points]
 
 
 def sidecar_document(
@@ -106,7 +116,6 @@ def sidecar_document(
         "model_fingerprint": model_fingerprint,
         "bytes": size,
         "sha256": digest,
-        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "versions": {"gpq_faiss": __version__, "faiss": faiss.__version__, "numpy": np.__version__},
         "extra": extra,
     }
@@ -147,7 +156,7 @@ def _write(index: Any, temporary: Path, path: Path) -> tuple[int, str]:
 
 
 def load_index(
-    path: str | Path, *, verify: bool | None = None, max_bytes: int | None = None
+    path: str | Path, *, verify: bool = True, max_bytes: int | None = None
 ) -> tuple[Any, dict[str, Any]]:
     """Read an index file that may come from anywhere.
 
@@ -157,12 +166,12 @@ def load_index(
 
     Args:
         path: the ``.faiss`` file.
-        verify: compare the file with the sidecar's SHA-256. Default: up to 256 MiB (:data:`HASH_LIMIT`).
+        verify: compare the file with the sidecar's SHA-256, where it has one: about a second a GB.
         max_bytes: refuse larger files.
 
     Returns:
         The Faiss index (see :mod:`.forms`), and the sidecar. Without a sidecar file the same
-        keys are filled from the index, except ``model_fingerprint``, ``sha256``, ``created`` (None) and ``versions``.
+        keys are filled from the index, except ``model_fingerprint``, ``sha256`` (None) and ``versions``.
 
     Raises:
         DataError: missing, empty, foreign, truncated or damaged, or too large.
@@ -178,7 +187,7 @@ def load_index(
     sidecar = sidecar_path(path)
     stated = _read_sidecar(sidecar) if sidecar.exists() else None
     if stated is not None:
-        _check_file(path, size, stated, verify)
+        check_file(path, stated, verify=verify)
     # Faiss also counts a table that it could make of lists of 4-bit codes, and never does here.
     with _limits(max(2 * size, _LEAST_LIMIT)):
         try:
@@ -188,7 +197,7 @@ def load_index(
     layout = layout_of(index, what=str(path), deep=True)
     found = _document(layout, size, "", None, {})
     if stated is None:
-        return index, {**found, "sha256": None, "created": None, "versions": {}}
+        return index, {**found, "sha256": None, "versions": {}}
     for key in ("codebooks_fingerprint", "ntotal", "kind"):
         if stated[key] != found[key]:
             raise MismatchError(
@@ -225,8 +234,9 @@ def _check_type(path: Path) -> None:
     """Refuse, before Faiss parses a byte, files of any type that is not ours: its reader knows a hundred."""
     try:
         with path.open("rb") as file:
-            outer = file.read(4)
-            inner = outer
+            start = file.read(32)
+            outer = inner = start[:4]
+            file.seek(4)
             if outer in _WRAPPERS:
                 file.seek(_HEADER_BYTES, 1)
                 inner = file.read(4)
@@ -243,7 +253,7 @@ def _check_type(path: Path) -> None:
         raise DataError(f"cannot read {path}: {error.strerror}") from None
     if inner in _INNER:
         return
-    if outer in _WRAPPERS or outer[:2] in (b"Ix", b"Iw", b"IB", b"IH", b"Il"):
+    if is_faiss(start):
         kind = inner.decode("ascii", "replace") if inner.isalnum() else "damaged"
         raise DataError(f"{path} holds no product-quantised codes (type {kind!r}): a GPQ index is an IndexPQ")
     raise DataError(f"{path} is not a Faiss index: use the output of 'gpq index' or faiss.write_index")
@@ -260,7 +270,6 @@ _SIDECAR_TYPES: dict[str, tuple[type, ...]] = {
     "model_fingerprint": (str, type(None)),
     "bytes": (int,),
     "sha256": (str,),
-    "created": (str,),
     "versions": (dict,),
     "extra": (dict,),
 }
@@ -282,11 +291,20 @@ def _read_sidecar(sidecar: Path) -> dict[str, Any]:
     return document
 
 
-def _check_file(path: Path, size: int, stated: dict[str, Any], verify: bool | None) -> None:
-    changed = size != stated["bytes"]
-    if not changed and (size <= HASH_LIMIT if verify is None else verify):
-        with path.open("rb") as file:
-            changed = hashlib.file_digest(file, "sha256").hexdigest() != stated["sha256"]
+def check_file(path: Path, stated: dict[str, Any], *, verify: bool) -> None:
+    """Compare the bytes of an index file, and with ``verify`` its SHA-256, with what the sidecar ``stated`` says.
+
+    Raises:
+        MismatchError: they differ.
+        DataError: the file cannot be read.
+    """
+    changed = _file_size(path) != stated["bytes"]
+    try:
+        if verify and not changed:
+            with path.open("rb") as file:
+                changed = hashlib.file_digest(file, "sha256").hexdigest() != stated["sha256"]
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from None
     if changed:
         raise MismatchError(
             f"{path} is not the file that {sidecar_path(path).name} describes: it is damaged or was changed; build it "
@@ -294,13 +312,27 @@ def _check_file(path: Path, size: int, stated: dict[str, Any], verify: bool | No
         )
 
 
+def read_empty(data: bytes, path: Path, *, lists: int = 0) -> Any:
+    """The Faiss index without items that ``data`` is: the header of ``path``, which claims so many lists.
+
+    Raises:
+        DataError: it is damaged, or claims more than it can hold.
+    """
+    # For lists of 4-bit codes Faiss counts a table of up to 16 times their centroids.
+    with _limits(max(16 * len(data), _LEAST_LIMIT), max(lists + 1, _LOOP_LIMIT)):
+        try:
+            return faiss.deserialize_index(np.frombuffer(data, np.uint8))
+        except (RuntimeError, MemoryError, OverflowError, ValueError, TypeError) as error:
+            raise DataError(f"{path} is damaged: its header cannot be read; build it again") from error
+
+
 @contextlib.contextmanager
-def _limits(byte_limit: int) -> Iterator[None]:
+def _limits(byte_limit: int, loop_limit: int = _LOOP_LIMIT) -> Iterator[None]:
     """Faiss' process-wide limits on what a file may ask for, lowered and restored. One reader at a time."""
     with _reading:
         before = faiss.get_deserialization_vector_byte_limit(), faiss.get_deserialization_loop_limit()
         faiss.set_deserialization_vector_byte_limit(byte_limit)
-        faiss.set_deserialization_loop_limit(_LOOP_LIMIT)
+        faiss.set_deserialization_loop_limit(loop_limit)
         try:
             yield
         finally:

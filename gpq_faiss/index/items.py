@@ -210,7 +210,7 @@ class Groups:
         """The ``k`` best items of the best groups.
 
         Args:
-            keys: [Q, g] of groups, best first; they hold at least k items in every row.
+            keys: [Q, g] of groups, best first, empty ones last; they hold at least k items in every row.
 
         Returns:
             Scores float32 [Q, k] and positions int64 [Q, k], equal scores by position.
@@ -224,25 +224,41 @@ class Groups:
             )
         return D, positions
 
+    def expand_one(self, scores: Floats, groups: Ids, k: int) -> tuple[Floats, Ids]:
+        """:meth:`expand` of one query: scores [g], best first, and groups [g] to scores [k] and positions [k]."""
+        starts = self.starts.take(groups)
+        sizes = np.minimum(self.sizes.take(groups), k)
+        last = 0 if sizes[0] >= k else int(sizes.cumsum().searchsorted(k))  # the group of the k-th item
+        reached = scores[: last + 2].tolist()
+        if len(set(reached)) < len(reached):
+            # items of groups that tie are ordered among each other
+            D, positions = self.expand(sort_keys(scores, groups)[None], k)
+            return D[0], positions[0]
+        parts = [
+            self.members[start : start + size]
+            for start, size in zip(starts[: last + 1].tolist(), sizes[: last + 1].tolist(), strict=True)
+        ]
+        return scores[: last + 1].repeat(sizes[: last + 1])[:k], np.concatenate(parts, dtype=np.int64)[:k]
+
     def expand_some(self, keys: Keys, k: int) -> tuple[Floats, Ids]:
         """:meth:`expand` where rows may hold fewer than ``k`` items, as lists of an IVF do: the rest is -inf and -1."""
         at = read_keys(keys)[1]
-        there = at >= 0
-        have = np.where(there, self.sizes[at], 0).sum(axis=1)
-        if bool((have >= k).all()) and bool(there.all()):
+        have = np.where(at >= 0, self.sizes[at], 0).sum(axis=1)
+        if bool((have >= k).all()):
             return self.expand(keys, k)
         D = np.full((len(keys), k), -np.inf, np.float32)
         positions = np.full((len(keys), k), -1, np.int64)
-        for q in range(len(keys)):
-            n = int(min(k, have[q]))
-            if n:
-                row, found = self.expand(keys[q : q + 1, there[q]], n)
-                D[q, :n], positions[q, :n] = row[0], found[0]
+        full = np.flatnonzero(have >= k)
+        D[full], positions[full] = self.expand(keys[full], k)
+        for q in np.flatnonzero((have < k) & (have > 0)).tolist():
+            n = int(have[q])
+            row, found = self.expand(keys[q : q + 1], n)
+            D[q, :n], positions[q, :n] = row[0], found[0]
         return D, positions
 
     def _expand(self, keys: Keys, k: int, D: Floats, positions: Ids) -> None:
         scores, groups = read_keys(keys)
-        sizes = self.sizes[groups]
+        sizes = np.where(groups >= 0, self.sizes[groups], 0)
         ends = np.cumsum(sizes, axis=1)
         # The group in which the k-th item falls, and all that tie with it, since smaller ids may be in those.
         cut = (ends < k).sum(axis=1)

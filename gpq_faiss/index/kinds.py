@@ -12,8 +12,8 @@ kind            what a search does
 ``flat``        the plain 4-bit tables of ``IndexPQ`` nominate: exact, slowest
 ``fastscan``    FastScan's own scores and order, not re-scored: fastest, approximate (and it never gives an item of the
                 very least score, so places may stay empty)
-``ivf``         only the lists nearest to a query, re-scored (:mod:`.ivf`): approximate; with 4-bit lists an item of the very
-                least score may be missing, as with ``fastscan``
+``ivf``         only the lists nearest to a query (:mod:`.probing`), exact within these: approximate by what other lists hold;
+                with all lists equal to ``exact``
 ==============  =====================================================================================================
 """
 

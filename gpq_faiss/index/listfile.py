@@ -1,4 +1,4 @@
-"""Index files with lists: where in the file Faiss keeps each list, to write them as a stream and to map them.
+"""Index files with lists: where in the file Faiss keeps each list, to write them as a stream and to read them in place.
 
 A file of ``IndexIVFPQ`` or ``IndexIVFPQFastScan`` is a header with the coarse centroids and the codebooks, the sizes of
 the lists, and list after list its codes and ids. The header is what Faiss itself writes of empty lists, with the numbers
@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from .checks import Codes, Floats, Ids
+from .io import read_empty
 from .ivf import ivf_index
 from .layout import layout_of
 from .packing import PackedCodes, block_bytes
-from .rowfile import BLOCK_ROWS, Source, mapped
+from .rowfile import BLOCK_ROWS, IndexFile
 
 ListForm = Literal["ivf-fused", "ivf-fastscan"]
 _NTOTAL = 8  # after the type and d
@@ -59,8 +60,8 @@ class ListFile:
     starts: Ids
     rows: int
 
-    def codes(self, source: Source, number: int, start: int, stop: int) -> Codes | PackedCodes:
-        """Codes of rows ``start:stop`` of a list, as they lie in the file (a map of just these).
+    def codes(self, source: IndexFile, number: int, start: int, stop: int) -> Codes | PackedCodes:
+        """Codes of rows ``start:stop`` of a list, as they lie in the file.
 
         ``start`` must be a multiple of :attr:`rows`.
         """
@@ -68,28 +69,32 @@ class ListFile:
         size = (M + 1) // 2
         n = stop - start
         if self.form == "ivf-fused":
-            if not n:
-                return np.empty((0, size), np.uint8)
             at = int(self.starts[number]) + start * size
-            return mapped(source, np.uint8, at, n * size).reshape(-1, size)
+            return source.read(np.uint8, at, n * size).reshape(-1, size)
         each = block_bytes(M, self.rows)
         count = -(-n // self.rows) * each
-        return PackedCodes(mapped(source, np.uint8, self.packed_at(number, start), count), n, M, self.rows)
+        return PackedCodes(source.read(np.uint8, self.packed_at(number, start), count), n, M, self.rows)
 
     def packed_at(self, number: int, start: int) -> int:
         """Byte where row ``start`` of a list, the first of a block of the fastscan form, lies."""
         each = block_bytes(int(self.codebooks.shape[0]), self.rows)
         return int(self.starts[number]) + 16 + 8 * int(self.sizes[number]) + start // self.rows * each
 
-    def ids(self, source: Source, number: int, start: int, stop: int) -> Ids:
-        """Ids of rows ``start:stop`` of a list, int64 [n], a map of just these."""
-        if start >= stop:
-            return np.empty(0, np.int64)
+    def ids(self, source: IndexFile, number: int, start: int, stop: int) -> Ids:
+        """Ids of rows ``start:stop`` of a list, int64 [n]."""
+        return source.read("<i8", self._ids_at(number, start), max(0, stop - start))
+
+    def some_ids(self, source: IndexFile, number: int, start: int, stop: int, positions: Ids) -> Ids:
+        """Of the ids of rows ``start:stop`` of a list those at ``positions``, int64 of their shape."""
+        return source.read_some("<i8", self._ids_at(number, start), stop - start, positions)
+
+    def _ids_at(self, number: int, start: int) -> int:
+        """Byte where the id of row ``start`` of a list lies."""
         # fused lists have their ids after the codes, FastScan's before them and behind their number
         before = 8
         if self.form == "ivf-fused":
             before = int(self.sizes[number]) * ((int(self.codebooks.shape[0]) + 1) // 2)
-        return mapped(source, "<i8", int(self.starts[number]) + before + 8 * start, stop - start)
+        return int(self.starts[number]) + before + 8 * start
 
 
 def lists_bytes(form: str, sizes: Ids, M: int, rows: int = BLOCK_ROWS) -> Ids:
@@ -144,20 +149,16 @@ def has_lists(path: str | Path) -> bool:
         return False
 
 
-def read_lists(path: str | Path) -> ListFile:
+def read_lists(source: IndexFile) -> ListFile:
     """Find the lists of an index file without reading them.
 
     Raises:
-        DataError: missing, damaged, or not an index with lists whose codebooks are a GPQ model's.
+        DataError: damaged, or not an index with lists whose codebooks are a GPQ model's.
     """
-    path = Path(path)
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            return _read(path, file, size)
+        return _read(source.path, source.from_start(), source.size)
     except OSError as error:
-        why = "not found" if isinstance(error, FileNotFoundError) else error.strerror
-        raise DataError(f"{path}: {why}: an index file is needed (gpq index, or faiss.write_index)") from None
+        raise DataError(f"cannot read {source.path}: {error.strerror}") from None
 
 
 def _read(path: Path, file: Any, size: int) -> ListFile:
@@ -174,7 +175,7 @@ def _read(path: Path, file: Any, size: int) -> ListFile:
     head = take(_HEADER + 16)
     fast = head[:4] == b"IwPf"
     if head[:4] not in _TYPES:
-        raise DataError(f"{path} has no lists that can be mapped: build it with kind 'ivf'")
+        raise DataError(f"{path} has no lists that can be searched in place: build it with kind 'ivf'")
     n, lists = struct.unpack_from("<q", head, _NTOTAL)[0], struct.unpack_from("<Q", head, _HEADER)[0]
     if not (0 <= n < 1 << 62 and 1 <= lists <= min(_MOST_LISTS, size)):
         raise damaged
@@ -193,7 +194,7 @@ def _read(path: Path, file: Any, size: int) -> ListFile:
     head += take(4 * struct.unpack_from("<Q", head, len(head) - 8)[0])
     kind = take(4)
     if kind != (b"ilbl" if fast else b"ilar") or not 32 <= rows <= 128 or rows % 32:
-        raise DataError(f"{path}: its lists are of a form that cannot be mapped, or it is damaged")
+        raise DataError(f"{path}: its lists are of a form that cannot be searched in place, or it is damaged")
     head += kind + take(32 if fast else 16)
     # The same header with empty lists is a small index that Faiss can read and layout_of can verify.
     small = bytearray(head)
@@ -201,13 +202,12 @@ def _read(path: Path, file: Any, size: int) -> ListFile:
     small += bytes(16 * lists) if fast else b"sprs" + bytes(8)
     if struct.unpack_from("<Q", head, len(head) - (32 if fast else 16))[0] != lists:
         raise damaged
-    try:
-        index: Any = faiss.deserialize_index(np.frombuffer(bytes(small), np.uint8))
-    except (RuntimeError, MemoryError, OverflowError, ValueError, TypeError) as error:
-        raise DataError(f"{path} is damaged: its header cannot be read; build it again") from error
+    index = read_empty(bytes(small), path, lists=lists)
     layout = layout_of(index, what=str(path))
     if layout.kind not in ("ivf-fused", "ivf-fastscan"):
-        raise DataError(f"{path}: lists of form {layout.kind} cannot be mapped: build it with kind 'ivf'")
+        raise DataError(
+            f"{path}: lists of form {layout.kind} cannot be searched in place: build it with kind 'ivf'"
+        )
     form: ListForm = "ivf-fastscan" if fast else "ivf-fused"
     M = int(layout.codebooks.shape[0])
     if fast:

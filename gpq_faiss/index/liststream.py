@@ -16,19 +16,20 @@ from typing import Any
 
 import numpy as np
 
+from ..data.arrays import read_npy
 from ..errors import DataError, UsageError
-from ..files import fingerprint, read_json, write_error, write_json
+from ..files import fingerprint, open_own, read_json, write_error, write_json
+from ..stages import stage
 from ..store import codebooks_fingerprint
 from .checks import Codes, Floats, Ids, code_size
 from .coarse import Coarse, Nearest, Tables, choose
-from .io import check_index_output, read_sidecar, sidecar_path
-from .ivf import IvfSettings
+from .io import check_index_output, read_sidecar, sidecar_path, stored_points
+from .ivf import TRAIN_ROWS, IvfSettings, tell_fewer, train_centroids
 from .listfile import NPROBE_AT, ListForm, frame_lists, lists_bytes
 from .rowfile import BLOCK_ROWS, pack_rows
 from .shards import Shard
 from .stream import MEMORY, building, check_build, check_stored_ids, collect, publish
 
-_TRAIN_ROWS = 256  # a list
 _LEAST_CHUNK = 1024
 _MOST_CHUNK = 1 << 25
 _log = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ def build_lists(
     memory: int = MEMORY,
     overwrite: bool = False,
     extra: dict[str, Any] | None = None,
+    finish: Callable[[Path], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
     """Write the rows of ``shards`` as one index file with lists, and its sidecar.
@@ -55,6 +57,7 @@ def build_lists(
         codebooks: float32 [M, 16, d], checked.
         ivf: lists, centroids, form, nprobe, seed and way of assignment (:mod:`.coarse`).
         memory: bytes that the arrays of the build may take (Python and its libraries take some 200 MB besides).
+        finish: what is still to be done to the file and its sidecar, before they are in place (:func:`store_nprobe`).
         progress: called with rows done and rows in all; each row counts three times (collected, moved, written).
 
     Returns:
@@ -93,7 +96,7 @@ def build_lists(
             own["ascending"] = build.ascending  # known once all is written
             return found
 
-        publish(out, write, form, total, codebooks, model_fingerprint, own)
+        publish(out, write, form, total, codebooks, model_fingerprint, own, partial=partial, finish=finish)
     return out
 
 
@@ -133,9 +136,9 @@ class _Build:
         try:
             if not record.exists() or read_json(record, "a build").get("mark") != mark:
                 return False
-            self.sizes = np.load(self.folder / "sizes.npy", allow_pickle=False)
-            self.centroids = np.load(self.folder / "centroids.npy", allow_pickle=False)
-        except (DataError, OSError, ValueError, AttributeError):
+            self.sizes = read_npy(self.folder / "sizes.npy", "the sizes of lists")
+            self.centroids = read_npy(self.folder / "centroids.npy", "the centroids of lists")
+        except (DataError, AttributeError):
             return False
         sizes = [
             (self.folder / name).stat().st_size if (self.folder / name).exists() else -1
@@ -146,7 +149,8 @@ class _Build:
     def sort(self, mark: str) -> None:
         """Train, assign, and put the rows in the order of their lists."""
         (self.folder / "sorted.json").unlink(missing_ok=True)
-        coarse = self.coarse()
+        with stage("placing the lists"):
+            coarse = self.coarse()
         lists = len(coarse.centroids)
         way = "nearest centroid" if isinstance(coarse, Nearest) else "tables"
         _log.info("%s: %d lists by %s", self.folder.name[1:].removesuffix(".building"), lists, way)
@@ -158,16 +162,21 @@ class _Build:
             else 1 << 20
         )
         sizes = np.zeros(lists, np.int64)
-        with (self.folder / "lists.raw").open("wb") as file:
+        with (
+            open_own(self.folder / "lists.raw", "wb") as file,
+            stage("finding each row's list", self.rows, "row") as finding,
+        ):
             for codes in self._codes(min(step, chunk)):
                 numbers = coarse.assign(codes).astype(kind)
                 sizes += np.bincount(numbers, minlength=lists)
                 file.write(numbers.tobytes())
+                finding.advance(len(codes))
         self._move(kind, sizes, chunk)
         (self.folder / "lists.raw").unlink()
         self.sizes, self.centroids = sizes, coarse.centroids
-        np.save(self.folder / "sizes.npy", sizes)
-        np.save(self.folder / "centroids.npy", coarse.centroids)
+        for name, array in (("sizes.npy", sizes), ("centroids.npy", coarse.centroids)):
+            with open_own(self.folder / name, "wb") as file:
+                np.save(file, array)
         write_json(self.folder / "sorted.json", {"mark": mark})
         for name in ("codes.raw", "ids.raw", "progress.json"):
             (self.folder / name).unlink(missing_ok=True)
@@ -177,21 +186,19 @@ class _Build:
         lists, way = choose(self.ivf, self.rows)
         D = int(self.Z.shape[0] * self.Z.shape[2])
         most = max(lists, self.memory // (D * 16))
-        if self.ivf.centroids is None:
-            sample = self._sample(min(self.rows, lists * _TRAIN_ROWS, most))
-            if way == "tables":
-                return Tables(sample, self.Z, lists, self.ivf.seed)
+        if self.ivf.centroids is not None:
+            trained = self.ivf.trained(self._sample(1), self.Z)
+            assert trained.centroids is not None
+            return Nearest(trained.centroids, self.Z)
+        sample = self._sample(min(self.rows, lists * TRAIN_ROWS, most))
+        coarse: Coarse
+        if way == "tables":
+            coarse = Tables(sample, self.Z, lists, self.ivf.seed)
         else:
-            sample = self._sample(1)
-        trained = IvfSettings(
-            lists=min(lists, len(sample)),
-            centroids=self.ivf.centroids,
-            form=self.ivf.form,
-            nprobe=self.ivf.nprobe,
-            seed=self.ivf.seed,
-        ).trained(sample, self.Z)
-        assert trained.centroids is not None
-        return Nearest(trained.centroids, self.Z)
+            coarse = Nearest(train_centroids(sample, self.Z, lists, self.ivf.seed), self.Z)
+        if self.ivf.lists is not None:
+            tell_fewer(lists, len(coarse.centroids))
+        return coarse
 
     def _sample(self, n: int) -> Codes:
         """Codes of random rows, uint8 [n, code_size]."""
@@ -230,8 +237,9 @@ class _Build:
         with (
             (self.folder / "lists.raw").open("rb") as lists_file,
             (self.folder / "ids.raw").open("rb") as ids_file,
-            (self.folder / "codes.sorted").open("wb") as codes_out,
-            (self.folder / "ids.sorted").open("wb") as ids_out,
+            open_own(self.folder / "codes.sorted", "wb") as codes_out,
+            open_own(self.folder / "ids.sorted", "wb") as ids_out,
+            stage("sorting by lists", self.rows, "row") as sorting,
         ):
             os.truncate(codes_out.fileno(), self.rows * self.size)
             os.truncate(ids_out.fileno(), self.rows * 8)
@@ -253,6 +261,7 @@ class _Build:
                     _put(ids_out.fileno(), sorted_ids[8 * a : 8 * b], to * 8)
                     cursor[number] = to + b - a
                     a = b
+                sorting.advance(n)
                 if self.progress is not None:
                     self.progress(self.rows + start + n, 3 * self.rows)
             for file in (codes_out, ids_out):
@@ -267,6 +276,7 @@ class _Build:
             temporary.open("wb", buffering=1 << 20) as out,
             (self.folder / "codes.sorted").open("rb") as codes,
             (self.folder / "ids.sorted").open("rb") as ids,
+            stage("writing the index", self.rows, "row") as writing,
         ):
 
             def put(data: Any) -> None:
@@ -298,6 +308,7 @@ class _Build:
                 if form == "ivf-fused":
                     put_ids(size)
                 done += size
+                writing.done = done
                 if self.progress is not None:
                     self.progress(2 * self.rows + done, 3 * self.rows)
             if out.tell() != expected:
@@ -315,8 +326,10 @@ def _put(handle: int, data: memoryview, at: int) -> None:
 def store_nprobe(path: Path, nprobe: int, points: Sequence[dict[str, float]]) -> None:
     """Make ``nprobe`` the default of an index file with lists, and note the operating points in its sidecar.
 
+    Both change where they lie: the caller does this before they are in place.
+
     Raises:
-        DataError: the disk refuses. Between the two writes there is no sidecar, which is a valid state.
+        DataError: the disk refuses.
     """
     document = read_sidecar(path)
     assert document is not None
@@ -330,5 +343,5 @@ def store_nprobe(path: Path, nprobe: int, points: Sequence[dict[str, float]]) ->
             document["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise write_error(path, error) from error
-    document["extra"]["operating_points"] = list(points)
+    document["extra"]["operating_points"] = stored_points(points)
     write_json(sidecar, document)

@@ -82,7 +82,7 @@ class PackedCodes:
     """Codes that stay in FastScan's blocks, read like an array uint8 [n, code_size] by slices and by positions.
 
     Args:
-        packed: uint8 [blocks * block_bytes]; may be a memory map.
+        packed: uint8 [blocks * block_bytes].
         n: codes.
         M: indices a code.
         rows: codes a block.

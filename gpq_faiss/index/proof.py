@@ -19,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UsageError
-from .checks import MAX_CODEBOOKS, Codes, Floats
+from .checks import MAX_CODEBOOKS, Codes, Floats, Ids
 from .codebooks import lookup, lookup_columns, lookup_tables, score_prepared, score_tables
 from .keys import EMPTY_KEY, Keys, best_keys, read_keys, sort_keys
 from .packing import PackedCodes
 from .scanners import FastScan, Scanner, TableScan, quantisation_bound, rounding_bound
+from .single import SingleSearch
 
 FULL = 8192
 """Rows up to which scoring everything is cheaper than nominating and proving (measured)."""
@@ -31,6 +32,8 @@ _CANDIDATE_BYTES = 64 << 20
 _SCORE_BLOCK = 32_768
 _ROUNDS = 3
 _FEW = 32
+_ONE_MOST = 4096  # k from which one query gains nothing by itself (measured)
+_NOTES = 32  # queries in small batches after which the number of candidates is chosen anew
 _WIDEST = 64  # part of the codes from which scoring all of them is as cheap as nominating that many
 _NO_KEYS = np.empty(0, np.int64)
 
@@ -40,7 +43,7 @@ def score_all(
 ) -> Keys:
     """Keys [Q, k] of the best of all codes, blockwise: memory is bounded by the block and a few k a query.
 
-    ``codes`` may be a memory map. What scores at most its query's ``floor``, float32 [Q], may be left out.
+    What scores at most its query's ``floor``, float32 [Q], may be left out.
     """
     paired = K <= 16 and M > 1
     Q, n = len(prepared), len(codes)
@@ -108,7 +111,7 @@ class ProvenSearch:
     """Exact search over codes whose positions order ties.
 
     Args:
-        codes: uint8 [n, code_size], checked; may be a memory map, or lie in FastScan's blocks.
+        codes: uint8 [n, code_size], checked; may lie in FastScan's blocks.
         Z: codebooks, float32 [M, K, d], checked.
         stages: what nominates: ``fastscan`` first where K = 16 (and the rows fit its 2^31), ``fused`` tables in any
             case, or ``flat`` ones. Scanners are built when first needed.
@@ -120,7 +123,8 @@ class ProvenSearch:
         widened: of these, whose first candidates did not prove the top k.
         tabled: of these, handed on from FastScan to float tables.
         scored_in_full: of these, with all codes scored.
-        direct: queries for which everything was scored at once, since that is cheaper.
+        direct: queries for which everything was scored at once, since that is cheaper (for one query by itself: with
+            few codes, or once few codes have failed the proof).
 
     Raises:
         UsageError: 2^32 codes or more, of which a key cannot hold the position.
@@ -148,6 +152,8 @@ class ProvenSearch:
         self._scanners: dict[str, Scanner] = {} if fast is None else {"fastscan": fast}
         self._first: dict[int, int] = {} if first is None else first
         self._lock = threading.Lock()
+        self._single: SingleSearch | None = None
+        self._notes: dict[tuple[int, int], list[tuple[int, bool]]] = {}
         self.queries = self.widened = self.tabled = self.scored_in_full = self.direct = 0
 
     def scanner(self, stage: str) -> Scanner:
@@ -170,7 +176,7 @@ class ProvenSearch:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def keep_packed(self) -> None:
-        """Hold FastScan's blocks alone, and no longer the codes that they were made of (a map, say)."""
+        """Hold FastScan's blocks alone, and no longer the codes that they were made of."""
         scan = self.scanner("fastscan")
         assert isinstance(scan, FastScan)
         self.codes = scan.codes
@@ -229,6 +235,27 @@ class ProvenSearch:
             least = None if floor is None else floor[open_]
             out[open_] = score_all(prepared[open_], self.codes, self.M, self.K, k, least)
         return out
+
+    def search_one(self, query: Floats, k: int) -> tuple[Floats, Ids] | None:
+        """Scores float32 [k] and positions int64 [k] of the ``k`` best of one checked query [M*d].
+
+        The answer of :meth:`search_keys`, sooner. None where that has to be asked.
+        """
+        if k > _ONE_MOST or self.stages[0] != "fastscan" or not isinstance(self.codes, np.ndarray):
+            return None
+        if self._single is None:
+            scan = self.scanner("fastscan")
+            assert isinstance(scan, FastScan)
+            self._single = SingleSearch(self.codes, self.Z, scan)
+        wanted = self._start(k)
+        found = self._single.search(query, k, wanted)
+        if found is None:
+            return None
+        self.queries += 1
+        self.direct += not found.proven
+        if found.needed:
+            self._note(k, wanted, [(found.needed, found.proven)])
+        return found.scores, found.positions
 
     def raw_keys(self, xq: Floats, k: int) -> Keys:
         """FastScan's own scores in its own order, ties by position; empty where it gave nothing."""
@@ -329,10 +356,20 @@ class ProvenSearch:
         ``k`` is negative where floors were known.
         """
         if len(needed) < least:
+            self._note(k, wanted, list(zip(needed.tolist(), proven.tolist(), strict=True)))
             return
         enough = float(np.quantile(np.where(proven, needed, 2 * wanted), 0.9)) * 1.1 + 8
         low, high = k + max(8, k // 10) if k > 0 else _FEW // 2, 16 * abs(k) + 256
         self._first[k] = int(min(max(enough, low, wanted // 2), high))
+
+    def _note(self, k: int, wanted: int, seen: list[tuple[int, bool]]) -> None:
+        """Keep what is needed, and whether it was proven, of too few queries to choose by, until there are enough."""
+        notes = self._notes.setdefault((k, wanted), [])
+        notes += seen
+        if len(notes) >= _NOTES:
+            self._notes.clear()
+            needed, proven = zip(*notes, strict=True)
+            self._adapt(k, wanted, np.array(needed), np.array(proven))
 
     def range_keys(self, xq: Floats, least: float, most: int | None = None) -> list[Keys]:
         """For each checked query the keys of all codes that score at least ``least``, best first; one block.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -16,6 +18,7 @@ from .packing import PackedCodes, block_bytes
 
 _UNIT = float(np.finfo(np.float32).eps)  # twice the relative error of one float32 operation
 _TINY = float(np.finfo(np.float32).tiny)
+_LEAST_SPAN = 2.0**-100  # of score tables, that FastScan can quantise
 
 
 def rounding_bound(xq: Floats, M: int, d: int) -> Floats:
@@ -51,7 +54,28 @@ def quantisation_bound(tables: Floats) -> Floats:
     bound = loss.max(axis=2).sum(axis=1) * step[:, 0, 0]
     # the product with 255 sums and the offset, in float32 (scores of M tables, each below 256 steps)
     largest = np.abs(wide).max(axis=2).sum(axis=1) + 255 * tables.shape[1] * step[:, 0, 0]
-    return np.asarray(bound * (1 + 1e-6) + 8 * tables.shape[1] * _UNIT * largest, np.float32)
+    bound = bound * (1 + 1e-6) + 8 * tables.shape[1] * _UNIT * largest
+    # Faiss divides 255 by the span, in float32: of one that is too small its steps mean nothing.
+    return np.where(255 * step[:, 0, 0] > _LEAST_SPAN, bound, np.inf).astype(np.float32)
+
+
+def loose_bound(tables: Floats, squares: float, d: int) -> float:
+    """The slack of :class:`FastScan` from above, for one query and in few steps.
+
+    Every table is taken to lose half a step, and the norms of the sub-vectors to be equal (Cauchy-Schwarz).
+
+    Args:
+        tables: float32 [M, 16].
+        squares: |q|^2, far from underflow.
+        d: dimensions of a sub-vector.
+    """
+    M = len(tables)
+    highest: list[float] = np.maximum.reduce(tables, axis=1).tolist()
+    lowest: list[float] = np.minimum.reduce(tables, axis=1).tolist()
+    step: float = max(map(operator.sub, highest, lowest)) / 255
+    largest = M * (max(*highest, -min(lowest)) + 255 * step)
+    rounding = 1.01 * (2 * d + M + 2) * (1.01 * _UNIT * math.sqrt(M * squares) + 2 * M * d * _TINY)
+    return 1.00001 * (0.502 * M * step + 8 * M * _UNIT * largest + 2 * rounding)
 
 
 class Scanner(Protocol):

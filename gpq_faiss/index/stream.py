@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import logging
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -20,18 +18,14 @@ from typing import IO, Any
 import numpy as np
 
 from ..errors import DataError, UsageError
-from ..files import atomic_path, fingerprint, read_json, write_error, write_json
+from ..files import atomic_paths, fingerprint, open_own, read_json, unfinished, write_error, write_json
+from ..stages import stage
 from ..store import codebooks_fingerprint
 from .checks import Floats, Ids, code_size
 from .io import check_index_output, sidecar_document, sidecar_path
 from .layout import repeated_id
 from .rowfile import RowForm, frame, pack_rows
 from .shards import Shard
-
-try:
-    import fcntl
-except ImportError:  # pragma: no cover - Windows has no flock; two builds of one file are then not refused
-    fcntl = None  # type: ignore[assignment]
 
 MEMORY = 512 << 20
 LEAST_MEMORY = 16 << 20
@@ -82,10 +76,18 @@ def build_stream(
         step = max(32, min(_MAX_ROWS, memory // (8 * size)) // 32 * 32)
 
         def write(path: Path) -> tuple[int, str]:
-            return _write(path, codes_file, ids_file if mapped else None, codebooks, form, rows, step)
+            with stage("writing the index"):
+                return _write(path, codes_file, ids_file if mapped else None, codebooks, form, rows, step)
 
         publish(
-            out, write, form, rows, codebooks, model_fingerprint, {**(extra or {}), "shards": len(shards)}
+            out,
+            write,
+            form,
+            rows,
+            codebooks,
+            model_fingerprint,
+            {**(extra or {}), "shards": len(shards)},
+            partial=partial,
         )
     return out
 
@@ -104,19 +106,21 @@ class UnfitSourcesError(DataError):
 
 @contextlib.contextmanager
 def building(out: Path) -> Iterator[Path]:
-    """The folder of a build, for this process alone; it goes when the build ends, and stays where that fails, unless it would always.
+    """The folder of a build, for this process alone; it goes when the build ends, and stays where that fails, unless it would
+    always, or holds no finished source.
 
     Raises:
         DataError: another process has it; the disk refuses something.
     """
     partial = out.with_name(f".{out.name}.building")
     try:
-        with _locked(partial, out):
-            yield partial
-        shutil.rmtree(partial, ignore_errors=True)
-    except UnfitSourcesError:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+        with unfinished(partial, out, keep=("progress.json", "sorted.json")):
+            try:
+                yield partial
+            except UnfitSourcesError:
+                for name in ("progress.json", "sorted.json"):
+                    (partial / name).unlink(missing_ok=True)
+                raise
     except OSError as error:
         raise write_error(out, error) from error
 
@@ -129,29 +133,22 @@ def publish(
     codebooks: Floats,
     model_fingerprint: str | None,
     extra: dict[str, Any],
+    *,
+    partial: Path,
+    finish: Callable[[Path], None] | None = None,
 ) -> None:
-    """Put the file that ``write`` makes (which gives its bytes and their SHA-256) and its sidecar in place."""
-    sidecar = sidecar_path(out)
-    with atomic_path(sidecar) as temporary_sidecar, atomic_path(out) as temporary:
+    """Put the file that ``write`` makes (which gives its bytes and their SHA-256) and its sidecar in place.
+
+    Args:
+        partial: the folder of the build, which goes.
+        finish: what is still to be done to the two before they are in place.
+    """
+    with atomic_paths(out, sidecar_path(out), done_with=partial) as (temporary, temporary_sidecar):
         written, digest = write(temporary)
         document = sidecar_document(form, rows, codebooks, written, digest, model_fingerprint, extra)
         write_json(temporary_sidecar, document)
-        sidecar.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _locked(partial: Path, out: Path) -> Iterator[None]:
-    partial.mkdir(parents=True, exist_ok=True)
-    fd = os.open(partial / "lock", os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        if fcntl is not None:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise DataError(f"{out} is being written by another process: wait for it") from None
-        yield
-    finally:
-        os.close(fd)
+        if finish is not None:
+            finish(temporary)
 
 
 def collect(
@@ -180,6 +177,7 @@ def collect(
     with (
         _raw(partial / "codes.raw", rows * size) as codes_file,
         _raw(partial / "ids.raw", rows * 8) as ids_file,
+        stage("reading codes", total, "row", done=rows) as reading,
     ):
         for shard in shards[len(done) :]:
             step = int(max(256, min(_MAX_ROWS, memory // (4 * shard.row_bytes))))
@@ -187,6 +185,7 @@ def collect(
                 codes_file.write(np.ascontiguousarray(codes).tobytes())
                 ids_file.write(np.ascontiguousarray(ids, dtype="<i8").tobytes())
                 rows += len(ids)
+                reading.done = rows
                 if progress is not None:
                     progress(rows, total)
             for file in (codes_file, ids_file):
@@ -199,7 +198,7 @@ def collect(
 
 def _raw(path: Path, keep: int) -> IO[bytes]:
     """Open for appending after the first ``keep`` bytes."""
-    file = path.open("r+b" if path.exists() else "w+b")
+    file = open_own(path, "r+b" if path.exists() else "w+b")
     file.truncate(keep)
     file.seek(keep)
     return file
@@ -286,7 +285,7 @@ def progress_of(out: str | Path) -> dict[str, Any] | None:
     """Shards and rows of an unfinished build beside ``out``; None where there is none."""
     record = Path(out).with_name(f".{Path(out).name}.building") / "progress.json"
     try:
-        state = json.loads(record.read_text())
-    except (OSError, ValueError):
+        state = read_json(record, "a build")
+        return {"shards": len(state["shards"]), "rows": state["rows"]}
+    except (DataError, KeyError, TypeError):
         return None
-    return {"shards": len(state["shards"]), "rows": state["rows"]}

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from ..errors import UsageError
-from .checks import Floats, check_recall, check_vectors
+from .checks import Floats, Ids, check_recall, check_vectors
 from .codebooks import decode
 from .engine import Engine
 from .ivf import IvfSearch
+from .probing import operating_points
 from .search import check_k
 
 _SAMPLE = 256
@@ -44,18 +44,16 @@ def tune_nprobe(
     queries: ArrayLike | None = None,
     threads: int | None = 1,
 ) -> list[dict[str, float]]:
-    """Set the least nprobe, to about a sixteenth, that reaches a recall, and record what was measured.
-
-    A result counts as found if it scores at least the exact k-th score, so that ties at the k-th place count alike.
+    """Set the least nprobe that reaches a recall (:func:`.probing.operating_points`), and record what was measured.
 
     Args:
         engine: of kind ``ivf``; its ``ivf.nprobe`` and ``ivf.points`` change.
-        recall: mean share of the exact top ``k``, above 0 and at most 1.
+        recall: mean share of the exact top ``k``, ties ordered by id, above 0 and at most 1.
         queries: [Q, M*d] like those to come (default: :func:`sample_queries`).
 
     Returns:
-        Operating points, by ascending nprobe: ``nprobe``, ``recall``, ``seconds_per_query``, ``share`` of the codes
-        scanned. With FastScan lists even all of them may miss a little; the largest nprobe is then taken.
+        Operating points, by ascending nprobe: ``nprobe``, ``recall``, ``seconds_per_query``, ``share`` of the items
+        looked at. The chosen one is the first whose recall suffices.
 
     Raises:
         UsageError: not an ``ivf`` engine, or ``recall`` or ``k`` out of range.
@@ -71,38 +69,13 @@ def tune_nprobe(
         if queries is None
         else check_vectors(queries, engine.width, what="queries to tune by", allow_empty=False)
     )
-    kth = engine.to("exact").search(xq, k, threads=threads)[0][:, -1:]
-    lists = int(engine.ivf.lists or 1)
-    sizes = np.bincount(search.list_of, minlength=lists)
-    nearest = search.nearest_lists(xq)
-    points: list[dict[str, float]] = []
 
-    def reaches(nprobe: int) -> bool:
-        search.nprobe = nprobe
-        start = time.perf_counter()
-        scores, _ = engine.search(xq, k, threads=threads)
-        seconds = time.perf_counter() - start
-        points.append(
-            {
-                "nprobe": float(nprobe),
-                "recall": float((scores >= kth).mean()),
-                "seconds_per_query": seconds / len(xq),
-                "share": float(sizes[nearest[:, :nprobe]].sum(axis=1).mean() / len(search.codes)),
-            }
-        )
-        return points[-1]["recall"] >= recall
+    def run(nprobe: int) -> Ids:
+        engine.set_nprobe(nprobe)
+        return engine.search(xq, k, threads=threads)[1]
 
-    nprobe = 1
-    while not reaches(nprobe) and nprobe < lists:
-        nprobe = min(2 * nprobe, lists)
-    low = int(points[-2]["nprobe"]) if len(points) > 1 and points[-1]["recall"] >= recall else nprobe
-    while nprobe - low > max(1, nprobe // 16):
-        middle = (low + nprobe) // 2
-        if reaches(middle):
-            nprobe = middle
-        else:
-            low = middle
-    points.sort(key=lambda point: point["nprobe"])
-    engine.set_nprobe(nprobe)
+    found = engine.lists_of(run(len(search.probing.sizes)))
+    chosen, points = operating_points(search.probing, xq, k, found, recall, run)
+    engine.set_nprobe(chosen)
     engine.ivf = dataclasses.replace(engine.ivf, points=tuple(points))
     return points

@@ -12,8 +12,9 @@ from safetensors.numpy import save_file
 
 from gpq_faiss.errors import DataError, MismatchError, OutputExistsError, UsageError
 from gpq_faiss.index.build import export_faiss, index, read_model, read_model_codebooks, read_prototypes
-from gpq_faiss.index.codebooks import encode
+from gpq_faiss.index.codebooks import decode, encode
 from gpq_faiss.index.disk import open_disk
+from gpq_faiss.index.export import export
 from gpq_faiss.index.io import load_index, read_sidecar, sidecar_path
 from gpq_faiss.index.ivf import IvfSettings
 from gpq_faiss.index.layout import layout_of
@@ -120,6 +121,59 @@ def test_codes_and_features_give_the_same_index(model: Path, tmp_path: Path, kin
     own = np.array([features()[i] @ loaded.reconstruct(int(IDS[i])) for i in range(50)])
     assert (D[:, 0] >= own - 1e-5).all()
     assert (found[:, 0] == IDS[:50]).mean() > 0.9
+
+
+@pytest.mark.parametrize(
+    ("kind", "memory"), [("flat", None), ("fastscan", None), ("ivf", None), ("flat", "32MB")]
+)
+def test_vectors_that_are_no_items_are_refused(tmp_path: Path, kind: str, memory: str | None) -> None:
+    """Of a model whose items are codewords, as it declares (earlier ones: that their queries have vectors of their own)."""
+    Z = codebooks()
+    items = decode(encode(features(), Z), Z)
+    wrong = items.copy()
+    wrong[[117, 118]] = features()[[117, 118]]
+    for number, (declared, refused) in enumerate(
+        (
+            ({"asymmetric": True, "items_are_codewords": True}, True),
+            ({"asymmetric": True}, True),
+            ({"asymmetric": True, "items_are_codewords": False}, False),
+            ({"asymmetric": False}, False),
+        )
+    ):
+        model = make_model(tmp_path / f"model-{number}", Z, **declared)
+        good = make_rows(tmp_path / f"good-{number}.h5", "features", items, IDS, Z)
+        bad = make_rows(tmp_path / f"bad-{number}.h5", "features", wrong, IDS, Z)
+        index(model, good, tmp_path / "i.faiss", kind=kind, memory=memory, overwrite=True)  # type: ignore[arg-type]
+        if not refused:
+            index(model, bad, tmp_path / "i.faiss", kind=kind, memory=memory, overwrite=True)  # type: ignore[arg-type]
+            continue
+        with pytest.raises(DataError, match=r"bad-\d\.h5: rows 117, 118 .* query vectors") as caught:
+            index(model, bad, tmp_path / "j.faiss", kind=kind, memory=memory, block=100)  # type: ignore[arg-type]
+        assert "\n" not in str(caught.value)
+        assert not (tmp_path / "j.faiss").exists()
+
+
+def test_an_export_says_where_queries_have_vectors_of_their_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = make_model(tmp_path / "plain", codebooks(), asymmetric=False)
+    export_faiss(plain, tmp_path / "plain.faiss")
+    export(plain, tmp_path / "plain.npz", to="numpy")
+    assert not caplog.messages
+    assert "asymmetric" not in read_sidecar(tmp_path / "plain.faiss")["extra"]
+    own = make_model(tmp_path / "own", codebooks(), asymmetric=True)
+    for target in ("faiss", "numpy", "faiss-factory"):
+        caplog.clear()
+        out = tmp_path / f"own.{target}"
+        if target == "faiss":
+            export_faiss(own, out)
+        else:
+            export(own, out, to=target)  # type: ignore[arg-type]
+        assert ["other vectors of queries than of items" in m for m in caplog.messages] == [True]
+        if target != "numpy":
+            assert read_sidecar(out)["extra"]["asymmetric"] is True
+    meta = json.loads(str(np.load(tmp_path / "own.numpy")["meta"]))
+    assert meta["asymmetric"] is True
 
 
 def test_rows_of_another_model_are_a_mismatch(model: Path, tmp_path: Path) -> None:

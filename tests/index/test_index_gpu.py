@@ -316,6 +316,10 @@ def test_the_benchmark_runs_from_end_to_end(tmp_path: Path) -> None:
     assert refused.stderr.count("\n") == 1
     assert refused.stderr.startswith("gpu.py: GPU 0 was asked for")
     assert not out.exists()
+    late = run("--device", "cpu", "--within", "0")
+    assert late.returncode == 0, late.stderr
+    assert late.stderr.startswith("left for another run: parity 12, encoding 12, ranking 12, search 12/3000")
+    assert not out.exists()
     done = run("--device", "cpu")
     assert done.returncode == 0, done.stderr
     result = json.loads(out.read_text())

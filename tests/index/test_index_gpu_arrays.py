@@ -15,8 +15,9 @@ from gpu_helpers import FEW, ON_GPU, books, on_devices, put, same
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpq_faiss.errors import DataError, UsageError
+from gpq_faiss.errors import DataError
 from gpq_faiss.evaluate.ranking import rank_codes
+from gpq_faiss.gpu.ranking import rank_on_device
 from gpq_faiss.index.codebooks import encode, pack_codes, score_tables
 from gpq_faiss.index.engine import Engine
 from gpq_faiss.index.gpu_arrays import (
@@ -28,7 +29,6 @@ from gpq_faiss.index.gpu_arrays import (
     split_keys,
     unpack_column,
 )
-from gpq_faiss.index.gpu_ranking import rank_on_device
 from gpq_faiss.index.keys import read_keys, sort_keys
 
 # Encoding and keys ---------------------------------------------------------------------------------------------------
@@ -105,92 +105,6 @@ def test_tables_and_keys_are_those_of_the_cpu_to_the_bit(device: str, seed: int,
     assert np.array_equal(keys.cpu().numpy(), sort_keys(scores, positions))
     back = tuple(t.cpu().numpy() for t in split_keys(keys))
     assert same(back, read_keys(sort_keys(scores, positions)))
-
-
-# Ranking -------------------------------------------------------------------------------------------------------------
-
-
-@on_devices
-@FEW
-@given(
-    seed=st.integers(0, 10_000),
-    n=st.integers(1, 400),
-    classes=st.integers(1, 90),
-    share=st.floats(0.01, 0.5),
-    spread_of_codes=st.integers(1, 16),
-    M=st.sampled_from([1, 3, 6, 12]),
-    whole_numbers=st.booleans(),
-    blocks=st.booleans(),
-)
-def test_average_precision_is_that_of_the_ranking_on_the_cpu(
-    device: str,
-    seed: int,
-    n: int,
-    classes: int,
-    share: float,
-    spread_of_codes: int,
-    M: int,
-    whole_numbers: bool,
-    blocks: bool,
-) -> None:
-    rng = np.random.default_rng(seed)
-    Q = 9
-    tables = rng.normal(size=(Q, M, 16))
-    tables = (np.rint(tables) if whole_numbers else tables).astype(
-        np.float32
-    )  # sums tie across codes as well
-    codes = rng.integers(0, spread_of_codes, (n, M)).astype(np.uint8)
-    yq, yb = rng.random((Q, classes)) < share, rng.random((n, classes)) < share
-    expected = rank_codes(tables, codes, yq, yb)
-    result = rank_on_device(tables, codes, yq, yb, device=device, memory=96 * n * 2 if blocks else 1 << 28)
-    assert result.ap == pytest.approx(expected.ap, abs=1e-12)
-    assert result.map == pytest.approx(expected.map, abs=1e-12)
-    assert result.queries_without_relevant == expected.queries_without_relevant
-    assert (result.n_database, result.n_entries <= n) == (n, True)
-    assert np.array_equal(result.relevant, ((yq.astype(int) @ yb.T.astype(int)) > 0).sum(axis=1))
-    counts = rng.integers(1, 4, n)
-    counted = rank_on_device(
-        torch.from_numpy(tables), codes, np.packbits(yq, axis=1), yb, counts=counts, device=device
-    )
-    repeated = rank_codes(tables, np.repeat(codes, counts, axis=0), yq, np.repeat(yb, counts, axis=0))
-    assert counted.ap == pytest.approx(repeated.ap, abs=1e-12)
-
-
-def test_long_rankings_keep_their_digits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond the table of harmonic numbers their expansion takes over: the same values."""
-    rng = np.random.default_rng(0)
-    tables = rng.normal(size=(5, 3, 16)).astype(np.float32)
-    codes = rng.integers(0, 16, (20_000, 3)).astype(np.uint8)
-    yq, yb = rng.random((5, 10)) < 0.2, rng.random((20_000, 10)) < 0.1
-    expected = rank_codes(tables, codes, yq, yb).ap
-    monkeypatch.setattr("gpq_faiss.index.gpu_ranking._TABLE", 2000)
-    assert rank_on_device(tables, codes, yq, yb, device="cpu").ap == pytest.approx(expected, abs=1e-13)
-
-
-def test_rankings_that_cannot_be_are_refused() -> None:
-    tables = np.zeros((2, 3, 16), np.float32)
-    codes = np.zeros((5, 3), np.uint8)
-    yq, yb = np.ones((2, 4), bool), np.ones((5, 4), bool)
-    rank = functools.partial(rank_on_device, device="cpu")
-    bad = np.full_like(tables, np.nan)
-    for arguments, match in (
-        ((tables[0], codes, yq, yb), r"tables must be float32 \[Q, M, K\]"),
-        ((tables.astype(np.float64), codes, yq, yb), "tables must be float32"),
-        ((bad, codes, yq, yb), "NaN, infinity .* query 0"),
-        ((tables, codes[:, :2], yq, yb), "2 codewords each, the tables 3"),
-        ((tables, codes + np.uint8(16), yq, yb), "codeword 16 is out of range"),
-        ((tables, codes[:0], yq, yb[:0]), "empty"),
-        ((tables, codes, yq[:1], yb), "1 rows do not belong to 2 queries"),
-        ((tables, codes, yq, yb[:1]), "1 rows do not belong to 5 codes"),
-        ((tables, codes.astype(int), yq, yb), "uint8"),
-        ((tables, codes, yq.astype(int), yb), "packed uint8"),
-    ):
-        with pytest.raises(DataError, match=match):
-            rank(*arguments)
-    with pytest.raises(DataError, match="counts must be 5"):
-        rank(tables, codes, yq, yb, counts=np.zeros(5, int))
-    with pytest.raises(UsageError, match="raise memory"):
-        rank(tables, codes, yq, yb, memory=10)
 
 
 # Real codes ----------------------------------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from gpq_faiss.index.codebooks import score_codes
 from gpq_faiss.index.engine import Engine
 from gpq_faiss.index.filters import Allow, Bitmap, Deny
 from gpq_faiss.index.gpu import of_codes, to_gpu, to_torch
-from gpq_faiss.index.ivf import IvfSettings
 
 
 def ranking(
@@ -235,17 +234,6 @@ def test_filters_follow_a_source_that_changes(device: str) -> None:
         for filter_ in (where, Allow(ids[200:500]), lambda i: i % 5 != 0):
             assert same(now.search(xq, 20, where=filter_), engine.search(xq, 20, where=filter_))
         assert same(before.search(xq, 20, where=where), first)
-
-
-@on_devices
-def test_an_index_with_lists_is_looked_at_whole(device: str) -> None:
-    codes, Z, ids, xq = items(5, 6, n=2000)
-    engine = Engine.build(codes, Z, ids, kind="ivf", ivf=IvfSettings(lists=20, nprobe=2, form="fused"))
-    index = put(engine, device)
-    assert [i.nprobe for i in index.faiss_indexes] == [2]
-    for allowed in (ids % 2 == 0, ids % 50 != 0):
-        expected = ranking(xq, codes, Z, ids, allowed, 30)
-        assert same(index.search(xq, 30, where=Allow(ids[allowed])), expected)
 
 
 def test_memory_bounds_the_blocks_of_a_filter(monkeypatch: pytest.MonkeyPatch) -> None:

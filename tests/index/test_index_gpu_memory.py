@@ -161,25 +161,24 @@ def needs_of(index: Any) -> FaissBudget:
     return budget
 
 
-def test_lists_that_do_not_fit_the_memory_are_refused() -> None:
+def test_lists_that_do_not_fit_the_memory_of_faiss_are_left_to_torch() -> None:
     engine, xq = lists_of()
     expected = engine.search(xq, 20)
     least = needs_of(put(engine, "cpu")).needed(MAX_K)
-    assert same(put(engine, "cpu", memory=least).search(xq, 20), expected)
-    with pytest.raises(
-        UsageError, match=f"need {least:,} .* {least - 1:,} are allowed: raise memory"
-    ) as error:
-        put(engine, "cpu", memory=least - 1)
-    assert "\n" not in str(error.value)
+    for memory, nominates in ((least, True), (least - 1, False)):
+        index = put(engine, "cpu", memory=memory)
+        assert len(index.faiss_indexes) == nominates
+        assert same(index.search(xq, 20), expected)
     engine.set_nprobe(1)
-    assert put(engine, "cpu", memory=least - 1).search(xq, 20)[0].shape == (40, 20)
+    assert len(put(engine, "cpu", memory=least - 1).faiss_indexes) == 1
     # a few items have fewer results, and need less
     small, xq = lists_of(60)
-    assert same(put(small, "cpu", memory=200_000).search(xq, 20), small.search(xq, 20))
-    # Faiss alone takes what one query needs, and torch needs no Faiss
+    index = put(small, "cpu", memory=200_000)
+    assert len(index.faiss_indexes) == 1
+    assert index.search(xq, 20)[0].shape == (40, 20)
+    # Faiss alone takes what one query needs
     engine.set_nprobe(4)
     assert put(engine, "cpu", via="faiss", memory=least - 1).search(xq, 20)[0].shape == (40, 20)
-    assert put(engine, "cpu", via="torch", memory=least - 1).ntotal == 4000
 
 
 @pytest.mark.parametrize("kind", ["lists", "flat", "faiss"])
@@ -191,9 +190,9 @@ def test_faiss_gets_as_many_queries_at_once_as_fit(kind: str, monkeypatch: pytes
     asked: list[tuple[int, int]] = []
     search = gpu_faiss.faiss_search
 
-    def watched(index: Any, queries: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def watched(index: Any, queries: torch.Tensor, k: int, *lists: Any) -> tuple[torch.Tensor, torch.Tensor]:
         asked.append((len(queries), k))
-        return search(index, queries, k)
+        return search(index, queries, k, *lists)
 
     monkeypatch.setattr(gpu_faiss, "faiss_search", watched)
     whole = put(engine, "cpu", via=via, memory=1 << 28).search(xq, 20)

@@ -17,12 +17,13 @@ from gpq_faiss.index.disk import open_disk
 from gpq_faiss.index.disklists import ListEngine
 from gpq_faiss.index.engine import Engine
 from gpq_faiss.index.filters import Deny
-from gpq_faiss.index.io import load_index, read_sidecar, sidecar_path
+from gpq_faiss.index.io import load_index, read_sidecar, sidecar_path, stored_points
 from gpq_faiss.index.ivf import IvfSettings, assign, ivf_index
 from gpq_faiss.index.layout import layout_of
 from gpq_faiss.index.listfile import frame_lists, lists_bytes, read_lists
 from gpq_faiss.index.liststream import build_lists, store_nprobe
 from gpq_faiss.index.opening import open_engine
+from gpq_faiss.index.rowfile import IndexFile
 from gpq_faiss.index.shards import Hdf5Shard
 from gpq_faiss.index.stream import progress_of
 from gpq_faiss.store import Header, RowWriter
@@ -78,17 +79,21 @@ def test_a_file_with_lists_is_what_faiss_writes(tmp_path: Path, form: str, M: in
         assert theirs.startswith(head)
         assert len(theirs) == len(head) + lists_bytes(form, sizes, M).sum()
         path.write_bytes(theirs)
-        found = read_lists(path)
-        assert (found.form, found.n, found.nprobe) == (form, n, 4)
-        assert np.array_equal(found.sizes, sizes)
-        assert np.array_equal(found.centroids, ivf.centroids)
-        for number in range(10):
-            rows = np.flatnonzero(list_of == number)
-            for start in (0, found.rows):
-                some = rows[start:]
-                if len(some):
-                    assert np.array_equal(found.codes(path, number, start, len(rows))[:], codes[some])
-                    assert np.array_equal(found.ids(path, number, start, len(rows)), ids[some])
+        with IndexFile(path) as file:
+            found = read_lists(file)
+            assert (found.form, found.n, found.nprobe) == (form, n, 4)
+            assert np.array_equal(found.sizes, sizes)
+            assert np.array_equal(found.centroids, ivf.centroids)
+            for number in range(10):
+                rows = np.flatnonzero(list_of == number)
+                for start in (0, found.rows):
+                    some = rows[start:]
+                    if len(some):
+                        assert np.array_equal(found.codes(file, number, start, len(rows))[:], codes[some])
+                        assert np.array_equal(found.ids(file, number, start, len(rows)), ids[some])
+                        among = np.arange(len(some))[::2][None]
+                        few = found.some_ids(file, number, start, len(rows), among)
+                        assert np.array_equal(few, ids[some][among])
 
 
 @pytest.mark.parametrize("form", ["fused", "fastscan"])
@@ -194,8 +199,10 @@ def test_a_search_is_exact_within_the_lists_it_looks_at(tmp_path: Path, form: st
         expected = part.search(xq[q : q + 1], 20)
         assert np.array_equal(found[q], expected[1][0])
         assert np.array_equal(D[q], expected[0][0])
-    few = engine.search(xq[:1], n, nprobe=1)
-    assert (few[1] == -1).any()
+    every = engine.search(xq[:1], n, nprobe=1)  # one list does not hold so many
+    assert np.array_equal(every[1], Engine.build(codes, codebooks(), ids).search(xq[:1], n)[1])
+    few = engine.search(xq, 9, nprobe=1, where=[4, 6, 8, 1000])
+    assert ((few[1] >= 0).sum(axis=1) == 4).all()
     assert (np.isneginf(few[0]) == (few[1] == -1)).all()
     for bad in ({"nprobe": 0}, {"threads": 0}, {"block": 0}):
         with pytest.raises(UsageError):
@@ -227,7 +234,7 @@ def test_a_recall_is_reached_and_reported(tmp_path: Path) -> None:
     store_nprobe(path, engine.nprobe, points)
     assert open_disk(path).nprobe == engine.nprobe
     assert load_index(path, verify=True)[0].nprobe == engine.nprobe
-    assert read_sidecar(path)["extra"]["operating_points"] == points
+    assert read_sidecar(path)["extra"]["operating_points"] == stored_points(points)
     for recall in (0.0, 1.1, float("nan")):
         with pytest.raises(UsageError, match="recall"):
             engine.tune(recall)
@@ -367,7 +374,7 @@ def test_damaged_files_are_refused(tmp_path: Path, form: str) -> None:
             assert "\n" not in str(error)  # noqa: PT017
     assert 0 < opened < 300
     with pytest.raises(DataError, match="not found"):
-        read_lists(tmp_path / "none.faiss")
+        IndexFile(tmp_path / "none.faiss")
 
 
 def test_lists_of_a_factory_string_are_taken(tmp_path: Path) -> None:

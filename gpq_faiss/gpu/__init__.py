@@ -1,0 +1,1 @@
+"""What needs a device and more than an index: rankings measured there. Indexes on devices are in ``gpq_faiss.index.gpu``."""

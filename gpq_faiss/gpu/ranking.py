@@ -1,0 +1,343 @@
+"""Whole rankings measured on a device: tie-aware, multi-label, at bounded memory.
+
+The numbers are those of :func:`gpq_faiss.evaluate.ranking.rank_codes`: tables are rounded to the same whole numbers, so the
+same items tie, and each tie counts as its convention says (McSherry & Najork, "Computing Information Retrieval Performance
+Measures Efficiently in the Presence of Tied Scores", ECIR 2008). Only the order of the last float64 additions differs.
+Scores, sorts, average precision of whole rankings and the precision-recall curve are made on the device; what is measured
+at the first k is worked out on the host, from the few tie groups that these hold. Items that share both code and labels are
+one entry with a count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from ..errors import DataError, UsageError
+from ..evaluate.grouping import LabelsLike, distinct_rows, label_rows, same_width
+from ..evaluate.metrics import check_ks, check_levels, precision_of, recall_of
+from ..evaluate.ranking import RankingResult, result_of
+from ..evaluate.ties import (
+    Denominator,
+    Groups,
+    Ties,
+    average_precisions,
+    check_cut,
+    check_ties,
+    harmonic_numbers,
+)
+from ..index.gpu import MEMORY
+from ..index.gpu_arrays import device_of, tensor_of
+from ..index.items import Groups as Distinct
+
+_ENTRIES = 4096  # places of a look-up table that serves several codebooks
+_CELL = 256
+"""Bytes an entry and query need at most: score, its sort with places, counts, sums, tie groups, dense results."""
+_ROWS = 1024
+_CELLS = 1 << 30  # entries a block, at most: torch's nonzero takes fewer than 2^31
+_TABLE = 1 << 20  # harmonic numbers from a table; beyond, their expansion is exact to float64
+_EULER = 0.5772156649015329
+_LEAST = float(np.finfo(np.float64).tiny)
+
+
+def rank_on_device(
+    tables: ArrayLike | Tensor,
+    codes: NDArray[np.uint8],
+    query_labels: LabelsLike,
+    database_labels: LabelsLike,
+    *,
+    device: str | int | torch.device,
+    ties: Ties = "expected",
+    k: int | None = None,
+    denominator: Denominator = "relevant",
+    ks: Sequence[int] = (),
+    levels: ArrayLike | None = None,
+    memory: int | None = None,
+) -> RankingResult:
+    """Rank a database of codes for every query on a device, and measure the rankings.
+
+    Args:
+        tables: float32 [Q, M, K], score = sum over m of tables[q, m, code_m], larger is better; an array or a tensor.
+        codes: uint8 [N, M], codeword numbers below K (:func:`gpq_faiss.index.codebooks.unpack_codes`).
+        query_labels, database_labels, ties, k, denominator, ks, levels: as
+            :func:`gpq_faiss.evaluate.ranking.rank_codes` takes them. Ties in order of id are those of the rows.
+        device: ``cuda:N``, a GPU's number, or ``cpu``. The caller names it; there is no fall-back.
+        memory: bytes for what is held at once, beyond the database (default: 1 GiB, or what one query needs).
+
+    Raises:
+        DeviceError: no such GPU.
+        DataError: shapes that do not belong together, codes out of range, tables not finite, an empty database.
+        UsageError: an unknown convention, a k below 1, codes of another width than the tables; ``memory`` does not hold
+            one query's ranking.
+    """
+    place = device_of(device)
+    check_ties(ties)
+    check_cut(k, denominator)
+    ks = check_ks(ks)
+    points = np.zeros(0) if levels is None else check_levels(levels)
+    given = tables if isinstance(tables, Tensor) else tensor_of(np.ascontiguousarray(tables))
+    if given.ndim != 3 or given.dtype != torch.float32:
+        raise DataError(f"tables must be float32 [Q, M, K], not {given.dtype} {tuple(given.shape)}")
+    Q, M, K = given.shape
+    array = np.asarray(codes)
+    if array.ndim != 2 or array.dtype != np.uint8:
+        raise DataError(f"codes must be uint8 [N, M], not {array.dtype} {array.shape}")
+    if not len(array):
+        raise DataError("the database is empty: nothing to rank")
+    if array.shape[1] != M:
+        raise UsageError(
+            f"codes have {array.shape[1]} codewords each, the tables {M} codebooks: unpack the codes first"
+        )
+    if int(array.max()) >= K:
+        raise DataError(f"codeword {array.max()} is out of range: the codebooks have {K}")
+    total = len(array)
+    queries, labels = same_width(
+        label_rows(query_labels, "query labels", Q), label_rows(database_labels, "database labels", total)
+    )
+    code_rows, sizes, entry_labels = array, np.ones(total, np.int64), labels
+    if ties != "id":
+        found = Distinct.of(np.ascontiguousarray(np.concatenate([array, labels], axis=1)))
+        code_rows, sizes, entry_labels = found.codes[:, :M], found.sizes.astype(np.int64), found.codes[:, M:]
+    P = len(code_rows)
+    memory = max(MEMORY, _CELL * P) if memory is None else memory
+    if memory < _CELL * P:
+        raise UsageError(
+            f"a ranking of {P:,} entries needs {_CELL * P:,} bytes, {memory:,} are allowed: raise memory"
+        )
+    wide = (labels.shape[1] + 7) // 8 * 8
+    held = _Entries(
+        _columns(code_rows, K, place),
+        torch.from_numpy(sizes).to(place),
+        torch.from_numpy(_words(entry_labels, wide)).to(place),
+        each=ties == "id",
+    )
+    query_words = torch.from_numpy(_words(queries, wide)).to(place)
+    harmonic = _Harmonic(total, place)
+    at_most = max((*ks, *([] if k is None else [k])), default=0)
+    first_harmonic = harmonic_numbers(min(total, at_most))
+    ap, without = np.zeros(Q), np.zeros(Q, dtype=bool)
+    precision, recall = np.zeros((Q, len(ks))), np.zeros((Q, len(ks)))
+    curve = np.zeros(len(points))
+    step = max(1, min(_ROWS, memory // (_CELL * P), _CELLS // P))
+    for start in range(0, Q, step):
+        rows = slice(start, min(Q, start + step))
+        tied = held.rank(_whole(given[rows].to(place), start), query_words[rows]).arranged(ties)
+        without[rows] = (tied.relevant == 0).cpu().numpy()
+        if k is None:
+            ap[rows] = tied.average_precisions(harmonic).cpu().numpy()
+        if at_most:
+            top = tied.top(at_most)
+            if k is not None:
+                ap[rows] = average_precisions(top, first_harmonic, k, denominator)
+            precision[rows], recall[rows] = precision_of(top, ks), recall_of(top, ks)
+        if len(points):
+            lines = tied.interpolated_precision(torch.from_numpy(points).to(place)).cpu().numpy()
+            for line in lines:  # one by one: blocks must not matter
+                curve += line
+    return result_of(
+        ap,
+        without,
+        precision,
+        recall,
+        ks,
+        points,
+        curve / max(1, Q),
+        n_database=total,
+        n_distinct=len(distinct_rows(np.ascontiguousarray(code_rows))[0]),
+        ties=ties,
+        k=k,
+        denominator=denominator,
+    )
+
+
+def _words(packed: NDArray[np.uint8], width: int) -> NDArray[np.int64]:
+    """Packed rows as int64 words [n, width / 8], zeros appended: relevance is then a few ANDs."""
+    rows = np.zeros((len(packed), width), np.uint8)
+    rows[:, : packed.shape[1]] = packed
+    return rows.view(np.int64)
+
+
+def _chunks(M: int, K: int) -> Iterator[tuple[int, int]]:
+    """Codebooks [start, stop) that share a look-up table."""
+    step = 1
+    while K ** (step + 1) <= _ENTRIES:
+        step += 1
+    for start in range(0, M, step):
+        yield start, min(M, start + step)
+
+
+def _columns(codes: NDArray[np.uint8], K: int, device: torch.device) -> Tensor:
+    """Place of each entry in each look-up table, int32 [chunks, P]."""
+    columns = []
+    for start, stop in _chunks(codes.shape[1], K):
+        place = np.zeros(len(codes), np.int32)
+        for m in range(start, stop):
+            place = place * np.int32(K) + codes[:, m]
+        columns.append(place)
+    return torch.from_numpy(np.stack(columns)).to(device)
+
+
+def _whole(tables: Tensor, first: int) -> Tensor:
+    """Tables as whole numbers int32 [q, M, K] whose sums stay below 2^30: multiples of 2^-29 of the largest score that
+    the query can have, as the ranking on the CPU takes them, so that the same scores are equal."""
+    largest = tables.abs().amax(dim=2).cpu().numpy().sum(axis=1, dtype=np.float64)
+    fine = largest < np.finfo(np.float32).max
+    if not fine.all():
+        bad = first + int(np.argmin(fine))
+        raise DataError(f"score tables hold NaN, infinity or values too large to add, in query {bad}")
+    factor = np.ldexp(1.0, 29 - np.frexp(largest)[1])
+    scaled = tables.double() * torch.from_numpy(factor).to(tables.device)[:, None, None]
+    return scaled.round().int()
+
+
+class _Harmonic:
+    """Differences of harmonic numbers H(a + t) - H(a), float64, for rankings of up to ``n`` items."""
+
+    def __init__(self, n: int, device: torch.device) -> None:
+        size = min(n, _TABLE)
+        sums = np.cumsum(1 / np.arange(1, size + 1, dtype=np.longdouble))
+        table = np.concatenate([[0.0], sums]).astype(np.float64)
+        self.size = size
+        self.table = torch.from_numpy(table).to(device)
+
+    def _at(self, n: Tensor) -> Tensor:
+        x = n.clamp_min(self.size).double()
+        # the next term is below 1e-26
+        beyond = x.log() + _EULER + 0.5 / x - 1 / (12 * x * x)
+        return torch.where(n <= self.size, self.table[n.clamp_max(self.size)], beyond)
+
+    def between(self, a: Tensor, t: Tensor) -> Tensor:
+        """H(a + t) - H(a) for int64 ``a`` >= 0 and ``t`` >= 1, of one shape."""
+        low, high = a.double(), (a + t).double()
+        above = low.clamp_min(1.0)
+        far = torch.log1p(t / above) + 0.5 * (1 / high - 1 / above)
+        far -= (1 / (high * high) - 1 / (above * above)) / 12
+        near = self._at(a + t) - self._at(a)
+        spread = torch.where(a >= self.size, far, near)
+        return torch.where(t == 1, 1 / high, spread)
+
+
+@dataclass(frozen=True)
+class _Tied:
+    """Tie groups as :class:`gpq_faiss.evaluate.ties.Groups` has them, int64 [G], on the device.
+
+    Attributes:
+        place: of each group's last entry in its ranking.
+        shape: rankings, and entries of each.
+    """
+
+    row: Tensor
+    place: Tensor
+    before: Tensor
+    size: Tensor
+    hits_before: Tensor
+    hits: Tensor
+    relevant: Tensor
+    shape: tuple[int, int]
+
+    def arranged(self, ties: Ties) -> _Tied:
+        """As :meth:`gpq_faiss.evaluate.ties.Groups.arranged`."""
+        if ties not in ("best", "worst"):
+            return self
+        before = self.before if ties == "best" else self.before + self.size - self.hits
+        return _Tied(
+            self.row, self.place, before, self.hits, self.hits_before, self.hits, self.relevant, self.shape
+        )
+
+    def top(self, k: int) -> Groups:
+        """Those groups on the host that measures at ``k`` depend on."""
+        near = (self.before < k).nonzero()[:, 0]
+        fields = (self.row, self.before, self.size, self.hits_before, self.hits)
+        row, before, size, hits_before, hits = (field[near].cpu().numpy() for field in fields)
+        return Groups(self.shape[0], row, before, size, hits_before, hits, self.relevant.cpu().numpy())
+
+    def _dense(self, values: Tensor) -> Tensor:
+        """Values float64 [G] at their places, zeros elsewhere."""
+        dense = torch.zeros(self.shape, dtype=torch.float64, device=values.device)
+        dense[self.row, self.place] = values
+        return dense
+
+    def average_precisions(self, harmonic: _Harmonic) -> Tensor:
+        """float64 [q], expected, of the full ranking; 0 for one without relevant items."""
+        a, n, b, r = self.before, self.size, self.hits_before, self.hits
+        slope = (r - 1).double() / (n - 1).clamp_min(1)
+        sums = (b + 1 - slope * (a + 1)) * harmonic.between(a, n) + slope * n
+        # summed row by row from a dense array: additions by atomics would come in any order
+        return self._dense(sums * (r.double() / n)).sum(dim=1) / self.relevant.clamp_min(1)
+
+    def interpolated_precision(self, levels: Tensor) -> Tensor:
+        """As :func:`gpq_faiss.evaluate.ties.interpolated_precision`: float64 [q, L]."""
+        q = self.shape[0]
+        result = torch.zeros((q, len(levels)), dtype=torch.float64, device=levels.device)
+        if not len(self.row):
+            return result
+        a, n, b, r = (field.double() for field in (self.before, self.size, self.hits_before, self.hits))
+        ends = (b + r) / (a + n)
+        dense = self._dense(torch.maximum(ends, (b + r / n) / (a + 1)))
+        later = dense.flip(1).cummax(dim=1).values.flip(1)[self.row, self.place]
+        del dense
+        # First group whose end reaches the level, for all rankings at once: keys ascend because hits do.
+        stride = int(self.relevant.max()) + 1
+        keys = self.row * stride + self.hits_before + self.hits
+        wanted = (levels[None, :] * self.relevant[:, None]).clamp_min(_LEAST)
+        whole = (wanted - 1e-9).ceil().clamp_min(1).long()
+        some = self.relevant > 0
+        rows = torch.arange(q, device=levels.device)[:, None]
+        g = torch.searchsorted(keys, (rows * stride + whole)[some])
+        rank = a[g] + (n[g] * (wanted[some] - b[g]) / r[g] - 1e-9).ceil().clamp_min(1)
+        here = (b[g] + r[g] * ((rank - a[g]) / n[g])) / rank
+        last = torch.ones_like(self.row, dtype=torch.bool)
+        last[:-1] = self.row[1:] != self.row[:-1]
+        after = torch.where(last, 0.0, torch.cat([later[1:], later.new_zeros(1)]))[g]
+        result[some] = torch.maximum(torch.maximum(here, ends[g]), after)
+        return result
+
+
+class _Entries:
+    """The database on the device: entries in the order that ties take where ``each`` is a group of its own."""
+
+    def __init__(self, columns: Tensor, counts: Tensor, words: Tensor, *, each: bool) -> None:
+        self.columns, self.counts, self.words, self.each = columns, counts, words, each
+
+    def _scores(self, tables: Tensor) -> Tensor:
+        """int32 [q, P]: exact sums of whole numbers."""
+        q, M, K = tables.shape
+        total: Tensor | None = None
+        for number, (start, stop) in enumerate(_chunks(M, K)):
+            chunk = tables[:, start]
+            for m in range(start + 1, stop):
+                chunk = (chunk[:, :, None] + tables[:, None, m]).reshape(q, -1)
+            part = chunk.index_select(1, self.columns[number])
+            total = part if total is None else total.add_(part)
+        assert total is not None
+        return total
+
+    def rank(self, tables: Tensor, queries: Tensor) -> _Tied:
+        """Tie groups of the rankings for whole-number tables [q, M, K] and label words [q, W]."""
+        scores, order = self._scores(tables).sort(dim=1, descending=True, stable=self.each)
+        q, P = scores.shape
+        hit = torch.zeros((q, P), dtype=torch.bool, device=scores.device)
+        for word in range(queries.shape[1]):
+            hit |= (queries[:, word, None] & self.words[None, :, word]) != 0
+        sizes = self.counts[order]
+        hits = torch.where(hit.gather(1, order), sizes, 0)
+        del order, hit
+        last = torch.ones((q, P), dtype=torch.bool, device=scores.device)
+        if not self.each:
+            torch.ne(scores[:, 1:], scores[:, :-1], out=last[:, :-1])
+        del scores
+        row, place = last.nonzero(as_tuple=True)
+        ends, ends_hit = sizes.cumsum(dim=1)[row, place], hits.cumsum(dim=1)[row, place]
+        relevant = hits.sum(dim=1)
+        first = torch.ones_like(row, dtype=torch.bool)
+        first[1:] = row[1:] != row[:-1]
+        before = torch.where(first, 0, ends.roll(1))
+        hits_before = torch.where(first, 0, ends_hit.roll(1))
+        some = (ends_hit > hits_before).nonzero()[:, 0]
+        a, b = before[some], hits_before[some]
+        return _Tied(row[some], place[some], a, ends[some] - a, b, ends_hit[some] - b, relevant, (q, P))

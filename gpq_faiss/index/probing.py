@@ -1,0 +1,180 @@
+"""Which lists a query looks at: the same ones in memory and in a file, whatever the batch.
+
+A query looks at the ``nprobe`` lists whose centroids are nearest, of those that hold an item (and one that the filter
+lets through, where there is a filter). Where these hold fewer than ``k`` items, it goes on to the next lists until they
+hold ``k``, or until there are no more. Within these lists the answer is exact, ties ordered by id.
+
+Centroids count by their direction. Query and centroid are rounded to whole numbers, small enough that float64 holds
+their inner product exactly. So the order of the lists depends neither on the batch nor on the kernel that adds, and of
+lists that are equally near the one with the lower number comes first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DataError
+from .checks import Floats, Ids
+
+_SCORES = 1 << 18  # inner products at a time
+_UNIT = 1e-6  # how far from 1 the norm of a float32 vector may lie that was divided by its norm
+_EXACT = 52  # bits of a whole number that float64 holds exactly, one to spare
+
+
+def unit_centroids(centroids: Floats) -> Floats:
+    """Centroids float32 [lists, D] of unit norm; those that are so already stay as they are, bit for bit.
+
+    Raises:
+        DataError: a centroid of zeros.
+    """
+    norms = np.linalg.norm(centroids.astype(np.float64), axis=1, keepdims=True)
+    if not (norms > 0).all():
+        raise DataError(f"IVF centroid {int(np.argmin(norms))} is zero: it has no direction, leave it out")
+    return np.ascontiguousarray(centroids / np.where(np.abs(norms - 1) > _UNIT, norms, 1), np.float32)
+
+
+class Probing:
+    """The order in which queries look at lists.
+
+    Args:
+        centroids: float32 [lists, D]; only their direction counts.
+        sizes: int64 [lists], items of each list.
+
+    Attributes:
+        sizes: as given.
+        filled: int64, the lists that hold an item, ascending.
+
+    Raises:
+        DataError: a centroid of zeros.
+    """
+
+    def __init__(self, centroids: Floats, sizes: Ids) -> None:
+        self.sizes = sizes
+        self.filled: Ids = np.flatnonzero(sizes)
+        D = int(centroids.shape[1])
+        # A sum of D products of two numbers of this many bits stays below 2^52.
+        self._scale = 2.0 ** ((_EXACT - (D - 1).bit_length()) // 2)
+        points = unit_centroids(centroids)[self.filled].astype(np.float64)
+        self._points = np.ascontiguousarray(np.rint(points * self._scale).T)
+
+    def nearest(self, xq: Floats, n: int) -> Ids:
+        """The ``n`` nearest lists that hold an item, nearest first: int64 [Q, min(n, such lists)].
+
+        Args:
+            xq: float32 [Q, D], finite.
+        """
+        filled = len(self.filled)
+        n = min(n, filled)
+        out = np.empty((len(xq), n), np.int64)
+        step = max(1, _SCORES // filled)
+        for start in range(0, len(xq), step):
+            part = xq[start : start + step].astype(np.float64)
+            largest = np.abs(part).max(axis=1, keepdims=True)
+            part /= np.where(largest > 0, largest, 1)
+            part *= self._scale
+            scores = np.rint(part, out=part) @ self._points
+            out[start : start + step] = self.filled[_largest(scores, n)]
+        return out
+
+    def lists(self, xq: Floats, nprobe: int, k: int, count: Callable[[Ids], Ids] | None = None) -> Ids:
+        """The lists that each query looks at, nearest first: int64 [Q, most of them], -1 after the last.
+
+        Args:
+            xq: float32 [Q, D], finite.
+            nprobe: lists, at least, where there are so many that hold an item.
+            k: items that the lists are to hold together, where all lists hold so many.
+            count: numbers of lists to how many of their items may be found (default: all).
+        """
+        open_ = np.arange(len(xq))
+        looked, width = nprobe, 1
+        found: list[tuple[NDArray[np.intp], Ids, NDArray[np.bool_]]] = []
+        while len(open_):
+            near = self.nearest(xq[open_], looked)
+            held = self.sizes[near] if count is None else count(near)
+            useful = held > 0
+            enough = (useful.cumsum(axis=1) >= nprobe) & (held.cumsum(axis=1) >= k)
+            last = near.shape[1] == len(self.filled)
+            done = enough[:, -1] | last
+            # lists before the one with which there are enough, and that one
+            useful[:, 1:] &= ~enough[:, :-1]
+            width = max(width, int(useful[done].sum(axis=1).max(initial=0)))
+            found.append((open_[done], near[done], useful[done]))
+            open_ = open_[~done]
+            looked *= 2
+        out = np.full((len(xq), width), -1, np.int64)
+        for rows, near, useful in found:
+            row, column = np.nonzero(useful)
+            out[rows[row], (useful.cumsum(axis=1) - 1)[row, column]] = near[row, column]
+        return out
+
+
+def _largest(scores: NDArray[np.float64], n: int) -> NDArray[np.intp]:
+    """Columns of the ``n`` largest of each row, largest first, of equal ones the first: [rows, n]."""
+    if 4 * n >= scores.shape[1]:
+        return np.argsort(-scores, axis=1, kind="stable")[:, :n]
+    last = np.partition(scores, -n, axis=1)[:, -n, None]
+    among = scores >= last
+    for row in np.flatnonzero(among.sum(axis=1) > n):
+        tied = np.flatnonzero(scores[row] == last[row])
+        among[row, tied[n - int((scores[row] > last[row]).sum()) :]] = False
+    columns = np.nonzero(among)[1].reshape(len(scores), n)
+    order = np.argsort(-np.take_along_axis(scores, columns, axis=1), axis=1, kind="stable")
+    return np.take_along_axis(columns, order, axis=1)
+
+
+def operating_points(
+    probing: Probing,
+    xq: Floats,
+    k: int,
+    list_of: NDArray[np.integer],
+    recall: float,
+    run: Callable[[int], object],
+) -> tuple[int, list[dict[str, float]]]:
+    """The least nprobe that reaches a recall, and what others give.
+
+    Recall is the mean share of the exact top ``k``, ties ordered by id, that is found. As a search is exact within the
+    lists that it looks at, these are the results that lie in such lists: one exact search gives the recall of every
+    nprobe.
+
+    Args:
+        xq: checked queries, float32 [Q, D].
+        list_of: [Q, k], the list of each result of the exact search.
+        run: searches for all queries with a given nprobe, to be timed.
+
+    Returns:
+        The nprobe; and points by ascending nprobe: ``nprobe``, ``recall``, ``seconds_per_query`` (all queries as one
+        batch), ``share`` of the items looked at.
+    """
+    filled = len(probing.filled)
+    at_rank, seen = np.zeros(filled, np.int64), np.zeros(filled)
+    step = max(1, _SCORES // len(probing.sizes))
+    for start in range(0, len(xq), step):
+        near = probing.nearest(xq[start : start + step], filled)
+        rank_of = np.zeros((len(near), len(probing.sizes)), np.int64)
+        np.put_along_axis(rank_of, near, np.arange(filled)[None, :], axis=1)
+        ends = probing.sizes[near].cumsum(axis=1)
+        always = (ends < k).sum(axis=1, keepdims=True)  # the rank of the list with which there are k items
+        ranks = np.take_along_axis(rank_of, list_of[start : start + step].astype(np.int64), axis=1)
+        at_rank += np.bincount(np.where(ranks <= always, 0, ranks).reshape(-1), minlength=filled)
+        seen += np.maximum(ends, np.take_along_axis(ends, always, axis=1)).sum(axis=0)
+    recalls = at_rank.cumsum() / list_of.size
+    shares = seen / (len(xq) * int(probing.sizes.sum()))
+    chosen = int(np.searchsorted(recalls, recall - 1e-12)) + 1
+    shown = {chosen} | {1 << i for i in range(filled.bit_length()) if 1 << i <= 4 * chosen}
+    points = []
+    for nprobe in sorted(n for n in shown if n <= filled):
+        before = time.perf_counter()
+        run(nprobe)
+        points.append(
+            {
+                "nprobe": float(nprobe),
+                "recall": float(recalls[nprobe - 1]),
+                "seconds_per_query": (time.perf_counter() - before) / len(xq),
+                "share": float(shares[nprobe - 1]),
+            }
+        )
+    return chosen, points

@@ -1,0 +1,103 @@
+"""One query at a time: nomination and proof as in :mod:`.proof`, in as few numpy calls as one query needs.
+
+The calls that serve a whole batch cost hundreds of microseconds, and the arithmetic of one query a few. Floats are added
+in the same order here, so the answer is the same to the bit.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .checks import Codes, Floats, Ids
+from .codebooks import lookup, lookup_columns
+from .scanners import FastScan, loose_bound
+
+_BYTES = 1 << 16
+"""Bytes of all codes up to which all are scored where the proof fails; their places then take eight times as much."""
+_SMALLEST, _LARGEST = 1e-30, 1e30  # |q|^2 for which no product comes near the ends of float32
+
+
+class Found(NamedTuple):
+    """The best items of one query.
+
+    Attributes:
+        scores: float32 [k], larger first.
+        positions: int64 [k], equal scores by position.
+        proven: whether they are among those nominated; otherwise all codes were scored.
+        needed: how many of those nominated could have mattered.
+    """
+
+    scores: Floats
+    positions: Ids
+    proven: bool
+    needed: int
+
+
+class SingleSearch:
+    """Searches codes for one query. Safe to use from several threads at once.
+
+    Args:
+        codes: uint8 [n, code_size], checked.
+        Z: codebooks, float32 [M, 16, d], checked.
+        scan: of these codes.
+    """
+
+    def __init__(self, codes: Codes, Z: Floats, scan: FastScan) -> None:
+        self.codes = codes
+        self.scan = scan
+        self.M, self.K, self.d = (int(n) for n in Z.shape)
+        self._by_dimension = np.ascontiguousarray(Z.transpose(2, 0, 1))
+        self._pair_starts = (np.arange(codes.shape[1]) * self.K**2)[:, None]  # in the tables of pairs
+        self._few = codes.size <= _BYTES
+        self._columns: list[NDArray[np.intp]] | None = None
+
+    def search(self, query: Floats, k: int, wanted: int) -> Found | None:
+        """The ``k`` best for a checked query, float32 [M*d]; None where :class:`.proof.ProvenSearch` has to find them.
+
+        ``wanted``, more than ``k``, are nominated, unless these are a quarter of the codes.
+        """
+        wide = query.astype(np.float64)  # in which nothing overflows
+        squares = float(np.dot(wide, wide))
+        if not _SMALLEST < squares < _LARGEST:
+            return None
+        # Summed over the outer axis: one dimension after another, as score_tables does. (0 + -0 is 0, as it is there.)
+        products = np.multiply(self._by_dimension, query.reshape(self.M, self.d).T[:, :, None], order="C")
+        tables = np.add.reduce(products, axis=0, initial=0)
+        pairs = self._pair_tables(tables)
+        if 4 * wanted >= len(self.codes):
+            return self._best_of_all(pairs, k, None, 0) if self._few else None
+        nominated, found = self.scan.candidates(query[None], wanted)
+        approximate, positions = nominated[0], found[0]
+        if positions[-1] < 0:
+            return None
+        positions.sort()  # the stable sort by score below leaves ties in this order
+        places = np.add(self.codes.take(positions, axis=0).T, self._pair_starts, order="C")
+        scores = np.add.reduce(pairs.take(places), axis=0)  # again over the outer axis, left to right
+        order = (-scores).argsort(kind="stable")[:k]
+        kth = float(scores[order[-1]])
+        slack = loose_bound(tables, squares, self.d)
+        needed = int(np.count_nonzero(approximate >= kth - slack))
+        if float(approximate[-1]) + slack < kth:
+            return Found(scores.take(order), positions.take(order), True, needed)
+        return self._best_of_all(pairs, k, kth, needed) if self._few else None
+
+    def _pair_tables(self, tables: Floats) -> Floats:
+        """:func:`.codebooks.lookup_tables` of one query's tables [M, 16], in one row; an odd one gets zeros for a partner."""
+        if self.M % 2:
+            tables = np.concatenate([tables, np.zeros((1, self.K), np.float32)])
+        return (tables[1::2, :, None] + tables[0::2, None, :]).reshape(-1)
+
+    def _best_of_all(self, pairs: Floats, k: int, least: float | None, needed: int) -> Found:
+        """Of all codes; at least ``k`` are known to score ``least``."""
+        if self._columns is None:
+            self._columns = lookup_columns(self.codes, self.M, self.K)
+        scores = lookup(pairs.reshape(len(self._columns), -1), self._columns, paired=True)
+        if least is None:
+            least = float(np.partition(scores, len(scores) - k)[len(scores) - k])
+        positions = np.flatnonzero(scores >= np.float32(least))
+        among = scores.take(positions)
+        order = (-among).argsort(kind="stable")[:k]
+        return Found(among.take(order), positions.take(order), False, needed)
