@@ -1,18 +1,34 @@
-"""Writing files so that nobody ever sees half of one: temporary name, fsync, ``os.replace``."""
+"""Writing files so that nobody ever sees half of one, and nothing is left behind for ever.
+
+An output is made in a *workspace*, a folder ``.NAME.tmp-RANDOM`` beside it that nobody else may enter, and renamed when it is
+whole. Its owner holds a lock in it: a workspace whose lock is free is what a killed process left, and the next start of the same
+output removes it. Where one rename is not enough (a file and its sidecar, a folder in place of another, an output and the
+unfinished work that it was made of), a journal in the workspace says what is to be done, and the next start does the rest of it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import hashlib
 import json
 import os
+import re
+import secrets
 import shutil
-from collections.abc import Iterator
+import sys
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from .errors import DataError, OutputExistsError, UsageError
+from .inputs import check_file, check_memory, parse_json
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover - Windows has no flock: nothing is refused there, and nothing swept
+    fcntl = None  # type: ignore[assignment]
 
 _WRITE_ERRORS = {
     errno.ENOSPC: "the disk is full: free some space, or write elsewhere",
@@ -24,7 +40,20 @@ _WRITE_ERRORS = {
     errno.EEXIST: "a part of the path is a file, not a folder",  # what making that folder meets
     errno.EISDIR: "that is a folder: name a file",
     errno.ENAMETOOLONG: "the name is too long",
+    errno.ELOOP: "a symbolic link is in the way: remove it",
 }
+
+LOCK = "lock"
+"""The file by whose lock a folder of unfinished work is its owner's."""
+_OWNER, _JOURNAL, _OLD, _GONE = (
+    ".owner",
+    ".journal",
+    ".old",
+    ".gone",
+)  # in a workspace, beside the output itself
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_HERE = -100  # AT_FDCWD
+_RENAME_EXCHANGE = 2
 
 
 def write_error(path: Path, error: OSError) -> DataError:
@@ -42,7 +71,8 @@ def write_error(path: Path, error: OSError) -> DataError:
 def check_output(path: str | Path, *, overwrite: bool, folder: bool = False) -> Path:
     """Refuse an output that exists (unless ``overwrite``) or whose folder cannot be written; make the folder.
 
-    Stages call this before any work, so that an hour of encoding is not lost to a typo.
+    Stages call this before any work, so that an hour of encoding is not lost to a typo. What a killed process left of this
+    output is put in order first (:func:`recover`).
 
     Args:
         path: what is to be written.
@@ -58,6 +88,7 @@ def check_output(path: str | Path, *, overwrite: bool, folder: bool = False) -> 
     if path.name in {"", ".."}:
         raise UsageError(f"'{path}' cannot be written: give a name for the {'folder' if folder else 'file'}")
     try:
+        recover(path)
         if path.exists():
             if not overwrite and (path.is_dir() or path.is_file()):
                 raise OutputExistsError(
@@ -68,12 +99,230 @@ def check_output(path: str | Path, *, overwrite: bool, folder: bool = False) -> 
             if path.is_dir() != folder:
                 raise write_error(path, OSError(errno.ENOTDIR if folder else errno.EISDIR, ""))
         path.parent.mkdir(parents=True, exist_ok=True)
-        probe = path.parent / f".{path.name}.probe-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
+        _close_workspace(*_open_workspace(path))
     except OSError as error:
         raise write_error(path, error) from error
     return path
+
+
+# Locks ------------------------------------------------------------------------------------------------------------------
+
+
+def lock(file: Path) -> int | None:
+    """Take the lock ``file``, which is made with its folder where it is missing.
+
+    Returns:
+        A descriptor: the lock is held until it is closed, or the process ends however it may. None: another has it.
+
+    Raises:
+        OSError: it cannot be made; it is a symbolic link.
+    """
+    while True:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        # Its last owner may remove it, and its folder, between any two of these lines.
+        with contextlib.suppress(FileNotFoundError):
+            return _take(file)
+
+
+def _take(file: Path) -> int | None:
+    """As :func:`lock`; raises FileNotFoundError where the folder is not, or the file is no longer, there."""
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | _NO_LINK, 0o666)
+    try:
+        if fcntl is not None:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(descriptor).st_ino != os.stat(file, follow_symlinks=False).st_ino:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file))
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def lock_folder(folder: Path, out: Path) -> int:
+    """Make the folder of unfinished work on ``out`` and take its lock; returns the descriptor, as :func:`lock`.
+
+    Raises:
+        DataError: another process has it; a symbolic link is in its place; it cannot be made.
+    """
+    try:
+        if folder.is_symlink():
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        descriptor = lock(folder / LOCK)
+    except OSError as error:
+        raise write_error(folder, error) from error
+    if descriptor is None:
+        raise DataError(f"{out} is being written by another process: wait for it")
+    return descriptor
+
+
+@contextlib.contextmanager
+def unfinished(folder: Path, out: Path, *, keep: Collection[str]) -> Iterator[None]:
+    """Hold the folder of unfinished work on ``out``, for this process alone.
+
+    Args:
+        folder: where.
+        out: what is made there.
+        keep: on leaving, by an error too, the folder is removed unless it has one of these files.
+
+    Raises:
+        DataError: see :func:`lock_folder`.
+    """
+    descriptor = lock_folder(folder, out)
+    try:
+        yield
+    finally:
+        release_folder(folder, out, descriptor, keep=keep)
+
+
+def release_folder(folder: Path, out: Path, descriptor: int, *, keep: Collection[str]) -> None:
+    """Let go of a folder that :func:`lock_folder` gave, and remove it unless it has one of the files ``keep``."""
+    with contextlib.suppress(OSError):
+        if any((folder / name).exists() for name in keep):
+            (folder / LOCK).unlink()
+        elif folder.exists():
+            discard(folder, out)
+    os.close(descriptor)
+
+
+def discard(folder: Path, out: Path) -> None:
+    """Remove a folder of unfinished work on ``out``, whole or not at all: whoever comes next never finds half of it.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    workspace, descriptor = _open_workspace(out)
+    try:
+        os.replace(folder, workspace / _GONE)
+    finally:
+        _close_workspace(workspace, descriptor)
+
+
+def open_own(path: Path, mode: str, *, buffering: int = -1) -> IO[bytes]:
+    """``open`` for a binary file of our own making: a symbolic link in its place is an error, not followed."""
+    opened: IO[bytes] = open(  # noqa: SIM115
+        path, mode, buffering=buffering, opener=lambda name, flags: os.open(name, flags | _NO_LINK, 0o666)
+    )
+    return opened
+
+
+# Workspaces -------------------------------------------------------------------------------------------------------------
+
+
+def _open_workspace(path: Path) -> tuple[Path, int]:
+    """A new folder beside ``path``, and the descriptor that holds its lock."""
+    while True:
+        workspace = path.with_name(f".{path.name}.tmp-{secrets.token_hex(6)}")
+        try:
+            workspace.mkdir(mode=0o700)  # of a name that is taken, by a link too, nothing is made
+        except FileExistsError:
+            continue
+        # A sweep may come before the lock is ours, and take the folder for a left one.
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = _take(workspace / _OWNER)
+            if descriptor is not None:
+                return workspace, descriptor
+
+
+def _close_workspace(workspace: Path, descriptor: int) -> None:
+    shutil.rmtree(workspace, ignore_errors=True)
+    os.close(descriptor)
+
+
+def recover(path: str | Path) -> None:
+    """Put in order what killed processes left of the output ``path``: finish what was all but done, remove the rest.
+
+    Workspaces of living processes, and of other users, are left alone. Whoever asks whether an output is there asks this first.
+    """
+    path = Path(path)
+    if fcntl is None:
+        return
+    pattern = re.compile(re.escape(f".{path.name}.tmp-") + "[0-9a-f]{12}")
+    try:
+        with os.scandir(path.parent) as entries:
+            found = [
+                path.with_name(entry.name)
+                for entry in entries
+                if pattern.fullmatch(entry.name)
+                and entry.is_dir(follow_symlinks=False)
+                and entry.stat(follow_symlinks=False).st_uid == os.geteuid()
+            ]
+    except OSError:
+        return  # there is no such folder, or it may not be read: then nothing is to be found in it
+    for workspace in found:
+        with contextlib.suppress(OSError, ValueError):
+            descriptor = _take(workspace / _OWNER)
+            if descriptor is None:
+                continue
+            try:
+                if (workspace / _JOURNAL).exists():
+                    _follow(workspace, json.loads((workspace / _JOURNAL).read_text()), ours=False)
+                shutil.rmtree(workspace, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+
+
+def _follow(workspace: Path, journal: dict[str, Any], *, ours: bool) -> None:
+    """Do what the journal says and is not done yet.
+
+    Args:
+        ours: this process holds the unfinished work that goes; else it goes only if nobody holds it.
+    """
+    parent = workspace.parent
+    # By its number: where two folders were exchanged, the old one lies under the name of the new.
+    waiting = [
+        name
+        for name, number in journal["outputs"].items()
+        if (workspace / name).exists() and (workspace / name).stat().st_ino == number
+    ]
+    first, *others = journal["outputs"]
+    if first in waiting:
+        # A file without its sidecar is a valid state; one with the sidecar of another is not.
+        for name in others:
+            (parent / name).unlink(missing_ok=True)
+    for name in waiting:
+        _put(workspace / name, parent / name)
+    _fsync(parent)
+    done_with = journal["done_with"]
+    if done_with and (parent / done_with).exists():
+        held = None if ours else _take(parent / done_with / LOCK)
+        if ours or held is not None:
+            os.replace(parent / done_with, workspace / _GONE)
+        if held is not None:
+            os.close(held)
+
+
+def _put(new: Path, target: Path) -> None:
+    """Rename, also over a folder with something in it, which then lies in the workspace."""
+    if not (new.is_dir() and target.is_dir()):
+        os.replace(new, target)
+    elif not _exchange(new, target):
+        # A kill between the two leaves a gap, which recover() closes.
+        old = new.with_name(_OLD)
+        os.replace(target, old)
+        try:
+            os.replace(new, target)
+        except OSError:
+            os.replace(old, target)
+            raise
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Let two names change places in one step; False where the system or the file system cannot."""
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
+    if renameat2(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM):
+        return False
+    raise OSError(number, os.strerror(number), str(other))
 
 
 def _fsync(path: Path) -> None:
@@ -84,50 +333,83 @@ def _fsync(path: Path) -> None:
         os.close(fd)
 
 
+# Outputs ----------------------------------------------------------------------------------------------------------------
+
+
 @contextlib.contextmanager
-def atomic_path(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary path beside ``path``; on success it replaces ``path``, on any failure it is removed.
+def atomic_paths(*paths: str | Path, done_with: Path | None = None) -> Iterator[tuple[Path, ...]]:
+    """Yield temporary paths of the same names; on success they replace ``paths``, on any failure they are removed.
+
+    Args:
+        paths: files, or one folder, in one folder. The first is what counts; the others are about it, and never lie beside
+            another first.
+        done_with: a folder of unfinished work beside them, whose lock the caller holds; it goes when they are in place.
 
     Raises:
-        DataError: the file system refuses (full, read-only, no permission); ``path`` is then as it was.
+        DataError: the file system refuses (full, read-only, no permission); ``paths`` are then as they were.
     """
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    targets = [Path(path) for path in paths]
+    out = targets[0]
+    recover(out)
     try:
-        yield temporary
-        _fsync(temporary)
-        os.replace(temporary, path)
-        _fsync(path.parent)
+        workspace, descriptor = _open_workspace(out)
     except OSError as error:
-        raise write_error(path, error) from error
+        raise write_error(out, error) from error
+    decided = False
+    try:
+        made = [workspace / path.name for path in targets]
+        yield tuple(made)
+        for path in made:
+            for file in [path, *path.rglob("*")] if path.is_dir() else [path]:
+                _fsync(file)
+        journal = {
+            "outputs": {path.name: path.stat().st_ino for path in made},
+            "done_with": None if done_with is None else done_with.name,
+        }
+        if len(made) > 1 or made[0].is_dir() or done_with is not None:
+            draft = workspace / f"{_JOURNAL}.new"
+            draft.write_text(json.dumps(journal))
+            _fsync(draft)
+            os.replace(draft, workspace / _JOURNAL)
+            _fsync(workspace)
+            decided = True
+        _follow(workspace, journal, ours=True)
+        decided = False
+    except OSError as error:
+        raise write_error(out, error) from error
     finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+        if decided:  # stopped half-way: the journal stays for the next start
+            os.close(descriptor)
+        else:
+            _close_workspace(workspace, descriptor)
 
 
 @contextlib.contextmanager
-def atomic_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
-    """As :func:`atomic_path`, for a folder. With ``overwrite`` an existing folder is swapped out, then removed."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    old = path.with_name(f".{path.name}.old-{os.getpid()}")
-    try:
-        temporary.mkdir(parents=True)
+def atomic_path(path: str | Path, *, done_with: Path | None = None) -> Iterator[Path]:
+    """As :func:`atomic_paths`, for one file."""
+    with atomic_paths(path, done_with=done_with) as (temporary,):
         yield temporary
-        for file in temporary.iterdir():
-            if file.is_file():
-                _fsync(file)
-        if overwrite and path.exists():
-            os.replace(path, old)
-        os.replace(temporary, path)
-        _fsync(path.parent)
+
+
+@contextlib.contextmanager
+def atomic_folder(
+    path: str | Path, *, overwrite: bool = False, done_with: Path | None = None
+) -> Iterator[Path]:
+    """As :func:`atomic_paths`, for a folder, which is made. With ``overwrite`` one that is there is replaced: there is one always.
+
+    Raises:
+        DataError: the file system refuses; or ``path`` is there, not empty, and ``overwrite`` is false.
+    """
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        if old.exists() and not path.exists():
-            os.replace(old, path)
         raise write_error(path, error) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
+    with atomic_paths(path, done_with=done_with) as (temporary,):
+        temporary.mkdir()
+        yield temporary
+        if not overwrite and path.is_dir() and any(path.iterdir()):
+            raise DataError(f"{path} is there by now: choose another --out, or --overwrite it")
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:
@@ -153,14 +435,12 @@ def read_json(path: str | Path, what: str) -> Any:
         DataError: missing, unreadable or not JSON.
     """
     path = Path(path)
+    check_memory(4 * check_file(path, what), str(path))
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DataError(f"{path} not found: it should hold {what}") from None
+        return parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        # No text, no JSON, a number of thousands of digits, endless brackets.
+    except ValueError as error:
         raise DataError(f"{path} is not the JSON of {what} ({error}): it is damaged or foreign") from None
 
 

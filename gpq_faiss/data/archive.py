@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
+from ..inputs import available_memory
 from .images import FileImages, is_image_name, shown
 
 MAX_UNPACKED = 4 << 30
@@ -125,7 +126,8 @@ def open_archive(path: Path, *, limit: int = MAX_UNPACKED) -> Archive:
         with path.open("rb") as stream:
             packed = stream.read(2) == b"\x1f\x8b"
         if packed:
-            memory = _unpack(path, limit)
+            free = available_memory()
+            memory = _unpack(path, limit if free is None else min(limit, free))
             buffer = memory.getbuffer()
             found, others = _index(path, memory, len(buffer))
             digest = hashlib.sha256(buffer).hexdigest()

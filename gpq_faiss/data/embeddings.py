@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +12,14 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from ..files import fingerprint
+from ..inputs import check_file, check_memory
 from ..store import RowReader, read_hdf5_array
+from .arrays import npz_array, npz_arrays
 from .base import FeatureDataset
 from .id_files import read_ids
 from .label_files import labels_from_array, labels_from_cells, read_labels, split_cell
 from .labels import Labels, Rows
+from .parquet import decoded_bytes, open_parquet, read_cells
 from .vectors import (
     ArrayVectors,
     Hdf5Vectors,
@@ -27,8 +28,6 @@ from .vectors import (
     Vectors,
     file_fingerprint,
     first_of,
-    npz_array,
-    npz_arrays,
 )
 
 FEATURES = ("features", "x", "data", "embeddings", "embedding", "vectors", "vector", "emb")
@@ -79,9 +78,9 @@ def _ids(array: NDArray[Any], where: str) -> NDArray[np.int64]:
     return array.astype(np.int64)
 
 
-def _npz(path: Path, want_labels: bool) -> _Source:
+def _npz(path: Path, want_labels: bool, memory: int | None) -> _Source:
     there = npz_arrays(path)
-    matrices = [name for name, (shape, dtype) in there.items() if len(shape) == 2 and dtype.kind in "fiu"]
+    matrices = [name for name, head in there.items() if len(head.shape) == 2 and head.dtype.kind in "fiu"]
     name = first_of(FEATURES, list(there))
     if name is None:
         free = [m for m in matrices if m not in LABELS]
@@ -91,21 +90,22 @@ def _npz(path: Path, want_labels: bool) -> _Source:
                 f"{path}: which array holds the features? Name it 'features' (there are: {known})"
             )
         name = free[0]
-    source = _Source(ArrayVectors(npz_array(path, name), f"{path}: {name!r}"))
+    source = _Source(ArrayVectors(npz_array(path, name, memory), f"{path}: {name!r}"))
     if want_labels and (label := first_of(LABELS, list(there))) is not None:
         names = first_of(CLASS_NAMES, list(there))
-        class_names = None if names is None else [str(text) for text in npz_array(path, names)]
-        array = npz_array(path, label)
+        class_names = None if names is None else [str(text) for text in npz_array(path, names, memory)]
+        array = npz_array(path, label, memory)
         source.labels = labels_from_array(array.shape, array.__getitem__, f"{path}: {label!r}", class_names)
     if (ids := first_of(IDS, list(there))) is not None:
-        source.ids = _ids(npz_array(path, ids), f"{path}: {ids!r}")
+        source.ids = _ids(npz_array(path, ids, memory), f"{path}: {ids!r}")
     return source
 
 
-def _hdf5(path: Path, want_labels: bool) -> _Source:
+def _hdf5(path: Path, want_labels: bool, memory: int | None) -> _Source:
     features = read_hdf5_array(path, FEATURES)
     assert features is not None
     source = _Source(Hdf5Vectors(features))
+    check_memory(16 * len(features), f"{path}: ids and labels", memory)
     if features.name == "features" and read_hdf5_array(path, ["codebooks"], required=False) is not None:
         # Our own features.h5: its labels are packed, so no guess at their form could be right.
         with RowReader(path, kind="features") as reader:
@@ -116,30 +116,13 @@ def _hdf5(path: Path, want_labels: bool) -> _Source:
         return source
     labels = read_hdf5_array(path, LABELS, required=False) if want_labels else None
     if labels is not None:
+        check_memory(16 * len(labels), f"{path}: {labels.name!r}", memory)
         source.labels = labels_from_array(labels.shape, labels.read, f"{path}: {labels.name!r}")
     ids = read_hdf5_array(path, IDS, required=False)
     if ids is not None:
+        check_memory(16 * len(ids), f"{path}: {ids.name!r}", memory)
         source.ids = _ids(ids.read(slice(0, len(ids))), f"{path}: {ids.name!r}")
     return source
-
-
-def _parquet_opener(path: Path) -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise DataError(f"reading {path} needs pyarrow: pip install 'gpq-faiss[parquet]'") from None
-
-    @contextlib.contextmanager
-    def opened() -> Iterator[Any]:
-        try:
-            with pyarrow.parquet.ParquetFile(path) as file:
-                yield file
-        except (pyarrow.ArrowException, OSError) as error:
-            why = " ".join(str(error).split())[:120]
-            raise DataError(f"{path} is not a Parquet file, or it is truncated or damaged ({why})") from None
-
-    return opened
 
 
 def _cell(value: Any) -> tuple[str, ...]:
@@ -155,11 +138,11 @@ def _cell(value: Any) -> tuple[str, ...]:
     return () if value == -1 else (str(value),)
 
 
-def _parquet(path: Path, want_labels: bool) -> _Source:
-    import pyarrow
+def _parquet(path: Path, want_labels: bool, memory: int | None) -> _Source:
+    what = "a Parquet file of vectors"
+    with open_parquet(path, what) as file:
+        import pyarrow
 
-    opened = _parquet_opener(path)
-    with opened() as file:
         schema = file.schema_arrow
         lists = [
             field.name
@@ -179,19 +162,23 @@ def _parquet(path: Path, want_labels: bool) -> _Source:
             name = free[0]
         label = first_of(LABELS, schema.names) if want_labels else None
         ids = first_of(IDS, schema.names)
-        source = _Source(ParquetVectors(path, name, opened))
-        if label is not None:
-            cells = [_cell(value) for value in file.read(columns=[label])[label].to_pylist()]
-            if any(cells):
-                source.labels = labels_from_cells(cells, f"{path}: {label!r}")
-        if ids is not None:
-            column = file.read(columns=[ids])[ids]
-            if column.null_count:
-                raise DataError(
-                    f"{path}: {ids!r} has {column.null_count:,} empty cells: every row needs its id"
-                )
-            source.ids = _ids(column.to_numpy(), f"{path}: {ids!r}")
+    source = _Source(ParquetVectors(path, name, memory))
+    if label is not None:
+        cells = [_cell(value) for value in read_cells(path, label, what, memory)]
+        if any(cells):
+            source.labels = labels_from_cells(cells, f"{path}: {label!r}")
+    if ids is not None:
+        source.ids = _parquet_ids(path, ids, what, memory)
     return source
+
+
+def _parquet_ids(path: Path, name: str, what: str, memory: int | None) -> NDArray[np.int64]:
+    with open_parquet(path, what) as file:
+        check_memory(decoded_bytes(file, name), f"{path}: {name!r}", memory)
+        column = file.read(columns=[name])[name]
+        if column.null_count:
+            raise DataError(f"{path}: {name!r} has {column.null_count:,} empty cells: every row needs its id")
+        return _ids(column.to_numpy(), f"{path}: {name!r}")
 
 
 def open_features(
@@ -199,6 +186,7 @@ def open_features(
     *,
     labels: str | os.PathLike[str] | None = None,
     ids: str | os.PathLike[str] | None = None,
+    memory: int | None = None,
 ) -> FileFeatures:
     """Vectors of a file as a data set; rows are checked when they are read.
 
@@ -215,9 +203,10 @@ def open_features(
         path: the file.
         labels: a file of labels in place of those inside: see :func:`~gpq_faiss.data.label_files.read_labels`.
         ids: a file of ids in place of those inside: see :func:`~gpq_faiss.data.id_files.read_ids`.
+        memory: budget in bytes for what a compressed file is unpacked to; default what is free.
 
     Raises:
-        DataError: missing, empty, truncated or foreign; not a matrix of numbers; ids or labels that do not fit.
+        DataError: missing, empty, truncated or foreign; larger than the budget; not a matrix of numbers; ids or labels that do not fit.
     """
     file = Path(path).expanduser()
     form = SUFFIXES.get(file.suffix.lower())
@@ -226,20 +215,17 @@ def open_features(
             f"{file}: features are read from {', '.join(SUFFIXES)}, not from {file.suffix or 'this'}"
         )
     try:
-        if file.is_dir():
-            raise DataError(f"{file} is a folder: features are read from a file")
-        if file.stat().st_size == 0:
+        if check_file(file, "a file of features") == 0:
             raise DataError(f"{file} is empty (0 bytes)")
         if form == "npy":
             source = _Source(NpyVectors(file))
         else:
-            source = {"npz": _npz, "hdf5": _hdf5, "parquet": _parquet}[form](file, labels is None)
+            source = {"npz": _npz, "hdf5": _hdf5, "parquet": _parquet}[form](file, labels is None, memory)
         content = file_fingerprint(file)
-    except FileNotFoundError:
-        raise DataError(f"{file} not found: a file of features should be there") from None
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror or error}") from None
     n, width = source.vectors.n, source.vectors.width
+    check_memory(8 * n, f"{file}: the ids of its {n:,} rows", memory)
     notes: list[str] = []
     if labels is not None:
         source.labels = read_labels(labels, n)

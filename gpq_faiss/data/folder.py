@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,11 +104,17 @@ def _walk(root: Path) -> tuple[list[str], list[int], int]:
             name = f"{inside}/{entry.name}" if inside else entry.name
             if entry.name.startswith("."):
                 continue
-            if entry.is_dir():
+            try:
+                found = entry.stat()
+                mode, size = found.st_mode, found.st_size
+            except OSError:
+                # A link to nowhere, or to itself: where it is named as an image it counts as a broken one.
+                mode, size = stat.S_IFREG, -1
+            if stat.S_ISDIR(mode):
                 below.append(name)
-            elif is_image_name(entry.name) and entry.is_file():
+            elif is_image_name(entry.name) and stat.S_ISREG(mode):
                 names.append(name)
-                sizes.append(entry.stat().st_size)
+                sizes.append(size)
             else:
                 others += 1
         todo.extend(reversed(below))

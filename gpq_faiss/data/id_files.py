@@ -1,4 +1,4 @@
-"""Ids of items from a file."""
+"""Whole numbers from a file: ids of items, or their positions."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
+from ..inputs import check_file, check_memory
+from .arrays import read_npy
+
+_BLOCK = 1 << 20  # characters of a text that are turned into numbers at a time
 
 
 def as_int64(ids: NDArray[Any], what: str) -> NDArray[np.int64]:
@@ -19,23 +23,40 @@ def as_int64(ids: NDArray[Any], what: str) -> NDArray[np.int64]:
     return ids.astype(np.int64, copy=False)
 
 
-def read_ids(path: str | os.PathLike[str]) -> NDArray[np.int64]:
-    """Ids int64 [n] from a ``.npy`` file, or from text with one on a line.
+def read_ids(path: str | os.PathLike[str], what: str = "") -> NDArray[np.int64]:
+    """Whole numbers int64 [n] from a ``.npy`` file, or from text with one on a line; what follows a ``#`` is passed over.
+
+    Args:
+        what: the option that names the file, for errors.
 
     Raises:
         DataError: missing, unreadable, or not a list of whole numbers of 64 bits.
     """
     path = Path(path).expanduser()
+    where = f"{what} {path}".strip()
+    content = "a list of ids, one whole number a line,"
     try:
         if path.suffix == ".npy":
-            found: NDArray[Any] = np.load(path, allow_pickle=False)
+            found = read_npy(path, content)
         else:
-            found = np.array([int(line) for line in path.read_text(encoding="utf-8").split()], dtype=np.int64)
-    except FileNotFoundError:
-        raise DataError(f"{path} not found: it should hold ids") from None
-    except (OSError, ValueError, OverflowError, EOFError) as error:
+            check_memory(4 * check_file(path, content), str(path))
+            found = _from_text(path)
+    except DataError as error:
+        raise DataError(f"{what} {error}".strip()) from None
+    except OSError as error:
+        raise DataError(f"{where} cannot be read: {error.strerror}") from None
+    except (ValueError, OverflowError) as error:
         why = " ".join(str(error).split())[:100]
-        raise DataError(f"{path} holds no list of ids ({why}): write one whole number a line") from None
+        raise DataError(f"{where} is not a list of ids ({why}): write one whole number a line") from None
     if found.ndim != 1 or found.dtype.kind not in "iu":
-        raise DataError(f"{path}: {found.dtype} {found.shape}, expected a list of ids (whole numbers)")
-    return as_int64(found, str(path))
+        raise DataError(f"{where}: {found.dtype} {list(found.shape)}, expected a list of ids (whole numbers)")
+    return as_int64(found, where)
+
+
+def _from_text(path: Path) -> NDArray[np.int64]:
+    parts = [np.empty(0, np.int64)]
+    with path.open(encoding="utf-8-sig") as stream:
+        while lines := stream.readlines(_BLOCK):
+            words = [word for line in lines for word in line.partition("#")[0].split()]
+            parts.append(np.array([int(word) for word in words], dtype=np.int64))
+    return np.concatenate(parts)

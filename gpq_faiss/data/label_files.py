@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import os
 import re
-import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
+from ..inputs import read_text
+from .arrays import read_npy
 from .labels import MAX_CLASSES, Labels, named_rows
 
 _BLOCK = 65_536
@@ -106,11 +107,7 @@ def split_cell(text: str) -> tuple[str, ...]:
 
 
 def _from_text(path: Path, n: int) -> Labels:
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as stream:
-            lines = stream.read().splitlines()
-    except UnicodeDecodeError:
-        raise DataError(f"{path} is not text (UTF-8): labels, one item a line, are needed") from None
+    lines = read_text(path, "labels, one item a line,").splitlines()
     delimiter = "\t" if any("\t" in line for line in lines[:10]) else ","
     try:
         rows = list(csv.reader(lines, delimiter=delimiter, strict=True)) if lines else []
@@ -147,23 +144,14 @@ def read_labels(path: str | os.PathLike[str], n: int) -> Labels:
         DataError: missing, unreadable, of another number of items, or values that cannot be labels.
     """
     path = Path(path).expanduser()
-    if path.is_dir():
-        raise DataError(f"--labels {path} is a folder: a .npy or a text file is needed")
     try:
         if path.suffix == ".npy":
-            array = np.load(path, mmap_mode=None, allow_pickle=False)
-            if not isinstance(array, np.ndarray):
-                raise DataError(f"{path} is an archive named .npy: rename it, or save one array")
+            array = read_npy(path, "an array of labels")
             labels = labels_from_array(array.shape, array.__getitem__, str(path)) if array.ndim else None
         else:
             labels = _from_text(path, n)
-    except FileNotFoundError:
-        raise DataError(f"--labels {path} not found") from None
-    except OSError as error:
-        raise DataError(f"--labels {path} cannot be read: {error.strerror or error}") from None
-    except (ValueError, EOFError, MemoryError) as error:
-        why = textwrap.shorten(" ".join(str(error).split()), 100, placeholder=" ...")
-        raise DataError(f"{path} is not a .npy array of labels, or it is truncated ({why})") from None
+    except DataError as error:
+        raise DataError(f"--labels {error}") from None
     if labels is None or len(labels) != n:
         count = 0 if labels is None else len(labels)
         raise DataError(f"{path} has labels of {count:,} items, the data has {n:,}: one each is needed")

@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import DataError
+from ..inputs import check_file
+from .arrays import read_npy
 from .images import FileImages, listed_images, shown
 from .labels import Labels
 
@@ -24,6 +26,7 @@ def read_lines(path: Path, what: str) -> list[tuple[int, str]]:
         DataError: missing, empty or not text.
     """
     lines: list[tuple[int, str]] = []
+    check_file(path, what)
     try:
         with path.open(encoding="utf-8-sig") as stream:
             for number, line in enumerate(stream, 1):
@@ -32,8 +35,6 @@ def read_lines(path: Path, what: str) -> list[tuple[int, str]]:
                 text = line.strip()
                 if text:
                     lines.append((number, text))
-    except FileNotFoundError:
-        raise DataError(f"{path} not found: {what} should be there") from None
     except UnicodeDecodeError:
         raise DataError(f"{path} is not UTF-8 text: {what} was expected") from None
     except OSError as error:
@@ -120,14 +121,7 @@ def labels_file(path: Path, n_items: int) -> Labels:
         DataError: missing, damaged, or not one row for each of the ``n_items``.
     """
     if path.suffix.lower() == ".npy":
-        try:
-            array = np.load(path, allow_pickle=False)
-        except FileNotFoundError:
-            raise DataError(f"{path} not found: labels should be there") from None
-        except (OSError, ValueError, EOFError) as error:
-            raise DataError(
-                f"{path} is not a readable .npy of labels ({' '.join(str(error).split())})"
-            ) from None
+        array = read_npy(path, "labels, a row for each image,")
         labels = Labels.from_ids(array) if array.ndim == 1 else Labels.from_multihot(array)
         names = class_names_beside(path, labels.n_classes, exact=True)
         labels = Labels(labels.packed, names) if names else labels

@@ -96,6 +96,7 @@ def open_data(
     concepts: str | Sequence[str] = "21",
     max_bad: float = 0.01,
     download: bool = True,
+    memory: int | None = None,
 ) -> Dataset:
     """Open a source of images or features; nothing is decoded yet, but what a list names is known to exist.
 
@@ -109,6 +110,7 @@ def open_data(
         concepts: of ``nuswide``: how many of the most frequent, ``all``, or their names.
         max_bad: fraction of missing and of broken images that is tolerated; 0 makes the first one fatal.
         download: let ``cifar10`` and ``fashion-mnist`` be fetched.
+        memory: of ``features``: budget in bytes for what a compressed file is unpacked to; default what is free.
 
     Raises:
         UsageError: an unknown form (lists them), or an option that does not belong to it.
@@ -149,7 +151,7 @@ def open_data(
     if scheme == "list":
         return open_list(path, root=root, labels=labels, max_bad=max_bad)
     if scheme == "features":
-        return open_features(path, labels=labels, ids=ids)
+        return open_features(path, labels=labels, ids=ids, memory=memory)
     return open_table(
         path,
         form=scheme,

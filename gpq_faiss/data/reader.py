@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from types import TracebackType
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
+from ..stages import stage
 from .base import Dataset, FeatureDataset, ImageDataset
 from .images import load_batch
 
@@ -67,7 +68,7 @@ class Reader:
         assert isinstance(self.dataset, ImageDataset)
         return load_batch(self.dataset, rows, self.image_size, self._decoders)
 
-    def preload(self, progress: Callable[[int], None] | None = None) -> bool:
+    def preload(self) -> bool:
         """Read everything into memory if it fits in ``cache_bytes``; return whether it did."""
         n = len(self.dataset)
         if n * self.item_bytes > self.cache_bytes:
@@ -76,13 +77,13 @@ class Reader:
         array = np.zeros((n, *self.item_shape), dtype=dtype)
         there = np.zeros(n, dtype=bool)
         block = max(64, (32 << 20) // self.item_bytes)
-        for start in range(0, n, block):
-            rows = np.arange(start, min(start + block, n))
-            values, ok = self._load(rows)
-            array[rows[ok]] = values
-            there[rows] = ok
-            if progress is not None:
-                progress(len(rows))
+        with stage("reading", n) as reading:
+            for start in range(0, n, block):
+                rows = np.arange(start, min(start + block, n))
+                values, ok = self._load(rows)
+                array[rows[ok]] = values
+                there[rows] = ok
+                reading.advance(len(rows))
         self.array, self._ok = array, there
         return True
 

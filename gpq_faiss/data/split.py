@@ -116,6 +116,7 @@ class Split:
             unpacker = zlib.decompressobj()
             data = unpacker.decompress(base64.b64decode(value["roles"], validate=True), max(1, n))
             roles = np.frombuffer(data, dtype=np.uint8)
+            stated = value["hash"]
             if len(roles) != n:
                 raise ValueError("length")
             seen = value["seen_classes"]
@@ -129,7 +130,7 @@ class Split:
             )
         except (KeyError, TypeError, ValueError, OverflowError, zlib.error) as error:
             raise DataError(f"{path} is not a split, or it is damaged: make it again") from error
-        if split.hash != value["hash"]:
+        if split.hash != stated:
             raise DataError(f"{path} is damaged: its hash is not that of its content; make it again")
         return split
 

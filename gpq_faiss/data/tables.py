@@ -14,9 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
+from ..inputs import check_file, check_memory
 from .images import FileImages, listed_images
 from .labels import Labels
 from .lists import repeated_note, resolve
+from .parquet import open_parquet, read_cells
 
 SEPARATOR = "|"
 """Between the labels of one item."""
@@ -60,6 +62,7 @@ def split_labels(text: str) -> tuple[str, ...]:
 
 def _read_csv(path: Path, image_column: str, label_column: str) -> Columns:
     delimiter = "\t" if path.suffix.lower() in {".tsv", ".tab"} else ","
+    check_memory(4 * check_file(path, "a CSV table of images"), str(path))
     try:
         with path.open(encoding="utf-8-sig", newline="") as stream:
             reader = csv.reader(stream, delimiter=delimiter, strict=True)
@@ -86,8 +89,6 @@ def _read_csv(path: Path, image_column: str, label_column: str) -> Columns:
                     out.labels.append(split_labels(row[label_at]))
                 if out.ids is not None:
                     out.ids.append(row[id_at].strip())
-    except FileNotFoundError:
-        raise DataError(f"{path} not found: a CSV table of images should be there") from None
     except UnicodeDecodeError:
         raise DataError(f"{path} is not UTF-8 text: a CSV table was expected") from None
     except OSError as error:
@@ -113,25 +114,13 @@ def _label_names(value: Any) -> tuple[str, ...]:
 
 
 def _read_parquet(path: Path, image_column: str, label_column: str) -> Columns:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise DataError(f"reading {path} needs pyarrow: pip install 'gpq-faiss[parquet]'") from None
-    if not path.is_file():
-        raise DataError(f"{path} not found: a Parquet table of images should be there")
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            there = list(file.schema_arrow.names)
-            labelled = _check_columns(path, there, image_column, label_column)
-            wanted = [image_column] + [label_column] * labelled + [ID_COLUMN] * (ID_COLUMN in there)
-            table = file.read(columns=wanted)
-            images = table[image_column].to_pylist()
-            labels = [_label_names(value) for value in table[label_column].to_pylist()] if labelled else None
-            ids = table[ID_COLUMN].to_pylist() if ID_COLUMN in there else None
-    except (pyarrow.ArrowException, OSError) as error:
-        why = " ".join(str(error).split())[:200]
-        raise DataError(f"{path} is not a readable Parquet file ({why}): damaged or foreign") from None
+    what = "a Parquet table of images"
+    with open_parquet(path, what) as file:
+        there = list(file.schema_arrow.names)
+    labelled = _check_columns(path, there, image_column, label_column)
+    images = read_cells(path, image_column, what)
+    labels = [_label_names(value) for value in read_cells(path, label_column, what)] if labelled else None
+    ids = read_cells(path, ID_COLUMN, what) if ID_COLUMN in there else None
     for i, image in enumerate(images):
         if image is not None and not isinstance(image, str):
             raise DataError(

@@ -9,25 +9,27 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-import zipfile
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
+from ..inputs import available_memory, check_file, check_memory
 from ..store import Hdf5Array
+from .arrays import npy_header
 from .labels import Rows, named_rows
+from .parquet import decoded_bytes, open_parquet
 
-_HEADER_LIMIT = 10_000  # characters of a .npy header
 _RUN_BYTES = 16 << 20
 _GAP_BYTES = 64 << 10  # read in vain rather than seek
 _SAMPLED = 64  # blocks of a large file that its fingerprint looks at
 _SAMPLE = 64 << 10
+_PARQUET = "a Parquet file of vectors"
 
 
 def file_fingerprint(path: Path) -> str:
@@ -93,29 +95,6 @@ def gather(
     return out[place]
 
 
-def npy_header(file: IO[bytes], where: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, Fortran order and type of an array in ``.npy`` form; leaves ``file`` at its first byte.
-
-    Raises:
-        DataError: not a plain array.
-    """
-    try:
-        version = np.lib.format.read_magic(file)
-        reader = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }[version]
-        shape, fortran, dtype = reader(file, max_header_size=_HEADER_LIMIT)
-    except KeyError:
-        raise DataError(f"{where} has a .npy version of structured arrays: save a plain array") from None
-    except (ValueError, EOFError, OSError, SyntaxError, TypeError) as error:
-        why = " ".join(str(error).split())[:80]
-        raise DataError(f"{where} is not a .npy array, or it is truncated ({why})") from None
-    if dtype.hasobject:
-        raise DataError(f"{where} holds Python objects, which are not loaded: save an array of numbers")
-    return tuple(int(k) for k in shape), bool(fortran), dtype
-
-
 class NpyVectors(Vectors):
     """A ``.npy`` file, read by seek and readinto.
 
@@ -125,24 +104,17 @@ class NpyVectors(Vectors):
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        size = check_file(path, "a .npy file of vectors")
         with path.open("rb") as file:
-            shape, fortran, self.dtype = npy_header(file, str(path))
-            self._offset = file.tell()
-            size = os.fstat(file.fileno()).st_size
-        check_array(shape, self.dtype, str(path))
-        if fortran:
+            header = npy_header(file, str(path), size)
+        self.dtype, self._offset = header.dtype, header.offset
+        check_array(header.shape, self.dtype, str(path))
+        if header.fortran:
             raise DataError(
                 f"{path} is stored by columns (Fortran order): save it by rows, np.save(path, np.ascontiguousarray(x))"
             )
-        self.n, self.width = shape
+        self.n, self.width = header.shape
         self._row = self.width * self.dtype.itemsize
-        whole = self._offset + self.n * self._row
-        if size < whole:
-            raise DataError(f"{path} is truncated: {size:,} bytes of {whole:,}; copy it again")
-        if size > whole:
-            raise DataError(
-                f"{path} has {size - whole:,} bytes behind its array: it is damaged, or holds several"
-            )
 
     def _run(self, start: int, stop: int) -> NDArray[Any]:
         out = np.empty((stop - start, self.width), self.dtype)
@@ -192,58 +164,27 @@ class Hdf5Vectors(Vectors):
         return self.array.read(rows)
 
 
-def npz_arrays(path: Path) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
-    """Name to shape and type of the arrays of an ``.npz``, from their headers alone.
-
-    Raises:
-        DataError: not such an archive.
-    """
-    out: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
-    try:
-        with zipfile.ZipFile(path) as archive:
-            for name in archive.namelist():
-                if name.endswith(".npy"):
-                    with archive.open(name) as file:
-                        shape, _, dtype = npy_header(file, f"{path}: {name}")
-                    out[name.removesuffix(".npy")] = shape, dtype
-    except (zipfile.BadZipFile, NotImplementedError, EOFError, RuntimeError, ValueError) as error:
-        why = " ".join(str(error).split())[:80]
-        raise DataError(f"{path} is not an .npz archive, or it is truncated ({why})") from None
-    return out
-
-
-def npz_array(path: Path, name: str) -> NDArray[Any]:
-    """One array of an ``.npz``.
-
-    Raises:
-        DataError: damaged, or too large for the memory.
-    """
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return np.asarray(archive[name])
-    except MemoryError:
-        raise DataError(
-            f"{path}: {name!r} does not fit in memory: save it as .npy, which is streamed"
-        ) from None
-    except (zipfile.BadZipFile, zipfile.error, OSError, ValueError, EOFError, KeyError) as error:
-        why = " ".join(str(error).split())[:80]
-        raise DataError(f"{path}: {name!r} is damaged ({why}): make or copy it again") from None
-    except Exception as error:  # zlib.error has no public base class
-        raise DataError(f"{path}: {name!r} is damaged ({type(error).__name__}): copy it again") from error
-
-
 class ParquetVectors(Vectors):
-    """A list column of a Parquet file, read a row group at a time; the last two decoded stay in memory.
+    """A list column of a Parquet file, read a row group at a time; the last two decoded stay in memory, or one.
+
+    Args:
+        memory: budget for what is decoded, in bytes; default what is free.
 
     Raises:
-        DataError: rows of different lengths, missing ones, or not numbers.
+        DataError: rows of different lengths, missing ones, or not numbers; a row group that takes more than the budget.
     """
 
-    def __init__(self, path: Path, column: str, open_file: Callable[[], Any]) -> None:
-        self.path, self.column, self._open = path, column, open_file
-        with open_file() as file:
+    def __init__(self, path: Path, column: str, memory: int | None = None) -> None:
+        self.path, self.column = path, column
+        with open_parquet(path, _PARQUET) as file:
             meta = file.metadata
             sizes = [meta.row_group(i).num_rows for i in range(meta.num_row_groups)]
+            largest = max((decoded_bytes(file, column, [i]) for i in range(len(sizes))), default=0)
+        remedy = "write it with smaller row groups, or save it as .npy"
+        check_memory(largest, f"a row group of {path}: {column!r}", memory, remedy)
+        # A third is there while it is decoded.
+        budget = available_memory() if memory is None else memory
+        self._kept = 2 if budget is None or 3 * largest <= budget else 1
         self._starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         self.n = int(self._starts[-1])
         self._cache: OrderedDict[int, NDArray[Any]] = OrderedDict()
@@ -259,22 +200,20 @@ class ParquetVectors(Vectors):
             if i in self._cache:
                 self._cache.move_to_end(i)
                 return self._cache[i]
+            if len(self._cache) == self._kept:
+                self._cache.popitem(last=False)
             block = self._decode(i)
             self._cache[i] = block
-            while len(self._cache) > 2:
-                self._cache.popitem(last=False)
             return block
 
     def _decode(self, i: int) -> NDArray[Any]:
         import pyarrow
 
         start = int(self._starts[i])
-        try:
-            with self._open() as file:
-                column = file.read_row_group(i, columns=[self.column])[self.column].combine_chunks()
-        except (pyarrow.ArrowException, OSError) as error:
-            why = " ".join(str(error).split())[:120]
-            raise DataError(f"{self.path} is truncated or damaged ({why})") from None
+        with open_parquet(self.path, _PARQUET) as file:
+            column = file.read_row_group(i, columns=[self.column])[self.column].combine_chunks()
+        if len(column) != self._starts[i + 1] - start:
+            raise DataError(f"{self.path} is damaged (row group {i} has {len(column):,} rows): make it again")
         where = f"{self.path}: {self.column!r}"
         nulls = np.flatnonzero(np.asarray(column.is_null()))
         if nulls.size:

@@ -28,12 +28,18 @@ def size_of(path: Path) -> int:
     return sum(f.stat().st_size for f in files)
 
 
-def check_archive(archive: zipfile.ZipFile, path: Path) -> None:
-    """Compare the checksums of a zip archive that is not too large to be read through."""
-    if sum(m.file_size for m in archive.infolist()) <= _HASH_LIMIT:
-        broken = archive.testzip()
-        if broken is not None:
-            raise DataError(f"{path} is damaged (in {broken}): copy or make it again")
+def check_archive(archive: zipfile.ZipFile, path: Path) -> bool:
+    """Compare the checksums of a zip archive; False where it is too large to be read through.
+
+    Raises:
+        DataError: they differ.
+    """
+    if sum(m.file_size for m in archive.infolist()) > _HASH_LIMIT:
+        return False
+    broken = archive.testzip()
+    if broken is not None:
+        raise DataError(f"{path} is damaged (in {broken}): copy or make it again")
+    return True
 
 
 def first_line(error: BaseException) -> str:

@@ -31,10 +31,12 @@ def info(path: str | Path) -> dict[str, Any]:
         ``unfinished training``: ``step``, ``seconds``, ``best_step``, ``validation_map``, ``out``.
         ``unfinished features`` and ``unfinished codes``: ``rows``, ``out``.
         ``features``, ``codes``: as :func:`gpq_faiss.store.describe`, with ``shape`` and ``dtype``.
-        ``index``: ``layout``, ``faiss_class``, ``ntotal``, ``bits``, ``code_size``, fingerprints, ``sidecar``.
+        ``index``: ``layout``, ``faiss_class``, ``ntotal``, ``bits``, ``code_size``, fingerprints, ``sidecar``, ``verified``
+        (whether there was a SHA-256 in a sidecar to compare with).
         ``split``: ``protocol``, ``seed``, ``hash``, ``items``, and how many of them are in each of its four roles.
         ``encoder``: ``format``, its metadata (:func:`read_encoder_metadata`).
-        ``results`` (HDF5 of ``gpq search``), ``array`` (.npy), ``arrays`` (.npz): ``shape`` and ``dtype`` of each.
+        ``results`` (HDF5 of ``gpq search``), ``array`` (.npy), ``arrays`` (.npz): ``shape`` and ``dtype`` of each; of .npz also
+        ``verified`` (false above 256 MiB unpacked, which are not read through).
 
     Raises:
         DataError: missing, empty, truncated, damaged, or none of these.
@@ -57,7 +59,7 @@ def info(path: str | Path) -> dict[str, Any]:
         if size == 0:
             raise DataError(f"{path} is empty (0 bytes)")
         with path.open("rb") as file:
-            start = file.read(8)
+            start = file.read(32)
     except (OSError, ValueError) as error:  # a NUL in the name is a ValueError
         raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     return _describer(path, start)(path)
@@ -66,16 +68,18 @@ def info(path: str | Path) -> dict[str, Any]:
 def _describer(path: Path, start: bytes) -> Callable[[Path], dict[str, Any]]:
     if path.name in _MODEL_FILES and (path.parent / "config.json").is_file():
         return lambda file: describe_model(file.parent)
-    if start == b"\x89HDF\r\n\x1a\n":
+    if start.startswith(b"\x89HDF\r\n\x1a\n"):
         return describe_hdf5
     if start.startswith(b"\x93NUMPY"):
         return describe_npy
     if start.startswith(b"PK"):
         return describe_zip
-    if start[:2] in (b"Ix", b"Iw", b"IB", b"IH", b"Il"):
-        return describe_index
     if start.lstrip().startswith(b"{"):
         return describe_json
+    from ..index.io import is_faiss
+
+    if is_faiss(start):
+        return describe_index
     if path.suffix.lower() == ".onnx":
         return describe_encoder
     return _foreign

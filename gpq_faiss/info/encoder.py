@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
+from ..data.arrays import ZIP_ERRORS
 from ..errors import DataError, UsageError
+from ..inputs import check_file, parse_json
 from .common import ENCODER_MEMBER, SMALL_JSON, check_archive, first_line, head
 
 SUFFIXES = {".onnx": "onnx", ".pt2": "torch"}
@@ -45,13 +45,15 @@ def read_encoder_metadata(path: str | Path) -> dict[str, Any]:
     Returns:
         ``format`` (``onnx`` or ``torch``), ``model_fingerprint``, ``codebooks_fingerprint``, ``input_kind``,
         ``input_width`` or ``image_size``, ``outputs``, ``codebooks`` M, ``codewords`` K, ``subdim`` d, ``class_names``,
-        ``multi_label``, ``versions``, ``created``.
+        ``multi_label``, ``versions``; ``verified``: whether checksums were compared (ONNX has none; archives
+        of more than 256 MiB are not read through).
 
     Raises:
         DataError: missing, truncated, damaged, or not made by ``gpq export-encoder``.
         UsageError: an ONNX file, and the package onnx is not there.
     """
     path = Path(path)
+    check_file(path, "an exported encoder")
     try:
         with path.open("rb") as file:
             start = file.read(4)
@@ -60,14 +62,14 @@ def read_encoder_metadata(path: str | Path) -> dict[str, Any]:
     if not start:
         raise DataError(f"{path} is empty (0 bytes): export the encoder again")
     is_zip = start.startswith(b"PK")
-    raw = _torch_metadata(path) if is_zip else _onnx_metadata(path)
+    raw, verified = _torch_metadata(path) if is_zip else (_onnx_metadata(path), False)
     if raw.get("kind") != _KIND:
         raise DataError(f"{path} was not made by gpq export-encoder: it does not name its model")
     numbers = {"format_version", "input_width", "image_size", "codebooks", "codewords", "subdim"}
     values = {"outputs", "class_names", "multi_label", "versions"}
     try:
         found: dict[str, Any] = {
-            key: int(text) if key in numbers else json.loads(text) if key in values else str(text)
+            key: int(text) if key in numbers else parse_json(text) if key in values else str(text)
             for key, text in raw.items()
         }
         _check_encoder(found)
@@ -79,7 +81,7 @@ def read_encoder_metadata(path: str | Path) -> dict[str, Any]:
         raise DataError(
             f"{path} has format {found['format_version']}, this version reads {_FORMAT}: update gpq-faiss"
         )
-    return found | {"format": "torch" if is_zip else "onnx"}
+    return found | {"format": "torch" if is_zip else "onnx", "verified": verified}
 
 
 def _check_encoder(found: dict[str, Any]) -> None:
@@ -99,27 +101,19 @@ def _check_encoder(found: dict[str, Any]) -> None:
         raise ValueError("a size is below 1")
 
 
-def _torch_metadata(path: Path) -> dict[str, Any]:
+def _torch_metadata(path: Path) -> tuple[dict[str, Any], bool]:
     try:
         with zipfile.ZipFile(path) as archive:
             members = [m for m in archive.infolist() if m.filename.endswith(ENCODER_MEMBER)]
             if len(members) != 1 or members[0].file_size > SMALL_JSON:
                 raise DataError(f"{path} was not made by gpq export-encoder: it does not name its model")
-            check_archive(archive, path)
-            value = json.loads(archive.read(members[0]))
-    except (
-        zipfile.BadZipFile,
-        zlib.error,
-        OSError,
-        ValueError,
-        EOFError,
-        NotImplementedError,
-        RuntimeError,
-    ) as error:
+            verified = check_archive(archive, path)
+            value = parse_json(archive.read(members[0]))
+    except ZIP_ERRORS as error:
         raise DataError(
             f"{path} is truncated or damaged ({first_line(error)}): export the encoder again"
         ) from None
-    return value if isinstance(value, dict) else {}
+    return value if isinstance(value, dict) else {}, verified
 
 
 def _onnx_metadata(path: Path) -> dict[str, Any]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 from ..errors import DataError, MismatchError
 from ..files import read_json
+from ..inputs import parse_json
 from .common import KNOWN, first_line, head
 from .rows import split_summary
 
@@ -101,7 +101,7 @@ def _checkpoint(path: Path) -> dict[str, Any]:
 
     try:
         with safe_open(path, framework="numpy") as file:
-            state = json.loads((file.metadata() or {})["state"])
+            state = parse_json((file.metadata() or {})["state"])
         if not isinstance(state, dict) or not {"step", "seconds", "best", "best_step", "identity"} <= set(
             state
         ):

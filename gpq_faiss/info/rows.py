@@ -64,7 +64,7 @@ def describe_index(path: Path) -> dict[str, Any]:
         codebooks_fingerprint=layout.fingerprint,
         sidecar=str(beside) if beside.exists() else None,
         sha256=sidecar["sha256"],
-        created=sidecar["created"],
+        verified=beside.exists(),
         versions=sidecar["versions"],
         extra=sidecar.get("extra", {}),
     )

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from ..files import atomic_path
+from ..inputs import check_memory
 from .foreign import dataset, open_hdf5
 from .sink import Sink
 
@@ -89,6 +90,7 @@ def read_arrays(
             found = dataset(h5, name, path)
             if found.size * found.dtype.itemsize > _MAX_BYTES:
                 raise DataError(f"{path}: {name!r} has more than {_MAX_BYTES >> 30} GiB: {what} is needed")
+            check_memory(found.size * found.dtype.itemsize, f"{path}: {name!r}")
             arrays[str(name)] = np.asarray(found[()])
     return arrays, attributes
 
@@ -97,6 +99,8 @@ def read_arrays(
 def _guard(path: Path) -> Iterator[None]:
     try:
         yield
-    except (ValueError, TypeError, OverflowError, MemoryError) as error:
+    except MemoryError:
+        raise DataError(f"{path} does not fit in memory: use a machine with more") from None
+    except (ValueError, TypeError, OverflowError) as error:
         why = " ".join(str(error).split())[:120]
         raise DataError(f"{path} is truncated or damaged ({why}): make it again") from error

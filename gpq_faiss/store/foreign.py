@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
+from ..inputs import check_file
 from .header import CACHE_BYTES
 
 MAX_CHUNK_BYTES = 64 << 20  # larger chunks would let a foreign file ask for any amount of memory
@@ -22,8 +23,11 @@ _FILTERS = {
     h5py.h5z.FILTER_FLETCHER32,
     h5py.h5z.FILTER_LZF,
 }  # all built in: any other would make HDF5 load a plug-in library
+MAX_RATIO = 1100
+"""Times that stored bytes may grow: the most that gzip, and any other of the filters, can make of one byte is 1,032."""
 _GAP = 64  # rows read in vain rather than starting another read
 _RUN_BYTES = 16 << 20  # of one run of wanted rows
+_LEAST_STORED = 1 << 20  # bytes that need not be stored: small arrays that were never written
 
 
 @contextlib.contextmanager
@@ -34,17 +38,12 @@ def open_hdf5(path: Path, what: str) -> Iterator[Any]:
         DataError: missing, empty, foreign, truncated, or damaged, on opening or in the body.
     """
     try:
-        size = path.stat().st_size
-        if path.is_dir():
-            raise DataError(f"{path} is a folder: {what} is needed")
-        if size == 0:
+        if check_file(path, what) == 0:
             raise DataError(f"{path} is empty (0 bytes): {what} is needed")
         if not h5py.is_hdf5(path):
             raise DataError(f"{path} is not an HDF5 file: {what} is needed")
         with h5py.File(path, "r", rdcc_nbytes=CACHE_BYTES, locking=False) as h5:
             yield h5
-    except FileNotFoundError:
-        raise DataError(f"{path} not found: {what} is needed") from None
     except PermissionError:
         raise DataError(f"{path} cannot be read: no permission") from None
     except (OSError, RuntimeError, KeyError) as error:
@@ -76,8 +75,17 @@ def dataset(h5: Any, name: str, path: Path) -> Any:
     filters = [plist.get_filter(i)[0] for i in range(plist.get_nfilters())]
     if any(code not in _FILTERS for code in filters):
         raise DataError(f"{path}: {name!r} is compressed by an unknown filter: use gzip or lzf")
+    if len(set(filters)) < len(filters):
+        raise DataError(f"{path}: {name!r} is compressed more than once: rewrite it")
     if found.chunks and math.prod(found.chunks) * found.dtype.itemsize > MAX_CHUNK_BYTES:
         raise DataError(f"{path}: {name!r} has chunks of more than {MAX_CHUNK_BYTES >> 20} MiB: rewrite it")
+    # HDF5 reads what was never stored as zeros: a few bytes could claim any number of rows.
+    stored, claimed = found.id.get_storage_size(), found.size * found.dtype.itemsize
+    ratio = MAX_RATIO if filters else 1
+    if stored > path.stat().st_size or claimed > max(ratio * stored, _LEAST_STORED):
+        raise DataError(
+            f"{path}: {name!r} claims {list(found.shape)}, {claimed:,} bytes, of which {stored:,} are stored: damaged or foreign"
+        )
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError, MismatchError, UsageError
+from ..inputs import check_memory, parse_json
 from .foreign import dataset, open_hdf5
 from .header import FORMAT_VERSION, Header, Kind
 
@@ -32,7 +33,6 @@ class RowReader:
         header: what the file is about.
         ntotal: N.
         versions: of the packages that wrote it.
-        created: when, ISO 8601.
 
     Raises:
         DataError: missing, empty, truncated, foreign or inconsistent.
@@ -67,7 +67,9 @@ class RowReader:
         except DataError as error:
             text = str(error)
             raise DataError(text if str(self.path) in text else f"{self.path}: {text}") from error
-        except (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError, MemoryError) as error:
+        except MemoryError:
+            raise DataError(f"{self.path} does not fit in memory: use a machine with more") from None
+        except (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError) as error:
             why = " ".join(str(error).split())[:120]
             raise DataError(f"{self.path} is truncated or damaged ({why}): encode the data again") from error
 
@@ -80,7 +82,7 @@ class RowReader:
         return value
 
     def _json(self, name: str, kind: type) -> Any:
-        value = json.loads(self._text(name))
+        value = parse_json(self._text(name))
         if not isinstance(value, kind):
             raise DataError(f"{self.path}: attribute {name!r} is not a JSON {kind.__name__}")
         return value
@@ -113,7 +115,6 @@ class RowReader:
         if self.header.fingerprint() != self._text("header_fingerprint"):
             raise DataError("what it says of itself is not what was written: it is damaged")
         self.versions: dict[str, str] = self._json("versions", dict)
-        self.created = self._text("created")
         self.ntotal = int(attrs["ntotal"])
         self._columns: dict[str, Any] = {}
         for name, (dtype, width) in self.header.columns().items():
@@ -123,6 +124,10 @@ class RowReader:
                 raise DataError(
                     f"{name!r} is {column.dtype} {list(column.shape)}, not {dtype} {list(shape)}: damaged"
                 )
+            # HDF5 reads a chunk that is not there as zeros, which no checksum could notice.
+            chunks = math.prod(-(-n // size) for n, size in zip(shape, column.chunks or shape, strict=True))
+            if column.chunks and column.id.get_num_chunks() != chunks:
+                raise DataError(f"{name!r} lacks some of its {chunks:,} chunks: damaged")
             self._columns[name] = column
 
     def _span(self, start: int, stop: int | None) -> tuple[int, int]:
@@ -139,14 +144,19 @@ class RowReader:
             DataError: the bytes are damaged.
         """
         start, stop = self._span(start, stop)
+        column = self._columns[self.header.kind]
+        check_memory(
+            (stop - start) * column.dtype.itemsize * column.shape[1], f"{self.path}: {stop - start:,} rows"
+        )
         with self._guard():
-            values = np.asarray(self._columns[self.header.kind][start:stop])
+            values = np.asarray(column[start:stop])
             self.header.check_rows(values, None, f"{self.path} (from row {start:,})")
         return values
 
     def ids(self, start: int = 0, stop: int | None = None) -> NDArray[np.int64]:
         """Ids of rows ``start:stop``, int64 [n]. Raises as :meth:`block`."""
         start, stop = self._span(start, stop)
+        check_memory(8 * (stop - start), f"{self.path}: {stop - start:,} ids")
         with self._guard():
             return np.asarray(self._columns["ids"][start:stop], dtype=np.int64)
 
@@ -155,8 +165,10 @@ class RowReader:
         start, stop = self._span(start, stop)
         if "labels" not in self._columns:
             return None
+        column = self._columns["labels"]
+        check_memory((stop - start) * column.shape[1], f"{self.path}: labels of {stop - start:,} rows")
         with self._guard():
-            labels = np.asarray(self._columns["labels"][start:stop], dtype=np.uint8)
+            labels = np.asarray(column[start:stop], dtype=np.uint8)
             self.header.check_rows(np.empty((0, self.header.width), np.uint8), labels, str(self.path))
         return labels
 
@@ -188,17 +200,17 @@ class RowReader:
 
 
 def describe(path: str | Path) -> dict[str, Any]:
-    """What ``gpq info`` says of a features or codes file, as JSON values.
+    """What ``gpq info`` says of a features or codes file, as JSON values. All of it is read, so that damage is noticed.
 
     Raises:
-        DataError: not such a file.
+        DataError: not such a file, or a damaged one.
     """
     with RowReader(path) as reader:
         header = reader.header
         M, K, d = (int(n) for n in header.codebooks.shape)
         labelled = 0
-        for start in range(0, reader.ntotal, 1 << 20):
-            labels = reader.labels(start, min(reader.ntotal, start + (1 << 20)))
+        row = header.width * (4 if header.kind == "features" else 1)
+        for _, _, _, labels in reader.blocks(max(1, (16 << 20) // row)):
             labelled += 0 if labels is None else int(labels.any(axis=1).sum())
         return {
             "type": header.kind,
@@ -218,6 +230,5 @@ def describe(path: str | Path) -> dict[str, Any]:
             "data_fingerprint": header.data_fingerprint,
             "format_version": FORMAT_VERSION,
             "versions": reader.versions,
-            "created": reader.created,
             "extra": header.extra,
         }

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import json
 import logging
 import os
-import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,14 +18,20 @@ from numpy.typing import NDArray
 
 from .. import __version__
 from ..errors import DataError
-from ..files import atomic_path, check_output, read_json, write_error, write_json
+from ..files import (
+    LOCK,
+    atomic_path,
+    check_output,
+    lock_folder,
+    open_own,
+    read_json,
+    release_folder,
+    write_error,
+    write_json,
+)
+from ..stages import stage
 from .header import CACHE_BYTES, FORMAT_VERSION, Header
 from .sink import Sink, read_exactly, write_at
-
-try:
-    import fcntl
-except ImportError:  # pragma: no cover - Windows has no flock; two runs into one file are then not refused
-    fcntl = None  # type: ignore[assignment]
 
 _CHUNK_BYTES = 1 << 20
 
@@ -75,9 +79,7 @@ class RowWriter:
         self._files: dict[str, IO[bytes]] = {}
         self._lock = -1
         try:
-            self._lock = self._acquire()
-            for stale in self.path.parent.glob(f".{self.path.name}.tmp-*"):
-                stale.unlink()  # of a finish() that was killed; the lock says that nobody writes it now
+            self._lock = lock_folder(self.partial, self.path)
             self._restore(resume)
         except OSError as error:
             self.close()
@@ -88,24 +90,6 @@ class RowWriter:
         self._committed = self.rows, self.state
         self._last_commit = time.monotonic()
 
-    def _acquire(self) -> int:
-        """Make the partial folder and lock it, so that two runs cannot write one file."""
-        while True:
-            self.partial.mkdir(parents=True, exist_ok=True)
-            fd = os.open(self.partial / "lock", os.O_RDWR | os.O_CREAT, 0o666)
-            if fcntl is None:
-                return fd
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(fd)
-                raise DataError(f"{self.path} is being written by another process: wait for it") from None
-            # The other process may have finished and removed the folder between our open and our lock.
-            with contextlib.suppress(FileNotFoundError):
-                if os.fstat(fd).st_ino == os.stat(self.partial / "lock").st_ino:
-                    return fd
-            os.close(fd)
-
     def _restore(self, resume: bool) -> None:
         columns = self.header.columns()
         progress = self._progress() if resume else None
@@ -113,10 +97,10 @@ class RowWriter:
             self.rows, self.state = progress
         else:
             for entry in self.partial.iterdir():
-                if entry.name != "lock":
+                if entry.name != LOCK and (entry.is_symlink() or not entry.is_dir()):
                     entry.unlink()
         for name, (dtype, width) in columns.items():
-            file = (self.partial / f"{name}.raw").open("r+b" if progress else "w+b", buffering=0)
+            file = open_own(self.partial / f"{name}.raw", "r+b" if progress else "w+b", buffering=0)
             self._files[name] = file
             file.truncate(self.rows * dtype.itemsize * max(1, width))
 
@@ -215,7 +199,7 @@ class RowWriter:
         if self.rows == 0:
             raise DataError(f"{self.path}: there is no row to write")
         self.commit()
-        with atomic_path(self.path) as temporary:
+        with atomic_path(self.path, done_with=self.partial) as temporary:
             sink = Sink(temporary)
             try:
                 with h5py.File(sink, "w", libver=("v110", "v110"), rdcc_nbytes=CACHE_BYTES) as h5:
@@ -226,9 +210,6 @@ class RowWriter:
                 raise
             finally:
                 sink.close()
-        for file in self._files.values():
-            file.close()
-        shutil.rmtree(self.partial, ignore_errors=True)
         self.close()
         return self.path
 
@@ -249,12 +230,14 @@ class RowWriter:
                 fletcher32=True,
             )
             file = self._files[name]
-            for start in range(0, self.rows, chunk):
-                n = min(chunk, self.rows - start)
-                file.seek(start * row_bytes)
-                data = read_exactly(file, n * row_bytes, file.name)
-                column[start : start + n] = np.frombuffer(data, dtype).reshape(n, *tail)
-                sink.check()
+            with stage(f"writing {name}", self.rows, "row") as writing:
+                for start in range(0, self.rows, chunk):
+                    n = min(chunk, self.rows - start)
+                    file.seek(start * row_bytes)
+                    data = read_exactly(file, n * row_bytes, file.name)
+                    column[start : start + n] = np.frombuffer(data, dtype).reshape(n, *tail)
+                    sink.check()
+                    writing.advance(n)
         h5.create_dataset("codebooks", data=header.codebooks.astype("<f4"), fletcher32=True, chunks=True)
         versions = {"gpq_faiss": __version__, "numpy": np.__version__, "h5py": h5py.__version__}
         attributes: dict[str, Any] = {
@@ -268,7 +251,6 @@ class RowWriter:
             "multi_label": header.multi_label,
             "extra": json.dumps(header.extra),
             "versions": json.dumps(versions),
-            "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "ntotal": self.rows,
             "complete": True,
         }
@@ -283,9 +265,7 @@ class RowWriter:
         for file in self._files.values():
             file.close()
         if self._lock >= 0:
-            if not (self.partial / "progress.json").exists():
-                shutil.rmtree(self.partial, ignore_errors=True)
-            os.close(self._lock)
+            release_folder(self.partial, self.path, self._lock, keep=("progress.json",))
             self._lock = -1
 
     def __enter__(self) -> Self:

@@ -15,9 +15,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from killing import every_kill
 from store_files import codebooks, header, rows, write
 
 from gpq_faiss.errors import DataError, OutputExistsError
+from gpq_faiss.files import recover
 from gpq_faiss.store import (
     RowReader,
     RowWriter,
@@ -140,16 +142,28 @@ def test_killed_while_finishing(tmp_path: Path) -> None:
     write(path, n=5)
     old = path.read_bytes()
     values, ids, labels = rows("features", 100)
-    with RowWriter(path, header(), overwrite=True) as writer:
-        writer.append(values, ids, labels)
-    (tmp_path / ".a.h5.tmp-1").write_bytes(b"half")  # what kill -9 in finish() leaves
-    with RowWriter(path, header(), overwrite=True) as writer:
-        assert writer.rows == 100
-        assert path.read_bytes() == old
-        writer.finish()
+
+    def work() -> None:
+        with RowWriter(path, header(), overwrite=True) as writer:
+            writer.append(values[writer.rows :], ids[writer.rows :], labels[writer.rows :])
+            writer.finish()
+
+    work()
+    new = path.read_bytes()
     assert os.listdir(tmp_path) == ["a.h5"]
-    with RowReader(path) as reader:
-        assert reader.ntotal == 100
+    path.write_bytes(old)
+    seen = set()
+    for _ in every_kill(work, tmp_path):
+        assert path.read_bytes() in (old, new)
+        recover(path)
+        seen.add((path.read_bytes() == new, (tmp_path / ".a.h5.partial").exists()))
+        if path.read_bytes() == old:
+            work()
+        assert os.listdir(tmp_path) == ["a.h5"]
+        assert path.read_bytes() == new
+        path.write_bytes(old)
+    # The rows are there until the file is, and no longer.
+    assert seen == {(False, False), (False, True), (True, False)}
 
 
 @pytest.mark.parametrize("limit", [20_000, 250_000, 330_000])

@@ -1,0 +1,111 @@
+"""Parquet files of other programs, opened and bounded in one place.
+
+A few bytes of run lengths can stand for any number of equal values, and a text that is stored once for any number of copies. So what a
+column takes when it is decoded is computed from the file's own counts before it is read, and texts are kept once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import DataError
+from ..inputs import check_file, check_memory
+
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12, "BYTE_ARRAY": 8}
+_LEVELS = 4  # bytes that nesting takes for each value while it is decoded
+_CELL = 64  # bytes of a Python object and its place in a list, about
+
+
+@contextlib.contextmanager
+def open_parquet(path: Path, what: str, texts: Sequence[str] = ()) -> Iterator[Any]:
+    """A ``pyarrow.parquet.ParquetFile``, its checksums compared where it has some.
+
+    Args:
+        what: what it should be, for errors.
+        texts: columns (as :func:`leaves` names them) whose values are kept once, with numbers into them.
+
+    Raises:
+        DataError: pyarrow is not installed; missing, no Parquet, truncated or damaged, on opening or in the body.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise DataError(f"reading {path} needs pyarrow: pip install 'gpq-faiss[parquet]'") from None
+    if check_file(path, what) == 0:
+        raise DataError(f"{path} is empty (0 bytes): {what} is needed")
+    try:
+        with pyarrow.parquet.ParquetFile(
+            path, read_dictionary=list(texts), page_checksum_verification=True
+        ) as file:
+            yield file
+    except MemoryError:  # pyarrow's own is an ArrowException as well
+        raise DataError(f"{path} does not fit in memory: write it with smaller row groups") from None
+    except (pyarrow.ArrowException, OSError, ValueError, KeyError, IndexError) as error:
+        why = " ".join(str(error).split())[:120]
+        raise DataError(f"{path} is not a Parquet file, or it is truncated or damaged ({why})") from None
+
+
+def leaves(file: Any, column: str) -> list[int]:
+    """Positions of the columns that ``column`` of the schema is stored as (a list has one)."""
+    schema = file.schema
+    names = [schema.column(i).path for i in range(len(schema))]
+    return [i for i, name in enumerate(names) if name == column or name.startswith(f"{column}.")]
+
+
+def decoded_bytes(file: Any, column: str, groups: Sequence[int] | None = None) -> int:
+    """Bytes that ``column`` takes in memory, of all row groups or of some, by the counts in the file's own tables."""
+    meta, schema, total = file.metadata, file.schema, 0
+    for leaf in leaves(file, column):
+        kind = schema.column(leaf)
+        width = kind.length if kind.physical_type == "FIXED_LEN_BYTE_ARRAY" else _WIDTHS[kind.physical_type]
+        for i in range(meta.num_row_groups) if groups is None else groups:
+            chunk = meta.row_group(i).column(leaf)
+            total += chunk.num_values * (width + _LEVELS)
+            if kind.physical_type == "BYTE_ARRAY":
+                total += chunk.total_uncompressed_size
+    return int(total)
+
+
+def read_cells(path: Path, column: str, what: str, memory: int | None = None) -> list[Any]:
+    """A column as Python values, one a row; equal texts of a page are one object.
+
+    Args:
+        memory: budget in bytes; default what is free.
+
+    Raises:
+        DataError: see :func:`open_parquet`; or it is larger than the budget.
+    """
+    with open_parquet(path, what) as file:
+        schema = file.schema
+        texts = [schema.column(i) for i in leaves(file, column)]
+        names = [leaf.path for leaf in texts if leaf.physical_type == "BYTE_ARRAY"]
+    with open_parquet(path, what, names) as file:
+        chunks = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+        values = sum(chunk.column(i).num_values for chunk in chunks for i in leaves(file, column))
+        check_memory(
+            decoded_bytes(file, column) + (values + file.metadata.num_rows) * _CELL,
+            f"{path}: {column!r}",
+            memory,
+        )
+        return [cell for chunk in file.read(columns=[column])[column].chunks for cell in _cells(chunk)]
+
+
+def _cells(array: Any) -> list[Any]:
+    """Python values of an array, each word of a dictionary once."""
+    import pyarrow
+
+    if pyarrow.types.is_dictionary(array.type):
+        words = array.dictionary.to_pylist()
+        return [None if i is None else words[i] for i in array.indices.to_pylist()]
+    if (pyarrow.types.is_list(array.type) or pyarrow.types.is_large_list(array.type)) and (
+        pyarrow.types.is_dictionary(array.type.value_type)
+    ):
+        values, offsets = _cells(array.values), array.offsets.to_pylist()
+        there = array.is_valid().to_pylist()
+        return [values[offsets[i] : offsets[i + 1]] if there[i] else None for i in range(len(array))]
+    cells: list[Any] = array.to_pylist()
+    return cells

@@ -1,0 +1,166 @@
+"""Reading what somebody else made: regular files alone, and no more memory than there is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from .errors import DataError
+
+_SMALL = 16 << 20
+"""Bytes that are there in any machine: not worth a look."""
+
+
+def check_file(path: Path, what: str) -> int:
+    """Size in bytes of a file that is about to be read; ``what`` says in errors what it should be.
+
+    Raises:
+        DataError: missing, a folder, no permission; or a device or a pipe, which may never end.
+    """
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        raise DataError(f"{path} not found: {what} should be there") from None
+    except (OSError, ValueError) as error:  # a NUL in the name is a ValueError
+        raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    if stat.S_ISDIR(status.st_mode):
+        raise DataError(f"{path} is a folder: {what} is needed")
+    if not stat.S_ISREG(status.st_mode):
+        raise DataError(f"{path} is a device or a pipe, which may never end: save {what} as a file")
+    return status.st_size
+
+
+def read_text(path: Path, what: str) -> str:
+    """A whole text in UTF-8, without a byte order mark. Raises DataError: see :func:`check_file`; or it is no such text."""
+    check_memory(4 * check_file(path, what), str(path))
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text ({error.reason}): {what} is needed") from None
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """``json.loads`` for foreign texts.
+
+    Raises:
+        ValueError: no JSON, endless brackets, or a whole number of more than 64 bits.
+    """
+    try:
+        return json.loads(text, parse_int=_whole_number)
+    except RecursionError:
+        raise ValueError("brackets are nested too deeply") from None
+
+
+def _whole_number(text: str) -> int:
+    if len(text) > 20 or not -(2**63) <= int(text) < 2**64:
+        raise ValueError(f"a whole number of {len(text):,} digits, at most 64 bits are possible")
+    return int(text)
+
+
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """The table that a TOML file is. Raises DataError: see :func:`read_text`; or it is not TOML."""
+    text = read_text(path, f"TOML of {what}")
+    try:
+        table = tomllib.loads(text)
+        _check_numbers(table)
+    except RecursionError:
+        raise DataError(f"{path} is not TOML: brackets are nested too deeply") from None
+    except ValueError as error:  # TOMLDecodeError, and a number of thousands of digits
+        raise DataError(f"{path} is not TOML: {error}") from None
+    return table
+
+
+def _check_numbers(value: Any) -> None:
+    """TOML's whole numbers have 64 bits; Python reads longer ones, and cannot even print them."""
+    if isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            _check_numbers(part)
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError(f"a whole number of {value.bit_length():,} bits, 64 are possible")
+
+
+def available_memory() -> int | None:
+    """Bytes that this process may still allocate: what is free, or less where a container or a limit says so. None: not known."""
+    found = [_free(), _container(), _limit()]
+    known = [number for number in found if number is not None]
+    return max(0, min(known)) if known else None
+
+
+def check_memory(
+    needed: int,
+    what: str,
+    memory: int | None = None,
+    remedy: str = "use a machine with more memory, or make the file smaller",
+) -> None:
+    """Refuse before anything is allocated.
+
+    Args:
+        needed: bytes that ``what`` takes in memory, by what its header says.
+        memory: budget in bytes; default :func:`available_memory`.
+        remedy: the end of the message.
+
+    Raises:
+        DataError: it takes more.
+    """
+    if memory is None and needed < _SMALL:
+        return
+    most = available_memory() if memory is None else memory
+    if most is not None and needed > most:
+        there = "free" if memory is None else "allowed"
+        raise DataError(f"{what}: {_size(needed)} of memory are needed, {_size(most)} are {there}: {remedy}")
+
+
+def _size(number: int) -> str:
+    return f"{number / 1e9:,.1f} GB" if number >= 10**9 else f"{number / 1e6:,.1f} MB"
+
+
+def _free() -> int | None:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    return None
+
+
+# Limit, use and statistics of a container's memory, by version of Linux' control groups. Pages of files do not count as used: they are
+# given back when memory is asked for.
+_CONTAINERS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat", "file"),
+    (
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        "/sys/fs/cgroup/memory/memory.stat",
+        "total_cache",
+    ),
+)
+
+
+def _container() -> int | None:
+    for limit, used, statistics, cached in _CONTAINERS:
+        with contextlib.suppress(OSError, ValueError):  # ValueError: "max"
+            pages = 0
+            for line in Path(statistics).read_text(encoding="ascii").splitlines():
+                name, _, number = line.partition(" ")
+                if name == cached:
+                    pages = int(number)
+            return int(Path(limit).read_text()) - int(Path(used).read_text()) + pages
+    return None
+
+
+def _limit() -> int | None:
+    """What ``ulimit -v`` leaves."""
+    with contextlib.suppress(ImportError, OSError, ValueError, IndexError):
+        import resource
+
+        most = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if most != resource.RLIM_INFINITY:
+            pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+            return most - pages * os.sysconf("SC_PAGE_SIZE")
+    return None

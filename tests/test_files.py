@@ -1,0 +1,302 @@
+"""Outputs that are replaced wholly or not at all, whatever kills the process, whoever has put links in the way."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from killing import every_kill, run_killed
+
+from gpq_faiss import files
+from gpq_faiss.errors import DataError
+from gpq_faiss.files import (
+    atomic_folder,
+    atomic_path,
+    atomic_paths,
+    check_output,
+    lock_folder,
+    recover,
+    unfinished,
+    write_bytes,
+)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder))
+
+
+def make_folder(out: Path, text: str, partial: Path | None = None) -> None:
+    with atomic_folder(out, overwrite=True, done_with=partial) as temporary:
+        (temporary / "one").write_text(text)
+        (temporary / "two").write_text(text)
+
+
+def read_folder(out: Path) -> str:
+    """The text that both files have."""
+    (text,) = {path.read_text() for path in out.iterdir()}
+    assert names(out) == ["one", "two"]
+    return text
+
+
+# Kills --------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_is_old_or_new_after_every_kill_and_the_next_start_sweeps(tmp_path: Path) -> None:
+    out = tmp_path / "out.bin"
+    seen = set()
+    write_bytes(out, b"old")
+    for _ in every_kill(lambda: write_bytes(out, b"new"), tmp_path):
+        seen.add(out.read_bytes())
+        check_output(out, overwrite=True)
+        assert names(tmp_path) == ["out.bin"]
+        out.write_bytes(b"old")
+    assert seen == {b"old", b"new"}
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_a_folder_is_old_or_new_after_every_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
+) -> None:
+    """Where the system cannot exchange two names there is a gap; the next start closes it."""
+    out = tmp_path / "m"
+    if not exchange:
+        monkeypatch.setattr(files, "_exchange", lambda one, two: False)
+    seen, gaps = set(), 0
+    make_folder(out, "old")
+    for _ in every_kill(lambda: make_folder(out, "new"), tmp_path):
+        gaps += not out.exists()
+        check_output(out, overwrite=True, folder=True)
+        assert names(tmp_path) == ["m"]
+        seen.add(read_folder(out))
+        shutil.rmtree(out)
+        make_folder(out, "old")
+    assert seen == {"old", "new"}
+    assert (gaps == 0) == exchange
+
+
+def test_folders_are_exchanged_here(tmp_path: Path) -> None:
+    """Linux has it on its usual file systems: the test above would else compare two fall-backs."""
+    if not sys.platform.startswith("linux"):
+        pytest.skip("renameat2 is Linux's")
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+    assert files._exchange(tmp_path / "a", tmp_path / "b")
+    assert (names(tmp_path / "a"), names(tmp_path / "b")) == (["b"], ["a"])
+
+
+def test_two_files_belong_together_after_every_kill(tmp_path: Path) -> None:
+    """As an index and its sidecar: the second is never of another first."""
+    one, two = tmp_path / "i", tmp_path / "i.json"
+
+    def write(text: str) -> None:
+        with atomic_paths(one, two) as (first, second):
+            second.write_text(text)
+            first.write_text(text)
+
+    seen = set()
+    write("old")
+    for _ in every_kill(lambda: write("new"), tmp_path):
+        assert not two.exists() or two.read_text() == one.read_text()
+        recover(one)
+        assert names(tmp_path) == ["i", "i.json"]
+        assert one.read_text() == two.read_text()
+        seen.add(one.read_text())
+        write("old")
+    assert seen == {"old", "new"}
+
+
+@pytest.mark.parametrize("folder", [True, False])
+def test_unfinished_work_is_there_until_the_output_is(tmp_path: Path, folder: bool) -> None:
+    out, partial = tmp_path / "out", tmp_path / ".out.partial"
+
+    def work() -> None:
+        with unfinished(partial, out, keep=("rows",)):
+            (partial / "rows").touch()
+            if folder:
+                make_folder(out, "new", partial)
+            else:
+                with atomic_path(out, done_with=partial) as temporary:
+                    temporary.write_text("new")
+
+    finished = 0
+    for _ in every_kill(work, tmp_path):
+        begun = (partial / "rows").exists()
+        recover(out)
+        finished += out.exists()
+        assert names(tmp_path) in ([], [".out.partial"], ["out"])
+        assert out.exists() or (partial / "rows").exists() == begun, "the work was lost"
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(out, ignore_errors=True)
+        out.unlink(missing_ok=True)
+    assert finished
+    assert names(tmp_path) == ["out"]
+
+
+def test_a_living_owner_keeps_what_is_his(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    code = (
+        "import sys; from gpq_faiss.files import atomic_path\n"
+        "with atomic_path(sys.argv[1]) as t: t.write_text('his'); print(t, flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(out)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdin is not None
+        temporary = Path(other.stdout.readline().strip())
+        check_output(out, overwrite=False)
+        write_bytes(out, b"mine")
+        assert temporary.read_text() == "his"
+        other.stdin.close()
+    assert out.read_text() == "his"
+    assert names(tmp_path) == ["out"]
+
+
+def test_an_error_leaves_nothing_and_the_old_output(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.write_bytes(b"old")
+
+    def fail() -> None:
+        with atomic_path(out) as temporary:
+            temporary.write_bytes(b"half")
+            raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        fail()
+    assert names(tmp_path) == ["out"]
+    assert out.read_bytes() == b"old"
+
+
+def test_what_another_user_left_is_not_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder that all may write, another's journal would say what to put in place of our files."""
+    out = tmp_path / "out"
+
+    def work() -> None:
+        with atomic_path(out) as temporary:
+            temporary.write_bytes(b"half")
+            (temporary.parent / "last").touch()
+
+    at = 0
+    while not list(tmp_path.glob(".out.tmp-*/last")):
+        assert run_killed(work, tmp_path, at)
+        at += 1
+    before = names(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: 123456)
+        recover(out)
+    assert names(tmp_path) == before
+    recover(out)
+    assert names(tmp_path) == []
+
+
+# Links --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    file = tmp_path / "elsewhere" / "precious"
+    file.parent.mkdir()
+    file.write_bytes(b"precious")
+    return file
+
+
+def test_links_at_names_that_can_be_guessed_are_not_followed(tmp_path: Path, victim: Path) -> None:
+    place = tmp_path / "shared"
+    place.mkdir()
+    for kind in ("tmp", "old", "probe"):
+        for pid in (os.getpid(), os.getpid() + 1):
+            (place / f".out.{kind}-{pid}").symlink_to(victim)
+    check_output(place / "out", overwrite=True)
+    write_bytes(place / "out", b"new")
+    make_folder(place / "out.d", "new")
+    assert victim.read_bytes() == b"precious"
+    assert not (place / "out").is_symlink()
+
+
+@pytest.mark.parametrize("dangling", [True, False])
+def test_a_link_at_the_very_name_is_not_followed(
+    tmp_path: Path, victim: Path, monkeypatch: pytest.MonkeyPatch, dangling: bool
+) -> None:
+    """As if the name had been guessed: another is taken."""
+    tokens = iter(["0" * 12, "1" * 12, "0" * 12, "2" * 12])
+    monkeypatch.setattr(files.secrets, "token_hex", lambda n: next(tokens))
+    target = victim.with_name("new") if dangling else victim.parent
+    (tmp_path / ".out.tmp-000000000000").symlink_to(target)
+    for _ in range(2):
+        write_bytes(tmp_path / "out", b"new")
+    assert (tmp_path / "out").read_bytes() == b"new"
+    assert names(victim.parent) == ["precious"]
+    recover(tmp_path / "out")
+    assert names(victim.parent) == ["precious"]
+
+
+def test_a_workspace_is_its_owners_alone(tmp_path: Path) -> None:
+    with atomic_path(tmp_path / "out") as temporary:
+        assert stat.S_IMODE(temporary.parent.stat().st_mode) == 0o700
+        temporary.touch()
+        expected = stat.S_IMODE(temporary.stat().st_mode)
+    assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == expected
+
+
+@pytest.mark.parametrize("plant", ["folder", "lock"])
+def test_links_in_the_place_of_unfinished_work_are_refused(tmp_path: Path, victim: Path, plant: str) -> None:
+    partial = tmp_path / ".out.partial"
+    if plant == "folder":
+        partial.symlink_to(victim.parent)
+    else:
+        partial.mkdir()
+        (partial / "lock").symlink_to(victim)
+    with pytest.raises(DataError, match="symbolic link"):
+        lock_folder(partial, tmp_path / "out")
+    assert names(victim.parent) == ["precious"]
+    assert victim.read_bytes() == b"precious"
+
+
+def test_a_file_of_unfinished_work_is_not_opened_through_a_link(tmp_path: Path, victim: Path) -> None:
+    (tmp_path / "rows").symlink_to(victim)
+    for mode in ("wb", "r+b", "w+b", "rb"):
+        with pytest.raises(OSError, match="symbolic links"):
+            files.open_own(tmp_path / "rows", mode)
+    assert victim.read_bytes() == b"precious"
+
+
+# Locks --------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_locked_folder_is_refused_in_one_line(tmp_path: Path) -> None:
+    out, partial = tmp_path / "out", tmp_path / ".out.partial"
+    with unfinished(partial, out, keep=("rows",)):
+        with pytest.raises(DataError, match=r"out is being written by another process: wait for it"):
+            lock_folder(partial, out)
+        (partial / "other").touch()
+    assert names(tmp_path) == [], "nothing in it was worth keeping"
+    with unfinished(partial, out, keep=("rows",)):
+        (partial / "rows").touch()
+    assert names(partial) == ["rows"]
+
+
+def test_a_lock_is_of_the_file_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between our opening and our locking, its owner may have ended and removed it: two would have it then."""
+    lock = tmp_path / "lock"
+    real: Callable[[int, int], None] = files.fcntl.flock
+    calls = []
+
+    def late(descriptor: int, operation: int) -> None:
+        calls.append(descriptor)
+        if len(calls) == 1:
+            lock.unlink()
+        real(descriptor, operation)
+
+    monkeypatch.setattr(files.fcntl, "flock", late)
+    held = files.lock(lock)
+    assert held is not None
+    assert os.fstat(held).st_ino == lock.stat().st_ino
+    assert len(calls) == 2
+    os.close(held)
