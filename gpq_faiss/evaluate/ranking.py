@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import DataError, UsageError
+from ..stages import stage
 from .engine import Engine, Worker
 from .grouping import Bytes, LabelsLike, distinct_rows, label_rows, same_width
 from .metrics import RECALL_LEVELS, check_ks, check_levels, precision_of, recall_of
@@ -341,26 +342,63 @@ def _rank(
         return curve
 
     starts = range(0, n_queries, _TASK)
-    if plan.threads == 1:
-        curves = [task(start) for start in starts]
-    else:
-        with ThreadPoolExecutor(plan.threads) as pool:
-            curves = list(pool.map(task, starts))
-    curve = np.sum(curves, axis=0) / n_queries if curves else np.zeros(len(levels))
-    missing = int(without.sum())
+    curves = []
+    with ThreadPoolExecutor(plan.threads) as pool, stage("ranking", n_queries, "query") as ranking:
+        for curve in map(task, starts) if plan.threads == 1 else pool.map(task, starts):
+            curves.append(curve)
+            ranking.done = min(len(curves) * _TASK, n_queries)
+    return result_of(
+        ap,
+        without,
+        precision,
+        recall,
+        plan.ks,
+        levels,
+        np.sum(curves, axis=0) / n_queries if curves else np.zeros(len(levels)),
+        n_database=n,
+        n_distinct=n_distinct,
+        ties=plan.ties,
+        k=plan.k,
+        denominator=plan.denominator,
+    )
+
+
+def result_of(
+    ap: Floats,
+    without: NDArray[np.bool_],
+    precision: Floats,
+    recall: Floats,
+    ks: Sequence[int],
+    levels: Floats,
+    curve: Floats,
+    *,
+    n_database: int,
+    n_distinct: int,
+    ties: Ties,
+    k: int | None,
+    denominator: Denominator,
+) -> RankingResult:
+    """What was measured of each query, as one result.
+
+    Args:
+        ap: [Q]. without: [Q], queries without any relevant item.
+        precision, recall: [Q, len(ks)].
+        levels, curve: [L], the mean precision-recall curve.
+    """
+    n_queries, missing = len(ap), int(without.sum())
     notes = (f"{missing:,} of {n_queries:,} queries have no relevant item and count 0",) if missing else ()
     return RankingResult(
         map=float(ap.mean()) if n_queries else 0.0,
         ap=ap,
-        precision={k: float(v) for k, v in zip(plan.ks, _means(precision), strict=True)},
-        recall={k: float(v) for k, v in zip(plan.ks, _means(recall), strict=True)},
+        precision={at: float(v) for at, v in zip(ks, _means(precision), strict=True)},
+        recall={at: float(v) for at, v in zip(ks, _means(recall), strict=True)},
         pr_recall=levels,
         pr_precision=curve,
         n_queries=n_queries,
-        n_database=n,
+        n_database=n_database,
         n_distinct=n_distinct,
         queries_without_relevant=missing,
-        convention=convention("mAP", plan.ties, plan.k, plan.denominator),
+        convention=convention("mAP", ties, k, denominator),
         notes=notes,
     )
 
@@ -386,4 +424,12 @@ def _excluded(exclude: ArrayLike | None, n_queries: int, database: _Database) ->
     return result
 
 
-__all__ = ["RECALL_LEVELS", "RankingResult", "rank_codes", "rank_features", "rank_scores", "usable_cores"]
+__all__ = [
+    "RECALL_LEVELS",
+    "RankingResult",
+    "rank_codes",
+    "rank_features",
+    "rank_scores",
+    "result_of",
+    "usable_cores",
+]

@@ -22,9 +22,9 @@ from ..config import Config, codebooks_for_bits, merge, to_dict, validate
 from ..data.base import Dataset
 from ..data.protocols import Split, make_split
 from ..errors import UsageError
+from ..evaluation import needs_perceptron
 from ..files import fingerprint
 from ..methods.registry import METHODS, find_method, make_method
-from ..nn.backbones import VGG
 from .grid import Grid, Variation, method_config
 from .machine import versions
 
@@ -169,12 +169,6 @@ class Plan:
 
     cells: tuple[Cell, ...]
     left_out: Mapping[str, str]
-
-
-def needs_perceptron(dataset: Dataset) -> bool:
-    """Whether the items are no food for convolutions: ready-made features, or images too small for them (digits)."""
-    size = getattr(dataset, "native_size", None)
-    return dataset.kind == "features" or (size is not None and size < VGG.SMALLEST)
 
 
 def plan(grid: Grid, dataset: Dataset, base: Config) -> Plan:

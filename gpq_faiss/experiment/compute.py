@@ -25,8 +25,10 @@ from ..data.labels import Labels
 from ..data.protocols import Split
 from ..data.reader import Reader
 from ..errors import DataError, UsageError
+from ..evaluate.likeness import Likeness, likeness
 from ..evaluate.metrics import RECALL_LEVELS
 from ..evaluate.ranking import RankingResult, rank_codes
+from ..evaluation import input_neighbours
 from ..index.blob import to_bytes
 from ..index.codebooks import unpack_codes
 from ..methods.coders import ProductCoder, TableCoder
@@ -35,6 +37,7 @@ from ..methods.lopq import LOPQ
 from ..methods.pq import PQ
 from ..methods.registry import METHODS, make_builder, make_method
 from ..nn.device import resolve_device
+from ..stages import stage
 from ..train import embed_rows, fit
 from .cells import Cell
 
@@ -142,12 +145,14 @@ def compute(
         start = time.perf_counter()
         ranking = _rank(coded, labels)
         ranked = time.perf_counter() - start
+        like = _likeness(coded, dataset, labels)
         top = top_rows(coded.score, coded.codes, len(coded.query_rows), min(TOP, len(coded.base_rows)))
     arrays = _arrays(coded, ranking, dataset, labels, top)
     attributes = {
         "bits_kept": coded.bits,
         "map": ranking.map,
         "convention": ranking.convention,
+        "likeness": None if like is None else like.as_dict(),
         "queries_without_relevant": ranking.queries_without_relevant,
         "distinct_codes": ranking.n_distinct,
         "seconds": {
@@ -201,15 +206,17 @@ def _trained(
         reader.preload()
         xq, ok = embed_rows(method, reader, split.query, torch_device, queries=True)
         query_rows = split.query[ok]
-        for first in range(0, len(split.database), _BLOCK):
-            rows = split.database[first : first + _BLOCK]
-            vectors, ok = embed_rows(method, reader, rows, torch_device)
-            rows = rows[ok]
-            codes.append(coder.encode(vectors))
-            there.append(rows)
-            chosen = np.isin(rows, wanted)
-            kept.append(vectors[chosen])
-            kept_rows.append(rows[chosen])
+        with stage("encoding", len(split.database)) as encoding:
+            for first in range(0, len(split.database), _BLOCK):
+                rows = split.database[first : first + _BLOCK]
+                encoding.advance(len(rows))
+                vectors, ok = embed_rows(method, reader, rows, torch_device)
+                rows = rows[ok]
+                codes.append(coder.encode(vectors))
+                there.append(rows)
+                chosen = np.isin(rows, wanted)
+                kept.append(vectors[chosen])
+                kept_rows.append(rows[chosen])
     encoded = time.perf_counter() - start
     product = isinstance(coder, ProductCoder)
     return Coded(
@@ -254,10 +261,16 @@ def _fitted(cell: Cell, dataset: Dataset, split: Split, labels: Labels) -> Coded
         xq, query_rows = _matrix(reader, split.query)
         xb, base_rows = _matrix(reader, split.database)
     start = time.perf_counter()
-    method.fit(x, split.training_labels(labels).take(pool))
+    with stage(f"fitting {cell.method}"):
+        method.fit(x, split.training_labels(labels).take(pool))
     fitted = time.perf_counter()
-    blocks = range(0, len(xb), _BLOCK)
-    codes = np.concatenate([method.encode(xb[i : i + _BLOCK]) for i in blocks])
+    parts = []
+    with stage("encoding", len(xb)) as encoding:
+        for first in range(0, len(xb), _BLOCK):
+            block = xb[first : first + _BLOCK]
+            parts.append(method.encode(block))
+            encoding.advance(len(block))
+    codes = np.concatenate(parts)
     encoded = time.perf_counter()
     chosen = np.isin(base_rows, _vector_choice(cell, split))
     return Coded(
@@ -308,10 +321,29 @@ def _rank(coded: Coded, labels: Labels) -> RankingResult:
         "levels": RECALL_LEVELS,
     }
     query, base = labels.take(coded.query_rows), labels.take(coded.base_rows)
+    return rank_codes(*_scores_and_codes(coded), query, base, **options)
+
+
+def _scores_and_codes(coded: Coded) -> tuple[Any, NDArray[np.uint8]]:
+    """As :func:`.rank_codes` takes them: tables and codeword numbers where there are tables, else a function and codes."""
     if coded.tables is None:
-        return rank_codes(coded.score, coded.codes, query, base, **options)
+        return coded.score, coded.codes
     _, M, K = coded.tables.shape
-    return rank_codes(coded.tables, unpack_codes(coded.codes, M, K), query, base, **options)
+    return coded.tables, unpack_codes(coded.codes, M, K)
+
+
+def _likeness(coded: Coded, dataset: Dataset, labels: Labels) -> Likeness | None:
+    """None for images that convolutions are for."""
+    neighbours = input_neighbours(dataset, _image_size(dataset), coded.query_rows, coded.base_rows, labels)
+    if neighbours is None:
+        return None
+    with stage("likeness"):
+        return likeness(
+            *_scores_and_codes(coded),
+            neighbours,
+            n_queries=len(coded.query_rows),
+            ids=dataset.ids[coded.base_rows],
+        )
 
 
 def top_rows(

@@ -41,7 +41,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,7 +48,8 @@ from typing import Any, Literal, get_args
 
 from ..config import MOST_SEED, Config, merge, preset, to_dict
 from ..data.protocols import PROTOCOLS
-from ..errors import DataError, UsageError
+from ..errors import UsageError
+from ..inputs import read_toml
 from ..methods.registry import METHODS, find_method
 
 Kind = Literal["table", "ablation", "sensitivity", "scale", "tsne", "voronoi"]
@@ -235,14 +235,7 @@ def read_grid(spec: str | Path) -> Grid:
     path = known.get(str(spec), Path(spec))
     if str(spec) not in known and path.suffix != ".toml":
         raise UsageError(f"no grid '{spec}': choose one of {', '.join(known)}, or name a .toml file")
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DataError(f"{path} not found: it should hold a grid") from None
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise DataError(f"{path} is not TOML: {error}") from None
+    values = read_toml(path, "a grid")
     try:
         return grid_from(values, path.stem)
     except UsageError as error:
@@ -387,11 +380,16 @@ def variant_base(config: Config) -> Config:
     printed = to_dict(Config().loss)
     weights = {k: v for k, v in printed.items() if k.startswith("lambda") or k == "propagation"}
     changes = {
-        "quantizer": {"neighbours": 0.0},
+        "quantizer": {"feature_weight": 0.0, "class_codebooks": 0},
         "network": {"committee": 0, "heads": _VARIANT_HEADS},
         "loss": weights,
     }
     return merge(config, changes)
+
+
+def codes_posteriors(config: Config) -> bool:
+    """Whether these are settings of class-posterior codes, not of GPQ."""
+    return bool(config.network.committee) and not config.loss.lambda0
 
 
 def method_config(grid: Grid, variation: Variation, method: str, *, perceptron: bool, base: Config) -> Config:
@@ -410,6 +408,11 @@ def method_config(grid: Grid, variation: Variation, method: str, *, perceptron: 
         config = baseline_config(config, perceptron=perceptron)
     elif "loss" in entry.changes:
         config = variant_base(config)
+    elif codes_posteriors(config) != (method == "posterior"):
+        # Two methods, each with a preset of its own where the grid's is the other's.
+        config = preset("recommended" if method == "posterior" else "gpq")
     for changes in (entry.changes, grid.config, grid.settings.get(method, {}), variation.config):
         config = merge(config, dict(changes))
+    if entry.image_size and not config.network.image_size:
+        config = merge(config, {"network": {"image_size": entry.image_size}})
     return config

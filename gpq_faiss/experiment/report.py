@@ -12,11 +12,13 @@ from typing import Any, Literal, get_args
 from ..config import COMMITTEE_RATE
 from ..errors import DataError, UsageError
 from ..evaluate.tables import Row, pivot, render, summarise
+from ..evaluation import NO_LIKENESS
 from ..methods.registry import METHODS
 from .results import (
     Experiment,
     curve_rows,
     depth_rows,
+    likeness_rows,
     main_rows,
     missing_runs,
     place_in,
@@ -41,7 +43,7 @@ class Table:
     """One table of a report.
 
     Attributes:
-        name: by which it is asked for: ``map``, ``published``, ``depth``, ``pr``, ``seconds``, ``grid``, ``scale``.
+        name: by which it is asked for: ``map``, ``published``, ``likeness``, ``depth``, ``pr``, ``seconds``, ``grid``, ``scale``.
         caption: a sentence.
         rows: as :func:`gpq_faiss.evaluate.tables.render` takes them.
         head: of the first column.
@@ -123,8 +125,27 @@ def tables_of(experiment: Experiment, published: _Published) -> list[Table]:
         tables = [_scale(experiment)]
     if published:
         tables.append(_beside(experiment, published))
+    at = f"{longest} bits" + (f", {experiment.labelled[-1]}" if several else "")
+    if kind in ("table", "ablation") and experiment.about["data"]["perceptron"]:
+        kept = {row["method"]: row for row in likeness_rows(experiment, longest)}
+        tables[0] = replace(
+            whole,
+            caption=f"{caption}; NN10@100 at {at}",
+            rows=[row | {"NN10@100": kept.get(row["method"], {}).get("NN10@100")} for row in whole.rows],
+        )
+        more = ("within class", "distinct in tops")
+        tables.append(
+            Table(
+                "likeness",
+                f"NN10@100; within class and distinct items in tops (as a share of the places) at {at}",
+                [
+                    row | {name: kept.get(row["method"], {}).get(name) for name in more}
+                    for row in main_rows(experiment, "nn10_at_100")
+                ],
+                whole.head,
+            )
+        )
     if kind in ("table", "ablation", "tsne", "voronoi"):
-        at = f"{longest} bits" + (f", {experiment.labelled[-1]}" if several else "")
         tables.append(
             Table(
                 "depth",
@@ -339,9 +360,11 @@ def notes_of(experiment: Experiment) -> list[str]:
             if len({json.dumps(r.about["counts"]) for r in experiment.runs}) > 1
             else "."
         ),
+        *_likeness(experiment),
         *_settings(experiment),
         *_budget(experiment),
         _differs(experiment),
+        *_departures(experiment),
     ]
     kept: dict[str, dict[int, int]] = {}
     for run in experiment.runs:
@@ -355,6 +378,18 @@ def notes_of(experiment: Experiment) -> list[str]:
     lines += [f"Failed: {name}: {why}." for name, why in about["failed"].items()]
     lines += _machines(experiment)
     return lines
+
+
+def _likeness(experiment: Experiment) -> list[str]:
+    """What the figures of likeness are, or why there are none."""
+    if experiment.about["kind"] not in ("table", "ablation"):
+        return []
+    if not experiment.about["data"]["perceptron"]:
+        return [f"{NO_LIKENESS}."]
+    told = dict.fromkeys(run.likeness["definition"] for run in experiment.runs if run.likeness)
+    without = sum(not run.likeness for run in experiment.runs)
+    old = [f"{without:,} of {len(experiment.runs):,} runs are of earlier versions and have no NN10@100."]
+    return [f"{line}." for line in told] + old * bool(without)
 
 
 def _settings(experiment: Experiment) -> list[str]:
@@ -435,6 +470,13 @@ def _differs(experiment: Experiment) -> str:
     )
 
 
+def _departures(experiment: Experiment) -> list[str]:
+    """Where methods depart from their own papers in what the figures depend on."""
+    there = {run.method for run in experiment.runs}
+    told = [f"{name}: {METHODS[name].departs}" for name in METHODS if name in there and METHODS[name].departs]
+    return [f"Departures from their papers that count: {'; '.join(told)}."] if told else []
+
+
 def _machines(experiment: Experiment) -> list[str]:
     lines = []
     for run in experiment.runs:
@@ -474,6 +516,7 @@ def _json(experiment: Experiment, tables: list[Table]) -> str:
                 f"{level:g}": float(value)
                 for level, value in zip(run.arrays["pr_recall"], run.arrays["pr_precision"], strict=True)
             },
+            "likeness": run.likeness or None,
             "seconds": run.about["seconds"],
             "counts": run.about["counts"],
             "split_hash": run.about["split_hash"],

@@ -11,11 +11,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from ..errors import DataError
+from ..evaluate.likeness import NEAREST
 from ..evaluate.tables import pivot, summarise
 from ..methods.registry import METHODS
 from .run import read_about
@@ -244,25 +245,25 @@ def column_name(experiment: Experiment, bits: int, labelled: str) -> str:
     return str(bits) if len(experiment.labelled) == 1 else f"{bits} bits, {labelled}"
 
 
-def main_rows(experiment: Experiment, values: str = "map") -> list[dict[str, Any]]:
+def main_rows(experiment: Experiment, values: Literal["map", "nn10_at_100"] = "map") -> list[dict[str, Any]]:
     """The table of the experiment: a line a row, a column a code length, each a mean and deviation over seeds.
 
-    What keeps no code has one figure for the whole line.
+    What keeps no code has one figure for the whole line. Runs of earlier versions have no NN10@100.
     """
-    long = [
+    long: list[dict[str, Any]] = [
         {
             "method": row_name(experiment, run),
             "column": column_name(experiment, bits, run_labelled(run)),
             "order": (experiment.labelled.index(run_labelled(run)), bits),
-            values: run.about[values],
+            values: run.map if values == "map" else run.likeness.get(values),
         }
         for run in experiment.runs
         for bits in ([run.bits] if run.bits else experiment.bits)
     ]
     names = row_names(experiment)
-    long.sort(key=lambda row: (row["order"], names.index(row["method"])))
+    long.sort(key=lambda row: (row["order"], names.index(str(row["method"]))))
     table = pivot(summarise(long, by=["method", "column"], values=[values]), "method", "column", values)
-    return sorted(table, key=lambda row: names.index(row["method"]))
+    return sorted(table, key=lambda row: names.index(str(row["method"])))
 
 
 def depth_rows(experiment: Experiment, bits: int, ks: Sequence[int]) -> list[dict[str, Any]]:
@@ -281,6 +282,31 @@ def depth_rows(experiment: Experiment, bits: int, ks: Sequence[int]) -> list[dic
     values = list(dict.fromkeys(name for row in rows for name in row if name != "method"))
     values.sort(key=lambda name: name[0])
     return summarise(rows, by=["method"], values=values)
+
+
+def likeness_rows(experiment: Experiment, bits: int) -> list[dict[str, Any]]:
+    """NN10@100, the same within the class, and distinct items in tops, at one code length (and the most labels), means over seeds.
+
+    Distinct items as a share of the most that there could be: ten times the queries measured, or the database if that is smaller.
+    """
+    long = [
+        {
+            "method": row_name(experiment, run),
+            "NN10@100": run.likeness.get("nn10_at_100"),
+            "within class": run.likeness.get("within_class"),
+            "distinct in tops": _distinct_share(run),
+        }
+        for run in runs_at(experiment, bits, experiment.labelled[-1])
+    ]
+    values = ["NN10@100", "within class", "distinct in tops"]
+    return summarise(long, by=["method"], values=values)
+
+
+def _distinct_share(run: Run) -> float | None:
+    if not run.likeness:
+        return None
+    places = min(NEAREST * run.likeness["queries"], run.about["counts"]["database"])
+    return float(run.likeness["distinct_in_tops"] / places)
 
 
 def curve_rows(experiment: Experiment, bits: int, levels: Sequence[float]) -> list[dict[str, Any]]:

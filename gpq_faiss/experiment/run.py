@@ -18,12 +18,13 @@ from ..config import Config, preset, to_dict
 from ..data.base import Dataset
 from ..data.open import open_data
 from ..errors import DataError, MismatchError, UsageError
-from ..files import check_output, read_json, write_json
+from ..evaluation import needs_perceptron
+from ..files import check_output, read_json, recover, write_json
 from ..nn.device import resolve_device
-from .cells import Cell, needs_perceptron, plan
+from ..stages import stage
+from .cells import Cell, plan
 from .grid import Grid, read_grid, refuse_the_grids_own
-from .runfile import done_as
-from .workers import Finished, Place, clear_partial, run_cells
+from .workers import Finished, Place, make_again, run_cells, tidy
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +103,8 @@ def run_experiment(
         device: where networks run.
         jobs: runs at a time, each on one thread in a process of its own.
         data_name: what tables call the data; default: the data set's name without folders.
-        overwrite: make also those again that are done.
+        overwrite: make also those again that are done; each is replaced once it is made. If that is cut off, the next call
+            makes the rest of them, with or without ``overwrite``.
         progress: called as runs end.
 
     Raises:
@@ -133,6 +135,7 @@ def run_experiment(
     about = _begin(folder, about, renamed=data_name is not None)
     for cell in planned.cells:
         path = folder / f"split_{cell.split_hash}.json"
+        recover(path)
         if not path.exists():
             cell.split(dataset).save(path)
     place = Place(
@@ -145,10 +148,11 @@ def run_experiment(
         base.training.checkpoint_seconds,
     )
     if overwrite:
-        clear_partial(place, planned.cells)
-    done = {cell.name: done_as(place.file_of(cell), cell) for cell in planned.cells}
+        make_again(place, planned.cells)
+    done = {cell.name: place.done(cell) for cell in planned.cells}
     todo = [cell for cell in planned.cells if done[cell.name] is None]
     note_planned(folder, planned.cells, done)
+    tidy(place, [cell for cell in planned.cells if done[cell.name] is not None])
     summary = Summary(folder, len(planned.cells), len(planned.cells) - len(todo), left_out=planned.left_out)
     for name, why in planned.left_out.items():
         log.info("%s is left out: %s", name, why)
@@ -174,15 +178,17 @@ def run_experiment(
         else:
             summary.elsewhere.append(cell.name)
             log.info("%s: %s", cell.label, finished.text)
+        runs.advance()
         if progress is not None:
             progress(summary.there + summary.made + len(summary.failed), summary.total)
 
     if progress is not None:
         progress(summary.there, summary.total)
-    try:
-        run_cells(place, todo, dataset=dataset, jobs=jobs, tell=tell)
-    finally:
-        _note_failures(folder, planned.cells, summary)
+    with stage(grid.name, summary.total, "run", done=summary.there) as runs:
+        try:
+            run_cells(place, todo, dataset=dataset, jobs=jobs, tell=tell)
+        finally:
+            _note_failures(folder, planned.cells, summary)
     return summary
 
 
@@ -235,7 +241,7 @@ def read_about(folder: str | Path) -> dict[str, Any]:
         MismatchError: it is of another format.
     """
     path = Path(folder) / ABOUT
-    about = read_json(path, "an experiment: make one with gpq experiment run")
+    about = read_json(path, "an experiment (gpq experiment run makes one)")
     if not isinstance(about, dict) or about.get("experiment_format") != _FORMAT:
         raise MismatchError(f"{path} is no experiment of this version: choose another folder")
     for key, kind in _NEEDED.items():

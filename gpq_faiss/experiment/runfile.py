@@ -21,14 +21,14 @@ dataset                type                     meaning
 ``log``                uint8 [B]                JSON lines of the training
 =====================  =======================  =============================================================
 
-Attributes say what the run is: method, bits, seed, variation, settings, data, split, times, machine, versions.
+Attributes say what the run is: method, bits, seed, variation, settings, data, split, times, machine, versions; and its mAP and
+``likeness`` (JSON of :class:`gpq_faiss.evaluate.likeness.Likeness`; null for images, absent in runs of earlier versions).
 """
 
 from __future__ import annotations
 
-import datetime
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from numpy.typing import NDArray
 from ..data.base import Dataset
 from ..errors import DataError
 from ..index.blob import add_codes, from_bytes
+from ..inputs import parse_json
 from ..store import read_arrays, write_arrays
 from .cells import RUN_FORMAT, Cell
 from .compute import Outcome
@@ -108,6 +109,11 @@ class Run:
         """Mean of the queries' average precision."""
         return float(self.about["map"])
 
+    @property
+    def likeness(self) -> Mapping[str, Any]:
+        """Of :meth:`gpq_faiss.evaluate.likeness.Likeness.as_dict`; empty for images and for runs of earlier versions."""
+        return self.about.get("likeness") or {}
+
 
 def write_run(path: Path, cell: Cell, grid: str, dataset: Dataset, data_name: str, outcome: Outcome) -> Path:
     """Write the file of a run, wholly or not at all.
@@ -135,7 +141,6 @@ def write_run(path: Path, cell: Cell, grid: str, dataset: Dataset, data_name: st
         "data": {"name": data_name, "fingerprint": dataset.fingerprint, "kind": dataset.kind},
         "machine": {k: v for k, v in machine.items() if k != "versions"},
         "versions": machine["versions"],
-        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         **attributes,
         "class_names": list(dataset.require_labels().class_names),
         "complete": True,
@@ -170,6 +175,8 @@ def read_run(path: str | Path, names: Collection[str] = FIGURES) -> Run:
     for name, kind in _NEEDED.items():
         if not isinstance(about.get(name), kind):
             raise DataError(f"{path} is damaged ({name!r} is missing or wrong): delete it and run it again")
+    if not _is_likeness(about.get("likeness")):
+        raise DataError(f"{path} is damaged ('likeness' is wrong): delete it and run it again")
     ap = arrays.get("ap")
     if ap is None or ap.ndim != 1 or len(ap) != about["counts"].get("queries"):
         raise DataError(f"{path} is damaged ('ap' is missing or wrong): delete it and run it again")
@@ -180,13 +187,26 @@ def read_run(path: str | Path, names: Collection[str] = FIGURES) -> Run:
     return Run(path, about, arrays)
 
 
+def _is_likeness(value: Any) -> bool:
+    """Whether it is what a run says of likeness: nothing, or its figures."""
+    if value is None:
+        return True
+    if not isinstance(value, dict) or not isinstance(value.get("definition"), str):
+        return False
+    shares = [value.get("nn10_at_100"), value.get("within_class", 0.0) or 0.0]
+    counts = [value.get(name) for name in ("distinct_in_tops", "queries")]
+    return all(isinstance(x, int | float) and 0 <= x <= 1 for x in shares) and all(
+        isinstance(x, int) and x > 0 for x in counts
+    )
+
+
 def _decoded(value: Any) -> Any:
     """JSON where it is, else as it is."""
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
-    except json.JSONDecodeError:
+        return parse_json(value)
+    except ValueError:
         return value
 
 

@@ -7,7 +7,7 @@ own below ``.partial/``, under a lock, so that several calls may fill one folder
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import glob
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -23,13 +23,15 @@ from typing import Any, Literal
 
 from ..data.base import Dataset
 from ..data.open import open_data
-from ..errors import DataError, GpqError
-from ..files import write_error
+from ..errors import GpqError
+from ..files import discard, lock, open_own, recover, write_error
+from ..signals import ended_by_signals
 from .cells import Cell
 from .compute import compute
 from .runfile import done_as, read_run, write_run
 
 Status = Literal["done", "failed", "elsewhere"]
+_PARTIAL = ".partial"
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,14 @@ class Place:
         """The file of a run."""
         return self.folder / f"{cell.name}.h5"
 
+    def again(self, cell: Cell) -> Path:
+        """A mark: the run is to be made again, and its file, if there is one, counts as none until that is done."""
+        return self.folder / _PARTIAL / f"{cell.name}.again"
+
+    def done(self, cell: Cell) -> str | None:
+        """As :func:`.runfile.done_as`, of the run's file; None too where it is to be made again."""
+        return None if self.again(cell).exists() else done_as(self.file_of(cell), cell)
+
 
 @dataclass(frozen=True)
 class Finished:
@@ -76,7 +86,7 @@ def run_cell(place: Place, dataset: Dataset, cell: Cell) -> Finished:
             if partial is None:
                 return Finished(cell, "elsewhere", "another process is at it")
             path = place.file_of(cell)
-            if done_as(path, cell) is None:  # another process may have finished it since
+            if place.done(cell) is None:  # another process may have finished it since
                 outcome = compute(
                     cell,
                     dataset,
@@ -85,8 +95,8 @@ def run_cell(place: Place, dataset: Dataset, cell: Cell) -> Finished:
                     checkpoint_seconds=place.checkpoint_seconds,
                 )
                 write_run(path, cell, place.grid, dataset, place.data_name, outcome)
+                place.again(cell).unlink(missing_ok=True)
             run = read_run(path)
-            shutil.rmtree(partial, ignore_errors=True)
             return Finished(cell, "done", map=run.map, seconds=run.about["seconds"])
     except GpqError as error:
         return Finished(cell, "failed", _one_line(error))
@@ -102,26 +112,41 @@ def _one_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _claim(place: Place, cell: Cell) -> Iterator[Path | None]:
-    """The folder that the run works in, or None if another process has it. Leftovers of other settings are removed."""
-    root = place.folder / ".partial"
-    lock = root / f"{cell.name}.lock"
+    """The folder that the run works in, or None if another process has it. Leftovers of other settings are removed.
+
+    The folder goes once the run's file is there.
+    """
+    root, out = place.folder / _PARTIAL, place.file_of(cell)
+    file = root / f"{cell.name}.lock"
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        file = lock.open("a")
+        held = lock(file)
     except OSError as error:
-        raise write_error(lock, error) from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield None
-            return
-        mine = root / f"{cell.name}-{cell.identity}"
-        for other in root.glob(f"{cell.name}-*"):
-            if other != mine and other.is_dir() and len(other.name) == len(mine.name):
-                shutil.rmtree(other, ignore_errors=True)
+        raise write_error(file, error) from error
+    if held is None:
+        yield None
+        return
+    mine = root / f"{cell.name}-{cell.identity}"
+    try:
+        recover(out)
+        _clear(root, cell, keep=mine)
         yield mine
-        lock.unlink(missing_ok=True)
+        if mine.exists():
+            discard(mine, out)
+    finally:
+        with contextlib.suppress(OSError):
+            file.unlink()
+        os.close(held)
+        with contextlib.suppress(OSError):
+            root.rmdir()  # of the last one
+
+
+def _clear(root: Path, cell: Cell, *, keep: Path | None = None) -> None:
+    """Remove what was begun of a run, but the folder ``keep``; its lock is held."""
+    for other in root.glob(f"{glob.escape(cell.name)}-*"):
+        # The name of one run may begin that of another; what follows is an identity.
+        ending = other.name.removeprefix(f"{cell.name}-")
+        if other != keep and other.is_dir() and len(ending) == len(cell.identity):
+            shutil.rmtree(other, ignore_errors=True)
 
 
 def run_cells(
@@ -150,7 +175,7 @@ def run_cells(
 def _work(place: Place, pipe: Any, parent: int) -> None:
     """A process: cells come in, how they ended goes out, until the other side closes."""
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    try:
+    with contextlib.suppress(EOFError, KeyboardInterrupt, BrokenPipeError), ended_by_signals():
         try:
             dataset: Dataset | None = open_data(place.data, **place.data_args)
             problem = ""
@@ -161,8 +186,6 @@ def _work(place: Place, pipe: Any, parent: int) -> None:
             pipe.send(
                 run_cell(place, dataset, cell) if dataset is not None else Finished(cell, "failed", problem)
             )
-    except (EOFError, KeyboardInterrupt, BrokenPipeError):
-        return
 
 
 def _end_with(parent: int) -> None:
@@ -214,8 +237,12 @@ class _Pool:
                         if waiting:
                             workers.append(_Worker(self.place))
                             self._feed(workers[-1], waiting)
+        except BaseException:
+            # A signal may have come to this process alone: a training saves its state and ends.
+            for worker in workers:
+                worker.process.terminate()
+            raise
         finally:
-            # After ctrl-C the processes have it too: a training saves its state and ends.
             for worker in workers:
                 worker.stop()
 
@@ -241,16 +268,29 @@ class _Pool:
             return False
 
 
-def clear_partial(place: Place, cells: Sequence[Cell]) -> None:
-    """Forget runs that were begun and the files of those that are done: they are made again from the start.
+def make_again(place: Place, cells: Sequence[Cell]) -> None:
+    """Forget what was begun of these runs, and mark them to be made anew: each keeps its file until its new one is there.
+
+    A run that another process is at stays with it.
 
     Raises:
-        DataError: a file cannot be removed.
+        DataError: the folder cannot be written.
     """
     for cell in cells:
-        for folder in (place.folder / ".partial").glob(f"{cell.name}-*"):
-            shutil.rmtree(folder, ignore_errors=True)
-        try:
-            place.file_of(cell).unlink(missing_ok=True)
-        except OSError as error:
-            raise DataError(f"cannot remove {place.file_of(cell)}: {error.strerror}") from None
+        with _claim(place, cell) as partial:
+            if partial is not None:
+                _clear(partial.parent, cell)
+                try:
+                    open_own(place.again(cell), "wb").close()
+                except OSError as error:
+                    raise write_error(place.again(cell), error) from error
+
+
+def tidy(place: Place, cells: Sequence[Cell]) -> None:
+    """Remove what processes that were killed at the very end of these runs, which are done, left of them."""
+    for cell in cells:
+        recover(place.file_of(cell))
+        if any((place.folder / _PARTIAL).glob(f"{glob.escape(cell.name)}[.-]*")):
+            with _claim(place, cell) as partial:
+                if partial is not None:
+                    _clear(partial.parent, cell)

@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 
 from ..config import Config
 from ..nn.backbones import Backbone
-from ..nn.committee import CommitteeNetwork
 from ..nn.gpq import GPQNetwork
+from ..nn.gpq_beliefs import BeliefNetwork
+from ..nn.posterior import PosteriorNetwork
 from .coders import ProductCoder
 from .trainable import TrainableMethod
 
-Network = TypeVar("Network", GPQNetwork, CommitteeNetwork)
+Network = TypeVar("Network", GPQNetwork, BeliefNetwork, PosteriorNetwork)
 
 
 class AveragedMethod(TrainableMethod, Generic[Network]):

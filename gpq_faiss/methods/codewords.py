@@ -2,7 +2,6 @@
 
 Every codebook starts with the same centroids of k-means, each at a smaller scale than the one before, as digits of a number have places;
 then codes (beam search) and codewords (least squares) are found in turns (Babenko and Lempitsky, "Additive quantization", CVPR 2014).
-``benchmarks/codewords.py`` compares them with Faiss's residual quantiser.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _LLOYD_STEPS = 25
 _STARTS = 5
 """Of k-means; the best is taken. One that misses a class costs more than all the rest."""
 _TURNS = 10
-_PLACE = 0.4
+PLACE = 0.4
 """Scale of a codebook to that of the one before, at the start of the turns."""
 _RIDGE = 1e-3
 """Codewords are settled but for a vector that one codebook gains and another loses: the shortest are taken."""
@@ -45,12 +44,12 @@ def fit_codewords(targets: Tensor, M: int, K: int, *, seed: int) -> Tensor:
         )
     if not np.isfinite(x).all():
         raise DataError("the network's outputs became infinite: lower training.learning_rate")
-    scales = _PLACE ** np.arange(M, dtype=np.float32)
-    start = (scales / scales.sum())[:, None, None] * _kmeans(x, K, seed)
+    scales = PLACE ** np.arange(M, dtype=np.float32)
+    start = (scales / scales.sum())[:, None, None] * kmeans(x, K, seed)
     return _in_turns(torch.from_numpy(x), torch.from_numpy(start))
 
 
-def _kmeans(x: NDArray[np.float32], K: int, seed: int) -> NDArray[np.float32]:
+def kmeans(x: NDArray[np.float32], K: int, seed: int) -> NDArray[np.float32]:
     """Centroids [K, E]."""
     kmeans = faiss.Kmeans(
         x.shape[1],

@@ -17,6 +17,7 @@ Both sums are taken as means, over triplets and over items, so that λ does not 
 Deviations:
 
 * The groups of a step are its batch, cut into parts of at most ``group`` items, and not parts of the whole training set.
+* The first codebooks are a residual quantiser's: each by k-means on what those before leave.
 * Codes and codebooks are fitted once a pass over the labelled items, to the vectors that the network gave in that pass, and
   after the last step; λ counts from the first fit on.
 * Weak orthogonality is taken between different codebooks. The paper's equation could not be consulted to the letter.

@@ -28,12 +28,14 @@ from ..losses import (
     SubspaceEntropy,
     TripletPQLoss,
 )
-from ..nn.committee import CommitteeNetwork
 from ..nn.gpq import GPQNetwork
+from ..nn.gpq_beliefs import BeliefNetwork
 from ..nn.model import build_network, input_description
+from ..nn.posterior import PosteriorNetwork
 from ..nn.quantizer import reverse_gradient, soft_assign
 from .averaged import AveragedMethod
-from .gpq_committee import CommitteeGPQ
+from .gpq_beliefs import BeliefGPQ
+from .posterior import PosteriorCodes
 from .trainable import TrainingBatch
 
 
@@ -97,9 +99,13 @@ class GPQ(AveragedMethod[GPQNetwork]):
         return {"total": total, **parts}
 
 
-def build_gpq(config: Config, dataset: Dataset, image_size: int, n_classes: int) -> GPQ | CommitteeGPQ:
-    """A fresh GPQ for the items of ``dataset``: the paper's, or the one that codes a committee's posterior."""
+def build_gpq(
+    config: Config, dataset: Dataset, image_size: int, n_classes: int
+) -> GPQ | BeliefGPQ | PosteriorCodes:
+    """A fresh GPQ for the items of ``dataset``: the paper's, the one with soft targets, or the one that codes a committee's posterior."""
     network = build_network(config, input_description(dataset, image_size), n_classes)
-    if isinstance(network, CommitteeNetwork):
-        return CommitteeGPQ(network, config)
+    if isinstance(network, BeliefNetwork):
+        return BeliefGPQ(network, config)
+    if isinstance(network, PosteriorNetwork):
+        return PosteriorCodes(network, config)
     return GPQ(network, config)

@@ -4,6 +4,8 @@ The vectors are centred and scaled to length 1, projected on their first ``bits`
 rotation that takes them nearest to their own signs (min ||B - V R||², sect. 3, by turns for B and R). A bit is the sign of a
 coordinate; codes are compared by Hamming distance, between codes on both sides. Training is Faiss's ``ITQTransform``.
 Unsupervised.
+
+Deviation: the scaling to length 1 is Faiss's; the paper centres the vectors and leaves their lengths as they are.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ functions", ICML 2003). How sure to be of the outcome is learnt by leaving out o
 
 from __future__ import annotations
 
+import logging
 import math
 
 import faiss
@@ -16,15 +17,25 @@ import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
 
+from ..stages import stage
+
+log = logging.getLogger(__name__)
+
+LEAST_WEIGHT = 0.15
+"""Of what is propagated, against the labels themselves. With less, it is not worth while to look for neighbours."""
 MOST_ITEMS = 100_000
 """Items between which neighbours are looked for: every one is compared with every other."""
 _MOST_PRODUCTS = MOST_ITEMS**2 * 256
 """Of two numbers, in doing so: about a minute of one core."""
 _MOST_PROBABILITIES = 20_000_000
 """Items times classes: some arrays of 160 MB, and as much time again with 1,000 classes."""
+_CHOICE = 5
+"""Stream of random numbers, beside those of :mod:`gpq_faiss.batches`."""
 NEIGHBOURS = 15
 _KEPT = 0.95
 """Share of what an item is told by its neighbours, against its own label."""
+_ROWS = 4096
+"""Whose neighbours are looked for at a time."""
 _SHARPNESS = 4
 """Power of the cosine by which a neighbour counts."""
 _TURNS = 50
@@ -48,10 +59,51 @@ def most_items(width: int, classes: int) -> int:
     return min(MOST_ITEMS, int((_MOST_PRODUCTS / width) ** 0.5), _MOST_PROBABILITIES // classes)
 
 
+def items_to_compare(
+    labelled: NDArray[np.int64],
+    others: NDArray[np.int64],
+    weight: float,
+    *,
+    width: int,
+    classes: int,
+    seed: int,
+) -> NDArray[np.int64] | None:
+    """Which items to give :func:`propagate`: what they are told must be worth the time that it takes.
+
+    That time grows with the square of the items, so as many unlabelled ones are taken as make it grow with the weight: all that
+    there may be from weight 1 on, half as many with 1/4. They are chosen by the seed.
+
+    Args:
+        labelled, others: int64, the labelled and the unlabelled items, each once.
+        weight: of what is propagated in the training, against that of the labels.
+        width, classes: as of :func:`most_items`.
+        seed: of the choice.
+
+    Returns:
+        int64, ascending, all of ``labelled`` among them; None: it is not worth while, or not possible, and the log says why.
+    """
+    if not len(others) or weight <= 0:
+        return None
+    if weight < LEAST_WEIGHT:
+        log.info(
+            "labels are not propagated: with so many of them it would count for %.2f of their weight", weight
+        )
+        return None
+    room = most_items(width, classes) - len(labelled)
+    if room < min(len(others), len(labelled)):
+        log.warning("labels are not propagated: %d labelled items are too many to compare", len(labelled))
+        return None
+    room = min(room, math.ceil(MOST_ITEMS * min(weight, 1) ** 0.5))
+    if room < len(others):
+        log.info("%d of %d unlabelled items are told what labels near by say", room, len(others))
+        others = np.random.default_rng([seed, _CHOICE]).permutation(others)[:room]
+    return np.union1d(labelled, others)
+
+
 def propagate(
     x: NDArray[np.float32], labelled: NDArray[np.int64], y: NDArray[np.float32]
-) -> NDArray[np.float64]:
-    """Class probabilities of items by the labels of some of them.
+) -> tuple[NDArray[np.float64], float]:
+    """Class probabilities of items by the labels of some of them, and how often they are right about a label that is left out.
 
     With the graph W of :func:`neighbour_graph`, ``F ← a W F + (1 - a) Y`` is done a fixed number of times, where Y holds an item's
     labels, sharing 1 between them, and nothing for items without. Then every class is weighed so that its part of the whole is that
@@ -67,7 +119,8 @@ def propagate(
         y: float32 [L, C], 0/1, in each row at least one 1.
 
     Returns:
-        float64 [n, C], rows that sum to 1; zeros for items that no labelled one can be reached from.
+        float64 [n, C], rows that sum to 1; zeros for items that no labelled one can be reached from. And the share of the labels, left
+        out one at a time, that the others predict; 0 if no class has two.
     """
     n, classes = len(x), y.shape[1]
     shares = y / y.sum(axis=1, keepdims=True, dtype=np.float64)
@@ -76,8 +129,10 @@ def propagate(
     start[labelled, :classes] = shares
     graph = neighbour_graph(x)
     found = start.copy()
-    for _ in range(_TURNS):
-        found = _KEPT * (graph @ found) + (1 - _KEPT) * start
+    with stage("propagating labels", _TURNS, "turn") as turning:
+        for _ in range(_TURNS):
+            found = _KEPT * (graph @ found) + (1 - _KEPT) * start
+            turning.advance()
     found, reach = found[:, :classes], found[labelled, classes, None]
     given, mass = shares.sum(axis=0), found.sum(axis=0)
 
@@ -93,7 +148,9 @@ def propagate(
     left = _weighed(left, given - own, mass - reach[some] * own)
     # An item whose class has no other label can only be wrong.
     known = ((given - own > 1e-9) & (own > 0)).any(axis=1)
-    return raised(_weighed(found, given, mass), likeliest_power(left[known], own[known]))
+    right = own[known, :][np.arange(int(known.sum())), left[known].argmax(axis=1)]
+    told = raised(_weighed(found, given, mass), likeliest_power(left[known], own[known]))
+    return told, float(right.mean()) if known.any() else 0.0
 
 
 def likeliest_power(p: NDArray[np.float64], y: NDArray[np.float64]) -> float:
@@ -133,18 +190,20 @@ def _own_part(graph: scipy.sparse.csr_array, at: NDArray[np.int64]) -> NDArray[n
     """``K_ii`` [len(at)] of the items ``at``: ``Σ_t (1 - a) aᵗ (Wᵗ)_ii`` and the last term, where W is symmetric, so that
     ``(W²ᵗ)_ii = |Wᵗ e_i|²`` takes half the turns."""
     parts = np.empty(len(at))
-    for begin in range(0, len(at), _AT_ONCE):
-        rows = at[begin : begin + _AT_ONCE]
-        here = np.zeros((graph.shape[0], len(rows)))
-        here[rows, np.arange(len(rows))] = 1
-        total = np.zeros(len(rows))
-        for turn in range(_TURNS // 2 + 1):
-            total += _weight(2 * turn) * (here * here).sum(axis=0)
-            if 2 * turn < _TURNS:
-                there = graph @ here
-                total += _weight(2 * turn + 1) * (here * there).sum(axis=0)
-                here = there
-        parts[begin : begin + _AT_ONCE] = total
+    with stage("leaving labels out", len(at), "label") as leaving:
+        for begin in range(0, len(at), _AT_ONCE):
+            rows = at[begin : begin + _AT_ONCE]
+            here = np.zeros((graph.shape[0], len(rows)))
+            here[rows, np.arange(len(rows))] = 1
+            total = np.zeros(len(rows))
+            for turn in range(_TURNS // 2 + 1):
+                total += _weight(2 * turn) * (here * here).sum(axis=0)
+                if 2 * turn < _TURNS:
+                    there = graph @ here
+                    total += _weight(2 * turn + 1) * (here * there).sum(axis=0)
+                    here = there
+            parts[begin : begin + _AT_ONCE] = total
+            leaving.advance(len(rows))
     return parts
 
 
@@ -162,7 +221,13 @@ def neighbour_graph(x: NDArray[np.float32], k: int = NEIGHBOURS) -> scipy.sparse
     )
     index = faiss.IndexFlatIP(x.shape[1])
     index.add(unit)
-    cosines, ids = index.search(unit, min(k + 1, n))
+    cosines = np.empty((n, min(k + 1, n)), np.float32)
+    ids = np.empty(cosines.shape, np.int64)
+    with stage("neighbours", n) as looking:
+        for start in range(0, n, _ROWS):
+            block = slice(start, min(start + _ROWS, n))
+            cosines[block], ids[block] = index.search(unit[block], cosines.shape[1])
+            looking.done = block.stop
     # An item is mostly its own nearest, but equal items may come before it.
     kept = ids != np.arange(n)[:, None]
     kept &= kept.cumsum(axis=1) <= k

@@ -8,6 +8,7 @@ is asked for: a list of names needs neither Faiss nor torch.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -41,6 +42,8 @@ class MethodEntry:
         attribute: its class (array methods), or the function that builds it (trained ones).
         deep: whether it is a network that the training loop trains.
         changes: settings that make the method of its module's, nested as in TOML (GPQ's variants).
+        image_size: side in pixels that its own network is made for; 0: any. Taken where the settings name no other.
+        departs: where it departs from its paper in what its figures depend on; of all else its module tells.
         images_only: why it is the same as another method where there is nothing to convolve; empty if it is not.
         revision: of its code, raised with every change by which the same settings give other codes: what was made or begun before
             is then made again, and not taken for the same.
@@ -54,6 +57,8 @@ class MethodEntry:
     attribute: str = "build"
     deep: bool = False
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    departs: str = ""
+    image_size: int = 0
     images_only: str = ""
     revision: int = 1
 
@@ -83,14 +88,18 @@ class MethodEntry:
         return getattr(module, self.attribute)
 
 
-_GPQ_REVISION = 2
+_GPQ_REVISION = 3
 
 
-def _deep(summary: str, citation: str, learns: Learns, code: CodeKind, module: str) -> MethodEntry:
-    return MethodEntry(summary, citation, learns, code, module, deep=True)
+def _deep(
+    summary: str, citation: str, learns: Learns, code: CodeKind, module: str, departs: str = ""
+) -> MethodEntry:
+    return MethodEntry(summary, citation, learns, code, module, deep=True, departs=departs)
 
 
-def _gpq(summary: str, changes: Mapping[str, Mapping[str, Any]], images_only: str = "") -> MethodEntry:
+def _gpq(
+    summary: str, changes: Mapping[str, Mapping[str, Any]], images_only: str = "", image_size: int = 0
+) -> MethodEntry:
     return MethodEntry(
         summary,
         "Jang and Cho, CVPR 2020",
@@ -101,6 +110,7 @@ def _gpq(summary: str, changes: Mapping[str, Mapping[str, Any]], images_only: st
         deep=True,
         changes=changes,
         images_only=images_only,
+        image_size=image_size,
         revision=_GPQ_REVISION,
     )
 
@@ -110,6 +120,7 @@ METHODS: dict[str, MethodEntry] = {
     "gpq-f": _gpq(
         "gpq with CNN-F as the network",
         {"network": {"backbone": "cnnf"}},
+        image_size=224,
         images_only="items without room for convolutions (features, tiny images) would make it gpq again",
     ),
     "gpq-h": _gpq(
@@ -117,12 +128,21 @@ METHODS: dict[str, MethodEntry] = {
         {"loss": {"lambda1": 0.0, "lambda2": 0.0}},
     ),
     "gpq-t": _gpq("gpq with the triplet loss in place of the N-pair loss", {"loss": {"metric": "triplet"}}),
+    "posterior": dataclasses.replace(
+        _gpq(
+            "class-posterior codes: codewords that add up to what class networks believe, and to what that leaves of the features",
+            {},
+        ),
+        citation="this package",
+        departs="not GPQ: class networks come first, their codes after",
+    ),
     "ssgah": _deep(
         "semi-supervised generative adversarial hashing",
         "Wang, Hu, Cheng and Hou, ECCV 2018",
         "semi-supervised",
         "binary",
         "ssgah",
+        departs="the synthetic triplets weigh 0.03",
     ),
     "bgdh": _deep(
         "deep hashing with a bipartite graph of labelled and unlabelled items",
@@ -137,6 +157,7 @@ METHODS: dict[str, MethodEntry] = {
         "semi-supervised",
         "binary",
         "ssdh",
+        departs="its ranking term is halved, and near and far pairs count half each, however many there are",
     ),
     "pqn": _deep(
         "product quantisation network: soft assignment, asymmetric triplet loss",
@@ -151,6 +172,7 @@ METHODS: dict[str, MethodEntry] = {
         "supervised",
         "quantiser",
         "dtq",
+        departs="its codebooks start from residual k-means",
     ),
     "dqn": _deep(
         "deep quantisation network: pairwise cosine loss and a product quantisation loss",
@@ -165,6 +187,7 @@ METHODS: dict[str, MethodEntry] = {
         "supervised",
         "binary",
         "subic",
+        departs="its blocks have K = 16",
     ),
     "ninh": _deep(
         "network in network hashing: triplet ranking, a small layer a bit",
@@ -219,6 +242,7 @@ METHODS: dict[str, MethodEntry] = {
         "binary",
         "itq",
         "ITQ",
+        departs="vectors are scaled to length 1 first, as Faiss does it",
     ),
     "sh": MethodEntry(
         "spectral hashing: signs of sines along the principal components",
@@ -245,7 +269,8 @@ METHODS: dict[str, MethodEntry] = {
         "Classifier",
     ),
 }
-"""Short name -> entry, in the order of the paper's tables, then the two that keep no code."""
+"""Short name -> entry: GPQ and its variants, this package's own, the others in the order of the paper's tables, then the two that keep
+no code."""
 
 ARRAY_METHODS = tuple(name for name, entry in METHODS.items() if not entry.deep)
 """Those that :func:`make_method` makes."""

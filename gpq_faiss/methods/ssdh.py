@@ -19,6 +19,8 @@ Deviations, and why:
 
 * The margin m_t is ``bits / 8``, with 1 as the least: the squared distance of two codes grows with their length, and a margin of 1
   at 48 bits is met by codes that differ in one or two bits. Chosen by the held-out labelled items of the CIFAR-10 features.
+* The ranking term is halved. Of the pairs of the embedding and pseudo-label terms, near and far ones are averaged apart and count half
+  each, however many there are of either; the paper sums over all pairs.
 * The classifier is a softmax over labels with equal shares (the authors' is a sigmoid where items have several labels), and negatives of
   the pseudo-label term are items of any other class (theirs: of the least probable one).
 * All triplets and pairs of the mini-batch are averaged, where the authors draw a few for each anchor: the same expectation with less

@@ -49,6 +49,37 @@ def assign(targets: Tensor, codewords: Tensor, beam: int = BEAM) -> Tensor:
     return chosen[:, 0]
 
 
+def assign_logits(targets: Tensor, codewords: Tensor, beam: int = BEAM) -> Tensor:
+    """Codes whose codewords add up to logits of nearly the target probabilities: int64 [B, M].
+
+    The sum s of the chosen codewords has the least cross entropy ``-Σ_c t_c log softmax_c(s)`` that a beam search finds.
+
+    Args:
+        targets: float [B, C], rows that sum to 1.
+        codewords: float [M, K, C].
+        beam: partial sums kept.
+    """
+    M, K, C = codewords.shape
+    B = targets.shape[0]
+    factors = codewords.exp()
+    # softmax of the partial sums, and what they cost so far: adding a codeword multiplies and normalises again.
+    belief = targets.new_full((B, 1, C), 1.0 / C)
+    cost = targets.new_zeros(B, 1)
+    chosen = torch.zeros(B, 1, 0, dtype=torch.long, device=targets.device)
+    for m in range(M):
+        scale = belief @ factors[m].T
+        total = cost.unsqueeze(2) - (targets @ codewords[m].T).unsqueeze(1) + scale.log()
+        kept = min(beam, belief.shape[1] * K) if m < M - 1 else 1
+        cost, best = total.flatten(1).topk(kept, dim=1, largest=False)
+        parent, word = best // K, best % K
+        belief = belief.gather(1, parent.unsqueeze(2).expand(-1, -1, C)) * factors[m][word]
+        belief = belief / belief.sum(dim=2, keepdim=True)
+        chosen = torch.cat(
+            [chosen.gather(1, parent.unsqueeze(2).expand(-1, -1, m)), word.unsqueeze(2)], dim=2
+        )
+    return chosen[:, 0]
+
+
 def product_form(codewords: Tensor, d: int) -> tuple[Tensor, Tensor, Tensor]:
     """Additive codewords as unit-norm codewords of a product quantiser.
 

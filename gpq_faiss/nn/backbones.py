@@ -310,10 +310,12 @@ class Timm(Backbone):
             raise UsageError(f"timm has no model '{name}': see timm.list_models()")
         options: dict[str, Any] = {"pretrained": pretrained, "num_classes": 0}
         try:
-            try:
-                trunk = timm.create_model(name, img_size=spec.image_size, **options)
-            except TypeError:  # convolutional models know no img_size, and need none
-                trunk = timm.create_model(name, **options)
+            # On the CPU even in an outline without values: timm draws numbers while it builds.
+            with torch.device("cpu"):
+                try:
+                    trunk = timm.create_model(name, img_size=spec.image_size, **options)
+                except TypeError:  # convolutional models know no img_size, and need none
+                    trunk = timm.create_model(name, **options)
         except Exception as error:  # hub, http and timm errors have no common base
             if not pretrained:
                 raise UsageError(
@@ -336,7 +338,7 @@ class Timm(Backbone):
         size, name = self.spec.image_size, self.spec.name
         self.trunk.eval()
         try:
-            out = self.trunk(torch.zeros(1, 3, size, size))
+            out = self.trunk(torch.zeros(1, 3, size, size, device="cpu"))
         except Exception as error:
             raise UsageError(
                 f"backbone {name} does not take {size}x{size} pixels: {first_line(error)}"

@@ -49,6 +49,19 @@ def full_float32() -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = before
 
 
+@contextmanager
+def gpu_memory(remedy: str) -> Iterator[None]:
+    """One line where torch finds no memory on a GPU, which says what to do.
+
+    Raises:
+        DeviceError: torch ran out of memory.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise DeviceError(f"out of memory on the GPU: {remedy}") from None
+
+
 def image_batch(most: int, image_size: int) -> int:
     """Images a batch, ``most`` up to 64 pixels a side, and beyond that as many as have no more pixels together (at least 16): what
     convolutions hold in memory grows with these."""

@@ -25,6 +25,8 @@ class GPQNetwork(nn.Module):
 
     asymmetric = False
     """Whether queries have vectors of their own."""
+    items_are_codewords = False
+    """Whether an item's vector is the codewords of its code already."""
 
     def __init__(
         self,

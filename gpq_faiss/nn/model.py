@@ -19,15 +19,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from ..config import Config, from_dict
+from ..config import MOST_SIDE, Config, from_dict
 from ..data.base import Dataset, FeatureDataset
 from ..errors import DataError, MismatchError, UsageError
 from ..files import atomic_folder, fingerprint, read_json, write_json
+from ..inputs import check_file
 from ..store import codebooks_fingerprint
 from .backbones import DEFAULT_HIDDEN, MLP, VGG, Backbone, build_backbone
-from .committee import CLASS_DIM, CommitteeNetwork
 from .gpq import GPQNetwork
+from .gpq_beliefs import BeliefNetwork
 from .heads import SubspaceHeads
+from .posterior import CLASS_DIM, PosteriorNetwork, count_class_codebooks
 
 FORMAT_VERSION = 1
 
@@ -75,15 +77,16 @@ def save_model(
     extra: Mapping[str, str],
     split: _Saves,
     overwrite: bool,
+    done_with: Path | None = None,
 ) -> None:
-    """Write the whole folder or nothing.
+    """Write the whole folder or nothing; ``overwrite`` and ``done_with`` as for :func:`gpq_faiss.files.atomic_folder`.
 
     Raises:
         DataError: it cannot be written.
     """
     state = {f"network.{k}": v.detach().cpu().contiguous().clone() for k, v in network.state_dict().items()}
     state["codebooks"] = torch.from_numpy(np.ascontiguousarray(codebooks))
-    with atomic_folder(out, overwrite=overwrite) as folder:
+    with atomic_folder(out, overwrite=overwrite, done_with=done_with) as folder:
         save_tensors(state, folder / "model.safetensors")
         write_json(folder / "config.json", description | {"model_fingerprint": state_fingerprint(state)})
         for name, text in extra.items():
@@ -138,7 +141,9 @@ def build_extractor(
     return net
 
 
-def build_network(config: Config, input_: Mapping[str, Any], n_classes: int) -> GPQNetwork | CommitteeNetwork:
+def build_network(
+    config: Config, input_: Mapping[str, Any], n_classes: int
+) -> GPQNetwork | BeliefNetwork | PosteriorNetwork:
     """A GPQ network of this shape with random weights (or those that ``config.network.weights`` names).
 
     Args:
@@ -169,16 +174,30 @@ def build_network(config: Config, input_: Mapping[str, Any], n_classes: int) -> 
             generator=generator,
         )
     if n.committee:
-        return CommitteeNetwork(
+        # GPQ with soft targets makes codewords of its own: those that a committee has are then as few as can be.
+        own = config.loss.lambda0 > 0
+        A = q.class_codebooks or count_class_codebooks(q.codebooks, n_classes)
+        committee = PosteriorNetwork(
             net,
             n.committee,
+            1 if own else q.codebooks,
+            1 if own else q.codewords,
+            3 if own else q.subdim,
+            n_classes,
+            width=width,
+            beta=config.loss.beta,
+            A=1 if own else A if q.feature_weight else q.codebooks,
+            generator=generator,
+        )
+        if not own:
+            return committee
+        return BeliefNetwork(
+            committee,
             q.codebooks,
             q.codewords,
             q.subdim,
             n_classes,
-            width=width,
-            beta=config.loss.beta,
-            neighbours=q.neighbours,
+            own_queries=config.pairs.queries == "beliefs",
             generator=generator,
         )
     return GPQNetwork(
@@ -272,6 +291,26 @@ def read_description(folder: str | Path) -> dict[str, Any]:
     return description
 
 
+def _read_state(path: Path) -> dict[str, Tensor]:
+    """The tensors of a model. Raises DataError: missing or damaged."""
+    if not path.exists():
+        raise DataError(f"{path} not found: the model folder is incomplete, train it again")
+    check_file(path, "the weights of a model")
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        raise DataError(f"{path} is damaged ({error}): copy or train the model again") from None
+
+
+def _checked_input(input_: Any) -> dict[str, Any]:
+    """The entry ``input`` of ``config.json``. Raises ValueError: it names no size that can be."""
+    key, most = {"features": ("width", 2**31), "images": ("image_size", MOST_SIDE)}[input_["kind"]]
+    size = input_[key]
+    if type(size) is not int or not 1 <= size <= most:
+        raise ValueError(f"input.{key} is {size!r}: 1 to {most:,} are possible")
+    return dict(input_)
+
+
 def load_model(folder: str | Path, device: torch.device | None = None) -> Model:
     """Load a model folder, on ``device`` (default: the CPU).
 
@@ -282,17 +321,14 @@ def load_model(folder: str | Path, device: torch.device | None = None) -> Model:
     folder = Path(folder)
     description = read_description(folder)
     path = folder / "model.safetensors"
-    try:
-        state = load_file(path)
-    except FileNotFoundError:
-        raise DataError(f"{path} not found: the model folder is incomplete, train it again") from None
-    except (SafetensorError, OSError, ValueError) as error:
-        raise DataError(f"{path} is damaged ({error}): copy or train the model again") from None
+    state = _read_state(path)
     if state_fingerprint(state) != description["model_fingerprint"]:
         raise MismatchError(
             f"{path} does not belong to the config.json beside it: copy the whole folder again"
         )
-    codebooks = state.pop("codebooks").numpy()
+    if "codebooks" not in state:
+        raise DataError(f"{path} holds no 'codebooks': it is not the model of a GPQ training")
+    codebooks = state.pop("codebooks").float().numpy()
     if codebooks_fingerprint(codebooks) != description["codebooks_fingerprint"]:
         raise MismatchError(
             f"{path}: its codebooks are not those of config.json: copy the whole folder again"
@@ -304,9 +340,28 @@ def load_model(folder: str | Path, device: torch.device | None = None) -> Model:
             "network": {**description["config"]["network"], "weights": "none"},
         }
         config = from_dict(settled)
-        network = build_network(config, description["input"], len(description["class_names"]))
-        network.load_state_dict({k.removeprefix("network."): v for k, v in state.items()})
-    except (RuntimeError, KeyError, TypeError, AttributeError, ValueError, UsageError) as error:
+        input_, n_classes = _checked_input(description["input"]), len(description["class_names"])
+        weights = {k.removeprefix("network."): v for k, v in state.items()}
+        if len(config.network.hidden) > len(weights):
+            raise ValueError(f"{len(config.network.hidden):,} hidden layers, {len(weights):,} tensors")
+        # Shapes first, without any memory: a width that no tensor has could ask for all there is.
+        with torch.device("meta"):
+            outline = build_network(config, input_, n_classes).state_dict()
+        for name in sorted(outline.keys() | weights.keys()):
+            wanted, found = (list(part[name].shape) if name in part else None for part in (outline, weights))
+            if wanted != found:
+                raise ValueError(f"'{name}' should be {wanted}, is {found}")
+        network = build_network(config, input_, n_classes)
+        network.load_state_dict(weights)
+    except (
+        RuntimeError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        ValueError,
+        OverflowError,
+        UsageError,
+    ) as error:
         # A setting that cannot be is the user's mistake in a training, and damage in a model folder.
         line = " ".join(str(error).split())[:160] or type(error).__name__
         raise DataError(

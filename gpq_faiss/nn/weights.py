@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import socket
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import DataError, UsageError
+from ..inputs import check_memory
 
 _LOG = logging.getLogger(__name__)
 
@@ -95,12 +97,17 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise DataError(f"no weights file {path}: --weights takes none, imagenet, or the path of a file")
     try:
+        if zipfile.is_zipfile(path):  # what torch.save writes: compressed, it could hold any number of bytes
+            with zipfile.ZipFile(path) as archive:
+                check_memory(sum(member.file_size for member in archive.infolist()), str(path))
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
             state: Any = load_file(path)
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)
+    except DataError:
+        raise
     except OSError as error:
         raise DataError(
             f"cannot read {path}: {os.strerror(error.errno) if error.errno else error}"

@@ -11,15 +11,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from experiment.experiments import small_grid
+from PIL import Image
 
-from gpq_faiss.config import preset, validate
+from gpq_faiss.config import Config, from_dict, merge, preset, validate
 from gpq_faiss.data.base import Dataset
 from gpq_faiss.data.open import open_data
 from gpq_faiss.errors import DataError, UsageError
-from gpq_faiss.experiment.cells import plan, split_of
+from gpq_faiss.experiment.cells import Cell, plan, split_of
 from gpq_faiss.experiment.grid import built_in_grids, grid_from, method_config, read_grid
-from gpq_faiss.methods.registry import METHODS
+from gpq_faiss.methods.registry import METHODS, make_builder
+from gpq_faiss.train import resolve_image_size
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +32,7 @@ def digits() -> Dataset:
 
 def test_the_built_in_grids_are_those_of_the_paper_and_more() -> None:
     grids = {name: read_grid(name) for name in built_in_grids()}
-    assert set(grids) == {"table2", "table3", "ablation", "sensitivity", "scale", "tsne", "voronoi"}
+    assert set(grids) == {"table2", "table3", "ablation", "pairs", "sensitivity", "scale", "tsne", "voronoi"}
     for name in ("table2", "table3"):
         assert grids[name].methods == tuple(METHODS)
         assert grids[name].bits == (12, 24, 32, 48)
@@ -43,7 +46,7 @@ def test_the_built_in_grids_are_those_of_the_paper_and_more() -> None:
     assert grids["sensitivity"].preset == "paper"
     assert grids["table3"].preset == "unseen-classes"
     names = [v.name for v in grids["ablation"].variations]
-    assert (names[0], names[-1]) == ("recommended", "preset paper")
+    assert (names[0], names[-1]) == ("recommended", "last weights instead of the average")
 
 
 @pytest.mark.parametrize("perceptron", [True, False], ids=["features", "images"])
@@ -66,7 +69,7 @@ def test_every_run_of_a_built_in_grid_has_settings_that_can_be(name: str, percep
                 f"{method}: '{variation.name}' changes nothing"
             )
             known.add(f"{config.fingerprint()} {sizes}")
-    assert "gpq" in seen
+    assert {"gpq", "posterior"} & set(seen)
 
 
 def test_a_grid_from_a_file_and_options_over_it(tmp_path: Path) -> None:
@@ -160,7 +163,7 @@ def test_files_that_are_no_grid(tmp_path: Path) -> None:
     bad.write_text("bits = [0]")
     with pytest.raises(UsageError, match=r"bad\.toml: bits = 0"):
         read_grid(bad)
-    with pytest.raises(DataError, match="cannot read"):
+    with pytest.raises(DataError, match="is a folder"):
         read_grid((tmp_path / "folder.toml").mkdir() or tmp_path / "folder.toml")
 
 
@@ -170,6 +173,7 @@ def test_the_page_on_experiments_names_the_grids_and_its_example_is_one() -> Non
         "table2",
         "table3",
         "ablation",
+        "pairs",
         "sensitivity",
         "scale",
         "tsne",
@@ -382,6 +386,33 @@ def test_what_cannot_be_is_said_before_anything_runs(digits: Dataset) -> None:
     planned = plan(small_grid(methods=["gpq-f", "pq"]), digits, preset("paper"))
     assert set(planned.left_out) == {"gpq-f"}
     assert {c.method for c in planned.cells} == {"pq"}
+
+
+def test_gpq_f_sees_small_images_at_the_size_that_its_network_takes(tmp_path: Path) -> None:
+    """CNN-F takes no image under 63 pixels, and those of CIFAR-10 have 32."""
+    for name, colour in (("a", 50), ("b", 200)):
+        (tmp_path / name).mkdir()
+        for i in range(6):
+            Image.new("RGB", (32, 32), (colour, 10 * i, 0)).save(tmp_path / name / f"{i}.png")
+    images = open_data(f"folder:{tmp_path}")
+    grid = small_grid(
+        methods=["gpq-f", "gpq"], bits=[12], seeds=[0], labelled=["2-per-class"], queries="1-per-class"
+    )
+
+    def cells(base: Config) -> dict[str, Cell]:
+        return {cell.method: cell for cell in plan(grid, images, base).cells}
+
+    found = cells(preset("paper"))
+    sizes = {name: cell.settings["network"]["image_size"] for name, cell in found.items()}
+    assert sizes == {"gpq-f": 224, "gpq": 0}
+    variant = found["gpq-f"]
+    config = from_dict(dict(variant.settings))
+    made = make_builder("gpq-f")(config, images, resolve_image_size(config, images), 2)
+    with torch.no_grad():
+        assert made.exported()(torch.rand(1, 3, 224, 224)).shape == (1, config.quantizer.width)
+    # What is set counts.
+    base = merge(preset("paper"), {"network": {"image_size": 100}})
+    assert cells(base)["gpq-f"].settings["network"]["image_size"] == 100
 
 
 def test_smaller_sets_are_parts_of_larger_ones(digits: Dataset) -> None:

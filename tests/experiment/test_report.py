@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from experiment.experiments import SMALL, small_grid
@@ -25,6 +26,7 @@ from gpq_faiss.experiment.published import read_published
 from gpq_faiss.experiment.report import report
 from gpq_faiss.experiment.results import missing_runs, read_experiment
 from gpq_faiss.experiment.run import note_planned, run_experiment
+from gpq_faiss.experiment.runfile import read_run
 from gpq_faiss.report.maps import (
     FlatCodebook,
     cell_borders,
@@ -125,6 +127,50 @@ def test_tables_for_people_show_the_same(done: Path, by_hand: dict[Any, Any], fo
         assert "Machine: " in text
 
 
+def test_a_report_says_where_methods_depart_from_their_papers(done: Path, tmp_path: Path) -> None:
+    assert "Departures" not in report(done, "markdown")
+    folder = made(tmp_path / "more", methods=["itq", "subic"], bits=[12], seeds=[0])
+    text = report(folder, "markdown")
+    assert "subic: its blocks have K = 16; itq: vectors are scaled to length 1 first" in text
+    assert "ssdh" not in text
+
+
+def test_likeness_stands_beside_map(done: Path) -> None:
+    rows = json.loads(report(done, "json"))["tables"]
+    about = [read_run(done / f"pq_{bits}bits_seed{seed}.h5").likeness for bits in (12, 24) for seed in (0, 1)]
+    nn10 = [one["nn10_at_100"] for one in about]
+    beside = next(row for row in rows["map"]["rows"] if row["method"] == "pq")
+    assert beside["NN10@100"]["mean"] == pytest.approx(np.mean(nn10[2:]))
+    line = next(row for row in rows["likeness"]["rows"] if row["method"] == "pq")
+    for bits, two in ((12, nn10[:2]), (24, nn10[2:])):
+        assert line[str(bits)]["mean"] == pytest.approx(np.mean(two))
+        assert line[str(bits)]["deviation"] == pytest.approx(np.std(two, ddof=1))
+    assert line["within class"]["mean"] == pytest.approx(np.mean([one["within_class"] for one in about[2:]]))
+    distinct = [one["distinct_in_tops"] / (10 * one["queries"]) for one in about[2:]]
+    assert line["distinct in tops"]["mean"] == pytest.approx(np.mean(distinct))
+    floats = next(row for row in rows["map"]["rows"] if row["method"].startswith("float"))
+    assert floats["NN10@100"]["mean"] == 1
+    assert "NN10@100: share of a query's 10 nearest items" in report(done, "markdown")
+
+
+def test_runs_of_earlier_versions_have_no_likeness_and_a_wrong_one_is_damage(
+    done: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "old"
+    shutil.copytree(done, folder)
+    for seed in (0, 1):
+        with h5py.File(folder / f"pq_24bits_seed{seed}.h5", "r+") as h5:
+            del h5.attrs["likeness"]
+    text = report(folder, "text", table="map")
+    line = next(line for line in text.splitlines() if line.startswith("pq "))
+    assert line.rstrip().endswith("–")
+    assert "2 of 14 runs are of earlier versions and have no NN10@100" in report(folder, "text")
+    with h5py.File(folder / "pq_24bits_seed0.h5", "r+") as h5:
+        h5.attrs["likeness"] = '{"nn10_at_100": "much"}'
+    with pytest.raises(DataError, match="'likeness' is wrong"):
+        report(folder, "text")
+
+
 def test_depth_and_seconds_are_those_of_the_files(done: Path) -> None:
     rows = json.loads(report(done, "json"))["tables"]["depth"]["rows"]
     arrays = [read_arrays(done / f"pq_24bits_seed{seed}.h5", "a run")[0] for seed in (0, 1)]
@@ -176,10 +222,10 @@ def test_every_form_says_how_many_runs_are_missing(
     for form in ("text", "markdown"):
         text = report(folder, form)  # type: ignore[arg-type]
         assert line in text
-        assert text.count("(3 of 14 runs missing)") == 3, "the tables with a caption"
+        assert text.count("(3 of 14 runs missing)") == 4, "the tables with a caption"
         assert line in report(folder, form, table="map")  # type: ignore[arg-type]
     latex = report(folder, "latex")
-    assert latex.count("(3 of 14 runs missing)") == latex.count(r"\caption") == 4
+    assert latex.count("(3 of 14 runs missing)") == latex.count(r"\caption") == 5
     assert json.loads(report(folder, "json"))["missing"]["runs"]["pq"] == ["12 bits seed 1", "24 bits seed 1"]
     report(folder, "csv")
     assert [r.message for r in caplog.records if line in r.message]
@@ -279,13 +325,41 @@ def test_published_figures_stand_beside_ours(
         read_published(tmp_path / "none.csv")
 
 
+def test_of_many_published_tables_the_experiments_own_is_taken(tmp_path: Path) -> None:
+    path = tmp_path / "all.csv"
+    head = "data_set,protocol,method,bits,map\n"
+    rows = ["cifar10,1,gpq,12,0.5", "cifar10,2,gpq,12,0.3", "nuswide,1,gpq,12,0.8", "", "cifar10,1,pq,24,0.2"]
+    path.write_text(head + "\n".join(rows) + "\n")
+    for name in ("cifar10", "CIFAR-10 features", "cifar10 (JPEG)"):
+        assert read_published(path, name, "1") == {("gpq", 12): 0.5, ("pq", 24): 0.2}
+    assert read_published(path, "CIFAR-10", "2") == {("gpq", 12): 0.3}
+    assert read_published(path, "NUS-WIDE", "1") == {("gpq", 12): 0.8}
+    for name, protocol in (("digits", "1"), ("nuswide", "2"), ("cifar", "1")):
+        with pytest.raises(
+            DataError, match=r"has no figure of .* it has cifar10 protocol 1, cifar10 protocol 2, nuswide"
+        ):
+            read_published(path, name, protocol)
+    for row, message in (
+        ("cifar10,1,lsh,12,0.5", "no method 'lsh'"),
+        ("cifar10,1,gpq,x,0.5", "'x' is no code length"),
+        ("cifar10,1,gpq,12,58", "'58' is no mAP"),
+        ("cifar10,1,gpq,12", "4 cells, not 5"),
+        ("cifar10,1,gpq,12,0.1\ncifar10,1,gpq,12,0.1", "line 3: 'gpq' of 12 bits is there twice"),
+    ):
+        path.write_text(f"{head}{row}\n")
+        with pytest.raises(DataError, match=message):
+            read_published(path, "cifar10", "1")
+
+
 def test_what_there_is_no_report_of(done: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="not found: it should hold an experiment"):
+    with pytest.raises(DataError, match=r"experiment\.json not found"):
         report(tmp_path)
     (tmp_path / "experiment.json").write_bytes((done / "experiment.json").read_bytes())
     with pytest.raises(DataError, match="no finished run"):
         report(tmp_path)
-    with pytest.raises(UsageError, match="no table 'grid' here: choose one of map, depth, pr, seconds"):
+    with pytest.raises(
+        UsageError, match="no table 'grid' here: choose one of map, likeness, depth, pr, seconds"
+    ):
         report(done, table="grid")
     with pytest.raises(UsageError, match="format 'pdf'"):
         report(done, "pdf")  # type: ignore[arg-type]

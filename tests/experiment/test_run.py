@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from experiment.experiments import SMALL, small_grid
 
+from gpq_faiss import files
 from gpq_faiss.config import merge, preset, read_toml
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.data.open import open_data
@@ -223,6 +224,81 @@ def test_arguments_that_cannot_be(tmp_path: Path) -> None:
     assert "0 items to search: label fewer" in summary.failed["pq_12bits_seed0"]
 
 
+def test_overwriting_replaces_run_by_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every run has a file all the time, and what is cut off goes on with the runs that are left."""
+    grid = small_grid(methods=["pq"], bits=[12, 24], seeds=[0, 1])
+    run_experiment(grid, DIGITS, tmp_path)
+    old = {path.name: path.stat().st_ino for path in tmp_path.glob("*.h5")}
+    assert len(old) == 4
+    real = compute
+    made: list[str] = []
+
+    def watched(cell: Cell, *args: Any, **kwargs: Any) -> Any:
+        there = {path.name: path.stat().st_ino for path in tmp_path.glob("*.h5")}
+        assert there.keys() == old.keys()
+        assert {name for name in old if there[name] != old[name]} == {f"{name}.h5" for name in made}
+        if len(made) == stop:
+            raise KeyboardInterrupt
+        made.append(cell.name)
+        return real(cell, *args, **kwargs)
+
+    monkeypatch.setattr(workers, "compute", watched)
+    stop = 1
+    with pytest.raises(KeyboardInterrupt):
+        run_experiment(grid, DIGITS, tmp_path, overwrite=True)
+    stop = 99
+    summary = run_experiment(grid, DIGITS, tmp_path)
+    assert (summary.made, summary.there) == (3, 1)
+    assert sorted(made) == sorted(name.removesuffix(".h5") for name in old)
+    assert not (tmp_path / ".partial").exists()
+    assert (summary.made + summary.there, run_experiment(grid, DIGITS, tmp_path).made) == (4, 0)
+
+
+def test_overwriting_leaves_a_run_to_the_process_that_is_at_it(tmp_path: Path) -> None:
+    grid = small_grid(methods=["pq"], bits=[12, 24], seeds=[0])
+    run_experiment(grid, DIGITS, tmp_path)
+    held = files.lock(tmp_path / ".partial" / "pq_12bits_seed0.lock")
+    begun = tmp_path / ".partial" / f"pq_12bits_seed0-{'0' * 16}"
+    begun.mkdir()
+    assert held is not None
+    summary = run_experiment(grid, DIGITS, tmp_path, overwrite=True)
+    assert summary.made == 1
+    assert begun.exists(), "what another process works in was removed"
+    os.close(held)
+    run_experiment(grid, DIGITS, tmp_path)
+    assert not (tmp_path / ".partial").exists()
+
+
+@pytest.mark.slow
+def test_sigterm_ends_an_experiment_of_several_processes(tmp_path: Path) -> None:
+    """Sent to the first process alone, as a batch system or ``kill`` does: all of them save and end."""
+    config = "".join(f"{key} = {value}\n" for key, value in (SMALL | {"steps": 100_000}).items())
+    (tmp_path / "c.toml").write_text(f"[training]\n{config}checkpoint_seconds = 0.05\n")
+    (tmp_path / "g.toml").write_text(
+        'methods = ["gpq"]\nbits = [12, 24]\nlabelled = ["20-per-class"]\npreset = "paper"\n'
+    )
+    out = tmp_path / "out"
+    run = ["experiment", "run", str(tmp_path / "g.toml"), "digits", "--config", str(tmp_path / "c.toml")]
+    start = "from gpq_cli.main import cli; cli()"
+    command = [sys.executable, "-c", start, "-q", *run, "--jobs", "2", "--out", str(out)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            deadline = time.monotonic() + 600  # three processes load torch first
+            while len(list(out.glob(".partial/*/checkpoint.safetensors"))) < 2:
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            process.terminate()
+            _, stderr = process.communicate(timeout=300)
+        finally:
+            process.kill()
+    assert process.returncode == 143
+    assert stderr == "gpq: ended by SIGTERM: run the same command again\n"
+    # The processes ended before it did, and each let its lock go.
+    left = {path.suffix for path in (out / ".partial").iterdir()}
+    assert left == {""}
+
+
 # ------------------------------------------------------------------------------------------------------------ failures
 
 
@@ -336,4 +412,5 @@ def test_a_killed_experiment_goes_on_and_comes_to_the_same(tmp_path: Path) -> No
         killed, whole = content(tmp_path / "killed" / name), content(tmp_path / "whole" / name)
         for key in whole:
             np.testing.assert_array_equal(killed[key], whole[key], err_msg=f"{name} {key}")
-    assert not [path for path in (tmp_path / "killed" / ".partial").iterdir() if path.is_dir()]
+    partial = tmp_path / "killed" / ".partial"
+    assert not partial.exists() or not [path for path in partial.iterdir() if path.is_dir()]

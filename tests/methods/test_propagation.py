@@ -17,10 +17,19 @@ from gpq_faiss.data.open import open_data
 from gpq_faiss.data.reader import Reader
 from gpq_faiss.errors import UsageError
 from gpq_faiss.losses import SubspaceClassification, SubspaceSoftTargets
-from gpq_faiss.methods import gpq_committee, propagation
+from gpq_faiss.methods import propagation
 from gpq_faiss.methods.gpq import build_gpq
-from gpq_faiss.methods.gpq_committee import CommitteeGPQ
-from gpq_faiss.methods.propagation import likeliest_power, most_items, neighbour_graph, propagate, raised
+from gpq_faiss.methods.posterior import PosteriorCodes
+from gpq_faiss.methods.propagation import (
+    LEAST_WEIGHT,
+    MOST_ITEMS,
+    items_to_compare,
+    likeliest_power,
+    most_items,
+    neighbour_graph,
+    propagate,
+    raised,
+)
 from gpq_faiss.methods.trainable import TrainingBatch
 from gpq_faiss.nn.heads import SubspaceHeads
 from gpq_faiss.pipeline import encode, evaluate, train
@@ -110,7 +119,7 @@ def test_labels_are_handed_on_fifty_times_and_left_out_one_by_one(
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(propagation, "likeliest_power", spy)
-        found = propagate(x, labelled, y)
+        found, _ = propagate(x, labelled, y)
     whole = naive_propagation(x, labelled, y) ** 3
     total = whole.sum(axis=1, keepdims=True)
     np.testing.assert_allclose(found, whole / np.where(total > 0, total, 1), atol=5e-3)
@@ -157,7 +166,7 @@ def moons(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 def test_one_label_a_class_is_enough_where_classes_are_connected() -> None:
     x, y = moons(600)
     labelled = np.array([0, 1])
-    found = propagate(x, labelled, np.eye(2, dtype=np.float32))
+    found, _ = propagate(x, labelled, np.eye(2, dtype=np.float32))
     nearest = ((x[:, None] - x[labelled][None]) ** 2).sum(axis=2).argmin(axis=1)
     assert (found.argmax(axis=1) == y).mean() > 0.95
     assert (nearest == y).mean() < 0.9
@@ -169,7 +178,7 @@ def test_items_that_no_label_reaches_are_told_nothing() -> None:
     x = np.zeros((40, 4), np.float32)
     x[:20, :2] = 1 + 0.1 * rng.random((20, 2))
     x[20:, 2:] = 1 + 0.1 * rng.random((20, 2))
-    found = propagate(x, np.array([0, 1]), np.eye(2, dtype=np.float32))
+    found, _ = propagate(x, np.array([0, 1]), np.eye(2, dtype=np.float32))
     assert found[:20].any(axis=1).all()
     assert not found[20:].any()
     assert not raised(found, 3)[20:].any()
@@ -216,6 +225,60 @@ def test_as_many_items_are_compared_as_take_a_minute() -> None:
     assert most_items(1024, 10) == 50_000
     assert most_items(64, 1000) == 20_000
     assert all(most_items(w, 2) ** 2 * w <= 100_000**2 * 256 for w in (257, 768, 1536, 4096))
+
+
+def pairs(n_labelled: int, weight: float, others: int = 300_000, classes: int = 10) -> float:
+    """Pairs of items that are compared, of as many as there may be."""
+    rows = items_to_compare(
+        np.arange(n_labelled),
+        np.arange(n_labelled, n_labelled + others),
+        weight,
+        width=256,
+        classes=classes,
+        seed=0,
+    )
+    return 0.0 if rows is None else (len(rows) / MOST_ITEMS) ** 2
+
+
+@given(weight=st.floats(0, 3), labelled=st.integers(1, 3000))
+@settings(max_examples=50, deadline=None)
+def test_neighbours_cost_no_more_than_they_are_worth(weight: float, labelled: int) -> None:
+    """The time goes with the pairs that are compared, and these with the weight; where that is next to nothing, none are."""
+    cost = pairs(labelled, weight)
+    if weight < LEAST_WEIGHT:
+        assert cost == 0
+    else:
+        least = min(1, weight)
+        assert least * 0.999 < cost <= (least**0.5 + (labelled + 1) / MOST_ITEMS) ** 2
+    # 300,000 items with 290 labels in each of ten classes: less than a tenth of what was spent before.
+    assert pairs(2900, 20 / 290) < 0.1
+    assert pairs(2900, 20 / 290) < pairs(500, 20 / 50) < pairs(100, 2.0) <= 1
+
+
+@given(
+    seed=st.integers(0, 100),
+    labelled=st.integers(1, 30),
+    others=st.integers(0, 200),
+    room=st.integers(1, 250),
+)
+@settings(max_examples=60, deadline=None)
+def test_all_labelled_items_are_compared_and_others_by_the_seed(
+    seed: int, labelled: int, others: int, room: int
+) -> None:
+    every = np.random.default_rng(seed).permutation(1000)[: labelled + others]
+    known, rest = np.sort(every[:labelled]), np.sort(every[labelled:])
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(propagation, "most_items", lambda width, classes: room)
+        rows, again = (items_to_compare(known, rest, 1.0, width=8, classes=2, seed=seed) for _ in range(2))
+    if not others or room - labelled < min(others, labelled):
+        assert rows is None
+        return
+    assert rows is not None
+    np.testing.assert_array_equal(rows, again)
+    assert (np.diff(rows) > 0).all()
+    assert np.isin(known, rows).all()
+    assert np.isin(rows, every).all()
+    assert len(rows) == min(room, labelled + others)
 
 
 # -------------------------------------------------------------------------------------------------------------- the loss
@@ -277,10 +340,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return open_data(f"features:{folder / 'x.npy'}", labels=str(folder / "y.npy"))
 
 
-def prepared(data: Any, config: Config, labelled: np.ndarray, pool: np.ndarray) -> CommitteeGPQ:
+def prepared(data: Any, config: Config, labelled: np.ndarray, pool: np.ndarray) -> PosteriorCodes:
     """A method as the training has it before its first step."""
     made = build_gpq(config, data, 0, 2)
-    assert isinstance(made, CommitteeGPQ)
+    assert isinstance(made, PosteriorCodes)
     with Reader(data, 0) as reader:
         made.fit_inputs(reader, np.sort(np.concatenate([labelled, pool])))
         made.fit_labels(reader, labelled, data.require_labels().dense(labelled))
@@ -295,7 +358,7 @@ def test_every_unlabelled_item_of_a_batch_learns_what_it_was_told(data: Any) -> 
     x = data.read(rows).astype(np.float32)
     whole = (x - x.mean(axis=0)) / np.sqrt(x.var(axis=0).mean())
     y = data.require_labels().dense(labelled)
-    told = propagate(whole, np.searchsorted(rows, labelled), y)
+    told, _ = propagate(whole, np.searchsorted(rows, labelled), y)
 
     others = np.random.default_rng(0).permutation(pool)[:30]
     items = torch.from_numpy(data.read(np.concatenate([labelled, others])).astype(np.float32))
@@ -323,7 +386,7 @@ def test_of_images_the_pixels_are_compared_unless_they_are_convolved(backbone: s
     y = digits.require_labels().dense(labelled)
     config = merge(config_of(), {"network": {"backbone": backbone}})
     made = build_gpq(config, digits, size, 10)
-    assert isinstance(made, CommitteeGPQ)
+    assert isinstance(made, PosteriorCodes)
     with Reader(digits, size) as reader:
         made.fit_inputs(reader, rows)
         made.fit_labels(reader, labelled, y)
@@ -337,7 +400,7 @@ def test_of_images_the_pixels_are_compared_unless_they_are_convolved(backbone: s
     assert 0.7 < made.accuracy < 1
     # The three channels are of one grey, and are divided by deviations that differ.
     scale = np.repeat([0.229, 0.224, 0.225], 64).astype(np.float32)
-    expected = propagate((pixels - pixels.mean(axis=0)) / scale, labelled, y)
+    expected, _ = propagate((pixels - pixels.mean(axis=0)) / scale, labelled, y)
     np.testing.assert_allclose(made.told.numpy(), expected, atol=1e-3)
     others = np.setdiff1d(rows, labelled)
     truth = digits.require_labels().dense(others).argmax(axis=1)
@@ -362,7 +425,7 @@ def test_labels_are_propagated_where_they_are_few(data: Any) -> None:
 def test_of_too_many_items_some_are_told_by_the_seed(
     data: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(gpq_committee, "most_items", lambda width, classes: 100)
+    monkeypatch.setattr(propagation, "most_items", lambda width, classes: 100)
     few, pool = np.arange(0, 8, 2), np.arange(10, 900)
     made = [prepared(data, config_of(seed=seed), few, pool) for seed in (0, 0, 1)]
     assert [len(one.rows) for one in made] == [100] * 3
@@ -374,7 +437,7 @@ def test_of_too_many_items_some_are_told_by_the_seed(
     every = data.read(np.concatenate([few, pool])).astype(np.float32)
     whole = (x - every.mean(axis=0)) / np.sqrt(every.var(axis=0).mean())
     y = data.require_labels().dense(few)
-    told = propagate(whole, np.searchsorted(made[0].rows, few), y)
+    told, _ = propagate(whole, np.searchsorted(made[0].rows, few), y)
     expected = np.zeros((900, 2), np.float32)
     expected[made[0].rows] = told
     asked = np.random.default_rng(0).permutation(pool)

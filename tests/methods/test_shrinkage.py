@@ -15,7 +15,7 @@ from gpq_faiss.config import Config, merge, preset
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.reader import Reader
 from gpq_faiss.methods.gpq import build_gpq
-from gpq_faiss.methods.gpq_committee import CommitteeGPQ
+from gpq_faiss.methods.posterior import PosteriorCodes
 from gpq_faiss.methods.shrinkage import least_error, leave_one_out
 from gpq_faiss.nn.heads import SubspaceHeads
 
@@ -88,7 +88,7 @@ def test_an_item_of_several_labels_is_a_share_right() -> None:
     assert guessed.accuracy == pytest.approx(0.25, abs=0.05)
 
 
-def prepared(folder: Path, config: Config, n: int) -> CommitteeGPQ:
+def prepared(folder: Path, config: Config, n: int) -> PosteriorCodes:
     rng = np.random.default_rng(1)
     y = rng.integers(0, 3, 400)
     x = np.eye(3, 8)[y] * 2 + rng.normal(size=(400, 8))
@@ -96,7 +96,7 @@ def prepared(folder: Path, config: Config, n: int) -> CommitteeGPQ:
     np.save(folder / "y.npy", y)
     data = open_data(f"features:{folder / 'x.npy'}", labels=str(folder / "y.npy"))
     method = build_gpq(config, data, 0, 3)
-    assert isinstance(method, CommitteeGPQ)
+    assert isinstance(method, PosteriorCodes)
     with Reader(data, 0) as reader:
         method.fit_inputs(reader, np.arange(400))
         method.fit_labels(reader, np.arange(n), data.require_labels().dense(np.arange(n)))

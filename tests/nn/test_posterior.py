@@ -1,9 +1,10 @@
-"""The committee network: what it believes, what it codes, and where its codewords come from."""
+"""Class-posterior codes: what the network believes, what it codes, and where its codewords come from."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,26 +27,36 @@ from gpq_faiss.index.codebooks import encode as encode_vectors
 from gpq_faiss.index.codebooks import unpack_codes
 from gpq_faiss.losses import SubspaceClassification, SubspaceEntropy
 from gpq_faiss.methods.codewords import fit_codewords
-from gpq_faiss.methods.gpq_committee import CommitteeGPQ
+from gpq_faiss.methods.posterior import PosteriorCodes
+from gpq_faiss.methods.posterior_codebooks import fit_class_codebooks
 from gpq_faiss.methods.trainable import TrainingBatch
-from gpq_faiss.nn.additive import assign
-from gpq_faiss.nn.committee import CLASS_DIM, DIRECTIONS, LEAST_SOFTENING, SOFTENING, CommitteeNetwork
+from gpq_faiss.nn.additive import assign, assign_logits
 from gpq_faiss.nn.heads import SubspaceHeads
 from gpq_faiss.nn.model import build_network
+from gpq_faiss.nn.posterior import (
+    CLASS_DIM,
+    DIRECTIONS,
+    LEAST_POWER,
+    TEMPERATURE_POWER,
+    PosteriorNetwork,
+    count_class_codebooks,
+)
 from gpq_faiss.pipeline import encode, search
 from gpq_faiss.store import RowReader
 from gpq_faiss.train import train
 
 C, WIDTH, D = 5, 9, 18
-SHARES = (0.0, 0.7)
+CLASS_CODEBOOKS = (3, 2)
+"""Of three: with and without a feature codebook."""
 
 
-def config_of(neighbours: float = 0.0, **training: object) -> Config:
+def config_of(A: int = 3, **training: object) -> Config:
+    features = {} if A == 3 else {"feature_weight": 0.3, "class_codebooks": A}
     return validate(
         merge(
             preset("recommended"),
             {
-                "quantizer": {"codebooks": 3, "neighbours": neighbours},
+                "quantizer": {"codebooks": 3, "feature_weight": 0.0, **features},
                 "network": {"committee": 4, "committee_hidden": 16},
                 "training": training,
             },
@@ -53,16 +64,21 @@ def config_of(neighbours: float = 0.0, **training: object) -> Config:
     )
 
 
-def method(neighbours: float = 0.0, *, width: int = WIDTH, ema: float = 0.99) -> CommitteeGPQ:
-    config = config_of(neighbours, ema=ema)
+def method(A: int = 3, *, width: int = WIDTH, ema: float = 0.99) -> PosteriorCodes:
+    config = config_of(A, ema=ema)
     net = build_network(config, {"kind": "features", "width": width}, C)
-    assert isinstance(net, CommitteeNetwork)
-    return CommitteeGPQ(net, config)
+    assert isinstance(net, PosteriorNetwork)
+    return PosteriorCodes(net, config)
 
 
-def network(neighbours: float = 0.0, *, width: int = WIDTH) -> CommitteeNetwork:
-    """A network that means nothing, with codewords placed on what it says."""
-    made = method(neighbours, width=width, ema=0.0)
+def network(A: int = 3, *, width: int = WIDTH) -> PosteriorNetwork:
+    """A network that means nothing, with codebooks fitted to what it says."""
+    return copy.deepcopy(_network(A, width))
+
+
+@functools.cache
+def _network(A: int, width: int) -> PosteriorNetwork:
+    made = method(A, width=width, ema=0.0)
     made.settle(Sampler(items(600, width=width)))
     return made.network.eval()
 
@@ -73,11 +89,24 @@ def items(n: int, seed: int = 0, width: int = WIDTH) -> Tensor:
     return torch.from_numpy(x).float()
 
 
-def targets_of(net: CommitteeNetwork, x: Tensor, *, queries: bool = False) -> Tensor:
-    """What is coded of items, or searched with."""
-    features, raw = net.features(x)
-    p = net.posterior(raw)
-    return net.targets(features, p if queries else net.softened(p))
+def seen(net: PosteriorNetwork, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Features and posteriors."""
+    with torch.no_grad():
+        features, raw = net.features(x)
+        return features, net.posterior(raw)
+
+
+def scored(net: PosteriorNetwork, ask: Tensor, codes: Tensor) -> Tensor:
+    """Scores by definition, float [Q, n]: the weighted sum of two inner products, each by the longest codeword of its part."""
+    features, p = seen(net, ask)
+    A = net.A
+    total = net.weights[0] * p @ net.tables[torch.arange(A), codes[:, :A]].sum(1).T
+    total = total / net.tables.norm(dim=2).max()
+    if A < net.M:
+        words = net.feature_codewords
+        likeness = net.residual(features, p) @ words[torch.arange(net.M - A), codes[:, A:]].sum(1).T
+        total = total + net.weights[1] * likeness / words.norm(dim=2).max()
+    return total
 
 
 class Sampler:
@@ -107,16 +136,14 @@ def test_the_posterior_is_the_mean_of_the_class_networks() -> None:
         each.append(torch.softmax(net.beta * v @ W.T, dim=1))
     assert torch.allclose(found, torch.stack(each).mean(0), atol=1e-5)
     assert torch.allclose(found.sum(1), torch.ones(6), atol=1e-5)
-    features, raw = net.features(items(6))
-    assert torch.equal(net.targets(features, net.posterior(raw)), net.posterior(raw))
 
 
-def test_of_items_the_posterior_is_softened() -> None:
+def test_the_posterior_of_items_is_tempered() -> None:
     """To p^t / Σ p^t: the order of the classes stays, and that of items by the odds of two classes."""
     net = network()
-    p = net.posterior(net.features(items(50))[1]).detach()
-    soft = net.softened(p)
-    t = float(net.softening)
+    p = seen(net, items(50))[1]
+    soft = net.tempered(p)
+    t = float(net.power)
     assert 0 < t < 1
     expected = np.array([[v**t for v in row] for row in p.double().tolist()])
     expected /= expected.sum(axis=1, keepdims=True)
@@ -124,9 +151,8 @@ def test_of_items_the_posterior_is_softened() -> None:
     assert torch.equal(soft.argsort(dim=1), p.argsort(dim=1))
     assert bool((soft.max(dim=1).values < p.max(dim=1).values).all())
     # One that is sure of its class stays so; equal classes stay equal.
-    assert torch.equal(net.softened(torch.eye(C)), torch.eye(C))
-    torch.testing.assert_close(net.softened(torch.full((1, C), 1 / C)), torch.full((1, C), 1 / C))
-    torch.testing.assert_close(network(0.7).softened(p), p)
+    assert torch.equal(net.tempered(torch.eye(C)), torch.eye(C))
+    torch.testing.assert_close(net.tempered(torch.full((1, C), 1 / C)), torch.full((1, C), 1 / C))
 
 
 @given(aim=st.floats(0.05, 1.0), seed=st.integers(0, 50), n=st.integers(1, 60))
@@ -135,143 +161,173 @@ def test_the_committee_is_made_as_sure_as_it_is_right(aim: float, seed: int, n: 
     net = network()
     p = torch.softmax(4 * torch.randn(n, C, generator=torch.Generator().manual_seed(seed)), dim=1)
     p[0] = torch.eye(C)[0]  # some probabilities are 0
-    net.soften(p, aim)
-    power = float(net.softening)
+    net.fit_power(p, aim)
+    power = float(net.power)
 
     def sureness(at: float) -> float:
         raised = p.double() ** at
         return float((raised / raised.sum(dim=1, keepdim=True)).amax(dim=1).mean())
 
-    assert LEAST_SOFTENING <= power <= 1
-    clamped = min(max(aim, sureness(LEAST_SOFTENING)), sureness(1.0))
-    assert float(net.softened(p).amax(dim=1).mean()) == pytest.approx(clamped, abs=1e-4)
+    assert LEAST_POWER <= power <= 1
+    clamped = min(max(aim, sureness(LEAST_POWER)), sureness(1.0))
+    assert float(net.tempered(p).amax(dim=1).mean()) == pytest.approx(clamped, abs=1e-4)
 
 
-def test_beside_neighbours_no_softening_is_set() -> None:
-    net = network(0.7)
-    net.soften(torch.softmax(4 * torch.randn(20, C), dim=1), 0.4)
-    assert float(net.softening) == 1
+def test_beside_feature_codebooks_the_power_is_the_square_root() -> None:
+    p = torch.softmax(4 * torch.randn(50, C, generator=torch.Generator().manual_seed(1)), dim=1)
+    alone, beside = network(), network(2)
+    alone.fit_power(p, 0.6)
+    beside.fit_power(p, 0.6)
+    assert LEAST_POWER < float(alone.power) < 1
+    assert float(beside.power) == pytest.approx(float(alone.power) ** 0.5, rel=1e-6)
 
 
-def test_a_known_accuracy_softens_what_is_coded() -> None:
+def test_a_known_accuracy_tempers_what_is_coded() -> None:
     made = method()
     draw = Sampler(items(600))
     made.settle(draw)
     first = made.codebooks().copy()
-    assert float(made.exported().softening) == pytest.approx(SOFTENING)
+    assert float(made.exported().power) == pytest.approx(TEMPERATURE_POWER)
     p = made.exported().posterior(made.exported().features(items(600))[1])
     # Between what the greatest and the least power give.
     made.accuracy = float(0.8 * p.amax(dim=1).mean() + 0.2 / C)
     made.settle(draw)
     assert made.average is not None
-    assert float(made.average.softening) == float(made.network.softening) != pytest.approx(SOFTENING)
-    assert float(made.average.softened(p).amax(dim=1).mean()) == pytest.approx(made.accuracy, abs=1e-4)
+    assert float(made.average.power) == float(made.network.power) != pytest.approx(TEMPERATURE_POWER)
+    assert float(made.average.tempered(p).amax(dim=1).mean()) == pytest.approx(made.accuracy, abs=1e-4)
     assert not np.allclose(made.codebooks(), first, atol=0.01)
 
 
-def test_the_softening_is_kept_with_the_weights() -> None:
-    net, other = network(), network()
-    other.softening.fill_(1.0)
+def test_power_and_kind_of_codes_are_kept_with_the_weights() -> None:
+    net, other = network(2), network(2)
+    assert float(net.power) != 1
+    net.place(net.tables, net.tables, net.feature_codewords, net.weights, by_logits=True)
+    other.power.fill_(1.0)
+    x = items(40, 1)
+    assert not torch.equal(other.codes(x), net.codes(x))
     other.load_state_dict(net.state_dict())
-    assert float(other.softening) == float(net.softening) != 1
-    state = {name: value for name, value in net.state_dict().items() if name != "softening"}
-    with pytest.raises(RuntimeError, match="softening"):
-        other.load_state_dict(state)
+    assert float(other.power) == float(net.power)
+    assert torch.equal(other.codes(x), net.codes(x))
+    for missing in ("power", "by_logits"):
+        state = {name: value for name, value in net.state_dict().items() if name != missing}
+        with pytest.raises(RuntimeError, match=missing):
+            other.load_state_dict(state)
 
 
 @pytest.mark.parametrize("width", [WIDTH, DIRECTIONS + 8])
-@pytest.mark.parametrize("share", [0.3, 0.7, 1.0])
-def test_targets_compare_beliefs_and_places_in_the_main_directions(share: float, width: int) -> None:
-    net = network(share, width=width)
-    seen, x = items(600, width=width), items(20, 1, width)
-    with torch.no_grad():
-        everything, _ = net.features(seen)
-        features, raw = net.features(x)
-        p = net.posterior(raw).double().numpy()
-        targets = net.targets(features, net.posterior(raw)).double().numpy()
-    # The main directions by numpy.
+def test_the_residual_is_what_the_posterior_does_not_say_in_principal_axes(width: int) -> None:
+    net = network(2, width=width)
+    everything, q = seen(net, items(600, width=width))
+    features, p = seen(net, items(20, 1, width))
+    found = net.residual(features, p).double().numpy()
+    # The same by numpy: least squares with an intercept, then the singular vectors of what is left.
     whole = everything.double().numpy()
-    mean = whole.mean(axis=0)
-    _, _, V = np.linalg.svd(whole - mean, full_matrices=False)
+    whole /= np.linalg.norm(whole, axis=1, keepdims=True)
+    X = np.c_[q.double().numpy(), np.ones(600)]
+    B = np.linalg.solve(X.T @ X + 1e-2 * np.eye(C + 1), X.T @ whole)
+    left = whole - X @ B
+    _, _, V = np.linalg.svd(left, full_matrices=False)
     kept = min(DIRECTIONS, width)
-    f = (features.double().numpy() - mean) @ V[:kept].T
+    f = features.double().numpy()
+    f = f / np.linalg.norm(f, axis=1, keepdims=True) - np.c_[p.double().numpy(), np.ones(20)] @ B
+    f = f @ V[:kept].T
     f /= np.linalg.norm(f, axis=1, keepdims=True)
-    np.testing.assert_allclose(targets @ targets.T, (1 - share) * p @ p.T + share * f @ f.T, atol=1e-5)
-    assert targets.shape == (20, C + kept)
-    assert np.linalg.norm(targets, axis=1).max() < 1 + 1e-6
+    assert found.shape == (20, kept)
+    np.testing.assert_allclose(found @ found.T, f @ f.T, atol=1e-4)
 
 
-def test_of_images_the_place_is_that_of_evened_features() -> None:
+def test_of_images_the_residual_is_that_of_evened_features() -> None:
     """Their trunks have features of any scale."""
-    config = config_of(0.5)
-    net = build_network(config, {"kind": "images", "image_size": 8}, C)
-    assert isinstance(net, CommitteeNetwork)
+    net = build_network(config_of(2), {"kind": "images", "image_size": 8}, C)
+    assert isinstance(net, PosteriorNetwork)
     net.eval()
-    features, raw = net.features(torch.rand(30, 3, 8, 8))
-    net.survey(features)
-    p = net.posterior(raw)
-    torch.testing.assert_close(net.targets(7 * features + 2, p), net.targets(features, p), rtol=0, atol=1e-4)
+    features, p = seen(net, torch.rand(30, 3, 8, 8))
+    net.fit_residual(features, p)
+    torch.testing.assert_close(
+        net.residual(7 * features + 2, p), net.residual(features, p), rtol=0, atol=1e-3
+    )
 
 
-@pytest.mark.parametrize("share", SHARES)
-def test_item_vectors_are_the_codewords_of_the_best_sum(share: float) -> None:
-    net = network(share)
+@pytest.mark.parametrize(
+    ("C", "expected"), [(1, 1), (2, 1), (5, 3), (10, 4), (21, 5), (100, 8), (242, 10), (5000, 12)]
+)
+def test_class_codebooks_grow_with_the_bits_of_the_class(C: int, expected: int) -> None:
+    assert count_class_codebooks(12, C) == expected
+    assert count_class_codebooks(3, C) == min(expected, 3)
+    config = merge(preset("recommended"), {"network": {"committee": 1, "committee_hidden": 4}})
+    net = build_network(config, {"kind": "features", "width": 4}, C)
+    assert isinstance(net, PosteriorNetwork)
+    assert expected == net.A
+    assert net.tables.shape == (expected, 16, C)
+    assert net.feature_codewords.shape == (12 - expected, 16, 4 if expected < 12 else 0)
+
+
+@pytest.mark.parametrize("by_logits", [False, True])
+@pytest.mark.parametrize("A", CLASS_CODEBOOKS)
+def test_item_vectors_are_the_codewords_of_the_best_sum(A: int, by_logits: bool) -> None:
+    net = network(A)
+    if by_logits:
+        net.place(4 * net.tables, net.tables, net.feature_codewords, net.weights, by_logits=True)
     x = items(40, 1)
+    features, p = seen(net, x)
     with torch.no_grad():
         found = net(x).reshape(40, 3, D)
-        targets = targets_of(net, x)
-    codes = assign(targets, net.sums)
+    tempered = net.tempered(p)
+    codes = assign_logits(tempered, net.logits) if by_logits else assign(tempered, net.tables)
+    if A < 3:
+        codes = torch.cat([codes, assign(net.residual(features, p), net.feature_codewords)], dim=1)
+    assert torch.equal(net.codes(x), codes)
     for m in range(3):
         torch.testing.assert_close(found[:, m], net.codebooks()[m][codes[:, m]])
     assert len({*map(tuple, codes.tolist())}) > 10  # or a constant would do
     # Encoding them as any vectors gives these codes.
     packed = encode_vectors(found.flatten(1).numpy(), net.codebooks().numpy())
     np.testing.assert_array_equal(unpack_codes(packed, 3, 16), codes.numpy())
+    # Nearly the least cost of all 4,096 codes.
     every = torch.tensor(list(itertools.product(range(16), repeat=3)))
-    all_sums = torch.stack([net.sums[m][every[:, m]] for m in range(3)]).sum(dim=0)
-    nearest = torch.cdist(targets, all_sums).min(dim=1).values
-    reached = torch.stack([net.sums[m][codes[:, m]] for m in range(3)]).sum(dim=0)
-    assert float((targets - reached).norm(dim=1).mean()) < 1.1 * float(nearest.mean())
+    least = torch.stack([net.cost(features, p, code.expand(40, 3)) for code in every]).min(dim=0).values
+    reached = net.cost(features, p, codes)
+    assert float((reached - least).min()) > -1e-5
+    assert float((reached - least).mean()) < 0.1 * float(least.mean()) + 0.01
 
 
-@pytest.mark.parametrize("share", SHARES)
-def test_vectors_are_unit_norm_and_score_as_the_targets_do(share: float) -> None:
-    """The score is query target · sum of codewords, but for one factor; so of a product quantiser nothing is left."""
-    net = network(share)
+@pytest.mark.parametrize("by_logits", [False, True])
+@pytest.mark.parametrize("A", CLASS_CODEBOOKS)
+def test_vectors_are_unit_norm_and_score_as_the_codewords_do(A: int, by_logits: bool) -> None:
+    """The score is posterior · sum of class codewords, and residual · sum of feature codewords: a product quantiser adds nothing."""
+    net = network(A)
+    net.place(4 * net.tables, net.tables, net.feature_codewords, net.weights, by_logits=by_logits)
     x, ask = items(50, 1), items(7, 2)
     with torch.no_grad():
         vectors, queries = net(x), net.queries(ask)
-        targets = targets_of(net, ask, queries=True)
-        codes = assign(targets_of(net, x), net.sums)
+        codes = net.codes(x)
     for found in (vectors, queries, net.codebooks()):
         norms = found.reshape(-1, D).norm(dim=1)
         torch.testing.assert_close(norms, torch.ones_like(norms), rtol=0, atol=1e-5)
-    reached = torch.stack([net.sums[m][codes[:, m]] for m in range(3)]).sum(dim=0)
-    scale = net.sums.norm(dim=2).max()
-    torch.testing.assert_close(queries @ vectors.T * scale, targets @ reached.T, rtol=1e-4, atol=2e-5)
+    torch.testing.assert_close(queries @ vectors.T, scored(net, ask, codes), rtol=1e-4, atol=2e-5)
 
 
 def test_codes_are_chosen_among_the_codewords_that_are_left() -> None:
     """With fewer dimensions than the codewords have: what is lost of them must not decide."""
     config = merge(config_of(), {"quantizer": {"subdim": 5}})
     net = build_network(config, {"kind": "features", "width": WIDTH}, C)
-    assert isinstance(net, CommitteeNetwork)
+    assert isinstance(net, PosteriorNetwork)
     whole = torch.randn(3, 16, C, generator=torch.Generator().manual_seed(0))
-    net.place(whole)
+    net.place(whole, whole, torch.zeros(0, 16, 0), torch.tensor([1.0, 0.0]), by_logits=False)
     net.eval()
-    assert not torch.allclose(net.sums, whole, atol=0.1)
+    assert not torch.allclose(net.tables, whole, atol=0.1)
+    assert torch.equal(net.logits, net.tables)
     x = items(40, 1)
     with torch.no_grad():
-        targets, vectors, queries = targets_of(net, x), net(x), net.queries(x)
-        asked = targets_of(net, x, queries=True)
-    reached = net.sums[torch.arange(3), assign(targets, net.sums)].sum(dim=1)
-    scale = net.sums.norm(dim=2).max()
-    torch.testing.assert_close(queries @ vectors.T * scale, asked @ reached.T, rtol=1e-4, atol=2e-5)
+        vectors, queries, codes = net(x), net.queries(x), net.codes(x)
+    scale = whole.norm(dim=2).max() / net.tables.norm(dim=2).max()
+    torch.testing.assert_close(queries @ vectors.T, scored(net, x, codes), rtol=1e-3, atol=1e-3)
+    assert float(scale) >= 1
 
 
-@pytest.mark.parametrize("share", SHARES)
-def test_an_infinite_input_gives_no_vector(share: float) -> None:
-    net = network(share)
+@pytest.mark.parametrize("A", CLASS_CODEBOOKS)
+def test_an_infinite_input_gives_no_vector(A: int) -> None:
+    net = network(A)
     x = items(4, 1)
     x[1, 3], x[2] = float("inf"), float("nan")
     with torch.no_grad():
@@ -282,21 +338,19 @@ def test_an_infinite_input_gives_no_vector(share: float) -> None:
         encode_vectors(vectors.numpy(), net.codebooks().numpy())
 
 
-@pytest.mark.parametrize("share", SHARES)
-def test_prototypes_are_queries_for_one_class(share: float) -> None:
-    net = network(share)
-    certain = torch.zeros(C, net.sums.shape[2])
-    certain[:, :C] = (1 - share) ** 0.5 * torch.eye(C)
-    # A sub-vector holds the target in the basis, nothing, and what is missing to norm 1.
+@pytest.mark.parametrize("A", CLASS_CODEBOOKS)
+def test_prototypes_are_queries_for_one_class(A: int) -> None:
+    net = network(A)
     assert net.prototypes.shape == (3, C, D)
+    torch.testing.assert_close(net.prototypes.norm(dim=2), torch.ones(3, C), rtol=0, atol=1e-5)
     for m in range(3):
-        inside = certain @ net.basis[m]
+        inside = net.weights[0] * net.basis[m][:C]
         torch.testing.assert_close(net.prototypes[m, :, : D - 2], inside)
         assert not net.prototypes[m, :, D - 2].any()
-    torch.testing.assert_close(net.prototypes.norm(dim=2), torch.ones(3, C), rtol=0, atol=1e-5)
-    # An item that is surely of a class, and of average features, is found by the query for it.
-    net.place(fit_codewords(certain.repeat(8, 1), 3, 16, seed=0))
-    codes = assign(certain, net.sums)
+    # An item that is surely of a class is found by the query for it.
+    tables = fit_codewords(torch.eye(C).repeat(8, 1), A, 16, seed=0)
+    net.place(tables, tables, net.feature_codewords, net.weights, by_logits=False)
+    codes = torch.cat([assign(torch.eye(C), net.tables), torch.zeros(C, 3 - A, dtype=torch.long)], dim=1)
     vectors = net.words[torch.arange(3), codes]
     scores = torch.einsum("cmd,mqd->cq", vectors, net.prototypes)
     assert scores.argmax(dim=1).tolist() == list(range(C))
@@ -305,9 +359,9 @@ def test_prototypes_are_queries_for_one_class(share: float) -> None:
 # ---------------------------------------------------------------------------------------------------------- the method
 
 
-@pytest.mark.parametrize("share", SHARES)
-def test_settling_places_codewords_on_what_the_average_believes(share: float) -> None:
-    made = method(share)
+@pytest.mark.parametrize("A", CLASS_CODEBOOKS)
+def test_settling_fits_codebooks_to_what_the_average_believes(A: int) -> None:
+    made = method(A)
     with torch.no_grad():
         for p in made.network.parameters():
             p.add_(0.3 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())))
@@ -317,21 +371,39 @@ def test_settling_places_codewords_on_what_the_average_believes(share: float) ->
     made.settle(draw)
     net = made.exported()
     assert net is made.average
-    with torch.no_grad():
-        targets = targets_of(net, items(700))
-        assert not torch.allclose(targets, targets_of(made.network.eval(), items(700)), atol=1e-3)
-    expected = fit_codewords(targets, 3, 16, seed=made.config.training.seed)
+    features, posterior = seen(net, items(700))
+    assert not torch.allclose(posterior, seen(made.network.eval(), items(700))[1], atol=1e-3)
+    found = fit_class_codebooks(posterior, net.tempered(posterior), A, 16, seed=made.config.training.seed)
+    assert net._by_logits == found.by_logits
     # Wide enough for 16 codewords: nothing is lost but digits.
-    torch.testing.assert_close(net.sums, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(net.tables, found.tables, rtol=1e-4, atol=1e-5)
     assert not np.array_equal(made.codebooks(), random)
     for name, value in made.network.named_buffers():
-        if name in ("mean", "axes", "softening", "sums", "basis", "words", "prototypes"):
+        if not name.startswith("backbone"):
             torch.testing.assert_close(value, net.get_buffer(name), msg=name)
-    reached = net.sums[torch.arange(3), assign(targets, net.sums)].sum(dim=1)
-    spread = (targets - targets.mean(dim=0)).square().sum()
-    assert float((targets - reached).square().sum()) < 0.5 * float(spread)
+    if A < 3:
+        expected = fit_codewords(net.residual(features, posterior), 1, 16, seed=made.config.training.seed)
+        torch.testing.assert_close(net.feature_codewords, expected, rtol=1e-4, atol=1e-5)
     made.settle(draw, final=True)
     assert draw.asked[1] > draw.asked[0] >= 1000
+
+
+@pytest.mark.parametrize("w", [0.02, 0.5, 1.0])
+def test_class_and_features_are_weighed_in_their_own_deviations(w: float) -> None:
+    config = merge(config_of(2, ema=0.0), {"quantizer": {"feature_weight": w}})
+    net = build_network(config, {"kind": "features", "width": WIDTH}, C)
+    assert isinstance(net, PosteriorNetwork)
+    PosteriorCodes(net, config).settle(Sampler(items(600)))
+    net.eval()
+    x = items(600)
+    codes = net.codes(x)
+    features, p = seen(net, x)
+    own = p[:500] @ net.tables[torch.arange(2), codes[:, :2]].sum(1).T
+    like = net.residual(features, p)[:500] @ net.feature_codewords[0, codes[:, 2]].T
+    total = scored(net, x[:500], codes)
+    # The whole is a multiple of (1 - w) own / σ + w like / σ'.
+    expected = (1 - w) * own / own.std() + w * like / like.std()
+    np.testing.assert_allclose(np.corrcoef(total.flatten(), expected.flatten())[0, 1], 1, atol=1e-4)
 
 
 def test_codewords_follow_the_network() -> None:
@@ -353,9 +425,9 @@ def test_too_few_items_to_settle_on_are_refused() -> None:
 
 
 def test_a_saved_state_brings_the_codewords_back() -> None:
-    made = method(0.7)
+    made = method(2)
     made.settle(Sampler(items(600)))
-    fresh = method(0.7)
+    fresh = method(2)
     fresh.load_state_dict(made.state_dict())
     x = items(10, 3)
     for ask in (False, True):
@@ -390,7 +462,7 @@ def test_the_loss_is_that_of_the_class_networks() -> None:
 
 @pytest.mark.parametrize("part", ["classification", "entropy"])
 def test_both_losses_teach_the_class_networks_and_none_the_codewords(part: str) -> None:
-    made = method(0.7)
+    made = method(2)
     before = made.codebooks().copy()
     made.losses(batch(), amp=False)[part].backward()  # type: ignore[no-untyped-call]
     taught = {n for n, p in made.network.named_parameters() if p.grad is not None and bool(p.grad.any())}
@@ -420,8 +492,8 @@ def test_the_class_networks_lower_the_entropy_that_the_classifier_raises() -> No
 def test_the_class_networks_move_faster_than_a_trunk() -> None:
     config = merge(config_of(), {"network": {"hidden": [8]}})
     net = build_network(config, {"kind": "features", "width": WIDTH}, C)
-    assert isinstance(net, CommitteeNetwork)
-    slow, fast = CommitteeGPQ(net, config).optimizer(config.training).param_groups
+    assert isinstance(net, PosteriorNetwork)
+    slow, fast = PosteriorCodes(net, config).optimizer(config.training).param_groups
     own = {id(p) for p in (*net.backbone.head.parameters(), *net.classifier.parameters())}
     assert {id(p) for p in fast["params"]} == own
     assert {id(p) for p in slow["params"]} == {id(p) for p in net.parameters()} - own
@@ -435,12 +507,12 @@ def test_over_convolutions_the_class_networks_are_linear_and_move_as_these() -> 
     nets = [build_network(config, {"kind": "images", "image_size": 32}, C) for _ in range(2)]
     assert torch.equal(torch.random.get_rng_state(), state)
     net = nets[0]
-    assert isinstance(net, CommitteeNetwork)
+    assert isinstance(net, PosteriorNetwork)
     assert isinstance(net.backbone.head, nn.Linear)
     assert net.backbone.head.out_features == net.N * CLASS_DIM
     for one, other in zip(*(made.state_dict().values() for made in nets), strict=True):
         assert torch.equal(one, other)
-    (group,) = CommitteeGPQ(net, config).optimizer(config.training).param_groups
+    (group,) = PosteriorCodes(net, config).optimizer(config.training).param_groups
     assert group.get("times", 1.0) == 1.0
     assert len(group["params"]) == len(list(net.parameters()))
     x = torch.rand(3, 3, 32, 32)
@@ -450,7 +522,7 @@ def test_over_convolutions_the_class_networks_are_linear_and_move_as_these() -> 
 # ---------------------------------------------------------------------------------------------------------- whole path
 
 
-@pytest.fixture(scope="module", params=SHARES)
+@pytest.fixture(scope="module", params=CLASS_CODEBOOKS)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("committee")
     config = config_of(request.param, steps=60, batch_labelled=50, batch_unlabelled=100, validation=0.0)
@@ -474,12 +546,10 @@ def test_a_search_ranks_by_belief_in_the_sums_of_codewords(model: Path, tmp_path
         np.testing.assert_array_equal(unpack_codes(reader.block(), 3, 16), chosen)
     # The same without any vector: beliefs, and the codewords that add up to them.
     net = encoder.model.network
-    assert isinstance(net, CommitteeNetwork)
+    assert isinstance(net, PosteriorNetwork)
     with Reader(data, encoder.model.image_size) as images, torch.no_grad():
         pixels = torch.from_numpy(images.fetch(np.arange(5))[0]).float() / 255
-        belief = targets_of(net, pixels, queries=True)
-    sums = net.sums[torch.arange(3), torch.from_numpy(chosen)].sum(dim=1)
-    expected = (belief @ sums.T / net.sums.norm(dim=2).max()).numpy()
+        expected = scored(net, pixels, torch.from_numpy(chosen)).numpy()
     np.testing.assert_allclose(scores, expected, atol=1e-4)
 
 
@@ -492,13 +562,13 @@ def test_item_vectors_are_no_queries(model: Path, tmp_path: Path) -> None:
 
 def test_the_prototypes_of_a_model_are_its_queries_for_one_class(model: Path) -> None:
     net = Encoder.load(model).model.network
-    assert isinstance(net, CommitteeNetwork)
+    assert isinstance(net, PosteriorNetwork)
     found = read_prototypes(model)
     assert found.shape == (10, 3 * D)
     np.testing.assert_allclose(found, net.prototypes.transpose(0, 1).flatten(1).numpy(), atol=1e-6)
     # Placed anew they say the same; directions of no weight may be others.
     again = copy.deepcopy(net)
-    again.place(net.sums)
+    again.place(net.logits, net.tables, net.feature_codewords, net.weights, by_logits=net._by_logits)
     scores = [torch.einsum("mcd,mkd->mck", n.prototypes, n.words) for n in (again, net)]
     torch.testing.assert_close(*scores, rtol=0, atol=1e-4)
 
@@ -528,13 +598,13 @@ def test_an_infinite_item_is_not_encoded(tmp_path: Path) -> None:
         ("network", {"committee": -1}, "network.committee"),
         ("network", {"heads": 16}, "network.heads"),
         ("network", {"committee_hidden": 0}, "network.committee_hidden"),
-        ("loss", {"lambda0": 1.0}, "loss.lambda0"),
         ("loss", {"lambda1": 0.0}, "loss.lambda1"),
         ("loss", {"lambda3": 1.0}, "loss.lambda3"),
         ("training", {"codebook_start": 0.25}, "training.codebook_start"),
         ("quantizer", {"reexpress": True}, "quantizer.reexpress"),
-        ("quantizer", {"neighbours": 1.5}, "quantizer.neighbours"),
-        ("quantizer", {"neighbours": -0.1}, "quantizer.neighbours"),
+        ("quantizer", {"feature_weight": 1.5}, "quantizer.feature_weight"),
+        ("quantizer", {"feature_weight": -0.1}, "quantizer.feature_weight"),
+        ("quantizer", {"class_codebooks": 4}, "quantizer.class_codebooks"),
         ("quantizer", {"subdim": 2}, "quantizer.subdim"),
         ("network", {"committee": 0}, "nothing would train the codewords"),
     ],
@@ -548,8 +618,9 @@ def test_settings_that_cannot_be_are_refused(section: str, changes: dict[str, fl
         validate(config)
 
 
-def test_neighbours_need_a_committee() -> None:
+@pytest.mark.parametrize("changes", [{"feature_weight": 0.5}, {"class_codebooks": 1}])
+def test_feature_codebooks_need_a_committee(changes: dict[str, float]) -> None:
     paper = preset("paper")
-    config = dataclasses.replace(paper, quantizer=dataclasses.replace(paper.quantizer, neighbours=0.5))
-    with pytest.raises(UsageError, match=r"quantizer\.neighbours = 0\.5 needs a committee"):
+    config = dataclasses.replace(paper, quantizer=dataclasses.replace(paper.quantizer, **changes))
+    with pytest.raises(UsageError, match="need a committee"):
         validate(config)

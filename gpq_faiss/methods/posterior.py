@@ -1,4 +1,4 @@
-"""GPQ on what a committee of classifiers believes: λ1 L_cls - λ2 L_SEM, and codewords that add up to the belief. Beyond the paper.
+"""Class-posterior codes: λ1 L_cls - λ2 L_SEM train class networks, and codewords add up to what these believe. Not in the paper.
 
 The cosine classifiers and the entropy mini-max of the paper (eq. 3, 4) train N class networks on labelled and unlabelled items; these
 also learn what the labels say of the unlabelled items around them, which counts for more the fewer labels there are
@@ -20,31 +20,33 @@ from torch import Tensor
 
 from ..config import COMMITTEE_RATE, Config, TrainingConfig
 from ..data.reader import Reader
+from ..errors import DataError
 from ..losses import SubspaceClassification, SubspaceEntropy, SubspaceSoftTargets
 from ..nn.backbones import MLP
-from ..nn.committee import CommitteeNetwork
 from ..nn.heads import SubspaceHeads
+from ..nn.posterior import PosteriorNetwork
 from ..nn.quantizer import reverse_gradient
 from .averaged import AveragedMethod
 from .codewords import fit_codewords
-from .propagation import most_items, propagate
+from .posterior_codebooks import fit_class_codebooks, weights_of_parts
+from .propagation import items_to_compare, propagate
 from .shrinkage import MOST_ROWS, leave_one_out
 from .trainable import TrainingBatch
 
 log = logging.getLogger(__name__)
 
 _ITEMS = 20_000
-"""Unlabelled items that codewords are placed on."""
-_LEAST_WEIGHT = 0.02
-"""Of propagated labels. With less, it is not worth while to look for neighbours."""
-_CHOICE = 5
-"""Stream of random numbers, beside those of :mod:`gpq_faiss.train`."""
+"""Unlabelled items that codebooks are fitted to."""
+LEAST_SHARE = 0.85
+"""Of the accuracy of a linear model: labels are propagated where neighbours know at least that much of left-out labels."""
 
 
-class CommitteeGPQ(AveragedMethod[CommitteeNetwork]):
+class PosteriorCodes(AveragedMethod[PosteriorNetwork]):
     """See the module's head."""
 
-    def __init__(self, network: CommitteeNetwork, config: Config) -> None:
+    name = "posterior"
+
+    def __init__(self, network: PosteriorNetwork, config: Config) -> None:
         super().__init__(network, config)
         loss = config.loss
         self.classification = SubspaceClassification(loss.classification, loss.beta)
@@ -89,24 +91,30 @@ class CommitteeGPQ(AveragedMethod[CommitteeNetwork]):
         began = time.monotonic()
         config = self.config
         weight = config.loss.propagation * y.shape[1] / len(labelled)
-        others = np.setdiff1d(self.rows, labelled)
-        if weight < _LEAST_WEIGHT or not len(others) or not config.training.batch_unlabelled:
+        if not config.training.batch_unlabelled:
             return
         assert isinstance(self.network.backbone, MLP)
-        room = most_items(self.network.backbone.flat_width, y.shape[1]) - len(labelled)
-        if room < min(len(others), len(labelled)):
-            log.warning("labels are not propagated: %d labelled items are too many to compare", len(labelled))
+        rows = items_to_compare(
+            labelled,
+            np.setdiff1d(self.rows, labelled),
+            weight,
+            width=self.network.backbone.flat_width,
+            classes=y.shape[1],
+            seed=config.training.seed,
+        )
+        if rows is None:
             return
-        if room < len(others):
-            rng = np.random.default_rng([config.training.seed, _CHOICE])
-            log.info("%d of %d unlabelled items are told what labels near by say", room, len(others))
-            others = rng.permutation(others)[:room]
-        self.rows = np.union1d(labelled, others)
-        log.info("looking for the neighbours of %d items", len(self.rows))
+        self.rows = rows
         x, there = self._vectors(reader, self.rows)
         self.rows = self.rows[there]
         seen = np.isin(labelled, self.rows)
-        told = propagate(x, np.searchsorted(self.rows, labelled[seen]), y[seen])
+        told, accuracy = propagate(x, np.searchsorted(self.rows, labelled[seen]), y[seen])
+        if self.accuracy is not None and accuracy < LEAST_SHARE * self.accuracy:
+            log.info(
+                "labels are not propagated: by its neighbours %.0f %% of the left-out labels would be right",
+                100 * accuracy,
+            )
+            return
         self.told = torch.from_numpy(told.astype(np.float32))
         self.weight = weight
         log.info(
@@ -167,24 +175,40 @@ class CommitteeGPQ(AveragedMethod[CommitteeNetwork]):
 
     @torch.no_grad()
     def settle(self, sample: Callable[[int], Iterator[Tensor]], *, final: bool = False) -> None:
-        """Place the codewords on what the committee, as it is now, believes of unlabelled items; in the end on more of them."""
+        """Fit the codebooks to what the committee, as it is now, believes of unlabelled items; in the end to more of them."""
         source = self.exported().eval()
-        seen = [source.features(x) for x in sample(_ITEMS if final else _ITEMS // 4)]
-        features = torch.cat([features for features, _ in seen])
-        source.survey(features)
-        posterior = source.posterior(torch.cat([raw for _, raw in seen]))
+        parts = [source.features(x) for x in sample(_ITEMS if final else _ITEMS // 4)]
+        features = torch.cat([features for features, _ in parts])
+        posterior = source.posterior(torch.cat([raw for _, raw in parts]))
+        if not torch.isfinite(posterior).all():
+            raise DataError("the network's outputs became infinite: lower training.learning_rate")
         if self.accuracy is not None:
-            source.soften(posterior, self.accuracy)
-        targets = source.targets(features, source.softened(posterior))
-        sums = fit_codewords(
-            targets,
-            source.M,
-            self.config.quantizer.codewords,
-            seed=self.config.training.seed,
+            source.fit_power(posterior, self.accuracy)
+        source.fit_residual(features, posterior)
+        K, seed = self.config.quantizer.codewords, self.config.training.seed
+        tempered = source.tempered(posterior)
+        with torch.enable_grad():
+            found = fit_class_codebooks(posterior, tempered, source.A, K, seed=seed)
+        residual = source.residual(features, posterior)
+        feature_codewords = residual.new_zeros(0, K, residual.shape[1]).cpu()
+        if source.A < source.M:
+            feature_codewords = fit_codewords(residual, source.M - source.A, K, seed=seed)
+        weights = weights_of_parts(
+            found,
+            feature_codewords,
+            posterior.cpu(),
+            tempered.cpu(),
+            residual.cpu(),
+            self.config.quantizer.feature_weight,
         )
-        source.place(sums.to(targets.device))
-        if self.average is not None:
-            self.network.mean.copy_(source.mean)
-            self.network.axes.copy_(source.axes)
-            self.network.softening.copy_(source.softening)
-            self.network.place(sums.to(targets.device))
+        for network in (source, self.network):
+            device = network.tables.device
+            network.place(
+                found.logits.to(device),
+                found.tables.to(device),
+                feature_codewords.to(device),
+                weights.to(device),
+                by_logits=found.by_logits,
+            )
+            for name in ("power", "axes", "offset", "prediction"):
+                getattr(network, name).copy_(getattr(source, name))

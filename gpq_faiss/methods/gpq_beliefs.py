@@ -1,0 +1,184 @@
+"""GPQ with soft targets: λ0 L_NPQ + λ1 L_cls - λ2 L_SEM over beliefs of class networks, labelled and unlabelled items alike.
+
+Of the paper's losses only those of the classifier see unlabelled items; the N-pair loss (eq. 2), which makes the codes, sees the labels
+alone. Here class networks, trained in the same steps by labels and the entropy mini-max (:class:`.posterior.PosteriorCodes`), say of
+every item what it is, and pairs are as similar as they are likely to share a class, t_ij = p_i·p_j: the unlabelled items, of which there
+are more, and which are those that will be searched, make the codes. What believes is the average of the class networks' weights, which
+is steadier than they are.
+
+Sub-vectors, codewords Z and sub-prototypes W are the paper's: one codeword, the nearest, for each sub-vector; W classifies sub-vectors
+(eq. 3, with beliefs for labels) and has its entropy maximised where the network has it minimised (eq. 4). Queries are E[W | p].
+
+After the training the queries' score tables may be fitted anew to the codes as they are, by least squares on p_i·p_j: better with few
+classes, worse with many. Which it is, is told without labels: by the mean average precision that the beliefs of items which took no part
+in the fitting let expect.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..config import Config, TrainingConfig
+from ..data.reader import Reader
+from ..losses import SoftNPairLoss, SubspaceEntropy, SubspaceSoftTargets
+from ..nn.gpq_beliefs import BeliefNetwork, straight_through
+from ..nn.quantizer import intra_normalize, reverse_gradient
+from .averaged import AveragedMethod
+from .posterior import PosteriorCodes
+from .posterior_codebooks import expected_map
+from .trainable import TrainingBatch
+
+log = logging.getLogger(__name__)
+
+_ITEMS = 20_000
+"""Unlabelled items that score tables are fitted to, and chosen by."""
+_CHOSEN_BY = 0.2
+"""Share of these that takes no part in the fitting; a fifth of them are the queries of the choice."""
+_RATE = 5.0
+"""How many times the learning rate what makes the codes moves with: two small layers, codewords and prototypes, that see no noise and have
+nothing to learn by heart."""
+_RIDGE = 1e-3
+"""Tables are settled but for what one codebook gains and another loses: the shortest are taken."""
+
+
+class BeliefGPQ(AveragedMethod[BeliefNetwork]):
+    """See the module's head."""
+
+    def __init__(self, network: BeliefNetwork, config: Config) -> None:
+        super().__init__(network, config)
+        beta = config.loss.beta
+        # It trains class networks that are parts of ours already: it must not be a part of the state for a second time.
+        object.__setattr__(
+            self, "class_networks", PosteriorCodes(network.committee, _without_average(config))
+        )
+        self.class_networks: PosteriorCodes
+        self.npair = SoftNPairLoss()
+        self.classification = SubspaceSoftTargets(beta)
+        self.entropy = SubspaceEntropy(beta)
+
+    def fit_inputs(self, reader: Reader, rows: NDArray[np.int64]) -> None:
+        """As every method's."""
+        super().fit_inputs(reader, rows)
+        self.class_networks.fit_inputs(reader, rows)
+
+    def fit_labels(self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32]) -> None:
+        """As that of the class networks."""
+        self.class_networks.fit_labels(reader, rows, y)
+
+    def optimizer(self, config: TrainingConfig) -> torch.optim.Optimizer:
+        """As that of the class networks, with larger steps for all that makes the codes."""
+        optimizer = self.class_networks.optimizer(config)
+        theirs = {id(p) for p in self.class_networks.parameters()}
+        ours = [p for p in self.parameters() if p.requires_grad and id(p) not in theirs]
+        optimizer.add_param_group({"params": ours, "times": _RATE})
+        return optimizer
+
+    def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
+        """The terms that have a weight, and their sum; those of the class networks with the prefix ``class_``."""
+        loss, net = self.config.loss, self.network
+        learning = self.class_networks.losses(batch, amp=amp)
+        total = learning.pop("total")
+        parts = {f"class_{name}": value for name, value in learning.items()}
+        p = self._beliefs(batch.x, amp)
+        target = self._targets(batch.y, p)
+        raw = net.raw_subvectors(p)
+        x = intra_normalize(raw, net.M)
+        words = straight_through(x, net.codewords.raw, self.config.quantizer.alpha)
+        scores = net.scores(net.expected(target) if net.own_queries else x, words)
+        parts["npair"] = self.npair(scores, target, target)
+        total = total + loss.lambda0 * parts["npair"]
+        prototypes = net.classifier.raw
+        parts["classification"] = self.classification(x, prototypes, target)
+        total = total + loss.lambda1 * parts["classification"]
+        others = raw[len(batch.y) :]
+        if loss.lambda2 and len(others):
+            parts["entropy"] = self.entropy(intra_normalize(reverse_gradient(others), net.M), prototypes)
+            total = total - loss.lambda2 * parts["entropy"]
+        return {"total": total, **parts}
+
+    @torch.no_grad()
+    def _beliefs(self, x: Tensor, amp: bool) -> Tensor:
+        """What the class networks, as they would be exported, believe of items; float [B, C]."""
+        source = self.exported()
+        training = source.training
+        p = source.eval().belief(x, amp)
+        source.train(training)
+        return p
+
+    def _targets(self, y: Tensor, p: Tensor) -> Tensor:
+        """Class probabilities of a batch, float [B + U, C]: the labels of the first B, and what is believed of the others, or nothing."""
+        known = y / y.sum(dim=1, keepdim=True).clamp_min(1)
+        others = p[len(y) :]
+        if self.config.pairs.targets == "labels":
+            others = torch.zeros_like(others)
+        return torch.cat([known.to(p.dtype), others])
+
+    @torch.no_grad()
+    def settle(self, sample: Callable[[int], Iterator[Tensor]], *, final: bool = False) -> None:
+        """Make queries of W; after the training of the tables that are set, or found, to be best."""
+        source = self.exported().eval()
+        tables: Tensor | None = None
+        if final and source.own_queries and self.config.pairs.tables != "trained":
+            p = torch.cat([source.belief(x) for x in sample(_ITEMS)])
+            tables = self._tables(source, p)
+        for network in {self.network, source}:
+            network.answer(tables)
+
+    def _tables(self, source: BeliefNetwork, p: Tensor) -> Tensor | None:
+        """Score tables fitted to items of beliefs float [n, C], or None where the trained ones are better, or no others can be."""
+        wanted = self.config.pairs.tables
+        _, K, d = source.codebooks().shape
+        if wanted == "auto" and d <= K:
+            log.info("score tables: as trained; sub-vectors of %d dimensions cannot have others", d)
+            return None
+        codes = source.codes(p)
+        held = max(2, int(_CHOSEN_BY * len(p)))
+        fitted = fit_tables(
+            p[held:] if wanted == "auto" else p, codes[held:] if wanted == "auto" else codes, K
+        )
+        if wanted == "fitted":
+            return fitted
+        q = max(1, int(_CHOSEN_BY * held))
+        trained, anew = (
+            expected_map(score_codes(p[:q], tables, codes[q:held]), p[:q] @ p[q:held].T)
+            for tables in (source.trained_tables(), fitted)
+        )
+        log.info(
+            "score tables: %s; mAP to be expected as trained %.4f, fitted anew %.4f",
+            "fitted anew" if anew > trained else "as trained",
+            trained,
+            anew,
+        )
+        return fitted if anew > trained else None
+
+
+def _without_average(config: Config) -> Config:
+    return dataclasses.replace(config, training=dataclasses.replace(config.training, ema=0.0))
+
+
+def fit_tables(p: Tensor, codes: Tensor, K: int) -> Tensor:
+    """Score tables G float [M, K, C] with the least squared difference of Σ_m G[m, code_m] and ``p``, so of scores and p_q·p.
+
+    Args:
+        p: float [n, C], class probabilities of items.
+        codes: int64 [n, M], of the same items.
+        K: codewords of a codebook.
+    """
+    chosen = torch.nn.functional.one_hot(codes, K).flatten(1).double()
+    gram = chosen.T @ chosen
+    gram += _RIDGE * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    solved: Tensor = torch.linalg.solve(gram, chosen.T @ p.double())
+    return solved.reshape(codes.shape[1], K, p.shape[1]).to(p.dtype)
+
+
+def score_codes(p: Tensor, tables: Tensor, codes: Tensor) -> Tensor:
+    """Scores float [Q, n] of items of ``codes`` int64 [n, M] for queries of beliefs ``p`` float [Q, C] by ``tables`` float [M, K, C]."""
+    said = tables[torch.arange(len(tables), device=codes.device), codes].sum(dim=1)
+    return p @ said.T

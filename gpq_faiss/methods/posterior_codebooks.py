@@ -1,0 +1,254 @@
+"""Codebooks for class posteriors: codes and score tables of two kinds, and the choice between them without labels.
+
+*Sums of probabilities*: M codewords add up to the tempered posterior (least squares, :mod:`.codewords`), and the score is
+Σ_m p_q·S_m. Right for few classes, where a sum of M codewords can be near a probability vector.
+
+*Sums of logits*: codewords add up to logits (codes by the least cross entropy), so that they multiply probabilities, as the digits of an
+error-correcting code do. Their score tables are then fitted to the codes by the N-pair loss of the paper (eq. 2) with soft targets: pairs
+of items are alike with the probability p_i·p_j. Right for many classes.
+
+Which is better depends on the number of classes, the bits and how sure the network is. The beliefs themselves tell: the expected mAP of
+held-out unlabelled items, if every pair is relevant with the probability p_i·p_j. No label takes part.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..losses import SoftNPairLoss
+from ..nn.additive import assign, assign_logits
+from .codewords import PLACE, fit_codewords, kmeans
+
+log = logging.getLogger(__name__)
+
+_ROUNDS = 10
+"""Of codes and codewords in turns."""
+_ITEMS = 10_000
+"""That logit codewords and tables are fitted to."""
+_QUERIES = 200
+"""Items held out for the choice; a fifth where there are few."""
+_WEIGHT_QUERIES, _WEIGHT_ITEMS = 500, 5000
+"""Whose scores are measured to weigh class and features."""
+_FLOOR = 1e-3
+"""Added to probabilities whose logarithms start the codewords."""
+_LOGIT_STEPS, _LOGIT_RATE, _LOGIT_RIDGE = 30, 0.05, 1e-4
+_TABLE_STEPS, _TABLE_RATE, _TABLE_BATCH = 300, 0.02, 1000
+_LIMIT = 20.0
+"""Of a logit: with more, exponentials of sums could overflow."""
+_NUMBERS = 1 << 24
+"""Of temporary arrays."""
+
+
+@dataclass(frozen=True)
+class ClassCodebooks:
+    """Codebooks of the class part of a code.
+
+    Attributes:
+        by_logits: whether codes are chosen by ``logits`` (cross entropy) or by ``tables`` (least squares).
+        logits: float32 [A, K, C].
+        tables: float32 [A, K, C], what a query's posterior is scored with.
+        expected_map: of this kind, on held-out items.
+    """
+
+    by_logits: bool
+    logits: Tensor
+    tables: Tensor
+    expected_map: float
+
+    def assign(self, tempered: Tensor) -> Tensor:
+        """Codes int64 [n, A] of tempered posteriors float [n, C]."""
+        return torch.cat([self._assign(block) for block in _blocks(tempered)])
+
+    def _assign(self, tempered: Tensor) -> Tensor:
+        return assign_logits(tempered, self.logits) if self.by_logits else assign(tempered, self.tables)
+
+    def scores(self, posterior: Tensor, codes: Tensor) -> Tensor:
+        """Scores float [Q, n] of codes int64 [n, A] for posteriors float [Q, C]."""
+        return posterior @ _sums(self.tables, codes).T
+
+
+def fit_class_codebooks(posterior: Tensor, tempered: Tensor, A: int, K: int, *, seed: int) -> ClassCodebooks:
+    """The better kind of codebooks for class probabilities; arguments and errors as of :func:`fit_each_kind`."""
+    kinds = fit_each_kind(posterior, tempered, A, K, seed=seed)
+    if len(kinds) > 1:
+        log.info(
+            "class codes: expected mAP %.4f with sums of probabilities, %.4f with sums of logits",
+            *(kind.expected_map for kind in kinds),
+        )
+    best = max(kinds, key=lambda kind: kind.expected_map)
+    if not best.by_logits or len(posterior) > _ITEMS + _QUERIES:
+        return best
+    # Of few items those that were held out for the choice count as well (sums of probabilities are fitted to all items anyway).
+    p, t = posterior.float().cpu(), tempered.float().cpu()
+    return _fit_logits(p[:_ITEMS], t[:_ITEMS], A, K, seed=seed, expected=best.expected_map)
+
+
+def fit_each_kind(
+    posterior: Tensor, tempered: Tensor, A: int, K: int, *, seed: int
+) -> tuple[ClassCodebooks, ...]:
+    """Codebooks for class probabilities by sums of probabilities and by sums of logits; the former alone of too few items to compare by.
+
+    Args:
+        posterior: float [n, C], of unlabelled items.
+        tempered: float [n, C], the same as they are coded.
+        A: codebooks.
+        K: codewords of each.
+        seed: of everything random.
+
+    Raises:
+        DataError: fewer items than codewords, or probabilities that are not finite.
+    """
+    p, t = posterior.float().cpu(), tempered.float().cpu()
+    sums = fit_codewords(t, A, K, seed=seed)
+    # Held-out items rank the others; with hardly any items all do, since there is nothing to choose by.
+    order = torch.from_numpy(np.random.default_rng([seed, len(p)]).permutation(len(p)))
+    held = order[: min(_QUERIES, len(p) // 5)]
+    rest = order[len(held) :][:_ITEMS]
+    if not len(held) or len(rest) < K:
+        return (ClassCodebooks(False, sums, sums, math.nan),)
+    kinds = []
+    for kind in (
+        ClassCodebooks(False, sums, sums, math.nan),
+        _fit_logits(p[rest], t[rest], A, K, seed=seed, expected=math.nan),
+    ):
+        # Items of equal codes get bit-equal scores, so that their order does not matter.
+        distinct, code_of = torch.unique(kind.assign(t[rest]), dim=0, return_inverse=True)
+        gain = expected_map(kind.scores(p[held], distinct)[:, code_of], p[held] @ p[rest].T)
+        kinds.append(dataclasses.replace(kind, expected_map=gain))
+    return tuple(kinds)
+
+
+def _fit_logits(p: Tensor, t: Tensor, A: int, K: int, *, seed: int, expected: float) -> ClassCodebooks:
+    """Sums of logits for posteriors ``p`` and tempered posteriors ``t`` float [n, C], and their score tables."""
+    logits = fit_logit_codewords(t, A, K, seed=seed)
+    kind = ClassCodebooks(True, logits, logits, expected)
+    return dataclasses.replace(kind, tables=fit_tables(p, kind.assign(t), logits, seed=seed))
+
+
+def weights_of_parts(
+    found: ClassCodebooks,
+    feature_codewords: Tensor,
+    posterior: Tensor,
+    tempered: Tensor,
+    residual: Tensor,
+    feature_weight: float,
+) -> Tensor:
+    """Weights float [2] of the two parts of a query: each part is measured in the standard deviation of its scores.
+
+    Args:
+        found: the class codebooks.
+        feature_codewords: float [L, K, E], L may be 0.
+        posterior, tempered: float [n, C], of unlabelled items.
+        residual: float [n, E], of the same items.
+        feature_weight: of the likeness of features, from 0 to 1; that of the class is the rest.
+    """
+    if not len(feature_codewords):
+        return torch.tensor([1.0, 0.0])
+    queries, items = slice(0, _WEIGHT_QUERIES), slice(0, _WEIGHT_ITEMS)
+    own = found.scores(posterior[queries], found.assign(tempered[items])).std()
+    codes = assign(residual[items], feature_codewords)
+    likeness = residual[queries] @ feature_codewords[torch.arange(len(feature_codewords)), codes].sum(dim=1).T
+    # The network measures codewords by the longest of their part.
+    scale = [float(c.norm(dim=2).max()) for c in (found.tables, feature_codewords)]
+    w = feature_weight
+    return torch.tensor(
+        [(1 - w) * scale[0] / max(float(own), 1e-12), w * scale[1] / max(float(likeness.std()), 1e-12)]
+    )
+
+
+def fit_logit_codewords(targets: Tensor, M: int, K: int, *, seed: int) -> Tensor:
+    """Codewords float32 [M, K, C] whose sums are logits of nearly the target probabilities float [n, C].
+
+    Codes (:func:`.additive.assign_logits`) and codewords (cross entropy, Adam) are found in turns.
+    """
+    logits = (targets + _FLOOR).log()
+    logits = logits - logits.mean(dim=1, keepdim=True)
+    scales = PLACE ** torch.arange(M, dtype=torch.float32)
+    start = torch.from_numpy(kmeans(np.ascontiguousarray(logits.numpy()), K, seed))
+    codewords = (scales / scales.sum())[:, None, None] * start
+    for _ in range(_ROUNDS):
+        codes = torch.cat([assign_logits(block, codewords) for block in _blocks(targets)])
+        words = codewords.clone().requires_grad_(True)
+        optimizer = torch.optim.Adam([words], lr=_LOGIT_RATE)
+        for _ in range(_LOGIT_STEPS):
+            log_p = _sums(words, codes).log_softmax(dim=1)
+            loss = -(targets * log_p).sum(dim=1).mean()
+            loss = loss + _LOGIT_RIDGE * words.square().sum(dim=2).mean()
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        # A number added to all logits changes no probability.
+        codewords = (words - words.mean(dim=2, keepdim=True)).detach().clamp(-_LIMIT, _LIMIT)
+    return codewords
+
+
+def fit_tables(posterior: Tensor, codes: Tensor, start: Tensor, *, seed: int) -> Tensor:
+    """Score tables float32 [M, K, C] for fixed codes, by the N-pair loss (eq. 2) with soft targets.
+
+    Args:
+        posterior: float [n, C], of items.
+        codes: int64 [n, M], theirs.
+        start: float [M, K, C], the tables to begin with.
+        seed: of the batches.
+    """
+    loss_of = SoftNPairLoss()
+    tables = start.clone().requires_grad_(True)
+    optimizer = torch.optim.Adam([tables], lr=_TABLE_RATE)
+    generator = torch.Generator().manual_seed(seed)
+    batch = min(_TABLE_BATCH, len(posterior))
+    for step in range(_TABLE_STEPS):
+        for group in optimizer.param_groups:
+            group["lr"] = _TABLE_RATE * 0.5 * (1 + math.cos(math.pi * step / _TABLE_STEPS))
+        q, i = torch.randint(len(posterior), (2, batch), generator=generator)
+        scores = posterior[q] @ _sums(tables, codes[i]).T
+        loss: Tensor = loss_of(scores, posterior[q], posterior[i])
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return tables.detach()
+
+
+def expected_map(scores: Tensor, relevance: Tensor) -> float:
+    """Mean average precision to be expected of rankings.
+
+    Args:
+        scores: float [Q, n]; equal ones (of equal codes) share out their relevance evenly.
+        relevance: float [Q, n], how likely item j is relevant to query i, each pair for itself.
+
+    Returns:
+        The mean over queries of Σ_k r_k (1 + Σ_{l<k} r_l) / k / Σ_k r_k, where k runs down the ranking.
+    """
+    total, counted = 0.0, 0
+    for s, r in zip(scores.double().cpu().numpy(), relevance.double().cpu().numpy(), strict=True):
+        whole = float(r.sum())
+        if whole <= 0:
+            continue
+        _, group = np.unique(-s, return_inverse=True)
+        shared = np.bincount(group, weights=r) / np.bincount(group)
+        down = shared[np.sort(group)]
+        before = np.cumsum(down) - down
+        total += float((down * (1 + before) / np.arange(1, len(down) + 1)).sum() / whole)
+        counted += 1
+    return total / max(counted, 1)
+
+
+def _sums(codewords: Tensor, codes: Tensor) -> Tensor:
+    """Sums float [n, C] of the codewords [M, K, C] that codes int64 [n, M] name."""
+    M, K, C = codewords.shape
+    return functional.embedding_bag(codes + K * torch.arange(M), codewords.reshape(M * K, C), mode="sum")
+
+
+def _blocks(rows: Tensor) -> Iterator[Tensor]:
+    """Rows [n, C] in blocks whose beam search fits into memory."""
+    step = max(256, _NUMBERS // (8 * rows.shape[1]))
+    for start in range(0, len(rows), step):
+        yield rows[start : start + step]

@@ -1,0 +1,200 @@
+"""A GPQ network that knows what it does not see a label of: class networks say what an item is, and its code is made of that.
+
+::
+
+    x ─► class networks ─► belief p ─┬─► sub-vectors x_m ─► the nearest codeword of each sub-space
+                                     └─► queries E[W | p] = Σ_c p_c w_mc
+
+The paper's network makes sub-vectors straight from the features, and searches with those of the query. Here both go by the mean belief of
+several class networks, which is right more often than any one of them. A query that is half a cat and half a dog asks for half the score
+of a cat and half that of a dog in every sub-space, whatever its own codeword would be: queries have vectors of their own, as long as the
+belief is sure. Not in the paper.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UsageError
+from .posterior import PosteriorNetwork
+from .quantizer import Codebooks, SubspaceClassifier, intra_normalize, subspace_cosine, unit
+
+HIDDEN = 512
+"""Hidden units between belief and sub-vectors."""
+_FLOOR = 1e-3
+"""Added to probabilities before their logarithm: how sure the surest are is of no use to a code of a few bits."""
+_SPREAD = 2.0
+"""What the centred logarithms are divided by."""
+_FIRST_SCALE = 10.0
+
+
+class BeliefNetwork(nn.Module):
+    """Images or features to item vectors, each quantised by the nearest codeword, and to query vectors.
+
+    Sub-vectors have ``d - 1`` dimensions of their own. The last one is 0 in items and codewords, and in queries what they lack to norm 1:
+    all vectors are unit-norm, and scores are those of queries as long as they are.
+
+    Args:
+        committee: the class networks; its codewords are not used.
+        M: codebooks.
+        K: codewords of each.
+        d: dimensions of a sub-vector, at least 2.
+        C: classes.
+        own_queries: whether queries are E[W | p]; without it they are items.
+        generator: source of the first weights.
+
+    Attributes:
+        codewords, classifier: Z and W, [M, K, d - 1] and [M, C, d - 1], of any length.
+        log_scale: logarithm of what the mean score of the sub-spaces is multiplied by in training.
+        prototypes: float [M, C, d], query vectors of items that are surely of a class (:meth:`answer`).
+    """
+
+    asymmetric = True
+    """Whether queries have vectors of their own."""
+    items_are_codewords = False
+    """Whether an item's vector is the codewords of its code already."""
+
+    def __init__(
+        self,
+        committee: PosteriorNetwork,
+        M: int,
+        K: int,
+        d: int,
+        C: int,
+        *,
+        own_queries: bool = True,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__()
+        self.committee = committee
+        self.M = M
+        self.own_queries = own_queries
+        self.codewords = Codebooks(M, K, d - 1, generator=generator)
+        self.classifier = SubspaceClassifier(M, C, d - 1, generator=generator)
+        self.log_scale = nn.Parameter(torch.tensor(math.log(_FIRST_SCALE)))
+        self.layers = nn.Sequential(
+            _linear(C, HIDDEN, generator), nn.ReLU(), _linear(HIDDEN, M * (d - 1), generator)
+        )
+        self.prototypes: Tensor
+        self.register_buffer("prototypes", torch.zeros(M, C, d))
+        self.answer()
+
+    @property
+    def backbone(self) -> nn.Module:
+        """What takes the input."""
+        return self.committee.backbone
+
+    def codebooks(self) -> Tensor:
+        """Codewords float [M, K, d], unit-norm: what is exported."""
+        return _padded(self.codewords())
+
+    def belief(self, x: Tensor, amp: bool = False) -> Tensor:
+        """Mean class probabilities of the class networks, float [B, C]."""
+        return self.committee.posterior(self.committee.features(x, amp)[1])
+
+    def raw_subvectors(self, p: Tensor) -> Tensor:
+        """Sub-vectors float [B, M·(d - 1)] of beliefs float [B, C], of any length."""
+        log_p = (p + _FLOOR).log()
+        raw: Tensor = self.layers((log_p - log_p.mean(dim=1, keepdim=True)) / _SPREAD)
+        return raw
+
+    def subvectors(self, p: Tensor) -> Tensor:
+        """As :meth:`raw_subvectors`, unit-norm, float [B, M, d - 1]."""
+        return intra_normalize(self.raw_subvectors(p), self.M)
+
+    def expected(self, p: Tensor) -> Tensor:
+        """E[W | p], float [B, M, d - 1]: the mean sub-prototype of each sub-space under the beliefs float [B, C]."""
+        return torch.einsum("bc,mcd->bmd", p, self.classifier())
+
+    def scores(self, queries: Tensor, items: Tensor) -> Tensor:
+        """Scaled mean score of the sub-spaces, float [A, B], of sub-vectors [A, M, d - 1] and [B, M, d - 1]."""
+        return self.log_scale.exp() / self.M * queries.flatten(1) @ items.flatten(1).T
+
+    def raw(self, x: Tensor, *, queries: bool = False, amp: bool = False) -> Tensor:
+        """Sub-vectors float32 [B, M·d], not yet of norm 1 where they are items'."""
+        p = self.belief(x, amp)
+        if queries and self.own_queries:
+            return _completed(torch.einsum("bc,mcd->bmd", p, self.prototypes[..., :-1])).flatten(1)
+        flat = self.raw_subvectors(p)
+        return _padded(flat.reshape(flat.shape[0], self.M, -1)).flatten(1)
+
+    def finish(self, raw: Tensor) -> Tensor:
+        """Sub-vectors of :meth:`raw` made unit-norm, float32 [B, M·d]."""
+        return intra_normalize(raw, self.M).flatten(1)
+
+    @torch.no_grad()
+    def codes(self, p: Tensor) -> Tensor:
+        """Codewords of items of beliefs float [B, C]: int64 [B, M]."""
+        return subspace_cosine(self.subvectors(p), self.codewords.raw).argmax(dim=2)
+
+    @torch.no_grad()
+    def trained_tables(self) -> Tensor:
+        """What a query that is surely of class c scores with each codeword, as trained: float [M, K, C]."""
+        return torch.einsum("mkd,mcd->mkc", self.codewords(), self.classifier())
+
+    @torch.no_grad()
+    def answer(self, tables: Tensor | None = None) -> None:
+        """Set what queries are made of: W as it is, or what realises the score tables float [M, K, C], times one positive factor.
+
+        A sub-vector realises any table of K scores if there are K independent codewords, which takes d > K: then its coordinates are the
+        pseudo-inverse of the codewords times the table.
+
+        Raises:
+            UsageError: d is not greater than K.
+        """
+        if tables is None:
+            self.prototypes.copy_(_completed(self.classifier()))
+            return
+        Z = self.codewords().double()
+        _, K, inner = Z.shape
+        if inner < K:
+            raise UsageError(f"score tables of {K} codewords need sub-vectors of more than {K} dimensions")
+        found = (torch.linalg.pinv(Z) @ tables.double()).transpose(1, 2)
+        # A mean of vectors is not longer than the longest of them; one factor for all, since tables are added.
+        longest = found.norm(dim=2).max().clamp_min(torch.finfo(torch.float64).tiny)
+        self.prototypes.copy_(_completed(found / longest))
+
+    def queries(self, x: Tensor) -> Tensor:
+        """Query vectors float32 [B, M·d], which an index is searched with."""
+        return self.finish(self.raw(x, queries=True))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The vectors that are quantised, float32 [B, M·d], each of the M sub-vectors unit-norm."""
+        return self.finish(self.raw(x))
+
+
+def straight_through(x: Tensor, Z: Tensor, alpha: float) -> Tensor:
+    """The nearest codewords of unit-norm sub-vectors, with the gradient of a mean of codewords, weighed by softmax_k(α x_m·z_mk).
+
+    Args:
+        x: float [B, M, d].
+        Z: float [M, K, d], normalised here.
+        alpha: sharpness of the gradient.
+
+    Returns:
+        float [B, M, d], codewords.
+    """
+    weight = (alpha * subspace_cosine(x, Z)).softmax(dim=-1)
+    hard = torch.zeros_like(weight).scatter_(-1, weight.argmax(dim=-1, keepdim=True), 1)
+    with torch.autocast(x.device.type, enabled=False):
+        return torch.einsum("bmk,mkd->bmd", hard + weight - weight.detach(), unit(Z))
+
+
+def _linear(n_in: int, n_out: int, generator: torch.Generator) -> nn.Linear:
+    layer = nn.Linear(n_in, n_out, device="meta").to_empty(device="cpu")
+    nn.init.kaiming_uniform_(layer.weight, a=5**0.5, generator=generator)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def _padded(x: Tensor) -> Tensor:
+    """``x`` with a last coordinate of 0."""
+    return torch.cat([x, torch.zeros_like(x[..., :1])], dim=-1)
+
+
+def _completed(x: Tensor) -> Tensor:
+    """Vectors of norm 1 at most with a last coordinate that makes them unit-norm."""
+    return torch.cat([x, (1 - x.square().sum(dim=-1, keepdim=True)).clamp_min(0).sqrt()], dim=-1)
