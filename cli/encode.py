@@ -13,7 +13,6 @@ from .options import (
     open_dataset,
     out_option,
     overwrite_option,
-    progress,
 )
 
 
@@ -59,20 +58,18 @@ def encode(
     # Before the data are opened, which may take a while.
     check_output(out, overwrite=overwrite)
     dataset = open_dataset(data, data_args)
-    with progress("encode", "item") as update:
-        path = run(
-            model_dir,
-            dataset,
-            out,
-            features=features,
-            keep_features=not no_features,
-            device=device,
-            batch_size=batch_size,
-            amp=amp,
-            resume=not restart,
-            overwrite=overwrite,
-            progress=update,
-        )
+    path = run(
+        model_dir,
+        dataset,
+        out,
+        features=features,
+        keep_features=not no_features,
+        device=device,
+        batch_size=batch_size,
+        amp=amp,
+        resume=not restart,
+        overwrite=overwrite,
+    )
     from gpq_faiss.store import RowReader
 
     with RowReader(path) as reader:

@@ -15,7 +15,6 @@ from .options import (
     open_dataset,
     out_option,
     overwrite_option,
-    progress,
 )
 
 
@@ -113,7 +112,7 @@ Examples:
 )
 @click.option(
     "--preset",
-    help="Settings of trained methods: recommended, unseen-classes or paper.  [default: the grid's]",
+    help="Settings of trained methods: recommended, gpq, unseen-classes or paper.  [default: the grid's]",
 )
 @click.option(
     "--config",
@@ -172,20 +171,18 @@ def run(
                 f'--preset {preset} contradicts preset = "{base.preset}" in {config_file}: keep one'
             )
     dataset = open_dataset(data, data_args)
-    with progress(chosen.name, "run") as update:
-        summary = run_experiment(
-            chosen,
-            data,
-            out,
-            dataset=dataset,
-            data_args=data_args,
-            base=settings.validate(base),
-            device=device,
-            jobs=jobs,
-            data_name=data_name,
-            overwrite=overwrite,
-            progress=update,
-        )
+    summary = run_experiment(
+        chosen,
+        data,
+        out,
+        dataset=dataset,
+        data_args=data_args,
+        base=settings.validate(base),
+        device=device,
+        jobs=jobs,
+        data_name=data_name,
+        overwrite=overwrite,
+    )
     parts = [f"{summary.made:,} runs made", f"{summary.there:,} there before"]
     if summary.elsewhere:
         parts.append(f"{len(summary.elsewhere):,} under way in another process")
@@ -232,7 +229,9 @@ Examples:
 )
 @click.option("--images", metavar="DATA", help="The images behind the data: adds galleries to the pictures.")
 @click.option(
-    "--published", metavar="CSV", help="Figures of a paper to put beside ours: method,12,24,... in a CSV."
+    "--published",
+    metavar="CSV",
+    help="Figures of a paper to put beside ours: a CSV with method,12,24,... or with data_set,protocol,method,bits,map.",
 )
 @click.option("--out", metavar="FILE", help="Write here instead of to the terminal.")
 @overwrite_option
@@ -256,6 +255,7 @@ def report(
     from gpq_faiss.experiment.pictures import draw
     from gpq_faiss.experiment.published import read_published
     from gpq_faiss.experiment.report import report as run
+    from gpq_faiss.experiment.results import read_experiment
     from gpq_faiss.files import check_output
 
     if images is not None and plots is None:
@@ -267,11 +267,14 @@ def report(
         behind = open_dataset(images, data_args) if images is not None else None
         drawn = draw(folder, plots, images=behind, ending=picture_format, overwrite=overwrite)
     start = Path(out).parent if out is not None else Path()
+    about = read_experiment(folder).about if published is not None else {}
     text = run(
         folder,
         {"table": "text"}.get(format_, format_),  # type: ignore[arg-type]
         table=table,
-        published=None if published is None else read_published(published),
+        published=None
+        if published is None
+        else read_published(published, about["data"]["name"], about["protocol"]),
         pictures={caption: os.path.relpath(path, start) for caption, path in drawn.items()},
     )
     emit(text.removesuffix("\n"), out)

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from .options import describe_point, out_option, overwrite_option, progress
+from .options import describe_point, out_option, overwrite_option
 
 
 @click.command()
@@ -104,18 +104,16 @@ def index(
         settings["assignment"] = assign
     if list_form != "fastscan":
         settings["form"] = list_form
-    with progress("index", "code") as update:
-        path = run(
-            model_dir,
-            sources,
-            out,
-            kind=kind,  # type: ignore[arg-type]  # one of the choices
-            memory=memory,
-            ivf=IvfSettings(**settings) if settings else None,
-            recall=recall,
-            overwrite=overwrite,
-            progress=update,
-        )
+    path = run(
+        model_dir,
+        sources,
+        out,
+        kind=kind,  # type: ignore[arg-type]  # one of the choices
+        memory=memory,
+        ivf=IvfSettings(**settings) if settings else None,
+        recall=recall,
+        overwrite=overwrite,
+    )
     if recall is not None:
         for point in (read_sidecar(path) or {})["extra"]["operating_points"]:
             click.echo(describe_point(point))

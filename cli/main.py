@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import functools
 import importlib
-import logging
 import os
 import sys
-import warnings
 from typing import Any
 
 import click
+
+from gpq_faiss.stages import stage
+
+from .progress import told
 
 # Command -> (module here, attribute): a command is imported when it is used, so that --help does not wait for torch.
 COMMANDS = {
@@ -26,6 +31,42 @@ COMMANDS = {
 }
 
 
+def loudness(command: Any) -> Any:
+    """Add ``-q`` and ``-v``; the command gets them as ``quiet`` and ``verbose``."""
+    command = click.option("-q", "--quiet", is_flag=True, help="No progress and no log; errors only.")(
+        command
+    )
+    return click.option(
+        "-v", "--verbose", is_flag=True, help="Log more of what the stages do, and warnings of libraries."
+    )(command)
+
+
+def loud(command: click.Command) -> click.Command:
+    """The command as it is called: ``-q`` and ``-v`` may stand before or after its name, and its work is shown as they say."""
+    made, inner = copy.copy(command), command.callback
+    made.params = list(command.params)
+    loudness(made)
+
+    def run(*args: Any, quiet: bool, verbose: bool, **kwargs: Any) -> Any:
+        ctx = click.get_current_context()
+        before = ctx.obj or {"quiet": False, "verbose": False}
+        ctx.obj = {"quiet": quiet or before["quiet"], "verbose": verbose or before["verbose"]}
+        if inner is None or isinstance(made, click.Group):
+            return None
+        # The stage of the whole: no work goes on without a word, whether or not it has stages of its own.
+        with told(**ctx.obj), stage(ctx.command_path):
+            return inner(*args, **kwargs)
+
+    made.callback = functools.update_wrapper(run, inner) if inner is not None else run
+    if isinstance(made, click.Group):
+        made.commands = {name: loud(part) for name, part in made.commands.items()}
+    return made
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:160]
+
+
 class Commands(click.Group):
     """Loads commands lazily; turns the package's errors into one line and an exit code."""
 
@@ -40,26 +81,38 @@ class Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module, attribute = COMMANDS[cmd_name]
-        command: click.Command = getattr(importlib.import_module(f".{module}", __package__), attribute)
-        return command
+        return loud(getattr(importlib.import_module(f".{module}", __package__), attribute))
 
     def invoke(self, ctx: click.Context) -> Any:
-        """As click's; ctrl-C is one line and exit code 130, for click itself would say "Aborted!" and 1."""
+        """As click's; ctrl-C is one line and exit code 130, for click itself would say "Aborted!" and 1.
+
+        SIGTERM and SIGHUP likewise, with 143 and 129: work is saved, and temporary files go.
+        """
+        from gpq_faiss.signals import Terminated
+
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             again = {"train": " with --resume to go on", "encode": " to go on"}.get(
                 ctx.invoked_subcommand or "", ""
             )
-            click.echo(f"gpq: interrupted: run the same command again{again}", err=True)
-            ctx.exit(130)
+            by, code = (
+                (f"ended by {error}", 128 + error.number)
+                if isinstance(error, Terminated)
+                else ("interrupted", 130)
+            )
+            with contextlib.suppress(OSError):  # the terminal may be gone
+                click.echo(f"gpq: {by}: run the same command again{again}", err=True)
+            ctx.exit(code)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """As click's, with our errors: one line on stderr, exit code 2 for usage and 1 for data."""
         from gpq_faiss.errors import GpqError
+        from gpq_faiss.signals import ended_by_signals
 
         try:
-            return super().main(*args, **kwargs)
+            with ended_by_signals():
+                return super().main(*args, **kwargs)
         except GpqError as error:
             # One line, whatever a foreign file or library put into the message.
             click.echo(f"gpq: {' '.join(str(error).splitlines())}", err=True)
@@ -68,17 +121,30 @@ class Commands(click.Group):
             # `gpq ... | head`: nothing is wrong; keep Python from complaining at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(1)
-        except MemoryError:
+        except ImportError as error:
+            package = (error.name or "").partition(".")[0]
+            if package in ("", "gpq_faiss", "gpq_cli"):
+                raise  # a mistake of ours
             click.echo(
-                "gpq: out of memory: use a smaller --batch-size, or a machine with more memory", err=True
+                f"gpq: this command needs the package {package}, which is missing or damaged ({_one_line(error)}): "
+                "install gpq-faiss again",
+                err=True,
             )
             sys.exit(1)
-        except RuntimeError as error:
-            if type(error).__name__ != "OutOfMemoryError":  # torch's, which is not imported here
+        except (MemoryError, RuntimeError) as error:
+            # torch's errors are told by their names and texts: it is not imported here.
+            if type(error).__name__ == "OutOfMemoryError":
+                where = "out of memory on the GPU"
+                remedy = "or --device cpu"
+            elif isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+                where, remedy = (
+                    "out of memory",
+                    "--memory where the command has it, or a machine with more memory",
+                )
+            else:
                 raise
             click.echo(
-                "gpq: out of memory on the GPU: use a smaller batch (--batch-size, or training.batch_labelled and "
-                "batch_unlabelled), or --device cpu",
+                f"gpq: {where}: use a smaller batch (--batch-size, or training.batch_labelled and batch_unlabelled), {remedy}",
                 err=True,
             )
             sys.exit(1)
@@ -89,8 +155,7 @@ class Commands(click.Group):
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.option("-v", "--verbose", is_flag=True, help="Log what the stages do.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress and no log; errors only.")
+@loudness
 @click.version_option(package_name="gpq-faiss")
 @click.pass_context
 def cli(ctx: click.Context, verbose: bool, quiet: bool) -> None:
@@ -104,14 +169,4 @@ def cli(ctx: click.Context, verbose: bool, quiet: bool) -> None:
       gpq search model index.faiss queries.npy -k 10
       gpq evaluate model digits --protocol 1
     """
-    level = (
-        logging.ERROR if quiet else logging.INFO if verbose or not sys.stderr.isatty() else logging.WARNING
-    )
-    logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
-    if not verbose:
-        # Of libraries to programmers: Pillow's on odd tags, torch's on drivers. What matters to users is an error or a note.
-        warnings.simplefilter("ignore")
-    # torch and matplotlib log at INFO what is no business of a user of gpq.
-    for name in ("torch", "matplotlib", "faiss", "onnxscript", "PIL"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    ctx.obj = {"quiet": quiet}
+    ctx.obj = {"quiet": quiet, "verbose": verbose}

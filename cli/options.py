@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -126,29 +124,8 @@ def emit(value: Any, out: str | None) -> None:
 
 def describe_point(point: dict[str, float]) -> str:
     """A line for what a number of probed lists gives (see :mod:`gpq_faiss.index.tune`)."""
+    seconds = point.get("seconds_per_query")  # a sidecar has no times
+    time = "" if seconds is None else f", {seconds * 1e3:.3f} ms per query"
     return (
-        f"nprobe {point['nprobe']:.0f}: recall {point['recall']:.4f}, {point['share']:.2%} of the codes, "
-        f"{point['seconds_per_query'] * 1e3:.3f} ms a query"
+        f"nprobe {point['nprobe']:.0f}: recall {point['recall']:.4f}, {point['share']:.2%} of the codes{time}"
     )
-
-
-@contextmanager
-def progress(label: str, unit: str) -> Iterator[Callable[..., None]]:
-    """A progress bar on a terminal (nothing elsewhere: the stages log there).
-
-    Yields a function of (done, total, figures={}).
-    """
-    if _quiet() or not sys.stderr.isatty():
-        yield lambda done, total, figures=None: None
-        return
-    from tqdm import tqdm
-
-    with tqdm(desc=label, unit=unit, dynamic_ncols=True, leave=False) as bar:
-
-        def update(done: int, total: int, figures: dict[str, float] | None = None) -> None:
-            bar.total = total
-            if figures:
-                bar.set_postfix({k: f"{v:.4f}" for k, v in figures.items()}, refresh=False)
-            bar.update(done - bar.n)
-
-        yield update

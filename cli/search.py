@@ -13,7 +13,6 @@ from .options import (
     emit,
     open_dataset,
     overwrite_option,
-    progress,
 )
 
 
@@ -33,13 +32,16 @@ from .options import (
 @click.option(
     "--memory",
     metavar="SIZE",
-    help="Keep the search within this much, such as 2GB; an index too large for it is searched in place on disk.",
+    help="Keep the search within this much, such as 2GB; an index too large for it is searched in place on disk. With a GPU: what a "
+    "search may use there beside the index.",
 )
 @click.option(
     "--nprobe", type=int, help="For ivf: lists that a query looks at.  [default: that of the index]"
 )
 @click.option(
-    "--recall", type=float, help="For ivf: choose nprobe for this recall of the exact results, such as 0.95."
+    "--recall",
+    type=float,
+    help="For ivf, on the CPU: choose nprobe for this recall of the exact results, such as 0.95.",
 )
 @click.option("--where-ids", metavar="FILE", help="Only items with these ids: .npy, or text with one a line.")
 @click.option("--without-ids", metavar="FILE", help="No items with these ids: .npy, or text with one a line.")
@@ -56,7 +58,7 @@ from .options import (
 )
 @click.option("--out", metavar="FILE", help="Write here instead of to the terminal.")
 @click.option("--images", metavar="DATA", help="For png: the images of the items, as DATA.")
-@click.option("--threads", type=int, help="Threads of the search.  [default: all cores]")
+@click.option("--threads", type=int, help="Threads of the search on the CPU.  [default: all cores]")
 @device_option
 @overwrite_option
 @data_options
@@ -87,12 +89,15 @@ def search(
     model of the preset paper, its features.h5 (other presets make other vectors of queries than of items).
 
     The answer is exact, ties in the order of ids, unless lists are looked at (kind ivf) or kind fastscan is asked for.
+    With --device cuda the network and the search run on the GPU, with the same answers; what it cannot do is an error.
+    Queries with fewer than k results, as a filter may leave them, are reported on stderr.
     With --recall, what each number of probed lists gives comes first (in JSON: "operating_points").
 
     \b
     Examples:
       gpq search model index.faiss queries.npy -k 10 --format json
       gpq search model index.faiss photo.jpg
+      gpq search model index.faiss queries.npy --device cuda
       gpq search model lists.faiss queries.npy --memory 2GB --recall 0.95
       gpq search model index.faiss queries.npy --without-ids seen.txt --threads 2
       gpq search model index.faiss queries.npy --least 3.5 --format json
@@ -103,6 +108,7 @@ def search(
     from gpq_faiss.evaluate.tables import render
     from gpq_faiss.files import check_output
     from gpq_faiss.index.filters import Allow, Deny
+    from gpq_faiss.index.shards import parse_bytes
     from gpq_faiss.report.figure import check_picture
     from gpq_faiss.search import draw_results, open_queries
     from gpq_faiss.search import search as run
@@ -124,24 +130,24 @@ def search(
         raise UsageError("--format png needs --images DATA, the images of the items in the index")
     shown = open_dataset(images, data_args) if images is not None else None
     own = queries.endswith((".h5", ".hdf5"))
-    source = queries if own else open_queries(queries, **data_args)
-    with progress("encode queries", "item") as update:
-        result = run(
-            model_dir,
-            index_file,
-            source,
-            k=10 if k is None else k,
-            rows=rows,
-            kind=kind,  # type: ignore[arg-type]  # one of the choices
-            memory=memory,
-            nprobe=nprobe,
-            recall=recall,
-            where=where,
-            least=least,
-            device=device,
-            threads=threads,
-            progress=update,
-        )
+    # Half of the budget is for the search itself.
+    budget = None if memory is None else parse_bytes(memory) // 2
+    source = queries if own else open_queries(queries, memory=budget, **data_args)
+    result = run(
+        model_dir,
+        index_file,
+        source,
+        k=10 if k is None else k,
+        rows=rows,
+        kind=kind,  # type: ignore[arg-type]  # one of the choices
+        memory=memory,
+        nprobe=nprobe,
+        recall=recall,
+        where=where,
+        least=least,
+        device=device,
+        threads=threads,
+    )
     if format_ != "json":
         for point in result.points:
             click.echo(describe_point(point))

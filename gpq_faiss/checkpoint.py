@@ -15,8 +15,25 @@ from torch import Tensor
 
 from .errors import DataError
 from .files import atomic_path, write_error
+from .inputs import parse_json
 from .methods.trainable import TrainableMethod
 from .nn.model import save_tensors
+
+CHECKPOINT = "checkpoint.safetensors"
+"""The file, in the folder of an unfinished run."""
+BEGUN = "begun.json"
+"""Beside it where the run is to replace a finished model: ``identity`` of the run, and which model it ``replaces``."""
+
+
+def other_run(folder: Path) -> DataError:
+    """The error of a run that other settings are given for."""
+    return DataError(
+        f"{folder} was begun with other settings, data or versions: give the same ones to --resume it, "
+        "or start again with --overwrite"
+    )
+
+
+_KEYS = {"identity", "step", "seconds", "best", "best_step", "lines"}
 
 
 class RunState:
@@ -41,7 +58,7 @@ class RunState:
     @property
     def checkpoint(self) -> Path:
         """The file."""
-        return self.folder / "checkpoint.safetensors"
+        return self.folder / CHECKPOINT
 
     def keep_best(self, score: float) -> None:
         """Remember the present weights as the best so far."""
@@ -82,15 +99,14 @@ class RunState:
         """
         try:
             with safe_open(self.checkpoint, framework="pt") as file:
-                meta = json.loads((file.metadata() or {})["state"])
+                meta = parse_json((file.metadata() or {})["state"])
+                if not isinstance(meta, dict) or not set(meta) >= _KEYS:
+                    raise ValueError("no state of a training")
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, KeyError, ValueError, OSError) as error:
             raise DataError(f"{self.checkpoint} is damaged ({error}): start again with --overwrite") from None
         if meta["identity"] != identity:
-            raise DataError(
-                f"{self.folder} was begun with other settings, data or versions: give the same ones to --resume it, "
-                "or start again with --overwrite"
-            )
+            raise other_run(self.folder)
 
         def part(prefix: str) -> dict[str, Tensor]:
             return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}

@@ -1,8 +1,8 @@
 """What a training run is: frozen dataclasses, read from and written to TOML and JSON, unknown keys refused.
 
-A run is one :class:`Config`. It starts from a preset (``paper``, ``recommended`` or ``unseen-classes``); a TOML file and then the command
-line change single fields. The fingerprint names the whole of it, so that a cache or a checkpoint of another
-configuration is never taken for this one's.
+A run is one :class:`Config`. It starts from a preset (``paper``, ``gpq``, ``recommended`` or ``unseen-classes``); a TOML file and then the
+command line change single fields. The fingerprint names the whole of it, so that a cache or a checkpoint of another configuration is never
+taken for this one's.
 """
 
 from __future__ import annotations
@@ -10,19 +10,21 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import tomllib
 import types
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from .errors import DataError, UsageError
+from .errors import UsageError
 from .files import fingerprint
+from .inputs import read_toml as read_input
 
 BITS = (12, 24, 32, 48)
 MOST_SEED = 2**31 - 2
 """Faiss' own trainings take no more."""
+MOST_SIDE = 8192
+"""Pixels a side of an image that a network takes: 64 Mi in all, the limit of the decoders too."""
 COMMITTEE_RATE = 2.0
 """How many times the learning rate class networks move with that are perceptrons."""
 
@@ -38,9 +40,11 @@ class QuantizerConfig:
     """Scale of the soft assignment (eq. 1)."""
     reexpress: bool = False
     """Quantise x' = s(x; α, W), as the codewords are z' = s(z; α, W). Beyond the paper."""
-    neighbours: float = 0.0
-    """Share of the features' own likeness in what a committee's codes keep, the rest being its belief. For data with classes that have
-    no label. Beyond the paper."""
+    feature_weight: float = 0.0
+    """Of a committee: weight of the likeness of features in a score, from 0 to 1; that of the class is the rest. Each is measured in the
+    standard deviation of its own scores. Above 0, codebooks that the class does not need keep likeness. Beyond the paper."""
+    class_codebooks: int = 0
+    """Of a committee with ``feature_weight``: codebooks that hold the class; 0 = 1.2 for each bit of the class (4 for 10 classes)."""
 
     @property
     def bits(self) -> int:
@@ -74,7 +78,8 @@ class NetworkConfig:
     adapt_noise: bool = False
     """Of a committee on features: its noise is not ``noise`` but what the labels at hand call for, found by leaving one out."""
     committee: int = 0
-    """Class networks whose mean posterior is coded (alpha, heads and codebook_start then have no part); 0 = none. Beyond the paper."""
+    """Class networks whose mean posterior is coded, or with ``loss.lambda0`` makes the pairs' targets (heads and codebook_start then have
+    no part); 0 = none. Beyond the paper."""
     committee_hidden: int = 1024
     """Hidden units of each class network; over convolutions they are linear layers."""
 
@@ -99,6 +104,18 @@ class LossConfig:
     """What λ0 weighs: the N-pair loss (eq. 2), or in its place the triplet loss of the paper's variant GPQ-T."""
     margin: float = 0.1
     """Of the triplet loss."""
+
+
+@dataclass(frozen=True)
+class PairsConfig:
+    """What GPQ with class networks (``network.committee`` and ``loss.lambda0`` above 0) does with their beliefs. Beyond the paper."""
+
+    targets: Literal["beliefs", "labels"] = "beliefs"
+    """Which pairs the N-pair loss sees: all, as similar as they are believed to be, or those of labelled items."""
+    queries: Literal["beliefs", "items"] = "beliefs"
+    """Whether queries are E[W | p], or the sub-vectors that an item has."""
+    tables: Literal["auto", "trained", "fitted"] = "auto"
+    """Score tables of queries: as trained, fitted anew to the codes, or of these two what the beliefs of held-out items call better."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +159,7 @@ class Config:
     quantizer: QuantizerConfig = field(default_factory=QuantizerConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     loss: LossConfig = field(default_factory=LossConfig)
+    pairs: PairsConfig = field(default_factory=PairsConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
 
     def fingerprint(self) -> str:
@@ -152,7 +170,7 @@ class Config:
 _RECOMMENDED = Config(
     preset="recommended",
     # Wide enough for 16 codewords of any dimensions: no score is rounded.
-    quantizer=QuantizerConfig(subdim=18),
+    quantizer=QuantizerConfig(subdim=18, feature_weight=0.02),
     network=NetworkConfig(dropout=0.5, noise=0.5, adapt_noise=True, committee=6),
     loss=LossConfig(
         lambda0=0.0, lambda1=1.0, lambda2=0.1, propagation=20.0, beta=20.0, classification="paper"
@@ -172,12 +190,19 @@ _RECOMMENDED = Config(
 
 PRESETS: dict[str, Config] = {
     "paper": Config(),
+    # The paper's frame with soft targets: product codes by the nearest codeword, of beliefs of class networks.
+    "gpq": dataclasses.replace(
+        _RECOMMENDED,
+        preset="gpq",
+        quantizer=QuantizerConfig(subdim=24, alpha=8.0),
+        loss=dataclasses.replace(_RECOMMENDED.loss, lambda0=1.0),
+    ),
     "recommended": _RECOMMENDED,
     # Half of what is to be found is of classes that no label names: what lies near counts more than what the committee believes.
     "unseen-classes": dataclasses.replace(
         _RECOMMENDED,
         preset="unseen-classes",
-        quantizer=dataclasses.replace(_RECOMMENDED.quantizer, neighbours=0.7),
+        quantizer=dataclasses.replace(_RECOMMENDED.quantizer, feature_weight=0.1, class_codebooks=1),
         loss=dataclasses.replace(_RECOMMENDED.loss, lambda2=0.4, propagation=0.0),
         training=dataclasses.replace(_RECOMMENDED.training, validation=0.05),
     ),
@@ -219,6 +244,8 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def _coerce(value: Any, kind: Any, where: str) -> Any:
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise UsageError(f"{where} has a number of {value.bit_length():,} bits: 64 are possible")
     origin = typing.get_origin(kind)
     if origin is Literal:
         choices = typing.get_args(kind)
@@ -274,14 +301,7 @@ def read_toml(path: str | Path, base: Config | None = None) -> Config:
         UsageError: unknown key or bad value.
     """
     path = Path(path)
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DataError(f"{path} not found: --config names a TOML file") from None
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise DataError(f"{path} is not TOML: {error}") from None
+    values = read_input(path, "the settings of a run (--config)")
     try:
         start = preset(str(values["preset"])) if "preset" in values else base or preset("paper")
         return merge(start, values)
@@ -328,7 +348,10 @@ def validate(config: Config) -> Config:
     )
     _require(1 <= q.subdim <= 4096, f"quantizer.subdim = {q.subdim}: 1 to 4096 are possible")
     _require(q.alpha > 0, f"quantizer.alpha = {q.alpha}: it must be above 0")
-    _require(n.image_size >= 0, f"network.image_size = {n.image_size}: it must not be negative")
+    _require(
+        0 <= n.image_size <= MOST_SIDE,
+        f"network.image_size = {n.image_size}: 0 (the data's own) to {MOST_SIDE:,} pixels are possible",
+    )
     _require(all(h > 0 for h in n.hidden), f"network.hidden = {list(n.hidden)}: layer widths must be above 0")
     _require(0 <= n.dropout < 1, f"network.dropout = {n.dropout}: it must be in [0, 1)")
     _require(n.heads >= 0, f"network.heads = {n.heads}: it must not be negative")
@@ -339,21 +362,37 @@ def validate(config: Config) -> Config:
     )
     _require(n.committee >= 0, f"network.committee = {n.committee}: it must not be negative")
     _require(n.committee_hidden > 0, f"network.committee_hidden = {n.committee_hidden}: it must be above 0")
-    _require(0 <= q.neighbours <= 1, f"quantizer.neighbours = {q.neighbours}: it must be in [0, 1]")
+    _require(
+        0 <= q.feature_weight <= 1,
+        f"quantizer.feature_weight = {q.feature_weight}: it must be in [0, 1]",
+    )
+    _require(
+        0 <= q.class_codebooks <= q.codebooks,
+        f"quantizer.class_codebooks = {q.class_codebooks}: 0 to quantizer.codebooks = {q.codebooks} are possible",
+    )
     if n.committee:
         _require(c.lambda1 > 0, f"network.committee = {n.committee} needs loss.lambda1 above 0")
         _require(
-            c.lambda0 == c.lambda3 == 0 and not q.reexpress and n.heads == 0 and t.codebook_start == 0,
-            f"network.committee = {n.committee} has no part for loss.lambda0, loss.lambda3, quantizer.reexpress, network.heads and "
+            c.lambda3 == 0 and not q.reexpress and n.heads == 0 and t.codebook_start == 0,
+            f"network.committee = {n.committee} has no part for loss.lambda3, quantizer.reexpress, network.heads and "
             "training.codebook_start: set them to 0 and false",
+        )
+        _require(
+            c.lambda0 == 0 or (q.feature_weight == 0 and c.metric == "npair"),
+            f"network.committee = {n.committee} with loss.lambda0 = {c.lambda0} has no part for quantizer.feature_weight and "
+            "loss.metric: set them to 0 and npair",
+        )
+        _require(
+            config.pairs.tables != "fitted" or q.subdim > q.codewords,
+            f"pairs.tables = fitted: quantizer.subdim = {q.subdim} must be above quantizer.codewords = {q.codewords}",
         )
         _require(
             q.subdim >= 3, f"quantizer.subdim = {q.subdim}: with network.committee at least 3 are needed"
         )
     else:
         _require(
-            q.neighbours == 0,
-            f"quantizer.neighbours = {q.neighbours} needs a committee: set network.committee, or neighbours to 0",
+            q.feature_weight == 0 and q.class_codebooks == 0,
+            "quantizer.feature_weight and quantizer.class_codebooks need a committee: set network.committee, or both to 0",
         )
         _require(
             c.lambda0 + c.lambda3 > 0,

@@ -22,12 +22,14 @@ from .data.labels import rows_that
 from .data.open import open_data
 from .data.reader import Reader
 from .errors import DataError, MismatchError, UsageError
-from .files import check_output
+from .files import check_output, recover
 from .index.checks import as_array
+from .index.codebooks import check_items, items_are_codewords
 from .index.codebooks import encode as encode_vectors
 from .nn.device import full_float32, image_batch, resolve_device
 from .nn.model import Model, load_model
 from .nn.quantizer import zero_subvectors
+from .stages import stage
 from .store import Header, RowReader, RowWriter
 
 log = logging.getLogger(__name__)
@@ -90,11 +92,21 @@ class Encoder:
         return vectors.cpu().numpy(), fine.cpu().numpy()
 
     def quantize(self, vectors: torch.Tensor) -> NDArray[np.uint8]:
-        """Packed codes uint8 [n, code_size] of vectors float32 [n, M·d] on the model's device.
+        """Packed codes uint8 [n, code_size] of vectors float32 [n, M·d] of items, on the model's device.
 
-        On a GPU the codewords are found there, so that only codes travel. They are the same codes, bit for bit
+        On a GPU the codewords are found there. They are the same codes, bit for bit
         (:func:`gpq_faiss.index.gpu_arrays.encode_torch`).
+
+        Raises:
+            DataError: a zero sub-vector, which has no direction; vectors of queries, where the model's items are codewords.
         """
+        codes = self._quantize(vectors)
+        if items_are_codewords(self.model.description):
+            check_items(vectors.cpu().numpy(), codes, self.model.codebooks, what="vectors to quantize")
+        return codes
+
+    def _quantize(self, vectors: torch.Tensor) -> NDArray[np.uint8]:
+        """:meth:`quantize` of the network's own vectors of items: from a GPU only codes travel."""
         if vectors.device.type == "cpu":
             return encode_vectors(vectors.numpy(), self.model.codebooks)
         from .index.gpu_arrays import encode_torch
@@ -177,11 +189,16 @@ class Encoder:
             yield positions, vectors.cpu().numpy()
 
     def code_batches(
-        self, dataset: Dataset, *, start: int = 0, batch_size: int = 0
+        self,
+        dataset: Dataset,
+        rows: NDArray[np.int64] | None = None,
+        *,
+        start: int = 0,
+        batch_size: int = 0,
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint8]]]:
         """As :meth:`batches`, packed codes uint8 [n, code_size] in place of vectors (:meth:`quantize`)."""
-        for positions, vectors in self._batches(dataset, None, start, batch_size, False):
-            yield positions, self.quantize(vectors)
+        for positions, vectors in self._batches(dataset, rows, start, batch_size, False):
+            yield positions, self._quantize(vectors)
 
     def _batches(
         self, dataset: Dataset, rows: NDArray[np.int64] | None, start: int, batch_size: int, queries: bool
@@ -214,13 +231,13 @@ class Encoder:
         parts: list[NDArray[np.float32]] = [
             np.empty((0, self.model.codebooks.shape[0] * self.model.codebooks.shape[2]), np.float32)
         ]
-        done = 0
-        for positions, vectors in self.batches(dataset, rows, queries=queries):
-            there.append(positions)
-            parts.append(vectors)
-            done += len(positions)
-            if progress is not None:
-                progress(done, len(rows))
+        with stage("encoding queries" if queries else "encoding", len(rows)) as encoding:
+            for positions, vectors in self.batches(dataset, rows, queries=queries):
+                there.append(positions)
+                parts.append(vectors)
+                encoding.advance(len(positions))
+                if progress is not None:
+                    progress(encoding.done, len(rows))
         return np.concatenate(there), np.concatenate(parts)
 
 
@@ -354,6 +371,7 @@ def encode(
     if path.resolve() == out.resolve():
         raise UsageError(f"--features and --out are both {out}: name two files")
     feature_header = _header("features", encoder, dataset)
+    recover(path)
     if _finished(path, feature_header):
         log.info("%s is of this model and data: the network does not run again", path)
     else:
@@ -363,10 +381,16 @@ def encode(
             writer.finish()
     with RowReader(path) as reader, RowWriter(out, header, overwrite=overwrite, resume=resume) as writer:
         block = max(1, _FLUSH_BYTES // (4 * reader.header.width))
-        for start in range(writer.rows, reader.ntotal, block):
-            stop = min(start + block, reader.ntotal)
-            codes = encode_vectors(reader.block(start, stop), encoder.model.codebooks)
-            writer.append(codes, reader.ids(start, stop), reader.labels(start, stop))
+        codewords = items_are_codewords(encoder.model.description)  # the file may be another program's
+        with stage("features to codes", reader.ntotal, done=writer.rows) as coding:
+            for start in range(writer.rows, reader.ntotal, block):
+                stop = min(start + block, reader.ntotal)
+                vectors = reader.block(start, stop)
+                codes = encode_vectors(vectors, encoder.model.codebooks, what=str(path), first_row=start)
+                if codewords:
+                    check_items(vectors, codes, encoder.model.codebooks, what=str(path), first_row=start)
+                writer.append(codes, reader.ids(start, stop), reader.labels(start, stop))
+                coding.done = stop
         return writer.finish()
 
 
@@ -398,11 +422,13 @@ def _from_network(
     batches = (encoder.code_batches if as_codes else encoder.batches)(
         dataset, start=position, batch_size=size
     )
-    for rows, values in batches:
-        position = min(position + size, len(dataset))
-        buffer.add(values, rows, position)
-        if progress is not None:
-            progress(position, len(dataset))
+    with stage("encoding", len(dataset), done=position) as encoding:
+        for rows, values in batches:
+            position = min(position + size, len(dataset))
+            buffer.add(values, rows, position)
+            encoding.done = position
+            if progress is not None:
+                progress(position, len(dataset))
     buffer.flush(position)
     if isinstance(dataset, ImageDataset) and dataset.bad.count:
         log.warning("%s", dataset.bad.summary())

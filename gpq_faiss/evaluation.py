@@ -1,4 +1,4 @@
-"""Evaluating: a model and labelled data ─► mAP, precision and recall at k, PR curve, beside other methods if asked for.
+"""Evaluating: a model and labelled data ─► mAP, likeness, precision and recall at k, PR curve, beside other methods if asked for.
 
 Queries and database are those of the split that the model was trained with, so that no query was seen in training. The
 result names the convention of its average precision, the split and the versions.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,19 +24,29 @@ from .data.protocols import Split, load_split, make_split
 from .data.reader import Reader
 from .encode import Encoder, Progress
 from .errors import DataError, MismatchError, UsageError
+from .evaluate.likeness import Likeness, Neighbours, likeness, nearest, spaced_queries
 from .evaluate.metrics import RECALL_LEVELS
 from .evaluate.ranking import RankingResult, rank_codes, usable_cores
 from .evaluate.ties import Denominator, Ties
-from .index.codebooks import encode as encode_vectors
+from .gpu.ranking import rank_on_device
 from .index.codebooks import score_tables, unpack_codes
 from .methods.registry import make_method
+from .nn.backbones import VGG
+from .nn.device import gpu_memory
 from .report.plots import plot_pr_curves
+from .stages import stage
 
 log = logging.getLogger(__name__)
 
 DEFAULT_KS = (1, 10, 100, 1000)
 # Of what is compared with: training rows, their bytes, and rows of the database at a time.
 _FIT_ROWS, _FIT_BYTES, _BLOCK = 100_000, 8 << 30, 16_384
+# Of a block of inputs that neighbours are looked for in: rows, and bytes as float64.
+_NEAR_ROWS, _NEAR_BYTES = 4096, 64 << 20
+NO_LIKENESS = (
+    "NN10@100 is not reported for images, whose pixels say little of what is alike: take features of them"
+)
+"""A note where there is no likeness."""
 
 
 @dataclass(frozen=True)
@@ -44,14 +54,19 @@ class Evaluation:
     """What one evaluation found.
 
     Attributes:
-        ranking: of GPQ.
+        ranking: of the model.
+        method: of the model: ``GPQ``, or ``posterior`` (class-posterior codes).
         bits: code length.
         protocol, split_hash: which queries and database.
         compared: name -> ranking of other methods on the same split, trained without labels unless they say otherwise.
         notes: for people.
+        device: where the ranking of the model was measured.
+        likeness: of the model; None for images (:func:`needs_perceptron`).
+        compared_likeness: name -> likeness of the other methods.
     """
 
     ranking: RankingResult
+    method: str
     bits: int
     protocol: str
     split_hash: str
@@ -59,18 +74,27 @@ class Evaluation:
     model_fingerprint: str
     compared: dict[str, RankingResult] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    device: str = "cpu"
+    likeness: Likeness | None = None
+    compared_likeness: dict[str, Likeness] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON; ``map`` is GPQ's."""
+        """For JSON; ``map`` is the model's."""
         return {
             **self.ranking.as_dict(),
+            "method": self.method,
+            "likeness": _as_dict(self.likeness),
             "bits": self.bits,
             "protocol": self.protocol,
             "split_hash": self.split_hash,
             "data": self.data,
             "model_fingerprint": self.model_fingerprint,
-            "compared": {name: result.as_dict() for name, result in self.compared.items()},
+            "compared": {
+                name: {**result.as_dict(), "likeness": _as_dict(self.compared_likeness.get(name))}
+                for name, result in self.compared.items()
+            },
             "notes": list(self.notes),
+            "device": self.device,
             "versions": {
                 "gpq_faiss": __version__,
                 "numpy": np.__version__,
@@ -80,16 +104,22 @@ class Evaluation:
 
     def rows(self, ks: Sequence[int] = ()) -> list[dict[str, Any]]:
         """A row a method, for a table."""
+        kept = {self.method: self.likeness, **self.compared_likeness}
         return [
             {
                 "method": name,
                 "bits": self.bits if name not in {"float", "classifier"} else "-",
                 "mAP": result.map,
+                **({"NN10@100": found.nn10_at_100} if (found := kept.get(name)) is not None else {}),
                 **{f"P@{k}": result.precision[k] for k in ks if k in result.precision},
                 **{f"R@{k}": result.recall[k] for k in ks if k in result.recall},
             }
-            for name, result in {"GPQ": self.ranking, **self.compared}.items()
+            for name, result in {self.method: self.ranking, **self.compared}.items()
         ]
+
+
+def _as_dict(found: Likeness | None) -> dict[str, Any] | None:
+    return None if found is None else found.as_dict()
 
 
 def draw_evaluation(evaluation: Evaluation, out: str | Path, *, overwrite: bool = False) -> Path:
@@ -99,7 +129,7 @@ def draw_evaluation(evaluation: Evaluation, out: str | Path, *, overwrite: bool 
         UsageError: another ending.
         DataError: it cannot be written.
     """
-    results = {"GPQ": evaluation.ranking, **evaluation.compared}
+    results = {evaluation.method: evaluation.ranking, **evaluation.compared}
     curves = {f"{name}  (mAP {r.map:.3f})": (r.pr_recall, r.pr_precision) for name, r in results.items()}
     title = f"{evaluation.data}, {evaluation.bits} bits, protocol {evaluation.protocol}"
     return plot_pr_curves(curves, out, title=title, overwrite=overwrite)
@@ -142,10 +172,16 @@ def _database(split: Split, labels: Labels) -> tuple[NDArray[np.int64], list[str
     ]
 
 
-def _inputs(encoder: Encoder, dataset: Dataset, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+def needs_perceptron(dataset: Dataset) -> bool:
+    """Whether the items are no food for convolutions: ready-made features, or images too small for them (digits)."""
+    size = getattr(dataset, "native_size", None)
+    return dataset.kind == "features" or (size is not None and size < VGG.SMALLEST)
+
+
+def _inputs(dataset: Dataset, image_size: int, rows: NDArray[np.int64]) -> NDArray[np.float32]:
     """What the other methods start from: the features, or the pixels of the images in [0, 1]."""
     parts: list[NDArray[np.float32]] = []
-    with Reader(dataset, encoder.model.image_size) as reader:
+    with Reader(dataset, image_size) as reader:
         for start in range(0, len(rows), 4096):
             values, ok = reader.fetch(rows[start : start + 4096])
             if not ok.all():
@@ -157,6 +193,40 @@ def _inputs(encoder: Encoder, dataset: Dataset, rows: NDArray[np.int64]) -> NDAr
     return np.concatenate(parts)
 
 
+def input_neighbours(
+    dataset: Dataset,
+    image_size: int,
+    query_rows: NDArray[np.int64],
+    base_rows: NDArray[np.int64],
+    labels: Labels,
+) -> Neighbours | None:
+    """What likeness is measured against: the items nearest to some queries by their features, or the pixels of tiny images.
+
+    Args:
+        dataset: what is read, the database a block at a time.
+        image_size: side that images are read at.
+        query_rows, base_rows: positions of all queries and of the database, all of them readable.
+        labels: of the whole data set.
+
+    Returns:
+        None for images that convolutions are for.
+    """
+    if not needs_perceptron(dataset):
+        return None
+    chosen = spaced_queries(len(query_rows))
+    rows = query_rows[chosen]
+    with stage("likeness", len(base_rows)) as nearing:
+        xq = _inputs(dataset, image_size, rows)
+        size = max(1, min(_NEAR_ROWS, _NEAR_BYTES // (8 * xq.shape[1])))
+
+        def blocks() -> Iterator[NDArray[np.float32]]:
+            for start in range(0, len(base_rows), size):
+                yield _inputs(dataset, image_size, base_rows[start : start + size])
+                nearing.done = min(start + size, len(base_rows))
+
+        return nearest(chosen, xq, blocks(), labels.take(rows), labels.take(base_rows))
+
+
 def _compare(
     name: str,
     encoder: Encoder,
@@ -166,13 +236,15 @@ def _compare(
     labels: Labels,
     bits: int,
     options: dict[str, Any],
-) -> RankingResult:
+    neighbours: Neighbours | None,
+) -> tuple[RankingResult, Likeness | None]:
     seed = int(encoder.model.description["config"]["training"]["seed"])
     pool = np.sort(np.concatenate([split.labelled, split.unlabelled]))
     pool = pool[:: -(-len(pool) // _FIT_ROWS)]
     # Methods that learn from labels see those of the training and no others.
     pool = np.union1d(pool, split.labelled)
-    width = dataset.width if isinstance(dataset, FeatureDataset) else 3 * encoder.model.image_size**2
+    size = encoder.model.image_size
+    width = dataset.width if isinstance(dataset, FeatureDataset) else 3 * size**2
     needed = 4 * width * (len(pool) + len(split.query))
     if needed > _FIT_BYTES:
         raise UsageError(
@@ -180,17 +252,19 @@ def _compare(
             "compare on features of the images instead"
         )
     method = make_method(name, bits, seed=seed)
-    method.fit(_inputs(encoder, dataset, pool), split.training_labels(labels).take(pool))
-    queries = _inputs(encoder, dataset, split.query)
+    method.fit(_inputs(dataset, size, pool), split.training_labels(labels).take(pool))
+    queries = _inputs(dataset, size, split.query)
     blocks = [database[i : i + _BLOCK] for i in range(0, len(database), _BLOCK)]
-    codes = [method.encode(_inputs(encoder, dataset, rows)) for rows in blocks]
-    return rank_codes(
-        lambda q, distinct: method.score(queries[q], distinct),
-        np.concatenate(codes),
-        labels.take(split.query),
-        labels.take(database),
-        **options,
-    )
+    codes = np.concatenate([method.encode(_inputs(dataset, size, rows)) for rows in blocks])
+
+    def score(q: NDArray[np.int64], distinct: NDArray[np.uint8]) -> NDArray[np.float32]:
+        return method.score(queries[q], distinct)
+
+    ranking = rank_codes(score, codes, labels.take(split.query), labels.take(database), **options)
+    if neighbours is None:
+        return ranking, None
+    ids = dataset.ids[database]
+    return ranking, likeness(score, codes, neighbours, n_queries=len(split.query), ids=ids)
 
 
 def evaluate(
@@ -206,10 +280,13 @@ def evaluate(
     ties: Ties = "expected",
     denominator: Denominator = "relevant",
     device: str = "cpu",
+    on_device: bool = False,
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Rank the database of a split for its queries, by code, and measure the rankings.
+
+    Likeness (:mod:`gpq_faiss.evaluate.likeness`) is measured on at most 400 of the queries, always with expected ties.
 
     Args:
         model: model folder.
@@ -219,12 +296,16 @@ def evaluate(
         ks: of precision and recall; those beyond the database are left out.
         k: mAP@k instead of the full ranking.
         ties, denominator: conventions, see :mod:`gpq_faiss.evaluate.metrics`.
-        device: where the network runs.
-        threads: of the ranking (default: all cores); the figures do not depend on it.
+        device: where the network runs, and GPQ's ranking. Methods to compare with have scores of their own kind, so they
+            are fitted and ranked on the CPU.
+        on_device: rank in the form for devices, as a GPU always does; with the device ``cpu`` by torch on the CPU. The
+            figures are the same.
+        threads: of the ranking on the CPU (default: all cores); the figures do not depend on it.
         progress: called while encoding.
 
     Raises:
         DataError: no labels, or nothing to rank.
+        DeviceError: the device is not there, or has not the memory.
         MismatchError: the model takes other data, or was trained on another split of these.
     """
     # What cannot be is refused before the data are encoded, which may take hours.
@@ -262,12 +343,12 @@ def evaluate(
     query_rows, xq = encoder.embed_rows(dataset, split.query, queries=True, progress=step(0))
     there: list[NDArray[np.int64]] = []
     codes: list[NDArray[np.uint8]] = []
-    done = 0
-    for positions, vectors in encoder.batches(dataset, rows):
-        there.append(positions)
-        codes.append(encode_vectors(vectors, codebooks))
-        done += len(positions)
-        step(len(split.query))(done, total)
+    with stage("encoding", len(rows)) as encoding:
+        for positions, packed in encoder.code_batches(dataset, rows):
+            there.append(positions)
+            codes.append(packed)
+            encoding.advance(len(positions))
+            step(len(split.query))(encoding.done, total)
     base = np.concatenate(there)
     options: dict[str, Any] = {
         "ties": ties,
@@ -275,22 +356,37 @@ def evaluate(
         "denominator": denominator,
         "ks": [at for at in ks if at <= len(base)],
         "levels": RECALL_LEVELS,
-        "ids": None,
-        "threads": threads,
     }
-    ranking = rank_codes(
-        score_tables(xq, codebooks),
-        unpack_codes(np.concatenate(codes), M, K),
-        labels.take(query_rows),
-        labels.take(base),
-        **options,
-    )
+    tables, columns = score_tables(xq, codebooks), unpack_codes(np.concatenate(codes), M, K)
+    relevance = labels.take(query_rows), labels.take(base)
+    if on_device or encoder.device.type != "cpu":
+        with gpu_memory("the ranking of one block does not fit: free the GPU, or take --device cpu"):
+            ranking = rank_on_device(tables, columns, *relevance, device=encoder.device, **options)
+        if compare:
+            notes.append("what it is compared with was ranked on the CPU")
+    else:
+        ranking = rank_codes(tables, columns, *relevance, threads=threads, **options)
+    options["threads"] = threads
+    neighbours = input_neighbours(dataset, encoder.model.image_size, query_rows, base, labels)
+    found: Likeness | None = None
+    if neighbours is None:
+        notes.append(NO_LIKENESS)
+    else:
+        with stage("likeness"):
+            found = likeness(tables, columns, neighbours, n_queries=len(query_rows), ids=dataset.ids[base])
     compared: dict[str, RankingResult] = {}
+    compared_likeness: dict[str, Likeness] = {}
     for name in compare:
         log.info("comparing with %s", name)
-        compared[name] = _compare(name, encoder, dataset, split, base, labels, bits, options)
+        with stage(name):
+            compared[name], like = _compare(
+                name, encoder, dataset, split, base, labels, bits, options, neighbours
+            )
+        if like is not None:
+            compared_likeness[name] = like
     return Evaluation(
         ranking=ranking,
+        method="posterior" if encoder.model.description.get("method") == "posterior" else "GPQ",
         bits=bits,
         protocol=split.name,
         split_hash=split.hash,
@@ -298,4 +394,7 @@ def evaluate(
         model_fingerprint=encoder.model.fingerprint,
         compared=compared,
         notes=tuple(notes),
+        device=str(encoder.device),
+        likeness=found,
+        compared_likeness=compared_likeness,
     )

@@ -16,7 +16,6 @@ the file: :func:`gpq_faiss.info.read_encoder_metadata` reads that without runnin
 from __future__ import annotations
 
 import contextlib
-import datetime
 import io
 import json
 import logging
@@ -41,9 +40,8 @@ from .data.reader import Reader
 from .encode import Encoder
 from .errors import DataError, MismatchError, UsageError
 from .files import atomic_path, check_output
-from .nn.additive import assign
-from .nn.committee import CommitteeNetwork
 from .nn.model import Model
+from .nn.posterior import PosteriorNetwork
 
 log = logging.getLogger(__name__)
 
@@ -418,7 +416,7 @@ def _compare(
             vectors, coded = encoder.embed(values)
             both = fine & coded
             codes = outputs[1][both]
-            if isinstance(encoder.model.network, CommitteeNetwork):
+            if isinstance(encoder.model.network, PosteriorNetwork):
                 _check_sums(encoder.model, _graph_input(values)[both], codes, tolerance)
             else:
                 _check_codes(encoder.model, vectors[both], codes)
@@ -454,18 +452,19 @@ def _check_codes(model: Model, vectors: Floats, codes: NDArray[np.uint8]) -> Non
 
 def _check_sums(model: Model, x: Floats, codes: NDArray[np.uint8], tolerance: float) -> None:
     """Codewords must add up to what is coded as nearly as the model's own do: near ties may fall either way."""
-    network = cast(CommitteeNetwork, model.network)
+    network = cast(PosteriorNetwork, model.network)
     _, K, _ = model.codebooks.shape
     if int(codes.max(initial=0)) >= K:
         raise _not_nearest(model)
     with torch.no_grad():
-        targets = network.coded(torch.from_numpy(x))
+        features, raw = network.features(torch.from_numpy(x))
+        posterior = network.posterior(raw)
         own, exported = (
-            (targets - network.sums[torch.arange(network.M), chosen].sum(dim=1)).square().sum(dim=1)
-            for chosen in (assign(targets, network.sums), torch.from_numpy(codes.astype(np.int64)))
+            network.cost(features, posterior, chosen)
+            for chosen in (network.assign(features, posterior), torch.from_numpy(codes.astype(np.int64)))
         )
-    # Targets that are off by the tolerance, of sums that are 2 apart at most, shift the difference by 4 of it.
-    if bool((exported > own + 4 * tolerance).any()):
+    # Logits are at most some tens: an error of the tolerance in a probability changes a cost by less than 40 of it.
+    if bool((exported > own + 40 * tolerance).any()):
         raise _not_nearest(model)
 
 
@@ -508,5 +507,4 @@ def _metadata(model: Model, kind: Format, with_codes: bool) -> dict[str, str]:
         "class_names": json.dumps(list(model.class_names)),
         "multi_label": json.dumps(bool(description.get("multi_label", False))),
         "versions": json.dumps(versions),
-        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }

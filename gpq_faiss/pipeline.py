@@ -66,6 +66,7 @@ def run(
     k: int = 10,
     compare: tuple[str, ...] = (),
     device: str = "cpu",
+    on_device: bool = False,
 ) -> Products:
     """Everything, from labelled and unlabelled data to a filled index and its figures.
 
@@ -77,7 +78,8 @@ def run(
         queries: rows of ``data`` to search for in the end.
         k: results of each.
         compare: methods to evaluate beside GPQ.
-        device: where the network runs.
+        device: where the network runs, the index is searched and the ranking is measured.
+        on_device: search and rank in the form for devices, as a GPU always does (:func:`.search.search`).
     """
     folder = Path(folder)
     dataset = open_data(data) if isinstance(data, str) else data
@@ -87,6 +89,6 @@ def run(
     codes = encode(model, dataset, folder / "codes.h5", device=device)
     empty = export_faiss(model, folder / "empty.faiss")
     filled = index(model, codes, folder / "index.faiss")
-    results = search(model, filled, dataset, rows=queries, k=k, device=device)
-    evaluation = evaluate(model, dataset, compare=compare, device=device)
+    results = search(model, filled, dataset, rows=queries, k=k, device=device, on_device=on_device)
+    evaluation = evaluate(model, dataset, compare=compare, device=device, on_device=on_device)
     return Products(model, codes, empty, filled, results, evaluation)

@@ -23,15 +23,20 @@ from .errors import DataError, MismatchError, UsageError
 from .files import fingerprint
 from .index.disk import open_disk
 from .index.disklists import ListEngine
+from .index.engine import Engine
 from .index.filters import Filter
+from .index.gpu import MEMORY, check_gpu, to_gpu, to_torch
 from .index.io import read_sidecar
 from .index.kinds import KINDS, Kind
 from .index.listfile import has_lists
 from .index.opening import open_engine
 from .index.shards import parse_bytes
 from .index.tune import tune_nprobe
+from .inputs import check_file, check_memory
+from .nn.device import gpu_memory, resolve_device
 from .nn.model import read_description
 from .report.gallery import Ranked, save_gallery
+from .stages import stage
 from .store import RowReader, describe, write_arrays
 
 log = logging.getLogger(__name__)
@@ -44,7 +49,7 @@ class SearchResult:
     """The k best items of each query, best first.
 
     Attributes:
-        ids: int64 [Q, k], the user's ids; -1 where there are fewer than k items.
+        ids: int64 [Q, k], the user's ids; -1 where fewer than k items were found (:attr:`short`).
         scores: float32 [Q, k], inner products of the query vector with the items' codewords.
         query_ids: int64 [Q].
         query_names: Q names for people (a path where there is one, else the id).
@@ -62,6 +67,11 @@ class SearchResult:
     points: tuple[dict[str, float], ...] = ()
     way: str = ""
     least: float | None = None
+
+    @property
+    def short(self) -> int:
+        """Queries for which fewer than ``k`` items were found (0 where all from a least score were asked for)."""
+        return int((self.ids == -1).any(axis=1).sum()) if self.least is None else 0
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: one entry a query, missing results left out."""
@@ -248,11 +258,13 @@ def query_vectors(
     *,
     rows: str | None = None,
     device: str = "cpu",
+    memory: int | None = None,
     progress: Progress | None = None,
 ) -> tuple[NDArray[np.float32], NDArray[np.int64], tuple[str, ...]]:
     """Vectors float32 [Q, M·d] of the queries, their ids int64 [Q] and names.
 
-    A ``features.h5`` of the same model is taken as it is, without running the network.
+    A ``features.h5`` of the same model is taken as it is, without running the network. ``memory`` is a budget in bytes for what a
+    compressed file of queries is unpacked to; default what is free.
 
     Raises:
         MismatchError: features of another model, or data that the model does not take.
@@ -271,6 +283,11 @@ def query_vectors(
                 raise MismatchError(
                     f"{own} holds vectors of items, and {model} makes other ones of queries: give the data of the queries instead"
                 )
+            if rows is None:
+                needed = reader.ntotal * (4 * reader.header.width + 8)
+                check_memory(
+                    needed, f"{own}: {reader.ntotal:,} queries", memory, "name some of them with --rows"
+                )
             positions = np.arange(reader.ntotal) if rows is None else parse_rows(rows, reader.ntotal)
             if rows is None:
                 vectors, ids = reader.block(), reader.ids()
@@ -278,11 +295,15 @@ def query_vectors(
                 vectors = np.concatenate([reader.block(p, p + 1) for p in positions.tolist()])
                 ids = np.concatenate([reader.ids(p, p + 1) for p in positions.tolist()])
             return vectors, ids, tuple(str(i) for i in ids)
-    dataset = open_queries(queries) if isinstance(queries, str) else queries
+    dataset = open_queries(queries, memory=memory) if isinstance(queries, str) else queries
     if not len(dataset):
         raise DataError(f"{dataset.name} holds no query")
     encoder = Encoder.load(model, device)
     positions = np.arange(len(dataset)) if rows is None else parse_rows(rows, len(dataset))
+    M, _, d = encoder.model.codebooks.shape
+    check_memory(
+        2 * 4 * M * d * len(positions), f"{len(positions):,} queries", memory, "name some of them with --rows"
+    )
     positions, vectors = encoder.embed_rows(dataset, positions, queries=True, progress=progress)
     ids = dataset.ids[positions]
     path_of = getattr(dataset, "image_path", lambda i: None)
@@ -315,6 +336,7 @@ def open_index(
     if kind not in KINDS:
         raise UsageError(f"kind {kind!r}: choose from {', '.join(KINDS)}")
     path = Path(index)
+    check_file(path, "an index file (gpq index, or faiss.write_index)")
     copies = 0.0 if memory is None or not path.is_file() else path.stat().st_size / parse_bytes(memory)
     if _COPIES * copies > 1:
         engine = open_disk(path, memory)
@@ -348,6 +370,50 @@ def open_index(
     return engine
 
 
+_QUERIES = 1 << 14
+"""At a time, so that a search of many can tell how far it is."""
+
+
+def open_on_device(
+    index: str | Path,
+    device: str,
+    kind: Kind = "auto",
+    memory: str | int | None = None,
+    nprobe: int | None = None,
+) -> tuple[Any, Engine]:
+    """Open an index file on a GPU, or by the name ``cpu`` in the form that a GPU has, searched by torch alone.
+
+    The file is read into memory as :func:`open_index` does it, and goes to the device from there: every exact kind as
+    itself, distinct codes where the engine groups them, an index with lists with its lists.
+
+    Args:
+        device: as :func:`.nn.device.resolve_device` takes it.
+        kind, nprobe: as :func:`open_index`.
+        memory: bytes that a search may use on the device beyond the index and the results (default: 1 GiB).
+
+    Returns:
+        :class:`.index.gpu_search.DeviceIndex`, and the engine that it was made of.
+
+    Raises:
+        UsageError: kind ``fastscan``, whose rounded scores no device gives; ``memory`` that is too small.
+        DeviceError: no such GPU, a Faiss without GPU code, or an index that does not fit on the GPU.
+        DataError, MismatchError: as :func:`open_index`.
+    """
+    place = resolve_device(device)
+    if kind == "fastscan":
+        raise UsageError(
+            f"kind 'fastscan' gives rounded scores, which {place} does not: take 'exact' for the exact answer of the same "
+            "file, or --device cpu"
+        )
+    budget = MEMORY if memory is None else parse_bytes(memory)
+    if place.type == "cuda":
+        check_gpu(place.index)
+    engine = open_index(index, kind, None, nprobe)
+    if place.type == "cuda":
+        return to_gpu(engine, device=place.index, memory=budget), engine
+    return to_torch(engine, device="cpu", memory=budget), engine
+
+
 _COPIES = 4
 """Sizes of its file that an index takes while it is opened and searched in memory, at most."""
 _GROUPED_COPIES = 20
@@ -368,6 +434,7 @@ def search(
     where: Filter | None = None,
     least: float | None = None,
     device: str = "cpu",
+    on_device: bool = False,
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> SearchResult:
@@ -379,28 +446,49 @@ def search(
         queries: a data set, a DATA form, a features file, an image, or a folder of images.
         k: results a query, 1 to the number of items.
         rows: only these queries (``"0:8"``).
-        kind, memory, nprobe: see :func:`open_index`.
+        kind, memory, nprobe: see :func:`open_index`, and :func:`open_on_device` for a GPU.
         recall: choose nprobe for this recall of the exact top ``k``, by these very queries.
         where: only items that pass this filter (:mod:`.index.filters`).
-        least: instead of ``k`` items a query, all that score at least this.
-        device: where the network runs.
-        threads: of the search (default: all cores).
+        least: instead of ``k`` items a query, all that score at least this, in all lists.
+        device: where the network runs and the index is searched.
+        on_device: search the index in the form for devices, as a GPU always does. With the device ``cpu`` that is the same
+            code, by torch on the CPU: the same answers, slowly.
+        threads: of the search on the CPU (default: all cores).
         progress: called while the queries are encoded.
 
     Returns:
-        Ids and scores; equal scores are in the order of their ids.
+        Ids and scores; equal scores are in the order of their ids. Where some queries have fewer than ``k`` results, a
+        warning is logged.
 
     Raises:
         MismatchError: index and model have different codebooks.
         DataError: a file that cannot be read, an empty index, k beyond it.
-        UsageError: options out of range or at odds.
+        DeviceError: the device is not there, or cannot hold or search the index; nothing is searched elsewhere instead.
+        UsageError: options out of range or at odds, or what the device cannot do.
     """
     if k < 1:
         raise UsageError(f"-k {k}: at least 1 is needed")
     if recall is not None and nprobe is not None:
         raise UsageError("nprobe and recall both choose the lists to look at: give one")
+    place = resolve_device(device)
+    there = on_device or place.type != "cpu"
+    if there and recall is not None:
+        raise UsageError(
+            f"recall is measured on the CPU, which {place} is not to use: search with --device cpu and that recall once, and "
+            "give the nprobe that it finds"
+        )
+    if least is not None and (nprobe is not None or recall is not None):
+        raise UsageError(
+            "all items from a least score on are sought in all lists: leave out nprobe and recall"
+        )
     z_print = read_description(model)["codebooks_fingerprint"]
-    engine = open_index(index, kind, memory, nprobe)
+    engine: Any
+    with stage("opening the index"):
+        if there:
+            with gpu_memory(_FITS):
+                searcher, engine = open_on_device(index, device, kind, memory, nprobe)
+        else:
+            searcher = engine = open_index(index, kind, memory, nprobe)
     if recall is not None and engine.kind not in ("ivf", "disk-ivf"):
         raise UsageError(
             f"recall belongs to lists, which this search of {index} does not use: take kind 'ivf'"
@@ -410,18 +498,46 @@ def search(
             f"{index} has other codebooks ({engine.fingerprint}) than {model} ({z_print}): "
             "build the index with this model"
         )
-    vectors, ids, names = query_vectors(model, queries, rows=rows, device=device, progress=progress)
-    log.info("%s: %s", index, engine.way)
+    # Half of the budget is for the search itself.
+    half = None if memory is None or there else parse_bytes(memory) // 2
+    vectors, ids, names = query_vectors(
+        model, queries, rows=rows, device=device, memory=half, progress=progress
+    )
+    way = f"{engine.way}, on {place}" if there else engine.way
+    log.info("%s: %s", index, way)
     points: list[dict[str, float]] = []
-    if recall is not None and isinstance(engine, ListEngine):
-        points = engine.tune(recall, k=k, queries=vectors, threads=threads)
-    elif recall is not None:
-        points = tune_nprobe(engine, recall, k=k, queries=vectors, threads=threads)
-    if least is not None:
-        scores, found = _padded(*engine.range_search(vectors, least, where=where, threads=threads))
-    else:
-        scores, found = engine.search(vectors, k, where=where, threads=threads)
-    return SearchResult(found, scores, ids, names, z_print, tuple(points), engine.way, least)
+    if recall is not None:
+        with stage("tuning nprobe"):
+            if isinstance(engine, ListEngine):
+                points = engine.tune(recall, k=k, queries=vectors, threads=threads)
+            else:
+                points = tune_nprobe(engine, recall, k=k, queries=vectors, threads=threads)
+    options: dict[str, Any] = {"where": where} if there else {"where": where, "threads": threads}
+    with gpu_memory(_FITS):
+        if least is not None:
+            with stage("searching"):
+                scores, found = _padded(*searcher.range_search(vectors, least, **options))
+        else:
+            parts = []
+            with stage("searching", len(vectors), "query") as searching:
+                for start in range(0, len(vectors), _QUERIES):
+                    block = vectors[start : start + _QUERIES]
+                    parts.append(searcher.search(block, k, **options))
+                    searching.advance(len(block))
+            scores, found = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    way = way if there else engine.way  # which may have gone over to distinct codes
+    result = SearchResult(found, scores, ids, names, z_print, tuple(points), way, least)
+    if result.short:
+        why = ["too few items pass the filter"] if where is not None else []
+        if engine.kind == "fastscan":
+            why.append("kind fastscan gives no item of the least score (take exact)")
+        log.warning(
+            "%d of %d queries have fewer than %d results: %s", result.short, len(ids), k, " or ".join(why)
+        )
+    return result
+
+
+_FITS = "the index and a search of it do not fit: lower --memory, free the GPU, or take --device cpu"
 
 
 def _padded(

@@ -8,15 +8,11 @@ killed and resumed takes the same steps as one that was not, and on the CPU reac
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import logging
 import math
 import platform
-import shutil
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,7 +25,7 @@ from torch import Tensor
 
 from . import __version__
 from .batches import LABELLED, SAMPLE, STEP, UNLABELLED, EpochSampler, hold_out, training_batches
-from .checkpoint import RunState
+from .checkpoint import BEGUN, CHECKPOINT, RunState, other_run
 from .config import Config, TrainingConfig, to_dict, validate
 from .data.base import Dataset, FeatureDataset, ImageDataset
 from .data.labels import Labels
@@ -38,7 +34,15 @@ from .data.protocols import Split, make_split
 from .data.reader import Reader
 from .errors import DataError, OutputExistsError, UsageError
 from .evaluate.ranking import rank_codes
-from .files import check_output, fingerprint, read_json
+from .files import (
+    check_output,
+    fingerprint,
+    read_json,
+    recover,
+    unfinished,
+    write_error,
+    write_json,
+)
 from .methods.averaged import AveragedMethod
 from .methods.gpq import build_gpq
 from .methods.registry import METHODS
@@ -46,9 +50,13 @@ from .methods.trainable import TrainableMethod, TrainingBatch
 from .nn.augment import random_flip_crop
 from .nn.device import full_float32, image_batch, resolve_device
 from .nn.model import input_description, save_model
+from .signals import held_signals
+from .stages import Stage, stage
 from .store import codebooks_fingerprint
 
 log = logging.getLogger(__name__)
+
+_LAST = 5.0  # seconds of training that are worth a checkpoint after the last step
 
 Progress = Callable[[int, int, dict[str, float]], None]
 """Called after each step with the step, the number of steps and the latest figures."""
@@ -128,7 +136,8 @@ def validation_map(
     ).map
 
 
-def _resolve_image_size(config: Config, dataset: Dataset) -> int:
+def resolve_image_size(config: Config, dataset: Dataset) -> int:
+    """Side of the images that the network takes: as set, that of the data, or 224 where they differ; 0 for features."""
     if isinstance(dataset, FeatureDataset):
         return 0
     assert isinstance(dataset, ImageDataset)
@@ -210,13 +219,15 @@ def fit(
     pool = split.unlabelled if len(split.unlabelled) else seen
     # Steps are counted alike for every method, so that supervised ones get as many.
     steps = count_steps(training, len(seen), len(pool))
-    image_size = _resolve_image_size(config, dataset)
+    image_size = resolve_image_size(config, dataset)
     with Reader(dataset, image_size) as reader:
         if reader.preload():
             log.info("%s: %d items in memory", dataset.name, len(dataset))
         method = build(config, dataset, image_size, labels.n_classes)
-        method.fit_inputs(reader, np.sort(np.concatenate([seen, pool])))
-        method.fit_labels(reader, seen, labels.dense(seen))
+        with stage("looking at the inputs"):
+            method.fit_inputs(reader, np.sort(np.concatenate([seen, pool])))
+        with stage("looking at the labels"):
+            method.fit_labels(reader, seen, labels.dense(seen))
         method.to(device)
         if device.type == "cuda" and image_size:
             # The convolutions' tensor-core kernels want channels last on both sides.
@@ -226,7 +237,8 @@ def fit(
         if resume and run.checkpoint.exists():
             run.load(identity)
             log.info("resumed at step %d of %d", run.step, steps)
-        with _interrupt_between_steps() as interrupted:
+        # A step is done, and can be gone on from exactly, before a signal takes effect.
+        with held_signals() as interrupted, stage("training", steps, "step", done=run.step) as trained:
             _loop(
                 run,
                 config,
@@ -240,10 +252,12 @@ def fit(
                 device,
                 progress,
                 interrupted,
+                trained,
             )
         if held.size and run.best_step:
             method.load_state_dict(run.best_state)
-        method.settle(_sampler(reader, pool, training.seed, device), final=True)
+        with stage("settling the codes"):
+            method.settle(_sampler(reader, pool, training.seed, device), final=True)
     return Fitted(method, run, labels, len(seen), len(held), image_size)
 
 
@@ -272,10 +286,12 @@ def train(
         queries: those that protocol 1 sets apart: ``N-per-class`` or a file of ids; default: as many as it has itself.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
         resume: go on with an unfinished run of the same settings and data; a finished one is left as it is.
-        overwrite: replace the folder, and begin anew where an unfinished run is.
+        overwrite: replace the folder, once the new one is complete, and begin anew where an unfinished run is. With ``resume``
+            alone such a run goes on, and replaces the folder too.
         progress: called after each step.
 
-    Ctrl-C takes effect after the step under way, which is saved for ``resume``; a second one at once.
+    Ctrl-C, SIGTERM and SIGHUP take effect after the step under way, which is saved for ``resume``; a second ctrl-C at once.
+    One process at a time trains into a folder.
 
     Returns:
         The model folder.
@@ -284,6 +300,7 @@ def train(
         UsageError: a setting that cannot be.
         DataError: data that cannot be read or trained on, or an output that cannot be written.
         OutputExistsError: the folder, or an unfinished run, is there.
+        DataError: another process trains into this folder.
         DeviceError: there is no such device.
     """
     from .config import preset
@@ -292,8 +309,58 @@ def train(
     out = Path(out)
     if resume and overwrite:
         raise UsageError("--resume continues a run and --overwrite begins a new one: give one of them")
+    if not out.name:
+        raise UsageError(f"--out {out} names no folder of its own: give the model's folder a name")
     torch_device = resolve_device(device)
-    finished = (out / "config.json").exists()
+    recover(out)
+    partial = out.with_name(f".{out.name}.partial")
+
+    def run() -> Path:
+        return _train(
+            data,
+            out,
+            partial,
+            config=config,
+            labelled=labelled,
+            protocol=protocol,
+            queries=queries,
+            device=torch_device,
+            resume=resume,
+            overwrite=overwrite,
+            progress=progress,
+        )
+
+    if resume and _finished(out) and not partial.exists():
+        return run()  # it has nothing to write
+    check_output(out, overwrite=True, folder=True)
+    with unfinished(partial, out, keep=(CHECKPOINT,)):
+        return run()
+
+
+def _finished(out: Path) -> bool:
+    return (out / "config.json").exists()
+
+
+def _train(
+    data: Dataset | str,
+    out: Path,
+    partial: Path,
+    *,
+    config: Config,
+    labelled: str | None,
+    protocol: str,
+    queries: str | None,
+    device: torch.device,
+    resume: bool,
+    overwrite: bool,
+    progress: Progress | None,
+) -> Path:
+    """As :func:`train`, with the folder ``partial`` held."""
+    if (partial / CHECKPOINT).exists() and not (resume or overwrite):
+        raise OutputExistsError(
+            f"an unfinished run is at {partial}: go on with --resume, or begin anew with --overwrite"
+        )
+    finished = _finished(out)
     if not (resume and finished):
         check_output(out, overwrite=overwrite, folder=True)
         if overwrite and out.exists() and not finished and any(out.iterdir()):
@@ -303,22 +370,15 @@ def train(
     dataset = open_data(data) if isinstance(data, str) else data
     split = make_split(dataset, protocol, seed=config.training.seed, labelled=labelled, queries=queries)
     identity = run_identity(config, dataset, split)
-    if resume and finished:
+    if resume and finished and not _replaces(partial, out, identity):
         if read_json(out / "config.json", "a model's settings").get("run_identity") != identity:
             raise OutputExistsError(
                 f"{out} is a finished model of other settings or data: choose another --out, or --overwrite it"
             )
         log.info("%s is finished: nothing to resume", out)
         return out
-
-    partial = out.with_name(f".{out.name}.partial")
-    if (partial / "checkpoint.safetensors").exists() and not (resume or overwrite):
-        raise OutputExistsError(
-            f"an unfinished run is at {partial}: go on with --resume, or begin anew with --overwrite"
-        )
-
     if overwrite:
-        shutil.rmtree(partial, ignore_errors=True)
+        _begin_anew(partial, out, identity)
 
     fitted = fit(
         build_gpq,
@@ -327,7 +387,7 @@ def train(
         config,
         folder=partial,
         identity=identity,
-        device=torch_device,
+        device=device,
         resume=resume,
         progress=progress,
     )
@@ -350,16 +410,16 @@ def train(
         "class_names": list(labels.class_names),
         "multi_label": labels.multi_label,
         "asymmetric": network.asymmetric,
+        "items_are_codewords": network.items_are_codewords,
         "input": input_description(dataset, fitted.image_size),
         "training": {
             "steps": run.step,
-            "seconds": round(run.seconds, 3),
             "best_step": run.best_step or None,
             "validation_map": run.best if run.best_step else None,
             "validation_items": fitted.held,
             "labelled_items": fitted.seen,
             "unlabelled_items": len(split.unlabelled),
-            "device": str(torch_device),
+            "device": str(device),
         },
         "versions": {
             "gpq_faiss": __version__,
@@ -375,10 +435,45 @@ def train(
         description,
         extra={"metrics.jsonl": "".join(f"{line}\n" for line in run.lines)},
         split=split,
-        overwrite=overwrite,
+        overwrite=finished,
+        done_with=partial,
     )
-    shutil.rmtree(partial, ignore_errors=True)
     return out
+
+
+def _begin_anew(partial: Path, out: Path, identity: str) -> None:
+    """Forget an unfinished run, and note that the one that begins is to replace the model ``out``, if there is one.
+
+    The model stays until the new one is complete; with the note, ``resume`` may replace it too.
+    """
+    try:
+        for name in (CHECKPOINT, BEGUN):
+            (partial / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise write_error(partial, error) from error
+    if _finished(out):
+        write_json(partial / BEGUN, {"identity": identity, "replaces": _mark(out)})
+
+
+def _replaces(partial: Path, out: Path, identity: str) -> bool:
+    """Whether the unfinished run was begun to replace the very model ``out``.
+
+    Raises:
+        DataError: it was, with other settings or data.
+    """
+    if not (partial / BEGUN).exists():
+        return False
+    begun = read_json(partial / BEGUN, "the beginning of a training")
+    if not isinstance(begun, dict) or begun.get("replaces") != _mark(out):
+        return False
+    if begun.get("identity") != identity:
+        raise other_run(partial)
+    return True
+
+
+def _mark(out: Path) -> str:
+    """Names a model as it lies there."""
+    return fingerprint(json.dumps(read_json(out / "config.json", "a model's settings"), sort_keys=True))
 
 
 def _loop(
@@ -394,6 +489,7 @@ def _loop(
     device: torch.device,
     progress: Progress | None,
     interrupted: Callable[[], bool],
+    trained: Stage,
 ) -> None:
     """Steps ``run.step`` to ``steps``: batch, losses, Adam, validation, checkpoint."""
     training, method, optimizer = config.training, run.method, run.optimizer
@@ -449,8 +545,12 @@ def _loop(
             log.info(
                 "step %d of %d  %s", run.step, steps, "  ".join(f"{k} {v:.4f}" for k, v in figures.items())
             )
+        trained.done = run.step
+        trained.figures = figures or trained.figures
         stop = interrupted()
-        if stop or (time.monotonic() - saved >= training.checkpoint_seconds and run.step < steps):
+        # What comes after the last step may be cut off as well.
+        due = min(training.checkpoint_seconds, math.inf if run.step < steps else _LAST)
+        if stop or time.monotonic() - saved >= due:
             _check_finite(float(losses["total"].detach()), run.step)
             run.seconds = time.monotonic() - began
             run.save(identity)
@@ -488,32 +588,6 @@ def _augmentation(config: TrainingConfig, dataset: Dataset) -> str:
     if config.augment == "auto":
         return "flip-crop" if dataset.mirrors else "crop"
     return config.augment
-
-
-@contextlib.contextmanager
-def _interrupt_between_steps() -> Iterator[Callable[[], bool]]:
-    """Hold ctrl-C back until a step is done, where a checkpoint can be continued exactly; a second one stops at once.
-
-    Yields whether there was one.
-    """
-    asked = False
-
-    def hold(number: int, frame: Any) -> None:
-        nonlocal asked
-        if asked:
-            raise KeyboardInterrupt
-        asked = True
-
-    # Handlers belong to the main thread, and one that the program has set is left as it is.
-    main = threading.current_thread() is threading.main_thread()
-    ours = main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if ours:
-        signal.signal(signal.SIGINT, hold)
-    try:
-        yield lambda: asked
-    finally:
-        if ours:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _step_seed(seed: int, step: int) -> int:

@@ -149,6 +149,8 @@ def make_model(
             "split": {"protocol": split.name, "seed": split.seed, "hash": split.hash},
             "class_names": list(class_names),
             "multi_label": multi_label,
+            "asymmetric": network.asymmetric,
+            "items_are_codewords": network.items_are_codewords,
             "input": input_,
             "training": {
                 "steps": 1,

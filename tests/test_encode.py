@@ -159,3 +159,29 @@ def test_arrays_of_any_numbers_are_embedded_alike(model: Path) -> None:
 def test_what_is_no_array_of_items_is_one_line(model: Path, values: Any) -> None:
     with pytest.raises(DataError, match="items to embed"):
         Encoder.load(model).embed(values)
+
+
+def test_query_vectors_are_not_quantized_as_items(tmp_path: Path) -> None:
+    """Of a model whose items are codewords: those of queries are none."""
+    encoder = Encoder.load(make_model(tmp_path / "model", committee=2))
+    values = random_input("features", 50)
+    items, queries = (torch.from_numpy(encoder.embed(values, queries=q)[0]) for q in (False, True))
+    assert np.array_equal(encoder.quantize(items), encode_vectors(items.numpy(), encoder.model.codebooks))
+    with pytest.raises(DataError, match=r"vectors to quantize: rows 0, 1, .* query vectors"):
+        encoder.quantize(queries)
+    plain = Encoder.load(make_model(tmp_path / "plain"))
+    vectors = torch.from_numpy(plain.embed(values, queries=True)[0])
+    assert len(plain.quantize(vectors)) == 50
+
+
+def test_features_of_queries_make_no_codes(tmp_path: Path, data: Dataset) -> None:
+    model = make_model(tmp_path / "model", committee=2)
+    encode(model, data, tmp_path / "codes.h5", features=tmp_path / "features.h5")
+    with RowReader(tmp_path / "features.h5") as reader:
+        header, ids = reader.header, reader.ids()
+    vectors = Encoder.load(model).embed(random_input("features", N), queries=True)[0]
+    with writer_room.RowWriter(tmp_path / "features.h5", header, overwrite=True) as writer:
+        writer.append(vectors, ids, None)
+        writer.finish()
+    with pytest.raises(DataError, match=r"features\.h5: rows .* query vectors"):
+        encode(model, data, tmp_path / "codes.h5", features=tmp_path / "features.h5", overwrite=True)

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_factory import make_model, random_input
+from torch import Tensor
 
 from gpq_faiss import export_encoder as module
 from gpq_faiss.encode import Encoder
@@ -23,9 +24,8 @@ from gpq_faiss.errors import DataError, MismatchError, OutputExistsError, UsageE
 from gpq_faiss.export_encoder import Check, export_encoder
 from gpq_faiss.index.build import export_faiss
 from gpq_faiss.info import read_encoder_metadata
-from gpq_faiss.nn.additive import assign
-from gpq_faiss.nn.committee import CommitteeNetwork
 from gpq_faiss.nn.model import load_model
+from gpq_faiss.nn.posterior import PosteriorNetwork
 
 onnx = pytest.importorskip("onnx", reason="the extra 'onnx' is not installed")
 ort = pytest.importorskip("onnxruntime", reason="the extra 'onnx' is not installed")
@@ -303,17 +303,20 @@ def test_the_check_of_a_committees_codes_lets_ties_pass_and_finds_wrong_codes(tm
     folder = make_model(tmp_path / "model", "features", M=M, d=D, hidden=(), backbone="linear", committee=4)
     model = load_model(folder)
     net = model.network
-    assert isinstance(net, CommitteeNetwork)
-    sums = torch.randn(net.sums.shape, generator=torch.Generator().manual_seed(0)) * 0.3
+    assert isinstance(net, PosteriorNetwork)
+    tables = torch.randn(net.tables.shape, generator=torch.Generator().manual_seed(0)) * 0.3
     x = random_input("features", 200, seed=5)
-    with torch.no_grad():
-        targets = net.coded(torch.from_numpy(x))
+
+    def coded() -> Tensor:
+        net.place(tables, tables, net.feature_codewords, net.weights, by_logits=False)
+        with torch.no_grad():
+            return net.codes(torch.from_numpy(x))
+
     # Two codewords of the last codebook that are the same but for rounding, one of them much used.
-    word = int(assign(targets, sums)[:, -1].mode().values)
+    word = int(coded()[:, -1].mode().values)
     twin = (word + 1) % K
-    sums[-1, twin] = sums[-1, word] + 1e-6
-    net.place(sums)
-    codes = assign(targets, net.sums).numpy().astype(np.uint8)
+    tables[-1, twin] = tables[-1, word] + 1e-6
+    codes = coded().numpy().astype(np.uint8)
     tied = np.isin(codes[:, -1], [word, twin])
     assert tied.any()
     swapped = codes.copy()

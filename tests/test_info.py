@@ -27,6 +27,10 @@ from gpq_faiss.export_encoder import export_encoder
 from gpq_faiss.index.build import export_faiss
 from gpq_faiss.index.build import index as build_index
 from gpq_faiss.index.codebooks import encode
+from gpq_faiss.index.engine import Engine
+from gpq_faiss.index.forms import FORMS, Form
+from gpq_faiss.index.ivf import IvfSettings
+from gpq_faiss.index.opening import open_engine
 from gpq_faiss.info import info, read_encoder_metadata
 from gpq_faiss.nn.model import load_model
 from gpq_faiss.store import Header, RowWriter, write_arrays
@@ -182,7 +186,7 @@ def test_any_array(tmp_path: Path, dtype: str, shape: list[int], fortran: bool) 
     assert np.dtype(found["dtype"]) == array.dtype
     with (tmp_path / "a.npy").open("ab") as file:
         file.write(b"x")
-    with pytest.raises(DataError, match="header"):
+    with pytest.raises(DataError, match="1 bytes behind its array"):
         info(tmp_path / "a.npy")
 
 
@@ -296,6 +300,54 @@ def test_a_flipped_bit_in_an_archive_is_noticed(files: dict[str, Path], tmp_path
         info(copy)
 
 
+@pytest.mark.parametrize("name", ["x.npz", "torch"])
+def test_an_archive_that_is_too_large_to_be_read_through_is_said_to_be_unverified(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    assert info(files[name])["verified"] is True
+    monkeypatch.setattr("gpq_faiss.info.common._HASH_LIMIT", 10)
+    assert info(files[name])["verified"] is False
+
+
+@pytest.mark.parametrize("name", ["codes", "features"])
+def test_rows_that_were_changed_are_noticed(files: dict[str, Path], tmp_path: Path, name: str) -> None:
+    import h5py
+
+    path = shutil.copy(files[f"{name}.h5"], tmp_path / f"{name}.h5")
+    with h5py.File(path) as file:
+        at = file[name].id.get_chunk_info(0).byte_offset
+    raw = bytearray(path.read_bytes())
+    raw[at + 5] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(DataError, match="damaged"):
+        info(path)
+
+
+@pytest.mark.parametrize("ids", [True, False])
+@pytest.mark.parametrize("form", FORMS)
+def test_an_index_of_any_form_is_described(
+    files: dict[str, Path], tmp_path: Path, form: Form, *, ids: bool
+) -> None:
+    engine = open_engine(files["index"])
+    made = Engine.build(engine.codes, engine.codebooks, engine.ids if ids else None, ivf=IvfSettings(lists=2))
+    found = info(made.save(tmp_path / "i.faiss", form))
+    assert (found["kind"], found["layout"], found["ntotal"]) == ("index", form, N)
+    assert found["own_ids"] == (ids or form.startswith("ivf"))
+
+
+@pytest.mark.parametrize(
+    "factory",
+    ["Flat", "LSH", "HNSW4", "SQ8", "IVF1,Flat", "IVF1,SQ8", "IVF1,RQ2x4", "PCA2,Flat", "NSG4,Flat"],
+)
+def test_an_index_of_another_kind_is_said_to_be_one(tmp_path: Path, factory: str) -> None:
+    index = faiss.index_factory(8, factory)
+    faiss.write_index(index, str(tmp_path / "i.faiss"))
+    with pytest.raises(
+        DataError, match=r"holds no product-quantised codes \(type 'I|coarse quantiser is of type"
+    ):
+        info(tmp_path / "i.faiss")
+
+
 def test_an_index_that_was_changed_is_not_what_its_sidecar_says(
     files: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -351,7 +403,7 @@ def test_archives_of_others_are_refused(tmp_path: Path) -> None:
 
 def test_arrays_of_objects_are_never_unpickled(tmp_path: Path) -> None:
     np.save(tmp_path / "o.npy", np.array([{}, []], dtype=object), allow_pickle=True)
-    with pytest.raises(DataError, match="unpickled"):
+    with pytest.raises(DataError, match="Python objects, which are not loaded"):
         info(tmp_path / "o.npy")
 
 

@@ -14,12 +14,16 @@ PACKAGE = ROOT / "gpq_faiss"
 # Lowest first. index/ and evaluate/ come before nn/ since training validates by ranking codes.
 LAYERS = [
     "errors",
+    "inputs",
+    "stages",
     "files",
+    "signals",
     "config",
     "store",
     "data",
     "index",
     "evaluate",
+    "gpu",
     "report",
     "nn",
     "losses",
@@ -44,7 +48,7 @@ ONLY_IN = {
     "click": set(),
     "tqdm": set(),
 }
-NO_TORCH = {"errors", "files", "config", "store", "data", "evaluate", "report"}
+NO_TORCH = {"errors", "inputs", "files", "signals", "config", "store", "data", "evaluate", "report"}
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from model_factory import make_model
 
+from gpq_faiss.errors import UsageError
 from gpq_faiss.index.build import index as build_index
 from gpq_faiss.index.build import read_model_codebooks
 from gpq_faiss.index.codebooks import pack_codes
 from gpq_faiss.index.engine import Engine
 from gpq_faiss.index.items import GROUP_SHARE, Groups
 from gpq_faiss.index.tune import tune_nprobe
-from gpq_faiss.search import open_index, search
+from gpq_faiss.search import open_index, query_vectors, search
 
 N = 20_000
 
@@ -115,3 +116,59 @@ def test_the_user_is_told_how_it_was_searched(
     assert np.array_equal(in_place.ids, result.ids)
     lists = build_index(model, path, tmp_path / "lists.faiss", kind="ivf")
     assert search(model, lists, queries, k=5).way == "ivf, 20,000 items"
+
+
+@pytest.mark.parametrize(
+    ("kind", "memory"),
+    [(kind, None) for kind in ("auto", "exact", "fused", "flat", "fastscan", "ivf")]
+    + [("auto", "200kB"), ("ivf", "600kB")],
+)
+def test_fewer_results_than_asked_for_are_said_aloud(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, memory: str | None
+) -> None:
+    path = saved(model, tmp_path, 0.1, "ivf" if kind == "ivf" else "flat")
+    np.save(tmp_path / "queries.npy", np.random.default_rng(0).normal(size=(3, 20)).astype(np.float32))
+    queries = str(tmp_path / "queries.npy")
+    for k, where, expected in ((5, None, 0), (5, [1, 2, 3, 70_000], 3), (2, [1, 2, 3, 4], 0), (5, [], 3)):
+        caplog.clear()
+        result = search(model, path, queries, k=k, kind=kind, memory=memory, where=where)
+        if kind == "fastscan" and where and not expected:
+            continue  # it may leave out one of so few
+        assert result.short == expected == int((result.ids == -1).any(axis=1).sum())
+        warned = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+        assert len(warned) == (expected > 0)
+        if expected:
+            assert warned[0].startswith(f"3 of 3 queries have fewer than {k} results: too few items pass")
+    assert search(model, path, queries, least=1e9, kind=kind, memory=memory).short == 0
+
+
+def test_what_fastscan_leaves_out_is_said_aloud(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It gives no item whose code is the worst in every sub-space, as it is here for the opposite of a query."""
+    Z, document = read_model_codebooks(model)
+    np.save(tmp_path / "queries.npy", np.random.default_rng(0).normal(size=(1, 20)).astype(np.float32))
+    xq = query_vectors(model, str(tmp_path / "queries.npy"))[0].reshape(6, 1, -1)
+    worst = (xq * Z).sum(axis=2).argmin(axis=1)
+    codes = pack_codes(np.concatenate([np.zeros((8, 6)), np.tile(worst, (4, 1))]).astype(np.uint8), 16)
+    engine = Engine.build(codes, Z, kind="flat", model_fingerprint=document["model_fingerprint"])
+    path = engine.save(tmp_path / "i.faiss")
+    result = search(model, path, str(tmp_path / "queries.npy"), k=12, kind="fastscan")
+    assert result.short == 1
+    assert "take exact" in caplog.text
+    assert search(model, path, str(tmp_path / "queries.npy"), k=12).short == 0
+
+
+def test_all_items_from_a_score_on_are_sought_in_all_lists(model: Path, tmp_path: Path) -> None:
+    flat, lists = (saved(model, tmp_path, 0.1, kind) for kind in ("flat", "ivf"))
+    np.save(tmp_path / "queries.npy", np.random.default_rng(0).normal(size=(3, 20)).astype(np.float32))
+    queries = str(tmp_path / "queries.npy")
+    least = float(np.median(search(model, flat, queries, k=500).scores))
+    expected = search(model, flat, queries, least=least)
+    for memory in (None, "600kB"):
+        result = search(model, lists, queries, least=least, memory=memory)
+        assert np.array_equal(result.ids, expected.ids)
+        assert np.array_equal(result.scores, expected.scores)
+    for options in ({"nprobe": 3}, {"recall": 0.9}):
+        with pytest.raises(UsageError, match="in all lists: leave out nprobe and recall"):
+            search(model, lists, queries, least=least, **options)

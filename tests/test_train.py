@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -17,6 +18,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from killing import run_killed
 
 from gpq_faiss.batches import EpochSampler, hold_out, training_batches
 from gpq_faiss.checkpoint import RunState
@@ -27,10 +29,12 @@ from gpq_faiss.data.protocols import load_split
 from gpq_faiss.data.reader import Reader
 from gpq_faiss.encode import Encoder
 from gpq_faiss.errors import DataError, DeviceError, OutputExistsError, UsageError
+from gpq_faiss.files import atomic_folder, recover, unfinished
 from gpq_faiss.methods.gpq import GPQ
 from gpq_faiss.methods.registry import METHODS
 from gpq_faiss.nn.gpq import GPQNetwork
 from gpq_faiss.nn.model import build_network, load_model
+from gpq_faiss.signals import Terminated, ended_by_signals
 from gpq_faiss.train import count_steps, learning_rate, train
 
 
@@ -184,6 +188,7 @@ def test_hidden_labels_do_not_matter(trained: Path, tmp_path: Path) -> None:
 CHILD = """
 import sys
 from gpq_faiss.data.digits import open_digits
+from gpq_faiss.signals import Terminated, ended_by_signals
 from gpq_faiss.train import train
 sys.path.insert(0, {tests!r})
 from test_train import small
@@ -257,6 +262,166 @@ def test_a_finished_run_is_left_alone_by_resume(trained: Path) -> None:
         train(open_digits(), trained, config=small(steps=13), labelled="30-per-class", resume=True)
     with pytest.raises(OutputExistsError, match="--overwrite"):
         train(open_digits(), trained, config=small(), labelled="30-per-class")
+
+
+def cut(step: int) -> Callable[[int, int, dict[str, float]], None]:
+    """A progress that stops the training after a step, as a kill does: what was saved before is there."""
+
+    def stop(now: int, steps: int, figures: dict[str, float]) -> None:
+        if now == step:
+            raise InterruptedError
+
+    return stop
+
+
+def train_digits(
+    out: Path, *, stop: int = 0, resume: bool = False, overwrite: bool = False, **changes: object
+) -> Path:
+    return train(
+        open_digits(),
+        out,
+        config=small(checkpoint_seconds=0.0, **changes),
+        labelled="30-per-class",
+        resume=resume,
+        overwrite=overwrite,
+        progress=cut(stop) if stop else None,
+    )
+
+
+def test_a_run_that_replaces_a_model_can_be_resumed(tmp_path: Path) -> None:
+    """The old model stays until the new one is complete, and nothing of the new one is lost."""
+    out, partial = tmp_path / "m", tmp_path / ".m.partial"
+    train_digits(out)
+    old = (out / "model.safetensors").read_bytes()
+    with pytest.raises(InterruptedError):
+        train_digits(out, seed=1, stop=7, overwrite=True)
+    assert (out / "model.safetensors").read_bytes() == old
+    with pytest.raises(OutputExistsError, match="go on with --resume"):
+        train_digits(out, seed=1)
+    with pytest.raises(DataError, match="begun with other settings"):
+        train_digits(out, seed=2, resume=True)
+    assert (partial / "checkpoint.safetensors").exists()
+    steps: list[int] = []
+    config = small(checkpoint_seconds=0.0, seed=1)
+    train(
+        open_digits(),
+        out,
+        config=config,
+        labelled="30-per-class",
+        resume=True,
+        progress=lambda step, *_: steps.append(step),
+    )
+    assert steps[0] > 5
+    whole = train_digits(tmp_path / "whole", seed=1)
+    assert (out / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes() != old
+    assert sorted(os.listdir(tmp_path)) == ["m", "whole"]
+    assert train_digits(out, seed=1, resume=True) == out
+
+
+def test_resume_replaces_no_model_but_the_one_that_overwrite_was_given_for(tmp_path: Path) -> None:
+    out = tmp_path / "m"
+    train_digits(out)
+    with pytest.raises(InterruptedError):
+        train_digits(out, seed=1, stop=7, overwrite=True)
+    shutil.rmtree(out)
+    shutil.copytree(train_digits(tmp_path / "other", seed=2), out)
+    with pytest.raises(OutputExistsError, match="finished model of other settings"):
+        train_digits(out, seed=1, resume=True)
+    with pytest.raises(InterruptedError):
+        train_digits(out, seed=1, stop=3, overwrite=True)
+    assert train_digits(out, seed=1, resume=True) == out
+
+
+def test_overwrite_begins_anew(tmp_path: Path) -> None:
+    out = tmp_path / "m"
+    with pytest.raises(InterruptedError):
+        train_digits(out, stop=7)
+    with pytest.raises(OutputExistsError, match="--resume"):
+        train_digits(out)
+    with pytest.raises(InterruptedError):
+        train_digits(out, stop=1, overwrite=True)
+    train_digits(out, overwrite=True)
+    assert sorted(os.listdir(tmp_path)) == ["m"]
+
+
+def test_one_training_at_a_time_into_a_folder(tmp_path: Path) -> None:
+    """The second ends at once, before it has read any data."""
+    out = tmp_path / "m"
+    refused: list[str] = []
+
+    def second(step: int, steps: int, figures: dict[str, float]) -> None:
+        for options in ({}, {"resume": True}, {"overwrite": True}):
+            with pytest.raises(DataError, match="being written by another process") as caught:
+                train("features:/nowhere.npy", out, config=small(), **options)
+            refused.append(str(caught.value))
+
+    config = small(steps=2, checkpoint_seconds=0.0)
+    train(open_digits(), out, config=config, labelled="30-per-class", progress=second)
+    assert len(refused) == 6
+    assert sorted(os.listdir(tmp_path)) == ["m"]
+
+
+def test_a_training_that_fails_before_it_saves_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="labelled"):
+        train("digits", tmp_path / "m", config=small(), labelled="5000-per-class")
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_a_training_killed_at_its_end_leaves_is_swept(tmp_path: Path) -> None:
+    """Once the model is in place, its unfinished run is no more, and ``resume`` says that there is nothing to do."""
+    out, partial = tmp_path / "m", tmp_path / ".m.partial"
+    train_digits(out)
+    new = {path.name: path.read_bytes() for path in out.iterdir()}
+    (out / "model.safetensors").write_bytes(b"old")
+
+    def publish() -> None:
+        with unfinished(partial, out, keep=("checkpoint.safetensors",)):
+            (partial / "checkpoint.safetensors").write_bytes(b"state")
+            with atomic_folder(out, overwrite=True, done_with=partial) as folder:
+                for name, data in new.items():
+                    (folder / name).write_bytes(data)
+
+    at = 0
+    while True:
+        assert run_killed(publish, tmp_path, at)
+        if (out / "model.safetensors").read_bytes() != b"old":
+            break
+        at += 1
+        recover(out)
+        (out / "model.safetensors").write_bytes(b"old")
+    assert partial.exists()
+    assert train_digits(out, resume=True) == out
+    assert os.listdir(tmp_path) == ["m"]
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == new
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_saves_the_step_under_way(tmp_path: Path, number: signal.Signals) -> None:
+    """And has the effect that it would have had: here its handler of before is called."""
+    out = tmp_path / "m"
+    config = small(steps=60, checkpoint_seconds=3600.0)
+
+    def send(step: int, steps: int, figures: dict[str, float]) -> None:
+        if step == 7:
+            os.kill(os.getpid(), number)
+            if number != signal.SIGINT:
+                os.kill(os.getpid(), number)  # a second one changes nothing
+
+    before = signal.getsignal(number)
+    with ended_by_signals(), pytest.raises(KeyboardInterrupt) as caught:
+        train(open_digits(), out, config=config, labelled="30-per-class", progress=send)
+    assert signal.getsignal(number) == before
+    assert isinstance(caught.value, Terminated) == (number != signal.SIGINT)
+    steps: list[int] = []
+    train(
+        open_digits(),
+        out,
+        config=config,
+        labelled="30-per-class",
+        resume=True,
+        progress=lambda step, *_: steps.append(step),
+    )
+    assert steps[0] == 9
 
 
 def test_training_lowers_the_loss(tmp_path: Path) -> None:

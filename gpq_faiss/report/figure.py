@@ -36,9 +36,12 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save_figure(figure: Figure, path: Path, *, dpi: int = 160) -> Path:
-    """Write the figure as its ending says; no date goes into the file, so equal pictures are equal files."""
+    """Write the figure as its ending says; no date and nothing random goes into the file, so equal pictures are equal files."""
+    from matplotlib import rc_context
+
     form = path.suffix.lower().lstrip(".")
-    with atomic_path(path) as temporary:
+    # Names inside an SVG are random without a salt.
+    with atomic_path(path) as temporary, rc_context({"svg.hashsalt": "gpq"}):
         figure.savefig(temporary, format=form, dpi=dpi, metadata=_DATES[form])
     return path
 

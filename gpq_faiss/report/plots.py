@@ -131,13 +131,15 @@ def plot_tradeoff(
     x: str,
     y: str,
     title: str | None = None,
+    logarithmic: bool = True,
     overwrite: bool = False,
 ) -> Path:
-    """Quality over speed (or another cost, on a logarithmic axis): a point a way, or a line through its settings.
+    """Quality over speed (or another cost, or another quality): a point a way, or a line through its settings.
 
     Args:
-        groups: group -> way -> (speed [P], all above 0; quality [P]). A group has a colour, a way in it a marker.
+        groups: group -> way -> (speed [P]; quality [P]). A group has a colour, a way in it a marker.
         x: what the speed is, for the axis; ``y`` likewise.
+        logarithmic: whether the axis of the speed is, which then has to be above 0.
 
     Raises:
         UsageError: another ending. DataError: nothing to draw, arrays of different lengths, or a speed that has no
@@ -147,14 +149,15 @@ def plot_tradeoff(
     figure = new_figure(1.6 * _WIDTH, 1.25 * _HEIGHT)
     axes = figure.add_subplot()
     style_axes(axes, title, x, y)
-    axes.set_xscale("log")
+    if logarithmic:
+        axes.set_xscale("log")
     # An entry without a line heads the ways of a group in the legend.
     entries: list[Line2D] = []
     for i, (group, ways) in enumerate(_some(groups).items()):
         entries += axes.plot([], [], linestyle="none", label=group)
         for j, (name, points) in enumerate(_some(ways).items()):
             speed, quality = _pair(name, *points)
-            if not (speed > 0).all():
+            if logarithmic and not (speed > 0).all():
                 raise DataError(
                     f"line {name!r}: a speed of {speed.min():g} has no place on a logarithmic axis"
                 )

@@ -218,8 +218,8 @@ cli(sys.argv[1:], prog_name="gpq")
 """
 
 
-def interrupt(call: list[str], when: Path) -> tuple[int, str]:
-    """Run gpq, slowed down, send it SIGINT as ctrl-C does once ``when`` exists; exit code and stderr."""
+def interrupt(call: list[str], when: Path, number: signal.Signals) -> tuple[int, str]:
+    """Run gpq, slowed down, send it a signal once ``when`` exists; exit code and stderr."""
     child = subprocess.Popen(
         [sys.executable, "-c", SLOW, "-q", *call],
         stdout=subprocess.PIPE,
@@ -235,7 +235,7 @@ def interrupt(call: list[str], when: Path) -> tuple[int, str]:
             deadline -= 1
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(0.005)
-        child.send_signal(signal.SIGINT)
+        child.send_signal(number)
         stdout, stderr = child.communicate(timeout=60)
     finally:
         child.kill()
@@ -243,8 +243,13 @@ def interrupt(call: list[str], when: Path) -> tuple[int, str]:
     return child.returncode, stderr
 
 
-def test_ctrl_c_in_a_training_is_one_line_and_resume_reaches_the_same_codes(
-    shop: Shop, tmp_path: Path
+SIGNALS = {signal.SIGINT: (130, "interrupted"), signal.SIGTERM: (143, "ended by SIGTERM")}
+"""As ctrl-C sends it, and as batch systems do: exit code, and what the line says."""
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_in_a_training_is_one_line_and_resume_reaches_the_same_codes(
+    shop: Shop, tmp_path: Path, number: signal.Signals
 ) -> None:
     settings = tmp_path / "run.toml"
     settings.write_text(shop.settings.read_text() + "checkpoint_seconds = 0.4\n")
@@ -264,10 +269,10 @@ def test_ctrl_c_in_a_training_is_one_line_and_resume_reaches_the_same_codes(
     out = tmp_path / "model"
     partial = tmp_path / ".model.partial"
     before = content(tmp_path)
-    code, stderr = interrupt([*train, "--out", str(out)], partial / "checkpoint.safetensors")
+    code, stderr = interrupt([*train, "--out", str(out)], partial / "checkpoint.safetensors", number)
     line = only_line(stderr)
-    assert code == 130
-    assert "interrupted" in line
+    assert code == SIGNALS[number][0]
+    assert SIGNALS[number][1] in line
     assert "--resume" in line
     assert set(content(tmp_path)) - set(before) == {".model.partial", ".model.partial/checkpoint.safetensors"}
     described = json.loads(done("info", out, "--format", "json"))
@@ -281,16 +286,20 @@ def test_ctrl_c_in_a_training_is_one_line_and_resume_reaches_the_same_codes(
     assert weights[0] == weights[1]
 
 
-def test_ctrl_c_in_an_encoding_is_one_line_and_the_same_command_goes_on(shop: Shop, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_in_an_encoding_is_one_line_and_the_same_command_goes_on(
+    shop: Shop, tmp_path: Path, number: signal.Signals
+) -> None:
     features, labels = clusters(1200)
     np.savez(tmp_path / "x.npz", features=features, labels=labels)
     encode = ["encode", str(shop.model), f"features:{tmp_path}/x.npz", "--batch-size", "20"]
     partial = tmp_path / ".features.h5.partial"
     before = content(tmp_path)
-    code, stderr = interrupt([*encode, "--out", str(tmp_path / "codes.h5")], partial / "progress.json")
+    call = [*encode, "--out", str(tmp_path / "codes.h5")]
+    code, stderr = interrupt(call, partial / "progress.json", number)
     line = only_line(stderr)
-    assert code == 130
-    assert "interrupted" in line
+    assert code == SIGNALS[number][0]
+    assert SIGNALS[number][1] in line
     assert "to go on" in line
     assert "--resume" not in line
     assert {name.split("/")[0] for name in set(content(tmp_path)) - set(before)} == {partial.name}
@@ -305,18 +314,22 @@ def test_ctrl_c_in_an_encoding_is_one_line_and_the_same_command_goes_on(shop: Sh
         assert one.ntotal == 1200
 
 
+@pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("stage", [s for s in STAGES if s not in {"train", "encode"}])
-def test_ctrl_c_in_any_other_stage_leaves_nothing(
-    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+def test_a_signal_in_any_other_stage_leaves_nothing(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, number: signal.Signals
 ) -> None:
     """Just before the output would get its name."""
+    # Where tests run in the background ctrl-C is ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def interrupted(source: object, target: object) -> None:
-        raise KeyboardInterrupt
+        signal.raise_signal(number)
 
     call, _ = stage_call(stage, shop, tmp_path)
     with monkeypatch.context() as patch, untouched(tmp_path, shop.root):
         patch.setattr(os, "replace", interrupted)
         result = gpq(*call)
-    assert result.exit_code == 130
-    assert "interrupted" in only_line(result.stderr)
+    signal.signal(signal.SIGINT, before)
+    assert result.exit_code == SIGNALS[number][0]
+    assert SIGNALS[number][1] in only_line(result.stderr)

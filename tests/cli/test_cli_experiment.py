@@ -25,7 +25,7 @@ def test_methods_are_listed_in_the_order_of_the_tables() -> None:
     assert [line.split()[0] for line in lines] == list(METHODS)
     listed = json.loads(gpq("methods", "--format", "json").stdout)
     assert [row["method"] for row in listed] == list(METHODS) == [
-        "gpq", "gpq-f", "gpq-h", "gpq-t", "ssgah", "bgdh", "ssdh", "pqn", "dtq", "dqn", "subic", "ninh", "cnnh", "lopq", "opq",
+        "gpq", "gpq-f", "gpq-h", "gpq-t", "posterior", "ssgah", "bgdh", "ssdh", "pqn", "dtq", "dqn", "subic", "ninh", "cnnh", "lopq", "opq",
         "pq", "sdh", "itq", "sh", "float", "classifier",
     ]  # fmt: skip
     of = {row["method"]: row for row in listed}
@@ -67,7 +67,7 @@ def test_a_run_and_its_reports(tmp_path: Path) -> None:
     assert text.index("| pq ") < text.index("| itq ")
     assert gpq("report", out).stdout.startswith("Table 2: mAP under protocol 1\n")
     assert json.loads(gpq("report", out, "--format", "json").stdout)["runs"][0]["method"] == "pq"
-    assert gpq("report", out, "--format", "csv").stdout.startswith("method,24,24_deviation,24_n\npq,")
+    assert gpq("report", out, "--format", "csv").stdout.startswith("method,24,24_deviation,24_n,NN10@100")
     assert r"\toprule" in gpq("report", out, "--format", "latex", "--table", "map").stdout
     again = gpq("report", out, "--out", str(page))
     assert again.exit_code != 0
@@ -111,7 +111,7 @@ def test_failed_runs_are_named_and_the_exit_code_is_1(tmp_path: Path) -> None:
         (["run", "table2", "digits", "--methods", "pq", "--out", "x"], 1, "500-per-class"),
         (["run", "table2", "features:none.npy", "--out", "x"], 1, "none.npy"),
         (["run", "table2", "digits", "--config", "none.toml", "--out", "x"], 1, "none.toml not found"),
-        (["report", "nowhere"], 1, "should hold an experiment"),
+        (["report", "nowhere"], 1, "experiment.json not found"),
         (["report", "nowhere", "--images", "digits"], 2, "give --plots as well"),
     ],
 )  # fmt: skip

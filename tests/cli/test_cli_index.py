@@ -70,19 +70,19 @@ def test_lists_are_searched_in_memory_and_in_place(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, assign: str, budget: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr("gpq_faiss.search._COPIES", 10**6)  # no budget holds the index
-    out, same = tmp_path / "lists.faiss", ("--format", "json", "-k", 200)
-    build = ("index", shop.model, shop.codes, "--kind", "ivf", "--memory", "64MB", "--lists", 5)
-    done(*build, "--assign", assign, "--nprobe", 2, "--out", out)
+    out, same = tmp_path / "lists.faiss", ("--format", "json", "-k", 150)
+    build = ("index", shop.model, shop.codes, "--kind", "ivf", "--memory", "64MB", "--lists", 3)
+    done(*build, "--assign", assign, "--nprobe", 1, "--out", out)
     plain = answers(done("search", shop.model, shop.index, shop.queries, *same))
     search = ("search", shop.model, out, shop.queries, *same)
-    assert answers(done(*search, *budget, "--nprobe", 5)) == plain
+    assert answers(done(*search, *budget, "--nprobe", 3)) == plain
     assert answers(done(*search, *budget, "--kind", "exact")) == plain
     few = answers(done(*search, *budget))
-    assert answers(done(*search, *budget, "--nprobe", 2)) == few != plain
+    assert answers(done(*search, *budget, "--nprobe", 1)) == few != plain
     tuned = answers(done(*search, *budget, "--recall", 1))
     assert tuned.pop("operating_points")[-1]["recall"] == 1
     assert tuned == plain
-    lines = done("search", shop.model, out, shop.queries, *budget, "-k", 200, "--recall", 0.9).splitlines()
+    lines = done("search", shop.model, out, shop.queries, *budget, "-k", 150, "--recall", 0.9).splitlines()
     assert lines[0].startswith("nprobe 1: recall 0.")
 
 

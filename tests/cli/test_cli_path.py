@@ -87,6 +87,21 @@ def test_evaluate_on_the_digits_gives_the_key_map(digits: Path) -> None:
     assert 0.15 < found["map"] <= 1, "no better than chance"
     assert found["bits"] == 48
     assert found["protocol"] == "1"
+    like = found["likeness"]
+    assert 0 <= like["nn10_at_100"] <= like["within_class"] <= 1
+    assert like["queries"] == min(found["n_queries"], 400)
+    assert 10 <= like["distinct_in_tops"] <= 10 * like["queries"]
+    assert "exact cosine of the inputs" in like["definition"]
+
+
+def test_evaluate_tells_likeness_of_all_that_it_compares(digits: Path) -> None:
+    command = ("evaluate", digits / "model", "digits", "--compare", "float")
+    found = json.loads(done(*command, "--format", "json"))
+    assert found["compared"]["float"]["likeness"]["nn10_at_100"] == 1
+    lines = done(*command).splitlines()
+    column = lines[0].split().index("NN10@100")
+    cells = {line.split()[0]: line.split()[column] for line in lines[2:4]}
+    assert cells == {"GPQ": f"{found['likeness']['nn10_at_100']:.4f}", "float": "1.0000"}
 
 
 def test_search_gives_a_picture_of_the_digits(digits: Path) -> None:

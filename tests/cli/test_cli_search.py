@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -125,13 +127,24 @@ def test_options_at_odds_are_refused(shop: Shop, tmp_path: Path) -> None:
         ("--memory", "much"),
         ("--memory", "5kB", "--kind", "ivf"),
         ("--memory", "5kB", "--kind", "fastscan"),
-        ("--memory", "1kB"),
         ("--least", "nan"),
         ("--least", 1, "-k", 5),
         ("-k", 0),
         ("--where-ids", tmp_path / "bad.txt", "--without-ids", tmp_path / "bad.txt"),
     ):
         refused(*search, *options, code=2)
+    assert "7 queries" in refused(*search, "--memory", "1kB", code=1)
     for name in ("bad.txt", "bad.npy", "none.txt"):
         assert name in refused(*search, "--where-ids", tmp_path / name)
     assert "other codebooks" in refused("search", shop.other, shop.index, shop.queries)
+
+
+def test_fewer_results_than_asked_for_are_one_line_on_stderr(shop: Shop, tmp_path: Path) -> None:
+    (tmp_path / "some.txt").write_text("3\n4\n5\n")
+    call = ("search", shop.model, shop.index, shop.queries, "-k", 5, "--where-ids", tmp_path / "some.txt")
+    code = "import sys; from gpq_cli.main import cli; cli(sys.argv[1:], prog_name='gpq')"
+    ran = subprocess.run(
+        [sys.executable, "-c", code, *map(str, call)], capture_output=True, text=True, check=True
+    )
+    lines = [line for line in ran.stderr.splitlines() if "fewer" in line]
+    assert lines == ["7 of 7 queries have fewer than 5 results: too few items pass the filter"]

@@ -69,8 +69,10 @@ def test_written_as_the_ending_says(draw, suffix, tmp_path):
         assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 20
 
 
-def test_equal_pictures_are_equal_files(tmp_path):
-    assert draw_bits(tmp_path / "a.png").read_bytes() == draw_bits(tmp_path / "b.png").read_bytes()
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
+def test_equal_pictures_are_equal_files(tmp_path, suffix):
+    one, two = (draw_bits(tmp_path / f"{name}{suffix}") for name in "ab")
+    assert one.read_bytes() == two.read_bytes()
 
 
 def test_a_tradeoff_is_a_colour_a_group_and_a_line_in_the_order_of_speed(tmp_path):

@@ -1,0 +1,606 @@
+"""Files that claim more than they hold, never end, or are something else than their name says: one line, before any memory is taken."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from commands import WIDTH, Shop, clusters, gpq, refused, untouched
+from safetensors.numpy import load_file, save_file
+from stages import TRAIN, fill
+from test_bad_input import refused_model
+
+LISTS: dict[str, tuple[str, ...]] = {
+    "--ids": ("encode", "MODEL", "DATA", "--ids", "BAD"),
+    "--where-ids": ("search", "MODEL", "INDEX", "QUERIES", "--where-ids", "BAD"),
+    "--without-ids": ("search", "MODEL", "INDEX", "QUERIES", "--without-ids", "BAD"),
+    "--labelled": ("train", "DATA", "--labels", "LABELS", *TRAIN, "--labelled", "BAD"),
+    "--queries": ("train", "DATA", "--labels", "LABELS", *TRAIN, "--queries", "BAD"),
+    "--labels": ("train", "DATA", *TRAIN, "--labels", "BAD"),
+    "labels of a list": ("train", "list:IMAGES/list.txt", *TRAIN, "--labels", "BAD"),
+}
+"""Every option that takes numbers from a file."""
+ARRAYS = LISTS | {
+    "features:": ("encode", "MODEL", "features:BAD"),
+    "queries of a search": ("search", "MODEL", "INDEX", "BAD"),
+    "info": ("info", "BAD"),
+}
+
+
+@contextlib.contextmanager
+def limited(seconds: int = 300, memory: int = 2 << 30) -> Iterator[None]:
+    """What hangs fails, and so does what takes ``memory`` more bytes than there are now."""
+
+    def stop(*_: object) -> None:
+        pytest.fail(f"no answer after {seconds} s")
+
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    limit = resource.getrlimit(resource.RLIMIT_AS)
+    old = signal.signal(signal.SIGALRM, stop)
+    resource.setrlimit(resource.RLIMIT_AS, (taken + memory, limit[1]))
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        resource.setrlimit(resource.RLIMIT_AS, limit)
+        signal.signal(signal.SIGALRM, old)
+
+
+@pytest.fixture
+def listed(shop: Shop, tmp_path: Path) -> Path:
+    """A copy of the images with a list of them."""
+    folder = tmp_path / "images"
+    shutil.copytree(shop.images, folder)
+    (folder / "list.txt").write_text("".join(f"a/{i}.png\n" for i in range(6)))
+    return folder
+
+
+def arguments(call: tuple[str, ...], shop: Shop, bad: Path, listed: Path) -> list[str]:
+    return fill(tuple(part.replace("IMAGES", str(listed)) for part in call), shop, bad, bad.parent / "out")
+
+
+# One loader of .npy -----------------------------------------------------------------------------------------------------
+
+
+def npy_files(folder: Path) -> dict[str, Path]:
+    """Files named .npy that are none, by what is wrong with them."""
+    good = np.arange(240 * WIDTH, dtype=np.int64).reshape(240, WIDTH)
+    np.savez(folder / "zip.npz", good)
+    (folder / "zip.npz").rename(folder / "a zip archive.npy")
+    np.save(folder / "whole.npy", good)
+    data = (folder / "whole.npy").read_bytes()
+    (folder / "whole.npy").unlink()
+    for name, content in {
+        # The parser of the header meets the end of the text inside brackets: tokenize.TokenError.
+        "an open bracket": data.replace(f"({240}, {WIDTH})".encode(), f"({240}, {WIDTH} ".encode()),
+        "brackets": data[:10] + b"(" * (len(data[10:128])) + data[128:],
+        "a claim": data.replace(b"(240, ", b"(2400000000000, "),
+        "a negative size": data.replace(b"(240, ", b"(-40, "),
+    }.items():
+        # A claim is longer than what it replaces: the padding of the header gives way.
+        broken = content
+        if len(broken) > len(data):
+            extra = len(broken) - len(data)
+            broken = broken.replace(b" " * extra + b"\n", b"\n", 1)
+        (folder / f"{name}.npy").write_bytes(broken)
+    return {path.stem: path for path in folder.glob("*.npy")}
+
+
+@pytest.mark.parametrize("option", ARRAYS)
+def test_what_is_named_npy_and_is_none_is_one_line(
+    shop: Shop, tmp_path: Path, listed: Path, option: str
+) -> None:
+    for how, bad in npy_files(tmp_path).items():
+        if option == "info" and how == "a zip archive":
+            continue  # gpq info looks at the content, and describes the archive
+        with untouched(tmp_path), limited():
+            assert bad.name in refused(*arguments(ARRAYS[option], shop, bad, listed))
+
+
+@pytest.mark.parametrize("option", [*LISTS, "config", "grid"])
+def test_what_never_ends_is_one_line(shop: Shop, tmp_path: Path, listed: Path, option: str) -> None:
+    """A device of zeros, and a pipe that nobody writes to."""
+    calls = LISTS | {
+        "config": ("train", "DATA", "--labels", "LABELS", *TRAIN, "--config", "BAD"),
+        "grid": ("experiment", "run", "BAD", "DATA", "--labels", "LABELS"),
+    }
+    suffix = "toml" if option in ("config", "grid") else "txt"
+    pipe, device = tmp_path / f"pipe.{suffix}", tmp_path / f"device.{suffix}"
+    os.mkfifo(pipe)
+    device.symlink_to("/dev/zero")
+    for bad in (pipe, device):
+        with limited():
+            line = refused(*arguments(calls[option], shop, bad, listed))
+        assert f"{bad.name} is a device or a pipe" in line
+
+
+@pytest.mark.parametrize("form", ["npy", "npz", "h5", "parquet", "faiss", "weights"])
+def test_a_pipe_in_the_place_of_a_file_is_one_line(shop: Shop, tmp_path: Path, form: str) -> None:
+    bad = tmp_path / f"bad.{form}"
+    os.mkfifo(bad)
+    calls: dict[str, list[tuple[str, ...]]] = {
+        "h5": [("index", "MODEL", "BAD"), ("search", "MODEL", "INDEX", "BAD"), ("info", "BAD")],
+        "parquet": [("index", "MODEL", "BAD"), ("train", "parquet:BAD", *TRAIN)],
+        "faiss": [("search", "MODEL", "BAD", "QUERIES"), ("info", "BAD")],
+    }
+    if form == "weights":
+        folder = tmp_path / "model"
+        shutil.copytree(shop.model, folder)
+        (folder / "model.safetensors").unlink()
+        os.mkfifo(folder / "model.safetensors")
+        with limited():
+            refused("encode", folder, shop.data, "--out", tmp_path / "out.h5")
+        return
+    for call in calls.get(form, [("encode", "MODEL", "features:BAD"), ("search", "MODEL", "INDEX", "BAD")]):
+        with limited():
+            assert bad.name in refused(*fill(call, shop, bad, tmp_path / "out"))
+
+
+# What is compressed -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", ["header", "body", "checksum"])
+def test_a_damaged_member_of_an_npz_is_one_line(shop: Shop, tmp_path: Path, at: str) -> None:
+    features, labels = clusters()
+    bad = tmp_path / "bad.npz"
+    np.savez_compressed(bad, features=features, labels=labels)
+    data = bytearray(bad.read_bytes())
+    with zipfile.ZipFile(bad) as archive:
+        member = archive.getinfo("features.npy")
+    start = member.header_offset + 30 + len("features.npy") + 20  # the last of them: the extra field
+    place = {"header": start + 1, "body": start + member.compress_size // 2, "checksum": None}[at]
+    if place is None:
+        entry = data.rindex(b"PK\x01\x02", 0, data.rindex(b"labels.npy"))
+        first = data.index(b"PK\x01\x02")
+        assert first < entry
+        data[first + 16] ^= 1
+    else:
+        data[place : place + 4] = bytes(b ^ 0xFF for b in data[place : place + 4])
+    bad.write_bytes(data)
+    with untouched(tmp_path):
+        for call in (("train", "features:BAD", *TRAIN), ("search", "MODEL", "INDEX", "BAD"), ("info", "BAD")):
+            assert bad.name in refused(*fill(call, shop, bad, tmp_path / "out"))
+
+
+@pytest.mark.parametrize("how", ["places before the file", "LZMA"])
+def test_a_damaged_directory_of_an_npz_is_one_line(shop: Shop, tmp_path: Path, how: str) -> None:
+    features, labels = clusters()
+    bad = tmp_path / "bad.npz"
+    if how == "LZMA":
+        with (
+            zipfile.ZipFile(bad, "w", zipfile.ZIP_LZMA) as archive,
+            archive.open("features.npy", "w") as file,
+        ):
+            np.lib.format.write_array(file, features)
+        data = bytearray(bad.read_bytes())
+        data[60:64] = b"\xff" * 4
+    else:
+        np.savez_compressed(bad, features=features, labels=labels)
+        data = bytearray(bad.read_bytes())
+        end = data.rindex(b"PK\x05\x06") + 16  # where the directory begins
+        data[end : end + 4] = (int.from_bytes(data[end : end + 4], "little") + 1000).to_bytes(4, "little")
+    bad.write_bytes(data)
+    with untouched(tmp_path):
+        for call in (("train", "features:BAD", *TRAIN), ("search", "MODEL", "INDEX", "BAD"), ("info", "BAD")):
+            assert bad.name in refused(*fill(call, shop, bad, tmp_path / "out"))
+
+
+def equal_rows(rows: int) -> np.ndarray:
+    """Rows that compress to nearly nothing."""
+    return np.ones((rows, WIDTH), np.float32)
+
+
+def bombs(folder: Path) -> dict[str, Path]:
+    """Files that unpack to hundreds of times their size: 128 MB."""
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    x = equal_rows(2_000_000)
+    np.savez_compressed(folder / "npz.npz", features=x)
+    column = pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), WIDTH)
+    pq.write_table(pa.table({"features": column}), folder / "parquet.parquet", compression="zstd")
+    with h5py.File(folder / "hdf5.h5", "w") as h5:
+        h5.create_dataset("features", data=x, chunks=(10_000, WIDTH), compression="gzip")
+    return {path.stem: path for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def unpacking(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return bombs(tmp_path_factory.mktemp("bombs"))
+
+
+@pytest.mark.parametrize("form", ["npz", "parquet", "hdf5"])
+def test_queries_that_unpack_to_more_than_the_budget_are_one_line(
+    shop: Shop, unpacking: dict[str, Path], form: str
+) -> None:
+    path = unpacking[form]
+    assert path.stat().st_size < 3 << 20
+    line = refused("search", shop.model, shop.index, path, "--memory", "40MB")
+    assert "of memory are needed, 20.0 MB are allowed" in line
+
+
+@pytest.mark.parametrize("form", ["npz", "parquet"])
+def test_features_that_unpack_to_more_than_is_free_are_one_line(
+    shop: Shop, tmp_path: Path, unpacking: dict[str, Path], form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import gpq_faiss.inputs
+
+    monkeypatch.setattr(gpq_faiss.inputs, "available_memory", lambda: 50 << 20)
+    line = refused("encode", shop.model, f"features:{unpacking[form]}", "--out", tmp_path / "codes.h5")
+    assert "of memory are needed, 52.4 MB are free" in line
+    monkeypatch.setattr(gpq_faiss.inputs, "available_memory", lambda: 500 << 20)
+    assert gpq("info", unpacking["npz"]).exit_code == 0
+
+
+def test_long_texts_stored_once_in_parquet_are_one_line(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten thousand copies of a code of a megabyte, in a file of a few kilobytes."""
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    codes = pa.DictionaryArray.from_arrays(np.zeros(10_000, np.int32), pa.array([b"\0" * (1 << 20)]))
+    table = {"codes": codes, "id": np.arange(10_000)}
+    pq.write_table(
+        pa.table(table),
+        tmp_path / "codes.parquet",
+        compression="zstd",
+        store_schema=False,
+        dictionary_pagesize_limit=4 << 20,
+    )
+    assert (tmp_path / "codes.parquet").stat().st_size < 200_000
+    for budget in ((), ("--memory", "100MB")):
+        with limited():
+            line = refused(
+                "index", shop.model, tmp_path / "codes.parquet", "--out", tmp_path / "i.faiss", *budget
+            )
+        assert "has not 2 bytes in every row" in line
+
+
+def test_codes_in_parquet_kept_as_a_dictionary_are_the_same_codes(shop: Shop, tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    from gpq_faiss.index.io import load_index
+    from gpq_faiss.index.layout import layout_of
+
+    with h5py.File(shop.codes) as h5:
+        codes, ids = h5["codes"][()], h5["ids"][()]
+    for name, column in {
+        "dictionary": pa.array([row.tobytes() for row in codes]).dictionary_encode(),
+        "binary": pa.array([row.tobytes() for row in codes]),
+        "fixed": pa.array([row.tobytes() for row in codes], pa.binary(codes.shape[1])),
+        "list": pa.array(codes.tolist(), pa.list_(pa.uint8())),
+    }.items():
+        pq.write_table(pa.table({"codes": column, "id": ids}), tmp_path / f"{name}.parquet")
+        out = tmp_path / f"{name}.faiss"
+        result = gpq("index", shop.model, tmp_path / f"{name}.parquet", "--out", out)
+        assert result.exit_code == 0, result.stderr
+        assert out.read_bytes() == (tmp_path / "dictionary.faiss").read_bytes()
+    found = load_index(tmp_path / "dictionary.faiss")[0]
+    np.testing.assert_array_equal(layout_of(found, what="it").codes(), codes)
+
+
+# Rows that are not there ------------------------------------------------------------------------------------------------
+
+
+def claiming(good: Path, path: Path, rows: int, keep: bool) -> Path:
+    """The HDF5 file ``good`` with datasets of so many rows, of which (with ``keep``) those of ``good`` are stored."""
+    with h5py.File(good) as old, h5py.File(path, "w") as new:
+        for key, value in old.attrs.items():
+            new.attrs[key] = rows if key == "ntotal" else value
+        for key, column in old.items():
+            if key == "codebooks":
+                old.copy(column, new)
+                continue
+            made = new.create_dataset(
+                key, (rows, *column.shape[1:]), column.dtype, chunks=(1 << 16, *column.shape[1:]),
+                compression="gzip", fletcher32=True,
+            )  # fmt: skip
+            if keep:
+                made[: len(column)] = column[()]
+    return path
+
+
+@pytest.mark.parametrize("rows", [10**11, 200_000])
+@pytest.mark.parametrize("keep", [True, False])
+def test_rows_that_are_not_stored_are_one_line(shop: Shop, tmp_path: Path, rows: int, keep: bool) -> None:
+    """HDF5 reads what was never written as zeros, without a word."""
+    bad = claiming(shop.codes, tmp_path / "codes.h5", rows, keep)
+    vectors = claiming(shop.vectors, tmp_path / "features.h5", rows, keep)
+    assert bad.stat().st_size < 400_000
+    with untouched(tmp_path), limited():
+        for call in (
+            ("index", shop.model, bad, "--out", tmp_path / "i.faiss"),
+            ("index", shop.model, bad, "--memory", "100MB", "--out", tmp_path / "i.faiss"),
+            ("info", bad),
+        ):
+            assert "damaged" in refused(*call)
+        for call in (
+            ("search", shop.model, shop.index, vectors),
+            ("train", f"features:{vectors}", *TRAIN, "--out", tmp_path / "m"),
+        ):
+            assert "damaged" in refused(*call)
+
+
+def test_foreign_rows_that_are_not_stored_are_one_line(shop: Shop, tmp_path: Path) -> None:
+    for name, options in {"plain": {}, "chunked": {"chunks": (4096, WIDTH)}}.items():
+        with h5py.File(tmp_path / f"{name}.h5", "w") as h5:
+            h5.create_dataset("features", (10**11, WIDTH), np.float32, **options)
+    with h5py.File(tmp_path / "twice.h5", "w") as h5:
+        plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        plist.set_chunk((1 << 20, WIDTH))
+        plist.set_deflate(9)
+        plist.set_deflate(9)
+        space = h5py.h5s.create_simple((1 << 20, WIDTH))
+        made = h5py.h5d.create(h5.id, b"features", h5py.h5t.IEEE_F32LE, space, plist)
+        h5py.Dataset(made)[()] = 1.0
+    with untouched(tmp_path), limited():
+        for path in tmp_path.glob("*.h5"):
+            line = refused("encode", shop.model, f"features:{path}", "--out", tmp_path / "codes.h5")
+            assert path.name in line
+
+
+# Models -----------------------------------------------------------------------------------------------------------------
+
+
+def changed_model(shop: Shop, folder: Path, *keys: str, value: object) -> Path:
+    """A copy of the model with one entry of config.json changed."""
+    shutil.copytree(shop.model, folder)
+    description = json.loads((folder / "config.json").read_text())
+    place = description
+    for key in keys[:-1]:
+        place = place[key]
+    place[keys[-1]] = value
+    (folder / "config.json").write_text(json.dumps(description))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("keys", "value"),
+    [
+        (("config", "network"), {"backbone": "mlp", "hidden": [1 << 21]}),
+        (("config", "network"), {"backbone": "mlp", "hidden": [4] * 100_000}),
+        (("config", "network", "heads"), 1 << 20),
+        (("config", "quantizer", "subdim"), 4096),
+        (("config", "quantizer", "codewords"), 256),
+        (("input", "width"), 1 << 22),
+        (("class_names",), [str(i) for i in range(1 << 17)]),
+    ],
+)
+def test_widths_that_no_tensor_has_are_refused_before_they_are_made(
+    shop: Shop, tmp_path: Path, keys: tuple[str, ...], value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    monkeypatch.setattr(  # the head's layer is what any width ends in
+        torch.nn.init, "xavier_uniform_", guarded(torch.nn.init.xavier_uniform_)
+    )
+    real = torch.randn
+
+    def randn(*shape: object, **options: object) -> torch.Tensor:
+        made = real(*shape, **options)
+        assert made.numel() < 1 << 20 or made.device.type == "meta"
+        return made
+
+    monkeypatch.setattr(torch, "randn", randn)
+    folder = changed_model(shop, tmp_path / "bad-model", *keys, value=value)
+    with limited():
+        assert "config.json" in refused("encode", folder, shop.data, "--out", tmp_path / "codes.h5")
+
+
+def guarded(function):  # type: ignore[no-untyped-def]
+    def checked(tensor, *args, **options):  # type: ignore[no-untyped-def]
+        assert tensor.numel() < 1 << 20 or tensor.device.type == "meta", "made before its shape was compared"
+        return function(tensor, *args, **options)
+
+    return checked
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ("config", "training", "learning_rate"),
+        ("config", "training", "seed"),
+        ("config", "quantizer", "codebooks"),
+        ("config", "network", "image_size"),
+        ("config", "network", "backbone"),
+        ("input", "width"),
+        ("format_version",),
+    ],
+)
+def test_a_huge_number_in_config_json_is_one_line(shop: Shop, tmp_path: Path, keys: tuple[str, ...]) -> None:
+    refused_model(shop, changed_model(shop, tmp_path / "bad-model", *keys, value=10**400), tmp_path)
+
+
+def test_an_image_size_that_no_memory_holds_is_one_line(shop: Shop, tmp_path: Path) -> None:
+    """A convolution takes images of any size, so that no tensor tells."""
+    from model_factory import make_model
+
+    folder = tmp_path / "bad-model"
+    make_model(folder, "images", image_size=16, backbone="vgg", class_names=("a", "b"))
+    description = json.loads((folder / "config.json").read_text())
+    description["input"]["image_size"] = 1 << 20
+    (folder / "config.json").write_text(json.dumps(description))
+    with limited():
+        line = refused("encode", folder, f"folder:{shop.images}", "--out", tmp_path / "codes.h5")
+    assert "image_size" in line
+
+
+def test_a_model_without_codebooks_is_one_line(shop: Shop, tmp_path: Path) -> None:
+    import torch
+
+    from gpq_faiss.nn.model import state_fingerprint
+
+    folder = tmp_path / "bad-model"
+    shutil.copytree(shop.model, folder)
+    weights = load_file(folder / "model.safetensors")
+    del weights["codebooks"]
+    save_file(weights, folder / "model.safetensors")
+    description = json.loads((folder / "config.json").read_text())
+    description["model_fingerprint"] = state_fingerprint({k: torch.from_numpy(v) for k, v in weights.items()})
+    (folder / "config.json").write_text(json.dumps(description))
+    refused_model(shop, folder, tmp_path)
+
+
+@pytest.mark.parametrize("key", ["hash", "roles", "n", "split_format", "seen_classes", "notes", "protocol"])
+def test_a_split_without_an_entry_is_one_line(shop: Shop, tmp_path: Path, key: str) -> None:
+    folder = tmp_path / "bad-model"
+    shutil.copytree(shop.model, folder)
+    split = json.loads((folder / "split.json").read_text())
+    del split[key]
+    (folder / "split.json").write_text(json.dumps(split))
+    with untouched(tmp_path):
+        assert "split.json" in refused("evaluate", folder, shop.data, "--labels", shop.labels)
+        assert "split.json" in refused("info", folder)
+
+
+TOMLS = {
+    "brackets": "a = " + "[" * 200_000,
+    "tables": "a = " + "{a=" * 200_000,
+    "digits": "[training]\nsteps = " + "9" * 5000,
+    "hexadecimal digits": "[training]\nsteps = 0x" + "f" * 5000,
+    "a rate": "[training]\nlearning_rate = " + "9" * 400,
+    "a preset": "preset = 0x" + "f" * 5000,
+}
+
+
+@pytest.mark.parametrize("how", TOMLS)
+def test_a_toml_without_end_is_one_line(shop: Shop, tmp_path: Path, how: str) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(TOMLS[how])
+    with untouched(tmp_path):
+        for call in (
+            ("train", shop.data, "--labels", shop.labels, "--config", path, "--out", tmp_path / "m"),
+            ("experiment", "run", path, shop.data, "--labels", shop.labels, "--out", tmp_path / "r"),
+        ):
+            assert "bad.toml" in refused(*call)
+
+
+# Packages and memory that are not there ---------------------------------------------------------------------------------
+
+
+def test_parquet_without_pyarrow_names_the_remedy(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "x.parquet").write_bytes(b"PAR1")
+    for name in ("pyarrow", "pyarrow.parquet"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for call in (
+        ("train", f"features:{tmp_path}/x.parquet", *TRAIN, "--out", tmp_path / "m"),
+        ("train", f"parquet:{tmp_path}/x.parquet", *TRAIN, "--out", tmp_path / "m"),
+        ("index", shop.model, tmp_path / "x.parquet", "--out", tmp_path / "i.faiss"),
+        ("search", shop.model, shop.index, tmp_path / "x.parquet"),
+    ):
+        assert "pip install 'gpq-faiss[parquet]'" in refused(*call)
+
+
+def test_without_torch_every_command_that_needs_it_says_so(shop: Shop, tmp_path: Path) -> None:
+    labels = ["--labels", str(shop.labels)]
+    calls = [
+        ["train", shop.data, *labels, "--out", f"{tmp_path}/m"],
+        ["encode", str(shop.model), shop.data, "--out", f"{tmp_path}/c.h5"],
+        ["search", str(shop.model), str(shop.index), str(shop.queries)],
+        ["evaluate", str(shop.model), shop.data, *labels],
+        ["export-encoder", str(shop.model), "--out", f"{tmp_path}/e.onnx"],
+        ["experiment", "run", "table2", shop.data, *labels, "--out", f"{tmp_path}/r"],
+        ["info", str(shop.model)],
+    ]
+    code = """
+import json, sys
+sys.modules["torch"] = None
+from click.testing import CliRunner
+from gpq_cli.main import cli
+for call in json.loads(sys.argv[1]):
+    result = CliRunner().invoke(cli, ["-q", *call], prog_name="gpq")
+    print(json.dumps([call[0], result.exit_code, repr(result.exception), result.stderr]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(calls)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [name for name, *_ in told] == [call[0] for call in calls]
+    for name, exit_code, exception, stderr in told:
+        assert exit_code == 1, (name, exception)
+        assert exception == "SystemExit(1)", (name, exception)
+        assert len(stderr.splitlines()) == 1, stderr
+        assert "needs the package torch" in stderr
+
+
+@pytest.mark.parametrize("stage", ["encode", "search", "evaluate"])
+def test_memory_that_torch_cannot_have_on_the_cpu_is_one_line(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    import torch
+
+    from gpq_faiss.encode import Encoder
+
+    def full(*_: object, **__: object) -> None:
+        torch.empty(1 << 60, dtype=torch.uint8)
+
+    monkeypatch.setattr(Encoder, "_on_device", full)
+    calls = {
+        "encode": ("encode", shop.model, shop.data, "--out", tmp_path / "c.h5"),
+        "search": ("search", shop.model, shop.index, shop.queries),
+        "evaluate": ("evaluate", shop.model, shop.data, "--labels", shop.labels),
+    }
+    assert refused(*calls[stage]).startswith("out of memory: use a smaller batch")
+
+
+def test_other_errors_of_a_stage_are_not_called_a_lack_of_memory(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpq_faiss.encode import Encoder
+
+    def wrong(*_: object, **__: object) -> None:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    monkeypatch.setattr(Encoder, "_on_device", wrong)
+    result = gpq("search", shop.model, shop.index, shop.queries)
+    assert isinstance(result.exception, RuntimeError)
+
+
+# Links ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", ["loop.png", "nowhere.png"])
+def test_a_link_to_itself_or_nowhere_is_one_broken_image(shop: Shop, tmp_path: Path, target: str) -> None:
+    folder = tmp_path / "images"
+    shutil.copytree(shop.images, folder)
+    (folder / "a" / "loop.png").symlink_to(target)
+    (folder / "a" / "no image").symlink_to("no image")
+    encode = ("encode", shop.image_model, f"folder:{folder}", "--no-features", "--out", tmp_path / "codes.h5")
+    line = refused(*encode)
+    assert "1 of 13 images cannot be read" in line
+    assert "loop.png" in line
+    result = gpq(*encode, "--max-bad", "0.1")
+    assert result.exit_code == 0
+    assert "12 codes" in result.stdout
+
+
+def test_folders_that_link_to_each_other_are_read_once(shop: Shop, tmp_path: Path) -> None:
+    folder = tmp_path / "images"
+    shutil.copytree(shop.images, folder)
+    (folder / "a" / "up").symlink_to("..")
+    (folder / "a" / "round").symlink_to("round")
+    result = gpq("encode", shop.image_model, f"folder:{folder}", "--no-features", "--out", tmp_path / "c.h5")
+    assert result.exit_code == 0, result.stderr
+    assert "12 codes" in result.stdout

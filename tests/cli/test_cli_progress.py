@@ -1,0 +1,255 @@
+"""What a command says while it works: on a terminal, in a pipe, and where -q and -v may stand."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import logging
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+import threading
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from commands import Shop
+from gpq_cli.main import cli
+from gpq_cli.progress import Watcher
+
+from gpq_faiss import stages
+from gpq_faiss.stages import Stage, describe, duration, stage, under_way
+
+# A command with stages of known lengths, in a process of its own.
+SCRIPT = """
+import logging, sys, time, tqdm
+from gpq_cli import progress
+from gpq_faiss import stages
+stages.LONG = 0.2
+log = logging.getLogger("gpq_faiss.test")
+progress.Watcher.__init__.__kwdefaults__.update(look=0.02, first=0.1, apart=0.15)
+with progress.told(quiet="-q" in sys.argv, verbose="-v" in sys.argv):
+    with stages.stage("gpq test"):
+        log.info("a note at the start")
+        with stages.stage("placing lists"):
+            time.sleep(1)
+        with stages.stage("training", 40, "step") as training:
+            for step in range(40):
+                time.sleep(0.05)
+                training.advance()
+                if step == 20:
+                    log.info("half of it is done")
+                    log.debug("this is of interest to few")
+        with stages.stage("short", 3):
+            pass
+print("the result")
+"""
+
+
+def timeless(line: str) -> str:
+    """The line without its numbers, which depend on the machine."""
+    return re.sub(r"\d+", "N", line)
+
+
+def by_pipe(*arguments: str) -> tuple[str, str]:
+    ran = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *arguments], capture_output=True, text=True, check=True
+    )
+    return ran.stdout, ran.stderr
+
+
+def by_terminal(*arguments: str, columns: int = 100) -> str:
+    """All that came to the terminal, stdout and stderr."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 25 if columns else 0, columns, 0, 0))
+    with subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, *arguments],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=os.environ | {"TERM": "xterm"},
+    ) as process:
+        os.close(theirs)
+        parts = []
+        try:
+            while part := os.read(ours, 1 << 16):
+                parts.append(part)
+        except OSError:  # the other end is closed
+            pass
+    os.close(ours)
+    assert process.returncode == 0
+    return b"".join(parts).decode()
+
+
+def test_a_pipe_gets_lines_with_the_time_to_go() -> None:
+    stdout, stderr = by_pipe()
+    assert stdout == "the result\n"
+    lines = stderr.splitlines()
+    assert sum(timeless(line) == "placing lists: N s" for line in lines) >= 2
+    steps = [re.fullmatch(r"training: (\d+) of 40 steps, \d+ s, \d+ s to go", line) for line in lines]
+    counts = [int(match[1]) for match in steps if match]
+    assert len(counts) >= 2
+    assert counts == sorted(counts)
+    # Two lines of it are some way apart, not one a step.
+    assert len(counts) <= 20
+    assert "half of it is done" in lines
+    assert "training: N steps in N s" in map(timeless, lines)
+    assert "short" not in stderr
+    assert "of interest to few" not in stderr
+
+
+@pytest.mark.parametrize("columns", [100, 0], ids=["wide", "of no known width"])
+def test_a_terminal_shows_no_less_than_a_pipe(columns: int) -> None:
+    shown = by_terminal(columns=columns)
+    screen = [timeless(line.strip()) for line in re.split(r"[\r\n]|\x1b\[A", shown)]
+    # All but the lines of progress: what is logged on the way and at the end of a stage.
+    notes = {timeless(line) for line in by_pipe()[1].splitlines()} - {
+        "gpq test: N s",
+        "training: N of N steps, N s",
+        "training: N of N steps, N s, N s to go",
+    }
+    assert notes == {
+        *("a note at the start", "half of it is done", "placing lists: N s", "training: N steps in N s"),
+    }
+    assert {*notes, "the result"} <= set(screen)
+    assert "placing lists: N:N" in screen
+    # A bar has the name, the count, the time so far and the time to go.
+    bars = re.findall(r"training: +\d+%\|[^\r\n]*\| (\d+)/40 \[\d\d:\d\d<\d\d:\d\d", shown)
+    assert len(set(bars)) >= 3
+    # It is gone when the result is printed.
+    assert "training" not in shown[shown.rindex("\r\n", 0, shown.index("the result")) :]
+
+
+def test_quiet_is_quiet_and_verbose_says_more() -> None:
+    assert by_pipe("-q") == ("the result\n", "")
+    assert by_terminal("-q").strip() == "the result"
+    assert "this is of interest to few" in by_pipe("-v")[1].splitlines()
+    assert "this is of interest to few" in by_terminal("-v")
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, list(map(str, arguments)), prog_name="gpq")
+
+
+@pytest.mark.parametrize("flag", ["-q", "--quiet", "-v", "--verbose"])
+def test_quiet_and_verbose_stand_before_or_after_the_command(shop: Shop, tmp_path: Path, flag: str) -> None:
+    search = ["search", shop.model, shop.index, shop.queries, "-k", "3"]
+    before, after, none = call(flag, *search), call(*search, flag), call(*search)
+    assert before.exit_code == after.exit_code == 0, after.stderr
+    assert before.stdout == after.stdout == none.stdout
+    assert before.stderr == after.stderr
+    assert (after.stderr == "") == ("q" in flag)
+    grid = [
+        *("experiment", "run", "table2", shop.data, "--labels", shop.labels),
+        *("--labelled", "20-per-class", "--methods", "pq", "--bits", "12", "--seeds", "0", "--out"),
+    ]
+    placed = [
+        [flag, *grid, tmp_path / "a"],
+        ["experiment", flag, *grid[1:], tmp_path / "b"],
+        [*grid, tmp_path / "c", flag],
+    ]
+    for arguments in placed:
+        result = call(*arguments)
+        assert result.exit_code == 0, result.stderr
+        assert ("pq 12 bits" in result.stderr) == ("q" not in flag)
+
+
+def test_every_command_takes_both_and_says_so() -> None:
+    from click import Context, Group
+
+    def leaves(group: Group, path: tuple[str, ...] = ()) -> None:
+        for name in group.list_commands(Context(group)):
+            found = group.get_command(Context(group), name)
+            assert found is not None
+            if isinstance(found, Group):
+                leaves(found, (*path, name))
+            text = call(*path, name, "--help").stdout
+            assert "-q, --quiet" in text
+            assert "-v, --verbose" in text
+
+    leaves(cli)  # type: ignore[arg-type]
+
+
+def test_a_command_leaves_logging_as_it_was(shop: Shop) -> None:
+    root, package = logging.getLogger(), logging.getLogger("gpq_faiss")
+    before = list(root.handlers), package.level, threading.active_count()
+    call("-v", "search", shop.model, shop.index, shop.queries)
+    call("search", shop.model, shop.index, "missing.npy")
+    assert (list(root.handlers), package.level, threading.active_count()) == before
+
+
+def test_a_train_says_what_it_is_at(shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stages of a command, each with its name, however short."""
+    seen = []
+    real = stages.Stage
+
+    def spy(*args: object) -> Stage:
+        made = real(*args)  # type: ignore[arg-type]
+        seen.append(made)
+        return made
+
+    monkeypatch.setattr(stages, "Stage", spy)
+    out = tmp_path / "m"
+    train = ["train", shop.data, "--labels", shop.labels, "--labelled", "5-per-class", "--steps", "5"]
+    assert call(*train, "--out", out).exit_code == 0
+    assert call("encode", out, shop.data, "--out", tmp_path / "codes.h5").exit_code == 0
+    for number, more in enumerate(([], ["--kind", "ivf"], ["--kind", "ivf", "--memory", "64MB"])):
+        index = ["index", out, tmp_path / "codes.h5", *more, "--out", tmp_path / f"{number}.faiss"]
+        assert call(*index).exit_code == 0
+    assert call("search", out, tmp_path / "0.faiss", shop.queries).exit_code == 0
+    assert call("evaluate", out, shop.data, "--labels", shop.labels).exit_code == 0
+    names = {one.name for one in seen}
+    assert {
+        *("gpq train", "reading", "neighbours", "propagating labels", "training", "settling the codes"),
+        *("gpq encode", "encoding", "features to codes", "gpq index", "indexing", "writing the index"),
+        *("making lists", "finding each row's list", "sorting by lists"),
+        *("gpq search", "opening the index", "encoding queries", "searching", "gpq evaluate", "ranking"),
+    } <= names
+    # Where there is a number, the work came to its end.
+    short = [(one.name, one.done, one.total) for one in seen if one.total and one.done != one.total]
+    assert not short
+    assert under_way() == ()
+
+
+def test_lines_tell_how_far_and_how_long() -> None:
+    made = Stage("training", 800, "step", 300, 100)
+    made.began -= 20
+    assert describe((made,)) == "training: 300 of 800 steps, 20 s, 50 s to go"
+    outer = Stage("table2", 48, "run", 3)
+    assert describe((outer, made)).startswith("table2: 3 of 48 runs, 0 s, 0 s to go; training: 300 of")
+    assert describe((Stage("lists"),)) == "lists: 0 s"
+    assert describe((Stage("search", 1, "query"),)) == "search: 0 of 1 query, 0 s"
+    assert describe((Stage("search", 9, "query"),)) == "search: 0 of 9 queries, 0 s"
+    assert [duration(s) for s in (0.4, 59.6, 200, 7500)] == ["0 s", "1 min 00 s", "3 min 20 s", "2 h 05 min"]
+
+
+def test_a_stage_ends_whatever_happens() -> None:
+    ended = []
+    with contextlib.suppress(KeyError), stage("outer", 3) as outer, stage("inner") as inner:
+        inner.ends.append(lambda: ended.append("inner"))
+        assert [one.name for one in under_way()] == ["outer", "inner"]
+        outer.advance(2)
+        raise KeyError
+    assert ended == ["inner"]
+    assert under_way() == ()
+
+
+def test_a_stage_that_only_has_a_name_makes_way_for_what_is_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    with stage("whole"), stage("part", 2):
+        assert [one.name for one in under_way()] == ["part"]
+    screen = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", screen)
+    with Watcher(True, look=0.01, first=0.0), stage("whole"):
+        threading.Event().wait(0.1)
+        with stage("part", 2):
+            threading.Event().wait(0.2)
+        threading.Event().wait(0.1)
+    drawn = re.findall(r"whole|part", screen.getvalue())
+    assert drawn[0] == drawn[-1] == "whole"
+    middle = drawn[drawn.index("part") : len(drawn) - drawn[::-1].index("part")]
+    assert set(middle) == {"part"}

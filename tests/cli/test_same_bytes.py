@@ -1,0 +1,91 @@
+"""The same input and seed give the same bytes, whenever a command runs: no product holds a time."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import Shop, content, done
+
+from gpq_faiss.store import read_arrays
+
+TRAINED = ("--preset", "paper", "--steps", "6")
+GRID = 'methods = ["gpq", "pq"]\nbits = [12]\nseeds = [0]\nlabelled = ["20-per-class"]\npreset = "paper"\n'
+
+
+def make(shop: Shop, root: Path) -> None:
+    """One output of every command and form, below ``root``."""
+    root.mkdir()
+    data = (shop.data, "--labels", shop.labels)
+    model, codes = root / "model", root / "codes.h5"
+    done("train", *data, *TRAINED, "--config", shop.settings, "--out", model)
+    done("encode", model, *data, "--out", codes)
+    done("export-faiss", model, "--out", root / "empty.faiss")
+    done("export", model, "--to", "numpy", "--out", root / "codebooks.npz")
+    done("export", model, "--to", "faiss-factory", "--out", root / "factory.faiss")
+    for ending in ("onnx", "pt2"):
+        done("export-encoder", model, "--out", root / f"encoder.{ending}")
+    lists = ("--kind", "ivf", "--lists", "4", "--recall", "0.9")
+    for name, options in {
+        "flat": (),
+        "fastscan": ("--kind", "fastscan"),
+        "streamed": ("--memory", "64MB"),
+        "lists": lists,
+        "streamed-lists": (*lists, "--memory", "64MB"),
+    }.items():
+        done("index", model, codes, *options, "--out", root / f"{name}.faiss")
+    search = ("search", model, root / "flat.faiss", shop.queries, "-k", 3)
+    for form in ("json", "h5"):
+        done(*search, "--format", form, "--out", root / f"found.{form}")
+    pictures = ("search", shop.image_model, shop.image_index, shop.photo, "-k", 2)
+    done(*pictures, "--images", f"folder:{shop.images}", "--format", "png", "--out", root / "found.png")
+    for ending in ("png", "svg", "pdf"):
+        plot = ("--plot", root / f"curve.{ending}")
+        done("evaluate", model, *data, "--format", "json", "--out", root / f"{ending}.json", *plot)
+
+
+@pytest.fixture(scope="module")
+def twice(shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The same, in two folders at different times (HDF5, zip and PDF count in seconds)."""
+    folder = tmp_path_factory.mktemp("twice")
+    make(shop, folder / "one")
+    time.sleep(1.1)
+    make(shop, folder / "two")
+    return folder / "one", folder / "two"
+
+
+def test_every_product_has_the_same_bytes(twice: tuple[Path, Path]) -> None:
+    one, two = (content(folder) for folder in twice)
+    # How long each step took is in the metrics, and nowhere else.
+    for of_one in (one, two):
+        assert of_one.pop("model/metrics.jsonl")
+    assert [name for name in one if one[name] != two.get(name)] == []
+    assert one.keys() == two.keys()
+    assert len(one) > 30
+
+
+def test_a_run_of_an_experiment_is_the_same_but_for_its_times(shop: Shop, tmp_path: Path) -> None:
+    """Times are what an experiment measures: they are in one attribute and in the log, and nowhere else."""
+    (tmp_path / "grid.toml").write_text(GRID)
+    (tmp_path / "short.toml").write_text("[training]\nsteps = 8\n")
+    for name in ("one", "two"):
+        run = ("experiment", "run", tmp_path / "grid.toml", shop.data, "--labels", shop.labels)
+        done(*run, "--config", tmp_path / "short.toml", "--out", tmp_path / name)
+        time.sleep(1.1)
+    files = sorted(path.name for path in (tmp_path / "one").iterdir())
+    assert files == sorted(path.name for path in (tmp_path / "two").iterdir())
+    for name in files:
+        one, two = tmp_path / "one" / name, tmp_path / "two" / name
+        if not name.endswith(".h5"):
+            assert one.read_bytes() == two.read_bytes(), name
+            continue
+        (arrays, about), (others, about_other) = read_arrays(one, "a run"), read_arrays(two, "a run")
+        assert about.pop("seconds") != about_other.pop("seconds")
+        assert about == about_other
+        for made in (arrays, others):
+            made.pop("log", None)
+        assert arrays.keys() == others.keys()
+        for key in arrays:
+            np.testing.assert_array_equal(arrays[key], others[key], err_msg=f"{name} {key}")

@@ -1,0 +1,305 @@
+"""Searching and evaluating in the form for devices: the answers of the CPU's engines, and errors where they cannot be had.
+
+Without a GPU the same code runs by torch on the CPU, which is asked for by name; with one the tests marked ``gpu`` go by the
+command line.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from gpq_cli.main import cli
+from gpu_helpers import NO_GPU, ON_GPU
+from model_factory import make_model
+
+from gpq_faiss.config import Config, merge, preset
+from gpq_faiss.data.digits import open_digits
+from gpq_faiss.errors import DataError, DeviceError, GpqError, UsageError
+from gpq_faiss.index.build import index as build_index
+from gpq_faiss.index.build import read_model_codebooks
+from gpq_faiss.index.codebooks import pack_codes
+from gpq_faiss.index.engine import Engine
+from gpq_faiss.index.filters import Allow, Deny
+from gpq_faiss.pipeline import Products, evaluate, run
+from gpq_faiss.search import SearchResult, open_on_device, search
+
+N = 6000
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, index files of the same codes in every form, and queries."""
+    root = tmp_path_factory.mktemp("device")
+    model = make_model(root / "model", M=6)
+    Z, document = read_model_codebooks(model)
+    rng = np.random.default_rng(5)
+    codes = pack_codes(rng.integers(0, 16, (N, 6)), 16)
+    codes[: N // 4] = codes[N // 4 : N // 2]  # ties, to be in the order of ids
+    ids = rng.permutation(N) * 3 + 2**33
+    engine = Engine.build(codes, Z, ids, kind="flat", model_fingerprint=document["model_fingerprint"])
+    source = engine.save(root / "source.faiss")
+    for kind in ("flat", "fastscan", "ivf"):
+        build_index(model, source, root / f"{kind}.faiss", kind=kind)
+    np.save(root / "queries.npy", rng.normal(size=(12, 20)).astype(np.float32))
+    np.save(root / "where.npy", np.sort(ids)[::7])
+    return root
+
+
+def asked(shop: Path, form: str, **options: Any) -> SearchResult:
+    return search(shop / "model", shop / f"{form}.faiss", str(shop / "queries.npy"), **options)
+
+
+def equal(found: SearchResult, expected: SearchResult) -> None:
+    assert np.array_equal(found.ids, expected.ids)
+    assert found.scores == pytest.approx(expected.scores, abs=1e-6)
+    assert np.array_equal(found.query_ids, expected.query_ids)
+
+
+@pytest.mark.parametrize("kind", ["flat", "fastscan", "ivf"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"k": 1},
+        {"k": 10},
+        {"k": 50, "rows": "3:5"},
+        {"k": 10, "memory": "64MB"},
+        {"k": N, "rows": "0:2", "kind": "exact"},
+        {"k": 20, "where": "allow"},
+        {"k": 20, "where": "deny"},
+        {"k": 5, "where": "few"},
+        {"k": 5, "where": "none"},
+        {"least": 2.5},
+        {"least": 1.5, "where": "allow"},
+    ],
+    ids=str,
+)
+def test_a_search_on_a_device_gives_the_answer_of_the_cpu(
+    shop: Path, kind: str, options: dict[str, Any]
+) -> None:
+    ids = np.load(shop / "where.npy")
+    filters = {"allow": Allow(ids), "deny": Deny(ids), "few": Allow(ids[:3]), "none": Allow([])}
+    where = filters.get(options.get("where", ""))
+    options = {**options, "where": where}
+    found = asked(shop, kind, on_device=True, **options)
+    expected = asked(shop, kind, **{**options, "memory": None})
+    equal(found, expected)
+    missing = (found.ids == -1).sum()
+    assert np.isneginf(found.scores[found.ids == -1]).all()
+    if where is filters["few"]:
+        assert missing == 12 * 2
+    assert found.way.endswith("on cpu")
+    if kind == "ivf" and "kind" not in options:
+        assert found.way.startswith("ivf")
+
+
+def test_fewer_lists_are_looked_at_on_a_device_too(shop: Path) -> None:
+    """Else the answer would be the exact one, which is another."""
+    found = asked(shop, "ivf", k=10, nprobe=2, on_device=True)
+    equal(found, asked(shop, "ivf", k=10, nprobe=2))
+    assert not np.array_equal(found.ids, asked(shop, "flat", k=10).ids)
+
+
+def test_codes_that_repeat_are_grouped_on_a_device_too(shop: Path, tmp_path: Path) -> None:
+    Z, document = read_model_codebooks(shop / "model")
+    codes = pack_codes(np.random.default_rng(0).integers(0, 16, (40, 6)), 16)
+    engine = Engine.build(np.tile(codes, (10, 1)), Z, model_fingerprint=document["model_fingerprint"])
+    path = engine.save(tmp_path / "grouped.faiss")
+    found = search(shop / "model", path, str(shop / "queries.npy"), k=30, on_device=True)
+    assert found.way == "grouped, 40 distinct codes of 400 items, on cpu"
+    equal(found, search(shop / "model", path, str(shop / "queries.npy"), k=30))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        (
+            {"kind": "fastscan"},
+            UsageError,
+            "kind 'fastscan' gives rounded scores, which cpu does not: take 'exact'",
+        ),
+        ({"recall": 0.9}, UsageError, "recall is measured on the CPU"),
+        (
+            {"memory": "1kB", "k": 5000},
+            UsageError,
+            r"needs .* of working memory, 1,000 are allowed: raise memory",
+        ),
+        ({"memory": "many"}, UsageError, "many"),
+        ({"nprobe": 3}, UsageError, "nprobe belongs to lists"),
+        ({"k": N + 1}, UsageError, "from 1 to the 6,000 items"),
+        ({"device": "abacus"}, UsageError, "abacus"),
+    ],
+    ids=str,
+)
+def test_what_a_device_cannot_do_is_refused(
+    shop: Path, options: dict[str, Any], error: type[GpqError], match: str
+) -> None:
+    with pytest.raises(error, match=match) as caught:
+        asked(shop, "flat", on_device=True, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_gpu_that_torch_or_faiss_lacks_is_never_a_search_on_the_cpu(
+    shop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def searched(*_: object, **__: object) -> None:
+        raise AssertionError("searched on the CPU")
+
+    monkeypatch.setattr(Engine, "search", searched)
+    monkeypatch.setattr("gpq_faiss.search.open_index", searched)
+    if not torch.cuda.is_available():
+        with pytest.raises(DeviceError, match="torch sees no GPU"):
+            asked(shop, "flat", device="cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 0)
+    with pytest.raises(DeviceError, match=r"GPU 0 .* this machine has none: .* use the CPU"):
+        asked(shop, "flat", device="cuda")
+    monkeypatch.delattr(faiss, "StandardGpuResources", raising=False)
+    for device in ("cuda", "auto"):
+        with pytest.raises(DeviceError, match="install faiss-gpu, or use the CPU"):
+            asked(shop, "flat", device=device)
+
+
+@pytest.mark.parametrize("where", ["open_on_device", "query_vectors"])
+def test_a_gpu_without_memory_is_one_line(shop: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 24 GiB")
+
+    monkeypatch.setattr(f"gpq_faiss.search.{where}", full)
+    error: type[Exception] = DeviceError if where == "open_on_device" else torch.OutOfMemoryError
+    with pytest.raises(error, match="out of memory") as caught:  # of the network: as gpq encode tells it
+        asked(shop, "flat", on_device=True)
+    assert ("--memory" in str(caught.value)) == (where == "open_on_device")
+
+
+def test_an_index_for_a_device_by_hand(shop: Path) -> None:
+    held, engine = open_on_device(shop / "ivf.faiss", "cpu", nprobe=3)
+    assert held.ntotal == engine.ntotal == N
+    assert engine.ivf is not None
+    assert engine.ivf.nprobe == 3
+    with pytest.raises(DataError, match="not found"):
+        open_on_device(shop / "nothing.faiss", "cpu")
+
+
+# Evaluation and the whole path ----------------------------------------------------------------------------------------
+
+
+def quick() -> Config:
+    changes = {
+        "network": {"backbone": "linear"},
+        "quantizer": {"codebooks": 6},
+        "training": {"steps": 20, "batch_labelled": 50, "batch_unlabelled": 50},
+    }
+    return merge(preset("paper"), changes)
+
+
+@pytest.fixture(scope="module")
+def products(tmp_path_factory: pytest.TempPathFactory) -> Products:
+    folder = tmp_path_factory.mktemp("path")
+    return run(
+        open_digits(), folder, config=quick(), labelled="20-per-class", compare=("pq",), on_device=True
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"ties": "id", "ks": (1, 7)},
+        {"ties": "worst"},
+        {"k": 50, "ties": "best", "denominator": "min(k, relevant)"},
+        {"k": 50, "denominator": "relevant-in-top-k"},
+    ],
+    ids=str,
+)
+def test_an_evaluation_on_a_device_gives_the_figures_of_the_cpu(
+    products: Products, options: dict[str, Any]
+) -> None:
+    found = evaluate(products.model, open_digits(), on_device=True, **options).to_dict()
+    expected = evaluate(products.model, open_digits(), **options).to_dict()
+    for name in ("precision", "recall"):
+        assert found.pop(name) == pytest.approx(expected.pop(name), abs=1e-12)
+    for name in ("recall", "precision"):
+        assert found["pr_curve"][name] == pytest.approx(expected["pr_curve"][name], abs=1e-12)
+    assert found.pop("map") == pytest.approx(expected.pop("map"), abs=1e-12)
+    del found["pr_curve"], expected["pr_curve"]
+    assert found == expected
+
+
+def test_the_path_on_a_device_is_that_of_the_cpu(products: Products) -> None:
+    results, evaluation = products.results, products.evaluation
+    assert results.way.endswith("on cpu")
+    equal(results, search(products.model, products.index, open_digits(), rows="0:8", k=10))
+    expected = evaluate(products.model, open_digits(), compare=("pq",))
+    assert evaluation.ranking.map == pytest.approx(expected.ranking.map, abs=1e-12)
+    assert evaluation.compared["pq"].map == expected.compared["pq"].map
+    assert "what it is compared with was ranked on the CPU" in evaluation.notes
+
+
+# The command line -----------------------------------------------------------------------------------------------------
+
+
+def gpq(*args: object) -> Any:
+    result = CliRunner().invoke(cli, ["-q", *map(str, args), "--format", "json"], prog_name="gpq")
+    assert result.exit_code == 0, result.stderr or repr(result.exception)
+    return json.loads(result.stdout)
+
+
+@NO_GPU
+@pytest.mark.parametrize("command", ["search", "evaluate"])
+def test_without_a_gpu_the_command_line_says_so(shop: Path, command: str) -> None:
+    args = {
+        "search": [shop / "model", shop / "flat.faiss", shop / "queries.npy"],
+        "evaluate": [shop / "model", "digits"],
+    }[command]
+    call = ["-q", command, *map(str, args), "--device", "cuda"]
+    result = CliRunner().invoke(cli, call, prog_name="gpq")
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr == "gpq: device 'cuda' was asked for, but torch sees no GPU here: use --device cpu\n"
+
+
+on_gpu = pytest.mark.parametrize("device", [pytest.param("cuda", marks=ON_GPU)])
+
+
+@on_gpu
+@pytest.mark.parametrize("kind", ["flat", "fastscan", "ivf"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("-k", 10),
+        ("-k", 3000),
+        ("-k", 10, "--memory", "256MB"),
+        ("-k", 10, "--where-ids", "WHERE"),
+        ("-k", 10, "--without-ids", "WHERE"),
+        ("--least", 2.5),
+    ],
+    ids=str,
+)
+def test_gpq_search_on_a_gpu(shop: Path, device: str, kind: str, options: tuple[Any, ...]) -> None:
+    options = tuple(shop / "where.npy" if option == "WHERE" else option for option in options)
+    call = ("search", shop / "model", shop / f"{kind}.faiss", shop / "queries.npy", *options)
+    found, expected = gpq(*call, "--device", device), gpq(*call)
+    assert found["way"].endswith("on cuda:0")
+    for one, other in zip(found["queries"], expected["queries"], strict=True):
+        assert (one["id"], one["ids"]) == (other["id"], other["ids"])
+        assert one["scores"] == pytest.approx(other["scores"], abs=1e-5)
+
+
+@on_gpu
+@pytest.mark.parametrize("options", [(), ("--ties", "id"), ("-k", 50, "--denominator", "relevant-in-top-k")])
+def test_gpq_evaluate_on_a_gpu(products: Products, device: str, options: tuple[Any, ...]) -> None:
+    call = ("evaluate", products.model, "digits", *options)
+    found, expected = gpq(*call, "--device", device), gpq(*call)
+    assert found["device"] == "cuda:0"
+    # vectors of a GPU differ in their last digits, so a code may where two codewords are equally near
+    assert found["map"] == pytest.approx(expected["map"], abs=5e-3)
+    assert found["convention"] == expected["convention"]
+    assert found["precision"] == pytest.approx(expected["precision"], abs=2e-2)
