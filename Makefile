@@ -23,7 +23,9 @@ demo: $(VENV)/.ready
 	$(BIN)/gpq export-faiss $(DEMO)/model --out $(DEMO)/empty.faiss
 	$(BIN)/gpq index $(DEMO)/model $(DEMO)/codes.h5 --out $(DEMO)/index.faiss
 	$(BIN)/gpq search $(DEMO)/model $(DEMO)/index.faiss digits --rows 0:8 -k 10 --format png --images digits --out $(DEMO)/ranked.png
-	$(BIN)/gpq evaluate $(DEMO)/model digits --protocol 1 --compare pq,opq,itq --plot $(DEMO)/pr.png
+	$(BIN)/gpq evaluate $(DEMO)/model digits --protocol 1 --compare pq,opq,itq,classifier --plot $(DEMO)/pr.png
+	$(BIN)/gpq train digits --labelled 20-per-class --preset paper --bits 48 --seed 0 --out $(DEMO)/paper
+	$(BIN)/gpq evaluate $(DEMO)/paper digits --protocol 1
 	@echo
 	@echo "Ranked results: $(DEMO)/ranked.png"
 	@echo "Index:          $(DEMO)/index.faiss   (python -c \"import faiss; print(faiss.read_index('$(DEMO)/index.faiss').ntotal)\")"

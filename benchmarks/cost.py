@@ -1,9 +1,11 @@
-"""What GPQ costs: a training step, features to codes, images to codes, and the memory of encoding.
+"""What GPQ costs: a training step, a whole training, features to codes, images to codes, and the memory of encoding.
 
     OMP_NUM_THREADS=1 python benchmarks/cost.py                      # all parts; a few minutes on one core
     OMP_NUM_THREADS=1 python benchmarks/cost.py --parts encode memory
+    OMP_NUM_THREADS=1 python benchmarks/cost.py --parts train --items 300000 --per-class 290 10
 
-Each part compares two ways of doing a thing, by turns (A B A B ...), so that a change of the machine's speed meets both.
+Each part compares two ways of doing a thing ("train" and "memory" do one), by turns (A B A B ...), so that a change of the
+machine's speed meets both.
 Times are processor time of the process (with one thread the same as the time a free core takes), because wall time on a shared
 machine measures the others; the figures are medians, with the quartiles of the ratio of neighbours.
 """
@@ -46,7 +48,7 @@ from gpq_faiss.train import train
 
 RESULTS = Path(__file__).parent / "results"
 TITLE = "Cost"
-PARTS = ("step", "encode", "images", "memory")
+PARTS = ("step", "train", "encode", "images", "memory")
 CLASSES, WIDTH = 10, 256
 
 Row = dict[str, Any]
@@ -144,6 +146,52 @@ def step_cost(backbone: str, batch: int, repeats: int, amp: bool) -> Row:
         "GPQ ms": 1e3 * float(np.median(seconds["gpq"])),
         **ratio(seconds["gpq"], seconds["plain"]),
     }
+
+
+# ------------------------------------------------------------------------------------------------------ whole training
+
+
+def train_cost(scratch: Path, items: int, per_class: list[int], steps: int) -> list[Row]:
+    """A training with the preset ``recommended`` as it comes, from features on the disk to the model folder."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(items) % CLASSES
+    centres = rng.standard_normal((CLASSES, WIDTH)).astype(np.float32)
+    array = np.lib.format.open_memmap(scratch / "x.npy", mode="w+", dtype=np.float16, shape=(items, WIDTH))
+    for start in range(0, items, 10_000):
+        own = labels[start : start + 10_000]
+        array[start : start + 10_000] = centres[own] + 4 * rng.standard_normal(
+            (len(own), WIDTH), dtype=np.float32
+        )
+    array.flush()
+    np.save(scratch / "y.npy", labels)
+    rows: list[Row] = []
+    for each in per_class:
+        data = open_data(f"features:{scratch / 'x.npy'}", labels=str(scratch / "y.npy"))
+        config = preset("recommended")
+        if steps:
+            config = dataclasses.replace(config, training=dataclasses.replace(config.training, steps=steps))
+        first: list[tuple[float, float]] = []
+
+        def told(step: int, steps: int, figures: dict[str, float], first: list[Any] = first) -> None:
+            if not first:
+                first.append((time.perf_counter(), time.process_time()))
+
+        began = time.perf_counter(), time.process_time()
+        train(data, scratch / f"m{each}", config=config, labelled=f"{each}-per-class", progress=told)
+        ended = time.perf_counter(), time.process_time()
+        rows.append(
+            {
+                "items": f"{items:,} x {WIDTH}",
+                "labels per class": each,
+                "steps": config.training.steps,
+                "to the first step CPU s": first[0][1] - began[1],
+                "the rest CPU s": ended[1] - first[0][1],
+                "whole CPU s": ended[1] - began[1],
+                "whole wall s": ended[0] - began[0],
+            }
+        )
+        print(render(rows[-1:]), flush=True)
+    return rows
 
 
 # --------------------------------------------------------------------------------------------------- features to codes
@@ -324,6 +372,11 @@ _TEXT = {
         "GPQ against the same backbone with a linear classifier, cross entropy and Adam, on the same items (random ones, 32 x 32 or "
         "256-d; 48 bits, 10 classes; mlp: one hidden layer of 512). Aim: at most 1.10 for the VGG.",
     ),
+    "train": (
+        "A whole training",
+        "The preset `recommended`, 48 bits, 10 classes, from features on the disk to the model folder. To the first step belong reading, "
+        "the noise that the labels call for, and the propagation of labels; wall time is of a machine shared with other jobs.",
+    ),
     "encode": (
         "Features to codes",
         "Intra-normalised vectors in memory to packed codes, against Faiss `sa_encode` of the index that holds the same codebooks; "
@@ -378,11 +431,21 @@ def run_part(part: str, scratch: Path, options: argparse.Namespace) -> list[Row]
             step_cost("vgg", options.batch, options.repeats, amp=True),
             step_cost("mlp", options.batch, 20 * options.repeats, amp=False),
         ]
+    if part == "train":
+        return train_cost(scratch, options.items, options.per_class, options.steps)
     if part == "encode":
         return [encode_cost(bits, options.rows, 3 * options.repeats) for bits in (12, 24, 32, 48)]
     if part == "images":
         return image_cost(scratch, options.images, options.repeats, options.threads)
     return memory_cost(scratch, options.sizes)
+
+
+def of_part(part: str, options: argparse.Namespace) -> str:
+    """The options that decide about a part."""
+    if part == "train":
+        steps = f" --steps {options.steps}" if options.steps else ""
+        return f"--items {options.items} --per-class {' '.join(map(str, options.per_class))}{steps}"
+    return f"--repeats {options.repeats}"
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -394,6 +457,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--batch", type=int, default=128, help="labelled items a step, and as many unlabelled"
     )
     parser.add_argument("--rows", type=int, default=100_000, help="rows of features to codes")
+    parser.add_argument("--items", type=int, default=300_000, help="of a whole training")
+    parser.add_argument("--per-class", type=int, nargs="+", default=[290], help="labels of a whole training")
+    parser.add_argument("--steps", type=int, default=0, help="of a whole training; 0: the preset's")
     parser.add_argument("--images", type=int, default=512)
     parser.add_argument(
         "--sizes", type=int, nargs="+", default=[10_000, 1_000_000], help="rows, for the memory"
@@ -418,7 +484,7 @@ def main(arguments: list[str] | None = None) -> None:
         results["parts"][part] = {
             "rows": rows,
             "machine": describe_machine(),
-            "command": f"python benchmarks/cost.py --parts {part} --repeats {options.repeats} --threads {options.threads}",
+            "command": f"python benchmarks/cost.py --parts {part} {of_part(part, options)} --threads {options.threads}",
         }
         print(render(rows), flush=True)
         write_json(options.out, results)

@@ -4,8 +4,9 @@
 
 Codes are drawn on the card (uniform: simulated), queries and results are tensors there. What a card can do at most is
 measured in the same run: the rate at which it copies its own memory. Groups are written as they are done; a second run
-computes what is missing. Everything is in the JSON; the Markdown beside it follows from it. Without a GPU this is an
-error. ``--device cpu`` rehearses the script at small sizes; its figures mean nothing and say so.
+computes what is missing, and ``--within 480`` begins no group after 480 seconds. Everything is in the JSON; the Markdown
+beside it follows from it. Without a GPU this is an error. ``--device cpu`` rehearses the script at small sizes; its figures
+mean nothing and say so.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from torch import Tensor
 from gpq_faiss.errors import DataError, GpqError
 from gpq_faiss.evaluate.ranking import rank_codes
 from gpq_faiss.files import write_json, write_text
+from gpq_faiss.gpu.ranking import rank_on_device
 from gpq_faiss.index.checks import Floats
 from gpq_faiss.index.codebooks import encode, score_tables
 from gpq_faiss.index.engine import Engine
 from gpq_faiss.index.gpu import check_gpu, clone_to_gpu, zero_lists
 from gpq_faiss.index.gpu_arrays import device_of, encode_torch
 from gpq_faiss.index.gpu_memory import FaissBudget
-from gpq_faiss.index.gpu_ranking import rank_on_device
 from gpq_faiss.index.gpu_search import DeviceIndex, Nominated, Part, Raw
 from gpq_faiss.index.gpu_torch import Scan
 
@@ -292,7 +293,10 @@ def main() -> None:
     parser.add_argument(
         "--faiss-up-to", type=int, default=100_000_000, help="items; their lists are made on the host"
     )
-    parser.add_argument("--limit", type=float, default=2.0, help="seconds a timing; longer batches are cut")
+    parser.add_argument("--limit", type=float, default=0.5, help="seconds a timing; longer batches are cut")
+    parser.add_argument(
+        "--within", type=float, help="seconds after which no group is begun; a second run goes on"
+    )
     parser.add_argument("--memory", type=int, default=4 << 30, help="bytes a search may use beyond the codes")
     parser.add_argument("--copy-bytes", type=int, default=1 << 30)
     parser.add_argument("--encode-rows", type=int, default=2_000_000)
@@ -301,6 +305,7 @@ def main() -> None:
     parser.add_argument("--check-items", type=int, default=100_000)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "gpu.json")
     args = parser.parse_args()
+    started = time.perf_counter()
     device = device_of(args.device)
     if device.type == "cuda":
         check_gpu(int(device.index))
@@ -311,8 +316,13 @@ def main() -> None:
     }
     result["settings"] = {"limit_seconds": args.limit, "memory": args.memory, "rounds": ROUNDS}
 
+    left: list[str] = []
+
     def keep(part: str, name: str, make: Callable[[], Cell]) -> None:
         if name in result[part]:
+            return
+        if args.within is not None and time.perf_counter() - started > args.within:
+            left.append(f"{part} {name}")
             return
         print(f"{part} {name}", file=sys.stderr, flush=True)
         result[part][name] = make()
@@ -327,7 +337,10 @@ def main() -> None:
     for n in args.items:
         for bits in args.bits:
             keep("search", f"{bits}/{n}", lambda b=bits, n=n: speed(b, n, args.batches, args, device))  # type: ignore[misc]
-    print(args.out.with_suffix(".md"))
+    if left:
+        print(f"left for another run: {', '.join(left)}", file=sys.stderr)
+    if args.out.exists():
+        print(args.out.with_suffix(".md"))
 
 
 if __name__ == "__main__":

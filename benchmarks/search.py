@@ -1,11 +1,14 @@
 """Speed of every way to search on the CPU, the rule of grouping, and the cost of building.
 
     python benchmarks/search.py --items 1000000,10000000 --data features:cifar10-features/features.npy --labels labels.npy
+    python benchmarks/search.py --speed-only -k 10 --items 100000,1000000 --bits 12,48 --threads 1 --batches 1 \\
+        --out benchmarks/results/search-one.json
 
 Codes are drawn at random, and (with ``--data``) from the distribution of a model trained here. Its items are simulated: what
 is coded of each, the softened class probabilities, is a mixture of that of two real items of one class. Within a group (source, bits,
-items) all ways are timed in turns, so that ratios hold also on a machine that is busy; compare numbers within a group only. Groups are
-written as they are done; a second run computes what is missing. Everything is in the JSON; the Markdown follows from it.
+items) all ways are timed in turns, so that ratios hold also on a machine that is busy; compare numbers within a group only. Of short
+searches a round takes the median of several, each of queries of its own. Groups are written as they are done; a second run computes what is
+missing. Everything is in the JSON; the Markdown follows from it.
 """
 
 from __future__ import annotations
@@ -41,15 +44,17 @@ from gpq_faiss.index.items import worth_grouping
 from gpq_faiss.index.kinds import Kind
 from gpq_faiss.index.shards import Hdf5Shard, parse_bytes
 from gpq_faiss.index.stream import build_stream
-from gpq_faiss.nn.additive import assign
-from gpq_faiss.nn.committee import CommitteeNetwork
+from gpq_faiss.nn.posterior import PosteriorNetwork
 from gpq_faiss.store import Header, RowWriter
 from gpq_faiss.train import train
 
-K = 100
 BATCHES = (1, 32, 1024)
 SUBDIM = 12
 ROUNDS = 5
+LEARNT = (
+    64  # queries after which an engine has chosen its number of candidates, or gone over to distinct codes
+)
+SHORT = 0.01  # seconds of searches that make a round where one takes less; of such rounds there are five times as many
 KINDS: tuple[Kind, ...] = ("exact", "grouped")
 Floats = NDArray[np.float32]
 Codes = NDArray[np.uint8]
@@ -103,7 +108,7 @@ class Trained:
         """Codebooks, codes of ``n`` simulated items, and vectors of real queries."""
         folder = self.model(bits)
         encoder = Encoder.load(folder)
-        network = cast(CommitteeNetwork, encoder.model.network)
+        network = cast(PosteriorNetwork, encoder.model.network)
         Z = read_model(folder).codebooks
         rng = np.random.default_rng([bits, n])
         rows = rng.permutation(len(self.data))
@@ -111,7 +116,9 @@ class Trained:
         step = 1 << 14
         with torch.inference_mode():
             blocks = (self.data.read(slice(start, start + step)) for start in range(0, len(self.data), step))
-            coded = torch.cat([network.coded(torch.from_numpy(block)) for block in blocks])
+            seen = [network.features(torch.from_numpy(block)) for block in blocks]
+            features = torch.cat([part for part, _ in seen])
+            posterior = network.posterior(torch.cat([raw for _, raw in seen]))
             codes = np.empty((n, (len(Z) + 1) // 2), np.uint8)
             for start in range(0, n, step):
                 size = min(step, n - start)
@@ -121,18 +128,20 @@ class Trained:
                     here = np.flatnonzero(class_of == c)
                     pair[:, here] = rng.choice(members, (2, len(here)))
                 share = torch.from_numpy(rng.random((size, 1), dtype=np.float32))
-                mixed = share * coded[pair[0]] + (1 - share) * coded[pair[1]]
-                codes[start : start + size] = pack_codes(assign(mixed, network.sums).numpy(), Z.shape[1])
+                mixed = [share * of[pair[0]] + (1 - share) * of[pair[1]] for of in (features, posterior)]
+                codes[start : start + size] = pack_codes(network.assign(*mixed).numpy(), Z.shape[1])
         return Z, codes, xq
 
 
-def ways(Z: Floats, codes: Codes) -> Iterator[tuple[str, Callable[[Floats, int], Any], Engine | None]]:
+def ways(
+    Z: Floats, codes: Codes, k: int
+) -> Iterator[tuple[str, Callable[[Floats, int], Any], Engine | None]]:
     """Name, search of (queries, threads), and the engine behind it."""
 
     def plain(index: Any) -> Callable[[Floats, int], Any]:
         def search(xq: Floats, threads: int) -> Any:
             faiss.omp_set_num_threads(threads)
-            return index.search(pad_vectors(xq, index.d), K)
+            return index.search(pad_vectors(xq, index.d), k)
 
         return search
 
@@ -147,7 +156,7 @@ def ways(Z: Floats, codes: Codes) -> Iterator[tuple[str, Callable[[Floats, int],
         engine = Engine.build(codes, Z, kind=kind)
 
         def search(xq: Floats, threads: int, engine: Engine = engine) -> Any:
-            return engine.search(xq, K, threads=threads)
+            return engine.search(xq, k, threads=threads)
 
         yield kind, search, engine
 
@@ -166,39 +175,62 @@ def clock_cores(run: Callable[[], Any]) -> tuple[float, float]:
     return seconds, (time.process_time() - busy) / seconds
 
 
-def speed_group(Z: Floats, codes: Codes, xq: Floats, threads: tuple[int, ...], limit: float) -> list[Cell]:
-    """All ways, batches and thread counts over the same codes, timed in turns; the best of a few rounds."""
+def speed_group(
+    Z: Floats,
+    codes: Codes,
+    xq: Floats,
+    threads: tuple[int, ...],
+    batches: tuple[int, ...],
+    limit: float,
+    k: int,
+) -> list[Cell]:
+    """All ways, batches and thread counts over the same codes, timed in turns: the best and the median of some rounds."""
     cells: list[Cell] = []
     built = []
-    for name, search, engine in ways(Z, codes):
-        preparing = clock(lambda search=search: search(xq[:1], 1))  # type: ignore[misc]
-        built.append((name, search, engine, preparing))
+    for name, search, engine in ways(Z, codes, k):
+        search(xq[:1], 1)  # what is built on first use
+        if engine is not None:  # and what is learnt of the first queries
+            for at in range(min(LEARNT, len(xq))):
+                search(xq[at : at + 1], 1)
+        built.append((name, search, engine))
     distinct = built[-1][2].distinct if built[-1][2] is not None else None
     for count in threads:
-        for batch in BATCHES:
-            best: dict[str, tuple[float, float]] = {}
+        for batch in batches:
             asked: dict[str, int] = {}
-            for name, search, _, _ in built:
+            calls: dict[str, int] = {}
+            for name, search, _ in built:
                 few = min(batch, 4)
-                each = clock(lambda s=search, f=few, c=count: s(xq[:f], c)) / few  # type: ignore[misc]
+                each = min(clock(lambda s=search, f=few, c=count: s(xq[:f], c)) for _ in range(3)) / few  # type: ignore[misc]
                 asked[name] = batch if each * batch <= limit else max(few, int(limit / each))
-                best[name] = (np.inf, 0.0)
-            for _ in range(ROUNDS):
-                for name, search, _, _ in built:
-                    q = xq[: asked[name]]
-                    best[name] = min(best[name], clock_cores(lambda s=search, q=q, c=count: s(q, c)))  # type: ignore[misc]
-            for name, _, engine, _ in built:
-                seconds, cores = best[name]
-                each = seconds / asked[name]
+                most = len(xq) // asked[name]
+                calls[name] = min(most, max(1, int(SHORT / (each * asked[name]))))
+            timed: dict[str, list[tuple[float, float]]] = {name: [] for name in asked}
+            rounds = ROUNDS * (5 if max(calls.values()) > 1 else 1)
+            for number in range(rounds):
+                for name, search, _ in built:
+                    size, n = asked[name], calls[name]
+                    first = number * n % (len(xq) // size - n + 1)
+                    parts = [xq[at * size : (at + 1) * size] for at in range(first, first + n)]
+                    each_of = [clock_cores(lambda s=search, q=q, c=count: s(q, c)) for q in parts]  # type: ignore[misc]
+                    seconds, cores = np.median(np.array(each_of), axis=0).tolist()
+                    timed[name].append((seconds / size, cores))
+            times = {
+                name: np.array([seconds for seconds, _ in rounds_of]) for name, rounds_of in timed.items()
+            }
+            for name, _, engine in built:
+                each, cores = min(timed[name])
                 stats = engine.stats() if engine is not None else {}
                 cells.append(
                     {
                         "way": name,
                         "threads": count,
                         "batch": batch,
-                        "queries_timed": asked[name],
+                        "queries_timed": asked[name] * calls[name],
+                        "rounds": rounds,
                         "queries_per_s": 1 / each,
                         "codes_per_s": len(codes) / each,
+                        "median_us": float(np.median(times[name])) * 1e6,
+                        "times_fastscan": float(np.median(times[name] / times["FastScan"])),
                         "cores": cores,
                         "proven_first": stats.get("proven_first"),
                         "distinct": distinct,
@@ -219,7 +251,7 @@ def grouping(n: int = 1_000_000) -> list[Cell]:
         best: dict[str, float] = dict.fromkeys(engines, np.inf)
         for _ in range(ROUNDS + 1):
             for kind, engine in engines.items():
-                best[kind] = min(best[kind], clock(lambda e=engine: e.search(xq, K, threads=1)))  # type: ignore[misc]
+                best[kind] = min(best[kind], clock(lambda e=engine: e.search(xq, 100, threads=1)))  # type: ignore[misc]
         cells.append({"share": share, "speed_of_grouped": best["exact"] / best["grouped"]})
     return cells
 
@@ -256,9 +288,9 @@ def build_one(rows: int, memory: str, folder: Path) -> Cell:
     start_time = time.perf_counter()
     engine = open_disk(path, memory)
     opening = time.perf_counter() - start_time
-    engine.search(xq[:1], K, threads=1)
-    one = clock(lambda: engine.search(xq[:1], K, threads=1))
-    batch = clock(lambda: engine.search(xq, K, threads=1))
+    engine.search(xq[:1], 100, threads=1)
+    one = clock(lambda: engine.search(xq[:1], 100, threads=1))
+    batch = clock(lambda: engine.search(xq, 100, threads=1))
     return {
         "rows": rows,
         "memory": memory,
@@ -274,23 +306,50 @@ def build_one(rows: int, memory: str, folder: Path) -> Cell:
     }
 
 
+def one_by_one(groups: dict[str, Any]) -> list[str]:
+    """The table of batches of one on one thread, of the groups that have medians."""
+    rows = []
+    for name, group in groups.items():
+        source, bits, n = name.split("/")
+        rows += [
+            f"| {source} | {bits} | {int(n):,} | {cell['way']} | {1e6 / cell['queries_per_s']:,.0f} | "
+            f"{cell['median_us']:,.0f} | {cell['times_fastscan']:.2f} |"
+            for cell in group["cells"]
+            if (cell["threads"], cell["batch"]) == (1, 1) and "median_us" in cell
+        ]
+    if not rows:
+        return []
+    return [
+        "## One query at a time, one thread",
+        "",
+        "Microseconds a query, in the best and in the median round (each the median of its queries); and how many times FastScan's "
+        "of the same round that is, in the median. Other work on the machine shows in the medians.",
+        "",
+        "| codes | bits | items | way | best | median | times FastScan |",
+        "|---|--:|--:|---|--:|--:|--:|",
+        *rows,
+        "",
+    ]
+
+
 def markdown(result: dict[str, Any]) -> str:
     """The tables of a result."""
     machine = result["machine"]
     lines = [
         "# Search on the CPU",
         "",
-        f"{machine['cpu']}, {machine['cores']} cores, Faiss {machine['versions']['faiss']}; k = {K}. The machine was "
+        f"{machine['cpu']}, {machine['cores']} cores, Faiss {machine['versions']['faiss']}; k = {result['settings']['k']}. The machine was "
         'shared with other work while this ran, so compare numbers within a group only. "Cores had": processor time over '
         "time, where it was taken; two threads that had one core say nothing of two threads.",
         "",
     ]
+    lines += one_by_one(result["groups"])
     for name, group in result["groups"].items():
         source, bits, n = name.split("/")
         distinct = group["cells"][0]["distinct"]
         lines += [
             f"## {source} codes, {bits} bits, {int(n):,} items ({distinct:,} distinct; auto: "
-            f"{'grouped' if worth_grouping(int(n), distinct) else 'exact'}; best of {group['rounds']} rounds)",
+            f"{'grouped' if worth_grouping(int(n), distinct) else 'exact'}; best of {group['rounds']} rounds or more)",
             "",
             "| way | threads | cores had | batch | queries/s | G codes/s | x IndexPQ | x FastScan | proven at first |",
             "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
@@ -339,9 +398,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("-k", type=int, default=100, help="results a query")
+    parser.add_argument(
+        "--speed-only", action="store_true", help="neither the rule of grouping nor the cost of building"
+    )
     parser.add_argument("--items", type=numbers, default=(1_000_000,))
     parser.add_argument("--bits", type=numbers, default=(12, 24, 32, 48))
     parser.add_argument("--threads", type=numbers, default=(1, 2))
+    parser.add_argument("--batches", type=numbers, default=BATCHES, help="queries at a time")
     parser.add_argument(
         "--data", help="features to train on, as gpq train takes them; without it, random codes only"
     )
@@ -361,8 +425,12 @@ def main() -> None:
             print(json.dumps(build_one(args.build_one, args.build_memory, Path(folder))))
         return
     result: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {"groups": {}}
+    if result["groups"] and result["settings"]["k"] != args.k:
+        raise UsageError(
+            f"{args.out} is of k = {result['settings']['k']}: give another --out for k = {args.k}"
+        )
     result["machine"] = describe_machine()
-    result["settings"] = {"k": K, "steps": args.steps, "limit_seconds": args.limit}
+    result["settings"] = {"k": args.k, "steps": args.steps, "limit_seconds": args.limit}
 
     def keep() -> None:
         args.out.parent.mkdir(parents=True, exist_ok=True)
@@ -384,10 +452,13 @@ def main() -> None:
                     if name in result["groups"]:
                         continue
                     print(name, file=sys.stderr, flush=True)
-                    Z, codes, xq = draw(bits, n, max(BATCHES))
-                    cells = speed_group(Z, codes, xq, args.threads, args.limit)
+                    Z, codes, xq = draw(bits, n, max(*BATCHES, *args.batches))
+                    cells = speed_group(Z, codes, xq, args.threads, args.batches, args.limit, args.k)
                     result["groups"][name] = {"rounds": ROUNDS, "cells": cells}
                     keep()
+    if args.speed_only:
+        print(args.out.with_suffix(".md"))
+        return
     if "grouping" not in result:
         result["grouping"] = grouping()
         keep()
