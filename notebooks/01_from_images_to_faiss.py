@@ -74,11 +74,10 @@ print(sorted(file.name for file in model.iterdir()))
 # On the command line: `gpq train digits --labelled 20-per-class --bits 48 --config run.toml --out model`, with the
 # same sections in `run.toml`.
 #
-# `metrics.jsonl` has the losses, one line every `validate_every` steps. A committee of
-# classifiers is trained on images with and without a label; what the labels say of the images around them counts as much as
-# the labels themselves here. In the end the codewords are placed so that their sums are
-# near what the committee believes of the images without a label.
-# (`preset("paper")` is the method as printed, with other losses.)
+# `metrics.jsonl` has the losses, one line every `validate_every` steps. Six classifiers are trained on images with and
+# without a label, and on the labels that propagate to the nearest neighbours of labelled images. In the end the codewords
+# are fitted so that their sums are the class probabilities of the images, and what these leave of the features.
+# These are class-posterior codes, the default. (`preset("paper")` is GPQ as printed, `preset("gpq")` GPQ with soft targets.)
 
 # %%
 metrics = [json.loads(line) for line in (model / "metrics.jsonl").read_text().splitlines()]
@@ -89,8 +88,8 @@ display(Markdown(render(metrics, "markdown", columns=columns, digits=5)))
 # ## Encode
 #
 # `encode` runs the network over all images, a batch at a time, and writes two files: `features.h5` with the
-# vectors (float32, 12 sub-vectors of 18 dimensions, each of length one) and `codes.h5` with the codes. Killed half
-# way, it goes on where it stopped.
+# vectors (float32, 12 sub-vectors of 18 dimensions, each of length one) and `codes.h5` with the codes. If it is killed, the
+# next call resumes.
 
 # %%
 codes_file = encode(model, digits, run / "codes.h5", overwrite=True)
@@ -169,7 +168,7 @@ display(Image(filename=gallery, width=760))
 #
 # ## Evaluate
 #
-# All held-out images rank the rest of the database by its codes. Beside GPQ stand methods that do without labels:
+# All held-out images rank the rest of the database by its codes. Beside our codes (`posterior`) stand methods that do without labels:
 # product quantisation, its optimised form and iterative quantisation at the same 48 bits, and the exact
 # search on the pixels. mAP counts the full ranking, and gives equal scores their expected value over random order.
 
@@ -178,8 +177,8 @@ evaluation = evaluate(model, digits, compare=("pq", "opq", "itq", "float"))
 display(Markdown(render(evaluation.rows(ks=(10, 100)), "markdown")))
 
 # %% [markdown]
-# `float` is no upper bound: the pixels know nothing of classes, and the 20 labels a class are what GPQ adds. The README
-# has figures on larger data.
+# `float` is no upper bound: the pixels know nothing of classes, and the 20 labels per class are what the codes add.
+# `docs/results.md` has figures on larger data.
 #
 # ## Query without torch
 #

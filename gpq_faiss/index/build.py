@@ -73,7 +73,7 @@ class ModelHeader:
         """For what is exported: says in the log, and returns for the file, that queries have vectors of their own."""
         if not self.asymmetric:
             return {}
-        _log.warning(
+        _log.info(
             "%s makes other vectors of queries than of items: add those of items (gpq encode, Encoder.embed) and search "
             "with those of queries (Encoder.embed with queries=True, gpq export-encoder); no other program can tell them apart",
             self.folder,
