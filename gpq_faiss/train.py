@@ -188,6 +188,7 @@ def fit(
     device: torch.device,
     resume: bool = False,
     progress: Progress | None = None,
+    earlier: Fitted | None = None,
 ) -> Fitted:
     """Train a method of any kind; :func:`train` is this with GPQ and the model folder around it.
 
@@ -200,6 +201,8 @@ def fit(
         device: where to train.
         resume: go on from the checkpoint, if there is one.
         progress: called after each step.
+        earlier: a training that held nothing out, on the same data with the same settings but for the method's ``codes_only``: it
+            is not run again, and codes alone are fitted.
 
     Raises:
         DataError: nothing to learn from, a class without a label, a loss that is not finite, unreadable data.
@@ -224,38 +227,43 @@ def fit(
         if reader.preload():
             log.info("%s: %d items in memory", dataset.name, len(dataset))
         method = build(config, dataset, image_size, labels.n_classes)
-        with stage("looking at the inputs"):
-            method.fit_inputs(reader, np.sort(np.concatenate([seen, pool])))
-        with stage("looking at the labels"):
-            method.fit_labels(reader, seen, labels.dense(seen))
-        method.to(device)
-        if device.type == "cuda" and image_size:
-            # The convolutions' tensor-core kernels want channels last on both sides.
-            method.to(memory_format=torch.channels_last)
-        optimizer = method.optimizer(training)
-        run = RunState(folder, method, optimizer)
-        if resume and run.checkpoint.exists():
-            run.load(identity)
-            log.info("resumed at step %d of %d", run.step, steps)
-        # A step is done, and can be gone on from exactly, before a signal takes effect.
-        with held_signals() as interrupted, stage("training", steps, "step", done=run.step) as trained:
-            _loop(
-                run,
-                config,
-                reader,
-                labels,
-                seen,
-                pool,
-                held,
-                steps,
-                identity,
-                device,
-                progress,
-                interrupted,
-                trained,
-            )
-        if held.size and run.best_step:
-            method.load_state_dict(run.best_state)
+        if earlier is not None:
+            method.adopt(earlier.method)
+            method.to(device)
+            run = earlier.run
+        else:
+            with stage("looking at the inputs"):
+                method.fit_inputs(reader, np.sort(np.concatenate([seen, pool])))
+            with stage("looking at the labels"):
+                method.fit_labels(reader, seen, labels.dense(seen))
+            method.to(device)
+            if device.type == "cuda" and image_size:
+                # The convolutions' tensor-core kernels want channels last on both sides.
+                method.to(memory_format=torch.channels_last)
+            optimizer = method.optimizer(training)
+            run = RunState(folder, method, optimizer)
+            if resume and run.checkpoint.exists():
+                run.load(identity)
+                log.info("resumed at step %d of %d", run.step, steps)
+            # A step is done, and can be gone on from exactly, before a signal takes effect.
+            with held_signals() as interrupted, stage("training", steps, "step", done=run.step) as trained:
+                _loop(
+                    run,
+                    config,
+                    reader,
+                    labels,
+                    seen,
+                    pool,
+                    held,
+                    steps,
+                    identity,
+                    device,
+                    progress,
+                    interrupted,
+                    trained,
+                )
+            if held.size and run.best_step:
+                method.load_state_dict(run.best_state)
         with stage("settling the codes"):
             method.settle(_sampler(reader, pool, training.seed, device), final=True)
     return Fitted(method, run, labels, len(seen), len(held), image_size)

@@ -38,7 +38,7 @@ from ..methods.pq import PQ
 from ..methods.registry import METHODS, make_builder, make_method
 from ..nn.device import resolve_device
 from ..stages import stage
-from ..train import embed_rows, fit
+from ..train import Fitted, embed_rows, fit
 from .cells import Cell
 
 Progress = Callable[[int, int, dict[str, float]], None]
@@ -108,11 +108,44 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+class Earlier:
+    """The latest training of a process, for runs that differ from it in nothing but how codes are made of it: other code lengths of
+    class-posterior codes, say. Their outcomes are those that a training of their own would give."""
+
+    def __init__(self) -> None:
+        self._fitted: Fitted | None = None
+        self._key = ""
+
+    def of(self, cell: Cell) -> Fitted | None:
+        """The training, if it can stand for that of ``cell``."""
+        same = self._fitted is not None and self._key == _without(cell, type(self._fitted.method).codes_only)
+        return self._fitted if same else None
+
+    def keep(self, cell: Cell, fitted: Fitted) -> None:
+        """Remember the training of ``cell``, or none if others cannot share it."""
+        codes_only = type(fitted.method).codes_only
+        shared = bool(codes_only) and not fitted.held
+        self._fitted, self._key = (fitted, _without(cell, codes_only)) if shared else (None, "")
+
+
+def _without(cell: Cell, codes_only: tuple[str, ...]) -> str:
+    """All that decides about the training of a cell, less the settings ``codes_only``."""
+    settings = {
+        f"{section}.{key}": value
+        for section, values in cell.settings.items()
+        if isinstance(values, dict)
+        for key, value in values.items()
+        if f"{section}.{key}" not in codes_only
+    }
+    return json.dumps([cell.method, cell.split_hash, settings], sort_keys=True)
+
+
 def compute(
     cell: Cell,
     dataset: Dataset,
     partial: Path,
     *,
+    earlier: Earlier | None = None,
     device: str = "cpu",
     checkpoint_seconds: float = 60.0,
     progress: Progress | None = None,
@@ -126,6 +159,7 @@ def compute(
         device: where a network runs.
         checkpoint_seconds: between two checkpoints.
         progress: called after each step of a training.
+        earlier: what was trained before on these data; remembers the training of this run.
 
     Raises:
         GpqError: of the method, the data or the device.
@@ -139,7 +173,8 @@ def compute(
     labels = dataset.require_labels()
     with one_thread():
         if METHODS[cell.method].deep:
-            coded = _trained(cell, dataset, split, partial, device, checkpoint_seconds, progress)
+            earlier = earlier or Earlier()
+            coded = _trained(cell, dataset, split, partial, device, checkpoint_seconds, progress, earlier)
         else:
             coded = _fitted(cell, dataset, split, labels)
         start = time.perf_counter()
@@ -181,6 +216,7 @@ def _trained(
     device: str,
     checkpoint_seconds: float,
     progress: Progress | None,
+    earlier: Earlier,
 ) -> Coded:
     """A network by the training loop, its vectors, and its coder's codes."""
     config = merge(
@@ -197,7 +233,9 @@ def _trained(
         device=torch_device,
         resume=True,
         progress=progress,
+        earlier=earlier.of(cell),
     )
+    earlier.keep(cell, fitted)
     start = time.perf_counter()
     method, coder = fitted.method, fitted.method.coder()
     wanted = _vector_choice(cell, split)

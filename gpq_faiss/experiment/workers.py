@@ -27,7 +27,7 @@ from ..errors import GpqError
 from ..files import discard, lock, open_own, recover, write_error
 from ..signals import ended_by_signals
 from .cells import Cell
-from .compute import compute
+from .compute import Earlier, compute
 from .runfile import done_as, read_run, write_run
 
 Status = Literal["done", "failed", "elsewhere"]
@@ -79,8 +79,12 @@ class Finished:
     seconds: Mapping[str, float] = field(default_factory=dict)
 
 
-def run_cell(place: Place, dataset: Dataset, cell: Cell) -> Finished:
-    """Make one run and write its file, whatever happens in it; only ctrl-C gets out."""
+def run_cell(place: Place, dataset: Dataset, cell: Cell, earlier: Earlier) -> Finished:
+    """Make one run and write its file, whatever happens in it; only ctrl-C gets out.
+
+    Args:
+        earlier: see :func:`.compute.compute`.
+    """
     try:
         with _claim(place, cell) as partial:
             if partial is None:
@@ -91,6 +95,7 @@ def run_cell(place: Place, dataset: Dataset, cell: Cell) -> Finished:
                     cell,
                     dataset,
                     partial,
+                    earlier=earlier,
                     device=place.device,
                     checkpoint_seconds=place.checkpoint_seconds,
                 )
@@ -163,8 +168,9 @@ def run_cells(
         dataset: used where there is one job; the processes of several open the data themselves.
     """
     if jobs == 1 or len(cells) <= 1:
+        earlier = Earlier()
         for cell in cells:
-            tell(run_cell(place, dataset, cell))
+            tell(run_cell(place, dataset, cell, earlier))
         return
     _Pool(place, min(jobs, len(cells)), tell).run(cells)
 
@@ -181,10 +187,13 @@ def _work(place: Place, pipe: Any, parent: int) -> None:
             problem = ""
         except GpqError as error:
             dataset, problem = None, _one_line(error)
+        earlier = Earlier()
         while True:
             cell: Cell = pipe.recv()
             pipe.send(
-                run_cell(place, dataset, cell) if dataset is not None else Finished(cell, "failed", problem)
+                run_cell(place, dataset, cell, earlier)
+                if dataset is not None
+                else Finished(cell, "failed", problem)
             )
 
 

@@ -31,7 +31,7 @@ from .codewords import fit_codewords
 from .posterior_codebooks import fit_class_codebooks, weights_of_parts
 from .propagation import items_to_compare, propagate
 from .shrinkage import MOST_ROWS, leave_one_out
-from .trainable import TrainingBatch
+from .trainable import TrainableMethod, TrainingBatch
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +45,13 @@ class PosteriorCodes(AveragedMethod[PosteriorNetwork]):
     """See the module's head."""
 
     name = "posterior"
+    codes_only = (
+        "quantizer.codebooks",
+        "quantizer.codewords",
+        "quantizer.subdim",
+        "quantizer.feature_weight",
+        "quantizer.class_codebooks",
+    )
 
     def __init__(self, network: PosteriorNetwork, config: Config) -> None:
         super().__init__(network, config)
@@ -85,6 +92,14 @@ class PosteriorCodes(AveragedMethod[PosteriorNetwork]):
             head.noise = found.noise
             log.info("noise of deviation %.2f on the inputs", found.noise)
         self._propagate(reader, rows, y)
+
+    def adopt(self, other: TrainableMethod) -> None:
+        """The class networks, their average, and how often they will be right."""
+        assert isinstance(other, PosteriorCodes)
+        self.accuracy = other.accuracy
+        self.network.load_state_dict(other.network.trained(), strict=False)
+        if self.average is not None and other.average is not None:
+            self.average.load_state_dict(other.average.trained(), strict=False)
 
     def _propagate(self, reader: Reader, labelled: NDArray[np.int64], y: NDArray[np.float32]) -> None:
         """Tell unlabelled items what labels say of them, where it would count for enough; as many of them as can be compared."""

@@ -53,6 +53,9 @@ class TrainableMethod(nn.Module, ABC):
     name: str
     uses_unlabelled: bool = True
     """Whether batches hold unlabelled items; those of supervised methods do not."""
+    codes_only: tuple[str, ...] = ()
+    """Settings (``section.key``) that only the final :meth:`settle` depends on: without held-out items, a training is the same whatever
+    they are, and :meth:`adopt` can stand for it."""
 
     @abstractmethod
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
@@ -85,6 +88,10 @@ class TrainableMethod(nn.Module, ABC):
         """Called once before the training, after :meth:`fit_inputs`, with all labelled training items: their rows int64 [n],
         ascending, and multi-hot labels float32 [n, C]. For methods that first work something out from them."""
         del reader, rows, y
+
+    def adopt(self, other: TrainableMethod) -> None:
+        """Take over what ``other`` has learnt, a method of the same settings but for :attr:`codes_only` that is trained already."""
+        raise NotImplementedError(type(other).__name__)
 
     def optimizer(self, config: TrainingConfig) -> torch.optim.Optimizer:
         """Adam as the paper has it, with decoupled weight decay where it is not 0."""

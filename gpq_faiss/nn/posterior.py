@@ -137,6 +137,10 @@ class PosteriorNetwork(nn.Module):
             nn.LayerNorm(width, elementwise_affine=False) if backbone.spec.kind == "images" else nn.Identity()
         )
 
+    def trained(self) -> dict[str, Tensor]:
+        """What a training changes: the state without what codewords are fitted with."""
+        return {k: v for k, v in self.state_dict().items() if k.startswith(("backbone.", "classifier."))}
+
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         # As a Python bool, so that an exported graph holds one of the two ways alone.

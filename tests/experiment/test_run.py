@@ -414,3 +414,22 @@ def test_a_killed_experiment_goes_on_and_comes_to_the_same(tmp_path: Path) -> No
             np.testing.assert_array_equal(killed[key], whole[key], err_msg=f"{name} {key}")
     partial = tmp_path / "killed" / ".partial"
     assert not partial.exists() or not [path for path in partial.iterdir() if path.is_dir()]
+
+
+def test_a_training_that_is_shared_between_lengths_is_that_of_each_of_them(tmp_path: Path) -> None:
+    grid = small_grid(
+        methods=["posterior"],
+        seeds=[0],
+        preset="recommended",
+        config={"training": {**SMALL, "validation": 0.0}, "network": {"committee_hidden": 16}},
+    )
+    together, alone = tmp_path / "together", tmp_path / "alone"
+    run_experiment(grid, "digits", together)
+    run_experiment(grid.with_options(bits=(24,)), "digits", alone)
+    (path,) = alone.glob("posterior*.h5")
+    one = read_run(path, {"codes", "codebooks", "ap", "search_input"}).arrays
+    shared = read_run(together / path.name, set(one)).arrays
+    for name, values in one.items():
+        np.testing.assert_array_equal(values, shared[name])
+    seconds = {read_run(path).about["seconds"]["fit"] for path in together.glob("posterior*.h5")}
+    assert len(seconds) == 1  # of one training
