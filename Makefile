@@ -7,11 +7,12 @@ DEMO ?= demo
 .PHONY: demo test lint lock notebooks clean
 
 # uv resolves and unpacks several GB in seconds; it comes from the same registry as everything else.
+# Compiled once: where PYTHONDONTWRITEBYTECODE is set, each process would compile torch anew.
 $(VENV)/.ready: requirements.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed: make PYTHON=python3.12 ..." if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==0.13.8
-	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --requirement requirements.lock
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --compile-bytecode --requirement requirements.lock
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --no-deps --editable .
 	touch $@
 
