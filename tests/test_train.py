@@ -396,10 +396,16 @@ def test_what_a_training_killed_at_its_end_leaves_is_swept(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_a_signal_saves_the_step_under_way(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_saves_the_step_under_way(
+    tmp_path: Path, number: signal.Signals, request: pytest.FixtureRequest
+) -> None:
     """And has the effect that it would have had: here its handler of before is called."""
     out = tmp_path / "m"
     config = small(steps=60, checkpoint_seconds=3600.0)
+    found = signal.getsignal(number)
+    # A shell's background jobs are born with ctrl-C ignored, and what is ignored stays so.
+    signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    request.addfinalizer(lambda: signal.signal(number, found))
 
     def send(step: int, steps: int, figures: dict[str, float]) -> None:
         if step == 7:

@@ -156,6 +156,7 @@ def test_vectors_that_are_no_items_are_refused(tmp_path: Path, kind: str, memory
 def test_an_export_says_where_queries_have_vectors_of_their_own(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", logger="gpq_faiss")
     plain = make_model(tmp_path / "plain", codebooks(), asymmetric=False)
     export_faiss(plain, tmp_path / "plain.faiss")
     export(plain, tmp_path / "plain.npz", to="numpy")
