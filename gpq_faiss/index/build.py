@@ -253,7 +253,7 @@ def index(
     ]
     if kind == "ivf" and budget is None:
         return _lists(model, shards, out, ivf, recall, block, progress)
-    extra = {"source": shards[0].kind, "data_fingerprint": shards[0].data_fingerprint}
+    extra = _origin(shards[0])
     if kind == "ivf":
         assert budget is not None
         wanted, tuning = recall, max(budget, _TUNING)
@@ -291,6 +291,12 @@ def index(
         extra=extra,
         progress=progress,
     )
+
+
+def _origin(source: Shard) -> dict[str, str]:
+    """For the sidecar: what the index was made of, and of which data, where the source names them."""
+    named = {"data_fingerprint": source.data_fingerprint} if source.data_fingerprint else {}
+    return {"source": source.kind, **named}
 
 
 def _lists(
@@ -346,6 +352,6 @@ def _flat(model: ModelHeader, source: str | Path, out: Path, block: int, progres
             indexing.advance(len(ids))
             if progress is not None:
                 progress(indexing.done, shard.rows)
-    extra = {"source": shard.kind, "data_fingerprint": shard.data_fingerprint}
+    extra = _origin(shard)
     with stage("writing the index"):
         return save_index(filled, out, model_fingerprint=model.model_fingerprint, overwrite=True, extra=extra)

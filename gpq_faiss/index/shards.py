@@ -30,7 +30,7 @@ class Shard(Protocol):
         rows: how many.
         row_bytes: memory of a row while it is read.
         kind: ``codes``, ``features`` or ``index``.
-        data_fingerprint: of the data set, or of the file where it names none.
+        data_fingerprint: of the data set; empty where the file names none.
         fingerprint: changes when the file does.
     """
 
@@ -130,7 +130,7 @@ class ParquetShard:
             self.rows = int(file.metadata.num_rows)
             self._check_sizes(file)
         self.fingerprint = _mark(self.path)
-        self.data_fingerprint = self.fingerprint
+        self.data_fingerprint = ""
 
     def _check_sizes(self, file: Any) -> None:
         """What a block takes must follow from its rows: a code that is stored once could stand for any number of bytes."""
@@ -239,7 +239,7 @@ class IndexShard:
         if not self.rows:
             raise DataError(f"{path} is empty: leave it out, or add codes first")
         self.fingerprint = _mark(self.path)
-        self.data_fingerprint = self.fingerprint
+        self.data_fingerprint = ""
 
     def blocks(self, size: int) -> Iterator[tuple[Codes, Ids]]:
         """See :class:`Shard`.

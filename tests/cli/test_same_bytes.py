@@ -36,6 +36,9 @@ def make(shop: Shop, root: Path) -> None:
         "streamed-lists": (*lists, "--memory", "64MB"),
     }.items():
         done("index", model, codes, *options, "--out", root / f"{name}.faiss")
+    for kind in ("fastscan", "ivf"):
+        more = lists if kind == "ivf" else ("--kind", kind)
+        done("index", model, root / "flat.faiss", *more, "--out", root / f"{kind}-of-index.faiss")
     search = ("search", model, root / "flat.faiss", shop.queries, "-k", 3)
     for form in ("json", "h5"):
         done(*search, "--format", form, "--out", root / f"found.{form}")
