@@ -7,6 +7,10 @@ we evaluate supervised hashing?", ICASSP 2017, on why this baseline has to be th
 
 With several labels an item the targets are its labels, each with an equal share, as in GPQ's own classifier.
 No compression: the code is C float32 numbers, whatever number of bits the codes beside it have.
+
+Two more rows tell what the parts of class-posterior codes are worth without a code: ``classifier-6`` is the mean of six such nets, and
+``classifier-propagated`` learns labels that propagate to unlabelled items, too. :class:`ClassConfidence` is a code that anybody could
+make of the classifier: the likeliest class, and how sure it is.
 """
 
 from __future__ import annotations
@@ -23,7 +27,9 @@ from ..data.labels import Labels
 from ..errors import DataError, UsageError
 from .base import Codes, Floats, Method
 from .float_features import dot_rows
-from .shrinkage import leave_one_out
+from .posterior import LEAST_SHARE
+from .propagation import items_to_compare, propagate
+from .shrinkage import MOST_ROWS, leave_one_out
 
 _ENCODE_ROWS = 4096  # fixed, so that a vector's probabilities do not depend on how many are asked for
 
@@ -42,6 +48,9 @@ class Classifier(Method):
         input_dropout: share of inputs left out in each step.
         noise: deviation of Gaussian noise on the standardised inputs in each step; None: what the labels call for, as for
             GPQ's committee (:mod:`.shrinkage`).
+        networks: how many are trained, one after the other; their probabilities are averaged.
+        propagation: weight of the labels that propagate to unlabelled rows (:mod:`.propagation`), in labels per class, as
+            ``loss.propagation`` of a training; 0: none do.
 
     Raises:
         UsageError: a hyper-parameter that cannot be.
@@ -62,11 +71,18 @@ class Classifier(Method):
         dropout: float = 0.5,
         input_dropout: float = 0.2,
         noise: float | None = None,
+        networks: int = 1,
+        propagation: float = 0.0,
     ) -> None:
         super().__init__(bits, seed=seed)
-        if min(hidden, steps, batch) < 1 or learning_rate <= 0 or weight_decay < 0:
+        if (
+            min(hidden, steps, batch, networks) < 1
+            or learning_rate <= 0
+            or min(weight_decay, propagation) < 0
+        ):
             raise UsageError(
-                f"{self.name}: hidden, steps, batch and learning_rate must be above 0, weight_decay not below"
+                f"{self.name}: hidden, steps, batch, networks and learning_rate must be above 0, weight_decay and propagation not "
+                "below"
             )
         if not (0 <= dropout < 1 and 0 <= input_dropout < 1):
             raise UsageError(
@@ -84,7 +100,9 @@ class Classifier(Method):
         self.noise = noise
         self.losses: list[float] = []
         """Loss of each step of the last :meth:`fit`."""
-        self._net = nn.Sequential()
+        self.networks = networks
+        self.propagation = propagation
+        self._nets: list[nn.Sequential] = []
         self._mean: Floats = np.empty(0, np.float32)
         self._scale = 1.0
 
@@ -98,6 +116,8 @@ class Classifier(Method):
             "dropout",
             "input_dropout",
             "noise",
+            "networks",
+            "propagation",
         )
         return {**super().settings(), **{name: getattr(self, name) for name in names}}
 
@@ -130,11 +150,36 @@ class Classifier(Method):
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(self.seed)
             learnt = self._standardised(x[rows])
-            noise = leave_one_out(learnt.numpy(), y).noise if self.noise is None else self.noise
-            self._train(learnt, torch.from_numpy(y / y.sum(axis=1, keepdims=True)), noise)
+            found = leave_one_out(*(a[:: -(-len(rows) // MOST_ROWS)] for a in (learnt.numpy(), y)))
+            noise = found.noise if self.noise is None else self.noise
+            told = self._propagated(x, rows, y, found.accuracy)
+            targets = torch.from_numpy(y / y.sum(axis=1, keepdims=True))
+            self.losses = []
+            self._nets = [self._train(learnt, targets, noise, told) for _ in range(self.networks)]
 
-    def _train(self, x: Tensor, y: Tensor, noise: float) -> None:
-        self._net = net = nn.Sequential(
+    def _propagated(
+        self, x: Floats, labelled: NDArray[np.int64], y: Floats, accuracy: float
+    ) -> tuple[Tensor, Tensor, float] | None:
+        """Rows float32 [n, width] that labels propagate to, their class probabilities float32 [n, C], and the weight of these. Under the
+        conditions of class-posterior codes; None where these do not hold."""
+        weight = self.propagation * y.shape[1] / len(labelled)
+        others = np.setdiff1d(np.arange(len(x)), labelled)
+        rows = items_to_compare(
+            labelled, others, weight, width=x.shape[1], classes=y.shape[1], seed=self.seed
+        )
+        if rows is None:
+            return None
+        compared = self._standardised(x[rows])
+        told, right = propagate(compared.numpy(), np.searchsorted(rows, labelled), y)
+        unlabelled = np.isin(rows, others)
+        if right < LEAST_SHARE * accuracy:
+            return None
+        return compared[unlabelled], torch.from_numpy(told[unlabelled].astype(np.float32)), weight
+
+    def _train(
+        self, x: Tensor, y: Tensor, noise: float, told: tuple[Tensor, Tensor, float] | None
+    ) -> nn.Sequential:
+        net = nn.Sequential(
             nn.Dropout(self.input_dropout),
             nn.Linear(x.shape[1], self.hidden),
             nn.ReLU(),
@@ -143,23 +188,28 @@ class Classifier(Method):
         )
         optimizer = torch.optim.AdamW(net.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.steps)
-        batch, self.losses = min(self.batch, len(x)), []
+
+        def seen(rows: Tensor) -> Tensor:
+            return rows + noise * torch.randn(rows.shape) if noise else rows
+
+        batch = min(self.batch, len(x))
         order, at = torch.randperm(len(x)), 0
         for _ in range(self.steps):
             if at + batch > len(x):
                 order, at = torch.randperm(len(x)), 0
             rows = order[at : at + batch]
             at += batch
-            seen = x[rows]
-            if noise:
-                seen = seen + noise * torch.randn(seen.shape)
-            loss = nn.functional.cross_entropy(net(seen), y[rows])
+            loss = nn.functional.cross_entropy(net(seen(x[rows])), y[rows])
+            if told is not None:
+                others, p, weight = told
+                some = torch.randint(len(others), (self.batch,))
+                loss = loss + weight * nn.functional.cross_entropy(net(seen(others[some])), p[some])
             optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             schedule.step()
             self.losses.append(float(loss.detach()))
-        net.eval()
+        return net.eval()
 
     def _standardised(self, x: Floats) -> Tensor:
         return torch.from_numpy((x - self._mean) / np.float32(self._scale))
@@ -168,8 +218,9 @@ class Classifier(Method):
     def _probabilities(self, x: Floats) -> Floats:
         out = np.empty((len(x), self.code_size // 4), np.float32)
         for i in range(0, len(x), _ENCODE_ROWS):
-            out[i : i + _ENCODE_ROWS] = (
-                self._net(self._standardised(x[i : i + _ENCODE_ROWS])).softmax(dim=1).numpy()
+            block = self._standardised(x[i : i + _ENCODE_ROWS])
+            out[i : i + _ENCODE_ROWS] = torch.stack([net(block).softmax(dim=1) for net in self._nets]).mean(
+                dim=0
             )
         return out
 
@@ -178,3 +229,78 @@ class Classifier(Method):
 
     def _score(self, xq: Floats, codes: Codes) -> Floats:
         return dot_rows(self._probabilities(xq), codes.view(np.float32))
+
+
+class SixClassifiers(Classifier):
+    """The mean of six nets, as many as class-posterior codes have."""
+
+    name = "classifier-6"
+
+    def __init__(self, bits: int = 1, *, seed: int = 0) -> None:
+        super().__init__(bits, seed=seed, networks=6)
+
+
+class PropagatedClassifier(Classifier):
+    """With the labels that propagate to unlabelled items, of the weight that they have in class-posterior codes."""
+
+    name = "classifier-propagated"
+
+    def __init__(self, bits: int = 1, *, seed: int = 0) -> None:
+        super().__init__(bits, seed=seed, propagation=20.0)
+
+
+class ClassConfidence(Method):
+    """The likeliest class of an item and how sure the classifier is of it, in ``bits``: what a code of a classifier is worth at least.
+
+    As many bits as the class needs hold it; the others, 16 at most, hold the probability of that class as one of equal parts of [0, 1].
+    An item stands for that probability of its class and an equal share of the rest for every other; the score is the probability that
+    query and item share a class.
+
+    Args:
+        bits: of a code; as few as name the class, or more.
+        seed: of the classifier.
+
+    Raises:
+        UsageError: after the classes are known: too few bits for them.
+    """
+
+    name = "class-confidence"
+
+    def __init__(self, bits: int, *, seed: int = 0) -> None:
+        super().__init__(bits, seed=seed)
+        self.classifier = Classifier(seed=seed)
+        self.code_size = 8  # kept as two int32 numbers; ``bits`` is what they take
+        self._levels = 1
+
+    def settings(self) -> dict[str, Any]:
+        return {**self.classifier.settings(), **super().settings(), "bits": self.bits}
+
+    def index(self) -> Any:
+        """``faiss.IndexFlatIP`` over the class probabilities that codes stand for; it takes those of :meth:`index_input`."""
+        self._require_fit()
+        return faiss.IndexFlatIP(self.classifier.code_size // 4)
+
+    def index_input(self, x: NDArray[Any]) -> NDArray[Any]:
+        """The class probabilities."""
+        return self.classifier.probabilities(x)
+
+    def _fit(self, x: Floats, labels: Labels | None) -> None:
+        self.classifier.fit(x, labels, seed=self.seed)
+        classes = self.classifier.code_size // 4
+        left = self.bits - int(classes - 1).bit_length()
+        if left < 0:
+            raise UsageError(f"{self.name}: {self.bits} bits are too few to name one of {classes} classes")
+        self._levels = 2 ** min(left, 16)
+
+    def _encode(self, x: Floats) -> Codes:
+        p = self.classifier.probabilities(x)
+        sure = np.minimum(p.max(axis=1) * self._levels, self._levels - 1)
+        return np.stack([p.argmax(axis=1), sure.astype(np.int64)], axis=1).astype(np.int32).view(np.uint8)
+
+    def _score(self, xq: Floats, codes: Codes) -> Floats:
+        p = self.classifier.probabilities(xq)
+        of_class, level = np.ascontiguousarray(codes).view(np.int32).T
+        sure = ((level + 0.5) / self._levels).astype(np.float32)
+        rest = (1 - sure) / max(1, p.shape[1] - 1)
+        mine = p[:, of_class]
+        return np.asarray(mine * sure + (1 - mine) * rest, np.float32)

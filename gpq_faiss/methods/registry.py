@@ -115,6 +115,10 @@ def _gpq(
     )
 
 
+def _classifier(summary: str, attribute: str, code: CodeKind, learns: Learns = "supervised") -> MethodEntry:
+    return MethodEntry(summary, "none", learns, code, "classifier", attribute)
+
+
 METHODS: dict[str, MethodEntry] = {
     "gpq": _gpq("generalised product quantisation: N-pair loss, sub-space classifiers, entropy mini-max", {}),
     "gpq-f": _gpq(
@@ -268,9 +272,23 @@ METHODS: dict[str, MethodEntry] = {
         "classifier",
         "Classifier",
     ),
+    "classifier-6": _classifier(
+        "the mean of six such nets, inner product, no compression", "SixClassifiers", "none"
+    ),
+    "classifier-propagated": _classifier(
+        "the classifier with labels propagated to unlabelled items, no compression",
+        "PropagatedClassifier",
+        "none",
+        "semi-supervised",
+    ),
+    "class-confidence": _classifier(
+        "the classifier's likeliest class and its probability: the least that a code of a classifier is worth",
+        "ClassConfidence",
+        "quantiser",
+    ),
 }
-"""Short name -> entry: GPQ and its variants, this package's own, the others in the order of the paper's tables, then the two that keep
-no code."""
+"""Short name -> entry: GPQ and its variants, this package's own, the others in the order of the paper's tables, then what tells how much of
+a figure the classes alone explain."""
 
 ARRAY_METHODS = tuple(name for name, entry in METHODS.items() if not entry.deep)
 """Those that :func:`make_method` makes."""

@@ -18,7 +18,7 @@ from gpq_faiss.data.labels import Labels
 from gpq_faiss.errors import DataError, MismatchError, UsageError
 from gpq_faiss.evaluate.ranking import rank_codes
 from gpq_faiss.methods.base import Method, scaled_rows
-from gpq_faiss.methods.classifier import Classifier
+from gpq_faiss.methods.classifier import ClassConfidence, Classifier
 from gpq_faiss.methods.float_features import FloatFeatures, dot_rows
 from gpq_faiss.methods.itq import ITQ
 from gpq_faiss.methods.opq import OPQ
@@ -327,6 +327,52 @@ def test_classifier_reads_labelled_rows_alone() -> None:
         quick("classifier", 12).fit(X, Y.masked(seen[:0]))
     with pytest.raises(DataError, match="no labelled item"):
         quick("classifier", 12).fit(X)
+
+
+def test_several_classifiers_are_averaged() -> None:
+    small: dict[str, Any] = {"steps": 5, "batch": 64, "hidden": 16, "learning_rate": 1e-2}
+    one, three = (Classifier(networks=n, **small).fit(X, Y) for n in (1, 3))
+    assert isinstance(three, Classifier)
+    np.testing.assert_allclose(three.probabilities(XB).sum(axis=1), 1, atol=1e-5)
+    assert len(three.losses) == 3 * len(one.losses)  # type: ignore[attr-defined]
+    # The first is the one that is trained alone, and the mean of all is none of them.
+    assert three.losses[:5] == one.losses  # type: ignore[attr-defined]
+    assert not np.allclose(three.probabilities(XB), one.probabilities(XB), atol=1e-3)  # type: ignore[attr-defined]
+    settings = [make_method(name, 12).settings() for name in ("classifier", "classifier-6")]
+    assert [each.pop("networks") for each in settings] == [1, 6]
+    assert [each.pop("method") for each in settings] == ["classifier", "classifier-6"]
+    assert settings[0] == settings[1]
+
+
+def test_a_classifier_learns_from_propagated_labels() -> None:
+    few = Y.masked(np.array([int(np.flatnonzero(Y.class_ids() == c)[0]) for c in range(CLASSES)]))
+    right = []
+    for propagation in (0.0, 20.0):
+        method = Classifier(
+            propagation=propagation, steps=60, batch=64, hidden=16, learning_rate=1e-2, input_dropout=0.0
+        ).fit(X, few)
+        right.append((method.probabilities(XB).argmax(axis=1) == YB.class_ids()).mean())  # type: ignore[attr-defined]
+    assert right[1] > right[0]
+    assert make_method("classifier-propagated", 12).settings()["propagation"] == 20.0
+
+
+@pytest.mark.parametrize("bits", [2, 4, 12, 48])
+def test_class_confidence_is_the_probability_that_its_code_stands_for(bits: int) -> None:
+    method = ClassConfidence(bits)
+    method.classifier = quick("classifier", 12)  # type: ignore[assignment]
+    method.fit(X, Y)
+    codes = method.encode(XB)
+    levels = 2 ** min(bits - 2, 16)  # two bits name three classes
+    p, asked = method.classifier.probabilities(XB), method.classifier.probabilities(XQ)
+    stands_for = np.empty_like(p)
+    for row, of in zip(stands_for, p, strict=True):
+        middle = (min(int(of.max() * levels), levels - 1) + 0.5) / levels
+        row[:] = (1 - middle) / (CLASSES - 1)
+        row[of.argmax()] = middle
+    np.testing.assert_allclose(method.score(XQ, codes), asked @ stands_for.T, atol=1e-6)
+    assert len(np.unique(codes, axis=0)) <= CLASSES * levels
+    with pytest.raises(UsageError, match="1 bits are too few to name one of 3 classes"):
+        ClassConfidence(1).fit(X, Y)
 
 
 def test_classifier_with_several_labels_shares_the_probability() -> None:
