@@ -95,7 +95,9 @@ def test_your_embeddings(tmp_path: Path) -> None:
     assert np.bincount(known + 1).tolist() == [len(known) - 200, *[20] * 10]
     assert faiss.read_index(str(made / "after.faiss")).ntotal == len(known)
     rows = table(book, "P@100")
-    before, after, exact = (rows[name] for name in ("before: PQ", "after: our codes", "exact search, embeddings"))
+    before, after, exact = (
+        rows[name] for name in ("before: PQ", "after: our codes", "exact search, embeddings")
+    )
     assert before["bytes an item"] == after["bytes an item"] == "6"
     assert float(after["P@100"]) > 0.05 + max(float(before["P@100"]), float(exact["P@100"]))
     assert float(after["P@10"]) > 0.85
