@@ -54,9 +54,9 @@ from gpq_faiss.encode import Encoder
 from gpq_faiss.errors import GpqError, UsageError
 from gpq_faiss.evaluate.metrics import average_precision
 from gpq_faiss.evaluate.tables import render
+from gpq_faiss.faissio.export import export, factory_index
+from gpq_faiss.faissio.model import read_model
 from gpq_faiss.files import read_json, write_json, write_text
-from gpq_faiss.index.build import read_model
-from gpq_faiss.index.export import export, factory_index
 from gpq_faiss.report.plots import plot_tradeoff
 from gpq_faiss.train import train
 

@@ -31,14 +31,14 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
+from gpq_faiss.codes.codebooks import inject
+from gpq_faiss.codes.encode import encode as encode_vectors
 from gpq_faiss.config import Config, codebooks_for_bits, preset
 from gpq_faiss.data.open import open_data
 from gpq_faiss.encode import Encoder, encode
 from gpq_faiss.errors import GpqError, UsageError
 from gpq_faiss.evaluate.tables import render
 from gpq_faiss.files import read_json, write_json, write_text
-from gpq_faiss.index.codebooks import encode as encode_vectors
-from gpq_faiss.index.codebooks import inject
 from gpq_faiss.methods.gpq import GPQ
 from gpq_faiss.methods.trainable import TrainingBatch
 from gpq_faiss.nn.backbones import build_from_spec

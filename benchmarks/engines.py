@@ -22,10 +22,11 @@ import torch
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from gpq_faiss.index.codebooks import encode, pad_vectors
-from gpq_faiss.index.engine import Engine
-from gpq_faiss.index.ivf import IvfSettings
+from gpq_faiss.codes.codebooks import pad_vectors
+from gpq_faiss.codes.encode import encode
 from gpq_faiss.index.kinds import Kind
+from gpq_faiss.index.lists import IvfSettings
+from gpq_faiss.index.memory import Engine
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]

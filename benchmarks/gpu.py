@@ -24,18 +24,19 @@ import torch
 from machine import describe_machine
 from torch import Tensor
 
+from gpq_faiss.codes.checks import Floats
+from gpq_faiss.codes.encode import encode
+from gpq_faiss.codes.scores import score_tables
 from gpq_faiss.errors import DataError, GpqError
 from gpq_faiss.evaluate.ranking import rank_codes
 from gpq_faiss.files import write_json, write_text
+from gpq_faiss.gpu.forms import check_gpu, clone_to_gpu, zero_lists
+from gpq_faiss.gpu.index import DeviceIndex, Nominated, Part, Raw
+from gpq_faiss.gpu.memory import FaissBudget
 from gpq_faiss.gpu.ranking import rank_on_device
-from gpq_faiss.index.checks import Floats
-from gpq_faiss.index.codebooks import encode, score_tables
-from gpq_faiss.index.engine import Engine
-from gpq_faiss.index.gpu import check_gpu, clone_to_gpu, zero_lists
-from gpq_faiss.index.gpu_arrays import device_of, encode_torch
-from gpq_faiss.index.gpu_memory import FaissBudget
-from gpq_faiss.index.gpu_search import DeviceIndex, Nominated, Part, Raw
-from gpq_faiss.index.gpu_torch import Scan
+from gpq_faiss.gpu.scan import Scan
+from gpq_faiss.gpu.tensors import device_of, encode_torch
+from gpq_faiss.index.memory import Engine
 
 K = 100
 SUBDIM = 12

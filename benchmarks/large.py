@@ -30,15 +30,16 @@ from machine import describe_machine
 from numpy.typing import NDArray
 from search import Trained, clock, numbers, peak_bytes
 
+from gpq_faiss.build.lists import build_lists
+from gpq_faiss.build.shards import IndexShard, open_shard
+from gpq_faiss.build.stream import build_stream
+from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import GpqError, UsageError
+from gpq_faiss.faissio.rowfile import frame
 from gpq_faiss.files import atomic_path, write_json, write_text
-from gpq_faiss.index.codebooks import score_codes
-from gpq_faiss.index.disk import open_disk
-from gpq_faiss.index.ivf import IvfSettings
-from gpq_faiss.index.liststream import build_lists
-from gpq_faiss.index.rowfile import frame
-from gpq_faiss.index.shards import IndexShard, open_shard, parse_bytes
-from gpq_faiss.index.stream import build_stream
+from gpq_faiss.index.file import open_disk
+from gpq_faiss.index.lists import IvfSettings
+from gpq_faiss.inputs import parse_bytes
 from gpq_faiss.store import Header, RowWriter
 
 BITS, K, POOL, QUERIES = 48, 100, 1_000_000, 1024

@@ -28,6 +28,9 @@ from machine import describe_machine
 from numpy.typing import NDArray
 from nuswide_data import SIMULATED, as_dataset, default_root, read_labels, simulate
 
+from gpq_faiss.codes.bits import unpack_codes
+from gpq_faiss.codes.encode import encode as encode_vectors
+from gpq_faiss.codes.scores import score_tables
 from gpq_faiss.config import codebooks_for_bits, preset
 from gpq_faiss.data.base import FeatureDataset
 from gpq_faiss.data.labels import Labels
@@ -37,9 +40,7 @@ from gpq_faiss.errors import DataError, GpqError
 from gpq_faiss.evaluate.ranking import RankingResult, rank_codes
 from gpq_faiss.evaluate.tables import render
 from gpq_faiss.files import fingerprint, read_json, write_json, write_text
-from gpq_faiss.index.codebooks import encode as encode_vectors
-from gpq_faiss.index.codebooks import score_tables, unpack_codes
-from gpq_faiss.index.engine import Engine
+from gpq_faiss.index.memory import Engine
 from gpq_faiss.methods.pq import PQ, unpack_nibbles
 from gpq_faiss.train import train
 

@@ -29,6 +29,9 @@ import torch
 from machine import describe_machine
 from numpy.typing import NDArray
 
+from gpq_faiss.codes.bits import unpack_codes
+from gpq_faiss.codes.encode import encode as encode_vectors
+from gpq_faiss.codes.scores import score_tables
 from gpq_faiss.config import PRESETS, codebooks_for_bits, preset, to_dict
 from gpq_faiss.data.base import FeatureDataset
 from gpq_faiss.data.open import open_data
@@ -38,8 +41,6 @@ from gpq_faiss.errors import DataError, GpqError, UsageError
 from gpq_faiss.evaluate.ranking import RankingResult, rank_codes
 from gpq_faiss.evaluate.tables import pivot, render, summarise
 from gpq_faiss.files import write_json, write_text
-from gpq_faiss.index.codebooks import encode as encode_vectors
-from gpq_faiss.index.codebooks import score_tables, unpack_codes
 from gpq_faiss.methods.registry import METHODS, make_method
 from gpq_faiss.train import train
 

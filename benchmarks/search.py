@@ -30,20 +30,22 @@ import torch
 from machine import describe_machine
 from numpy.typing import NDArray
 
+from gpq_faiss.build.shards import Hdf5Shard
+from gpq_faiss.build.stream import build_stream
+from gpq_faiss.codes.bits import pack_codes
+from gpq_faiss.codes.codebooks import inject, inject_fused, pad_vectors
+from gpq_faiss.codes.groups import worth_grouping
 from gpq_faiss.config import codebooks_for_bits, preset
 from gpq_faiss.data.base import FeatureDataset
 from gpq_faiss.data.open import open_data
 from gpq_faiss.encode import Encoder
 from gpq_faiss.errors import GpqError, UsageError
+from gpq_faiss.faissio.model import read_model
 from gpq_faiss.files import write_json, write_text
-from gpq_faiss.index.build import read_model
-from gpq_faiss.index.codebooks import inject, inject_fused, pack_codes, pad_vectors
-from gpq_faiss.index.disk import open_disk
-from gpq_faiss.index.engine import Engine
-from gpq_faiss.index.items import worth_grouping
+from gpq_faiss.index.file import open_disk
 from gpq_faiss.index.kinds import Kind
-from gpq_faiss.index.shards import Hdf5Shard, parse_bytes
-from gpq_faiss.index.stream import build_stream
+from gpq_faiss.index.memory import Engine
+from gpq_faiss.inputs import parse_bytes
 from gpq_faiss.nn.posterior import PosteriorNetwork
 from gpq_faiss.store import Header, RowWriter
 from gpq_faiss.train import train

@@ -38,6 +38,6 @@ def export(model_dir: str, to: Any, out: str, factory: str | None, overwrite: bo
       gpq export model --to numpy --out codebooks.npz
       gpq export model --to faiss-factory --factory PQ12x4fs --out fastscan.faiss
     """
-    from gpq_faiss.index.export import export as run
+    from gpq_faiss.faissio.export import export as run
 
     click.echo(str(run(model_dir, out, to=to, factory=factory, overwrite=overwrite)))

@@ -108,7 +108,7 @@ def search(
     from gpq_faiss.evaluate.tables import render
     from gpq_faiss.files import check_output
     from gpq_faiss.index.filters import Allow, Deny
-    from gpq_faiss.index.shards import parse_bytes
+    from gpq_faiss.inputs import parse_bytes
     from gpq_faiss.report.figure import check_picture
     from gpq_faiss.search import draw_results, open_queries
     from gpq_faiss.search import search as run

@@ -17,15 +17,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from .codes.checks import as_array
+from .codes.encode import check_items, items_are_codewords
+from .codes.encode import encode as encode_vectors
 from .data.base import Dataset, FeatureDataset, ImageDataset
 from .data.labels import rows_that
 from .data.open import open_data
 from .data.reader import Reader
 from .errors import DataError, MismatchError, UsageError
 from .files import check_output, recover
-from .index.checks import as_array
-from .index.codebooks import check_items, items_are_codewords
-from .index.codebooks import encode as encode_vectors
 from .nn.device import full_float32, image_batch, resolve_device
 from .nn.model import Model, load_model
 from .nn.quantizer import zero_subvectors
@@ -95,7 +95,7 @@ class Encoder:
         """Packed codes uint8 [n, code_size] of vectors float32 [n, M·d] of items, on the model's device.
 
         On a GPU the codewords are found there. They are the same codes, bit for bit
-        (:func:`gpq_faiss.index.gpu_arrays.encode_torch`).
+        (:func:`gpq_faiss.gpu.tensors.encode_torch`).
 
         Raises:
             DataError: a zero sub-vector, which has no direction; vectors of queries, where the model's items are codewords.
@@ -109,7 +109,7 @@ class Encoder:
         """:meth:`quantize` of the network's own vectors of items: from a GPU only codes travel."""
         if vectors.device.type == "cpu":
             return encode_vectors(vectors.numpy(), self.model.codebooks)
-        from .index.gpu_arrays import encode_torch
+        from .gpu.tensors import encode_torch
 
         codes: NDArray[np.uint8] = encode_torch(vectors, self.model.codebooks).cpu().numpy()
         return codes

@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import __version__
+from .codes.bits import unpack_codes
+from .codes.scores import score_tables
 from .data.base import Dataset, FeatureDataset
 from .data.labels import Labels
 from .data.open import open_data
@@ -29,7 +31,6 @@ from .evaluate.metrics import RECALL_LEVELS
 from .evaluate.ranking import RankingResult, rank_codes, usable_cores
 from .evaluate.ties import Denominator, Ties
 from .gpu.ranking import rank_on_device
-from .index.codebooks import score_tables, unpack_codes
 from .methods.registry import make_method
 from .nn.backbones import VGG
 from .nn.device import gpu_memory

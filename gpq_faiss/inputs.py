@@ -10,7 +10,9 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from .errors import DataError
+import numpy as np
+
+from .errors import DataError, UsageError
 
 _SMALL = 16 << 20
 """Bytes that are there in any machine: not worth a look."""
@@ -164,3 +166,39 @@ def _limit() -> int | None:
             pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
             return most - pages * os.sysconf("SC_PAGE_SIZE")
     return None
+
+
+_UNITS = {
+    "": 1,
+    "b": 1,
+    "k": 10**3,
+    "kb": 10**3,
+    "m": 10**6,
+    "mb": 10**6,
+    "g": 10**9,
+    "gb": 10**9,
+    "t": 10**12,
+}
+_UNITS |= {"tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+
+def parse_bytes(text: str | float | np.integer[Any]) -> int:
+    """``"2GB"``, ``"512 MiB"`` or a number of bytes.
+
+    Raises:
+        UsageError: not of that form, or less than a byte.
+    """
+    if isinstance(text, int | float | np.integer | np.floating) and not isinstance(text, bool):
+        number, unit = float(text), ""
+    else:
+        stripped = str(text).strip().lower()
+        digits = stripped.rstrip("abcdefghijklmnopqrstuvwxyz ")
+        unit = stripped[len(digits) :].strip()
+        try:
+            number = float(digits)
+        except ValueError:
+            number = -1.0
+    size = number * _UNITS.get(unit, 0)
+    if not 1 <= size < float("inf"):
+        raise UsageError(f"memory {text!r}: write a number of bytes with a unit, such as 2GB or 512MiB")
+    return int(size)

@@ -16,14 +16,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from .build.stages import export_faiss, index
 from .config import Config
 from .data.base import Dataset
 from .data.open import open_data
 from .encode import encode
 from .evaluation import Evaluation, evaluate
 from .export_encoder import export_encoder
-from .index.build import export_faiss, index
-from .index.export import export
+from .faissio.export import export
 from .info import info
 from .search import SearchResult, search
 from .train import train

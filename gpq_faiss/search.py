@@ -20,19 +20,17 @@ from .data.labels import Labels
 from .data.open import SCHEMES, open_data
 from .encode import Encoder, Progress
 from .errors import DataError, MismatchError, UsageError
+from .faissio.io import read_sidecar
+from .faissio.listfile import has_lists
 from .files import fingerprint
-from .index.disk import open_disk
-from .index.disklists import ListEngine
-from .index.engine import Engine
+from .index.file import open_disk
 from .index.filters import Filter
-from .index.gpu import MEMORY, check_gpu, to_gpu, to_torch
-from .index.io import read_sidecar
 from .index.kinds import KINDS, Kind
-from .index.listfile import has_lists
+from .index.listed import ListEngine
+from .index.memory import Engine
 from .index.opening import open_engine
-from .index.shards import parse_bytes
 from .index.tune import tune_nprobe
-from .inputs import check_file, check_memory
+from .inputs import check_file, check_memory, parse_bytes
 from .nn.device import gpu_memory, resolve_device
 from .nn.model import read_description
 from .report.gallery import Ranked, save_gallery
@@ -321,13 +319,13 @@ def open_index(
 
     Args:
         kind: see :data:`.index.kinds.KINDS`. ``auto``: lists where the file has lists, else exact; in memory each
-            distinct code is scored once where few enough are (:func:`.index.items.worth_grouping`).
+            distinct code is scored once where few enough are (:func:`.codes.groups.worth_grouping`).
         memory: budget for the arrays of the search; without one, the index is read into memory. Codes are grouped only
             where it holds what that takes for a while, up to 20 times the file.
         nprobe: for lists.
 
     Returns:
-        :class:`.index.engine.Engine`, :class:`.index.disk.DiskEngine` or :class:`.index.disklists.ListEngine`.
+        :class:`.index.memory.Engine`, :class:`.index.file.DiskEngine` or :class:`.index.listed.ListEngine`.
 
     Raises:
         UsageError: an unknown kind, one that cannot be searched in place, or ``nprobe`` without lists.
@@ -392,13 +390,17 @@ def open_on_device(
         memory: bytes that a search may use on the device beyond the index and the results (default: 1 GiB).
 
     Returns:
-        :class:`.index.gpu_search.DeviceIndex`, and the engine that it was made of.
+        :class:`.gpu.index.DeviceIndex`, and the engine that it was made of.
 
     Raises:
         UsageError: kind ``fastscan``, whose rounded scores no device gives; ``memory`` that is too small.
         DeviceError: no such GPU, a Faiss without GPU code, or an index that does not fit on the GPU.
         DataError, MismatchError: as :func:`open_index`.
     """
+    from .gpu.forms import check_gpu
+    from .gpu.memory import MEMORY
+    from .gpu.placing import to_gpu, to_torch
+
     place = resolve_device(device)
     if kind == "fastscan":
         raise UsageError(
@@ -442,7 +444,7 @@ def search(
 
     Args:
         model: model folder.
-        index: file that :func:`gpq_faiss.index.build.index` wrote, or any Faiss index with these codebooks.
+        index: file that :func:`gpq_faiss.build.stages.index` wrote, or any Faiss index with these codebooks.
         queries: a data set, a DATA form, a features file, an image, or a folder of images.
         k: results a query, 1 to the number of items.
         rows: only these queries (``"0:8"``).

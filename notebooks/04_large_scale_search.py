@@ -13,15 +13,16 @@ import numpy as np
 from IPython.display import Markdown, display
 from sklearn.datasets import load_digits
 
+from gpq_faiss.build.stages import index
+from gpq_faiss.codes.encode import encode
 from gpq_faiss.config import merge, preset
 from gpq_faiss.data.open import open_data
 from gpq_faiss.encode import Encoder
 from gpq_faiss.evaluate.tables import render
-from gpq_faiss.index.build import index, read_model, read_prototypes
-from gpq_faiss.index.codebooks import encode
-from gpq_faiss.index.disk import open_disk
+from gpq_faiss.faissio.model import read_model, read_prototypes
+from gpq_faiss.index.file import open_disk
 from gpq_faiss.index.filters import Allow, Deny
-from gpq_faiss.index.ivf import IvfSettings
+from gpq_faiss.index.lists import IvfSettings
 from gpq_faiss.index.opening import open_engine
 from gpq_faiss.pipeline import train
 from gpq_faiss.store import Header, RowWriter

@@ -11,10 +11,11 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from gpq_faiss.index.codebooks import pack_codes
-from gpq_faiss.index.gpu import Source, clone_to_gpu, spread
-from gpq_faiss.index.gpu_arrays import device_of
-from gpq_faiss.index.gpu_search import DeviceIndex
+from gpq_faiss.codes.bits import pack_codes
+from gpq_faiss.gpu.forms import clone_to_gpu
+from gpq_faiss.gpu.index import DeviceIndex
+from gpq_faiss.gpu.placing import Source, spread
+from gpq_faiss.gpu.tensors import device_of
 
 HAS_GPU = torch.cuda.is_available() and hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus() > 0
 ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="no GPU")]

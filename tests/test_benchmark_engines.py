@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from gpq_faiss.index.codebooks import encode, score_codes
+from gpq_faiss.codes.encode import encode
+from gpq_faiss.codes.scores import score_codes
 
 ROOT = Path(__file__).parent.parent
 N, Q, WIDTH, K = 700, 6, 32, 20

@@ -14,13 +14,13 @@ from model_factory import make_model, random_input
 
 import gpq_faiss.encode as stage
 import gpq_faiss.store.writer as writer_room
+from gpq_faiss.codes.encode import encode as encode_vectors
 from gpq_faiss.config import Config, NetworkConfig
 from gpq_faiss.data.base import Dataset
 from gpq_faiss.data.open import open_data
 from gpq_faiss.encode import Encoder, encode
 from gpq_faiss.errors import DataError
-from gpq_faiss.index.codebooks import encode as encode_vectors
-from gpq_faiss.index.gpu_arrays import encode_torch
+from gpq_faiss.gpu.tensors import encode_torch
 from gpq_faiss.nn.model import build_network
 from gpq_faiss.store import RowReader
 

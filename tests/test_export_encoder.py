@@ -19,10 +19,10 @@ from model_factory import make_model, random_input
 from torch import Tensor
 
 from gpq_faiss import export_encoder as module
+from gpq_faiss.build.stages import export_faiss
 from gpq_faiss.encode import Encoder
 from gpq_faiss.errors import DataError, MismatchError, OutputExistsError, UsageError
 from gpq_faiss.export_encoder import Check, export_encoder
-from gpq_faiss.index.build import export_faiss
 from gpq_faiss.info import read_encoder_metadata
 from gpq_faiss.nn.model import load_model
 from gpq_faiss.nn.posterior import PosteriorNetwork

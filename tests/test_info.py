@@ -20,16 +20,16 @@ from hypothesis import strategies as st
 from model_factory import make_model, random_input
 from safetensors.torch import save_file
 
+from gpq_faiss.build.stages import export_faiss
+from gpq_faiss.build.stages import index as build_index
+from gpq_faiss.codes.encode import encode
 from gpq_faiss.data.split import load_split
 from gpq_faiss.encode import Encoder
 from gpq_faiss.errors import DataError, MismatchError, UsageError
 from gpq_faiss.export_encoder import export_encoder
-from gpq_faiss.index.build import export_faiss
-from gpq_faiss.index.build import index as build_index
-from gpq_faiss.index.codebooks import encode
-from gpq_faiss.index.engine import Engine
 from gpq_faiss.index.forms import FORMS, Form
-from gpq_faiss.index.ivf import IvfSettings
+from gpq_faiss.index.lists import IvfSettings
+from gpq_faiss.index.memory import Engine
 from gpq_faiss.index.opening import open_engine
 from gpq_faiss.info import info, read_encoder_metadata
 from gpq_faiss.nn.model import load_model

@@ -19,14 +19,14 @@ from gpq_cli.main import cli
 from gpu_helpers import NO_GPU, ON_GPU
 from model_factory import make_model
 
+from gpq_faiss.build.stages import index as build_index
+from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.config import Config, merge, preset
 from gpq_faiss.data.digits import open_digits
 from gpq_faiss.errors import DataError, DeviceError, GpqError, UsageError
-from gpq_faiss.index.build import index as build_index
-from gpq_faiss.index.build import read_model_codebooks
-from gpq_faiss.index.codebooks import pack_codes
-from gpq_faiss.index.engine import Engine
+from gpq_faiss.faissio.model import read_model_codebooks
 from gpq_faiss.index.filters import Allow, Deny
+from gpq_faiss.index.memory import Engine
 from gpq_faiss.pipeline import Products, evaluate, run
 from gpq_faiss.search import SearchResult, open_on_device, search
 

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 import torch
 
+from gpq_faiss.codes.bits import unpack_codes
+from gpq_faiss.codes.encode import encode as encode_vectors
+from gpq_faiss.codes.scores import score_tables
 from gpq_faiss.config import Config, merge, preset
 from gpq_faiss.data.digits import open_digits
 from gpq_faiss.data.protocols import load_split
 from gpq_faiss.encode import Encoder
 from gpq_faiss.errors import DataError, MismatchError, UsageError
 from gpq_faiss.evaluate.ranking import rank_codes
-from gpq_faiss.index.codebooks import encode as encode_vectors
-from gpq_faiss.index.codebooks import score_tables, unpack_codes
 from gpq_faiss.pipeline import Products, evaluate, run, train
 from gpq_faiss.search import parse_rows
 from gpq_faiss.store import RowReader

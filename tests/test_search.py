@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from model_factory import make_model
 
+from gpq_faiss.build.stages import index as build_index
+from gpq_faiss.codes.bits import pack_codes
+from gpq_faiss.codes.groups import GROUP_SHARE, Groups
 from gpq_faiss.errors import UsageError
-from gpq_faiss.index.build import index as build_index
-from gpq_faiss.index.build import read_model_codebooks
-from gpq_faiss.index.codebooks import pack_codes
-from gpq_faiss.index.engine import Engine
-from gpq_faiss.index.items import GROUP_SHARE, Groups
+from gpq_faiss.faissio.model import read_model_codebooks
+from gpq_faiss.index.memory import Engine
 from gpq_faiss.index.tune import tune_nprobe
 from gpq_faiss.search import open_index, query_vectors, search
 
@@ -61,7 +61,7 @@ def test_codes_that_repeat_are_grouped_unless_a_kind_is_named(
 def test_codes_are_grouped_only_within_the_memory(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpq_faiss.index.engine.TIED", 1)
+    monkeypatch.setattr("gpq_faiss.index.memory.TIED", 1)
     path = saved(model, tmp_path, 0.01, "flat")
     size = path.stat().st_size
     queries = np.random.default_rng(3).normal(size=(40, 72)).astype(np.float32)
@@ -87,7 +87,7 @@ def test_choosing_nprobe_keeps_to_the_memory(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ranks all items, and many are tied."""
-    monkeypatch.setattr("gpq_faiss.index.engine.TIED", 1)
+    monkeypatch.setattr("gpq_faiss.index.memory.TIED", 1)
     grouped: list[int] = []
     of = Groups.of
     monkeypatch.setattr(Groups, "of", lambda codes: grouped.append(len(codes)) or of(codes))

@@ -75,7 +75,7 @@ def _describe(path: Path, _: int) -> str:
 
 
 def _search(path: Path, case: int) -> str:
-    from gpq_faiss.index.disk import open_disk
+    from gpq_faiss.index.file import open_disk
     from gpq_faiss.index.opening import open_engine
 
     xq = np.ones((2, M * d), np.float32)
@@ -90,8 +90,8 @@ def _search(path: Path, case: int) -> str:
 
 def _hashed_index(path: Path, _: int) -> str:
     """With its sidecar, which has its hash."""
-    from gpq_faiss.index.io import load_index
-    from gpq_faiss.index.layout import layout_of
+    from gpq_faiss.faissio.io import load_index
+    from gpq_faiss.faissio.layout import layout_of
 
     layout = layout_of(load_index(path)[0], what=str(path), deep=True)
     return _digest(layout.codebooks, layout.codes(), layout.ids())
@@ -132,7 +132,7 @@ def _queries(path: Path, case: int) -> str:
 
 
 def _codes_in_parquet(path: Path, _: int) -> str:
-    from gpq_faiss.index.shards import ParquetShard
+    from gpq_faiss.build.shards import ParquetShard
 
     for _block in ParquetShard(path, codebooks()).blocks(50):
         pass
@@ -190,7 +190,7 @@ def _model(path: Path, case: int) -> str:
     """The fingerprint is that of the tensors: what the settings beside them say has none."""
     import torch
 
-    from gpq_faiss.index.build import read_model
+    from gpq_faiss.faissio.model import read_model
     from gpq_faiss.nn.model import load_model
 
     if case % 4 == 0:
@@ -210,7 +210,7 @@ def _split(path: Path, _: int) -> str:
 
 
 def _sidecar(path: Path, _: int) -> str:
-    from gpq_faiss.index.io import load_index
+    from gpq_faiss.faissio.io import load_index
 
     load_index(path.with_suffix(""))
     return ""
@@ -268,12 +268,13 @@ def seeds(folder: Path) -> list[Seed]:
 def _index_seeds(folder: Path) -> list[Seed]:
     import faiss
 
-    from gpq_faiss.index.codebooks import encode, inject
+    from gpq_faiss.build.lists import build_lists
+    from gpq_faiss.build.shards import Hdf5Shard
+    from gpq_faiss.codes.codebooks import inject
+    from gpq_faiss.codes.encode import encode
+    from gpq_faiss.faissio.io import save_index
     from gpq_faiss.index.forms import FORMS, faiss_form
-    from gpq_faiss.index.io import save_index
-    from gpq_faiss.index.ivf import IvfSettings
-    from gpq_faiss.index.liststream import build_lists
-    from gpq_faiss.index.shards import Hdf5Shard
+    from gpq_faiss.index.lists import IvfSettings
     from gpq_faiss.store import Header, RowWriter
 
     folder.mkdir()

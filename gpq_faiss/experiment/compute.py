@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from ..codes.bits import unpack_codes
 from ..config import from_dict, merge
 from ..data.base import Dataset, FeatureDataset
 from ..data.labels import Labels
@@ -29,8 +30,7 @@ from ..evaluate.likeness import Likeness, likeness
 from ..evaluate.metrics import RECALL_LEVELS
 from ..evaluate.ranking import RankingResult, rank_codes
 from ..evaluation import input_neighbours
-from ..index.blob import to_bytes
-from ..index.codebooks import unpack_codes
+from ..faissio.blob import to_bytes
 from ..methods.coders import ProductCoder, TableCoder
 from ..methods.itq import BinaryMethod
 from ..methods.lopq import LOPQ

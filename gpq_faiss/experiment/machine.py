@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from .. import __version__
-from ..index.blob import faiss_threads, faiss_version
+from ..faissio.blob import faiss_threads, faiss_version
 
 
 def _first_line(path: str, prefix: str) -> str | None:

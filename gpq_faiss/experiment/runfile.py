@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 
 from ..data.base import Dataset
 from ..errors import DataError
-from ..index.blob import add_codes, from_bytes
+from ..faissio.blob import add_codes, from_bytes
 from ..inputs import parse_json
 from ..store import read_arrays, write_arrays
 from .cells import RUN_FORMAT, Cell

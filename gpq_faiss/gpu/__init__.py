@@ -1,1 +1,1 @@
-"""What needs a device and more than an index: rankings measured there. Indexes on devices are in ``gpq_faiss.index.gpu``."""
+"""Everything that needs a device; imported only where a device is asked for."""

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from ..codes.groups import Groups as Distinct
 from ..errors import DataError, UsageError
 from ..evaluate.grouping import LabelsLike, distinct_rows, label_rows, same_width
 from ..evaluate.metrics import check_ks, check_levels, precision_of, recall_of
@@ -31,9 +32,8 @@ from ..evaluate.ties import (
     check_ties,
     harmonic_numbers,
 )
-from ..index.gpu import MEMORY
-from ..index.gpu_arrays import device_of, tensor_of
-from ..index.items import Groups as Distinct
+from .memory import MEMORY
+from .tensors import device_of, tensor_of
 
 _ENTRIES = 4096  # places of a look-up table that serves several codebooks
 _CELL = 256
@@ -63,7 +63,7 @@ def rank_on_device(
 
     Args:
         tables: float32 [Q, M, K], score = sum over m of tables[q, m, code_m], larger is better; an array or a tensor.
-        codes: uint8 [N, M], codeword numbers below K (:func:`gpq_faiss.index.codebooks.unpack_codes`).
+        codes: uint8 [N, M], codeword numbers below K (:func:`gpq_faiss.codes.bits.unpack_codes`).
         query_labels, database_labels, ties, k, denominator, ks, levels: as
             :func:`gpq_faiss.evaluate.ranking.rank_codes` takes them. Ties in order of id are those of the rows.
         device: ``cuda:N``, a GPU's number, or ``cpu``. The caller names it; there is no fall-back.

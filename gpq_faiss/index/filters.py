@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..codes.checks import Ids, as_array
 from ..data.id_files import as_int64
 from ..errors import DataError, UsageError
-from .checks import Ids, as_array
 from .items import Numbering
 
 Predicate = Callable[[Ids], NDArray[np.bool_]]

@@ -20,11 +20,12 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
+from ..codes.checks import Codes, Floats, Ids
+from ..codes.codebooks import inject, inject_fused
 from ..errors import DataError, UsageError
-from .checks import Codes, Floats, Ids
-from .codebooks import inject, inject_fused
-from .ivf import IvfSettings, assign, ivf_index
-from .layout import layout_of
+from ..faissio.forms import ivf_index
+from ..faissio.layout import layout_of
+from .lists import IvfSettings, assign
 
 Form = Literal["flat", "fused", "fastscan", "ivf-fastscan", "ivf-fused"]
 FORMS: tuple[Form, ...] = ("flat", "fused", "fastscan", "ivf-fastscan", "ivf-fused")
@@ -99,7 +100,7 @@ def convert(index: Any, form: Form, *, ivf: IvfSettings | None = None, what: str
     lists, the items come in the order of their ids.
 
     Args:
-        index: any that :func:`.layout.layout_of` knows; it stays as it is.
+        index: any that :func:`..faissio.layout.layout_of` knows; it stays as it is.
         what: names it in the errors.
 
     Raises:

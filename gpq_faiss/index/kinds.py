@@ -5,9 +5,9 @@ kind            what a search does
 ==============  =====================================================================================================
 ``exact``       FastScan nominates, float tables re-score and prove (:mod:`.proof`): equals brute force; where ties keep
                 defeating the proof, it goes over to distinct codes, once that would have been cheaper
-                (:data:`.engine.TIED`)
+                (:data:`.memory.TIED`)
 ``grouped``     the same over distinct codes, each stored once with its items; the cost follows distinct codes
-``auto``        ``grouped`` where few enough codes are distinct (:data:`.items.GROUP_SHARE`), else ``exact``
+``auto``        ``grouped`` where few enough codes are distinct (:data:`..codes.groups.GROUP_SHARE`), else ``exact``
 ``fused``       byte-fused float tables nominate: exact, less memory, slower
 ``flat``        the plain 4-bit tables of ``IndexPQ`` nominate: exact, slowest
 ``fastscan``    FastScan's own scores and order, not re-scored: fastest, approximate (and it never gives an item of the

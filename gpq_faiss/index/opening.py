@@ -6,18 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DataError
-from .engine import Engine
-from .io import load_index, sidecar_path
+from ..faissio.io import load_index, sidecar_path
+from ..faissio.layout import layout_of
 from .items import Items
-from .ivf import IvfSettings
 from .kinds import KINDS, Kind, check_kind
-from .layout import layout_of
+from .lists import IvfSettings
+from .memory import Engine
 
 
 def engine_of(
     index: Any, *, kind: Kind = "auto", what: str = "index", ivf: IvfSettings | None = None, **options: Any
 ) -> Engine:
-    """An engine of what a Faiss index holds (any form that :func:`.layout.layout_of` knows); a snapshot.
+    """An engine of what a Faiss index holds (any form that :func:`..faissio.layout.layout_of` knows); a snapshot.
 
     Raises:
         DataError: the index is empty or not sound.
@@ -48,7 +48,7 @@ def open_engine(source: Any, kind: Kind | None = None, **options: Any) -> Engine
         options: ``group``, ``ivf`` as :meth:`Engine.build`.
 
     Raises:
-        DataError, MismatchError: see :func:`.io.load_index`.
+        DataError, MismatchError: see :func:`..faissio.io.load_index`.
         UsageError: see :meth:`Engine.build`.
     """
     if not isinstance(source, str | Path):

@@ -17,8 +17,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from ..codes.checks import Floats, Ids
 from ..errors import DataError
-from .checks import Floats, Ids
 
 _SCORES = 1 << 18  # inner products at a time
 _UNIT = 1e-6  # how far from 1 the norm of a float32 vector may lie that was divided by its norm

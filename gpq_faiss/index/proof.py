@@ -2,7 +2,7 @@
 
 A scanner (Faiss, in any of its forms) nominates k' > k positions with approximate scores, and bounds by how much the
 true score of any other position can exceed the last approximate one. The nominated are scored again in the fixed order
-of :func:`.codebooks.score_codes`; once the k-th exact score lies above that bound, the top k are *proven*. Otherwise k'
+of :func:`..codes.scores.score_codes`; once the k-th exact score lies above that bound, the top k are *proven*. Otherwise k'
 grows, then the next, more precise scanner takes over, and at last all codes of that query are scored.
 
 Positions stand in for ids: rows must be in the order in which ties are to be given.
@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..codes.blocks import PackedCodes
+from ..codes.checks import MAX_CODEBOOKS, Codes, Floats, Ids
+from ..codes.keys import EMPTY_KEY, Keys, best_keys, read_keys, sort_keys
+from ..codes.scores import lookup, lookup_columns, lookup_tables, score_prepared, score_tables
 from ..errors import UsageError
-from .checks import MAX_CODEBOOKS, Codes, Floats, Ids
-from .codebooks import lookup, lookup_columns, lookup_tables, score_prepared, score_tables
-from .keys import EMPTY_KEY, Keys, best_keys, read_keys, sort_keys
-from .packing import PackedCodes
 from .scanners import FastScan, Scanner, TableScan, quantisation_bound, rounding_bound
 from .single import SingleSearch
 
@@ -86,8 +86,8 @@ class Known:
     """What a search needs to know of its queries, to be found once for searches over many parts.
 
     Attributes:
-        tables: :func:`.codebooks.score_tables`.
-        prepared: :func:`.codebooks.lookup_tables` of these.
+        tables: :func:`..codes.scores.score_tables`.
+        prepared: :func:`..codes.scores.lookup_tables` of these.
         slack: of :class:`FastScan`.
     """
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from ..codes.checks import Floats, Ids
+from ..codes.keys import read_keys
 from ..errors import DataError, UsageError
-from .checks import Floats, Ids
-from .keys import read_keys
 from .proof import ProvenSearch
 
 Part = tuple[NDArray[np.intp], ProvenSearch, Callable[[Ids], Ids]]

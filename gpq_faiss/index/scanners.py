@@ -11,10 +11,10 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from .checks import Codes, Floats, Ids
-from .codebooks import inject, inject_fused, pad_vectors
-from .layout import vector_view
-from .packing import PackedCodes, block_bytes
+from ..codes.blocks import PackedCodes, block_bytes
+from ..codes.checks import Codes, Floats, Ids
+from ..codes.codebooks import inject, inject_fused, pad_vectors
+from ..faissio.layout import vector_view
 
 _UNIT = float(np.finfo(np.float32).eps)  # twice the relative error of one float32 operation
 _TINY = float(np.finfo(np.float32).tiny)

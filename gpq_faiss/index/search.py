@@ -6,111 +6,35 @@ whichever it met first. So Faiss only nominates, and :mod:`.proof` decides.
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import faiss
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..errors import DataError, UsageError
-from .checks import Codes, Floats, Ids, check_count, check_vectors
-from .keys import read_keys
-from .layout import layout_of
+from ..codes.checks import Codes, Floats, Ids, check_vectors
+from ..codes.keys import read_keys
+from ..errors import DataError
+from ..faissio.layout import layout_of
 from .proof import ProvenSearch
 from .scanners import TableScan
-
-BLOCK = 1024
-_PER_THREAD = 16  # queries below which another thread is not worth it
-
-
-def check_k(k: int, ntotal: int) -> int:
-    """A number of results that can be given.
-
-    Raises:
-        UsageError: below 1 or above the number of items.
-    """
-    if isinstance(k, bool) or not isinstance(k, int | np.integer):
-        raise UsageError(f"k = {k!r}: it must be a whole number")
-    if not 1 <= k <= ntotal:
-        raise UsageError(f"k = {k}: it must be from 1 to the {ntotal:,} items of the index")
-    return int(k)
-
-
-def check_block(block: int) -> None:
-    """Raises UsageError: fewer than one query at a time."""
-    check_count(block, "block of queries")
-
-
-def check_threads(threads: int | None) -> None:
-    """Raises UsageError: fewer than one thread."""
-    if threads is not None:
-        check_count(threads, "threads")
-
-
-@contextlib.contextmanager
-def omp_threads(threads: int | None) -> Iterator[None]:
-    """Let Faiss use ``threads`` (None: as many as it does already). The setting is process-wide and restored.
-
-    Raises:
-        UsageError: fewer than one.
-    """
-    check_threads(threads)
-    if threads is None:
-        yield
-        return
-    before = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(threads)
-    try:
-        yield
-    finally:
-        faiss.omp_set_num_threads(before)
-
-
-def in_parallel(run: Callable[[slice], None], n: int, step: int, threads: int | None) -> None:
-    """``run`` slices of 0..n, at most ``step`` long, in threads of one Faiss thread each.
-
-    numpy's part of a search then runs in parallel as well. A single batch that is too small to share is left to Faiss.
-
-    Raises:
-        UsageError: ``threads`` below 1.
-    """
-    check_threads(threads)
-    workers = min(threads or int(faiss.omp_get_max_threads()), os.cpu_count() or 1, max(1, n // _PER_THREAD))
-    if workers == 1:
-        with omp_threads(threads):
-            for start in range(0, n, step):
-                run(slice(start, start + step))
-        return
-    step = min(step, -(-n // workers))
-
-    def one(start: int) -> None:
-        faiss.omp_set_num_threads(1)  # of this thread alone
-        run(slice(start, start + step))
-
-    with ThreadPoolExecutor(workers) as pool:
-        for _ in pool.map(one, range(0, n, step)):
-            pass
+from .threads import BLOCK, check_block, check_k, omp_threads
 
 
 class FlatSearch:
     """An index prepared for exact search: a snapshot, unaffected by what happens to the index afterwards.
 
     It holds a copy of the codes (byte-fused where K = 16, which scans 4-5 times faster) and of the ids. For many
-    queries :class:`.engine.Engine` is faster still; this one needs no preparation beyond the copy.
+    queries :class:`.memory.Engine` is faster still; this one needs no preparation beyond the copy.
 
     Args:
-        index: any index that :func:`.layout.layout_of` knows.
+        index: any index that :func:`..faissio.layout.layout_of` knows.
 
     Attributes:
         ntotal: items.
         width: D of the queries.
 
     Raises:
-        DataError: the index is empty or not sound (:func:`.layout.layout_of`).
+        DataError: the index is empty or not sound (:func:`..faissio.layout.layout_of`).
     """
 
     def __init__(self, index: Any) -> None:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .checks import Codes, Floats, Ids
-from .codebooks import lookup, lookup_columns
+from ..codes.checks import Codes, Floats, Ids
+from ..codes.scores import lookup, lookup_columns
 from .scanners import FastScan, loose_bound
 
 _BYTES = 1 << 16
@@ -85,7 +85,7 @@ class SingleSearch:
         return self._best_of_all(pairs, k, kth, needed) if self._few else None
 
     def _pair_tables(self, tables: Floats) -> Floats:
-        """:func:`.codebooks.lookup_tables` of one query's tables [M, 16], in one row; an odd one gets zeros for a partner."""
+        """:func:`..codes.scores.lookup_tables` of one query's tables [M, 16], in one row; an odd one gets zeros for a partner."""
         if self.M % 2:
             tables = np.concatenate([tables, np.zeros((1, self.K), np.float32)])
         return (tables[1::2, :, None] + tables[0::2, None, :]).reshape(-1)

@@ -7,13 +7,13 @@ import dataclasses
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ..codes.checks import Floats, Ids, check_recall, check_vectors
+from ..codes.encode import decode
 from ..errors import UsageError
-from .checks import Floats, Ids, check_recall, check_vectors
-from .codebooks import decode
-from .engine import Engine
 from .ivf import IvfSearch
+from .memory import Engine
 from .probing import operating_points
-from .search import check_k
+from .threads import check_k
 
 _SAMPLE = 256
 

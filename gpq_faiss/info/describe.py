@@ -76,7 +76,7 @@ def _describer(path: Path, start: bytes) -> Callable[[Path], dict[str, Any]]:
         return describe_zip
     if start.lstrip().startswith(b"{"):
         return describe_json
-    from ..index.io import is_faiss
+    from ..faissio.io import is_faiss
 
     if is_faiss(start):
         return describe_index

@@ -37,8 +37,8 @@ def describe_hdf5(path: Path) -> dict[str, Any]:
 
 def describe_index(path: Path) -> dict[str, Any]:
     """A Faiss index and its sidecar."""
-    from ..index.io import load_index, sidecar_path
-    from ..index.layout import layout_of
+    from ..faissio.io import load_index, sidecar_path
+    from ..faissio.layout import layout_of
 
     index, sidecar = load_index(path)
     layout = layout_of(index, what=str(path))

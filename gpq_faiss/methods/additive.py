@@ -12,8 +12,8 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
+from ..codes.bits import pack_codes, unpack_codes
 from ..errors import DataError
-from ..index.codebooks import pack_codes, unpack_codes
 from .coders import Codes, Floats, TableCoder
 
 _BLOCK = 4096  # rows; fixed, so that the code of a vector hardly depends on how many are encoded with it

@@ -12,10 +12,12 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
+from ..codes.bits import pack_codes, unpack_codes
+from ..codes.checks import check_codebooks
+from ..codes.codebooks import inject
+from ..codes.encode import encode as encode_unit_norm
+from ..codes.scores import score_tables as unit_norm_tables
 from ..errors import DataError, UsageError
-from ..index.codebooks import check_codebooks, inject, pack_codes, unpack_codes
-from ..index.codebooks import encode as encode_unit_norm
-from ..index.codebooks import score_tables as unit_norm_tables
 
 Floats = NDArray[np.float32]
 Codes = NDArray[np.uint8]

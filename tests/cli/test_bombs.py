@@ -274,8 +274,8 @@ def test_codes_in_parquet_kept_as_a_dictionary_are_the_same_codes(shop: Shop, tm
     pa = pytest.importorskip("pyarrow")
     import pyarrow.parquet as pq
 
-    from gpq_faiss.index.io import load_index
-    from gpq_faiss.index.layout import layout_of
+    from gpq_faiss.faissio.io import load_index
+    from gpq_faiss.faissio.layout import layout_of
 
     with h5py.File(shop.codes) as h5:
         codes, ids = h5["codes"][()], h5["ids"][()]

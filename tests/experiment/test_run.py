@@ -33,7 +33,7 @@ from gpq_faiss.experiment.compute import TOP, compute, top_rows
 from gpq_faiss.experiment.run import read_about, run_experiment
 from gpq_faiss.experiment.runfile import done_as, filled_index, read_run
 from gpq_faiss.experiment.workers import Finished, Place, run_cells
-from gpq_faiss.index.blob import from_bytes
+from gpq_faiss.faissio.blob import from_bytes
 from gpq_faiss.store import read_arrays
 
 DIGITS = open_data("digits")

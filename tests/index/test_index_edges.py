@@ -11,16 +11,17 @@ import faiss
 import numpy as np
 import pytest
 
+from gpq_faiss.codes.codebooks import inject
+from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import DataError, UsageError
-from gpq_faiss.index.codebooks import inject, score_codes
-from gpq_faiss.index.disk import open_disk
-from gpq_faiss.index.engine import Engine
+from gpq_faiss.faissio.io import load_index, save_index
+from gpq_faiss.index.file import open_disk
 from gpq_faiss.index.filters import Allow, Deny
-from gpq_faiss.index.io import load_index, save_index
-from gpq_faiss.index.ivf import IvfSettings
+from gpq_faiss.index.lists import IvfSettings
+from gpq_faiss.index.memory import Engine
 from gpq_faiss.index.opening import open_engine
 from gpq_faiss.index.proof import ProvenSearch
-from gpq_faiss.index.shards import parse_bytes
+from gpq_faiss.inputs import parse_bytes
 
 
 def books(M: int, K: int = 16, d: int = 4, seed: int = 0) -> np.ndarray:
@@ -215,7 +216,7 @@ def test_parquet_with_ids_beyond_64_bits_is_refused(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
-    from gpq_faiss.index.shards import ParquetShard
+    from gpq_faiss.build.shards import ParquetShard
 
     table = {"id": pyarrow.array([1, 2**63 + 5], pyarrow.uint64()), "codes": [bytes(2), bytes(2)]}
     parquet.write_table(pyarrow.table(table), tmp_path / "a.parquet")
@@ -361,7 +362,7 @@ def test_tuning_by_few_queries_at_a_time_finds_the_same(
     xq = ask(50, 24)
 
     def points(block: int) -> list[tuple[float, float, float]]:
-        monkeypatch.setattr("gpq_faiss.index.disklists.ListEngine._fewer", lambda *_: block)
+        monkeypatch.setattr("gpq_faiss.index.listed.ListEngine._fewer", lambda *_: block)
         with open_disk(tmp_path / "a.faiss", "8MB") as engine:
             return [(p["nprobe"], p["recall"], round(p["share"], 9)) for p in engine.tune(0.9, queries=xq)]
 

@@ -6,12 +6,13 @@ import faiss
 import numpy as np
 import pytest
 
+from gpq_faiss.codes.bits import pack_codes
+from gpq_faiss.codes.groups import Groups
+from gpq_faiss.codes.scores import score_codes, score_tables
 from gpq_faiss.errors import DataError, MismatchError, UsageError
-from gpq_faiss.index.codebooks import pack_codes, score_codes, score_tables
-from gpq_faiss.index.engine import Engine
 from gpq_faiss.index.filters import Allow, Bitmap, Deny
-from gpq_faiss.index.items import Groups
-from gpq_faiss.index.ivf import IvfSettings
+from gpq_faiss.index.lists import IvfSettings
+from gpq_faiss.index.memory import Engine
 from gpq_faiss.index.opening import open_engine
 from gpq_faiss.index.proof import ProvenSearch
 from gpq_faiss.index.scanners import quantisation_bound, rounding_bound
@@ -151,7 +152,7 @@ def test_auto_groups_where_codes_repeat() -> None:
 
 
 def test_exact_goes_over_to_distinct_codes_where_ties_cost_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpq_faiss.index.engine.TIED", 20)
+    monkeypatch.setattr("gpq_faiss.index.memory.TIED", 20)
     rng = np.random.default_rng(11)
     Z = codebooks(rng, 6)
     codes = np.repeat(pack_codes(rng.integers(0, 16, (20, 6)), 16), 1000, axis=0)
@@ -179,7 +180,7 @@ def test_exact_goes_over_to_distinct_codes_where_ties_cost_more(monkeypatch: pyt
 
 def test_exact_stays_with_its_items_where_codes_that_differ_tie(monkeypatch: pytest.MonkeyPatch) -> None:
     """A query of zeros makes a tie that grouping would not resolve, and it is not tried again."""
-    monkeypatch.setattr("gpq_faiss.index.engine.TIED", 5)
+    monkeypatch.setattr("gpq_faiss.index.memory.TIED", 5)
     made: list[int] = []
     of = Groups.of
     monkeypatch.setattr(Groups, "of", lambda codes: made.append(len(codes)) or of(codes))

@@ -7,12 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from gpq_faiss.codes.bits import pack_codes
+from gpq_faiss.codes.groups import Groups
+from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import DataError
-from gpq_faiss.index.codebooks import pack_codes, score_codes
-from gpq_faiss.index.engine import Engine
 from gpq_faiss.index.filters import Allow
-from gpq_faiss.index.items import Groups, Items
-from gpq_faiss.index.ivf import IvfSettings
+from gpq_faiss.index.items import Items
+from gpq_faiss.index.lists import IvfSettings
+from gpq_faiss.index.memory import Engine
 from gpq_faiss.index.tune import tune_nprobe
 
 N = 6000
@@ -21,7 +23,7 @@ N = 6000
 @pytest.fixture(autouse=True)
 def _ties_are_soon_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpq_faiss.index.proof.FULL", 0)
-    monkeypatch.setattr("gpq_faiss.index.engine.TIED", 3)
+    monkeypatch.setattr("gpq_faiss.index.memory.TIED", 3)
 
 
 def made(distinct: int, queries: int = 80) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

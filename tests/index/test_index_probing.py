@@ -13,15 +13,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gpq_faiss.index.checks import check_vectors
-from gpq_faiss.index.coarse import Tables
-from gpq_faiss.index.codebooks import decode, pack_codes, score_codes
-from gpq_faiss.index.disk import open_disk
-from gpq_faiss.index.disklists import ListEngine
-from gpq_faiss.index.engine import Engine
-from gpq_faiss.index.ivf import IvfSettings
-from gpq_faiss.index.layout import layout_of
-from gpq_faiss.index.liststream import build_lists
+from gpq_faiss.build.coarse import Tables
+from gpq_faiss.build.lists import build_lists
+from gpq_faiss.codes.bits import pack_codes
+from gpq_faiss.codes.checks import check_vectors
+from gpq_faiss.codes.encode import decode
+from gpq_faiss.codes.scores import score_codes
+from gpq_faiss.faissio.layout import layout_of
+from gpq_faiss.index.file import open_disk
+from gpq_faiss.index.listed import ListEngine
+from gpq_faiss.index.lists import IvfSettings
+from gpq_faiss.index.memory import Engine
 from gpq_faiss.index.opening import open_engine
 from gpq_faiss.index.probing import Probing
 from gpq_faiss.index.tune import tune_nprobe
@@ -366,7 +368,7 @@ def test_equal_codes_in_several_lists_are_not_taken_for_one() -> None:
 
 
 def test_ties_make_lists_go_over_to_distinct_codes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpq_faiss.index.engine.TIED", 1)
+    monkeypatch.setattr("gpq_faiss.index.memory.TIED", 1)
     rng = np.random.default_rng(5)
     Z, n = books(rng, 6), 30_000
     codes = some_codes(rng, n, 6, 40)

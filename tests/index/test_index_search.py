@@ -6,11 +6,14 @@ import faiss
 import numpy as np
 import pytest
 
+from gpq_faiss.codes.bits import pack_codes
+from gpq_faiss.codes.codebooks import inject, inject_fused
+from gpq_faiss.codes.keys import best_keys, read_keys, sort_keys
+from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import DataError, UsageError
-from gpq_faiss.index.codebooks import inject, inject_fused, pack_codes, score_codes
-from gpq_faiss.index.keys import best_keys, read_keys, sort_keys
 from gpq_faiss.index.scanners import rounding_bound
-from gpq_faiss.index.search import FlatSearch, omp_threads, search_index
+from gpq_faiss.index.search import FlatSearch, search_index
+from gpq_faiss.index.threads import omp_threads
 
 
 @pytest.fixture(autouse=True)

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from gpq_faiss.codes.bits import pack_codes
+from gpq_faiss.codes.groups import Groups
+from gpq_faiss.codes.keys import best_keys, sort_keys
+from gpq_faiss.codes.scores import score_codes, score_tables
 from gpq_faiss.errors import DataError, UsageError
-from gpq_faiss.index.codebooks import pack_codes, score_codes, score_tables
-from gpq_faiss.index.engine import Engine
 from gpq_faiss.index.filters import Allow, Deny
-from gpq_faiss.index.items import Groups
-from gpq_faiss.index.keys import best_keys, sort_keys
+from gpq_faiss.index.memory import Engine
 from gpq_faiss.index.proof import ProvenSearch
 from gpq_faiss.index.scanners import FastScan, loose_bound, rounding_bound
 

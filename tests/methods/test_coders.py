@@ -12,8 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.errors import DataError, UsageError
-from gpq_faiss.index.codebooks import unpack_codes
 from gpq_faiss.methods.additive import (
     AdditiveCoder,
     iterated_conditional_modes,

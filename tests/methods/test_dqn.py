@@ -10,8 +10,8 @@ import pytest
 import torch
 from deep_training import features, first_batch, fitted, labels_of, quick_config, split_of, trained, vectors
 
+from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.errors import DataError, UsageError
-from gpq_faiss.index.codebooks import unpack_codes
 from gpq_faiss.methods.dqn import DQN, PairwiseCosineLoss, build, fit_product_codebooks
 from gpq_faiss.methods.memory import TrainingVectors
 

@@ -15,13 +15,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpq_faiss.build.stages import export_faiss, index
 from gpq_faiss.config import Config, merge, preset, validate
 from gpq_faiss.data.digits import open_digits
 from gpq_faiss.encode import Encoder
 from gpq_faiss.errors import UsageError
 from gpq_faiss.export_encoder import export_encoder
-from gpq_faiss.index.build import export_faiss, index, read_prototypes
-from gpq_faiss.index.ivf import IvfSettings
+from gpq_faiss.faissio.model import read_prototypes
+from gpq_faiss.index.lists import IvfSettings
 from gpq_faiss.methods.gpq import GPQ, build_gpq
 from gpq_faiss.methods.gpq_beliefs import BeliefGPQ, fit_tables, score_codes
 from gpq_faiss.methods.posterior import PosteriorCodes

@@ -10,8 +10,8 @@ import pytest
 import torch
 from deep_training import features, first_batch, fitted, quick_config, split_of, trained, vectors
 
+from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.errors import UsageError
-from gpq_faiss.index.codebooks import unpack_codes
 from gpq_faiss.methods.subic import SUBIC, block_log_softmax, build, entropies
 
 

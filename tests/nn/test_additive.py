@@ -12,7 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gpq_faiss.index.codebooks import encode, inject, score_codes, unpack_codes
+from gpq_faiss.codes.bits import unpack_codes
+from gpq_faiss.codes.codebooks import inject
+from gpq_faiss.codes.encode import encode
+from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.methods.codewords import fit_codewords
 from gpq_faiss.nn.additive import assign, product_form, query_form
 

@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from gpq_faiss.codes.bits import unpack_codes
+from gpq_faiss.codes.codebooks import inject
+from gpq_faiss.codes.encode import encode
 from gpq_faiss.config import merge, preset, validate
 from gpq_faiss.errors import UsageError
-from gpq_faiss.index.codebooks import encode, inject, unpack_codes
 from gpq_faiss.nn.gpq_beliefs import BeliefNetwork, straight_through
 from gpq_faiss.nn.model import build_network
 from gpq_faiss.nn.posterior import PosteriorNetwork

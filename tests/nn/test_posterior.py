@@ -16,15 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from gpq_faiss.build.stages import index
+from gpq_faiss.codes.bits import unpack_codes
+from gpq_faiss.codes.encode import encode as encode_vectors
 from gpq_faiss.config import Config, merge, preset, validate
 from gpq_faiss.data.digits import open_digits
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.reader import Reader
 from gpq_faiss.encode import Encoder
 from gpq_faiss.errors import DataError, MismatchError, UsageError
-from gpq_faiss.index.build import index, read_prototypes
-from gpq_faiss.index.codebooks import encode as encode_vectors
-from gpq_faiss.index.codebooks import unpack_codes
+from gpq_faiss.faissio.model import read_prototypes
 from gpq_faiss.losses import SubspaceClassification, SubspaceEntropy
 from gpq_faiss.methods.codewords import fit_codewords
 from gpq_faiss.methods.posterior import PosteriorCodes

@@ -1,0 +1,159 @@
+"""Which list an item goes to, decided from its code alone.
+
+``nearest``: the list centroid of the largest inner product with the vector that the code stands for: lists x width
+operations an item. ``tables``: a few table look-ups an item, whatever the number of lists, for builds of billions. There
+every two bytes of a code (four codewords) name one of 64 clusters of such parts; the clusters of all parts together name
+a cell; and a table says to which list a cell belongs. Cells were put into lists by k-means over the mean vectors of
+their items in a sample, so that a list's centroid is the direction of its items, as it is with ``nearest``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Protocol
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from ..codes.bits import unpack_codes
+from ..codes.checks import Codes, Floats
+from ..codes.codebooks import fuse, pad_vectors
+from ..errors import UsageError
+from ..index.lists import IvfSettings, assign, spherical_kmeans
+
+Assignment = Literal["nearest", "tables"]
+TABLES_FROM = 2e10
+"""Items x lists from which ``tables`` is taken unless told otherwise (minutes of ``nearest`` on a core)."""
+_PARTS = 3
+_CLUSTERS = 64
+
+
+class Coarse(Protocol):
+    """Lists, and the way of an item to its list.
+
+    Attributes:
+        centroids: float32 [lists, M*d], unit-norm.
+    """
+
+    centroids: Floats
+
+    def assign(self, codes: Codes) -> NDArray[np.int32]:
+        """List of each code, int32 [n]."""
+
+
+class Nearest:
+    """The nearest centroid.
+
+    Args:
+        centroids: float32 [lists, M*d], unit-norm.
+        Z: codebooks, float32 [M, 16, d].
+    """
+
+    def __init__(self, centroids: Floats, Z: Floats) -> None:
+        self.centroids = centroids
+        self._Z = Z
+
+    def assign(self, codes: Codes) -> NDArray[np.int32]:
+        """See :class:`Coarse`."""
+        return assign(codes, self._Z, self.centroids)
+
+
+class Tables:
+    """Cells by table, made into lists.
+
+    Args:
+        sample: uint8 [s, code_size], codes like those to come.
+        Z: codebooks, float32 [M, 16, d].
+        lists: how many, at most; fewer where the sample has fewer cells, and none that holds no item of the sample.
+        seed: of k-means.
+    """
+
+    def __init__(self, sample: Codes, Z: Floats, lists: int, seed: int = 0) -> None:
+        books = fuse(Z) if len(Z) > 1 else Z  # [bytes, 256, width], or one codebook alone
+        self._parts: list[tuple[int, int, NDArray[np.uint8]]] = []
+        centres: list[Floats] = []
+        for first in range(0, min(len(books), 2 * _PARTS), 2):
+            last = min(first + 2, len(books))
+            book = _joint(books[first:last])
+            used, counts = np.unique(_column(sample, first, last), return_counts=True)
+            found, _ = spherical_kmeans(book[used], counts, min(_CLUSTERS, len(used)), seed)
+            table = np.empty(len(book), np.uint8)
+            for start in range(0, len(book), 1 << 14):
+                table[start : start + (1 << 14)] = (book[start : start + (1 << 14)] @ found.T).argmax(axis=1)
+            self._parts.append((first, last, table))
+            centres.append(found)
+        cells = int(np.prod([len(c) for c in centres]))
+        self._sizes = [len(c) for c in centres]
+        width = Z.shape[0] * Z.shape[2]
+        cell = self._cells(sample)
+        used, place, counts = np.unique(cell, return_inverse=True, return_counts=True)
+        M, K, d = Z.shape
+        indices = unpack_codes(sample, M, K)
+        means = np.empty((len(used), M, d), np.float32)
+        for m in range(M):  # how often each codeword occurs in a cell gives the mean of its vectors
+            often = np.bincount(place * K + indices[:, m], minlength=len(used) * K).reshape(-1, K)
+            means[:, m] = often / counts[:, None] @ Z[m]
+        self.centroids, list_of = spherical_kmeans(
+            means.reshape(-1, width), counts, min(lists, len(used)), seed
+        )
+        table_of = np.empty(cells, np.int32)
+        # A cell that the sample lacks goes by the centres of its parts.
+        quantizer = faiss.IndexFlatIP(width)
+        quantizer.add(self.centroids)
+        for start in range(0, cells, 1 << 15):
+            places = np.unravel_index(np.arange(start, min(cells, start + (1 << 15))), self._sizes)
+            x = np.concatenate([c[p] for c, p in zip(centres, places, strict=True)], axis=1)
+            x = pad_vectors(np.ascontiguousarray(x[:, :width]), width)
+            table_of[start : start + len(x)] = quantizer.search(x, 1)[1][:, 0]
+        table_of[used] = list_of
+        self._list_of = table_of
+
+    def _cells(self, codes: Codes) -> NDArray[np.int32]:
+        cell = np.zeros(len(codes), np.int32)
+        for (first, last, table), size in zip(self._parts, self._sizes, strict=True):
+            cell *= size
+            cell += table[_column(codes, first, last)]
+        return cell
+
+    def assign(self, codes: Codes) -> NDArray[np.int32]:
+        """See :class:`Coarse`."""
+        out = np.empty(len(codes), np.int32)
+        for start in range(0, len(codes), 1 << 20):
+            out[start : start + (1 << 20)] = self._list_of[self._cells(codes[start : start + (1 << 20)])]
+        return out
+
+
+def _column(codes: Codes, first: int, last: int) -> NDArray[Any]:
+    """One or two bytes of each code as a number."""
+    if last - first == 1:
+        return codes[:, first]
+    return codes[:, first].astype(np.uint16) | (codes[:, last - 1].astype(np.uint16) << np.uint16(8))
+
+
+def _joint(books: Floats) -> Floats:
+    """Vectors of all values of one byte [256, w] or two [65536, 2w]."""
+    if len(books) == 1:
+        return np.ascontiguousarray(books[0])
+    every = np.arange(65536)
+    return np.concatenate([books[0][every & 255], books[1][every >> 8]], axis=1)
+
+
+def choose(settings: IvfSettings, n: int) -> tuple[int, Assignment]:
+    """Number of lists and way of assignment for ``n`` items.
+
+    Raises:
+        UsageError: more lists than items, or an unknown way.
+    """
+    if settings.centroids is not None:
+        if settings.assignment == "tables":
+            raise UsageError("tables make centroids of their own: give either these or centroids")
+        return len(settings.centroids), "nearest"
+    lists = settings.lists if settings.lists is not None else min(_MOST, max(1, int(n**0.5)))
+    if not 1 <= lists <= n:
+        raise UsageError(f"{lists} lists: from 1 to the {n:,} codes")
+    if settings.assignment not in (None, "nearest", "tables"):
+        raise UsageError(f"assignment {settings.assignment!r}: choose nearest or tables")
+    return lists, settings.assignment or ("tables" if float(n) * lists > TABLES_FROM else "nearest")
+
+
+_MOST = 16_384

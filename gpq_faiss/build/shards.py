@@ -1,0 +1,296 @@
+"""What an index is built from, a block of rows at a time: codes or features in HDF5, codes in Parquet, other indexes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..codes.bits import check_codes, code_size
+from ..codes.checks import Codes, Floats, Ids
+from ..codes.encode import check_items, encode
+from ..data.id_files import as_int64
+from ..data.parquet import leaves, open_parquet
+from ..errors import DataError, MismatchError
+from ..faissio.io import INDEX_TYPES, check_file, load_index, read_sidecar
+from ..faissio.layout import layout_of
+from ..faissio.listfile import has_lists
+from ..faissio.rowfile import IndexFile, read_frame
+from ..files import fingerprint
+from ..store import RowReader, codebooks_fingerprint
+
+
+class Shard(Protocol):
+    """A file of rows.
+
+    Attributes:
+        path: where.
+        rows: how many.
+        row_bytes: memory of a row while it is read.
+        kind: ``codes``, ``features`` or ``index``.
+        data_fingerprint: of the data set; empty where the file names none.
+        fingerprint: changes when the file does.
+    """
+
+    path: Path
+    rows: int
+    row_bytes: int
+    kind: str
+    data_fingerprint: str
+    fingerprint: str
+
+    def blocks(self, size: int) -> Iterator[tuple[Codes, Ids]]:
+        """Checked codes and ids of all rows in order, at most ``size`` at a time."""
+
+
+def _mark(path: Path) -> str:
+    """Size and time of change: enough to notice that a shard is not the one that was read before an interruption."""
+    status = path.stat()
+    return fingerprint("shard", path.name, str(status.st_size), str(status.st_mtime_ns))
+
+
+class Hdf5Shard:
+    """``codes.h5``, or ``features.h5`` encoded on the way, of one model.
+
+    With ``codewords``, features must be the codewords of their codes (:func:`..codes.encode.items_are_codewords`).
+
+    Raises:
+        DataError: the file is damaged or foreign.
+        MismatchError: it is of another model or has other codebooks.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        codebooks: Floats,
+        model_fingerprint: str,
+        model_name: str,
+        *,
+        codewords: bool = False,
+    ) -> None:
+        self.path = Path(path)
+        self._codebooks = codebooks
+        self._codewords = codewords
+        with RowReader(self.path) as reader:
+            header = reader.header
+            if header.model_fingerprint != model_fingerprint:
+                raise MismatchError(
+                    f"{path} is of model {header.model_fingerprint}, not of {model_name} ({model_fingerprint}): "
+                    "encode the data again with this model"
+                )
+            if codebooks_fingerprint(header.codebooks) != codebooks_fingerprint(codebooks):
+                raise MismatchError(
+                    f"{path} was made with other codebooks than those of {model_name}: encode it again"
+                )
+            self.rows = reader.ntotal
+            self.kind: str = header.kind
+            self.data_fingerprint = header.data_fingerprint
+            self.row_bytes = 16 + (header.width * 12 if header.kind == "features" else header.width * 3)
+        self.fingerprint = _mark(self.path)
+
+    def blocks(self, size: int) -> Iterator[tuple[Codes, Ids]]:
+        """See :class:`Shard`."""
+        M, K, _ = self._codebooks.shape
+        with RowReader(self.path) as reader:
+            for start in range(0, self.rows, size):
+                stop = min(self.rows, start + size)
+                values = reader.block(start, stop)
+                if self.kind == "features":
+                    codes = encode(values, self._codebooks, what=str(self.path), first_row=start)
+                    if self._codewords:
+                        check_items(values, codes, self._codebooks, what=str(self.path), first_row=start)
+                else:
+                    codes = check_codes(values, M, K, what=str(self.path))
+                yield codes, reader.ids(start, stop)
+
+
+class ParquetShard:
+    """Parquet with a column ``codes`` (binary, or lists of uint8) and ``id`` or ``ids`` (64-bit integers).
+
+    Parquet says nothing of the model; the codes are believed to be of it.
+
+    Raises:
+        DataError: not Parquet, damaged, or without these columns; pyarrow is not installed.
+    """
+
+    def __init__(self, path: str | Path, codebooks: Floats) -> None:
+        self.path = Path(path)
+        self.M, self.K = int(codebooks.shape[0]), int(codebooks.shape[1])
+        self._size = code_size(self.M, self.K)
+        self.row_bytes = 16 + 4 * self._size
+        self.kind = "codes"
+        self._texts: tuple[str, ...] = ()
+        with self._open() as file:
+            names = file.schema_arrow.names
+            self._id = next((name for name in ("id", "ids") if name in names), None)
+            if "codes" not in names or self._id is None:
+                raise DataError(f"{path} has no columns 'codes' and 'id': it has {', '.join(names[:10])}")
+            self.rows = int(file.metadata.num_rows)
+            self._check_sizes(file)
+        self.fingerprint = _mark(self.path)
+        self.data_fingerprint = ""
+
+    def _check_sizes(self, file: Any) -> None:
+        """What a block takes must follow from its rows: a code that is stored once could stand for any number of bytes."""
+        for leaf in leaves(file, "codes"):
+            column = file.schema.column(leaf)
+            groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+            values = sum(group.column(leaf).num_values for group in groups)
+            listed = values != self.rows
+            if column.physical_type == "BYTE_ARRAY" and not listed:
+                self._texts = (column.path,)
+            elif (listed and values != self.rows * self._size) or column.length > self._size:
+                raise self._uneven()
+
+    def _open(self) -> AbstractContextManager[Any]:
+        return open_parquet(self.path, "a Parquet file of codes", self._texts)
+
+    def _uneven(self) -> DataError:
+        return DataError(f"{self.path}: the column 'codes' has not {self._size} bytes in every row")
+
+    def blocks(self, size: int) -> Iterator[tuple[Codes, Ids]]:
+        """See :class:`Shard`."""
+        import pyarrow
+
+        with self._open() as file:
+            for batch in file.iter_batches(batch_size=size, columns=["codes", self._id]):
+                codes = self._codes(batch.column("codes"))
+                ids = batch.column(self._id)
+                if ids.null_count or not pyarrow.types.is_integer(ids.type):
+                    raise DataError(f"{self.path}: the column {self._id!r} is not whole numbers in every row")
+                yield (
+                    check_codes(codes, self.M, self.K, what=str(self.path)),
+                    as_int64(ids.to_numpy(), str(self.path)),
+                )
+
+    def _codes(self, column: Any) -> Codes:
+        import pyarrow
+
+        if pyarrow.types.is_dictionary(column.type):
+            if any(word is None or len(word) != self._size for word in column.dictionary.to_pylist()):
+                raise self._uneven()
+            column = column.dictionary_decode()
+        kind = column.type
+        if column.null_count == 0:
+            if pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind):
+                values = b"".join(column.to_pylist())
+                flat = np.frombuffer(values, np.uint8)
+            elif pyarrow.types.is_fixed_size_binary(kind):
+                flat = np.frombuffer(b"".join(column.to_pylist()), np.uint8)
+            elif hasattr(kind, "value_type") and pyarrow.types.is_uint8(kind.value_type):
+                flat = column.flatten().to_numpy()
+            else:
+                raise DataError(
+                    f"{self.path}: the column 'codes' is {kind}, expected binary or lists of uint8"
+                )
+            if flat.size == len(column) * self._size and self._even(column):
+                return np.asarray(flat.reshape(len(column), self._size), np.uint8)
+        raise self._uneven()
+
+    def _even(self, column: Any) -> bool:
+        from pyarrow import compute
+
+        kind = str(column.type)
+        if kind.startswith("fixed_size"):
+            return True
+        lengths = compute.binary_length(column) if "binary" in kind else compute.list_value_length(column)
+        return bool((lengths.to_numpy(zero_copy_only=False) == self._size).all())
+
+
+class IndexShard:
+    """An index file of any form, with the codebooks of the model: to merge indexes, or to give one another form.
+
+    Forms in rows are read in place; lists are loaded whole. Before the first block the file is compared with the SHA-256
+    of its sidecar, so that what is built of it has a right to a hash of its own.
+
+    Raises:
+        DataError: the file is damaged, foreign or empty.
+        MismatchError: it has other codebooks, or its sidecar names another model or file.
+    """
+
+    def __init__(self, path: str | Path, codebooks: Floats, model_fingerprint: str, model_name: str) -> None:
+        self.path = Path(path)
+        self.kind = "index"
+        self._M, self._K = int(codebooks.shape[0]), int(codebooks.shape[1])
+        size = code_size(self._M, self._K)
+        self._lists = has_lists(self.path)
+        if self._lists:
+            index, sidecar = load_index(self.path, verify=False)  # that is done before it is read
+            layout = layout_of(index, what=str(path))
+            found, model, self.rows = layout.codebooks, sidecar["model_fingerprint"], layout.ntotal
+            self.row_bytes = 8 * size + 64
+        else:
+            stated = read_sidecar(self.path)
+            if stated is not None:
+                check_file(self.path, stated, verify=False)
+            with IndexFile(self.path) as file:
+                frame = read_frame(file)
+            found, self.rows = frame.codebooks, frame.n
+            model = None if stated is None else stated["model_fingerprint"]
+            self.row_bytes = 4 * size + 24
+        if codebooks_fingerprint(found) != codebooks_fingerprint(codebooks):
+            raise MismatchError(
+                f"{path} has other codebooks than those of {model_name}: encode its data with this model"
+            )
+        if model not in (None, model_fingerprint):
+            raise MismatchError(f"{path} is of model {model}, not of {model_name} ({model_fingerprint})")
+        if not self.rows:
+            raise DataError(f"{path} is empty: leave it out, or add codes first")
+        self.fingerprint = _mark(self.path)
+        self.data_fingerprint = ""
+
+    def blocks(self, size: int) -> Iterator[tuple[Codes, Ids]]:
+        """See :class:`Shard`.
+
+        Raises:
+            MismatchError: the file is not the one whose SHA-256 the sidecar has.
+            DataError: it was changed meanwhile.
+        """
+        if self._lists:
+            layout = layout_of(load_index(self.path)[0], what=str(self.path), deep=True)
+            codes, ids = layout.codes(), layout.ids()
+            order = np.argsort(ids, kind="stable")
+            for start in range(0, self.rows, size):
+                rows = order[start : start + size]
+                yield np.ascontiguousarray(codes[rows]), ids[rows]
+            return
+        stated = read_sidecar(self.path)
+        with IndexFile(self.path) as file:
+            if stated is not None:
+                check_file(self.path, stated, verify=True)
+            frame = read_frame(file)
+            for start in range(0, self.rows, size):
+                stop = min(self.rows, start + size)
+                codes = check_codes(frame.codes(file, start, stop), self._M, self._K, what=str(self.path))
+                yield codes, frame.ids(file, start, stop)
+            file.check()
+
+
+def is_index(path: str | Path) -> bool:
+    """Whether its first bytes are those of an index file."""
+    try:
+        if not Path(path).is_file():  # a pipe would wait for ever
+            return False
+        with Path(path).open("rb") as file:
+            return file.read(4) in INDEX_TYPES
+    except OSError:
+        return False
+
+
+def is_parquet(path: str | Path) -> bool:
+    """Whether the name says so."""
+    return Path(path).suffix.lower() in (".parquet", ".pq")
+
+
+def open_shard(
+    path: str | Path, codebooks: Floats, model_fingerprint: str, model_name: str, *, codewords: bool = False
+) -> Shard:
+    """By the first bytes of an index, or the ending of a Parquet file's name, else HDF5. Raises as the classes here."""
+    if is_index(path):
+        return IndexShard(path, codebooks, model_fingerprint, model_name)
+    if is_parquet(path):
+        return ParquetShard(path, codebooks)
+    return Hdf5Shard(path, codebooks, model_fingerprint, model_name, codewords=codewords)

@@ -1,0 +1,291 @@
+"""Building an index of any size within a memory budget, resumable by shard.
+
+Rows go to two raw files in ``.<name>.building/`` beside the output; each finished shard is recorded. At the end they
+stream into the index file, which therefore needs as much disk again for a while. A killed build goes on with the first
+shard that was not finished.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from ..codes.bits import code_size
+from ..codes.checks import Floats, Ids, repeated_id
+from ..errors import DataError, UsageError
+from ..faissio.io import check_index_output, sidecar_document, sidecar_path
+from ..faissio.rowfile import RowForm, frame, pack_rows
+from ..files import atomic_paths, fingerprint, open_own, read_json, unfinished, write_error, write_json
+from ..stages import stage
+from ..store import codebooks_fingerprint
+from .shards import Shard
+
+MEMORY = 512 << 20
+LEAST_MEMORY = 16 << 20
+_MAX_ROWS = 1 << 20
+_log = logging.getLogger(__name__)
+
+
+def build_stream(
+    shards: Sequence[Shard],
+    out: str | Path,
+    codebooks: Floats,
+    form: RowForm,
+    *,
+    model_fingerprint: str | None = None,
+    memory: int = MEMORY,
+    overwrite: bool = False,
+    extra: dict[str, Any] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """Write the rows of ``shards`` as one index file with its sidecar.
+
+    Items keep the order of the shards. Where ids are exactly 0, 1, 2, ... the file is a bare index; else it is in an
+    ``IndexIDMap``.
+
+    Args:
+        codebooks: float32 [M, K, d], checked.
+        form: of the file.
+        memory: bytes that the arrays of the build may take (Python and its libraries take some 200 MB besides).
+        progress: called with rows done and rows in all.
+
+    Returns:
+        ``out``
+
+    Raises:
+        UsageError: a budget below 16 MiB, or no shards.
+        DataError: a damaged shard, an id of -1 or one that occurs twice, a full disk; finished shards are kept.
+        OutputExistsError: ``out`` exists and ``overwrite`` is false.
+    """
+    check_build(shards, memory)
+    out = check_index_output(out, overwrite=overwrite)
+    M, K, _ = (int(n) for n in codebooks.shape)
+    size = code_size(M, K)
+    with building(out) as partial:
+        identity = fingerprint("build", codebooks_fingerprint(codebooks), str(model_fingerprint), form)
+        rows = collect(partial, identity, shards, size, memory, progress)
+        codes_file, ids_file = partial / "codes.raw", partial / "ids.raw"
+        mapped = check_stored_ids(ids_file, shards, memory, out)
+        step = max(32, min(_MAX_ROWS, memory // (8 * size)) // 32 * 32)
+
+        def write(path: Path) -> tuple[int, str]:
+            with stage("writing the index"):
+                return _write(path, codes_file, ids_file if mapped else None, codebooks, form, rows, step)
+
+        publish(
+            out,
+            write,
+            form,
+            rows,
+            codebooks,
+            model_fingerprint,
+            {**(extra or {}), "shards": len(shards)},
+            partial=partial,
+        )
+    return out
+
+
+def check_build(shards: Sequence[Shard], memory: int) -> None:
+    """Raises UsageError: no shards, or a budget that is too small for any build."""
+    if memory < LEAST_MEMORY:
+        raise UsageError(f"memory of {memory:,} bytes: at least {LEAST_MEMORY >> 20} MiB are needed")
+    if not shards:
+        raise UsageError("nothing to index: name at least one file of codes")
+
+
+class UnfitSourcesError(DataError):
+    """No index can be built of these sources together: what there is of it is of no use to a later build."""
+
+
+@contextlib.contextmanager
+def building(out: Path) -> Iterator[Path]:
+    """The folder of a build, for this process alone; it goes when the build ends, and stays where that fails, unless it would
+    always, or holds no finished source.
+
+    Raises:
+        DataError: another process has it; the disk refuses something.
+    """
+    partial = out.with_name(f".{out.name}.building")
+    try:
+        with unfinished(partial, out, keep=("progress.json", "sorted.json")):
+            try:
+                yield partial
+            except UnfitSourcesError:
+                for name in ("progress.json", "sorted.json"):
+                    (partial / name).unlink(missing_ok=True)
+                raise
+    except OSError as error:
+        raise write_error(out, error) from error
+
+
+def publish(
+    out: Path,
+    write: Callable[[Path], tuple[int, str]],
+    form: str,
+    rows: int,
+    codebooks: Floats,
+    model_fingerprint: str | None,
+    extra: dict[str, Any],
+    *,
+    partial: Path,
+    finish: Callable[[Path], None] | None = None,
+) -> None:
+    """Put the file that ``write`` makes (which gives its bytes and their SHA-256) and its sidecar in place.
+
+    Args:
+        partial: the folder of the build, which goes.
+        finish: what is still to be done to the two before they are in place.
+    """
+    with atomic_paths(out, sidecar_path(out), done_with=partial) as (temporary, temporary_sidecar):
+        written, digest = write(temporary)
+        document = sidecar_document(form, rows, codebooks, written, digest, model_fingerprint, extra)
+        write_json(temporary_sidecar, document)
+        if finish is not None:
+            finish(temporary)
+
+
+def collect(
+    partial: Path,
+    identity: str,
+    shards: Sequence[Shard],
+    size: int,
+    memory: int,
+    progress: Callable[[int, int], None] | None,
+) -> int:
+    """Append the rows of all shards to the raw files; returns the rows."""
+    record = partial / "progress.json"
+    done: list[str] = []
+    rows = 0
+    if record.exists():
+        with contextlib.suppress(DataError):
+            state = read_json(record, "the progress of a build")
+            if isinstance(state, dict) and state.get("identity") == identity:
+                done, rows = list(state["shards"]), int(state["rows"])
+    wanted = [shard.fingerprint for shard in shards]
+    there = [p.stat().st_size if p.exists() else 0 for p in (partial / "codes.raw", partial / "ids.raw")]
+    if done != wanted[: len(done)] or there[0] < rows * size or there[1] < rows * 8:
+        _log.warning("%s: the build begun there was of other files: starting anew", partial)
+        done, rows = [], 0
+    total = sum(shard.rows for shard in shards)
+    with (
+        _raw(partial / "codes.raw", rows * size) as codes_file,
+        _raw(partial / "ids.raw", rows * 8) as ids_file,
+        stage("reading codes", total, "row", done=rows) as reading,
+    ):
+        for shard in shards[len(done) :]:
+            step = int(max(256, min(_MAX_ROWS, memory // (4 * shard.row_bytes))))
+            for codes, ids in shard.blocks(step):
+                codes_file.write(np.ascontiguousarray(codes).tobytes())
+                ids_file.write(np.ascontiguousarray(ids, dtype="<i8").tobytes())
+                rows += len(ids)
+                reading.done = rows
+                if progress is not None:
+                    progress(rows, total)
+            for file in (codes_file, ids_file):
+                file.flush()
+                os.fsync(file.fileno())
+            done.append(shard.fingerprint)
+            write_json(record, {"identity": identity, "shards": done, "rows": rows})
+    return rows
+
+
+def _raw(path: Path, keep: int) -> IO[bytes]:
+    """Open for appending after the first ``keep`` bytes."""
+    file = open_own(path, "r+b" if path.exists() else "w+b")
+    file.truncate(keep)
+    file.seek(keep)
+    return file
+
+
+def _id_blocks(path: Path, rows: int, step: int) -> Iterator[tuple[int, Ids]]:
+    with path.open("rb") as file:
+        for start in range(0, rows, step):
+            yield start, np.frombuffer(file.read(8 * min(step, rows - start)), "<i8")
+
+
+def check_stored_ids(path: Path, shards: Sequence[Shard], memory: int, out: Path) -> bool:
+    """Whether the ids of all shards, one after the other in ``path``, are anything but 0, 1, 2, ...
+
+    Raises:
+        UnfitSourcesError: -1, or an id that occurs twice.
+    """
+    rows = sum(shard.rows for shard in shards)
+    step = max(1, min(_MAX_ROWS, memory // 64))
+    ascending, counting, last = True, True, None
+    for start, ids in _id_blocks(path, rows, step):
+        if bool((ids == -1).any()):
+            (of,) = _holders(path, shards, -1, step)[:1]
+            raise UnfitSourcesError(
+                f"{out}: an item of {of} has the id -1, which marks a missing result: give it another"
+            )
+        ascending &= bool((ids[1:] > ids[:-1]).all()) and (last is None or int(ids[0]) > last)
+        counting &= bool((ids == np.arange(start, start + len(ids))).all())
+        last = int(ids[-1])
+    if not ascending:
+        # Equal ids fall into the same part, and a part fits the budget: as many passes as parts.
+        parts = max(1, -(-rows * 32 // memory))
+        for part in range(parts):
+            among = [ids[_spread(ids) % np.uint64(parts) == part] for _, ids in _id_blocks(path, rows, step)]
+            repeated = repeated_id(np.concatenate(among))
+            if repeated is not None:
+                of = " and in ".join(_holders(path, shards, repeated, step)[:2])
+                raise UnfitSourcesError(
+                    f"{out}: id {repeated} occurs more than once, in {of}: every item needs its own"
+                )
+    return not counting
+
+
+def _holders(path: Path, shards: Sequence[Shard], wanted: int, step: int) -> list[str]:
+    """The sources that have an id, each once."""
+    rows = sum(shard.rows for shard in shards)
+    ends = np.cumsum([shard.rows for shard in shards])
+    at = [start + np.flatnonzero(ids == wanted) for start, ids in _id_blocks(path, rows, step)]
+    held = np.unique(np.searchsorted(ends, np.concatenate(at), side="right"))
+    return [str(shards[number].path) for number in held.tolist()]
+
+
+def _spread(ids: Ids) -> Any:
+    """A hash, so that parts are even whatever the pattern of the ids (Fibonacci hashing)."""
+    return (ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(33)
+
+
+def _write(
+    temporary: Path, codes_file: Path, ids_file: Path | None, Z: Floats, form: RowForm, rows: int, step: int
+) -> tuple[int, str]:
+    """Header, codes and ids into one file; returns its size and SHA-256."""
+    head, _, tail = frame(form, Z, rows, mapped=ids_file is not None)
+    size = code_size(int(Z.shape[0]), int(Z.shape[1]))
+    digest = hashlib.sha256()
+    with temporary.open("wb") as out, codes_file.open("rb") as codes:
+
+        def put(data: Any) -> None:
+            out.write(data)
+            digest.update(data)
+
+        put(head)
+        for start in range(0, rows, step):
+            n = min(step, rows - start)
+            block = np.frombuffer(codes.read(n * size), np.uint8).reshape(n, size)
+            put(np.ascontiguousarray(pack_rows(form, block, Z)).data)
+        put(tail)
+        if ids_file is not None:
+            for _, ids in _id_blocks(ids_file, rows, step):
+                put(np.ascontiguousarray(ids).data)
+        return out.tell(), digest.hexdigest()
+
+
+def progress_of(out: str | Path) -> dict[str, Any] | None:
+    """Shards and rows of an unfinished build beside ``out``; None where there is none."""
+    record = Path(out).with_name(f".{Path(out).name}.building") / "progress.json"
+    try:
+        state = read_json(record, "a build")
+        return {"shards": len(state["shards"]), "rows": state["rows"]}
+    except (DataError, KeyError, TypeError):
+        return None

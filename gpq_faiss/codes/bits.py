@@ -1,0 +1,100 @@
+"""Codeword indices as bits: how many bytes a code takes, packing, unpacking, and checking packed codes.
+
+Bits are least significant first, exactly as Faiss lays them out."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ..errors import DataError, UsageError
+from .checks import Codes, as_array, named_rows
+
+
+def bits_per_code(K: int) -> int:
+    """Bits of one codeword index: log2(K), 2..8.
+
+    Raises:
+        UsageError: ``K`` is not a power of two in 4..256.
+    """
+    if K not in (4, 8, 16, 32, 64, 128, 256):
+        raise UsageError(f"{K} codewords a codebook: it must be a power of two from 4 to 256")
+    return int(K).bit_length() - 1
+
+
+def code_size(M: int, K: int) -> int:
+    """Bytes of one packed code."""
+    return (M * bits_per_code(K) + 7) // 8
+
+
+def check_codes(codes: ArrayLike, M: int, K: int, *, what: str = "codes") -> Codes:
+    """Return ``codes`` as C-contiguous uint8 [n, code_size], with zeros in the bits beyond the last codeword index.
+
+    Raises:
+        DataError: another type or shape, or bits set that no code of this size has.
+    """
+    array = as_array(codes, what)
+    size = code_size(M, K)
+    if array.dtype != np.uint8 or array.ndim != 2 or array.shape[1] != size:
+        raise DataError(
+            f"{what}: {array.dtype} {array.shape}, expected uint8 [n, {size}] ({M} codebooks of {K})"
+        )
+    spare = 8 * size - M * bits_per_code(K)
+    if spare:
+        bad = np.flatnonzero(array[:, -1] >> (8 - spare))
+        if len(bad):
+            raise DataError(
+                f"{what}: bits set beyond the last codebook in {named_rows(bad)}: not codes of this model"
+            )
+    return np.ascontiguousarray(array)
+
+
+def pack_codes(assignment: ArrayLike, K: int) -> Codes:
+    """Codeword indices [N, M] -> packed codes uint8 [N, code_size], exactly as Faiss lays out its bits.
+
+    Raises:
+        DataError: not integers, not two-dimensional, or an index outside 0..K-1.
+    """
+    bits_per_code(K)
+    array = np.asarray(assignment)
+    if array.ndim != 2 or array.shape[1] == 0 or array.dtype.kind not in "iu":
+        raise DataError(f"assignment: {array.dtype} {array.shape}, expected integers [items, codebooks]")
+    if array.size and (array.min() < 0 or array.max() >= K):
+        bad = np.flatnonzero(((array < 0) | (array >= K)).any(axis=1))
+        raise DataError(f"assignment: codeword index outside 0..{K - 1} in {named_rows(bad)}")
+    return pack_indices(array.astype(np.uint8, copy=False), K)
+
+
+def pack_indices(array: Codes, K: int) -> Codes:
+    """:func:`pack_codes` of indices uint8 [N, M] known to be in range."""
+    nbits = bits_per_code(K)
+    n, M = array.shape
+    if nbits == 8:
+        return np.ascontiguousarray(array)
+    if nbits == 4:
+        codes = np.zeros((n, (M + 1) // 2), np.uint8)
+        codes[:] = array[:, 0::2]
+        codes[:, : M // 2] |= array[:, 1::2] << 4
+        return codes
+    bits = (array[:, :, None] >> np.arange(nbits, dtype=np.uint8)) & 1
+    return np.packbits(bits.reshape(n, M * nbits), axis=1, bitorder="little")
+
+
+def unpack_codes(codes: ArrayLike, M: int, K: int) -> Codes:
+    """Packed codes uint8 [N, code_size] -> codeword indices uint8 [N, M]; the inverse of :func:`pack_codes`.
+
+    Raises:
+        DataError: see :func:`check_codes`.
+    """
+    nbits = bits_per_code(K)
+    array = check_codes(codes, M, K)
+    n = len(array)
+    if nbits == 8:
+        return array.copy()
+    if nbits == 4:
+        assignment = np.empty((n, M), np.uint8)
+        assignment[:, 0::2] = array & 15
+        assignment[:, 1::2] = array[:, : M // 2] >> 4
+        return assignment
+    bits = np.unpackbits(array, axis=1, count=M * nbits, bitorder="little").reshape(n, M, nbits)
+    return np.asarray((bits << np.arange(nbits, dtype=np.uint8)).sum(axis=2), np.uint8)

@@ -1,0 +1,130 @@
+"""What arrays must be before Faiss sees them; Faiss itself takes nearly anything without a word."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..errors import DataError, UsageError
+
+Floats = NDArray[np.float32]
+Codes = NDArray[np.uint8]
+Ids = NDArray[np.int64]
+
+NORM_TOLERANCE = 1e-4
+
+
+MAX_CODEBOOKS = 256
+"""FastScan adds up 8-bit steps in 16 bits."""
+_MAX_COUNT = 1 << 31
+
+
+def as_array(x: Any, what: str) -> NDArray[Any]:
+    """``x`` as an array. Raises DataError: rows of different lengths, say."""
+    try:
+        return np.asarray(x)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise DataError(f"{what}: no array of numbers ({' '.join(str(error).split())[:100]})") from None
+
+
+def check_count(value: Any, what: str) -> int:
+    """A whole number from 1 on. Raises UsageError: anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise UsageError(f"{what} {value!r}: it must be a whole number")
+    if not 1 <= value < _MAX_COUNT:
+        raise UsageError(f"{what} {value}: it must be at least 1" + (" and below 2^31" if value > 0 else ""))
+    return int(value)
+
+
+def check_recall(recall: float) -> None:
+    """Raises UsageError: not above 0 and at most 1."""
+    if not 0 < recall <= 1:
+        raise UsageError(f"recall {recall}: it must be above 0 and at most 1")
+
+
+def check_codebooks(Z: ArrayLike, *, what: str = "codebooks") -> Floats:
+    """Return ``Z`` as C-contiguous float32 [M, K, d] once it is fit for Faiss.
+
+    Faiss encodes by the L2-nearest codeword; that is the codeword of the largest inner product (what GPQ means) only
+    where all codewords have one norm, so anything but unit norm is refused, as are sizes that Faiss takes silently.
+
+    Args:
+        what: names the thing in the error.
+
+    Raises:
+        DataError: wrong type or shape, K not a power of two in 4..256, not finite, or a norm off 1 by more than 1e-4.
+    """
+    array = as_array(Z, what)
+    if array.dtype != np.float32:
+        raise DataError(f"{what}: dtype {array.dtype}, expected float32")
+    if array.ndim != 3 or 0 in array.shape:
+        raise DataError(f"{what}: shape {array.shape}, expected [codebooks, codewords, dimensions]")
+    if array.shape[1] not in (4, 8, 16, 32, 64, 128, 256):
+        raise DataError(
+            f"{what}: {array.shape[1]} codewords a codebook, expected a power of two from 4 to 256"
+        )
+    if not np.isfinite(array).all():
+        m, k = np.argwhere(~np.isfinite(array))[0][:2]
+        raise DataError(f"{what}: NaN or infinity in codeword {k} of codebook {m}")
+    norms = np.sqrt(np.square(array, dtype=np.float64).sum(axis=-1))
+    worst = np.unravel_index(np.abs(norms - 1.0).argmax(), norms.shape)
+    if abs(norms[worst] - 1.0) > NORM_TOLERANCE:
+        raise DataError(
+            f"{what}: codeword {worst[1]} of codebook {worst[0]} has norm {norms[worst]:.6g}, not 1: "
+            "pass the normalised codewords (z') that training writes"
+        )
+    return np.ascontiguousarray(array)
+
+
+def check_vectors(
+    x: ArrayLike, D: int, *, what: str, allow_empty: bool = True, first_row: int = 0, finite: bool = True
+) -> Floats:
+    """Return ``x`` as C-contiguous float32 [n, D]; errors count rows from ``first_row``.
+
+    Raises:
+        DataError: not numbers, not two-dimensional, another width, empty (unless allowed), NaN or infinity (the
+            rows are named; not looked for where ``finite`` is false).
+    """
+    array = as_array(x, what)
+    if array.dtype.kind not in "fiu":
+        raise DataError(f"{what}: dtype {array.dtype}, expected numbers")
+    if array.ndim != 2:
+        raise DataError(f"{what}: shape {array.shape}, expected two dimensions [n, {D}]")
+    if array.shape[1] != D:
+        raise DataError(f"{what}: {array.shape[1]} dimensions, expected {D}: is it of another model?")
+    if len(array) == 0 and not allow_empty:
+        raise DataError(f"{what}: empty, expected at least one row")
+    if array.dtype == np.float32:
+        array = np.ascontiguousarray(array)
+    else:
+        with np.errstate(over="ignore"):
+            array = np.ascontiguousarray(array, dtype=np.float32)
+    if not finite:
+        return array
+    flat = array.reshape(-1)
+    # One pass at the speed of memory; only a suspicious result (or an overflow of huge values) is looked at closely.
+    with np.errstate(over="ignore", invalid="ignore"):
+        suspicious = not math.isfinite(np.dot(flat, flat))
+    if suspicious:
+        bad = np.flatnonzero(~np.isfinite(array).all(axis=1))
+        if len(bad):
+            raise DataError(f"{what}: NaN or infinity in {named_rows(first_row + bad)}")
+    return array
+
+
+def named_rows(rows: NDArray[Any]) -> str:
+    """``row 3`` or ``rows 1, 2, 3, 4, 5 and 7 more``."""
+    shown = ", ".join(str(r) for r in rows[:5])
+    return f"row{'s' * (len(rows) > 1)} {shown}" + (f" and {len(rows) - 5} more" if len(rows) > 5 else "")
+
+
+def repeated_id(ids: Ids) -> int | None:
+    """An id that occurs more than once, or None."""
+    if len(ids) < 2 or bool((ids[1:] > ids[:-1]).all()):  # ascending, as ids mostly are: no sort needed
+        return None
+    ordered = np.sort(ids)
+    again = np.flatnonzero(ordered[1:] == ordered[:-1])
+    return int(ordered[again[0]]) if len(again) else None

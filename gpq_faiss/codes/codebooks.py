@@ -1,0 +1,107 @@
+"""GPQ codebooks as Faiss sees them: checked, injected, read back, packed, encoded, scored.
+
+Shapes used everywhere here: ``Z`` float32 [M, K, d] unit-norm in the last axis (the z' of the paper), ``assignment``
+uint8 [N, M], ``codes`` uint8 [N, code_size] with ``code_size = ceil(M * log2(K) / 8)``, bits least significant first.
+
+Scores follow one fixed order of float32 operations (:func:`score_tables`, then pairs of codebooks, then left to
+right), so two items with the same code get bit-identical scores whatever the batch, the block or the index kind.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import faiss
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ..errors import DataError, UsageError
+from .bits import bits_per_code
+from .checks import Floats, check_codebooks
+
+
+def product_index(centroids: Floats) -> Any:
+    """An empty, trained IndexPQ with these centroids, whatever their norm (fused ones have norm sqrt 2)."""
+    M, K, d = centroids.shape
+    index = faiss.IndexPQ(M * d, M, bits_per_code(K), faiss.METRIC_INNER_PRODUCT)
+    faiss.copy_array_to_vector(np.ascontiguousarray(centroids).ravel(), index.pq.centroids)
+    index.is_trained = True
+    return index
+
+
+def inject(Z: ArrayLike) -> Any:
+    """An empty ``faiss.IndexPQ`` (inner product) that counts as trained and holds ``Z`` bit for bit.
+
+    Raises:
+        DataError: see :func:`check_codebooks`.
+    """
+    return product_index(check_codebooks(Z))
+
+
+def inject_fused(Z: ArrayLike) -> Any:
+    """As :func:`inject` in the byte-fused form: 8-bit codebooks that read the same code bytes (K = 16 only)."""
+    return product_index(fuse(Z))
+
+
+def codebooks_of(index: Any) -> Floats:
+    """The centroids of an ``IndexPQ`` as float32 [M, K, d], a copy.
+
+    Raises:
+        DataError: not an IndexPQ, or its centroid array does not have the size that its product quantizer states.
+    """
+    if not isinstance(index, faiss.IndexPQ):
+        raise DataError(f"{type(index).__name__} holds no codebooks: expected an IndexPQ")
+    pq = index.pq
+    M, K, d = int(pq.M), int(pq.ksub), int(pq.dsub)
+    if pq.centroids.size() != M * K * d:
+        raise DataError(
+            f"IndexPQ has {pq.centroids.size()} centroid values, not {M} x {K} x {d}: it is damaged"
+        )
+    return np.asarray(faiss.vector_to_array(pq.centroids), np.float32).reshape(M, K, d)
+
+
+def fuse(Z: ArrayLike) -> Floats:
+    """Two 4-bit codebooks as one 8-bit codebook: float32 [ceil(M/2), 256, 2d], for the same code bytes.
+
+    The codeword of byte b is [Z[2p, b & 15], Z[2p + 1, b >> 4]]. The unpaired last codebook of an odd M gets zeros
+    for a partner, so vectors must be padded by d zeros (:func:`pad_vectors`). Scores and ids stay the same.
+
+    Raises:
+        UsageError: K is not 16.
+        DataError: see :func:`check_codebooks`.
+    """
+    Z = check_codebooks(Z)
+    M, K, d = Z.shape
+    if K != 16:
+        raise UsageError(f"only codebooks of 16 codewords share a byte two by two: these have {K}")
+    if M % 2:
+        Z = np.concatenate([Z, np.zeros((1, K, d), np.float32)])
+    byte = np.arange(256)
+    return np.concatenate([Z[0::2][:, byte & 15], Z[1::2][:, byte >> 4]], axis=2)
+
+
+def unfuse(fused: ArrayLike) -> Floats:
+    """The 4-bit codebooks [M, 16, d] of byte-fused ones [ceil(M/2), 256, 2d]; the inverse of :func:`fuse`.
+
+    Raises:
+        DataError: the codebooks are not of that form.
+    """
+    array = np.asarray(fused)
+    if array.dtype != np.float32 or array.ndim != 3 or array.shape[1] != 256 or array.shape[2] % 2:
+        raise DataError(f"{array.dtype} {array.shape} are not byte-fused codebooks float32 [n, 256, 2d]")
+    half = array.shape[2] // 2
+    Z = np.empty((2 * len(array), 16, half), np.float32)
+    Z[0::2] = array[:, :16, :half]
+    Z[1::2] = array[:, ::16, half:]
+    if not Z[-1].any():
+        Z = Z[:-1]
+    Z = check_codebooks(Z, what="byte-fused codebooks")
+    if not np.array_equal(fuse(Z), array):
+        raise DataError("8-bit codebooks that are not two 4-bit ones each: not byte-fused codebooks")
+    return Z
+
+
+def pad_vectors(x: Floats, width: int) -> Floats:
+    """``x`` [n, D] with zeros appended up to ``width`` columns (the same array where nothing is missing)."""
+    missing = width - x.shape[1]
+    return x if missing == 0 else np.pad(x, ((0, 0), (0, missing)))

@@ -1,0 +1,194 @@
+"""Vectors to codes and back: the codeword of the largest inner product in each sub-space."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import faiss
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..errors import DataError, UsageError
+from .bits import code_size, pack_indices, unpack_codes
+from .checks import Codes, Floats, check_codebooks, check_vectors, named_rows
+from .codebooks import product_index
+from .nearest import nearest, one_blas_thread, tolerance
+
+ENCODE_BLOCK = 8192
+ORDINARY = 1e4
+"""Squared norm of a sub-vector up to which, and from the inverse of which on, it is encoded as it is."""
+_ITEM_TOLERANCE = 1e-3  # a coordinate; what a network makes of a codeword is some 1e-7 off
+
+
+def _first_of_equals(Z: Floats) -> Codes | None:
+    """uint8 [M, K]: for each codeword the lowest index of an identical one; None where all differ."""
+    M, K, _ = Z.shape
+    table = np.empty((M, K), np.uint8)
+    repeats = False
+    for m in range(M):
+        # + 0.0 makes one of the two zeros.
+        _, first, inverse = np.unique(Z[m] + np.float32(0.0), axis=0, return_index=True, return_inverse=True)
+        table[m] = first[inverse.reshape(-1)]
+        repeats |= len(first) < K
+    return table if repeats else None
+
+
+def encode(
+    x: ArrayLike,
+    Z: ArrayLike,
+    *,
+    block: int = ENCODE_BLOCK,
+    threads: int | None = None,
+    what: str = "vectors to encode",
+    first_row: int = 0,
+) -> Codes:
+    """Intra-normalised vectors -> packed codes: the codeword of the largest inner product in each sub-space.
+
+    The codes are those of Faiss (``IndexPQ.add``, ``sa_encode``), found faster (:mod:`.nearest`) wherever rounding
+    cannot matter, and by Faiss itself elsewhere. Equal codewords: the lowest index wins. (Faiss alone promises that
+    only where it does not go through BLAS.) Memory beyond input and output is bounded.
+
+    Only the direction of a sub-vector counts. Faiss alone compares L2 distances in float32, which lose the direction of
+    one that is much longer or shorter than the codewords; such a sub-vector (norm below 0.01, or 100 and more) is brought
+    to about unit norm first.
+
+    Args:
+        x: [N, M*d] numbers, sub-vectors of any norm but 0.
+        Z: float32 [M, K, d].
+        block: rows at a time, at most.
+        threads: how many; default: as many as Faiss uses.
+        what: names the vectors in errors; ``first_row`` is the number of their first row there.
+
+    Returns:
+        uint8 [N, code_size]
+
+    Raises:
+        DataError: ``Z`` is unfit (:func:`check_codebooks`); ``x`` of another width, NaN, or with a zero sub-vector,
+            which has no direction (the rows are named).
+    """
+    Z = check_codebooks(Z)
+    M, K, d = Z.shape
+    if block < 1:
+        raise UsageError(f"block of {block} rows: it must be at least 1")
+    if threads is not None and threads < 1:
+        raise UsageError(f"{threads} threads: it must be at least 1")
+    source = np.asarray(x)
+    if source.ndim != 2 or len(source) == 0:  # the full check words the error
+        source = check_vectors(source, M * d, what=what)
+    encoder = _Encoder(Z, what)
+    out = np.empty((len(source), code_size(M, K)), np.uint8)
+    block = min(block, max(256, ENCODE_BLOCK * 16 // K))  # the scores of a block stay in the cache
+    starts = range(0, len(source), block)
+
+    def fill(start: int) -> None:
+        out[start : start + block] = encoder(source[start : start + block], first_row + start)
+
+    workers = min(threads or int(faiss.omp_get_max_threads()), len(starts))
+    with one_blas_thread():
+        if workers > 1:
+            # numpy lets go of the interpreter in the work that counts
+            with ThreadPoolExecutor(workers) as pool:
+                for _ in pool.map(fill, starts):  # raises the first error in the order of rows
+                    pass
+        else:
+            for start in starts:
+                fill(start)
+    return out
+
+
+class _Encoder:
+    """Encodes blocks of rows; safe to call from several threads."""
+
+    def __init__(self, Z: Floats, what: str) -> None:
+        self.Z = Z
+        self.what = what
+        self.first = _first_of_equals(Z)
+        self.index = product_index(Z)
+        # Equal codewords are never told apart by the fast way; very small codebooks Faiss searches as fast.
+        self.fast = self.first is None and Z.shape[1] > 4
+
+    def __call__(self, block: NDArray[Any], first_row: int) -> Codes:
+        """Packed codes of one block, whose rows are numbered from ``first_row`` in errors."""
+        M, K, d = self.Z.shape
+        rows = check_vectors(block, M * d, what=self.what, first_row=first_row, finite=False)
+        parts = rows.reshape(-1, M, d)
+        squares = np.einsum("nmd,nmd->nm", parts, parts)
+        largest = float(squares.max())
+        if not (float(squares.min()) >= 1 / ORDINARY and largest < ORDINARY):  # also where NaN
+            self._refuse(rows, first_row)
+            # by a power of two, which rounds nothing
+            extreme = ~((squares >= 1 / ORDINARY) & (squares < ORDINARY))
+            exponents = np.where(extreme, np.frexp(np.abs(parts).max(axis=2))[1], 0)
+            parts = np.ldexp(parts, -exponents[:, :, None])
+            rows = parts.reshape(rows.shape)
+            largest = float(np.einsum("nmd,nmd->nm", parts, parts).max())
+        if not self.fast or not largest < ORDINARY:
+            return self._slow(rows)
+        indices, unsure = nearest(rows, self.Z, tolerance(self.Z, largest))
+        codes = pack_indices(indices.T, K)
+        close = np.flatnonzero(unsure)
+        if len(close):
+            codes[close] = self._slow(rows[close])
+        if 2 * len(close) > len(rows):
+            self.fast = False  # codewords so alike that the fast way is a detour
+        return codes
+
+    def _slow(self, rows: Floats) -> Codes:
+        M, K, _ = self.Z.shape
+        codes: Codes = self.index.pq.compute_codes(rows)
+        if self.first is None:
+            return codes
+        assignment = unpack_codes(codes, M, K)
+        return pack_indices(np.take_along_axis(self.first.T, assignment.astype(np.intp), axis=0), K)
+
+    def _refuse(self, rows: Floats, first_row: int) -> None:
+        """Raise for NaN, infinity and zero sub-vectors; merely extreme values pass."""
+        M, _, d = self.Z.shape
+        check_vectors(rows, M * d, what=self.what, first_row=first_row)
+        directed = np.any(rows.reshape(-1, M, d) != 0, axis=2).all(axis=1)
+        if not directed.all():
+            bad = first_row + np.flatnonzero(~directed)
+            raise DataError(
+                f"{self.what}: a sub-vector of zeros has no direction, in {named_rows(bad)}: leave these items out"
+            )
+
+
+def decode(codes: ArrayLike, Z: ArrayLike) -> Floats:
+    """The vectors that codes stand for: float32 [N, M*d], each sub-vector a codeword of ``Z``."""
+    Z = check_codebooks(Z)
+    M, K, d = Z.shape
+    assignment = unpack_codes(codes, M, K)
+    return Z[np.arange(M), assignment].reshape(len(assignment), M * d)
+
+
+def items_are_codewords(description: Mapping[str, Any]) -> bool:
+    """Whether a model's ``config.json`` declares that the vector of an item is the codewords of its code.
+
+    Earlier models declare only that queries have vectors of their own; the items of these were of that kind.
+    """
+    return description.get("items_are_codewords", description.get("asymmetric")) is True
+
+
+def check_items(x: Floats, codes: Codes, Z: Floats, *, what: str, first_row: int = 0) -> None:
+    """Refuse vectors that are no items of a model whose items are codewords: such an item equals its reconstruction.
+
+    Args:
+        x: float32 [n, M*d].
+        codes: uint8 [n, code_size], of :func:`encode`.
+        Z: float32 [M, K, d].
+        what, first_row: as :func:`encode`.
+
+    Raises:
+        DataError: some vector is off its codewords, as those of queries are (the rows are named).
+    """
+    for start in range(0, len(x), ENCODE_BLOCK):
+        part = slice(start, start + ENCODE_BLOCK)
+        off = np.abs(x[part] - decode(codes[part], Z)).max(axis=1) > _ITEM_TOLERANCE
+        if off.any():
+            rows = named_rows(first_row + start + np.flatnonzero(off))
+            raise DataError(
+                f"{what}: {rows} cannot be items of this model, whose items are codewords; are they query vectors? "
+                "Encode the items with gpq encode"
+            )

@@ -1,0 +1,188 @@
+"""A model's codebooks in the forms that other tools take: numpy, nanopq, LanceDB, and Faiss' own factory strings.
+
+None of these tools is needed to write its form. Scores are inner products in all of them, larger is better.
+
+=================  ==============================================================================================
+form               what the file holds
+=================  ==============================================================================================
+``numpy``          ``.npz``: ``codebooks`` [M, K, d], ``fused`` [ceil(M/2), 256, 2d] (K = 16 only), ``meta``
+``nanopq``         ``.npz``: ``codewords`` [M, K, d] for ``nanopq.PQ(M, K, metric="dot")``, ``meta``
+``lancedb``        ``.npz``: ``pq_codebook`` [bytes, 256, width], ``ivf_centroids`` [1, D] of zeros, ``meta``
+``faiss-factory``  an empty, trained index as ``faiss.index_factory`` makes it of a string, and its sidecar
+=================  ==============================================================================================
+
+Arrays are float32; ``meta`` is a JSON text that names the model, the shape and how code bytes are laid out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import __version__
+from ..codes.bits import bits_per_code, code_size
+from ..codes.checks import Floats
+from ..codes.codebooks import fuse, pad_vectors
+from ..errors import UsageError
+from ..files import atomic_path, check_output
+from .io import check_index_output, save_index
+from .model import ModelHeader, read_model, read_prototypes
+
+Target = Literal["numpy", "nanopq", "faiss-factory", "lancedb"]
+TARGETS: tuple[Target, ...] = ("numpy", "nanopq", "faiss-factory", "lancedb")
+FORMAT_VERSION = 1
+
+# What codebooks can be put into. No OPQ or PCA: a transform before the codes would undo the model's sub-spaces. No id map
+# around lists, which keep ids themselves.
+_FACTORY = re.compile(r"(?:IDMap2?,|IVF([1-9]\d{0,5}),)?PQ([1-9]\d{0,3})(?:x([1-9]\d?))?(fs)?(?:np)?")
+
+
+def export(
+    model_dir: str | Path,
+    out: str | Path,
+    *,
+    to: Target,
+    factory: str | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write a model's codebooks (z') for another tool. Where queries have vectors of their own, the log and the file say so.
+
+    Args:
+        model_dir: a model folder.
+        out: the file; ``faiss-factory`` puts the fingerprints into ``out + ".json"``.
+        to: see the table above.
+        factory: for ``faiss-factory``: the string, such as ``IDMap2,PQ12x4``, ``PQ12x4fs``, ``PQ6`` (byte-fused: half as
+            many codebooks of 8 bits, the same bytes; not of an odd number) or ``IVF10,PQ12x4fs`` (one list a class of
+            the model, around its prototypes). Default: ``IDMap2,PQ`` with the model's own M and bits.
+        overwrite: replace existing files.
+
+    Returns:
+        ``out``
+
+    Raises:
+        UsageError: an unknown form; a string of another kind of index or of other codebooks; a form of 8-bit codes for
+            codebooks that have neither 16 nor 256 codewords.
+        DataError, MismatchError: the model is damaged, or (lists) has no class prototypes.
+        OutputExistsError: ``out`` exists and ``overwrite`` is false.
+    """
+    if to not in TARGETS:
+        raise UsageError(f"--to {to}: choose from {', '.join(TARGETS)}")
+    if to == "faiss-factory":
+        out = check_index_output(out, overwrite=overwrite)
+        model = read_model(model_dir)
+        index = factory_index(model, factory)
+        name = model.model_fingerprint
+        return save_index(index, out, model_fingerprint=name, overwrite=True, extra=model.tell())
+    if factory is not None:
+        raise UsageError(f"--factory {factory}: it belongs to --to faiss-factory, not to {to}")
+    out = check_output(out, overwrite=overwrite)
+    model = read_model(model_dir)
+    arrays = _ARRAYS[to](model.codebooks)
+    _write_npz(out, {**arrays, "meta": np.array(json.dumps(_meta(model, to)))})
+    return out
+
+
+def byte_codebooks(Z: Floats) -> Floats:
+    """Codebooks for a tool that speaks bytes only, float32 [bytes, 256, width]: fused, or as they are where K = 256.
+
+    Raises:
+        UsageError: K is neither.
+    """
+    K = int(Z.shape[1])
+    if K not in (16, 256):
+        raise UsageError(
+            f"codebooks of {K} codewords fill no whole bytes: 8-bit forms need 16 (two share a byte) or 256"
+        )
+    return fuse(Z) if K == 16 else Z
+
+
+def factory_index(model: ModelHeader, factory: str | None = None) -> Any:
+    """The empty, trained Faiss index of a factory string. See :func:`export` for the strings and what is raised."""
+    Z = model.codebooks
+    M, K, _ = (int(n) for n in Z.shape)
+    own = f"PQ{M}x{bits_per_code(K)}"
+    if factory is None:
+        factory = f"IDMap2,{own}"
+    found = _FACTORY.fullmatch(factory)
+    if found is None:
+        raise UsageError(
+            f"--factory {factory}: codebooks go into {own} or {own}fs, with IDMap2 or IVF and a number before it; a "
+            "transform such as OPQ would undo the model's sub-spaces"
+        )
+    shape = (int(found[2]), int(found[3] or 8))
+    if shape == (M, bits_per_code(K)):
+        books = Z
+    elif K == 16 and M % 2 == 0 and shape == (M // 2, 8):
+        # Not of an odd M: Faiss would fill the half byte without a codebook at random, and no other form takes such codes.
+        books = fuse(Z)
+    else:
+        fused = f" or PQ{M // 2} (two share a byte)" if K == 16 and M % 2 == 0 else ""
+        raise UsageError(f"--factory {factory}: the model has {M} codebooks of {K}, which is {own}{fused}")
+    if found[4] and shape[1] != 4:
+        raise UsageError(f"--factory {factory}: FastScan (fs) takes 4-bit codes only: write {own} without fs")
+    D = int(books.shape[0] * books.shape[2])
+    outer: Any = faiss.index_factory(D, factory, faiss.METRIC_INNER_PRODUCT)
+    inner: Any = faiss.downcast_index(outer.index) if isinstance(outer, faiss.IndexIDMap) else outer
+    if found[1]:
+        centroids = read_prototypes(model.folder)
+        if len(centroids) != inner.nlist:
+            raise UsageError(
+                f"--factory {factory}: lists of an empty index are the model's classes, write IVF{len(centroids)}; for "
+                "lists by k-means there is 'gpq index --kind ivf'"
+            )
+        inner.quantizer.add(np.ascontiguousarray(pad_vectors(centroids, D)))
+        inner.by_residual = False  # the codebooks are of vectors, not of their residuals
+    faiss.copy_array_to_vector(np.ascontiguousarray(books).ravel(), inner.pq.centroids)
+    inner.is_trained = True
+    outer.is_trained = True
+    # Through bytes, as any reader of the file will see it (the factory's coarse quantiser is of a more general class).
+    return faiss.deserialize_index(faiss.serialize_index(outer))
+
+
+def _numpy_arrays(Z: Floats) -> dict[str, NDArray[Any]]:
+    return {"codebooks": Z, **({"fused": fuse(Z)} if Z.shape[1] == 16 else {})}
+
+
+def _nanopq_arrays(Z: Floats) -> dict[str, NDArray[Any]]:
+    return {"codewords": Z}
+
+
+def _lancedb_arrays(Z: Floats) -> dict[str, NDArray[Any]]:
+    books = byte_codebooks(Z)
+    # One centroid of zeros: LanceDB quantises the vector's difference to it, which is then the vector itself.
+    return {"pq_codebook": books, "ivf_centroids": np.zeros((1, books.shape[0] * books.shape[2]), np.float32)}
+
+
+_ARRAYS = {"numpy": _numpy_arrays, "nanopq": _nanopq_arrays, "lancedb": _lancedb_arrays}
+
+
+def _meta(model: ModelHeader, to: str) -> dict[str, Any]:
+    M, K, d = (int(n) for n in model.codebooks.shape)
+    return {
+        "format_version": FORMAT_VERSION,
+        "to": to,
+        "codebooks": M,
+        "codewords": K,
+        "subdim": d,
+        "width": M * d,
+        "metric": "inner_product",
+        "code_bytes": code_size(M, K),
+        "code_bits": "least significant first: with 16 codewords the low half of byte p is codebook 2p, the high half 2p + 1",
+        "codebooks_fingerprint": model.codebooks_fingerprint,
+        "model_fingerprint": model.model_fingerprint,
+        **model.tell(),
+        "versions": {"gpq_faiss": __version__, "numpy": np.__version__},
+    }
+
+
+def _write_npz(out: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    with atomic_path(out) as temporary, temporary.open("wb") as file:
+        # An open file, for numpy would add .npz to a name; no array here is an object, so nothing is pickled.
+        np.savez(file, allow_pickle=False, **arrays)

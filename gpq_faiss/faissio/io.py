@@ -1,0 +1,350 @@
+"""Index files: plain ``faiss.write_index`` files with a small JSON beside them, and careful reading of both.
+
+``index.faiss`` is exactly what Faiss writes; any program with Faiss reads it without this package.
+``index.faiss.json`` (the sidecar) says which model and codebooks it belongs to, and the SHA-256 of the file, so that a
+flipped bit or a file swapped for another is noticed. It may be missing (a file written by plain Faiss).
+
+Sidecar keys: ``format_version``, ``kind``, ``ntotal``, ``codebooks`` (M), ``codewords`` (K), ``subdim`` (d),
+``codebooks_fingerprint``, ``model_fingerprint`` (or null), ``bytes``, ``sha256``, ``versions``, ``extra``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import struct
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+
+from .. import __version__
+from ..codes.checks import Floats
+from ..errors import DataError, MismatchError
+from ..files import atomic_paths, check_output, read_json, write_error, write_json
+from ..store import codebooks_fingerprint
+from .layout import Layout, layout_of
+
+FORMAT_VERSION = 1
+_WRITE_CHUNK = 1 << 20
+# First four bytes of what we read; everything else is refused before Faiss parses it.
+_INNER = {b"IxPq", b"IPfs"}
+_WRAPPERS = {b"IxMp", b"IxM2"}
+_LISTS = {b"IwPQ", b"IwPf"}
+INDEX_TYPES = tuple(_INNER | _WRAPPERS | _LISTS)
+"""First four bytes of the files that are read."""
+_QUANTIZERS = {b"IxFI"}
+_FOREIGN = (b"Ix", b"Iw", b"IB", b"IH", b"Il")
+_CONSTANTS = struct.pack(
+    "<qq", 1 << 20, 1 << 20
+)  # what Faiss has behind the number of items, whatever the type
+_HEADER_BYTES = 33  # d int32, ntotal int64, two unused int64, is_trained byte, metric int32
+_LISTS_BYTES = 16  # number of lists and nprobe, before the coarse quantiser
+_LOOP_LIMIT = 1 << 20
+_LEAST_LIMIT = 64 << 20
+_reading = threading.Lock()
+
+
+def is_faiss(start: bytes) -> bool:
+    """Whether the first 32 bytes of a file are those of a Faiss index, readable here or not."""
+    return start[:4] in INDEX_TYPES or start[:2] in _FOREIGN or start[16:32] == _CONSTANTS
+
+
+def sidecar_path(path: str | Path) -> Path:
+    """``index.faiss`` -> ``index.faiss.json``."""
+    return Path(f"{Path(path)}.json")
+
+
+def check_index_output(path: str | Path, *, overwrite: bool) -> Path:
+    """:func:`gpq_faiss.files.check_output` for the index and its sidecar, before any work."""
+    path = check_output(path, overwrite=overwrite)
+    check_output(sidecar_path(path), overwrite=overwrite)
+    return path
+
+
+def save_index(
+    index: Any,
+    path: str | Path,
+    *,
+    model_fingerprint: str | None = None,
+    overwrite: bool = False,
+    extra: dict[str, Any] | None = None,
+) -> Path:
+    """Write a verified index and its sidecar; both appear whole or not at all.
+
+    Raises:
+        DataError: the index is not sound (:func:`.layout.layout_of`), or the disk refuses.
+        OutputExistsError: one of the files exists and ``overwrite`` is false.
+    """
+    path = check_index_output(path, overwrite=overwrite)
+    layout = layout_of(index, what=f"index for {path}")
+    sidecar = sidecar_path(path)
+    with atomic_paths(path, sidecar) as (temporary, temporary_sidecar):
+        size, digest = _write(index, temporary, path)
+        document = _document(layout, size, digest, model_fingerprint, extra or {})
+        write_json(temporary_sidecar, document)
+    return path
+
+
+def stored_points(points: Iterable[Mapping[str, float]]) -> list[dict[str, float]]:
+    """Operating points without their times, for a sidecar: of the same input, an index and its sidecar have the same bytes."""
+    return [{k: v for k, v in point.items() if k != "seconds_per_query"} for point in points]
+
+
+def sidecar_document(
+    kind: str,
+    ntotal: int,
+    codebooks: Floats,
+    size: int,
+    digest: str,
+    model_fingerprint: str | None,
+    extra: dict[str, Any],
+) -> dict[str, Any]:
+    """The sidecar of an index file of ``size`` bytes with SHA-256 ``digest``."""
+    M, K, d = (int(n) for n in codebooks.shape)
+    return {
+        "format_version": FORMAT_VERSION,
+        "kind": kind,
+        "ntotal": ntotal,
+        "codebooks": M,
+        "codewords": K,
+        "subdim": d,
+        "codebooks_fingerprint": codebooks_fingerprint(codebooks),
+        "model_fingerprint": model_fingerprint,
+        "bytes": size,
+        "sha256": digest,
+        "versions": {"gpq_faiss": __version__, "faiss": faiss.__version__, "numpy": np.__version__},
+        "extra": extra,
+    }
+
+
+def _document(
+    layout: Layout, size: int, digest: str, model_fingerprint: str | None, extra: dict[str, Any]
+) -> dict[str, Any]:
+    return sidecar_document(
+        layout.kind, layout.ntotal, layout.codebooks, size, digest, model_fingerprint, extra
+    )
+
+
+def _write(index: Any, temporary: Path, path: Path) -> tuple[int, str]:
+    """``faiss.write_index`` through Python, which sees a full disk where Faiss' own writer may not."""
+    digest = hashlib.sha256()
+    failure: list[OSError] = []
+    with temporary.open("wb") as file:
+
+        def write(chunk: bytes) -> int:
+            try:
+                file.write(chunk)
+            except OSError as error:
+                failure.append(error)
+                return 0  # Faiss then stops
+            digest.update(chunk)
+            return len(chunk)
+
+        try:
+            writer = faiss.PyCallbackIOWriter(write, _WRITE_CHUNK)  # type: ignore[attr-defined]  # stub lacks it
+            faiss.write_index(index, writer)
+        except RuntimeError as error:
+            if failure:
+                raise write_error(path, failure[0]) from error
+            raise DataError(f"cannot write {path}: {_short(error)}") from error
+        size = file.tell()
+    return size, digest.hexdigest()
+
+
+def load_index(
+    path: str | Path, *, verify: bool = True, max_bytes: int | None = None
+) -> tuple[Any, dict[str, Any]]:
+    """Read an index file that may come from anywhere.
+
+    While Faiss reads, its process-wide limits on the bytes of one array (the file's size) and on loops are lowered;
+    they are restored afterwards, and this function reads one file at a time. A Faiss call in another thread meets the
+    lowered limits meanwhile.
+
+    Args:
+        path: the ``.faiss`` file.
+        verify: compare the file with the sidecar's SHA-256, where it has one: about a second a GB.
+        max_bytes: refuse larger files.
+
+    Returns:
+        The Faiss index (see :mod:`..index.forms`), and the sidecar. Without a sidecar file the same
+        keys are filled from the index, except ``model_fingerprint``, ``sha256`` (None) and ``versions``.
+
+    Raises:
+        DataError: missing, empty, foreign, truncated or damaged, or too large.
+        MismatchError: the sidecar is of another index, or of the same index before it was changed.
+    """
+    path = Path(path)
+    size = _file_size(path)
+    if max_bytes is not None and size > max_bytes:
+        raise DataError(
+            f"{path} has {size:,} bytes, more than the {max_bytes:,} allowed: raise the limit to read it"
+        )
+    _check_type(path)
+    sidecar = sidecar_path(path)
+    stated = _read_sidecar(sidecar) if sidecar.exists() else None
+    if stated is not None:
+        check_file(path, stated, verify=verify)
+    # Faiss also counts a table that it could make of lists of 4-bit codes, and never does here.
+    with reading_limits(max(2 * size, _LEAST_LIMIT)):
+        try:
+            index = faiss.read_index(str(path))
+        except (RuntimeError, MemoryError, OverflowError, ValueError, TypeError) as error:
+            raise DataError(f"{path} is truncated or damaged ({_short(error)}): build it again") from error
+    layout = layout_of(index, what=str(path), deep=True)
+    found = _document(layout, size, "", None, {})
+    if stated is None:
+        return index, {**found, "sha256": None, "versions": {}}
+    for key in ("codebooks_fingerprint", "ntotal", "kind"):
+        if stated[key] != found[key]:
+            raise MismatchError(
+                f"{path}: {key.replace('_', ' ')} is {found[key]}, but {sidecar.name} says {stated[key]}: "
+                "they are of two indexes; copy both again, or delete the .json to use the index as it is"
+            )
+    return index, stated
+
+
+def read_sidecar(path: str | Path) -> dict[str, Any] | None:
+    """The sidecar of an index file, without reading the index; None where there is none.
+
+    Raises:
+        DataError: it is damaged or foreign.
+    """
+    sidecar = sidecar_path(path)
+    return _read_sidecar(sidecar) if sidecar.exists() else None
+
+
+def _file_size(path: Path) -> int:
+    try:
+        if path.is_dir():
+            raise DataError(f"{path} is a folder: an index file is needed")
+        size = path.stat().st_size
+    except OSError as error:
+        why = "not found" if isinstance(error, FileNotFoundError) else error.strerror
+        raise DataError(f"{path}: {why}: an index file is needed (gpq index, or faiss.write_index)") from None
+    if size == 0:
+        raise DataError(f"{path} is empty: build the index again")
+    return size
+
+
+def _check_type(path: Path) -> None:
+    """Refuse, before Faiss parses a byte, files of any type that is not ours: its reader knows a hundred."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(32)
+            outer = inner = start[:4]
+            file.seek(4)
+            if outer in _WRAPPERS:
+                file.seek(_HEADER_BYTES, 1)
+                inner = file.read(4)
+            elif outer in _LISTS:
+                file.seek(_HEADER_BYTES + _LISTS_BYTES, 1)
+                quantizer = file.read(4)
+                if quantizer in _QUANTIZERS:
+                    return
+                kind = quantizer.decode("ascii", "replace") if quantizer.isalnum() else "damaged"
+                raise DataError(
+                    f"{path}: its coarse quantiser is of type {kind!r}, expected a flat one (IndexFlatIP)"
+                )
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from None
+    if inner in _INNER:
+        return
+    if is_faiss(start):
+        kind = inner.decode("ascii", "replace") if inner.isalnum() else "damaged"
+        raise DataError(f"{path} holds no product-quantised codes (type {kind!r}): a GPQ index is an IndexPQ")
+    raise DataError(f"{path} is not a Faiss index: use the output of 'gpq index' or faiss.write_index")
+
+
+_SIDECAR_TYPES: dict[str, tuple[type, ...]] = {
+    "format_version": (int,),
+    "kind": (str,),
+    "ntotal": (int,),
+    "codebooks": (int,),
+    "codewords": (int,),
+    "subdim": (int,),
+    "codebooks_fingerprint": (str,),
+    "model_fingerprint": (str, type(None)),
+    "bytes": (int,),
+    "sha256": (str,),
+    "versions": (dict,),
+    "extra": (dict,),
+}
+
+
+def _read_sidecar(sidecar: Path) -> dict[str, Any]:
+    document = read_json(sidecar, "an index's fingerprints")
+    if not isinstance(document, dict):
+        raise DataError(f"{sidecar} is not the JSON of an index: delete it to use the index as it is")
+    for key, types in _SIDECAR_TYPES.items():
+        if key not in document or not isinstance(document[key], types):
+            raise DataError(
+                f"{sidecar}: {key!r} is missing or damaged: delete the file to use the index as it is"
+            )
+    if document["format_version"] != FORMAT_VERSION:
+        raise DataError(
+            f"{sidecar}: format {document['format_version']}, this version reads {FORMAT_VERSION}: build the index again"
+        )
+    return document
+
+
+def check_file(path: Path, stated: dict[str, Any], *, verify: bool) -> None:
+    """Compare the bytes of an index file, and with ``verify`` its SHA-256, with what the sidecar ``stated`` says.
+
+    Raises:
+        MismatchError: they differ.
+        DataError: the file cannot be read.
+    """
+    changed = _file_size(path) != stated["bytes"]
+    try:
+        if verify and not changed:
+            with path.open("rb") as file:
+                changed = hashlib.file_digest(file, "sha256").hexdigest() != stated["sha256"]
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from None
+    if changed:
+        raise MismatchError(
+            f"{path} is not the file that {sidecar_path(path).name} describes: it is damaged or was changed; build it "
+            "again, or delete the .json if the change was meant"
+        )
+
+
+def read_empty(data: bytes, path: Path, *, lists: int = 0) -> Any:
+    """The Faiss index without items that ``data`` is: the header of ``path``, which claims so many lists.
+
+    Raises:
+        DataError: it is damaged, or claims more than it can hold.
+    """
+    # For lists of 4-bit codes Faiss counts a table of up to 16 times their centroids.
+    with reading_limits(max(16 * len(data), _LEAST_LIMIT), max(lists + 1, _LOOP_LIMIT)):
+        try:
+            return faiss.deserialize_index(np.frombuffer(data, np.uint8))
+        except (RuntimeError, MemoryError, OverflowError, ValueError, TypeError) as error:
+            raise DataError(f"{path} is damaged: its header cannot be read; build it again") from error
+
+
+@contextlib.contextmanager
+def reading_limits(byte_limit: int, loop_limit: int = _LOOP_LIMIT) -> Iterator[None]:
+    """Faiss' process-wide limits on what a file may ask for, lowered and restored. One reader at a time."""
+    with _reading:
+        before = faiss.get_deserialization_vector_byte_limit(), faiss.get_deserialization_loop_limit()
+        faiss.set_deserialization_vector_byte_limit(byte_limit)
+        faiss.set_deserialization_loop_limit(loop_limit)
+        try:
+            yield
+        finally:
+            faiss.set_deserialization_vector_byte_limit(before[0])
+            faiss.set_deserialization_loop_limit(before[1])
+
+
+def _short(error: BaseException) -> str:
+    """What Faiss says, without its function names and file names."""
+    text = " ".join(str(error).split())
+    for mark in ("failed: ", "' failed", "Error: "):
+        if mark in text:
+            text = text.split(mark)[-1].strip(": ")
+            break
+    return text[:120] or type(error).__name__

@@ -1,0 +1,136 @@
+"""What an index needs of a model folder, read without torch."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..codes.checks import Floats, check_codebooks
+from ..codes.encode import items_are_codewords
+from ..errors import DataError, MismatchError
+from ..files import read_json
+from ..inputs import check_file
+from ..store import codebooks_fingerprint
+
+_log = logging.getLogger(__name__)
+_PROTOTYPES = "network.classifier.raw"
+_ITEM_PROTOTYPES = "network.prototypes"
+
+
+@dataclass(frozen=True)
+class ModelHeader:
+    """What an index needs to know of a model; the network's weights stay on disk.
+
+    Attributes:
+        folder: the model folder.
+        codebooks: z', float32 [M, K, d], unit-norm.
+        model_fingerprint: of all weights.
+        codebooks_fingerprint: of the codebooks, recomputed.
+        document: ``config.json``, whole.
+    """
+
+    folder: Path
+    codebooks: Floats
+    model_fingerprint: str
+    codebooks_fingerprint: str
+    document: dict[str, Any]
+
+    @property
+    def codewords(self) -> bool:
+        """Whether an item's vector is the codewords of its code."""
+        return items_are_codewords(self.document)
+
+    @property
+    def asymmetric(self) -> bool:
+        """Whether queries have vectors of their own."""
+        return self.document.get("asymmetric") is True
+
+    def tell(self) -> dict[str, Any]:
+        """For what is exported: says in the log, and returns for the file, that queries have vectors of their own."""
+        if not self.asymmetric:
+            return {}
+        _log.info(
+            "%s makes other vectors of queries than of items: add those of items (gpq encode, Encoder.embed) and search "
+            "with those of queries (Encoder.embed with queries=True, gpq export-encoder); no other program can tell them apart",
+            self.folder,
+        )
+        return {"asymmetric": True}
+
+
+def read_model(model_dir: str | Path) -> ModelHeader:
+    """Read codebooks and fingerprints of a model folder, without torch.
+
+    Raises:
+        DataError: a file is missing, damaged or foreign, or the codebooks are unfit for Faiss.
+        MismatchError: the weights are not those that ``config.json`` describes.
+    """
+    folder = Path(model_dir)
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a model folder: pass the --out of 'gpq train'")
+    document = read_json(folder / "config.json", "a model's settings")
+    keys = ("model_fingerprint", "codebooks_fingerprint")
+    if not isinstance(document, dict) or not all(isinstance(document.get(key), str) for key in keys):
+        raise DataError(
+            f"{folder / 'config.json'} is not the description of a GPQ model: it is damaged or foreign"
+        )
+    if document.get("format_version") != 1:
+        raise DataError(
+            f"{folder / 'config.json'}: format {document.get('format_version')!r}, this version reads 1: train again"
+        )
+    path = folder / "model.safetensors"
+    Z = check_codebooks(_read_tensor(path, "codebooks"), what=f"codebooks of {path}")
+    found = codebooks_fingerprint(Z)
+    if found != document["codebooks_fingerprint"]:
+        raise MismatchError(
+            f"{path}: its codebooks are not those of config.json: copy the whole model folder again"
+        )
+    return ModelHeader(folder, Z, document["model_fingerprint"], found, document)
+
+
+def read_model_codebooks(model_dir: str | Path) -> tuple[Floats, dict[str, Any]]:
+    """Codebooks float32 [M, K, d] and ``config.json`` of a model folder. Raises as :func:`read_model`."""
+    model = read_model(model_dir)
+    return model.codebooks, model.document
+
+
+def _read_tensor(path: Path, name: str) -> Any:
+    from safetensors import SafetensorError, safe_open
+
+    if not path.exists():
+        raise DataError(f"{path} not found: the model folder is incomplete, train it again")
+    check_file(path, "the weights of a model")
+    try:
+        with safe_open(path, framework="numpy") as tensors:
+            if name not in tensors.keys():  # noqa: SIM118  (it is no dict)
+                raise DataError(f"{path} holds no {name!r}: it is not the model of a GPQ training")
+            return tensors.get_tensor(name)
+    except (SafetensorError, OSError, ValueError, TypeError) as error:
+        why = " ".join(str(error).split())[:120]
+        raise DataError(f"{path} is damaged ({why}): copy or train the model again") from None
+
+
+def read_prototypes(model_dir: str | Path) -> Floats:
+    """The model's class prototypes as coarse centroids: float32 [C, M*d], each sub-vector of unit norm.
+
+    They are the sub-prototypes W of the cosine classifier (eq. 3), one centroid a class; of a model with a committee the query
+    vectors of items that are surely of a class.
+
+    Raises:
+        DataError: see :func:`read_model`; a model without such a classifier.
+        MismatchError: see :func:`read_model`.
+    """
+    model = read_model(model_dir)
+    name = _ITEM_PROTOTYPES if model.asymmetric else _PROTOTYPES
+    W = np.asarray(_read_tensor(model.folder / "model.safetensors", name))
+    M, _, d = model.codebooks.shape
+    if W.dtype != np.float32 or W.ndim != 3 or W.shape[0] != M or W.shape[2] != d or not np.isfinite(W).all():
+        raise DataError(
+            f"{model.folder}: its sub-prototypes are {W.dtype} {W.shape}, not finite float32 [{M}, classes, {d}]"
+        )
+    norms = np.linalg.norm(W, axis=2, keepdims=True)
+    unit = W / np.maximum(norms, np.finfo(np.float32).tiny)
+    return np.ascontiguousarray(unit.transpose(1, 0, 2).reshape(W.shape[1], M * d), dtype=np.float32)

@@ -1,0 +1,100 @@
+"""Calls of Faiss' GPU indexes with tensors: nothing passes the host, and batches keep to a budget of memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import faiss
+import torch
+from torch import Tensor
+
+from ..errors import DeviceError
+from .memory import FaissBudget
+
+_TINY = 2.0**-126
+_EXPONENT = 0x7F80_0000  # of float32
+
+
+def faiss_search(index: Any, queries: Tensor, k: int, lists: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Search a Faiss index with a tensor, float32 [q, D]: results lie on the same device; nothing passes the host.
+
+    What ``faiss.contrib.torch_utils`` does, without importing it: that replaces methods of all Faiss classes in the
+    process, after which ``search(..., params=...)`` with arrays fails. On a GPU the work is queued on torch's current
+    stream.
+
+    Args:
+        index: on the GPU of ``queries``, or on the CPU for queries there.
+        lists: int64 [q, nprobe], the lists to look at (default: those that Faiss finds nearest). Scores are then those of
+            the codes alone, whatever the centroids.
+
+    Raises:
+        DeviceError: Faiss failed on the GPU, for want of memory as a rule.
+    """
+    width = int(index.d)
+    # A power of two changes no bit but the exponent, and keeps tiny queries from underflow where centroids are tiny.
+    scale = queries.abs().amax(dim=1, keepdim=True).view(torch.int32).bitwise_and(_EXPONENT)
+    factor = scale.view(torch.float32).clamp_min(_TINY)
+    queries = queries / factor
+    if queries.shape[1] < width:  # codes are padded, so queries are
+        queries = torch.nn.functional.pad(queries, (0, width - queries.shape[1]))
+    queries = queries.contiguous()
+    D = torch.empty((len(queries), k), dtype=torch.float32, device=queries.device)
+    found = torch.empty((len(queries), k), dtype=torch.int64, device=queries.device)
+
+    of_lists: tuple[Any, ...] = ()
+    if lists is not None:
+        lists = lists.contiguous()
+        nothing = torch.zeros(lists.shape, dtype=torch.float32, device=lists.device)  # the centroids' part
+        of_lists = (
+            faiss.cast_integer_to_idx_t_ptr(lists.data_ptr()),
+            faiss.cast_integer_to_float_ptr(nothing.data_ptr()),
+        )
+
+    def run() -> None:
+        asked = (len(queries), faiss.cast_integer_to_float_ptr(queries.data_ptr()), k)
+        results = (
+            faiss.cast_integer_to_float_ptr(D.data_ptr()),
+            faiss.cast_integer_to_idx_t_ptr(found.data_ptr()),
+        )
+        if of_lists:
+            index.search_preassigned_c(*asked, *of_lists, *results, False)
+        else:
+            index.search_c(*asked, *results)
+
+    if queries.device.type != "cuda":
+        run()
+        return D * factor, found
+    with torch.cuda.device(queries.device):
+        resources: Any = index.getResources()
+        device = int(index.getDevice())
+        before = resources.getDefaultStream(device)
+        stream = torch.cuda.current_stream().cuda_stream
+        resources.setDefaultStream(device, faiss.cast_integer_to_cudastream_t(stream))  # type: ignore[attr-defined]
+        try:
+            run()
+        except RuntimeError as error:
+            raise DeviceError(f"Faiss failed on GPU {device}: {last_line(error)}") from None
+        finally:
+            resources.setDefaultStream(device, before)
+    return D * factor, found
+
+
+def last_line(error: RuntimeError) -> str:
+    """What an error of Faiss says in the end: before it come files, lines and conditions."""
+    return (str(error).strip().splitlines() or ["no reason given"])[-1]
+
+
+def faiss_within(
+    index: Any, queries: Tensor, k: int, budget: FaissBudget | None, lists: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """:func:`faiss_search`, with as many queries at a time as the budget allows."""
+    rows = len(queries) if budget is None else budget.rows(k)
+    if len(queries) <= rows:
+        return faiss_search(index, queries, k, lists)
+    parts = [
+        faiss_search(
+            index, queries[start : start + rows], k, None if lists is None else lists[start : start + rows]
+        )
+        for start in range(0, len(queries), rows)
+    ]
+    return torch.cat([scores for scores, _ in parts]), torch.cat([found for _, found in parts])

@@ -1,0 +1,434 @@
+"""One index over one or several devices: Faiss nominates on the GPU, torch decides there, arrays or tensors come out.
+
+Faiss' GPU kernels scan fast, but their floats depend on the order in which they add, and of items tied at the k-th
+place they keep any. So, as on the CPU (:mod:`..index.proof`), they only nominate: the nominated are scored again in the fixed
+order, and where that does not prove the top k, torch scores all codes of that query. Answers are therefore those of the
+exact kinds of :mod:`..index.memory`, to the bit.
+
+Filters go past Faiss: its own GPU kernels ignore a selector without a word (only those of cuVS, which are not used here,
+have one). What was nominated from all codes and passes is the answer where enough of it does; else torch scores what
+passes, on the same device.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from ..codes.checks import Ids
+from ..errors import DataError, UsageError
+from ..index.filters import Filter, mask_of
+from ..index.items import Names
+from ..index.ranges import check_least, too_many
+from ..index.threads import check_k
+from .calls import faiss_within
+from .lists import Lists, agree
+from .memory import MAX_K, MEMORY, FaissBudget, Mode
+from .proof import SPARE, settle
+from .scan import DeviceGroups, Scan
+from .tensors import EMPTY_KEY, MAX_ROWS, best_of, keys_of, split_keys, vectors_on
+
+_BLOCK = 1024  # queries at once
+_RESULT = 64  # bytes a result needs while parts are merged and ids looked up
+_MOSTLY = 0.5  # share of codes from which a filter looks at nominations first, as on the CPU
+_TRIED = 256  # queries after which nominating may be given up
+
+
+class Searcher(Protocol):
+    """What searches the codes of one device; keys are of positions there."""
+
+    def __len__(self) -> int: ...
+
+    def search_keys(self, queries: Tensor, k: int) -> Tensor:
+        """int64 keys [q, min(k, codes)], descending, of checked queries on the device; empty ones where lists hold fewer."""
+        ...
+
+
+class Nominated:
+    """Faiss nominates from all codes, exact scores prove, :class:`.scan.Scan` settles the rest.
+
+    Args:
+        scan: the codes.
+        index: the same codes as a Faiss index on the same device; its ids are positions.
+        budget: of Faiss' working memory.
+
+    Attributes:
+        tried, proven: queries nominated for, and those whose answer that proved.
+    """
+
+    def __init__(self, scan: Scan, index: Any, budget: FaissBudget | None = None) -> None:
+        self.scan = scan
+        self.index = index
+        self.budget = budget
+        self.tried = 0
+        self.proven = 0
+        self._lock = threading.Lock()  # Faiss' GPU resources serve one search at a time
+
+    def __len__(self) -> int:
+        return len(self.scan)
+
+    def search_keys(self, queries: Tensor, k: int) -> Tensor:
+        n = len(self)
+        k = min(k, n)
+        wanted = min(n, MAX_K, k + max(SPARE, k // 4))
+        seldom = self.tried >= _TRIED and 2 * self.proven < self.tried
+        if k > MAX_K or (k == wanted and k < n) or seldom:
+            return self.scan.search_keys(queries, k)
+        with self._lock:
+            found = faiss_within(self.index, queries, wanted, self.budget)
+        held = torch.full((len(queries),), n, dtype=torch.int64, device=queries.device)
+        best, proven = settle(self.scan, queries, self.scan.tables(queries), found, k, held)
+        self.tried += len(queries)
+        open_ = (~proven).nonzero()[:, 0]
+        self.proven += len(queries) - len(open_)
+        if len(open_):
+            best[open_] = self.scan.search_keys(queries[open_], k)
+        return best
+
+
+class Raw:
+    """Faiss alone: its own scores, any of the items tied at the k-th place, at most 2,048 results.
+
+    It holds no second copy of the codes.
+    """
+
+    def __init__(self, index: Any, budget: FaissBudget | None = None) -> None:
+        self.index = index
+        self.budget = budget
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return int(self.index.ntotal)
+
+    def search_keys(self, queries: Tensor, k: int) -> Tensor:
+        k = min(k, len(self))
+        if k > MAX_K:
+            raise UsageError(f"k = {k}: Faiss gives at most {MAX_K} on a GPU; leave out via='faiss' for more")
+        with self._lock:
+            scores, found = faiss_within(self.index, queries, k, self.budget)
+        return best_of(torch.where(found >= 0, keys_of(scores, found), EMPTY_KEY), k)
+
+
+class Filtered:
+    """The codes that a filter lets through, exactly (for lists: :meth:`.lists.Lists.restricted`).
+
+    Args:
+        inner: what searches all codes.
+        scan: these codes.
+        mask: bool [n] on the device.
+        allowed: how many are set.
+    """
+
+    def __init__(self, inner: Searcher, scan: Scan, mask: Tensor, allowed: int) -> None:
+        self.inner, self.scan, self.mask, self.allowed = inner, scan, mask, allowed
+
+    def __len__(self) -> int:
+        return self.allowed
+
+    def search_keys(self, queries: Tensor, k: int) -> Tensor:
+        n = len(self.scan)
+        k = min(k, self.allowed)
+        more = int(k * n / self.allowed * 1.1) + 16
+        spare = max(SPARE, more // 4)
+        if (
+            not isinstance(self.inner, Nominated)
+            or self.allowed < _MOSTLY * n
+            or more + spare > min(n, MAX_K)
+        ):
+            return self.scan.search_keys(queries, k, self.mask)
+        # The best of all, less those not let through, are the best of the others if enough remain.
+        found = self.inner.search_keys(queries, more)
+        passed = self.mask[split_keys(found)[1]]
+        count = passed.cumsum(dim=1)
+        enough = count[:, -1] >= k
+        out = torch.empty((len(queries), k), dtype=torch.int64, device=queries.device)
+        out[enough] = found[passed & (count <= k) & enough[:, None]].reshape(-1, k)
+        open_ = (~enough).nonzero()[:, 0]
+        if len(open_):
+            out[open_] = self.scan.search_keys(queries[open_], k, self.mask)
+        return out
+
+    def range_keys(self, queries: Tensor, least: float, limit: int) -> tuple[Tensor, Tensor]:
+        """As :meth:`.scan.Scan.range_keys`."""
+        return self.scan.range_keys(queries, least, limit, self.mask)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one device holds.
+
+    Attributes:
+        device: where.
+        searcher: of items, or of distinct codes where there are ``groups``.
+        items: how many.
+        first: position of its first item among all (0 for a replica).
+        groups: the items of each distinct code.
+        resources: what Faiss needs to be kept alive.
+    """
+
+    device: torch.device
+    searcher: Searcher
+    items: int
+    first: int = 0
+    groups: DeviceGroups | None = None
+    resources: Any = None
+
+    def search_keys(self, queries: Tensor, k: int) -> Tensor:
+        """int64 keys [q, min(k, items)] of positions among all."""
+        # not cut to the items of this part: which lists are looked at depends on how many results are asked for
+        keys = self.searcher.search_keys(queries, k)
+        if self.groups is not None:
+            keys = self.groups.expand(keys, min(k, self.items))
+        # a position stands in a key as its difference from 2^32 - 1
+        return torch.where(keys == EMPTY_KEY, keys, keys - self.first) if self.first else keys
+
+    def range_keys(self, queries: Tensor, least: float, limit: int) -> tuple[Tensor, Tensor]:
+        """Rows and keys of all items that score at least ``least``."""
+        held = self.searcher
+        exact = held if isinstance(held, Filtered | Lists) else self.scan("a range search")
+        rows, keys = exact.range_keys(queries, least, limit)
+        if self.groups is not None:
+            rows, keys = self.groups.expand_all(rows, keys, least, limit)
+        return rows, keys - self.first
+
+    def restricted(self, mask: NDArray[np.bool_]) -> Part:
+        """Of these items only those where ``mask``, bool [items], is set; results keep their positions."""
+        scan = self.scan("a filter")
+        allowed = int(mask.sum())
+        there = torch.from_numpy(np.array(mask)).to(self.device)  # a copy: it may be the caller's own
+        if isinstance(self.searcher, Lists):
+            return replace(self, searcher=self.searcher.restricted(there), items=allowed)
+        if self.groups is None:
+            searcher: Searcher = Filtered(self.searcher, scan, there, allowed)
+            return replace(self, searcher=searcher, items=allowed)
+        rows, groups = self.groups.restricted(there)
+        return replace(self, searcher=scan.taken(rows), items=allowed, groups=groups)
+
+    def scan(self, what: str) -> Scan:
+        """All codes, for ``what`` needs exact scores. Raises UsageError: Faiss works alone."""
+        scan = self.searcher if isinstance(self.searcher, Scan) else getattr(self.searcher, "scan", None)
+        if scan is None:
+            raise UsageError(f"{what} needs exact scores: leave out via='faiss'")
+        assert isinstance(scan, Scan)
+        return scan
+
+
+class DeviceIndex:
+    """An index on one or several devices. Made by :func:`.placing.to_gpu` and :func:`.placing.to_torch`.
+
+    Searching is safe from several threads at once. It is a snapshot: what happens to its source later is not seen.
+
+    Attributes:
+        ntotal: items.
+        width: D of the queries.
+        device: where tensors must be and results are (the first, if several).
+        parts: what each device holds.
+        mode: ``shard`` (each device has a part of the items) or ``replica`` (each has all, and a part of the queries).
+
+    Raises:
+        DataError: more than 2^32 - 1 items.
+    """
+
+    def __init__(
+        self, parts: list[Part], width: int, ids: Ids | None, mode: Mode = "shard", memory: int = MEMORY
+    ) -> None:
+        self.parts = parts
+        self.width = width
+        self.memory = memory
+        self.mode: Mode = mode
+        self.device = parts[0].device
+        self.ntotal = sum(part.items for part in parts) if mode == "shard" else parts[0].items
+        if self.ntotal > MAX_ROWS:  # positions among all share a key with the score
+            raise DataError(
+                f"{self.ntotal:,} items: at most {MAX_ROWS:,} over all devices together; search them in several indexes"
+            )
+        # A copy, since the ids may be the caller's own. It stays on the host as well: that is where filters look.
+        own = None if ids is None else np.array(ids, np.int64)
+        self._names = Names(self.ntotal, own)
+        self._ids = None if own is None else torch.from_numpy(own).to(self.device)
+        self._lock = threading.Lock()
+        self._filtered: tuple[bytes, list[Part]] | None = None
+        self._agree(parts)
+
+    @property
+    def faiss_indexes(self) -> list[Any]:
+        """The Faiss index of each device; their ids are positions there. Empty where torch works alone."""
+        found = (getattr(part.searcher, "index", None) for part in self.parts)
+        return [index for index in found if index is not None]
+
+    def stats(self) -> dict[str, int]:
+        """Queries nominated for by Faiss (``tried``), and those of them that needed no more (``proven``)."""
+        parts = [p.searcher for p in self.parts if isinstance(p.searcher, Nominated | Lists)]
+        return {"tried": sum(p.tried for p in parts), "proven": sum(p.proven for p in parts)}
+
+    def search(self, xq: ArrayLike | Tensor, k: int, *, where: Filter | None = None) -> tuple[Any, Any]:
+        """The ``k`` best items of every query; any k, up to a whole ranking.
+
+        Scores are those of :func:`..codes.scores.score_codes`, equal scores come by ascending id (with ``via="faiss"``:
+        Faiss' own). More than 2,048 results come from torch alone. Of an index with lists, only the ``nprobe`` nearest
+        that hold items are looked at, exactly, and more where these hold fewer than ``k``.
+
+        Args:
+            xq: [Q, M*d]. An array: results are arrays. A tensor on :attr:`device`: results are tensors there, and
+                nothing passes through the host.
+            k: 1..ntotal.
+            where: only items that pass this filter, as :meth:`..index.memory.Engine.search` takes it; lists then hold just
+                these. What passes is found on the host, once as long as the answer stays the same, and takes a byte an
+                item on the device (some 30 for a moment where distinct codes or lists are searched).
+
+        Returns:
+            D float32 [Q, k], larger first; I int64 [Q, k]; -inf and -1 where fewer items pass (with ``via="faiss"`` also
+            where the lists looked at hold fewer).
+
+        Raises:
+            UsageError: ``k`` out of range, or more than the working memory sorts; a tensor on another device; ``where``
+                no filter, or together with ``via="faiss"``.
+            DataError: queries empty, of another width, NaN or infinite; a filter of the wrong form.
+        """
+        k = check_k(k, self.ntotal)
+        queries = vectors_on(xq, self.width, self.device)
+        parts = self._parts(where)
+        n = min(k, self._items(parts))
+        if isinstance(xq, Tensor):
+            D = torch.full((len(queries), k), -torch.inf, dtype=torch.float32, device=self.device)
+            found = torch.full((len(queries), k), -1, dtype=torch.int64, device=self.device)
+            for rows, scores, ids in self._blocks(parts, queries, n):
+                D[rows, :n], found[rows, :n] = scores, ids
+            return D, found
+        scores_out = np.full((len(queries), k), -np.inf, np.float32)
+        ids_out = np.full((len(queries), k), -1, np.int64)
+        for rows, scores, ids in self._blocks(parts, queries, n):
+            scores_out[rows, :n], ids_out[rows, :n] = scores.cpu().numpy(), ids.cpu().numpy()
+        return scores_out, ids_out
+
+    def range_search(
+        self,
+        xq: ArrayLike | Tensor,
+        least: float,
+        *,
+        where: Filter | None = None,
+        limit: int = 100_000_000,
+    ) -> tuple[Any, Any, Any]:
+        """All items that score at least ``least``, by exact scores, of all lists.
+
+        Args:
+            where: only items that pass this filter, as :meth:`search`.
+
+        Returns:
+            As :meth:`..index.memory.Engine.range_search`: lims int64 [Q + 1], D float32, I int64; tensors for a tensor.
+
+        Raises:
+            UsageError: ``least`` is NaN; ``via="faiss"``; a tensor on another device; ``where`` is no filter.
+            DataError: unfit queries or filter; more than ``limit`` results.
+        """
+        least = check_least(least)
+        queries = vectors_on(xq, self.width, self.device)
+
+        def run(part: Part, block: Tensor) -> tuple[Tensor, Tensor]:
+            return part.range_keys(block, least, limit)
+
+        parts = self._parts(where)
+        parts = [part for part in (parts if self.mode == "shard" else parts[:1]) if part.items]
+        found = self._on_all(run, parts, [queries] * len(parts))
+        none = torch.empty(0, dtype=torch.int64, device=self.device)
+        rows, keys = (torch.cat([none, *(f[i].to(self.device) for f in found)]) for i in (0, 1))
+        if len(keys) > limit:
+            raise too_many(least, limit)
+        order = keys.argsort(descending=True)
+        order = order[rows[order].argsort(stable=True)]
+        lims = torch.zeros(len(queries) + 1, dtype=torch.int64, device=self.device)
+        lims[1:] = torch.bincount(rows, minlength=len(queries)).cumsum(0)
+        scores, ids = self._read(keys[order])
+        if isinstance(xq, Tensor):
+            return lims, scores, ids
+        return lims.cpu().numpy(), scores.cpu().numpy(), ids.cpu().numpy()
+
+    def _parts(self, where: Filter | None) -> list[Part]:
+        """What to search. That of the last filter is kept, since filters tend to serve several searches."""
+        if where is None:
+            return self.parts
+        for part in self.parts:
+            part.scan("a filter")
+        mask = mask_of(where, self._names)
+        digest = np.packbits(mask).tobytes()
+        with self._lock:
+            if self._filtered is None or self._filtered[0] != digest:
+                self._filtered = None  # its memory goes before more is taken
+                lengths = [part.items for part in self.parts]
+                masks = [mask[p.first : p.first + n] for p, n in zip(self.parts, lengths, strict=True)]
+                parts = [part.restricted(own) for part, own in zip(self.parts, masks, strict=True)]
+                self._agree(parts)
+                self._filtered = digest, parts
+            return self._filtered[1]
+
+    def _agree(self, parts: list[Part]) -> None:
+        """Lists are those of all items, wherever these lie."""
+        found = [part.searcher for part in parts if isinstance(part.searcher, Lists)]
+        agree(found, shard=self.mode == "shard")
+
+    def _items(self, parts: list[Part]) -> int:
+        return sum(part.items for part in parts) if self.mode == "shard" else parts[0].items
+
+    def _blocks(self, parts: list[Part], queries: Tensor, k: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Rows, scores and ids of some queries at a time: few where k is large, so that results do not pile up."""
+        if k == 0:
+            return
+        step = _BLOCK * (len(self.parts) if self.mode == "replica" else 1)
+        step = max(1, min(step, self.memory // (_RESULT * k)))
+        for start in range(0, len(queries), step):
+            block = queries[start : start + step]
+            scores, ids = self._read(self._search_keys(parts, block, k))
+            yield slice(start, start + len(block)), scores, ids
+
+    def _search_keys(self, parts: list[Part], queries: Tensor, k: int) -> Tensor:
+        if len(parts) == 1:
+            return parts[0].search_keys(queries, k)
+
+        def run(part: Part, block: Tensor) -> Tensor:
+            return part.search_keys(block, k)
+
+        if self.mode == "shard":
+            parts = [part for part in parts if part.items]
+            found = self._on_all(run, parts, [queries] * len(parts))
+            return best_of(torch.cat([keys.to(self.device) for keys in found], dim=1), k)
+        blocks = [block for block in queries.tensor_split(len(parts)) if len(block)]
+        found = self._on_all(run, parts[: len(blocks)], blocks)  # a replica without queries stays idle
+        return torch.cat([keys.to(self.device) for keys in found])
+
+    def _on_all(
+        self, run: Callable[[Part, Tensor], Any], parts: list[Part], blocks: list[Tensor]
+    ) -> list[Any]:
+        """``run`` each part with its block, all at once, a thread a device."""
+        if not parts:
+            return []
+        # A thread begins on the default stream. On the caller's, memory that one of both frees cannot be taken while the other reads it.
+        streams = [
+            torch.cuda.current_stream(part.device) if part.device.type == "cuda" else None for part in parts
+        ]
+        if self.device.type == "cuda":  # whence other devices copy the queries
+            torch.cuda.current_stream(self.device).synchronize()
+
+        def one(part: Part, block: Tensor, stream: torch.cuda.Stream | None) -> Any:
+            if stream is None:
+                return run(part, block)
+            with torch.cuda.stream(stream):
+                result = run(part, block.to(part.device))
+                stream.synchronize()
+            return result
+
+        with ThreadPoolExecutor(len(blocks)) as pool:
+            return list(pool.map(one, parts, blocks, streams))
+
+    def _read(self, keys: Tensor) -> tuple[Tensor, Tensor]:
+        scores, positions = split_keys(keys)
+        if self._ids is None:
+            return scores, positions
+        return scores, torch.where(positions >= 0, self._ids[positions.clamp_min(0)], -1)

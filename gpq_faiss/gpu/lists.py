@@ -1,0 +1,240 @@
+"""Lists of an IVF on a device: only the lists nearest to a query are looked at, and within these the answer is exact.
+
+A query looks at the ``nprobe`` nearest lists that hold items, and at more, nearest first, where these hold fewer than the
+results asked for. Of a filter only what it lets through counts. Torch finds the lists; Faiss, where it is there, nominates
+from just these, and torch decides as in :mod:`.index`: exact scores, ties by position.
+
+Query and centroids are rounded to whole numbers, small enough that float64 holds their inner product exactly. So the order
+of the lists is the same on every device and in every batch; of lists that are equally near the first comes first.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..codes.checks import Floats
+from .calls import faiss_within
+from .memory import MAX_K, MEMORY, FaissBudget
+from .proof import SPARE, settle
+from .scan import Scan
+from .tensors import EMPTY_KEY, best_of, keys_of
+
+_CELL = 160  # bytes a code looked at needs: where it lies, its score and key, and their sort
+_ORDER = 96  # bytes a list and query need while the lists are put in order
+_ROWS = 1024
+_WIDE = 1 << 16  # codes a query that keep a GPU busy
+_EXACT = 52  # bits of a whole number that float64 holds exactly, one to spare
+_LEAST = float(np.finfo(np.float64).tiny)
+_UNIT = 1e-6  # how far from 1 the norm of a float32 vector may lie that was divided by its norm
+
+
+class DeviceLists:
+    """Which codes lie in which list.
+
+    Args:
+        list_of: int32 [n], the list of each code.
+        centroids: float32 [lists, M*d].
+        nprobe: lists that a query looks at.
+        memory: bytes for what is held at once.
+
+    Attributes:
+        sizes: int64 [lists], codes here.
+        total: int64 [lists], codes on all devices together: all must look at the same lists (:func:`agree`).
+    """
+
+    def __init__(
+        self,
+        list_of: NDArray[np.int32],
+        centroids: Floats,
+        nprobe: int,
+        device: torch.device,
+        memory: int = MEMORY,
+    ) -> None:
+        sizes = np.bincount(list_of, minlength=len(centroids)).astype(np.int64)
+        self.memory = memory
+        self.wanted = nprobe
+        self.members = torch.from_numpy(np.argsort(list_of, kind="stable")).to(device)
+        D = int(centroids.shape[1])
+        self.scale = 2.0 ** (
+            (_EXACT - (D - 1).bit_length()) // 2
+        )  # D products of two such numbers stay below 2^52
+        norms = np.linalg.norm(centroids.astype(np.float64), axis=1, keepdims=True)
+        unit = (centroids / np.where(np.abs(norms - 1) > _UNIT, np.maximum(norms, _LEAST), 1)).astype(
+            np.float32
+        )
+        self.points = torch.from_numpy(np.rint(unit.astype(np.float64) * self.scale)).to(device)
+        self._count(torch.from_numpy(sizes).to(device))
+
+    def _count(self, sizes: Tensor) -> None:
+        self.sizes = sizes
+        self.starts = sizes.cumsum(0) - sizes
+        self.set_total(sizes)
+
+    def set_total(self, total: Tensor) -> None:
+        """Take ``total`` int64 [lists] as the codes of each list on all devices together."""
+        self.total = total
+        self.held = total.nonzero()[:, 0]
+
+    @property
+    def nprobe(self) -> int:
+        """Lists that a query looks at where they hold enough; empty ones do not count."""
+        return min(self.wanted, len(self.held))
+
+    def restricted(self, mask: Tensor) -> DeviceLists:
+        """The same lists of the codes where ``mask``, bool [n] on the device, is set."""
+        kept = mask[self.members]
+        before = torch.zeros(len(kept) + 1, dtype=torch.int64, device=mask.device)
+        torch.cumsum(kept, 0, out=before[1:])
+        part = object.__new__(DeviceLists)
+        part.memory, part.wanted, part.points, part.scale = self.memory, self.wanted, self.points, self.scale
+        part.members = self.members[kept]
+        part._count(before[self.starts + self.sizes] - before[self.starts])
+        return part
+
+    def rows(self) -> int:
+        """Queries whose lists are put in order at a time, within the memory; at least one."""
+        return max(1, min(_ROWS, self.memory // (_ORDER * max(1, len(self.held)))))
+
+    def nearest(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """The lists that each query looks at: int64 [q, p], nearest first, and int64 [q], how many of them it looks at.
+
+        Args:
+            queries: float32 [q, M*d] on the device, at most :meth:`rows`. k: results asked for.
+        """
+        wide = queries.double()
+        largest = wide.abs().amax(dim=1, keepdim=True)
+        whole = (wide / torch.where(largest > 0, largest, 1.0) * self.scale).round()
+        scores = whole @ self.points[self.held].T
+        order = scores.sort(dim=1, descending=True, stable=True).indices
+        until = (self.total[self.held][order].cumsum(dim=1) < k).sum(dim=1) + 1
+        count = until.clamp_min(self.nprobe).clamp_max(len(self.held))
+        return self.held[order[:, : int(count.max())]], count
+
+    def search_keys(self, scan: Scan, tables: Tensor, lists: Tensor, count: Tensor, k: int) -> Tensor:
+        """The best ``k`` codes in the lists that :meth:`nearest` gave: int64 keys [q, k], descending."""
+        there = torch.arange(lists.shape[1], device=lists.device) < count[:, None]
+        lengths = torch.where(there, self.sizes[lists], 0)
+        ends = lengths.cumsum(dim=1)
+        shift = self.starts[lists] - (ends - lengths)
+        most = int(ends[:, -1].max())
+        rows = max(1, self.memory // (_CELL * (k + min(_WIDE, most))))
+        out = torch.full((len(lists), k), EMPTY_KEY, dtype=torch.int64, device=lists.device)
+        for start in range(0, len(lists), rows):
+            part = slice(start, start + rows)
+            out[part] = self._best(scan, tables[part], ends[part], shift[part], out[part])
+        return out
+
+    def _best(self, scan: Scan, tables: Tensor, ends: Tensor, shift: Tensor, best: Tensor) -> Tensor:
+        """``best`` int64 [q, k] after the codes of lists, of which the first ends[:, 0] lie in the first, and so on."""
+        (q, k), p = best.shape, ends.shape[1]
+        total = ends[:, -1:].contiguous()
+        most = int(total.max())
+        step = max(1, self.memory // (_CELL * q) - k)
+        for first in range(0, most, step):
+            at = torch.arange(first, min(most, first + step), device=ends.device).repeat(q, 1)
+            fine = at < total
+            slot = torch.searchsorted(ends, at, right=True).clamp_max(p - 1)
+            positions = self.members[torch.where(fine, at + shift.gather(1, slot), 0)]
+            keys = keys_of(scan.exact_scores(tables, positions), positions)
+            best = best_of(torch.cat([best, torch.where(fine, keys, EMPTY_KEY)], dim=1), k)
+        return best
+
+
+class Lists:
+    """Searches the lists nearest to a query, exactly within these.
+
+    Args:
+        scan: the codes.
+        lists: in which list each is.
+        index: the same as Faiss' IVF index on the same device, whose ids are positions; None: torch alone.
+        budget: of Faiss' working memory.
+        mask: bool [n] on the device: only these codes; ``lists`` are restricted to them.
+
+    Attributes:
+        tried, proven: queries nominated for, and those whose answer that proved.
+    """
+
+    def __init__(
+        self,
+        scan: Scan,
+        lists: DeviceLists,
+        index: Any = None,
+        budget: FaissBudget | None = None,
+        mask: Tensor | None = None,
+    ) -> None:
+        self.scan = scan
+        self.lists = lists
+        self.index = index
+        self.budget = budget
+        self.mask = mask
+        self.tried = 0
+        self.proven = 0
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self.lists.members)
+
+    def restricted(self, mask: Tensor) -> Lists:
+        """The same of the codes where ``mask``, bool [n] on the device, is set."""
+        return Lists(self.scan, self.lists.restricted(mask), mask=mask)
+
+    def range_keys(self, queries: Tensor, least: float, limit: int) -> tuple[Tensor, Tensor]:
+        """As :meth:`.scan.Scan.range_keys`, of all lists."""
+        return self.scan.range_keys(queries, least, limit, self.mask)
+
+    def search_keys(self, queries: Tensor, k: int) -> Tensor:
+        """int64 keys [q, min(k, codes)], descending; empty ones where the lists hold fewer."""
+        n = min(k, len(self))
+        self.scan.block_rows(n)  # whether the memory sorts that many
+        rows = self.lists.rows()
+        parts = []
+        for start in range(0, len(queries), rows):
+            block = queries[start : start + rows]
+            lists, count = self.lists.nearest(block, k)
+            if int(count.min()) == len(self.lists.held):  # all of them
+                parts.append(self.scan.search_keys(block, n, self.mask))
+            else:
+                parts.append(self._search(block, lists, count, n))
+        return torch.cat(parts)
+
+    def _search(self, queries: Tensor, lists: Tensor, count: Tensor, k: int) -> Tensor:
+        tables = self.scan.tables(queries)
+        best = torch.full((len(queries), k), EMPTY_KEY, dtype=torch.int64, device=queries.device)
+        open_ = torch.ones(len(queries), dtype=torch.bool, device=queries.device)
+        wanted = k + max(SPARE, k // 4)
+        nprobe = self.lists.nprobe
+        if self.index is not None and nprobe == int(self.index.nprobe) and wanted <= MAX_K:
+            some = (count == nprobe).nonzero()[:, 0]  # Faiss looks at as many lists for every query
+            if len(some):
+                own = lists[some, :nprobe].contiguous()
+                with self._lock:
+                    found = faiss_within(self.index, queries[some], wanted, self.budget, own)
+                held = self.lists.sizes[own].sum(dim=1)
+                best[some], proven = settle(self.scan, queries[some], tables[some], found, k, held)
+                self.tried += len(some)
+                self.proven += int(proven.sum())
+                open_[some] = ~proven
+        rest = open_.nonzero()[:, 0]
+        if len(rest):
+            best[rest] = self.lists.search_keys(self.scan, tables[rest], lists[rest], count[rest], k)
+        return best
+
+
+def agree(parts: list[Any], *, shard: bool) -> None:
+    """Have the list searchers of several parts of the items look at the same lists.
+
+    Args:
+        parts: :class:`Lists`, one a device.
+        shard: each has a part of the items; else each has all.
+    """
+    if not shard or not parts:
+        return
+    total = torch.stack([part.lists.sizes.cpu() for part in parts]).sum(dim=0)
+    for part in parts:
+        part.lists.set_total(total.to(part.lists.sizes.device))

@@ -1,0 +1,58 @@
+"""What Faiss nominated on a device, scored again: the exact best, and for which queries that is proven.
+
+As on the CPU (:mod:`..index.proof`): where the k-th exact score beats all that Faiss can have left out, by more than two float32
+evaluations of a score can lie apart, nothing better was left out.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .scan import Scan
+from .tensors import EMPTY_KEY, best_of, keys_of, split_keys
+
+SPARE = 32
+"""Nominated beyond k, at least."""
+_UNIT = 2.0**-23  # twice the relative error of one float32 operation
+_TINY = 2.0**-126
+
+
+def settle(
+    scan: Scan, queries: Tensor, tables: Tensor, found: tuple[Tensor, Tensor], k: int, held: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The best of what was nominated.
+
+    Args:
+        scan: the codes.
+        queries: float32 [q, M*d]. tables: theirs, :meth:`.scan.Scan.tables`.
+        found: Faiss' scores float32 and positions int64 (-1: none), both [q, c].
+        held: int64 [q], how many codes Faiss chose from.
+
+    Returns:
+        int64 keys [q, k], descending, empty ones where there are fewer; bool [q], whether they are proven.
+    """
+    approximate, positions = found
+    there = positions >= 0
+    exact = scan.exact_scores(tables, positions.clamp_min(0))
+    best = best_of(torch.where(there, keys_of(exact, positions), EMPTY_KEY), k)
+    if best.shape[1] < k:
+        more = best.new_full((len(best), k - best.shape[1]), EMPTY_KEY)
+        best = torch.cat([best, more], dim=1)
+    slack = _rounding(scan, queries)
+    # What is promised of Faiss is seen to where it can be: scores that lie further off prove nothing.
+    near = (approximate - exact).abs() <= slack[:, None]
+    proven = (near | ~there).all(dim=1) & (there.sum(dim=1) == held.clamp_max(there.shape[1]))
+    least = torch.where(there, approximate, torch.inf).amin(dim=1)
+    proven &= (held <= there.shape[1]) | (split_keys(best[:, -1])[0] > least + slack)
+    return best, proven
+
+
+def _rounding(scan: Scan, queries: Tensor) -> Tensor:
+    """How far two float32 evaluations of a score can lie apart, float32 [q] (:func:`..index.scanners.rounding_bound`)."""
+    M, d = scan.M, scan.d
+    norms = torch.linalg.vector_norm(queries.double().reshape(-1, M, d), dim=2).sum(dim=1)
+    bound = 1.01 * (2 * d + M + 2) * (_UNIT * norms + 2 * M * d * _TINY)
+    # rounded upwards
+    slack: Tensor = (bound * (1 + _UNIT)).float()
+    return slack

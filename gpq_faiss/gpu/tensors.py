@@ -1,0 +1,313 @@
+"""Codes, codebooks and score tables as torch tensors on a device: checked, packed, encoded, scored.
+
+The float32 operations and their order are those of :mod:`..codes.codebooks`: products and sums one at a time, never a matrix
+product or a fused multiply-add. So wherever arithmetic follows IEEE 754, scores are the same bits as those of
+:func:`..codes.scores.score_codes`, and ties are ties on every device.
+
+Torch is imported here at the top: only this room imports this file.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from ..codes.bits import bits_per_code, code_size
+from ..codes.checks import check_codebooks, check_vectors, named_rows
+from ..codes.encode import ORDINARY, encode
+from ..codes.nearest import tolerance
+from ..errors import DataError, DeviceError, UsageError
+
+EMPTY_KEY = torch.iinfo(torch.int64).min
+"""The key of a place without a result, as in :mod:`..codes.keys`."""
+MAX_ROWS = (1 << 32) - 1
+_LOW = 0xFFFF_FFFF
+_FLIP = 0x7FFF_FFFF
+_SHIFT = 1 << 32
+_ENCODE_ENTRIES = 32 << 20  # scores at once
+
+
+# Devices and tensors -------------------------------------------------------------------------------------------------
+
+
+def device_of(device: str | int | torch.device) -> torch.device:
+    """A torch device by name or GPU number. ``cpu`` only where it is asked for by name.
+
+    Raises:
+        UsageError: not ``cpu``, ``cuda`` or ``cuda:N``.
+        DeviceError: torch sees no such GPU.
+    """
+    try:
+        found = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    except RuntimeError:
+        raise UsageError(f"no device is called {device!r}: use cuda:N, or cpu") from None
+    if found.type == "cpu":
+        return torch.device("cpu")
+    if found.type != "cuda":
+        raise UsageError(f"device {str(found)!r} is not supported: use cuda:N, or cpu")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    number = found.index or 0
+    if not 0 <= number < count:
+        have = f"only {count}" if count else "none"
+        raise DeviceError(
+            f"GPU {number} was asked for, but torch sees {have} here: choose another, or use the CPU"
+        )
+    return torch.device("cuda", number)
+
+
+def tensor_of(array: NDArray[Any]) -> Tensor:
+    """An array as a tensor on the CPU, of the same memory where that may be written (torch wants no other)."""
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def vectors_on(
+    x: ArrayLike | Tensor, D: int, device: torch.device, *, what: str = "queries", allow_empty: bool = False
+) -> Tensor:
+    """``x`` [n, D] as contiguous float32 on ``device``. A numpy array is copied there, a tensor must be there already.
+
+    Raises:
+        UsageError: a tensor on another device.
+        DataError: not numbers, another shape, empty (unless allowed), NaN or infinity (rows are named).
+    """
+    if not isinstance(x, Tensor):
+        return tensor_of(check_vectors(x, D, what=what, allow_empty=allow_empty)).to(device)
+    if x.device != device:
+        raise UsageError(
+            f"{what} are on {x.device}, the index on {device}: move them there, or pass a numpy array"
+        )
+    if not x.is_floating_point():
+        raise DataError(f"{what}: dtype {x.dtype}, expected floats")
+    if x.ndim != 2:
+        raise DataError(f"{what}: shape {tuple(x.shape)}, expected two dimensions [n, {D}]")
+    if x.shape[1] != D:
+        raise DataError(f"{what}: {x.shape[1]} dimensions, expected {D}: is it of another model?")
+    if len(x) == 0 and not allow_empty:
+        raise DataError(f"{what}: empty, expected at least one row")
+    x = x.detach().float().contiguous()
+    fine = torch.isfinite(x).all(dim=1)
+    if not bool(fine.all()):
+        bad = (~fine).nonzero()[:, 0].cpu().numpy()
+        raise DataError(f"{what}: NaN or infinity in {named_rows(bad)}")
+    return x
+
+
+def codes_on(codes: Any, M: int, K: int, device: torch.device, *, what: str = "codes") -> Tensor:
+    """Packed codes uint8 [n, code_size] on ``device``, checked as :func:`..codes.bits.check_codes` does.
+
+    Raises:
+        UsageError: a tensor on another device. DataError: another type or shape, or bits that no code has.
+    """
+    if isinstance(codes, Tensor):
+        if codes.device != device:
+            raise UsageError(
+                f"{what} are on {codes.device}, the index on {device}: move them there, or pass a numpy array"
+            )
+        packed = codes.detach()
+    else:
+        array = np.asarray(codes)
+        if array.dtype != np.uint8 or array.ndim != 2:
+            raise DataError(f"{what}: {array.dtype} {array.shape}, expected uint8 [n, {code_size(M, K)}]")
+        packed = tensor_of(np.ascontiguousarray(array))
+    size = code_size(M, K)
+    if packed.dtype != torch.uint8 or packed.ndim != 2 or packed.shape[1] != size:
+        raise DataError(
+            f"{what}: {packed.dtype} {tuple(packed.shape)}, expected uint8 [n, {size}] ({M} codebooks of {K})"
+        )
+    packed = packed.to(device)
+    spare = 8 * size - M * bits_per_code(K)
+    if spare:
+        bad = (packed[:, -1] >> (8 - spare)).nonzero()[:, 0]
+        if len(bad):
+            raise DataError(
+                f"{what}: bits set beyond the last codebook in {named_rows(bad.cpu().numpy())}: not codes of this model"
+            )
+    return packed
+
+
+# Packing and encoding ------------------------------------------------------------------------------------------------
+
+
+def pack_tensor(assignment: Tensor, K: int) -> Tensor:
+    """Codeword indices uint8 [n, M] below ``K`` -> packed codes uint8 [n, code_size], as :func:`..codes.bits.pack_codes`."""
+    nbits = bits_per_code(K)
+    n, M = assignment.shape
+    codes = torch.zeros((n, code_size(M, K)), dtype=torch.uint8, device=assignment.device)
+    for m in range(M):
+        byte, shift = divmod(m * nbits, 8)
+        wide = assignment[:, m].to(torch.int32) << shift
+        codes[:, byte] |= (wide & 255).to(torch.uint8)
+        if shift + nbits > 8:
+            codes[:, byte + 1] |= (wide >> 8).to(torch.uint8)
+    return codes
+
+
+def unpack_column(codes: Tensor, m: int, K: int) -> Tensor:
+    """Codeword index of codebook ``m`` of packed codes [n, code_size]: uint8 [n]."""
+    nbits = bits_per_code(K)
+    byte, shift = divmod(m * nbits, 8)
+    wide = codes[:, byte].to(torch.int32)
+    if shift + nbits > 8:
+        wide = wide | (codes[:, byte + 1].to(torch.int32) << 8)
+    return ((wide >> shift) & (K - 1)).to(torch.uint8)
+
+
+def encode_torch(
+    x: Tensor, Z: ArrayLike, *, what: str = "vectors to encode", entries: int = _ENCODE_ENTRIES
+) -> Tensor:
+    """Intra-normalised vectors -> packed codes, both on the device of ``x``: the codes of :func:`..codes.encode.encode`.
+
+    The best inner product wins; the few rows in which a second codeword comes so close that rounding could decide
+    otherwise (and rows of extreme length) go to the CPU, where Faiss decides. So the codes are those of ``encode``, bit
+    for bit, on every device.
+
+    Args:
+        x: floats [n, M*d], sub-vectors of any norm but 0.
+        Z: float32 [M, K, d], an array on the host.
+        entries: scores held at once, which bounds the memory (some 16 bytes each).
+
+    Returns:
+        uint8 [n, code_size]
+
+    Raises:
+        DataError: as :func:`..codes.encode.encode`: unfit codebooks, another width, NaN, a zero sub-vector (rows are named).
+    """
+    books = check_codebooks(Z)
+    M, K, d = books.shape
+    x = vectors_on(x, M * d, x.device, what=what, allow_empty=True)
+    out = torch.empty((len(x), code_size(M, K)), dtype=torch.uint8, device=x.device)
+    on_device = tensor_of(books).to(x.device)
+    step = max(1, entries // (M * K))
+    for start in range(0, len(x), step):
+        block = x[start : start + step]
+        squares = torch.linalg.vector_norm(block.reshape(-1, M, d), dim=2).square()
+        extreme = (squares >= ORDINARY) | (squares < 1 / ORDINARY)
+        near = torch.where(extreme, 0, squares)
+        margin = tolerance(books, float(near.max())) if len(block) else 0.0
+        scores = raw_tables(block, on_device)
+        best, index = scores.max(dim=2)
+        close = (scores >= (best - margin)[:, :, None]).sum(dim=2) != 1
+        codes = pack_tensor(index.to(torch.uint8), K)
+        unsure = (close | extreme).any(dim=1).nonzero()[:, 0]
+        if len(unsure):
+            rows = block[unsure].cpu().numpy()
+            try:
+                decided = encode(rows, books, what=what)
+            except DataError:
+                # the same error, with the rows numbered as the caller numbers them
+                encode(block.cpu().numpy(), books, what=what, first_row=start)
+                raise
+            codes[unsure] = torch.from_numpy(decided).to(x.device)
+        out[start : start + step] = codes
+    return out
+
+
+# Scores --------------------------------------------------------------------------------------------------------------
+
+
+def raw_tables(x: Tensor, Z: Tensor) -> Tensor:
+    """Inner products of sub-vectors with codewords, float32 [n, M, K], added in the order of ``score_tables``.
+
+    Args:
+        x: float32 [n, M*d]. Z: float32 [M, K, d] on the same device.
+    """
+    M, K, d = Z.shape
+    parts = x.reshape(-1, M, d)
+    tables = torch.zeros((len(parts), M, K), dtype=torch.float32, device=x.device)
+    term = torch.empty_like(tables)
+    for j in range(d):
+        # two roundings, not one: a fused multiply-add would give other bits than the CPU
+        torch.mul(parts[:, :, j, None], Z[None, :, :, j], out=term)
+        tables.add_(term)
+    return tables
+
+
+def score_tables_torch(x: Tensor, Z: Tensor) -> Tensor:
+    """:func:`raw_tables` of queries, refused where a score would overflow (DataError naming the rows)."""
+    tables = raw_tables(x, Z)
+    fine = torch.isfinite(tables.abs().amax(dim=2).sum(dim=1))
+    if not bool(fine.all()):
+        bad = (~fine).nonzero()[:, 0].cpu().numpy()
+        raise DataError(f"queries: values too large for float32 scores in {named_rows(bad)}")
+    return tables
+
+
+def is_paired(M: int, K: int) -> bool:
+    """Whether two codebooks share a table, as in :func:`..codes.scores.lookup_tables`."""
+    return K <= 16 and M > 1
+
+
+def fused_tables(tables: Tensor) -> Tensor:
+    """Score tables [Q, M, K] -> [Q, T, entries]: two codebooks a table where K <= 16, their sums beforehand."""
+    Q, M, K = tables.shape
+    if not is_paired(M, K):
+        return tables
+    if M % 2:
+        tables = torch.cat([tables, tables.new_zeros((Q, 1, K))], dim=1)
+    pairs = tables[:, 1::2, :, None] + tables[:, 0::2, None, :]
+    return pairs.reshape(Q, -1, K * K)
+
+
+def columns_of(codes: Tensor, M: int, K: int) -> Tensor:
+    """Packed codes [n, code_size] -> places in :func:`fused_tables`, uint8 [T, n]; of K = 16 the bytes themselves."""
+    if is_paired(M, K) and K == 16:
+        return codes.t().clone(memory_format=torch.contiguous_format)
+    paired = is_paired(M, K)
+    T = (M + 1) // 2 if paired else M
+    out = torch.empty((T, len(codes)), dtype=torch.uint8, device=codes.device)
+    for t in range(T):
+        m = 2 * t if paired else t
+        out[t] = unpack_column(codes, m, K)
+        if paired and m + 1 < M:
+            out[t] += K * unpack_column(codes, m + 1, K)
+    return out
+
+
+def score_columns(tables: Tensor, columns: Tensor, *, paired: bool) -> Tensor:
+    """Scores float32 [Q, n] of every query with every code: tables [Q, T, entries], columns uint8 [T, n]."""
+    total = torch.zeros((len(tables), columns.shape[1]), dtype=torch.float32, device=tables.device)
+    step = 1 if paired else 2
+    for t in range(0, len(columns), step):
+        part = tables[:, t].index_select(1, columns[t].int())
+        if not paired and t + 1 < len(columns):
+            part += tables[:, t + 1].index_select(1, columns[t + 1].int())
+        total += part
+    return total
+
+
+def score_places(tables: Tensor, columns: Tensor, positions: Tensor, *, paired: bool) -> Tensor:
+    """Scores float32 [Q, c] of each query's own codes at ``positions`` int64 [Q, c], as :func:`score_columns`."""
+    total = torch.zeros(positions.shape, dtype=torch.float32, device=tables.device)
+    step = 1 if paired else 2
+    for t in range(0, len(columns), step):
+        part = tables[:, t].gather(1, columns[t][positions].long())
+        if not paired and t + 1 < len(columns):
+            part += tables[:, t + 1].gather(1, columns[t + 1][positions].long())
+        total += part
+    return total
+
+
+def keys_of(scores: Tensor, positions: Tensor) -> Tensor:
+    """Score and position (< 2^32) in one int64, larger is better, as :func:`..codes.keys.sort_keys`."""
+    bits = (scores + 0.0).view(torch.int32)  # + 0.0 makes one of the two zeros
+    ordered = bits ^ ((bits >> 31) & _FLIP)
+    return ordered.long() * _SHIFT + (_LOW - positions)
+
+
+def split_keys(keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores float32 and positions int64 of :func:`keys_of`; an empty key gives (-inf, -1)."""
+    ordered = (keys >> 32).int()
+    scores = (ordered ^ ((ordered >> 31) & _FLIP)).view(torch.float32)
+    positions = _LOW - (keys & _LOW)
+    none = keys == EMPTY_KEY
+    return scores.masked_fill(none, -torch.inf), positions.masked_fill(none, -1)
+
+
+def best_of(keys: Tensor, k: int) -> Tensor:
+    """The ``k`` largest keys of each row, descending (all of them where there are fewer)."""
+    if k >= keys.shape[1]:
+        return keys.sort(dim=1, descending=True).values
+    return keys.topk(k, dim=1).values

@@ -1,0 +1,546 @@
+"""One interface over every kind of index (:mod:`.kinds`): build, search, filter, change, save, load.
+
+Exact kinds give the same answer to the bit: scores of :func:`..codes.scores.score_codes`, ties ordered by id, whatever the
+batch and the number of threads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..codes.bits import check_codes
+from ..codes.checks import MAX_CODEBOOKS, Floats, Ids, check_codebooks, check_count, check_vectors
+from ..codes.groups import Groups, worth_grouping
+from ..codes.keys import read_keys
+from ..errors import DataError, MismatchError, UsageError
+from ..faissio.io import check_index_output, save_index, stored_points
+from ..store import codebooks_fingerprint
+from .filters import Filter, id_list, mask_of
+from .forms import Form, faiss_form
+from .items import Items
+from .ivf import IvfSearch
+from .kinds import STAGES, Kind, check_kind
+from .lists import IvfSettings, assign
+from .proof import ProvenSearch
+from .ranges import check_least, too_many
+from .threads import BLOCK, check_block, check_k, check_threads, in_parallel, omp_threads
+
+TIED = 32
+"""Queries of ``exact`` with all codes scored after which it groups: grouping takes as long as 32 (48 bits) to 79 (24 bits) of them."""
+_WIDENED = 8  # queries widened that take as long as one
+_MOSTLY = 0.5  # share of allowed items from which filtering afterwards beats an engine of the allowed
+
+
+class Engine:
+    """Codes, their ids and what searches them. Made by :meth:`build` and :func:`.opening.open_engine`.
+
+    Searching is safe from several threads at once; changing (:meth:`add`, :meth:`remove`, :meth:`merge`) is not.
+
+    Attributes:
+        kind: one of :data:`.kinds.KINDS`, ``auto`` already decided.
+        group: whether distinct codes are stored once (``grouped`` is ``exact`` with this).
+        codebooks: float32 [M, K, d].
+        fingerprint: of the codebooks.
+        model_fingerprint: of the model, where it is known.
+        width: D of the queries.
+        ivf: lists and probes of the kind ``ivf``, else None.
+    """
+
+    def __init__(
+        self,
+        items: Items,
+        codebooks: Floats,
+        kind: Kind,
+        *,
+        group: bool = False,
+        ivf: IvfSettings | None = None,
+        model_fingerprint: str | None = None,
+    ) -> None:
+        """For :meth:`build`: the arguments are believed."""
+        self.codebooks = codebooks
+        self.M, self.K, self.d = (int(n) for n in codebooks.shape)
+        self.width = self.M * self.d
+        self.fingerprint = codebooks_fingerprint(codebooks)
+        self.model_fingerprint = model_fingerprint
+        self._items = items
+        self._lock = threading.Lock()
+        groups: Groups | None = None
+        repeats = True
+        if kind == "auto":
+            groups = Groups.of(items.codes)
+            group = repeats = worth_grouping(len(items), len(groups))
+            kind = "grouped" if group else "exact"
+        self.kind: Kind = kind
+        self.group = group or kind == "grouped"
+        self.ivf = ivf
+        known = None if ivf is None else ivf.list_of
+        self._list_of = None if known is None or len(known) != len(items) else known
+        self._filtered: tuple[Any, Engine] | None = None
+        self._items_only = False
+        self._prepare(groups if self.group else None)
+        self._may_repeat = repeats
+
+    @classmethod
+    def build(
+        cls,
+        codes: ArrayLike,
+        codebooks: ArrayLike,
+        ids: ArrayLike | None = None,
+        *,
+        kind: Kind = "auto",
+        group: bool = False,
+        ivf: IvfSettings | None = None,
+        model_fingerprint: str | None = None,
+    ) -> Engine:
+        """From packed codes uint8 [n, code_size] and codebooks float32 [M, K, d]; nothing of the caller's is kept.
+
+        Args:
+            ids: int64 [n], any but -1, each its own (default: positions).
+            kind: see :data:`.kinds.KINDS`.
+            group: store each distinct code once, whatever the kind.
+            ivf: for ``ivf``: how to make the lists (default: k-means).
+
+        Raises:
+            UsageError: over 256 codebooks; an unknown kind; ``fused``, ``fastscan`` or ``ivf`` of codebooks that have not 16 codewords.
+            DataError: codes, codebooks or ids unfit, or no codes at all.
+        """
+        Z = check_codebooks(codebooks).copy()  # whoever goes on with their own arrays changes nothing here
+        if len(Z) > MAX_CODEBOOKS:
+            raise UsageError(f"{len(Z)} codebooks: at most {MAX_CODEBOOKS}")
+        check_kind(kind, int(Z.shape[1]))
+        items = Items.make(codes, ids, int(Z.shape[0]), int(Z.shape[1])).apart_from(codes, ids)
+        if not len(items):
+            raise DataError("no codes: an engine needs at least one item")
+        return cls(items, Z, kind, group=group, ivf=ivf, model_fingerprint=model_fingerprint)
+
+    # What it holds ---------------------------------------------------------------------------------------------------
+
+    @property
+    def ntotal(self) -> int:
+        """Items."""
+        return len(self._items)
+
+    @property
+    def ids(self) -> Ids:
+        """int64 [ntotal], ascending."""
+        return self._items.ids
+
+    @property
+    def codes(self) -> NDArray[np.uint8]:
+        """uint8 [ntotal, code_size] in the order of :attr:`ids`, to be left as they are."""
+        return self._items.codes
+
+    @property
+    def distinct(self) -> int | None:
+        """Distinct codes, where they are grouped."""
+        return None if self._held[1] is None else len(self._held[1])
+
+    @property
+    def groups(self) -> Groups | None:
+        """Distinct codes and the positions of their items, where they are grouped; to be left as they are."""
+        return self._held[1]
+
+    @property
+    def searcher(self) -> ProvenSearch | IvfSearch:
+        """What searches the items, or their distinct codes."""
+        return self._held[0]
+
+    def lists_of(self, ids: Ids) -> NDArray[np.int32]:
+        """The list of each item of an engine of kind ``ivf``, int32 of the same shape."""
+        assert self._list_of is not None
+        return self._list_of[self._items.positions_of(ids.reshape(-1))].reshape(ids.shape)
+
+    @property
+    def way(self) -> str:
+        """How it searches, for people."""
+        distinct = "" if self.distinct is None else f"{self.distinct:,} distinct codes of "
+        return f"{self.kind}, {distinct}{self.ntotal:,} items"
+
+    def stats(self) -> dict[str, Any]:
+        """What happened so far: ``queries``, ``direct`` (all codes scored at once, being few), ``widened`` (first
+        candidates did not prove the top k), ``tabled`` (handed on to float tables), ``scored_in_full``, and
+        ``proven_first``, the share of the nominated queries that needed no widening (None where there was none)."""
+        s = self.searcher
+        if not isinstance(s, ProvenSearch):
+            return {}
+        tried = s.queries - s.direct
+        counts = {name: getattr(s, name) for name in ProvenSearch.COUNTS}
+        return {**counts, "proven_first": 1 - s.widened / tried if tried else None}
+
+    # Searching -------------------------------------------------------------------------------------------------------
+
+    def search(
+        self,
+        xq: ArrayLike,
+        k: int,
+        *,
+        where: Filter | None = None,
+        threads: int | None = None,
+        block: int = BLOCK,
+    ) -> tuple[Floats, Ids]:
+        """The ``k`` best items of every query, batches of any size at bounded memory.
+
+        Args:
+            xq: [Q, M*d]; a positive factor on a query changes no order.
+            k: 1..ntotal.
+            where: only items that pass this filter; a place without an item gets score -inf and id -1.
+            threads: for this call (default: as many as Faiss uses).
+            block: queries at a time, at most.
+
+        Returns:
+            D float32 [Q, k], larger first; I int64 [Q, k], equal scores by ascending id.
+
+        Raises:
+            UsageError: ``k``, ``threads``, ``block`` or ``where`` out of range.
+            DataError: queries empty, of another width, NaN or infinite; a filter of the wrong form.
+        """
+        k = check_k(k, self.ntotal)
+        check_block(block)
+        queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
+        if where is None:
+            D, positions = self._search(queries, k, threads, block)
+            return D, self._items.ids_at(positions)
+        mask = mask_of(where, self._items)
+        allowed = int(mask.sum())
+        D = np.full((len(queries), k), -np.inf, np.float32)
+        found = np.full((len(queries), k), -1, np.int64)
+        wanted = min(k, allowed)
+        if not wanted:
+            return D, found
+        open_ = np.arange(len(queries))
+        more = int(k * self.ntotal / allowed * 1.1) + 16
+        if allowed >= _MOSTLY * self.ntotal and more <= self.ntotal // 2 and self.kind != "ivf":
+            # The best of all, less those not allowed, are the best of the allowed if enough remain.
+            scores, positions = self._search(queries, more, threads, block)
+            passed = mask[positions]
+            enough = passed.sum(axis=1) >= k
+            keep = passed & (np.cumsum(passed, axis=1) <= k) & enough[:, None]
+            D[enough] = scores[keep].reshape(-1, k)
+            found[enough] = self._items.ids_at(positions[keep]).reshape(-1, k)
+            open_ = open_[~enough]
+        if len(open_):
+            part = self._restricted(where, mask)
+            scores, positions = part._search(queries[open_], wanted, threads, block)
+            D[open_, :wanted], found[open_, :wanted] = scores, part._items.ids_at(positions)
+        return D, found
+
+    def range_search(
+        self,
+        xq: ArrayLike,
+        least: float,
+        *,
+        where: Filter | None = None,
+        limit: int = 100_000_000,
+        threads: int | None = None,
+        block: int = 64,
+    ) -> tuple[Ids, Floats, Ids]:
+        """All items that score at least ``least``, by exact scores whatever the kind.
+
+        Returns:
+            As Faiss: lims int64 [Q + 1], D float32, I int64; the results of query i are at lims[i]:lims[i + 1], best
+            first, equal scores by ascending id.
+
+        Raises:
+            UsageError: ``least`` is NaN, or ``threads``, ``block``, ``where`` out of range.
+            DataError: unfit queries or filter; more than ``limit`` results.
+        """
+        least = check_least(least)
+        check_block(block)
+        queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
+        part = self
+        if where is not None:
+            mask = mask_of(where, self._items)
+            if not mask.any():
+                return np.zeros(len(queries) + 1, np.int64), np.empty(0, np.float32), np.empty(0, np.int64)
+            part = self._restricted(where, mask)
+        searcher, groups = part._exact()
+        counts, D, positions, total = [], [], [], 0
+        with omp_threads(threads):
+            for start in range(0, len(queries), block):
+                for keys in searcher.range_keys(queries[start : start + block], least, limit):
+                    scores, at = read_keys(keys)
+                    n = int(groups.sizes[at].sum()) if groups is not None else len(at)
+                    total += n
+                    if total > limit:
+                        raise too_many(least, limit)
+                    if groups is not None and n:
+                        rows, places = groups.expand(keys[None], n)
+                        scores, at = rows[0], places[0]
+                    counts.append(n)
+                    D.append(scores)
+                    positions.append(at)
+        lims = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        return lims, np.concatenate(D), part._items.ids_at(np.concatenate(positions))
+
+    def _exact(self) -> tuple[ProvenSearch, Groups | None]:
+        searcher, groups = self._held
+        if isinstance(searcher, ProvenSearch):
+            return searcher, groups
+        return ProvenSearch(self._items.codes, self.codebooks), None
+
+    def _search(self, queries: Floats, k: int, threads: int | None, block: int) -> tuple[Floats, Ids]:
+        """Scores and positions of checked queries; -inf and -1 where ``ivf`` found too few."""
+        if len(queries) == 1 and (one := self._search_one(queries[0], k, threads)) is not None:
+            return one
+        searcher, groups = self._held
+        inner = min(k, len(groups)) if groups is not None else k
+        proven = searcher if isinstance(searcher, ProvenSearch) else None
+        raw = proven is not None and self.kind == "fastscan" and "fastscan" in proven.stages
+        D = np.empty((len(queries), k), np.float32)
+        positions = np.empty((len(queries), k), np.int64)
+
+        def run(part: slice) -> None:
+            if isinstance(searcher, IvfSearch):
+                keys = searcher.search_keys(queries[part], inner, k)
+            else:
+                keys = (searcher.raw_keys if raw else searcher.search_keys)(queries[part], inner)
+            if groups is None:
+                D[part], positions[part] = read_keys(keys)
+            else:
+                D[part], positions[part] = groups.expand_some(keys, k)
+
+        if raw and inner >= (1 << 31):
+            raise UsageError("FastScan takes fewer than 2^31 results: search with kind 'fused'")
+        searcher.prepare(inner)
+        step = max(1, min(block, searcher.block_rows(inner)))
+        in_parallel(run, len(queries), step, threads)
+        if groups is None and self.kind in ("exact", "ivf"):
+            self._regroup(searcher)
+        return D, positions
+
+    def _search_one(self, query: Floats, k: int, threads: int | None) -> tuple[Floats, Ids] | None:
+        """:meth:`_search` of one query [M*d], where there is a shorter way."""
+        searcher, groups = self._held
+        if not isinstance(searcher, ProvenSearch) or self.kind == "fastscan":
+            return None
+        check_threads(threads)  # one query is searched in this thread, whatever their number
+        found = searcher.search_one(query, k if groups is None else min(k, len(groups)))
+        if found is None:
+            return None
+        D, positions = found if groups is None else groups.expand_one(*found, k)
+        return D[None], positions[None]
+
+    def _prepare(self, groups: Groups | None = None) -> None:
+        """(Re)build what depends on the items; ``groups`` of them, where they are known."""
+        self._filtered = None
+        self._may_repeat = not self._items_only
+        codes = self._items.codes
+        if self.group and groups is None:
+            groups = Groups.of(codes)
+        if self.kind == "ivf":
+            ivf = (self.ivf or IvfSettings()).trained(codes, self.codebooks)
+            assert ivf.centroids is not None
+            self.ivf = dataclasses.replace(ivf, list_of=None)  # those of these very items are not for others
+            if self._list_of is None:
+                if groups is None:
+                    self._list_of = assign(codes, self.codebooks, ivf.centroids)
+                else:  # equal codes go to one list
+                    self._list_of = np.empty(len(codes), np.int32)
+                    of_group = assign(groups.codes, self.codebooks, ivf.centroids)
+                    self._list_of[groups.members] = np.repeat(of_group, groups.sizes)
+        # in one piece, so that a search in another thread never has one without the other
+        self._held: tuple[ProvenSearch | IvfSearch, Groups | None] = self._searching(groups)
+
+    def _searching(self, groups: Groups | None) -> tuple[ProvenSearch | IvfSearch, Groups | None]:
+        """What searches the items, or these groups of them; without the groups where they cannot be searched."""
+        codes = self._items.codes if groups is None else groups.codes
+        if self.kind != "ivf":
+            return ProvenSearch(codes, self.codebooks, STAGES[self.kind]), groups
+        assert self.ivf is not None
+        list_of = self._list_of
+        assert list_of is not None
+        if groups is not None:
+            of_group = list_of[groups.members[groups.starts[:-1]]]
+            if not np.array_equal(list_of[groups.members], np.repeat(of_group, groups.sizes)):
+                return self._searching(None)  # equal codes in several lists, as other programs may put them
+            list_of = of_group
+        ivf = dataclasses.replace(self.ivf, list_of=list_of)
+        return IvfSearch(codes, self.codebooks, ivf, None if groups is None else groups.sizes), groups
+
+    def keep_items(self) -> None:
+        """Never go over to distinct codes unasked, which take memory of their own; nor do engines that are made from it."""
+        self._items_only, self._may_repeat = True, False
+        self._filtered = None
+
+    def _regroup(self, searcher: ProvenSearch | IvfSearch) -> None:
+        """Go over to distinct codes where ties have cost as much as that does; the answers stay the same."""
+        if isinstance(searcher, IvfSearch):
+            due = searcher.scored >= TIED * self.ntotal
+        else:
+            due = searcher.scored_in_full + searcher.widened // _WIDENED >= TIED
+        # (another search may be at it, or at a filter)
+        if not (due and self._may_repeat and self._lock.acquire(blocking=False)):
+            return
+        try:
+            if self._held[0] is searcher:
+                groups = Groups.of(self._items.codes)
+                self._may_repeat = worth_grouping(self.ntotal, len(groups))
+                if self._may_repeat:
+                    over, held = self._searching(groups)
+                    self._may_repeat = held is not None
+                    if isinstance(over, ProvenSearch) and isinstance(searcher, ProvenSearch):
+                        over.count_on(searcher)
+                    self._held = over, held
+        except MemoryError:
+            self._may_repeat = False  # the answers are there without
+        finally:
+            self._lock.release()
+
+    def _restricted(self, where: Any, mask: NDArray[np.bool_]) -> Engine:
+        """An engine of the allowed items; the last one is kept, since filters tend to serve several searches."""
+        with self._lock:
+            digest = np.packbits(mask).tobytes()
+            if self._filtered is not None and self._filtered[0] == digest:
+                return self._filtered[1]
+            kind: Kind = "exact" if self.kind == "grouped" else self.kind
+            ivf = self.ivf
+            if ivf is not None and self._list_of is not None:
+                ivf = dataclasses.replace(ivf, list_of=self._list_of[mask])
+            part = Engine(self._items.keep(mask), self.codebooks, kind, group=self.group, ivf=ivf)
+            part._may_repeat = self._may_repeat
+            self._filtered = (digest, part)
+            return part
+
+    def set_nprobe(self, nprobe: int) -> None:
+        """Lists that each query looks at from now on, at most all.
+
+        Raises:
+            UsageError: not of kind ``ivf``, or below 1.
+        """
+        if self.ivf is None or not isinstance(searcher := self.searcher, IvfSearch):
+            raise UsageError(f"an engine of kind {self.kind!r} has no lists: nprobe belongs to kind 'ivf'")
+        nprobe = min(check_count(nprobe, "nprobe"), self.ivf.lists or nprobe)
+        searcher.nprobe = nprobe
+        self.ivf = dataclasses.replace(self.ivf, nprobe=nprobe)
+        self._filtered = None  # it looks at as many lists as were looked at before
+
+    # Changing --------------------------------------------------------------------------------------------------------
+
+    def add(self, codes: ArrayLike, ids: ArrayLike | None = None) -> None:
+        """Append items (default ids: from the largest on, and none below 0).
+
+        Raises:
+            DataError: unfit codes or ids, or an id that is there already; nothing has changed then.
+        """
+        codes = check_codes(codes, self.M, self.K)
+        n = len(codes)
+        if ids is None:
+            first = max(0, int(self._items.ids[-1]) + 1)
+            if first + n > 1 << 63:
+                raise DataError("there is no larger id left: give the ids of the items to add")
+            ids = np.arange(first, first + n, dtype=np.int64)
+        more = Items.make(codes, ids, self.M, self.K)
+        self._replace(self._items.join(more, what="items to add"))
+
+    def remove(self, ids: ArrayLike, *, missing: Literal["error", "ignore"] = "error") -> int:
+        """Remove items; returns how many.
+
+        Raises:
+            DataError: not a list of ids, an id that no item has (unless ignored), or no item would be left; nothing has
+                changed then.
+        """
+        wanted = np.unique(id_list(ids, "ids to remove"))
+        at = self._items.positions_of(wanted)
+        if missing == "error" and bool((at < 0).any()):
+            raise DataError(f"id {int(wanted[at < 0][0])} is not in the index: nothing was removed")
+        at = at[at >= 0]
+        if len(at) == self.ntotal:
+            raise DataError("this would remove every item: an engine needs at least one")
+        if len(at):
+            mask = np.ones(self.ntotal, np.bool_)
+            mask[at] = False
+            self._replace(self._items.keep(mask))
+        return len(at)
+
+    def merge(self, *others: Engine) -> None:
+        """Take in the items of other engines (shards), which stay as they are.
+
+        Raises:
+            MismatchError: another model's codebooks.
+            DataError: an id that occurs in two; nothing has changed then.
+        """
+        items = self._items
+        for number, other in enumerate(others, 1):
+            if not isinstance(other, Engine):
+                raise UsageError(
+                    f"shard {number} is a {type(other).__name__}: engines in memory are merged, and files by gpq index A B"
+                )
+            if other.fingerprint != self.fingerprint:
+                raise MismatchError(
+                    f"shard {number} has codebooks {other.fingerprint}, not {self.fingerprint}: encode it with this model"
+                )
+            items = items.join(other._items, what=f"shard {number}")
+        self._replace(items)
+
+    def _replace(self, items: Items) -> None:
+        self._items = items
+        self._list_of = None
+        self._prepare()
+
+    # Kinds and files -------------------------------------------------------------------------------------------------
+
+    def to(self, kind: Kind, *, group: bool = False, ivf: IvfSettings | None = None) -> Engine:
+        """The same items searched in another way; nothing is encoded again, and the codes are shared.
+
+        Raises:
+            UsageError: see :meth:`build`.
+        """
+        check_kind(kind, self.K)
+        chosen = ivf or self.ivf
+        same = chosen is not None and self.ivf is not None and chosen.centroids is self.ivf.centroids
+        if chosen is not None and same and chosen.list_of is None:
+            chosen = dataclasses.replace(chosen, list_of=self._list_of)
+        made = Engine(
+            self._items,
+            self.codebooks,
+            kind,
+            group=group,
+            ivf=chosen,
+            model_fingerprint=self.model_fingerprint,
+        )
+        if self._items_only:
+            made.keep_items()
+        return made
+
+    def form(self) -> Form:
+        """The Faiss form that a file of this kind has."""
+        if self.kind == "ivf":
+            assert self.ivf is not None
+            return "ivf-fused" if self.ivf.form == "fused" and self.M > 1 else "ivf-fastscan"
+        if self.kind == "fused" and self.M > 1:
+            return "fused"
+        return "fastscan" if self.kind == "fastscan" else "flat"
+
+    def to_faiss(self, form: Form | None = None) -> Any:
+        """A plain Faiss index of the same items, in the order of their ids.
+
+        Raises:
+            UsageError: a form that these codebooks do not have.
+        """
+        form = form or self.form()
+        ivf = self.ivf
+        if form.startswith("ivf"):
+            ivf = (ivf or IvfSettings()).trained(self.codes, self.codebooks)
+        return faiss_form(form, self.codes, self._items.own, self.codebooks, ivf=ivf, list_of=self._list_of)
+
+    def save(self, path: str | Path, form: Form | None = None, *, overwrite: bool = False) -> Path:
+        """Write a plain Faiss index (:meth:`to_faiss`) and its sidecar, which keeps the kind.
+
+        Raises:
+            OutputExistsError: one of the files exists and ``overwrite`` is false.
+            DataError: the disk refuses.
+            UsageError: see :meth:`to_faiss`.
+        """
+        path = check_index_output(path, overwrite=overwrite)
+        extra: dict[str, Any] = {"engine": self.kind, "group": self.group}
+        if self.ivf is not None and self.ivf.points:
+            extra["operating_points"] = stored_points(self.ivf.points)
+        return save_index(
+            self.to_faiss(form), path, model_fingerprint=self.model_fingerprint, overwrite=True, extra=extra
+        )

@@ -1,0 +1,86 @@
+"""Checks and threads that all searches share."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import faiss
+import numpy as np
+
+from ..codes.checks import check_count
+from ..errors import UsageError
+
+BLOCK = 1024
+_PER_THREAD = 16  # queries below which another thread is not worth it
+
+
+def check_k(k: int, ntotal: int) -> int:
+    """A number of results that can be given.
+
+    Raises:
+        UsageError: below 1 or above the number of items.
+    """
+    if isinstance(k, bool) or not isinstance(k, int | np.integer):
+        raise UsageError(f"k = {k!r}: it must be a whole number")
+    if not 1 <= k <= ntotal:
+        raise UsageError(f"k = {k}: it must be from 1 to the {ntotal:,} items of the index")
+    return int(k)
+
+
+def check_block(block: int) -> None:
+    """Raises UsageError: fewer than one query at a time."""
+    check_count(block, "block of queries")
+
+
+def check_threads(threads: int | None) -> None:
+    """Raises UsageError: fewer than one thread."""
+    if threads is not None:
+        check_count(threads, "threads")
+
+
+@contextlib.contextmanager
+def omp_threads(threads: int | None) -> Iterator[None]:
+    """Let Faiss use ``threads`` (None: as many as it does already). The setting is process-wide and restored.
+
+    Raises:
+        UsageError: fewer than one.
+    """
+    check_threads(threads)
+    if threads is None:
+        yield
+        return
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(threads)
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(before)
+
+
+def in_parallel(run: Callable[[slice], None], n: int, step: int, threads: int | None) -> None:
+    """``run`` slices of 0..n, at most ``step`` long, in threads of one Faiss thread each.
+
+    numpy's part of a search then runs in parallel as well. A single batch that is too small to share is left to Faiss.
+
+    Raises:
+        UsageError: ``threads`` below 1.
+    """
+    check_threads(threads)
+    workers = min(threads or int(faiss.omp_get_max_threads()), os.cpu_count() or 1, max(1, n // _PER_THREAD))
+    if workers == 1:
+        with omp_threads(threads):
+            for start in range(0, n, step):
+                run(slice(start, start + step))
+        return
+    step = min(step, -(-n // workers))
+
+    def one(start: int) -> None:
+        faiss.omp_set_num_threads(1)  # of this thread alone
+        run(slice(start, start + step))
+
+    with ThreadPoolExecutor(workers) as pool:
+        for _ in pool.map(one, range(0, n, step)):
+            pass

@@ -1,0 +1,361 @@
+"""Codes, packing, fusing and scores against loops written from the definitions, and against Faiss itself."""
+
+from __future__ import annotations
+
+import faiss
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpq_faiss.codes.bits import bits_per_code, check_codes, code_size, pack_codes, unpack_codes
+from gpq_faiss.codes.checks import check_codebooks
+from gpq_faiss.codes.codebooks import codebooks_of, fuse, inject, inject_fused, pad_vectors, unfuse
+from gpq_faiss.codes.encode import decode, encode
+from gpq_faiss.codes.nearest import nearest, tolerance
+from gpq_faiss.codes.scores import score_candidates, score_codes, score_tables
+from gpq_faiss.errors import DataError, UsageError
+
+WORDS = (4, 8, 16, 32, 64, 128, 256)
+
+
+def unit(array: np.ndarray) -> np.ndarray:
+    array = np.asarray(array, np.float64)
+    return (array / np.linalg.norm(array, axis=-1, keepdims=True)).astype(np.float32)
+
+
+def random_codebooks(rng: np.random.Generator, M: int, K: int, d: int = 12) -> np.ndarray:
+    return unit(rng.normal(size=(M, K, d)))
+
+
+def random_vectors(rng: np.random.Generator, n: int, M: int, d: int = 12) -> np.ndarray:
+    return unit(rng.normal(size=(n, M, d))).reshape(n, M * d)
+
+
+def cosines(x: np.ndarray, Z: np.ndarray) -> np.ndarray:
+    """[N, M, K] in float64."""
+    M, _, d = Z.shape
+    return np.einsum("nmd,mkd->nmk", x.reshape(-1, M, d).astype(np.float64), Z.astype(np.float64))
+
+
+@pytest.mark.parametrize("K", WORDS)
+@pytest.mark.parametrize("M", [1, 3, 5, 6, 8, 12])
+def test_codes_are_the_brute_force_argmax_cosine(M: int, K: int) -> None:
+    rng = np.random.default_rng([M, K])
+    Z, x = random_codebooks(rng, M, K), random_vectors(rng, 200, M)
+    truth = cosines(x, Z)
+    assignment = unpack_codes(encode(x, Z), M, K)
+    ordered = np.sort(truth, axis=2)
+    clear = ordered[..., -1] - ordered[..., -2] > 1e-5
+    assert clear.mean() > 0.99
+    assert np.array_equal(assignment[clear], truth.argmax(axis=2)[clear])
+    chosen = np.take_along_axis(truth, assignment[..., None].astype(int), axis=2)[..., 0]
+    assert (ordered[..., -1] - chosen).max() < 1e-5  # near ties may go either way, but only near ties
+
+
+@pytest.mark.parametrize("d", [2, 8, 12, 16, 20])
+@pytest.mark.parametrize("K", WORDS)
+def test_the_lowest_of_equal_codewords_wins(K: int, d: int) -> None:
+    rng = np.random.default_rng([K, d])
+    M = 3
+    half = random_codebooks(rng, M, K // 2, d)
+    Z = np.concatenate([half, half], axis=1)
+    Z[1] = half[1, 0]  # a whole codebook of one codeword
+    x = random_vectors(rng, 300, M, d)
+    assignment = unpack_codes(encode(x, Z), M, K)
+    assert assignment.max() < K // 2
+    assert not assignment[:, 1].any()
+
+
+def test_adversarial_vectors_get_a_best_codeword() -> None:
+    """Midpoints between two codewords, codewords themselves, their opposites, and very long and short vectors."""
+    rng = np.random.default_rng(3)
+    M, K = 6, 16
+    Z = random_codebooks(rng, M, K)
+    pick = rng.integers(0, K, (400, M, 2))
+    one, two = Z[np.arange(M), pick[..., 0]], Z[np.arange(M), pick[..., 1]]
+    middle = one + two
+    x = np.concatenate([middle, one, -one, one * np.float32(1e15), one * np.float32(1e-15)]).reshape(
+        -1, M * 12
+    )
+    truth = cosines(x, Z)
+    scale = np.linalg.norm(x.reshape(-1, M, 12).astype(np.float64), axis=2)
+    assignment = unpack_codes(encode(x, Z), M, K)
+    chosen = np.take_along_axis(truth, assignment[..., None].astype(int), axis=2)[..., 0]
+    assert ((truth.max(axis=2) - chosen) <= 1e-5 * scale).all()
+    for same in (assignment[400:800], assignment[1200:1600], assignment[1600:]):
+        assert np.array_equal(same, pick[..., 0])
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 999), scale=st.floats(-37, 37), each=st.booleans(), K=st.sampled_from([4, 16]))
+def test_the_length_of_a_vector_changes_no_code(seed: int, scale: float, each: bool, K: int) -> None:
+    """Of whole vectors, or of each sub-vector its own: |x|^2 + 1 - 2 x.z alone would lose x.z, or all but the 1."""
+    rng = np.random.default_rng(seed)
+    M = 3
+    Z, x = random_codebooks(rng, M, K), random_vectors(rng, 40, M)
+    factor = 10.0 ** (rng.uniform(min(0, scale), max(0, scale), (40, M, 1)) if each else scale)
+    scaled = (x.reshape(-1, M, 12).astype(np.float64) * factor).reshape(x.shape).astype(np.float32)
+    truth = cosines(x, Z)
+    ordered = np.sort(truth, axis=2)
+    clear = ordered[..., -1] - ordered[..., -2] > 1e-4
+    assert clear.mean() > 0.9
+    codes = encode(scaled, Z)
+    assert np.array_equal(unpack_codes(codes, M, K)[clear], truth.argmax(axis=2)[clear])
+    assert np.array_equal(codes, np.concatenate([encode(row[None], Z) for row in scaled]))
+
+
+def test_encode_equals_faiss_and_does_not_depend_on_blocks() -> None:
+    rng = np.random.default_rng(5)
+    Z, x = random_codebooks(rng, 12, 16), random_vectors(rng, 500, 12)
+    codes = encode(x, Z)
+    assert np.array_equal(codes, inject(Z).sa_encode(x))
+    assert np.array_equal(codes, encode(x, Z, block=7))
+    assert np.array_equal(codes, encode(x.astype(np.float64), Z))
+    assert encode(x[:0], Z).shape == (0, 6)
+
+
+def twins(rng: np.random.Generator, M: int, K: int, d: int, step: float) -> np.ndarray:
+    """Codebooks whose second half repeats the first, moved by about ``step``."""
+    half = random_codebooks(rng, M, K // 2, d)
+    return np.concatenate([half, unit(half + step * rng.normal(size=half.shape))], axis=1)
+
+
+@pytest.mark.parametrize("d", [4, 12, 16])
+@pytest.mark.parametrize("K", WORDS)
+def test_the_fast_way_gives_the_codes_of_faiss_bit_for_bit(K: int, d: int) -> None:
+    """Also where codewords nearly coincide, where norms are off by the tolerance, and where vectors are not unit."""
+    rng = np.random.default_rng([K, d, 7])
+    M = 3
+    plain = random_codebooks(rng, M, K, d)
+    uneven = plain * rng.uniform(1 - 9e-5, 1 + 9e-5, (M, K, 1)).astype(np.float32)
+    for Z in (plain, uneven, twins(rng, M, K, d, 1e-3), twins(rng, M, K, d, 1e-6), twins(rng, M, K, d, 1e-7)):
+        x = random_vectors(rng, 1000, M, d).reshape(-1, M, d)
+        x[:200] *= rng.uniform(0.01, 80, (200, M, 1)).astype(np.float32)  # beyond, Faiss alone errs
+        pick = rng.integers(0, K, (300, M, 2))
+        x[200:500] = Z[np.arange(M), pick[..., 0]] + Z[np.arange(M), pick[..., 1]]
+        x = x.reshape(-1, M * d)
+        x = x[np.any(x.reshape(-1, M, d) != 0, axis=2).all(axis=1)]
+        codes, theirs = encode(x, Z, threads=2, block=300), inject(Z).sa_encode(x)
+        if d < 16:
+            assert np.array_equal(codes, theirs)
+        # From d = 16 on Faiss goes through BLAS, whose rounding (so Faiss' own choice) depends on the batch.
+        scores = [
+            np.take_along_axis(cosines(x, Z), unpack_codes(c, M, K)[..., None].astype(int), 2)
+            for c in (codes, theirs)
+        ]
+        scale = np.square(x.reshape(-1, M, d)).sum(axis=2).max(axis=1)
+        off = np.abs(scores[0] - scores[1]).max(axis=(1, 2))
+        assert (off <= [tolerance(Z, float(s)) for s in scale]).all()
+
+
+def test_the_fast_way_decides_nearly_all_rows() -> None:
+    rng = np.random.default_rng(8)
+    Z, x = random_codebooks(rng, 12, 16), random_vectors(rng, 20_000, 12)
+    indices, unsure = nearest(x, Z, tolerance(Z, 1.0))
+    assert unsure.mean() < 0.01
+    assert np.array_equal(indices.T[~unsure], cosines(x, Z).argmax(axis=2)[~unsure])
+    _, unsure = nearest(x, Z, 10.0)
+    assert unsure.all()
+
+
+def test_threads_share_the_rows_and_errors_name_the_first() -> None:
+    rng = np.random.default_rng(9)
+    Z, x = random_codebooks(rng, 3, 16), random_vectors(rng, 3000, 3)
+    assert np.array_equal(encode(x, Z, block=100, threads=3), encode(x, Z, threads=1))
+    x[[450, 2900], 3] = np.nan
+    with pytest.raises(DataError, match=r"row 450$"):
+        encode(x, Z, block=100, threads=3)
+    with pytest.raises(UsageError, match="threads"):
+        encode(x, Z, threads=0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(nbits=st.integers(2, 8), M=st.integers(1, 13), n=st.integers(0, 9), seed=st.integers(0, 1000))
+def test_packing_is_that_of_faiss_and_inverts(nbits: int, M: int, n: int, seed: int) -> None:
+    K = 1 << nbits
+    assignment = np.random.default_rng(seed).integers(0, K, (n, M))
+    codes = pack_codes(assignment, K)
+    assert codes.dtype == np.uint8
+    assert codes.shape == (n, code_size(M, K))
+    assert np.array_equal(unpack_codes(codes, M, K), assignment)
+    # one number of M * nbits bits an item, least significant bits first
+    numbers = [sum(int(a) << (m * nbits) for m, a in enumerate(row)) for row in assignment]
+    assert [bytes(row) for row in codes] == [number.to_bytes(code_size(M, K), "little") for number in numbers]
+    if n:
+        assert np.array_equal(codes, faiss.pack_bitstrings(assignment.astype(np.int32), nbits))
+
+
+@pytest.mark.parametrize("K", WORDS)
+@pytest.mark.parametrize("M", [1, 3, 5, 12])
+def test_codebooks_survive_injection_and_decode_is_what_faiss_reconstructs(M: int, K: int) -> None:
+    rng = np.random.default_rng([M, K])
+    Z, x = random_codebooks(rng, M, K), random_vectors(rng, 40, M)
+    index = inject(Z)
+    assert index.is_trained
+    assert index.ntotal == 0
+    assert np.array_equal(codebooks_of(index), Z)
+    assert np.array_equal(decode(encode(x, Z), Z), index.sa_decode(encode(x, Z)))
+
+
+@pytest.mark.parametrize("M", [1, 2, 3, 5, 8, 12])
+def test_fused_codebooks_read_the_same_bytes_and_give_the_same_scores(M: int) -> None:
+    rng = np.random.default_rng(M)
+    Z, x = random_codebooks(rng, M, 16), random_vectors(rng, 200, M)
+    codes = encode(x, Z)
+    fused = fuse(Z)
+    assert fused.shape == ((M + 1) // 2, 256, 24)
+    plain, wide = inject(Z), inject_fused(Z)
+    plain.add(x)
+    wide.add_sa_codes(codes)
+    assert np.array_equal(faiss.vector_to_array(wide.codes), faiss.vector_to_array(plain.codes))
+    assert np.array_equal(wide.sa_decode(codes)[:, : M * 12], decode(codes, Z))
+    xq = rng.normal(size=(5, M * 12)).astype(np.float32)
+    every_plain, every_wide = plain.search(xq, 200), wide.search(pad_vectors(xq, wide.d), 200)
+    for q in range(5):
+        by_id = [np.empty(200, np.float32) for _ in range(2)]
+        for out, (D, found) in zip(by_id, (every_plain, every_wide), strict=True):
+            out[found[q]] = D[q]
+        assert np.abs(by_id[0] - by_id[1]).max() < 1e-5
+    assert np.array_equal(unfuse(fused), Z)
+
+
+def test_unfuse_refuses_other_codebooks() -> None:
+    rng = np.random.default_rng(0)
+    fused = fuse(random_codebooks(rng, 4, 16))
+    fused[0, 17, 0] += 0.5
+    with pytest.raises(DataError, match="not byte-fused"):
+        unfuse(fused)
+    with pytest.raises(DataError, match="not byte-fused"):
+        unfuse(random_codebooks(rng, 4, 16))
+
+
+def test_fuse_refuses_other_sizes() -> None:
+    with pytest.raises(UsageError, match="16 codewords"):
+        fuse(random_codebooks(np.random.default_rng(0), 2, 32))
+
+
+@pytest.mark.parametrize("K", WORDS)
+@pytest.mark.parametrize("M", [1, 3, 6, 12])
+def test_scores_are_the_table_sums(M: int, K: int) -> None:
+    rng = np.random.default_rng([M, K, 1])
+    Z = random_codebooks(rng, M, K)
+    assignment = rng.integers(0, K, (60, M))
+    xq = (rng.normal(size=(4, M * 12)) * 3).astype(np.float32)
+    tables = score_tables(xq, Z)
+    assert np.abs(tables - cosines(xq, Z)).max() < 2e-5
+    expected = np.array(
+        [[sum(tables[q, m, a] for m, a in enumerate(row)) for row in assignment] for q in range(4)]
+    )
+    scores = score_codes(xq, pack_codes(assignment, K), Z)
+    assert scores.dtype == np.float32
+    assert np.abs(scores - expected).max() < 1e-4
+    assert np.abs(scores - xq @ decode(pack_codes(assignment, K), Z).T).max() < 1e-4
+
+
+@pytest.mark.parametrize(("M", "K"), [(1, 16), (3, 16), (5, 4), (12, 16), (5, 32), (4, 256)])
+def test_equal_codes_get_bit_identical_scores_in_any_company(M: int, K: int) -> None:
+    rng = np.random.default_rng([M, K, 2])
+    Z = random_codebooks(rng, M, K)
+    codes = pack_codes(rng.integers(0, K, (50, M)), K)
+    xq = rng.normal(size=(9, M * 12)).astype(np.float32)
+    scores = score_codes(xq, codes, Z)
+    shuffled = rng.permutation(np.repeat(np.arange(50), 1000))  # more than one block
+    assert np.array_equal(score_codes(xq, codes[shuffled], Z), scores[:, shuffled])
+    assert np.array_equal(score_codes(xq[4:5], codes, Z), scores[4:5])
+    own = rng.integers(0, 50, (9, 17))
+    assert np.array_equal(
+        score_candidates(score_tables(xq, Z), codes[own], M, K), np.take_along_axis(scores, own, axis=1)
+    )
+
+
+def bad_codebooks() -> dict[str, tuple[np.ndarray, str]]:
+    good = random_codebooks(np.random.default_rng(0), 3, 16)
+    nan, long = good.copy(), good.copy()
+    nan[1, 7, 3] = np.nan
+    long[2, 5] *= 1.001
+    return {
+        "dtype": (good.astype(np.float64), "float64"),
+        "shape": (good[0], "shape"),
+        "empty": (good[:0], "shape"),
+        "K": (good[:, :12], "power of two"),
+        "K too small": (good[:, :2], "power of two"),
+        "NaN": (nan, "codeword 7 of codebook 1"),
+        "norm": (long, "codeword 5 of codebook 2 has norm 1.001"),
+        "zero": (np.zeros_like(good), "norm 0"),
+    }
+
+
+@pytest.mark.parametrize("case", bad_codebooks())
+def test_unfit_codebooks_are_refused(case: str) -> None:
+    Z, message = bad_codebooks()[case]
+    for function in (check_codebooks, inject):
+        with pytest.raises(DataError, match=message) as caught:
+            function(Z)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("K", [0, 2, 3, 15, 512])
+def test_other_numbers_of_codewords_are_refused(K: int) -> None:
+    with pytest.raises(UsageError, match="power of two"):
+        bits_per_code(K)
+
+
+def test_vectors_that_cannot_be_encoded_are_refused_by_row() -> None:
+    rng = np.random.default_rng(0)
+    Z, x = random_codebooks(rng, 3, 16), random_vectors(rng, 50, 3)
+    broken = x.copy()
+    broken[[4, 31], 7] = np.nan
+    with pytest.raises(DataError, match="NaN or infinity in rows 4, 31"):
+        encode(broken, Z)
+    broken = x.copy()
+    broken[40, 5] = -np.inf
+    with pytest.raises(DataError, match=r"features.h5: NaN or infinity in row 140$"):
+        encode(broken, Z, what="features.h5", first_row=100)
+    zero = x.copy()
+    zero[33, 12:24] = 0
+    zero[10, 0] = 0  # one zero among others is fine
+    with pytest.raises(DataError, match="no direction, in row 33"):
+        encode(zero, Z, block=16)
+    zero[33] = x[33]
+    assert len(encode(zero, Z)) == 50
+    for wrong, message in (
+        (x[:, :35], "35 dimensions"),
+        (x[0], "two dimensions"),
+        (x.astype(str), "numbers"),
+    ):
+        with pytest.raises(DataError, match=message):
+            encode(wrong, Z)
+    with pytest.raises(UsageError, match="block"):
+        encode(x, Z, block=0)
+
+
+def test_codes_out_of_range_are_refused() -> None:
+    with pytest.raises(DataError, match=r"outside 0\.\.15 in row 1"):
+        pack_codes([[0, 15], [16, 0]], 16)
+    with pytest.raises(DataError, match="outside"):
+        pack_codes([[-1, 0]], 16)
+    with pytest.raises(DataError, match="integers"):
+        pack_codes([[0.5, 1.0]], 16)
+    codes = np.zeros((3, 2), np.uint8)
+    codes[2, 1] = 0x10  # the spare nibble of three 4-bit codebooks
+    with pytest.raises(DataError, match="beyond the last codebook in row 2"):
+        check_codes(codes, 3, 16)
+    for wrong in (codes[:, :1], codes.astype(np.int64), codes[0]):
+        with pytest.raises(DataError, match="expected uint8"):
+            unpack_codes(wrong, 3, 16)
+
+
+def test_queries_too_large_for_float32_are_refused() -> None:
+    Z = random_codebooks(np.random.default_rng(0), 3, 16)
+    with pytest.raises(DataError, match="too large"):
+        score_tables(np.full((1, 36), 3e38, np.float32), Z)
+
+
+def test_codebooks_of_refuses_what_holds_none() -> None:
+    with pytest.raises(DataError, match="IndexFlat"):
+        codebooks_of(faiss.IndexFlatIP(4))
+    index = inject(random_codebooks(np.random.default_rng(0), 3, 16))
+    faiss.copy_array_to_vector(np.zeros(10, np.float32), index.pq.centroids)
+    with pytest.raises(DataError, match="10 centroid values"):
+        codebooks_of(index)

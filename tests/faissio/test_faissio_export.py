@@ -1,0 +1,240 @@
+"""Codebooks for other tools: each form is loaded by the tool it is for, and ranks the same data alike."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pytest
+from model_factory import make_model
+
+from gpq_faiss.codes.bits import unpack_codes
+from gpq_faiss.codes.codebooks import pad_vectors
+from gpq_faiss.codes.encode import encode
+from gpq_faiss.codes.scores import score_codes
+from gpq_faiss.errors import OutputExistsError, UsageError
+from gpq_faiss.faissio.export import TARGETS, byte_codebooks, export
+from gpq_faiss.faissio.io import load_index
+from gpq_faiss.faissio.layout import layout_of
+from gpq_faiss.faissio.model import read_model
+
+N, Q, TOP = 700, 4, 20
+CLASSES = 3
+
+
+@pytest.fixture(scope="module", params=[5, 6])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of an odd number of codebooks, whose last one shares its byte with none, and of an even one."""
+    return make_model(tmp_path_factory.mktemp("export") / "model", M=request.param)
+
+
+def vectors(Z: np.ndarray, n: int, seed: int) -> np.ndarray:
+    """Vectors near the codewords of random codes, float32 [n, M*d], sub-vectors of unit norm.
+
+    Each is clearly nearer to one codeword than to the next, so that rounding decides no code.
+    """
+    M, K, d = Z.shape
+    rng = np.random.default_rng([seed, n])
+    x = Z[np.arange(M), rng.integers(0, K, (4 * n, M))] + 0.2 * rng.standard_normal((4 * n, M, d))
+    x /= np.linalg.norm(x, axis=2, keepdims=True)
+    cosines = np.sort(np.einsum("nmd,mkd->nmk", x, Z), axis=2)
+    clear = (cosines[:, :, -1] - cosines[:, :, -2] > 1e-4).all(axis=1)
+    assert clear.sum() >= n
+    return x[clear][:n].reshape(n, -1).astype(np.float32)
+
+
+def truth(model: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Items, queries, the items' codes, and the scores [Q, N] of all by brute force."""
+    Z = read_model(model).codebooks
+    x, xq = vectors(Z, N, 0), vectors(Z, Q, 1)
+    codes = encode(x, Z)
+    return x, xq, codes, score_codes(xq, codes, Z)
+
+
+def same_ranking(scores: np.ndarray, ids: np.ndarray, exact: np.ndarray) -> None:
+    """``ids`` of one query are the best by ``exact``; items that differ by rounding may change places."""
+    best = np.sort(exact)[::-1][: len(ids)]
+    assert len(set(ids.tolist())) == len(ids)
+    np.testing.assert_allclose(scores, best, atol=1e-5)
+    np.testing.assert_allclose(exact[ids], best, atol=1e-5)
+
+
+def test_numpy_arrays_score_the_code_bytes(model: Path, tmp_path: Path) -> None:
+    out = export(model, tmp_path / "codebooks.npz", to="numpy")
+    held = np.load(out, allow_pickle=False)
+    header = read_model(model)
+    meta = json.loads(held["meta"].item())
+    assert meta["codebooks_fingerprint"] == header.codebooks_fingerprint
+    assert meta["model_fingerprint"] == header.model_fingerprint
+    np.testing.assert_array_equal(held["codebooks"], header.codebooks)
+    _, xq, codes, exact = truth(model)
+    bytes_, _, width = held["fused"].shape
+    tables = np.einsum(
+        "qpw,pbw->qpb", pad_vectors(xq, bytes_ * width).reshape(Q, bytes_, width), held["fused"]
+    )
+    np.testing.assert_allclose(tables[:, np.arange(bytes_), codes].sum(axis=2), exact, atol=1e-5)
+
+
+def test_nanopq_encodes_and_ranks_alike(model: Path, tmp_path: Path) -> None:
+    nanopq = pytest.importorskip("nanopq", reason="nanopq is not installed: pip install nanopq")
+    held = np.load(export(model, tmp_path / "nanopq.npz", to="nanopq"), allow_pickle=False)
+    M, K, d = held["codewords"].shape
+    pq = nanopq.PQ(M, K, metric="dot", verbose=False)
+    pq.codewords, pq.Ds = held["codewords"], d
+    x, xq, codes, exact = truth(model)
+    theirs = pq.encode(x)
+    np.testing.assert_array_equal(theirs, unpack_codes(codes, M, K))
+    for q, right in zip(xq, exact, strict=True):
+        scores = pq.dtable(q).adist(theirs)
+        ids = np.argsort(-scores, kind="stable")[:TOP]
+        same_ranking(scores[ids], ids, right)
+
+
+def test_lancedb_ranks_alike(model: Path, tmp_path: Path) -> None:
+    lancedb = pytest.importorskip("lancedb", reason="LanceDB is not installed: pip install lancedb pylance")
+    pytest.importorskip("lance", reason="LanceDB's file library is not installed: pip install pylance")
+    import pyarrow
+
+    held = np.load(export(model, tmp_path / "lancedb.npz", to="lancedb"), allow_pickle=False)
+    books, centroids = held["pq_codebook"], held["ivf_centroids"]
+    width = centroids.shape[1]
+    x, xq, _, exact = truth(model)
+    rows = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(pad_vectors(x, width).ravel()), width)
+    database = lancedb.connect(str(tmp_path / "db"))
+    table = database.create_table("items", pyarrow.table({"id": np.arange(N), "vector": rows}))
+    table.to_lance().create_index(
+        "vector",
+        "IVF_PQ",
+        metric="dot",
+        num_partitions=1,
+        num_sub_vectors=len(books),
+        ivf_centroids=centroids,
+        pq_codebook=books,
+    )
+    table.checkout_latest()
+    assert len(table.list_indices()) == 1
+    for q, right in zip(pad_vectors(xq, width), exact, strict=True):
+        found = table.search(q).distance_type("dot").limit(TOP).to_arrow()
+        # Its distance of dot products is 1 - score. Without the index it would be the score of the vector itself.
+        same_ranking(1 - found["_distance"].to_numpy(), found["id"].to_numpy(), right)
+
+
+@pytest.mark.parametrize("string", [None, "PQ{M}x4", "IDMap,PQ{M}x4np", "IVF3,PQ{M}x4"])
+def test_factory_strings_search_as_faiss_does(model: Path, tmp_path: Path, string: str | None) -> None:
+    index, stated = _factory(model, tmp_path, string)
+    x, xq, codes, exact = truth(model)
+    assert stated["codebooks_fingerprint"] == read_model(model).codebooks_fingerprint
+    ids = np.arange(N) if "IDMap" not in (string or "IDMap") else np.arange(N)[::-1] + (1 << 40)
+    rows = pad_vectors(x, index.d)
+    if isinstance(index, faiss.IndexIDMap):
+        index.add_with_ids(rows, ids)
+    else:
+        index.add(rows)
+    if string and string.startswith("IVF"):
+        assert not index.by_residual
+        index.nprobe = CLASSES
+    held = layout_of(index)
+    np.testing.assert_array_equal(held.codes()[np.argsort(held.ids())], codes[np.argsort(ids)])
+    D, found = index.search(pad_vectors(xq, index.d), TOP)
+    place = {number: at for at, number in enumerate(ids.tolist())}
+    for scores, one, right in zip(D, found, exact, strict=True):
+        same_ranking(scores, np.array([place[number] for number in one.tolist()]), right)
+
+
+@pytest.mark.parametrize("string", ["PQ{half}", "IDMap2,PQ{half}x8", "IVF3,PQ{half}"])
+def test_factory_strings_of_bytes_search_as_faiss_does(tmp_path: Path, string: str) -> None:
+    test_factory_strings_search_as_faiss_does(make_model(tmp_path / "model", M=6), tmp_path, string)
+
+
+def test_an_odd_codebook_shares_no_byte_with_vectors_to_come(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model", M=5)
+    with pytest.raises(UsageError, match=r"which is PQ5x4$"):
+        export(model, tmp_path / "o.faiss", to="faiss-factory", factory="PQ3")
+
+
+@pytest.mark.parametrize("string", ["PQ{M}x4fs", "IVF3,PQ{M}x4fs"])
+def test_factory_strings_of_fastscan_hold_the_codes(model: Path, tmp_path: Path, string: str) -> None:
+    index, _ = _factory(model, tmp_path, string)
+    x, xq, codes, exact = truth(model)
+    index.add(x)
+    if string.startswith("IVF"):
+        index.nprobe = CLASSES
+    held = layout_of(index)
+    np.testing.assert_array_equal(held.codes()[np.argsort(held.ids())], codes)
+    D, found = index.search(xq, TOP)
+    # Tables are rounded to 8 bits: a score is off by M steps of a 255th of what all tables span, at most.
+    Z = read_model(model).codebooks
+    spans = np.einsum("qmd,mkd->qmk", xq.reshape(Q, *Z.shape[::2]), Z)
+    bound = (spans.max(axis=2) - spans.min(axis=2)).sum(axis=1) / 255 * len(Z) + 1e-5
+    assert (np.abs(D - np.take_along_axis(exact, found, axis=1)) <= bound[:, None]).all()
+    assert (D[:, 0] >= exact.max(axis=1) - 2 * bound).all()
+
+
+def _factory(model: Path, folder: Path, string: str | None) -> tuple[Any, dict[str, Any]]:
+    """The exported index as plain Faiss reads it, and its sidecar."""
+    M = len(read_model(model).codebooks)
+    if string is not None:
+        string = string.format(M=M, half=M // 2)
+    out = export(model, folder / "empty.faiss", to="faiss-factory", factory=string)
+    index, stated = load_index(out)
+    assert index.ntotal == 0
+    # What the string means to Faiss is what was written.
+    made: Any = faiss.index_factory(index.d, string or f"IDMap2,PQ{M}x4", faiss.METRIC_INNER_PRODUCT)
+    assert type(made) is type(index)
+    return index, stated
+
+
+@pytest.mark.parametrize(
+    ("string", "why"),
+    [
+        ("PQ7x4", "the model has"),
+        ("PQ6x5", "the model has"),
+        ("PQ3x8fs", "FastScan"),
+        ("IVF4,PQ6x4", "write IVF3"),
+        ("OPQ6,PQ6x4", "undo the model's sub-spaces"),
+        ("IDMap2,IVF3,PQ6x4", "codebooks go into"),
+        ("PQ6x4,RFlat", "codebooks go into"),
+        ("", "codebooks go into"),
+    ],
+)
+def test_factory_strings_that_cannot_hold_the_codebooks(tmp_path: Path, string: str, why: str) -> None:
+    model = make_model(tmp_path / "model")
+    with pytest.raises(UsageError, match=why):
+        export(model, tmp_path / "o.faiss", to="faiss-factory", factory=string)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_factory_string_belongs_to_faiss(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model")
+    with pytest.raises(UsageError, match="belongs to"):
+        export(model, tmp_path / "o.npz", to="numpy", factory="PQ6x4")
+    with pytest.raises(UsageError, match="choose from"):
+        export(model, tmp_path / "o.npz", to="pickle")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("to", TARGETS)
+def test_an_output_that_exists_is_kept_unless_asked_and_replaced_whole(tmp_path: Path, to: Any) -> None:
+    model, out = make_model(tmp_path / "model"), tmp_path / "o"
+    out.write_bytes(b"mine")
+    with pytest.raises(OutputExistsError):
+        export(model, out, to=to)
+    assert out.read_bytes() == b"mine"
+    export(model, out, to=to, overwrite=True)
+    first = out.read_bytes()
+    export(model, out, to=to, overwrite=True)
+    assert out.read_bytes() == first != b"mine"
+    assert {path.name for path in tmp_path.iterdir()} == {"model", "o"} | (
+        {"o.json"} if to == "faiss-factory" else set()
+    )
+
+
+def test_codewords_that_fill_no_whole_bytes_have_no_byte_form(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model", M=2, K=32)
+    with pytest.raises(UsageError, match="32 codewords"):
+        export(model, tmp_path / "o.npz", to="lancedb")
+    assert "fused" not in np.load(export(model, tmp_path / "n.npz", to="numpy"))
+    large = np.random.default_rng(0).standard_normal((2, 256, 3)).astype(np.float32)
+    assert byte_codebooks(large) is large

@@ -1,0 +1,335 @@
+"""The GPU form of the flat index: its equality on the CPU everywhere, and on a GPU where there is one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+
+from gpq_faiss.codes.bits import pack_codes
+from gpq_faiss.codes.codebooks import inject, inject_fused, pad_vectors
+from gpq_faiss.codes.scores import score_codes
+from gpq_faiss.errors import DataError, DeviceError, UsageError
+from gpq_faiss.faissio.forms import ivf_index
+from gpq_faiss.gpu.forms import (
+    CODE_SIZES,
+    check_on_gpu,
+    clone_to_gpu,
+    combined,
+    ivf_form,
+    real_lists,
+    scan_bytes,
+    zero_lists,
+)
+from gpq_faiss.gpu.placing import to_gpu
+from gpq_faiss.index.lists import IvfSettings
+from gpq_faiss.index.memory import Engine
+from gpq_faiss.index.search import search_index
+
+HAS_GPU = hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus() > 0
+
+
+def make(
+    M: int, K: int = 16, n: int = 2000, seed: int = 0
+) -> tuple[object, np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng([seed, M, K])
+    Z = rng.normal(size=(M, K, 12))
+    Z = (Z / np.linalg.norm(Z, axis=2, keepdims=True)).astype(np.float32)
+    codes = pack_codes(rng.integers(0, K, (n, M)), K)
+    index = faiss.IndexIDMap2(inject(Z))
+    index.add_sa_codes(codes, np.arange(n) * 3 + 2**40)
+    return index, Z, codes, rng.normal(size=(9, M * 12)).astype(np.float32)
+
+
+@pytest.mark.parametrize("lists", [1, 7, None])
+@pytest.mark.parametrize(("M", "K"), [(1, 16), (3, 16), (5, 16), (6, 16), (8, 16), (12, 16), (5, 256)])
+def test_the_ivf_form_scores_like_the_tables(M: int, K: int, lists: int | None) -> None:
+    index, Z, codes, xq = make(M, K)
+    ivf = ivf_form(index, lists=lists)
+    assert ivf.code_size in CODE_SIZES
+    assert ivf.pq.nbits == 8
+    assert ivf.ntotal == 2000
+    D, found = ivf.search(pad_vectors(xq, ivf.d), 2000)
+    scores = score_codes(xq, codes, Z)
+    assert (np.sort(found, axis=1) == np.arange(2000) * 3 + 2**40).all()
+    assert np.abs(np.take_along_axis(scores, (found - 2**40) // 3, axis=1) - D).max() < 1e-5
+
+
+def test_lists_grow_with_the_items_and_are_even() -> None:
+    ivf = ivf_form(make(3, n=5000)[0])
+    sizes = [ivf.invlists.list_size(number) for number in range(ivf.nlist)]
+    assert len(sizes) == 4
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_a_fused_index_has_the_same_form() -> None:
+    index, Z, codes, xq = make(5)
+    fused = faiss.IndexIDMap2(inject_fused(Z))
+    fused.add_sa_codes(codes, np.arange(2000) * 3 + 2**40)
+    one, two = ivf_form(index, lists=2), ivf_form(fused, lists=2)
+    assert np.array_equal(
+        one.search(pad_vectors(xq, one.d), 50)[1], two.search(pad_vectors(xq, two.d), 50)[1]
+    )
+
+
+@pytest.mark.parametrize("M", [3, 5, 6, 12])
+def test_real_lists_are_those_without_residuals(M: int) -> None:
+    """Faiss' GPU code takes residuals only: with centroids scaled down they make no difference."""
+    _, Z, codes, xq = make(M)
+    rng = np.random.default_rng(M)
+    centroids = rng.normal(size=(20, M * 12)).astype(np.float32)
+    list_of = rng.integers(0, 19, 2000).astype(np.int32)  # one list stays empty
+    reference = ivf_index(codes, None, Z, centroids, "fused", list_of)
+    form = real_lists(codes, Z, list_of, centroids, 5)
+    reference.nprobe = 5
+    assert form.by_residual
+    assert not reference.by_residual
+    assert (form.nprobe, form.nlist, form.ntotal) == (5, 20, 2000)
+    padded = pad_vectors(xq, form.d)
+    assert np.array_equal(
+        form.quantizer.search(padded, 20)[1],
+        reference.quantizer.search(pad_vectors(xq, reference.d), 20)[1],
+    )
+    D, found = form.search(padded, 50)
+    expected_D, expected = reference.search(pad_vectors(xq, reference.d), 50)
+    assert np.abs(D - expected_D).max() < 1e-5
+    assert [set(row) for row in found.tolist()] == [set(row) for row in expected.tolist()]
+    assert real_lists(codes, Z, list_of, centroids, 300).nprobe == 20
+    for nprobe in (0, 2049):
+        with pytest.raises(UsageError, match="looks at 1 to 2048 lists"):
+            real_lists(codes, Z, list_of, centroids, nprobe)
+
+
+@pytest.mark.parametrize("mode", ["shard", "replica"])
+def test_parts_as_one_plain_faiss_index(mode: str) -> None:
+    _, Z, codes, xq = make(6)
+    whole = zero_lists(codes, Z, lists=3)
+    halves = (codes[:700], codes[700:]) if mode == "shard" else (codes, codes)
+    parts = [zero_lists(half, Z, lists=3) for half in halves]
+    index = combined(parts, mode)
+    padded = pad_vectors(xq, index.d)
+    assert index.ntotal == 2000
+    D, found = index.search(padded, 40)
+    expected_D, expected = whole.search(padded, 40)
+    assert np.array_equal(D, expected_D)
+    assert [set(row) for row in found.tolist()] == [set(row) for row in expected.tolist()]
+    with pytest.raises(UsageError, match="torch works alone"):
+        combined([], mode)
+    with pytest.raises(UsageError, match="choose shard or replica"):
+        combined(parts, "both")
+
+
+def test_an_index_left_on_the_cpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Faiss does with several GPUs and an index that it cannot place."""
+    _, Z, codes, _ = make(3)
+    form = zero_lists(codes, Z)
+    with pytest.raises(DeviceError, match="left the index on the CPU instead of GPU 1"):
+        check_on_gpu(form, 1)
+    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 2)
+    given: list[int] = []
+
+    class Resources:
+        def setTempMemory(self, size: int) -> None:
+            given.append(size)
+
+        def setPinnedMemory(self, size: int) -> None:
+            assert size == 0
+
+    monkeypatch.setattr(faiss, "StandardGpuResources", Resources)
+    monkeypatch.setattr(faiss, "GpuIndexIVFPQ", lambda _resources, index, _config: index)
+    with pytest.raises(DeviceError, match="left the index on the CPU instead of GPU 1"):
+        clone_to_gpu(form, 1, 12345)
+    assert given == [12345]
+
+    def full(*_: object) -> None:
+        raise RuntimeError("Error in alloc: long story\nout of memory on the card")
+
+    monkeypatch.setattr(faiss, "GpuIndexIVFPQ", full)
+    with pytest.raises(DeviceError, match=r"cannot put the index onto GPU 1: out of memory on the card$"):
+        clone_to_gpu(form, 1)
+
+
+def test_ids_that_are_positions_take_four_bytes_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, Z, codes, _ = make(3)
+    form = zero_lists(codes, Z)
+    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 1)
+    monkeypatch.setattr(
+        faiss,
+        "StandardGpuResources",
+        type("R", (), {"setTempMemory": lambda *_: None, "setPinnedMemory": lambda *_: None}),
+    )
+    asked: list[int] = []
+
+    def noted(_resources: object, _index: object, config: faiss.GpuIndexIVFPQConfig) -> None:
+        assert config.device == 0
+        asked.append(config.indicesOptions)
+        assert not config.flatConfig.useFloat16
+        assert not config.useFloat16LookupTables
+        assert not config.usePrecomputedTables
+        assert not config.use_cuvs
+        assert config.useMMCodeDistance
+        raise RuntimeError("no card")
+
+    monkeypatch.setattr(faiss, "GpuIndexIVFPQ", noted)
+    for positions, ntotal in ((False, 2000), (True, 2000), (True, 1 << 31)):
+        form.ntotal = ntotal
+        with pytest.raises(DeviceError, match="no card"):
+            clone_to_gpu(form, 0, positions=positions)
+    assert asked == [faiss.INDICES_64_BIT, faiss.INDICES_32_BIT, faiss.INDICES_64_BIT]
+
+
+def test_what_a_scan_takes_on_the_gpu_grows_with_the_items() -> None:
+    """Scores of all items and tables of all lists, for each of two streams."""
+    assert scan_bytes(1000, 3) == 2 * (4 * 1000 + 1024 * 3 + 8)
+    assert scan_bytes(1000, 5, lists=10) == 2 * 10 * (4 * 100 + 1024 * 8 + 8)  # padded to 8 bytes
+    assert 8e9 < scan_bytes(10**9, 6) < 8.1e9
+    with pytest.raises(UsageError, match="lists"):
+        scan_bytes(1000, 3, lists=0)
+
+
+def test_options_out_of_range_are_refused() -> None:
+    index = make(3)[0]
+    with pytest.raises(UsageError, match="choose shard or replica"):
+        to_gpu(index, mode="both")
+    with pytest.raises(UsageError, match="choose auto, faiss or torch"):
+        to_gpu(index, via="cpu")
+    for devices in ([], [0, 0]):
+        with pytest.raises(UsageError, match="name one GPU or more, each once"):
+            to_gpu(index, devices=devices)
+
+
+def test_what_a_gpu_cannot_take_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"a GPU takes 16 .* or 256"):
+        ivf_form(make(3, 32)[0])
+    with pytest.raises(UsageError, match="at most 48"):
+        ivf_form(make(49, 256, n=10)[0])
+    with pytest.raises(UsageError, match="lists"):
+        ivf_form(make(3)[0], lists=0)
+    with pytest.raises(DataError, match="empty"):
+        ivf_form(make(3, n=0)[0])
+
+
+@pytest.mark.skipif(HAS_GPU, reason="needs a machine without a GPU")
+def test_a_missing_gpu_is_an_error() -> None:
+    index, Z, codes, _ = make(3)
+    lists = Engine.build(codes, Z, kind="ivf", ivf=IvfSettings(lists=4))
+    for source in (index, Engine.build(codes, Z), lists):
+        for via in ("auto", "faiss", "torch"):
+            with pytest.raises(DeviceError, match="has none"):
+                to_gpu(source, via=via)
+    with pytest.raises(DeviceError, match="GPU 1 was asked for, but this machine has none"):
+        to_gpu(index, devices=[1, 0], mode="replica")
+
+
+def test_a_faiss_without_gpu_code_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(faiss, "StandardGpuResources", raising=False)
+    with pytest.raises(DeviceError, match="install faiss-gpu"):
+        to_gpu(make(3)[0])
+
+
+@pytest.mark.parametrize("device", [-1, 99])
+def test_a_gpu_number_out_of_range_is_an_error(device: int) -> None:
+    with pytest.raises(DeviceError, match=f"GPU {device}"):
+        to_gpu(make(3)[0], device=device)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_GPU, reason="no GPU")
+@pytest.mark.parametrize("M", [3, 6, 8, 12])
+@pytest.mark.parametrize("lists", [1, 16, None])
+def test_gpu_equals_cpu(M: int, lists: int | None) -> None:
+    index, Z, codes, xq = make(M, n=20_000)
+    gpu = to_gpu(index, lists=lists)
+    raw = to_gpu(index, lists=lists, via="faiss")
+    scores = score_codes(xq, codes, Z)
+    for k in (1, 100, 2048, 5000):
+        expected_D, expected = search_index(index, xq, k)
+        D, found = gpu.search(xq, k)
+        assert np.array_equal(D, expected_D)
+        assert np.array_equal(found, expected)
+        if k > 2048:
+            continue
+        D, found = raw.search(xq, k)
+        assert np.abs(D - expected_D).max() < 1e-4
+        assert np.abs(np.take_along_axis(scores, (found - 2**40) // 3, axis=1) - D).max() < 1e-4
+        assert all(len(set(row)) == k for row in found.tolist())
+    with pytest.raises(DataError, match="dimensions"):
+        gpu.search(xq[:, 1:], 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_GPU, reason="no GPU")
+@pytest.mark.parametrize("M", [3, 12])
+@pytest.mark.parametrize("lists", [1, 16])
+def test_every_query_of_a_large_batch_is_scored_by_its_own_tables(M: int, lists: int) -> None:
+    """A query whose tables were mixed with the next one's would miss results that no proof can know of; now and then is enough."""
+    index, Z, codes, _ = make(M, n=20_000)
+    xq = np.random.default_rng([M, lists]).normal(size=(1024, Z.shape[0] * Z.shape[2])).astype(np.float32)
+    expected = -np.sort(-score_codes(xq, codes, Z), axis=1)[:, :100]
+    raw = to_gpu(index, lists=lists, via="faiss")
+    for _ in range(20):
+        assert np.abs(raw.search(xq, 100)[0] - expected).max() < 1e-4
+
+
+@pytest.mark.skipif(HAS_GPU, reason="needs a machine without a GPU")
+def test_the_benchmark_runs_from_end_to_end(tmp_path: Path) -> None:
+    """Rehearsed at a small size; and without a GPU it says so in one line."""
+    out = tmp_path / "gpu.json"
+
+    def run(*options: str) -> subprocess.CompletedProcess[str]:
+        script = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
+        small = [
+            "--items",
+            "3000",
+            "--bits",
+            "12",
+            "--batches",
+            "1,3",
+            "--copy-bytes",
+            "1000",
+            "--limit",
+            "0.01",
+        ]
+        small += [
+            "--encode-rows",
+            "500",
+            "--rank-items",
+            "300",
+            "--rank-queries",
+            "5",
+            "--check-items",
+            "2500",
+        ]
+        return subprocess.run(
+            [sys.executable, str(script), *small, "--out", str(out), *options],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=os.environ | {"PYTHONPATH": str(script.parents[1])},
+        )
+
+    refused = run()
+    assert refused.returncode == 1
+    assert refused.stderr.count("\n") == 1
+    assert refused.stderr.startswith("gpu.py: GPU 0 was asked for")
+    assert not out.exists()
+    late = run("--device", "cpu", "--within", "0")
+    assert late.returncode == 0, late.stderr
+    assert late.stderr.startswith("left for another run: parity 12, encoding 12, ranking 12, search 12/3000")
+    assert not out.exists()
+    done = run("--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(out.read_text())
+    assert result["rehearsal"] is True
+    assert "these figures mean nothing" in out.with_suffix(".md").read_text()
+    cells = result["search"]["12/3000"]["cells"]
+    assert [(c["way"], c["batch"]) for c in cells] == [
+        (way, batch) for batch in (1, 3) for way in ("torch", "faiss", "exact")
+    ]
+    assert result["parity"]["12"]["exact_and_torch"] == "equal to the bit"
