@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -98,10 +99,10 @@ def test_evaluate_tells_likeness_of_all_that_it_compares(digits: Path) -> None:
     command = ("evaluate", digits / "model", "digits", "--compare", "float")
     found = json.loads(done(*command, "--format", "json"))
     assert found["compared"]["float"]["likeness"]["nn10_at_100"] == 1
-    lines = done(*command).splitlines()
-    column = lines[0].split().index("NN10@100")
-    cells = {line.split()[0]: line.split()[column] for line in lines[2:4]}
-    assert cells == {"GPQ": f"{found['likeness']['nn10_at_100']:.4f}", "float": "1.0000"}
+    lines = [re.split(r"\s{2,}", line) for line in done(*command).splitlines()]
+    column = lines[0].index("NN10@100")
+    cells = {line[0]: line[column] for line in lines[2:4]}
+    assert cells == {found["method"]: f"{found['likeness']['nn10_at_100']:.4f}", "float": "1.0000"}
 
 
 def test_search_gives_a_picture_of_the_digits(digits: Path) -> None:
@@ -285,8 +286,8 @@ def test_evaluate_in_every_form(shop: Shop, tmp_path: Path) -> None:
         ("latex", ("tabular", rounded)),
     ):
         text = done(*evaluate, "--format", form)
-        assert all(mark in text for mark in ("GPQ", "mAP", *marks))
-    csv = done(*evaluate, "--format", "csv").split()
+        assert all(mark in text for mark in ("gpq (paper)", "mAP", *marks))
+    csv = done(*evaluate, "--format", "csv").splitlines()
     assert dict(zip(csv[0].split(","), csv[1].split(","), strict=True))["mAP"] == str(found["map"])
     out = tmp_path / "scores.json"
     assert done(*evaluate, "--format", "json", "--out", out) == ""
