@@ -31,7 +31,7 @@ Examples:
 )
 @click.argument("model_dir")
 @click.argument("data")
-@click.option("--protocol", help="1, 2 or gpq-authors.  [default: the training's]")
+@click.option("--protocol", help="1, 2, transfer[:SHARE|CLASSES] or gpq-authors.  [default: the training's]")
 @click.option("--seed", type=int, help="Seed of the split, for data that the model was not trained on.")
 @click.option("--labelled", default="all", help="Labelled part of the split, for data not of the training.")
 @click.option(

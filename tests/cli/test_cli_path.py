@@ -294,8 +294,8 @@ def test_evaluate_in_every_form(shop: Shop, tmp_path: Path) -> None:
     assert json.loads(out.read_text())["map"] == found["map"]
 
 
-@pytest.mark.parametrize("protocol", ["1", "2"])
-def test_both_protocols_train_and_evaluate(shop: Shop, tmp_path: Path, protocol: str) -> None:
+@pytest.mark.parametrize("protocol", ["1", "2", "transfer", "transfer:0,3"])
+def test_every_protocol_trains_and_evaluates(shop: Shop, tmp_path: Path, protocol: str) -> None:
     features, labels = clusters(400)
     np.savez(tmp_path / "four.npz", features=features, labels=np.where(np.arange(400) % 4 == 3, 3, labels))
     data, model = f"features:{tmp_path}/four.npz", tmp_path / "model"
