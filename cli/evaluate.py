@@ -14,12 +14,16 @@ from .options import DATA_HELP, data_options, device_option, emit, open_dataset,
 
 Queries and database are those that the training set apart. mAP is over the full ranking and takes its expected value over
 random order within ties, unless told otherwise. With --device cuda the network and the ranking run on the GPU, with the same
-figures; what it is compared with runs on the CPU. NN10@100 is the share of a query's ten nearest items by their features that are
+figures; methods that it is compared with run on the CPU. NN10@100 is the share of a query's ten nearest items by their features that are
 among its first 100 results.
+
+--compare puts other rows into the table: methods, which are fitted on the same items, and folders of models that were trained on
+the same split. A model's row has the name of its method and its preset.
 
 \b
 Examples:
   gpq evaluate model digits --protocol 1 --compare pq,opq,itq
+  gpq evaluate demo/model digits --compare demo/gpq,demo/paper,pq,classifier
   gpq evaluate model features:clip.npy --labels labels.npy --format json --out scores.json
 
 {DATA_HELP}
@@ -27,10 +31,15 @@ Examples:
 )
 @click.argument("model_dir")
 @click.argument("data")
-@click.option("--protocol", help="1, 2 or gpq-authors.  [default: the training's]")
+@click.option("--protocol", help="1, 2, transfer[:SHARE|CLASSES] or gpq-authors.  [default: the training's]")
 @click.option("--seed", type=int, help="Seed of the split, for data that the model was not trained on.")
 @click.option("--labelled", default="all", help="Labelled part of the split, for data not of the training.")
-@click.option("--compare", default="", help="Methods to show beside it: pq,opq,itq,float,classifier.")
+@click.option(
+    "--compare",
+    default="",
+    metavar="NAMES",
+    help="What to show beside it, with commas: pq, opq, itq, float, classifier, folders of models.",
+)
 @click.option("--at", default="1,10,100,1000", show_default=True, help="The k of precision and recall.")
 @click.option("-k", "k", type=int, help="mAP@k instead of the full ranking.")
 @click.option(

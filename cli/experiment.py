@@ -101,7 +101,7 @@ Examples:
 @click.option("--methods", "names", help="Short names with commas, or all.  [default: the grid's]")
 @click.option("--bits", help="Code lengths with commas.  [default: the grid's]")
 @click.option("--seeds", help="Seeds of split, weights and batches, with commas.  [default: the grid's]")
-@click.option("--protocol", help="1, 2 or gpq-authors.  [default: the grid's]")
+@click.option("--protocol", help="1, 2, transfer[:SHARE|CLASSES] or gpq-authors.  [default: the grid's]")
 @click.option(
     "--labelled",
     help="Labels that training sees: N-per-class, a fraction or a file; several with commas.  [default: the grid's]",

@@ -26,6 +26,7 @@ A run that was killed goes on with --resume and reaches the same codes (on the C
 Examples:
   gpq train digits --labelled 10-per-class --backbone mlp --out model
   gpq train features:clip.npy --labels labels.npy --bits 48 --out model
+  gpq train folder:signs --protocol transfer:'Balinese-*,Latin-*' --preset unseen-classes --out model
   gpq train cifar10 --labelled 500-per-class --backbone vgg --weights imagenet --device cuda --amp --out model
 
 {DATA_HELP}
@@ -58,7 +59,11 @@ Examples:
     help="Labels that the training may see: N-per-class, a fraction, a file of ids, or all but the queries'.",
 )
 @click.option(
-    "--protocol", default="1", show_default=True, help="How queries are set apart: 1, 2, gpq-authors or none."
+    "--protocol",
+    default="1",
+    show_default=True,
+    help="How queries are set apart: 1, 2, transfer, gpq-authors or none; transfer:SHARE and transfer:CLASSES (names with commas, "
+    "* for any characters) say what the training does not see.",
 )
 @click.option(
     "--queries",

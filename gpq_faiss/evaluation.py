@@ -1,14 +1,14 @@
-"""Evaluating: a model and labelled data ─► mAP, likeness, precision and recall at k, PR curve, beside other methods if asked for.
+"""Evaluating: a model and labelled data ─► mAP, likeness, precision and recall at k, PR curve, beside other models and methods.
 
-Queries and database are those of the split that the model was trained with, so that no query was seen in training. The
-result names the convention of its average precision, the split and the versions.
+Queries and database are those of the split that the model was trained with, so that no query was seen in training. Other models
+must have been trained on the same split. The result names the convention of its average precision, the split and the versions.
 """
 
 from __future__ import annotations
 
 import logging
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,9 +31,10 @@ from .evaluate.metrics import RECALL_LEVELS
 from .evaluate.ranking import RankingResult, rank_codes, usable_cores
 from .evaluate.ties import Denominator, Ties
 from .gpu.ranking import rank_on_device
-from .methods.registry import make_method
+from .methods.registry import ARRAY_METHODS, METHODS, make_method
 from .nn.backbones import VGG
 from .nn.device import gpu_memory
+from .nn.model import read_description
 from .report.plots import plot_pr_curves
 from .stages import stage
 
@@ -56,14 +57,17 @@ class Evaluation:
 
     Attributes:
         ranking: of the model.
-        method: of the model: ``GPQ``, or ``posterior`` (class-posterior codes).
+        method: of the model, as tables name it (:func:`model_name`).
         bits: code length.
         protocol, split_hash: which queries and database.
-        compared: name -> ranking of other methods on the same split, trained without labels unless they say otherwise.
+        compared: name -> ranking of other models and methods on the same split; methods are trained without labels unless they say
+            otherwise. All names are different, that of the model included.
         notes: for people.
-        device: where the ranking of the model was measured.
+        device: where the rankings of models were measured.
         likeness: of the model; None for images (:func:`needs_perceptron`).
-        compared_likeness: name -> likeness of the other methods.
+        compared_likeness: name -> likeness of the others.
+        compared_bits: name -> code length of the others; ``float`` and ``classifier`` have none.
+        compared_fingerprints: name -> fingerprint, of the models among them.
     """
 
     ranking: RankingResult
@@ -78,6 +82,8 @@ class Evaluation:
     device: str = "cpu"
     likeness: Likeness | None = None
     compared_likeness: dict[str, Likeness] = field(default_factory=dict)
+    compared_bits: dict[str, int] = field(default_factory=dict)
+    compared_fingerprints: dict[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; ``map`` is the model's."""
@@ -91,7 +97,12 @@ class Evaluation:
             "data": self.data,
             "model_fingerprint": self.model_fingerprint,
             "compared": {
-                name: {**result.as_dict(), "likeness": _as_dict(self.compared_likeness.get(name))}
+                name: {
+                    **result.as_dict(),
+                    "likeness": _as_dict(self.compared_likeness.get(name)),
+                    "bits": self.compared_bits.get(name),
+                    "model_fingerprint": self.compared_fingerprints.get(name),
+                }
                 for name, result in self.compared.items()
             },
             "notes": list(self.notes),
@@ -104,12 +115,13 @@ class Evaluation:
         }
 
     def rows(self, ks: Sequence[int] = ()) -> list[dict[str, Any]]:
-        """A row a method, for a table."""
+        """A row a model or method, for a table."""
         kept = {self.method: self.likeness, **self.compared_likeness}
+        bits = {self.method: self.bits, **self.compared_bits}
         return [
             {
                 "method": name,
-                "bits": self.bits if name not in {"float", "classifier"} else "-",
+                "bits": bits.get(name, "-"),
                 "mAP": result.map,
                 **({"NN10@100": found.nn10_at_100} if (found := kept.get(name)) is not None else {}),
                 **{f"P@{k}": result.precision[k] for k in ks if k in result.precision},
@@ -124,16 +136,96 @@ def _as_dict(found: Likeness | None) -> dict[str, Any] | None:
 
 
 def draw_evaluation(evaluation: Evaluation, out: str | Path, *, overwrite: bool = False) -> Path:
-    """Mean precision-recall curves of GPQ and what it was compared with, as .png, .svg or .pdf.
+    """Mean precision-recall curves of the model and what it was compared with, as .png, .svg or .pdf.
 
     Raises:
         UsageError: another ending.
         DataError: it cannot be written.
     """
     results = {evaluation.method: evaluation.ranking, **evaluation.compared}
-    curves = {f"{name}  (mAP {r.map:.3f})": (r.pr_recall, r.pr_precision) for name, r in results.items()}
-    title = f"{evaluation.data}, {evaluation.bits} bits, protocol {evaluation.protocol}"
+    bits = {evaluation.method: evaluation.bits, **evaluation.compared_bits}
+    same = len(set(bits.values())) == 1
+    length = {name: f", {n} bits" for name, n in bits.items()}
+    curves = {
+        f"{name}{'' if same else length.get(name, '')}  (mAP {r.map:.3f})": (r.pr_recall, r.pr_precision)
+        for name, r in results.items()
+    }
+    title = f"{evaluation.data}{length[evaluation.method] if same else ''}, protocol {evaluation.protocol}"
     return plot_pr_curves(curves, out, title=title, overwrite=overwrite)
+
+
+def code_bits(encoder: Encoder) -> int:
+    """Length of a model's codes."""
+    M, K, _ = encoder.model.codebooks.shape
+    return int(M * (K.bit_length() - 1))
+
+
+# The preset whose name says no more than that of its method.
+_NATURAL = {"gpq": "gpq", "posterior": "recommended"}
+
+
+def model_name(description: Mapping[str, Any]) -> str:
+    """What tables call a model, from its ``config.json``: its method, with its preset where that is not the method's own: ``posterior``,
+    ``gpq``, ``gpq (paper)``."""
+    method, used = str(description.get("method", "gpq")), str(description["config"].get("preset", "paper"))
+    return method if _NATURAL.get(method) == used else f"{method} ({used})"
+
+
+def _check_same_split(first: Path, other: Path) -> None:
+    """Refuse a model that was trained on another split than the first: its rows would stand beside figures of other items.
+
+    Raises:
+        DataError: no whole model folder.
+        MismatchError: other data, or another split of them.
+    """
+    one, two = read_description(first), read_description(other)
+    if one["data"]["fingerprint"] != two["data"]["fingerprint"]:
+        raise MismatchError(
+            f"--compare {other}: it was trained on other data than {first}: train both on the same data"
+        )
+    a, b = load_split(first / "split.json"), load_split(other / "split.json")
+    if (a.name, a.hash) != (b.name, b.hash):
+        told = [f"protocol {s.name}, seed {s.seed}, {len(s.labelled):,} labelled" for s in (b, a)]
+        raise MismatchError(
+            f"--compare {other}: it was trained on another split ({told[0]}) than {first} ({told[1]}): train it with the same "
+            "--protocol, --seed, --labelled and --queries"
+        )
+
+
+def _open_compared(
+    first: Encoder, compare: Sequence[str], dataset: Dataset, device: str
+) -> dict[str, Encoder | None]:
+    """What is compared: the name of its row -> the model, or None for a method that is fitted here; the first model is the first entry.
+
+    A folder is a model, unless its name is that of a method that is fitted here. Models that would have the same name are told apart
+    by their folders.
+
+    Raises:
+        DataError, DeviceError, MismatchError, UsageError: as :func:`evaluate` tells.
+    """
+    folder, bits = first.model.folder, code_bits(first)
+    models = {str(folder): first}
+    for i, name in enumerate(compare):
+        if name in compare[:i]:
+            raise UsageError(f"--compare names {name} twice: leave one out")
+        if name in METHODS and (name in ARRAY_METHODS or not Path(name).is_dir()):
+            make_method(name, bits)
+            continue
+        if not Path(name).is_dir():
+            raise UsageError(
+                f"--compare {name}: neither the folder of a model nor a method: train it, or choose from {', '.join(ARRAY_METHODS)}"
+            )
+        if any(Path(name).resolve() == Path(known).resolve() for known in models):
+            raise UsageError(f"--compare {name}: this model has a row already: leave it out")
+        _check_same_split(folder, Path(name))
+        models[name] = Encoder.load(name, device)
+        models[name].check(dataset)
+    names = [model_name(one.model.description) for one in models.values()]
+    rows = {
+        place: f"{name}: {place}" if names.count(name) > 1 else name
+        for place, name in zip(models, names, strict=True)
+    }
+    return {rows.get(name, name): models.get(name) for name in (str(folder), *compare)}
 
 
 def resolve_split(
@@ -268,6 +360,102 @@ def _compare(
     return ranking, likeness(score, codes, neighbours, n_queries=len(split.query), ids=ids)
 
 
+@dataclass(frozen=True)
+class _Coded:
+    """What a model made of queries and database: their positions, score tables float32 [Q, M, K] and codewords uint8 [N, M]."""
+
+    query: NDArray[np.int64]
+    base: NDArray[np.int64]
+    tables: NDArray[np.float32]
+    columns: NDArray[np.uint8]
+
+
+def _encode(
+    encoder: Encoder, dataset: Dataset, queries: NDArray[np.int64], rows: NDArray[np.int64], tell: Progress
+) -> _Coded:
+    """Queries and database as ``encoder`` codes them; ``tell`` is called with the items done and the items in all."""
+    total = len(queries) + len(rows)
+    query_rows, xq = encoder.embed_rows(
+        dataset, queries, queries=True, progress=lambda done, _: tell(done, total)
+    )
+    there: list[NDArray[np.int64]] = []
+    codes: list[NDArray[np.uint8]] = []
+    with stage("encoding", len(rows)) as encoding:
+        for positions, packed in encoder.code_batches(dataset, rows):
+            there.append(positions)
+            codes.append(packed)
+            encoding.advance(len(positions))
+            tell(len(queries) + encoding.done, total)
+    codebooks = encoder.model.codebooks
+    M, K, _ = codebooks.shape
+    return _Coded(
+        query_rows,
+        np.concatenate(there),
+        score_tables(xq, codebooks),
+        unpack_codes(np.concatenate(codes), M, K),
+    )
+
+
+def _rank(
+    encoder: Encoder, coded: _Coded, labels: Labels, options: Mapping[str, Any], on_device: bool
+) -> RankingResult:
+    relevance = labels.take(coded.query), labels.take(coded.base)
+    if on_device or encoder.device.type != "cpu":
+        settings = {key: value for key, value in options.items() if key != "threads"}
+        with gpu_memory("the ranking of one block does not fit: free the GPU, or take --device cpu"):
+            return rank_on_device(coded.tables, coded.columns, *relevance, device=encoder.device, **settings)
+    return rank_codes(coded.tables, coded.columns, *relevance, **options)
+
+
+def _rank_all(
+    entries: Mapping[str, Encoder | None],
+    dataset: Dataset,
+    split: Split,
+    rows: NDArray[np.int64],
+    options: dict[str, Any],
+    *,
+    ks: Sequence[int],
+    on_device: bool,
+    progress: Progress | None,
+) -> tuple[dict[str, RankingResult], dict[str, Likeness]]:
+    """Rankings and likeness by row; no likeness at all for images (:func:`needs_perceptron`). The first entry is a model."""
+    first = next(iter(entries.values()))
+    assert first is not None
+    labels = dataset.require_labels()
+    rankings: dict[str, RankingResult] = {}
+    found: dict[str, Likeness] = {}
+    neighbours: Neighbours | None = None
+    models = [name for name, one in entries.items() if one is not None]
+    base = rows
+    for name, one in entries.items():
+        if rankings:
+            log.info("comparing with %s", name)
+        if one is None:
+            with stage(name):
+                rankings[name], like = _compare(
+                    name, first, dataset, split, base, labels, code_bits(first), options, neighbours
+                )
+            if like is not None:
+                found[name] = like
+            continue
+
+        def tell(done: int, total: int, before: int = models.index(name)) -> None:
+            if progress is not None:
+                progress(before * total + done, len(models) * total)
+
+        coded = _encode(one, dataset, split.query, rows, tell)
+        if not rankings:
+            base = coded.base
+            options = options | {"ks": [at for at in ks if at <= len(base)]}
+            neighbours = input_neighbours(dataset, one.model.image_size, coded.query, base, labels)
+        rankings[name] = _rank(one, coded, labels, options, on_device)
+        if neighbours is not None:
+            with stage("likeness"):
+                ids, Q = dataset.ids[base], len(coded.query)
+                found[name] = likeness(coded.tables, coded.columns, neighbours, n_queries=Q, ids=ids)
+    return rankings, found
+
+
 def evaluate(
     model: str | Path,
     data: Dataset | str,
@@ -293,11 +481,12 @@ def evaluate(
         model: model folder.
         data: labelled data; for the data of the training, the split of the training is used.
         protocol, seed, labelled: of the split, for other data. For the training's data they must agree with it.
-        compare: short names of methods to show beside GPQ, fitted on the same inputs and split.
+        compare: what to show beside it: short names of methods, which are fitted on the same inputs and split, and folders of models,
+            which must have been trained on the same split.
         ks: of precision and recall; those beyond the database are left out.
         k: mAP@k instead of the full ranking.
         ties, denominator: conventions, see :mod:`gpq_faiss.evaluate.metrics`.
-        device: where the network runs, and GPQ's ranking. Methods to compare with have scores of their own kind, so they
+        device: where networks run, and the ranking of models. Methods to compare with have scores of their own kind, so they
             are fitted and ranked on the CPU.
         on_device: rank in the form for devices, as a GPU always does; with the device ``cpu`` by torch on the CPU. The
             figures are the same.
@@ -307,7 +496,8 @@ def evaluate(
     Raises:
         DataError: no labels, or nothing to rank.
         DeviceError: the device is not there, or has not the memory.
-        MismatchError: the model takes other data, or was trained on another split of these.
+        MismatchError: a model takes other data, or was trained on another split of these.
+        UsageError: something in ``compare`` is neither a method nor a model, or there twice.
     """
     # What cannot be is refused before the data are encoded, which may take hours.
     threads = usable_cores() if threads is None else threads
@@ -317,13 +507,9 @@ def evaluate(
         if at < 1:
             raise UsageError(f"k = {at}: a ranking has at least one place")
     encoder = Encoder.load(model, device)
-    codebooks = encoder.model.codebooks
-    M, K, _ = codebooks.shape
-    bits = M * (K.bit_length() - 1)
-    for name in compare:
-        make_method(name, bits)
     dataset = open_data(data) if isinstance(data, str) else data
     encoder.check(dataset)
+    entries = _open_compared(encoder, compare, dataset, device)
     labels = dataset.require_labels()
     split, notes = resolve_split(encoder, dataset, protocol, seed, labelled)
     if not len(split.query):
@@ -332,70 +518,39 @@ def evaluate(
         )
     rows, more = _database(split, labels)
     notes += more
-    trained_names, names = encoder.model.class_names, labels.class_names
-    if trained_names != names:
+    if encoder.model.class_names != labels.class_names:
         notes.append("the classes are not those of the training")
-
-    total = len(split.query) + len(rows)
-
-    def step(offset: int) -> Progress:
-        return lambda done, _: progress(offset + done, total) if progress else None
-
-    query_rows, xq = encoder.embed_rows(dataset, split.query, queries=True, progress=step(0))
-    there: list[NDArray[np.int64]] = []
-    codes: list[NDArray[np.uint8]] = []
-    with stage("encoding", len(rows)) as encoding:
-        for positions, packed in encoder.code_batches(dataset, rows):
-            there.append(positions)
-            codes.append(packed)
-            encoding.advance(len(positions))
-            step(len(split.query))(encoding.done, total)
-    base = np.concatenate(there)
-    options: dict[str, Any] = {
-        "ties": ties,
-        "k": k,
-        "denominator": denominator,
-        "ks": [at for at in ks if at <= len(base)],
-        "levels": RECALL_LEVELS,
-    }
-    tables, columns = score_tables(xq, codebooks), unpack_codes(np.concatenate(codes), M, K)
-    relevance = labels.take(query_rows), labels.take(base)
-    if on_device or encoder.device.type != "cpu":
-        with gpu_memory("the ranking of one block does not fit: free the GPU, or take --device cpu"):
-            ranking = rank_on_device(tables, columns, *relevance, device=encoder.device, **options)
-        if compare:
-            notes.append("what it is compared with was ranked on the CPU")
-    else:
-        ranking = rank_codes(tables, columns, *relevance, threads=threads, **options)
-    options["threads"] = threads
-    neighbours = input_neighbours(dataset, encoder.model.image_size, query_rows, base, labels)
-    found: Likeness | None = None
-    if neighbours is None:
+    if (on_device or encoder.device.type != "cpu") and None in entries.values():
+        notes.append("methods that it is compared with were ranked on the CPU")
+    rankings, found = _rank_all(
+        entries,
+        dataset,
+        split,
+        rows,
+        {"ties": ties, "k": k, "denominator": denominator, "levels": RECALL_LEVELS, "threads": threads},
+        ks=ks,
+        on_device=on_device,
+        progress=progress,
+    )
+    if not found:
         notes.append(NO_LIKENESS)
-    else:
-        with stage("likeness"):
-            found = likeness(tables, columns, neighbours, n_queries=len(query_rows), ids=dataset.ids[base])
-    compared: dict[str, RankingResult] = {}
-    compared_likeness: dict[str, Likeness] = {}
-    for name in compare:
-        log.info("comparing with %s", name)
-        with stage(name):
-            compared[name], like = _compare(
-                name, encoder, dataset, split, base, labels, bits, options, neighbours
-            )
-        if like is not None:
-            compared_likeness[name] = like
+    name, *others = entries
+    lengths = {
+        row: code_bits(one or encoder) for row, one in entries.items() if one or METHODS[row].any_length
+    }
     return Evaluation(
-        ranking=ranking,
-        method="posterior" if encoder.model.description.get("method") == "posterior" else "GPQ",
-        bits=bits,
+        ranking=rankings.pop(name),
+        method=name,
+        bits=lengths.pop(name),
         protocol=split.name,
         split_hash=split.hash,
         data=dataset.name,
         model_fingerprint=encoder.model.fingerprint,
-        compared=compared,
+        compared=rankings,
         notes=tuple(notes),
         device=str(encoder.device),
-        likeness=found,
-        compared_likeness=compared_likeness,
+        likeness=found.pop(name, None),
+        compared_likeness=found,
+        compared_bits=lengths,
+        compared_fingerprints={row: one.model.fingerprint for row in others if (one := entries[row])},
     )

@@ -77,7 +77,7 @@ def run(
         labelled, protocol: which labels the training sees, and how queries are set apart.
         queries: rows of ``data`` to search for in the end.
         k: results of each.
-        compare: methods to evaluate beside GPQ.
+        compare: methods and folders of models to evaluate beside it.
         device: where the network runs, the index is searched and the ranking is measured.
         on_device: search and rank in the form for devices, as a GPU always does (:func:`.search.search`).
     """

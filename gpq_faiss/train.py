@@ -290,7 +290,7 @@ def train(
         config: what to train; default: the ``recommended`` preset.
         labelled: which labels the training may see: ``N-per-class``, a fraction, a file of ids, or ``all`` but the
             queries'. Labels of all other items are hidden before anything of the training is built.
-        protocol: how queries are set apart (``1``, ``2``, ``gpq-authors``; ``none`` sets none apart).
+        protocol: how queries are set apart (``1``, ``2``, ``transfer``, ``gpq-authors``; ``none`` sets none apart).
         queries: those that protocol 1 sets apart: ``N-per-class`` or a file of ids; default: as many as it has itself.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
         resume: go on with an unfinished run of the same settings and data; a finished one is left as it is.

@@ -15,39 +15,62 @@ concepts of 21, the rules give: ``any`` 0.473 (46,317 queries for 97,917), ``hal
 So ``any`` is the default. It is also the one rule under which no image that the training may use as labelled shows an
 unseen concept. (``benchmarks/nuswide.py`` counts them again.)
 
+*Protocol transfer* asks the same question with nothing to lean on: the training has items of the seen classes alone, labelled or
+not, and queries and database are items of the others. That is the first of the two protocols that Sablayrolles et al. propose,
+retrieval on a disjoint set of classes: there, the class that a training knows of is worth nothing, so class mAP does not reward
+codes that forget everything else. (In protocol 2, which is GPQ's form of it, the unlabelled items of the training are the database,
+unseen classes and all.) Deviations, as we read them: they keep a data set's own division in training and test items (learn from
+train75, index train25, query test25); the data sets here are one list each, so all items of seen classes are for the training, and
+items of unseen classes are halved, one half queries. The choice of classes and the halves are those of protocol 2 with the same
+seed, so the queries are the same. Their second protocol, transfer learning, trains a classifier of the unseen classes on codes, and
+is no ranking; it is not here.
+
 Items without any label can be neither query nor labelled, and their relevance is unknown: they are never in the
-database, but the training may use them as unlabelled ones.
+database, but the training may use them as unlabelled ones (not in protocol transfer, where they might be of an unseen class).
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+import fnmatch
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError, UsageError
 from .base import Dataset
-from .id_files import read_ids
-from .labels import Labels, named_rows, rows_that
+from .drawing import (
+    QUERY,
+    draw,
+    ids_or_rows,
+    parse_labelled,
+    parse_queries,
+    permuted,
+    read_rows,
+    require_each_class,
+    resolve_labelled,
+)
+from .labels import Labels, rows_that
 from .split import Rows, Split, load_split
 
 Rule = Literal["any", "half", "majority", "all"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 """An item is on the unseen side if any / at least half / more than half / all of its labels are unseen."""
 
-PROTOCOLS = ("1", "2", "gpq-authors", "none")
+PROTOCOLS = ("1", "2", "transfer", "gpq-authors", "none")
+UNSEEN_SHARE = 0.25
+"""Of the classes, in protocol transfer."""
 
-_QUERY, _LABELLED, _CLASSES, _HALVES = range(4)  # streams of random numbers
+_CLASSES, _HALVES = 2, 3  # streams of random numbers, beside those of drawn items
 __all__ = [
     "PROTOCOLS",
     "RULES",
+    "UNSEEN_SHARE",
     "Rule",
     "Split",
     "authors_split",
+    "check_protocol",
     "load_split",
     "make_split",
     "no_queries",
@@ -56,176 +79,9 @@ __all__ = [
     "protocol2",
     "read_rows",
     "resolve_labelled",
+    "transfer",
     "unseen_items",
 ]
-
-
-def _permuted(rows: Rows, seed: int, stream: int, c: int = 0) -> Rows:
-    return np.random.default_rng([seed, stream, c]).permutation(rows)
-
-
-def _rare_first(labels: Labels) -> list[int]:
-    """Classes that have items, the rarest first, so that the common ones do not use up their items."""
-    counts = labels.counts()
-    return [int(c) for c in np.argsort(counts, kind="stable") if counts[c]]
-
-
-def _draw(
-    labels: Labels, free: NDArray[np.bool_], wanted: Callable[[int, int, int], int], seed: int, stream: int
-) -> Rows:
-    """Items for each class in turn, none twice; ``free`` [N] says which may be taken and loses those that are.
-
-    Args:
-        wanted: (class, its items in all, its free ones) -> how many to take of it.
-    """
-    counts = labels.counts()
-    taken: list[Rows] = []
-    for c in _rare_first(labels):
-        # The order is that of all the class, so that a larger draw contains a smaller one.
-        order = _permuted(np.flatnonzero(labels.column(c)), seed, stream, c)
-        order = order[free[order]]
-        chosen = order[: wanted(c, int(counts[c]), len(order))]
-        free[chosen] = False
-        taken.append(chosen)
-    return np.sort(np.concatenate(taken)) if taken else np.empty(0, np.int64)
-
-
-def read_rows(path: str | Path, ids: NDArray[np.int64], what: str = "--labelled") -> Rows:
-    """Positions of the items that a file names: a ``.npy`` of whole numbers, or text with one a line.
-
-    The numbers are ids if all of them are ids of the data set, else row numbers (from 0).
-
-    Raises:
-        DataError: unreadable, not whole numbers, or neither ids nor row numbers.
-    """
-    found = read_ids(path, what)
-    if not len(found):
-        raise DataError(f"{what} {path} holds no number: ids or row numbers, one a line, are needed")
-    values = np.unique(found)
-    order = np.argsort(ids, kind="stable")
-    place = np.searchsorted(ids[order], values)
-    known = place < len(ids)
-    known[known] = ids[order][place[known]] == values[known]
-    if known.all():
-        return np.sort(order[place]).astype(np.int64)
-    if values[0] >= 0 and values[-1] < len(ids):
-        return values
-    unknown = values[~known]
-    raise DataError(
-        f"{what} {path}: {int(unknown[0])} is neither an id of the data nor a row number below {len(ids):,}"
-        f" ({len(unknown):,} such)"
-    )
-
-
-def parse_labelled(spec: str) -> tuple[Literal["all", "count", "fraction", "file"], float]:
-    """What a ``--labelled`` means: the kind, and its number.
-
-    Raises:
-        UsageError: a number that is neither N-per-class nor a fraction.
-    """
-    if spec == "all":
-        return "all", 1.0
-    if match := re.fullmatch(r"(\d+)-per-class", spec):
-        if int(match[1]) == 0:
-            raise UsageError("--labelled 0-per-class: at least 1 item of each class must be labelled")
-        return "count", int(match[1])
-    try:
-        fraction = float(spec)
-    except ValueError:
-        return "file", 0.0
-    if not 0 < fraction <= 1:
-        hint = f" (did you mean {spec}-per-class?)" if spec.isdigit() and int(spec) else ""
-        raise UsageError(f"--labelled {spec}: a fraction is above 0 and at most 1{hint}")
-    return "fraction", fraction
-
-
-def parse_queries(spec: str) -> int | str:
-    """What a ``--queries`` means: how many of each class, or a file of them.
-
-    Raises:
-        UsageError: a number that is not N-per-class.
-    """
-    if match := re.fullmatch(r"(\d+)-per-class", spec):
-        return int(match[1])
-    try:
-        float(spec)
-    except ValueError:
-        return spec
-    raise UsageError(f"--queries {spec}: write N-per-class, or name a file")
-
-
-def resolve_labelled(
-    spec: str | None,
-    labels: Labels,
-    free: NDArray[np.bool_],
-    *,
-    seed: int,
-    ids: NDArray[np.int64],
-    reserved: str = "",
-) -> Rows:
-    """The items whose labels the training may see.
-
-    Args:
-        spec: ``N-per-class``; a fraction of the items of each class; ``all``; a file (:func:`read_rows`); None for
-            a twelfth of each class, which is the paper's 500 on CIFAR-10.
-        labels: of all items.
-        free: bool [N], the items that may be taken; loses those that are.
-        seed: of the draw.
-        ids: int64 [N].
-        reserved: what the items that are not free are for, in messages ("10 queries").
-
-    Raises:
-        UsageError: ``spec`` cannot be right.
-        DataError: a class has too few items; the file is wrong, or names queries or items without label.
-    """
-    kind, number = ("fraction", 1 / 12) if spec is None else parse_labelled(spec)
-    labelled_items = labels.has()
-    free &= labelled_items
-    if kind == "file":
-        rows = read_rows(str(spec), ids)
-        bare = rows[~labelled_items[rows]]
-        if bare.size:
-            raise DataError(
-                f"--labelled {spec}: {rows_that(bare, 'have')} no label in the data: leave such rows out"
-            )
-        clash = rows[~free[rows]]
-        if clash.size:
-            raise DataError(
-                f"--labelled {spec}: {named_rows(clash)} cannot be used ({reserved or 'not available'}): leave such rows out"
-            )
-        free[rows] = False
-    elif kind == "all":
-        rows = np.flatnonzero(free)
-        free[:] = False
-    else:
-
-        def wanted(c: int, total: int, left: int) -> int:
-            if kind == "fraction":
-                return min(left, max(1, round(number * total)))
-            if left < number:
-                besides = f" besides {reserved}" if reserved else ""
-                raise DataError(
-                    f"class '{labels.class_names[c]}' has {total:,} items, {left:,} of them free; "
-                    f"--labelled {spec} asks for {int(number):,}{besides}: lower it"
-                )
-            return int(number)
-
-        rows = _draw(labels, free, wanted, seed, _LABELLED)
-    return rows
-
-
-def _require_each_class(labels: Labels, labelled: Rows, classes: NDArray[Any] | None = None) -> None:
-    """Raise if a class has no labelled item: the classifier could not learn it."""
-    counts = labels.take(labelled).counts()
-    for c in range(labels.n_classes) if classes is None else classes:
-        if counts[c] == 0:
-            raise DataError(
-                f"no labelled item for class '{labels.class_names[c]}': label one, or leave the class out"
-            )
-
-
-def _ids(labels: Labels, ids: NDArray[np.int64] | None) -> NDArray[np.int64]:
-    return np.arange(len(labels)) if ids is None else ids
 
 
 def protocol1(
@@ -250,7 +106,7 @@ def protocol1(
         UsageError: an argument that cannot be right.
         DataError: a class has too few items or no labelled one; a file is wrong, or the two files overlap.
     """
-    ids = _ids(labels, ids)
+    ids = ids_or_rows(labels, ids)
     has = labels.has()
     free = has.copy()
     if isinstance(queries, int) and queries < 1:
@@ -270,7 +126,7 @@ def protocol1(
                 )
             return min(left, count)
 
-        query = _draw(labels, free, wanted, seed, _QUERY)
+        query = draw(labels, free, wanted, seed, QUERY)
         reserved = "queries" if queries is None else f"{queries:,} queries"
     else:
         query = read_rows(queries, ids, "queries")
@@ -286,7 +142,7 @@ def protocol1(
     free = has.copy()
     free[query] = False
     chosen = resolve_labelled(labelled, labels, free, seed=seed, ids=ids, reserved=reserved)
-    _require_each_class(labels, chosen)
+    require_each_class(labels, chosen)
     return _rest_is_database(labels, query, chosen, "1", seed)
 
 
@@ -314,6 +170,31 @@ def unseen_items(labels: Labels, unseen: NDArray[np.bool_], rule: Rule = "any") 
     return np.asarray(side & (total > 0), dtype=np.bool_)
 
 
+def _seen_by_share(labels: Labels, seed: int, share: float, name: str) -> NDArray[np.int64]:
+    """The classes that the training knows of, ascending: this share of those with items, rounded down, and at least one of each kind."""
+    present = np.flatnonzero(labels.counts())
+    if len(present) < 2:
+        raise DataError(
+            f"protocol {name} needs two classes with items, there are {len(present)}: use protocol 1"
+        )
+    n_seen = min(len(present) - 1, max(1, int(share * len(present) + 1e-9)))
+    return np.sort(permuted(present, seed, _CLASSES)[:n_seen])
+
+
+def _first_halves(labels: Labels, hidden_side: NDArray[np.bool_], seed: int) -> NDArray[np.bool_]:
+    """Half of each class, or, where items have several labels, of each side: bool [N]."""
+    if labels.multi_label:
+        groups = [(0, np.flatnonzero(labels.has() & ~hidden_side)), (1, np.flatnonzero(hidden_side))]
+    else:
+        present = np.flatnonzero(labels.counts())
+        groups = [(int(c), np.flatnonzero(labels.column(int(c)))) for c in present]
+    first = np.zeros(len(labels), dtype=bool)
+    for stream, rows in groups:
+        # The odd item goes to the half for training, so that a class of one item can be learnt.
+        first[permuted(rows, seed, _HALVES, stream)[: (len(rows) + 1) // 2]] = True
+    return first
+
+
 def protocol2(
     labels: Labels,
     seed: int = 0,
@@ -338,23 +219,10 @@ def protocol2(
         UsageError: an argument that cannot be right.
         DataError: fewer than two classes with items, or too few items.
     """
-    present = np.flatnonzero(labels.counts())
-    if len(present) < 2:
-        raise DataError(f"protocol 2 needs two classes with items, there are {len(present)}: use protocol 1")
-    n_seen = min(len(present) - 1, max(1, int(seen_share * len(present) + 1e-9)))
-    seen = np.sort(_permuted(present, seed, _CLASSES)[:n_seen])
-    unseen = np.zeros(labels.n_classes, dtype=bool)
-    unseen[np.setdiff1d(present, seen)] = True
+    seen = _seen_by_share(labels, seed, seen_share, "2")
     has = labels.has()
-    hidden_side = unseen_items(labels, unseen, rule)
-    if labels.multi_label:
-        groups = [(0, np.flatnonzero(has & ~hidden_side)), (1, np.flatnonzero(hidden_side))]
-    else:
-        groups = [(int(c), np.flatnonzero(labels.column(int(c)))) for c in present]
-    train = np.zeros(len(labels), dtype=bool)
-    for stream, rows in groups:
-        # The odd item goes to the half for training, so that a class of one item can be learnt.
-        train[_permuted(rows, seed, _HALVES, stream)[: (len(rows) + 1) // 2]] = True
+    hidden_side = unseen_items(labels, _others(labels, seen), rule)
+    train = _first_halves(labels, hidden_side, seed)
     query = np.flatnonzero(hidden_side & ~train)
     database = np.flatnonzero(has & (hidden_side == train))
     free = has & ~hidden_side & train
@@ -367,10 +235,10 @@ def protocol2(
         visible,
         free,
         seed=seed,
-        ids=_ids(labels, ids),
+        ids=ids_or_rows(labels, ids),
         reserved="not in the seen training half",
     )
-    _require_each_class(labels, chosen, seen)
+    require_each_class(labels, chosen, seen)
     rest = ~has | (train75 & free)
     rest[database] = True
     rest[chosen] = False
@@ -385,6 +253,124 @@ def protocol2(
         tuple(int(c) for c in seen),
         (f"seen classes: {', '.join(labels.class_names[c] for c in seen)}",),
     )
+
+
+def _others(labels: Labels, seen: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which classes have items and are not ``seen``: bool [C]."""
+    unseen = labels.counts() > 0
+    unseen[seen] = False
+    return unseen
+
+
+def _seen_by_name(labels: Labels, names: str) -> NDArray[np.int64]:
+    """The classes that no name (``*`` and ``?`` stand for any characters) of ``names`` fits, of those that have items."""
+    unseen = np.zeros(labels.n_classes, dtype=bool)
+    for name in filter(None, (part.strip() for part in names.split(","))):
+        found = [fnmatch.fnmatchcase(known, name) for known in labels.class_names]
+        if not any(found):
+            known = ", ".join(labels.class_names[:5])
+            raise UsageError(
+                f"protocol transfer:{names}: no class is called '{name}': the {labels.n_classes:,} classes are {known}"
+                + (" ..." if labels.n_classes > 5 else "")
+            )
+        unseen |= np.array(found)
+    present = labels.counts() > 0
+    if not (present & unseen).any() or not (present & ~unseen).any():
+        left = "none" if not (present & unseen).any() else "all"
+        raise UsageError(
+            f"protocol transfer:{names}: {left} of the classes with items are named: name some of them"
+        )
+    return np.flatnonzero(present & ~unseen)
+
+
+def transfer(
+    labels: Labels,
+    seed: int = 0,
+    labelled: str | None = None,
+    unseen: str = "",
+    *,
+    ids: NDArray[np.int64] | None = None,
+) -> Split:
+    """Training on some classes, queries and database of the others (see the module's text).
+
+    An item with several labels is of the unseen side if any of its classes is unseen, so that no training item shows such a class. An
+    item without any label is in no role.
+
+    Args:
+        labels: of all items.
+        seed: of the choice of classes and of the halves.
+        labelled: None or ``all`` for all items of seen classes; else as in :func:`resolve_labelled`, within them (what is left
+            over is then unlabelled).
+        unseen: the share of the classes that the training does not see, rounded up (default :data:`UNSEEN_SHARE`: 3 of 10, as in
+            protocol 2), or their names with commas, ``*`` and ``?`` standing for any characters (``Balinese-*,Latin-*``).
+        ids: int64 [N]; default the row numbers.
+
+    Raises:
+        UsageError: an argument that cannot be right; a name that no class has.
+        DataError: fewer than two classes with items, or too few items.
+    """
+    share = _share(unseen)
+    name = f"transfer:{unseen}" if unseen else "transfer"
+    seen = _seen_by_name(labels, unseen) if share is None else _seen_by_share(labels, seed, 1 - share, name)
+    hidden_side = unseen_items(labels, _others(labels, seen), "any")
+    searched = _first_halves(labels, hidden_side, seed) & hidden_side
+    query = np.flatnonzero(hidden_side & ~searched)
+    if not len(query):
+        raise DataError(f"{len(labels):,} items are too few for protocol {name}: no query is left")
+    free = labels.has() & ~hidden_side
+    train = np.flatnonzero(free)
+    chosen = resolve_labelled(
+        labelled or "all",
+        labels.masked(train).select_classes(seen),
+        free,
+        seed=seed,
+        ids=ids_or_rows(labels, ids),
+        reserved="not of the seen classes",
+    )
+    require_each_class(labels, chosen, seen)
+    return Split(
+        len(labels),
+        query,
+        chosen,
+        np.setdiff1d(train, chosen),
+        np.flatnonzero(searched),
+        name,
+        seed,
+        tuple(int(c) for c in seen),
+        (f"seen classes: {', '.join(labels.class_names[c] for c in seen)}",),
+    )
+
+
+def _share(unseen: str) -> float | None:
+    """The share of classes that ``unseen`` of :func:`transfer` is, or None for names."""
+    try:
+        share = float(unseen or UNSEEN_SHARE)
+    except ValueError:
+        return None
+    if not 0 < share < 1:
+        raise UsageError(
+            f"protocol transfer:{unseen}: a share of classes is above 0 and below 1; a class of that name is "
+            f"named by a pattern (transfer:[{unseen[0]}]{unseen[1:]})"
+        )
+    return share
+
+
+def check_protocol(protocol: str) -> str:
+    """The name of a protocol without what follows a colon: ``transfer`` of ``transfer:0.5``.
+
+    Raises:
+        UsageError: there is no such protocol, or it takes nothing after a colon.
+    """
+    name, colon, given = protocol.partition(":")
+    if name not in PROTOCOLS:
+        raise UsageError(f"no protocol '{protocol}': choose one of {', '.join(PROTOCOLS)}")
+    if colon and (name != "transfer" or not given.strip(", ")):
+        raise UsageError(
+            f"protocol {protocol}: only transfer takes something after a colon: a share of classes, or their names"
+        )
+    if colon:
+        _share(given)
+    return name
 
 
 def authors_split(labels: Labels, labelled: str | None = None, *, seed: int = 0) -> Split:
@@ -434,8 +420,8 @@ def no_queries(
     Raises:
         DataError: as :func:`protocol1`.
     """
-    chosen = resolve_labelled(labelled, labels, labels.has(), seed=seed, ids=_ids(labels, ids))
-    _require_each_class(labels, chosen)
+    chosen = resolve_labelled(labelled, labels, labels.has(), seed=seed, ids=ids_or_rows(labels, ids))
+    require_each_class(labels, chosen)
     return _rest_is_database(labels, np.empty(0, np.int64), chosen, "none", seed)
 
 
@@ -448,7 +434,8 @@ def make_split(
     queries: int | str | Path | None = None,
     rule: Rule = "any",
 ) -> Split:
-    """The split of ``dataset`` by the name of a protocol (:data:`PROTOCOLS`).
+    """The split of ``dataset`` by the name of a protocol (:data:`PROTOCOLS`; ``transfer:SHARE`` and ``transfer:NAMES`` say which classes
+    are unseen).
 
     NUS-WIDE has the paper's numbers as its defaults in protocol 1: 100 queries and 500 labelled of each concept. ``queries`` is for
     protocol 1: how many of each class, ``N-per-class`` as on the command line, or a file.
@@ -457,8 +444,7 @@ def make_split(
         UsageError: no such protocol, or an argument that it does not take.
         DataError: the data has no labels or too few.
     """
-    if protocol not in PROTOCOLS:
-        raise UsageError(f"no protocol '{protocol}': choose one of {', '.join(PROTOCOLS)}")
+    name = check_protocol(protocol)
     if queries is not None and protocol != "1":
         raise UsageError(
             f"queries are chosen by protocol {protocol} itself: leave them out, or use protocol 1"
@@ -476,6 +462,8 @@ def make_split(
             return protocol1(labels, seed, labelled, queries, ids=ids)
         if protocol == "2":
             return protocol2(labels, seed, labelled, rule=rule, ids=ids)
+        if name == "transfer":
+            return transfer(labels, seed, labelled, protocol.partition(":")[2], ids=ids)
         if protocol == "none":
             return no_queries(labels, seed, labelled, ids=ids)
         return authors_split(labels, labelled, seed=seed)

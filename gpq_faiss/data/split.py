@@ -32,7 +32,7 @@ class Split:
         database: what is searched.
         name: of the protocol.
         seed: that it was drawn by.
-        seen_classes: positions of the classes that the training may know of (protocol 2), or None for all.
+        seen_classes: positions of the classes that the training may know of (protocols 2 and transfer), or None for all.
 
     Raises:
         DataError: queries, labelled and unlabelled overlap, or a query or labelled item is in the database.

@@ -47,7 +47,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ..config import MOST_SEED, Config, merge, preset, to_dict
-from ..data.protocols import PROTOCOLS
+from ..data.protocols import check_protocol
 from ..errors import UsageError
 from ..inputs import read_toml
 from ..methods.registry import METHODS, find_method
@@ -114,8 +114,10 @@ class Grid:
             raise UsageError(
                 f"grid {self.name}: kind = {self.kind!r}: choose one of {', '.join(get_args(Kind))}"
             )
-        if self.protocol not in PROTOCOLS or self.protocol == "none":
-            raise UsageError(f"protocol {self.protocol!r}: 1, 2 or gpq-authors is needed")
+        if check_protocol(self.protocol) == "none":
+            raise UsageError(
+                "protocol 'none': an experiment needs queries: take 1, 2, transfer or gpq-authors"
+            )
         for what, values in (
             ("methods", self.methods),
             ("bits", self.bits),

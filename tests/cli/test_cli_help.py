@@ -29,7 +29,7 @@ def command(name: str) -> click.Command:
 def examples(text: str) -> Iterator[list[str]]:
     """The arguments of every line of ``text`` that is a call of gpq."""
     for line in text.splitlines():
-        if match := re.match(r"\s*gpq (?!COMMAND)(.+)", line):
+        if match := re.match(r"\s*gpq (?!COMMAND)(?=[a-z])(.+)", line):
             yield shlex.split(match[1].split("#")[0].split("|")[0])
 
 

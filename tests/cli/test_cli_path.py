@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -98,10 +99,10 @@ def test_evaluate_tells_likeness_of_all_that_it_compares(digits: Path) -> None:
     command = ("evaluate", digits / "model", "digits", "--compare", "float")
     found = json.loads(done(*command, "--format", "json"))
     assert found["compared"]["float"]["likeness"]["nn10_at_100"] == 1
-    lines = done(*command).splitlines()
-    column = lines[0].split().index("NN10@100")
-    cells = {line.split()[0]: line.split()[column] for line in lines[2:4]}
-    assert cells == {"GPQ": f"{found['likeness']['nn10_at_100']:.4f}", "float": "1.0000"}
+    lines = [re.split(r"\s{2,}", line) for line in done(*command).splitlines()]
+    column = lines[0].index("NN10@100")
+    cells = {line[0]: line[column] for line in lines[2:4]}
+    assert cells == {found["method"]: f"{found['likeness']['nn10_at_100']:.4f}", "float": "1.0000"}
 
 
 def test_search_gives_a_picture_of_the_digits(digits: Path) -> None:
@@ -285,16 +286,16 @@ def test_evaluate_in_every_form(shop: Shop, tmp_path: Path) -> None:
         ("latex", ("tabular", rounded)),
     ):
         text = done(*evaluate, "--format", form)
-        assert all(mark in text for mark in ("GPQ", "mAP", *marks))
-    csv = done(*evaluate, "--format", "csv").split()
+        assert all(mark in text for mark in ("gpq (paper)", "mAP", *marks))
+    csv = done(*evaluate, "--format", "csv").splitlines()
     assert dict(zip(csv[0].split(","), csv[1].split(","), strict=True))["mAP"] == str(found["map"])
     out = tmp_path / "scores.json"
     assert done(*evaluate, "--format", "json", "--out", out) == ""
     assert json.loads(out.read_text())["map"] == found["map"]
 
 
-@pytest.mark.parametrize("protocol", ["1", "2"])
-def test_both_protocols_train_and_evaluate(shop: Shop, tmp_path: Path, protocol: str) -> None:
+@pytest.mark.parametrize("protocol", ["1", "2", "transfer", "transfer:0,3"])
+def test_every_protocol_trains_and_evaluates(shop: Shop, tmp_path: Path, protocol: str) -> None:
     features, labels = clusters(400)
     np.savez(tmp_path / "four.npz", features=features, labels=np.where(np.arange(400) % 4 == 3, 3, labels))
     data, model = f"features:{tmp_path}/four.npz", tmp_path / "model"

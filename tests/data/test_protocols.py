@@ -28,6 +28,7 @@ from gpq_faiss.data.protocols import (
     protocol2,
     read_rows,
     resolve_labelled,
+    transfer,
     unseen_items,
 )
 from gpq_faiss.errors import DataError, UsageError
@@ -131,9 +132,112 @@ def test_seeds_differ_and_larger_draws_contain_smaller() -> None:
     assert np.isin(small.labelled, large.labelled).all()
 
 
+@settings(max_examples=80, deadline=None)
+@given(
+    n=st.integers(4, 300),
+    c=st.integers(2, 9),
+    several=st.booleans(),
+    seed=st.integers(0, 5),
+    spec=st.sampled_from([None, "all", "1-per-class", "0.2"]),
+    unseen=st.sampled_from(["", "0.5", "0.9", "0,1", "[2-9]", "1"]),
+)
+def test_transfer_trains_on_seen_classes_and_searches_the_others(
+    n: int, c: int, several: bool, seed: int, spec: str | None, unseen: str
+) -> None:
+    """Item by item, from the labels as plain sets."""
+    single = Labels.from_ids(np.random.default_rng(seed).integers(-1, c, n), [str(k) for k in range(c)])
+    labels = multi(n, c, seed) if several else single
+    refusal = ""
+    try:
+        split = transfer(labels, seed, spec, unseen)
+    except (DataError, UsageError) as error:
+        refusal = str(error)
+    if refusal:
+        assert re.search(
+            "too few|no labelled item|lower it|two classes|no class is called|of the classes|share", refusal
+        )
+        return
+    classes = [set(np.flatnonzero(row)) for row in labels.dense(np.arange(n), bool)]
+    present = set().union(*classes)
+    assert split.seen_classes is not None
+    seen = set(split.seen_classes)
+    hidden = present - seen
+    assert seen
+    assert hidden
+    assert seen <= present
+    if unseen in ("", "0.5", "0.9"):
+        assert len(hidden) == min(len(present) - 1, int(np.ceil(float(unseen or 0.25) * len(present) - 1e-6)))
+    else:
+        assert hidden == {k for k in present if re.fullmatch(unseen.replace(",", "|"), str(k))}
+    roles: dict[int, set[str]] = {i: set() for i in range(n)}
+    for role in ("query", "labelled", "unlabelled", "database"):
+        for i in getattr(split, role):
+            roles[int(i)].add(role)
+    for of_item, role_of_item in zip(classes, roles.values(), strict=True):
+        if not of_item:
+            assert role_of_item == set(), "it may be of an unseen class"
+        elif of_item & hidden:
+            assert role_of_item in ({"query"}, {"database"})
+        else:
+            assert role_of_item in ({"labelled"}, {"unlabelled"})
+    assert abs(len(split.query) - len(split.database)) <= len(hidden), "halves"
+    if spec in (None, "all"):
+        assert not len(split.unlabelled)
+    view = split.training_labels(labels)
+    assert view.class_names == tuple(labels.class_names[k] for k in sorted(seen))
+    assert view.counts().min() > 0
+    assert split.hash == transfer(labels, seed, spec, unseen).hash
+
+
+def test_transfer_and_protocol2_of_a_seed_have_the_same_queries() -> None:
+    split = transfer(CIFAR, 3)
+    assert sizes(split) == (9000, 42_000, 0, 9000)
+    assert sizes(transfer(CIFAR, 3, "500-per-class")) == (9000, 3500, 38_500, 9000)
+    for labels in (CIFAR, multi()):
+        one, two = transfer(labels, 3), protocol2(labels, 3)
+        assert one.seen_classes == two.seen_classes
+        np.testing.assert_array_equal(one.query, two.query)
+        assert np.isin(one.database, two.database).all()
+        assert np.isin(two.labelled, one.labelled).all()
+    assert transfer(CIFAR, 0).hash != transfer(CIFAR, 1).hash
+
+
+def test_unseen_classes_by_name() -> None:
+    names = ["Balinese-01", "Balinese-02", "Latin-01", "Latin-02", "N_Ko"]
+    labels = Labels.from_ids(np.arange(100) % 5, names)
+    for spec, seen in (("Balinese-*", (2, 3, 4)), ("Latin-?1, N_Ko,", (0, 1, 3)), ("[BL]*", (4,))):
+        split = transfer(labels, 0, None, spec)
+        assert split.seen_classes == seen
+        assert split.name == f"transfer:{spec}"
+    for spec, message in (
+        ("balinese-*", r"no class is called 'balinese-\*': the 5 classes are Balinese-01, .*N_Ko$"),
+        ("*", "all of the classes with items are named: name some"),
+        ("1", r"a share of classes is above 0 and below 1; .* pattern \(transfer:\[1\]\)"),
+        ("nan", "a share of classes"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            transfer(labels, 0, None, spec)
+    with pytest.raises(UsageError, match="none of the classes with items"):
+        transfer(Labels.from_ids(np.arange(100) % 5, [*names, "Tifinagh-01"]), 0, None, "Tifinagh-01")
+    with pytest.raises(DataError, match="two classes"):
+        transfer(Labels.from_ids(np.zeros(10, int)))
+    with pytest.raises(DataError, match="too few for protocol transfer"):
+        transfer(Labels.from_ids([0, 1]))
+
+
+@pytest.mark.parametrize("name", ["transfer:", "transfer: ,", "1:0.5", "none:x", "transfers"])
+def test_what_follows_a_protocol_is_checked(name: str) -> None:
+    with pytest.raises(UsageError, match=f"protocol '?{name}"):
+        make_split(open_digits(), name)
+
+
 def test_the_training_sees_no_hidden_label() -> None:
     """Scrambled labels of everything but the labelled items give the same view."""
-    for labels, split in [(multi(), protocol1(multi(), 0, "20-per-class")), (multi(), protocol2(multi()))]:
+    for labels, split in [
+        (multi(), protocol1(multi(), 0, "20-per-class")),
+        (multi(), protocol2(multi())),
+        (multi(), transfer(multi(), 0, "5-per-class")),
+    ]:
         packed = labels.packed.copy()
         others = np.setdiff1d(np.arange(len(labels)), split.labelled)
         packed[others] = np.random.default_rng(1).permutation(packed[others])
@@ -276,8 +380,14 @@ def test_make_split_by_name() -> None:
     digits = open_digits()
     assert sizes(make_split(digits))[0] == 100  # ten of each digit
     assert make_split(digits, "2").name == "2"
+    by_name = make_split(digits, "transfer:8,9", labelled="5-per-class")
+    assert (by_name.name, by_name.seen_classes, len(by_name.labelled)) == (
+        "transfer:8,9",
+        tuple(range(8)),
+        40,
+    )
     assert len(make_split(digits, "none", labelled="10-per-class").query) == 0
-    with pytest.raises(UsageError, match="choose one of 1, 2, gpq-authors, none"):
+    with pytest.raises(UsageError, match="choose one of 1, 2, transfer, gpq-authors, none"):
         make_split(digits, "3")
     with pytest.raises(UsageError, match="queries"):
         make_split(digits, "2", queries=5)

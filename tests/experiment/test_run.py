@@ -56,6 +56,22 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_transfer_searches_classes_that_no_run_was_trained_on(tmp_path: Path) -> None:
+    grid = small_grid(
+        protocol="transfer:8,9", bits=[12], seeds=[0], methods=["gpq", "dtq", "pq", "classifier"]
+    )
+    summary = run_experiment(grid, DIGITS, tmp_path / "runs")
+    assert (summary.made, summary.failed) == (4, {})
+    of_item = DIGITS.require_labels().class_ids()
+    for path in (tmp_path / "runs").glob("*.h5"):
+        assert read_run(path).about["seen_classes"] == list(range(8))
+        held = content(path)
+        for role in ("query_rows", "database_rows"):
+            assert set(of_item[held[role]]) == {8, 9}
+    split = Split.load(next((tmp_path / "runs").glob("split_*.json")))
+    assert set(of_item[np.concatenate([split.labelled, split.unlabelled])]) == set(range(8))
+
+
 # --------------------------------------------------------------------------------------------------- what a run holds
 
 

@@ -1,0 +1,188 @@
+"""Items drawn or named for a role: as many of each class, a share of them, or what a file lists."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DataError, UsageError
+from .id_files import read_ids
+from .labels import Labels, named_rows, rows_that
+from .split import Rows
+
+QUERY, LABELLED = range(2)  # streams of random numbers
+
+
+def permuted(rows: Rows, seed: int, stream: int, c: int = 0) -> Rows:
+    """``rows`` in an order that depends on seed, purpose (``stream``) and class alone."""
+    return np.random.default_rng([seed, stream, c]).permutation(rows)
+
+
+def _rare_first(labels: Labels) -> list[int]:
+    """Classes that have items, the rarest first, so that the common ones do not use up their items."""
+    counts = labels.counts()
+    return [int(c) for c in np.argsort(counts, kind="stable") if counts[c]]
+
+
+def draw(
+    labels: Labels, free: NDArray[np.bool_], wanted: Callable[[int, int, int], int], seed: int, stream: int
+) -> Rows:
+    """Items for each class in turn, none twice; ``free`` [N] says which may be taken and loses those that are.
+
+    Args:
+        wanted: (class, its items in all, its free ones) -> how many to take of it.
+    """
+    counts = labels.counts()
+    taken: list[Rows] = []
+    for c in _rare_first(labels):
+        # The order is that of all the class, so that a larger draw contains a smaller one.
+        order = permuted(np.flatnonzero(labels.column(c)), seed, stream, c)
+        order = order[free[order]]
+        chosen = order[: wanted(c, int(counts[c]), len(order))]
+        free[chosen] = False
+        taken.append(chosen)
+    return np.sort(np.concatenate(taken)) if taken else np.empty(0, np.int64)
+
+
+def read_rows(path: str | Path, ids: NDArray[np.int64], what: str = "--labelled") -> Rows:
+    """Positions of the items that a file names: a ``.npy`` of whole numbers, or text with one a line.
+
+    The numbers are ids if all of them are ids of the data set, else row numbers (from 0).
+
+    Raises:
+        DataError: unreadable, not whole numbers, or neither ids nor row numbers.
+    """
+    found = read_ids(path, what)
+    if not len(found):
+        raise DataError(f"{what} {path} holds no number: ids or row numbers, one a line, are needed")
+    values = np.unique(found)
+    order = np.argsort(ids, kind="stable")
+    place = np.searchsorted(ids[order], values)
+    known = place < len(ids)
+    known[known] = ids[order][place[known]] == values[known]
+    if known.all():
+        return np.sort(order[place]).astype(np.int64)
+    if values[0] >= 0 and values[-1] < len(ids):
+        return values
+    unknown = values[~known]
+    raise DataError(
+        f"{what} {path}: {int(unknown[0])} is neither an id of the data nor a row number below {len(ids):,}"
+        f" ({len(unknown):,} such)"
+    )
+
+
+def parse_labelled(spec: str) -> tuple[Literal["all", "count", "fraction", "file"], float]:
+    """What a ``--labelled`` means: the kind, and its number.
+
+    Raises:
+        UsageError: a number that is neither N-per-class nor a fraction.
+    """
+    if spec == "all":
+        return "all", 1.0
+    if match := re.fullmatch(r"(\d+)-per-class", spec):
+        if int(match[1]) == 0:
+            raise UsageError("--labelled 0-per-class: at least 1 item of each class must be labelled")
+        return "count", int(match[1])
+    try:
+        fraction = float(spec)
+    except ValueError:
+        return "file", 0.0
+    if not 0 < fraction <= 1:
+        hint = f" (did you mean {spec}-per-class?)" if spec.isdigit() and int(spec) else ""
+        raise UsageError(f"--labelled {spec}: a fraction is above 0 and at most 1{hint}")
+    return "fraction", fraction
+
+
+def parse_queries(spec: str) -> int | str:
+    """What a ``--queries`` means: how many of each class, or a file of them.
+
+    Raises:
+        UsageError: a number that is not N-per-class.
+    """
+    if match := re.fullmatch(r"(\d+)-per-class", spec):
+        return int(match[1])
+    try:
+        float(spec)
+    except ValueError:
+        return spec
+    raise UsageError(f"--queries {spec}: write N-per-class, or name a file")
+
+
+def resolve_labelled(
+    spec: str | None,
+    labels: Labels,
+    free: NDArray[np.bool_],
+    *,
+    seed: int,
+    ids: NDArray[np.int64],
+    reserved: str = "",
+) -> Rows:
+    """The items whose labels the training may see.
+
+    Args:
+        spec: ``N-per-class``; a fraction of the items of each class; ``all``; a file (:func:`read_rows`); None for
+            a twelfth of each class, which is the paper's 500 on CIFAR-10.
+        labels: of all items.
+        free: bool [N], the items that may be taken; loses those that are.
+        seed: of the draw.
+        ids: int64 [N].
+        reserved: what the items that are not free are for, in messages ("10 queries").
+
+    Raises:
+        UsageError: ``spec`` cannot be right.
+        DataError: a class has too few items; the file is wrong, or names queries or items without label.
+    """
+    kind, number = ("fraction", 1 / 12) if spec is None else parse_labelled(spec)
+    labelled_items = labels.has()
+    free &= labelled_items
+    if kind == "file":
+        rows = read_rows(str(spec), ids)
+        bare = rows[~labelled_items[rows]]
+        if bare.size:
+            raise DataError(
+                f"--labelled {spec}: {rows_that(bare, 'have')} no label in the data: leave such rows out"
+            )
+        clash = rows[~free[rows]]
+        if clash.size:
+            raise DataError(
+                f"--labelled {spec}: {named_rows(clash)} cannot be used ({reserved or 'not available'}): leave such rows out"
+            )
+        free[rows] = False
+    elif kind == "all":
+        rows = np.flatnonzero(free)
+        free[:] = False
+    else:
+
+        def wanted(c: int, total: int, left: int) -> int:
+            if kind == "fraction":
+                return min(left, max(1, round(number * total)))
+            if left < number:
+                besides = f" besides {reserved}" if reserved else ""
+                raise DataError(
+                    f"class '{labels.class_names[c]}' has {total:,} items, {left:,} of them free; "
+                    f"--labelled {spec} asks for {int(number):,}{besides}: lower it"
+                )
+            return int(number)
+
+        rows = draw(labels, free, wanted, seed, LABELLED)
+    return rows
+
+
+def require_each_class(labels: Labels, labelled: Rows, classes: NDArray[Any] | None = None) -> None:
+    """Raise if a class has no labelled item: the classifier could not learn it."""
+    counts = labels.take(labelled).counts()
+    for c in range(labels.n_classes) if classes is None else classes:
+        if counts[c] == 0:
+            raise DataError(
+                f"no labelled item for class '{labels.class_names[c]}': label one, or leave the class out"
+            )
+
+
+def ids_or_rows(labels: Labels, ids: NDArray[np.int64] | None) -> NDArray[np.int64]:
+    """``ids``, or the row numbers where there are none: int64 [N]."""
+    return np.arange(len(labels)) if ids is None else ids
