@@ -112,7 +112,7 @@ Examples:
 )
 @click.option(
     "--preset",
-    help="Settings of trained methods: recommended, gpq, unseen-classes or paper.  [default: the grid's]",
+    help="Settings of trained methods: recommended, gpq, unseen-classes, paper or authors.  [default: the grid's]",
 )
 @click.option(
     "--config",

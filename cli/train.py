@@ -37,7 +37,7 @@ Examples:
 @click.option(
     "--preset",
     default=None,
-    help="Settings to start from: recommended (default), gpq, unseen-classes or paper.",
+    help="Settings to start from: recommended (default), gpq, unseen-classes, paper or authors.",
 )
 @click.option("--config", "config_file", metavar="TOML", help="Settings that change the preset's.")
 @click.option(

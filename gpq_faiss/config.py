@@ -1,8 +1,8 @@
 """What a training run is: frozen dataclasses, read from and written to TOML and JSON, unknown keys refused.
 
-A run is one :class:`Config`. It starts from a preset (``paper``, ``gpq``, ``recommended`` or ``unseen-classes``); a TOML file and then the
-command line change single fields. The fingerprint names the whole of it, so that a cache or a checkpoint of another configuration is never
-taken for this one's.
+A run is one :class:`Config`. It starts from a preset (``paper``, ``authors``, ``gpq``, ``recommended`` or ``unseen-classes``); a TOML
+file and then the command line change single fields. The fingerprint names the whole of it, so that a cache or a checkpoint of another
+configuration is never taken for this one's.
 """
 
 from __future__ import annotations
@@ -82,6 +82,11 @@ class NetworkConfig:
     no part); 0 = none. Beyond the paper."""
     committee_hidden: int = 1024
     """Hidden units of each class network; over convolutions they are linear layers."""
+    tap: Literal["block", "pool"] = "block"
+    """Of ``vgg``: whether the third block is averaged at its end, or after the max pool that follows (the authors' code)."""
+    batch_statistics: Literal["joint", "apart"] = "joint"
+    """Of batch norm in the training of GPQ without a committee: over labelled and unlabelled items together, or over each batch by itself
+    (the authors' code). Averages for inference are moved by both batches then, the labelled one first."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,8 @@ class LossConfig:
     """Scale of the cosine classifier (eq. 3)."""
     classification: Literal["paper", "code"] = "code"
     """``paper``: cross entropy of β·cos, averaged over sub-spaces; ``code``: β²·cos averaged first (the authors' code)."""
+    entropy: Literal["paper", "code"] = "paper"
+    """``paper``: entropy of β·cos in each sub-space; ``code``: of β²·cos averaged over them first (the authors' code)."""
     metric: Literal["npair", "triplet"] = "npair"
     """What λ0 weighs: the N-pair loss (eq. 2), or in its place the triplet loss of the paper's variant GPQ-T."""
     margin: float = 0.1
@@ -149,6 +156,8 @@ class TrainingConfig:
     augment: Literal["auto", "flip-crop", "crop", "none"] = "auto"
     """Of images: mirror and shifted crop as in the authors' recipe; ``auto`` does not mirror what means something else in a mirror
     (digits)."""
+    padding: Literal["black", "mean"] = "black"
+    """Of shifted crops: black, or the mean colour by which the network normalises (the authors' code)."""
 
 
 @dataclass(frozen=True)
@@ -190,6 +199,14 @@ _RECOMMENDED = Config(
 
 PRESETS: dict[str, Config] = {
     "paper": Config(),
+    # The recipe of the authors' released code, as far as it is known here; docs/settings.md says what is not. ImageNet weights or an
+    # error: from random weights it would be another recipe under the same name.
+    "authors": Config(
+        preset="authors",
+        network=NetworkConfig(backbone="vgg", weights="imagenet", tap="pool", batch_statistics="apart"),
+        loss=LossConfig(classification="code", entropy="code"),
+        training=TrainingConfig(steps=3000, validation=0.0, padding="mean"),
+    ),
     # The paper's frame with soft targets: product codes by the nearest codeword, of beliefs of class networks.
     "gpq": dataclasses.replace(
         _RECOMMENDED,
@@ -370,7 +387,19 @@ def validate(config: Config) -> Config:
         0 <= q.class_codebooks <= q.codebooks,
         f"quantizer.class_codebooks = {q.class_codebooks}: 0 to quantizer.codebooks = {q.codebooks} are possible",
     )
+    _require(
+        n.tap == "block" or n.backbone in ("vgg", "auto"),
+        f"network.tap = {n.tap}: network.backbone = {n.backbone} has no such place: set it to block, or take vgg",
+    )
+    _require(
+        n.batch_statistics == "joint" or t.batch_unlabelled != 1,
+        "network.batch_statistics = apart: one item has no statistics: set training.batch_unlabelled to 0 or above 1",
+    )
     if n.committee:
+        _require(
+            n.batch_statistics == "joint" and c.entropy == "paper",
+            f"network.committee = {n.committee} has no part for network.batch_statistics and loss.entropy: set them to joint and paper",
+        )
         _require(c.lambda1 > 0, f"network.committee = {n.committee} needs loss.lambda1 above 0")
         _require(
             c.lambda3 == 0 and not q.reexpress and n.heads == 0 and t.codebook_start == 0,

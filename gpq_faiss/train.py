@@ -508,6 +508,8 @@ def _loop(
         else None
     )
     augment = _augmentation(training, reader.dataset)
+    # What the network's normalisation turns into 0.
+    colour = method.extractors()[0].input.mean if training.padding == "mean" else None
 
     sample = _sampler(reader, pool, training.seed, device)
     began, saved = time.monotonic() - run.seconds, time.monotonic()
@@ -516,7 +518,7 @@ def _loop(
         generator = torch.Generator().manual_seed(_step_seed(training.seed, run.step))
         x = to_input(values, device)
         if augment != "none":
-            x = random_flip_crop(x, generator, flip=augment == "flip-crop")
+            x = random_flip_crop(x, generator, flip=augment == "flip-crop", colour=colour)
         y = torch.from_numpy(labels.dense(rows)).to(device, non_blocking=True)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(training, run.step, steps) * group.get("times", 1.0)

@@ -358,7 +358,7 @@ def _count(lists: Sequence[Sequence[Any]]) -> int:
 
 # What the trained methods that are not GPQ take of a preset: the budget, the optimiser and the backbone. The rest is GPQ's own (its
 # heads, its losses, its average of the weights), and changes in it are none of theirs.
-_SHARED_NETWORK = ("backbone", "weights", "image_size", "hidden", "norm")
+_SHARED_NETWORK = ("backbone", "weights", "image_size", "hidden", "norm", "tap")
 _NOT_SHARED_TRAINING = ("ema", "codebook_start")
 # Where there is nothing to convolve they have the perceptron that does best there (docs/experiments.md); the noise is of features alone.
 BASELINE_PERCEPTRON: Changes = {"network": {"hidden": [512], "dropout": 0.2, "noise": 0.5}}

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 from torch import Tensor
 
+from ..errors import UsageError
 from ..nn.quantizer import subspace_cosine
 from .cosine import CosineLoss
 
+Variant = Literal["paper", "code"]
+
 
 class SubspaceEntropy(CosineLoss):
-    """Mean entropy of softmax_c(β x_m·w_mc) over rows and sub-spaces: 0 (certain) to log C (uniform).
+    """Mean entropy of the cosine classifiers over rows: 0 (certain) to log C (uniform).
+
+    Two variants, as of :class:`~gpq_faiss.losses.classification.SubspaceClassification`:
+
+    * ``"paper"``: softmax_c(β x_m·w_mc), the mean over the M sub-spaces of their entropies.
+    * ``"code"``: the authors' code: softmax_c(mean_m β² x_m·w_mc), one entropy a row.
 
     The sub-prototypes maximise it and the network minimises it: pass sub-vectors that went through
     :class:`~gpq_faiss.nn.quantizer.GradientReversal` *before* intra-normalisation, and subtract λ2 times this
@@ -17,13 +27,17 @@ class SubspaceEntropy(CosineLoss):
 
     Args:
         beta: scale β > 0 of the cosine; the paper's is 4.
+        variant: ``"paper"`` or ``"code"``.
 
     Raises:
-        UsageError: β is not positive.
+        UsageError: unknown variant, or β not positive.
     """
 
-    def __init__(self, beta: float = 4.0) -> None:
+    def __init__(self, beta: float = 4.0, variant: Variant = "paper") -> None:
         super().__init__(beta)
+        if variant not in get_args(Variant):
+            raise UsageError(f"entropy variant {variant!r} is not one of {', '.join(get_args(Variant))}")
+        self.variant = variant
 
     def forward(self, x: Tensor, W: Tensor) -> Tensor:
         """The mean entropy, a scalar >= 0 (0 for an empty batch).
@@ -32,5 +46,8 @@ class SubspaceEntropy(CosineLoss):
             x: float [B, M, d], unit-norm sub-vectors of unlabelled rows.
             W: float [M, C, d], sub-prototypes (normalised here).
         """
-        log_p = (self.beta * subspace_cosine(x, W)).log_softmax(dim=-1)
-        return -(log_p.exp() * log_p).sum() / max(x.shape[0] * x.shape[1], 1)
+        cosine = subspace_cosine(x, W)
+        if self.variant == "code":
+            cosine = self.beta * cosine.mean(dim=1, keepdim=True)
+        log_p = (self.beta * cosine).log_softmax(dim=-1)
+        return -(log_p.exp() * log_p).sum() / max(log_p.shape[0] * log_p.shape[1], 1)

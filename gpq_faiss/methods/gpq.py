@@ -5,7 +5,9 @@ in each sub-space (eq. 3); the unlabelled ones enter by the entropy of that clas
 and the network, behind a gradient reversal layer, minimises (eq. 4).
 
 The paper's variants are settings: GPQ-F is ``network.backbone = "cnnf"``, GPQ-H has ``loss.lambda1 = loss.lambda2 = 0``, and GPQ-T
-takes the triplet loss of margin 0.1 in place of the N-pair loss, ``loss.metric = "triplet"``.
+takes the triplet loss of margin 0.1 in place of the N-pair loss, ``loss.metric = "triplet"``. So is what the authors' released code does
+otherwise than the paper (preset ``authors``): ``network.tap``, ``network.batch_statistics``, ``loss.classification``, ``loss.entropy``,
+``training.padding``.
 
 Beyond the paper, and off in the preset ``paper``: an average of the weights is exported; the codewords are placed on the data once
 the classifier has learnt something; vectors are re-expressed over the sub-prototypes as codewords are; and the score itself is
@@ -48,7 +50,7 @@ class GPQ(AveragedMethod[GPQNetwork]):
         self.metric = TripletPQLoss(loss.margin) if loss.metric == "triplet" else NPairPQLoss()
         self.regression = ScoreRegressionLoss()
         self.classification = SubspaceClassification(loss.classification, loss.beta)
-        self.entropy = SubspaceEntropy(loss.beta)
+        self.entropy = SubspaceEntropy(loss.beta, loss.entropy)
 
     def first_codebook_step(self, steps: int) -> int:
         """The step, of ``steps``, from which the codewords take part: the first without the classification loss, since there would be
@@ -74,7 +76,10 @@ class GPQ(AveragedMethod[GPQNetwork]):
         loss, n, net, x = self.config.loss, len(batch.y), self.network, batch.x
         # Only the backbone runs in bf16: cosines times α = 20 need more than eight bits.
         with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=amp):
-            raw = net.backbone(x)
+            if self.config.network.batch_statistics == "apart" and len(x) > n:
+                raw = torch.cat([net.backbone(x[:n]), net.backbone(x[n:])])
+            else:
+                raw = net.backbone(x)
         raw = raw.float()
         labelled = net.directions(raw[:n])
         prototypes = net.classifier.raw

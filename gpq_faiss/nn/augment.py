@@ -36,13 +36,14 @@ def draw_flip_crop(batch: int, pad: int, generator: torch.Generator) -> FlipCrop
     return FlipCrop(offsets[0], offsets[1], flip)
 
 
-def apply_flip_crop(images: Tensor, draw: FlipCrop, pad: int) -> Tensor:
-    """Pad with zeros (black), cut each image out at (dy, dx), then mirror it where ``flip``.
+def apply_flip_crop(images: Tensor, draw: FlipCrop, pad: int, colour: Tensor | None = None) -> Tensor:
+    """Pad with one colour, cut each image out at (dy, dx), then mirror it where ``flip``.
 
     Args:
         images: [B, 3, H, W], uint8 or float, on any device.
         draw: one entry an image.
         pad: padding on every side in pixels.
+        colour: of the padding, three numbers in the images' range; default: black.
 
     Returns:
         The same shape and dtype, in channels-last memory format.
@@ -55,12 +56,20 @@ def apply_flip_crop(images: Tensor, draw: FlipCrop, pad: int) -> Tensor:
     rows = torch.arange(height, device=device) + dy[:, None]
     image = torch.arange(batch, device=device)[:, None, None]
     padded = F.pad(images, (pad, pad, pad, pad))
+    if colour is not None:
+        inside = F.pad(torch.ones((height, width), dtype=torch.bool, device=device), (pad, pad, pad, pad))
+        padded = torch.where(inside, padded, colour.to(images).view(1, 3, 1, 1))
     # Advanced indices around the slice put the channels last: [B, H, W, 3].
     return padded[image, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
 
 def random_flip_crop(
-    images: Tensor, generator: torch.Generator, *, pad: int | None = None, flip: bool = True
+    images: Tensor,
+    generator: torch.Generator,
+    *,
+    pad: int | None = None,
+    flip: bool = True,
+    colour: Tensor | None = None,
 ) -> Tensor:
     """Flip each image with probability one half and shift it by up to ``pad`` pixels each way.
 
@@ -69,6 +78,7 @@ def random_flip_crop(
         generator: source of the draws; a CPU one gives the same result on every device.
         pad: largest shift in pixels; ``None``: :func:`default_pad`.
         flip: False only shifts, by the same draws.
+        colour: as for :func:`apply_flip_crop`.
 
     Returns:
         The same shape, dtype and device, in channels-last memory format.
@@ -82,4 +92,5 @@ def random_flip_crop(
     if pad < 0:
         raise UsageError(f"pad is {pad}: it cannot be negative")
     draw = draw_flip_crop(len(images), pad, generator)
-    return apply_flip_crop(images, draw if flip else draw._replace(flip=torch.zeros_like(draw.flip)), pad)
+    draw = draw if flip else draw._replace(flip=torch.zeros_like(draw.flip))
+    return apply_flip_crop(images, draw, pad, colour)

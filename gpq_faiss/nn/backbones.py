@@ -8,7 +8,7 @@ ends in one linear layer ``head`` to D. Intra-normalisation is not part of it (:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
@@ -21,6 +21,7 @@ from .weights import first_line, imagenet_state, load_into, read_weights
 
 Kind = Literal["images", "features"]
 Norm = Literal["none", "batch", "layer"]
+Tap = Literal["block", "pool"]
 
 #: Names of the backbones, besides ``timm/NAME``.
 BACKBONES = ("vgg", "alexnet", "cnnf", "mlp", "linear")
@@ -39,7 +40,7 @@ class BackboneSpec:
     """All that is needed to build the same architecture again (weights apart); plain values, ready for JSON.
 
     ``in_width`` is 0 for images, ``image_size`` is 0 for features. ``hidden``, ``norm``, ``dropout`` and
-    ``activation`` concern ``mlp`` alone.
+    ``activation`` concern ``mlp`` alone, ``tap`` concerns ``vgg`` alone.
     """
 
     name: str
@@ -51,6 +52,7 @@ class BackboneSpec:
     norm: Norm = "none"
     dropout: float = 0.0
     activation: str = "relu"
+    tap: Tap = "block"
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values; :meth:`from_dict` reverses it."""
@@ -142,7 +144,8 @@ def _initialise_convolutions(module: nn.Module) -> None:
 class VGG(Backbone):
     """The paper's modified VGG: 64-64-M-128-128-M-256-256-256-M-512-512-512 with batch norm.
 
-    The global average pools of the last two blocks (before any max pooling) are concatenated, 256 + 512. The
+    The global average pools of the last two blocks are concatenated, 256 + 512. The third block is averaged at its end, before any max
+    pooling, or, with ``spec.tap = "pool"``, after the max pool that follows it, as in the authors' code; the fourth has none. The
     modules of ``features`` carry the same numbers as in torchvision's ``vgg16_bn`` up to the ReLU after
     conv4_3, so its weights fit by name. Any input of 16 pixels or more.
     """
@@ -151,11 +154,16 @@ class VGG(Backbone):
     """Pixels a side that it needs."""
 
     _LAYERS = (64, 64, "M", 128, 128, "M", 256, 256, 256, "M", 512, 512, 512)
-    _END_OF_BLOCK_3 = 22  # index in `features` of the ReLU after conv3_3
+    _TAPS: Mapping[str, int] = {
+        "block": 22,
+        "pool": 23,
+    }  # index in `features`: the ReLU after conv3_3; the max pool
     END_OF_BLOCK_4 = 32  # and after conv4_3, the last one
 
     def __init__(self, spec: BackboneSpec) -> None:
         super().__init__(spec, smallest=self.SMALLEST)
+        if spec.tap not in self._TAPS:
+            raise UsageError(f"tap {spec.tap!r} is not one of {', '.join(self._TAPS)}")
         layers: list[nn.Module] = []
         width = 3
         for item in self._LAYERS:
@@ -173,7 +181,7 @@ class VGG(Backbone):
         pools = []
         for index, layer in enumerate(self.features):
             x = layer(x)
-            if index in (self._END_OF_BLOCK_3, self.END_OF_BLOCK_4):
+            if index in (self._TAPS[self.spec.tap], self.END_OF_BLOCK_4):
                 pools.append(x.mean(dim=(2, 3)))
         return torch.cat(pools, dim=1)
 
@@ -407,6 +415,7 @@ def build_backbone(
     norm: Norm = "none",
     dropout: float = 0.0,
     activation: str = "relu",
+    tap: Tap = "block",
     seed: int = 0,
     generator: torch.Generator | None = None,
 ) -> Backbone:
@@ -425,6 +434,7 @@ def build_backbone(
         norm: ``none``, ``batch`` or ``layer`` norm in each hidden layer of ``mlp``.
         dropout: after each hidden layer of ``mlp``, in [0, 1).
         activation: ``relu``, ``gelu``, ``silu`` or ``tanh``, of ``mlp``.
+        tap: where ``vgg`` averages its third block: at its ``block``'s end, or after the ``pool`` that follows.
         seed: of the random initialisation; torch's global generators are left as they were.
         generator: where given, the seed is drawn from it instead.
 
@@ -445,6 +455,7 @@ def build_backbone(
         norm=norm,
         dropout=dropout,
         activation=activation,
+        tap=tap,
     )
     if generator is not None:
         seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))

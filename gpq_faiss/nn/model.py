@@ -134,6 +134,7 @@ def build_extractor(
         hidden=hidden,
         norm=n.norm,
         dropout=n.dropout,
+        tap=n.tap,
         generator=generator,
     )
     if n.noise and not n.heads and not n.committee and kind == "features" and isinstance(net, MLP):

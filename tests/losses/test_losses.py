@@ -60,6 +60,19 @@ def naive_classification(x: Tensor, W: Tensor, labels: Tensor, variant: str, bet
     return total / len(rows) if rows else 0.0
 
 
+def naive_voted_entropy(x: Tensor, W: Tensor, beta: float) -> float:
+    """As the authors' code: the cosines of all sub-spaces are averaged, times β², and one entropy is taken a row."""
+    total = 0.0
+    for row in x:
+        votes = [
+            sum(float(v @ w / w.norm()) for v, w in zip(row, W[:, c], strict=True)) / len(row)
+            for c in range(W.shape[1])
+        ]
+        p = [math.exp(beta**2 * (vote - max(votes))) for vote in votes]
+        total -= sum(e / sum(p) * math.log(max(e / sum(p), 1e-300)) for e in p)
+    return total / max(len(x), 1)
+
+
 def naive_entropy(x: Tensor, W: Tensor, beta: float) -> float:
     X, V = x.tolist(), W.tolist()
     total = 0.0
@@ -128,6 +141,8 @@ def test_entropy_is_the_equation(batch: tuple[Tensor, Tensor, Tensor, Tensor], b
     x, _, W, _ = batch
     got = float(SubspaceEntropy(beta)(x, W))
     assert got == pytest.approx(naive_entropy(x, W, beta), abs=1e-9)
+    voted = float(SubspaceEntropy(beta, "code")(x, W))
+    assert voted == pytest.approx(naive_voted_entropy(x, W, beta), abs=1e-9)
     assert -1e-12 <= got <= math.log(W.shape[1]) + 1e-12
 
 
@@ -230,8 +245,8 @@ def test_gradients() -> None:
     for variant in ("paper", "code"):
         loss = SubspaceClassification(variant, 2.0)
         assert torch.autograd.gradcheck(lambda r, w, f=loss: f(intra_normalize(r, 2), w, labels), (raw, W))
-    entropy = SubspaceEntropy(2.0)
-    assert torch.autograd.gradcheck(lambda r, w: entropy(intra_normalize(r, 2), w), (raw, W))
+    for entropy in (SubspaceEntropy(2.0), SubspaceEntropy(2.0, "code")):
+        assert torch.autograd.gradcheck(lambda r, w, e=entropy: e(intra_normalize(r, 2), w), (raw, W))
     for mining in ("semihard", "hardest"):
         triplet = TripletPQLoss(0.7, mining)
 
@@ -289,6 +304,8 @@ def test_impossible_settings_are_refused() -> None:
         SubspaceClassification(beta=0)
     with pytest.raises(UsageError, match="beta is nan"):
         SubspaceEntropy(beta=math.nan)
+    with pytest.raises(UsageError, match="entropy variant 'both' is not one of paper, code"):
+        SubspaceEntropy(variant="both")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="'easy' is not one of"):
         TripletPQLoss(mining="easy")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"margin is -0\.1"):

@@ -12,9 +12,11 @@ from gpq_faiss.errors import UsageError
 from gpq_faiss.nn.augment import FlipCrop, apply_flip_crop, default_pad, draw_flip_crop, random_flip_crop
 
 
-def naive(image: Tensor, dy: int, dx: int, flip: bool, pad: int) -> Tensor:
+def naive(image: Tensor, dy: int, dx: int, flip: bool, pad: int, colour: Tensor | None = None) -> Tensor:
     """One image [3, H, W], pixel by pixel."""
     out = torch.zeros_like(image)
+    if colour is not None:
+        out += colour.view(3, 1, 1)
     _, height, width = image.shape
     for i in range(height):
         for j in range(width):
@@ -36,6 +38,12 @@ def test_batch_equals_loop(batch: int, height: int, width: int, pad: int, seed: 
         for b in range(batch):
             want = naive(typed[b], int(draw.dy[b]), int(draw.dx[b]), bool(draw.flip[b]), pad)
             assert torch.equal(got[b], want)
+    colour = torch.rand(3, generator=generator)
+    typed = images.float() / 255
+    got = apply_flip_crop(typed, draw, pad, colour.view(1, 3, 1, 1))
+    for b in range(batch):
+        want = naive(typed[b], int(draw.dy[b]), int(draw.dx[b]), bool(draw.flip[b]), pad, colour)
+        assert torch.equal(got[b], want)
 
 
 def test_draws_are_uniform_and_by_seed() -> None:

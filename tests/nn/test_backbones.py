@@ -58,6 +58,9 @@ def test_vgg_takes_vgg16_bn_up_to_conv4_3(vgg16_bn: nn.Module, tmp_path: Path) -
         assert torch.equal(tensor, theirs[name]), name
     fresh = build_backbone("vgg", kind="images", image_size=32, out_width=36, seed=2)
     assert torch.equal(vgg.head.weight, fresh.head.weight)
+    pooled = build_backbone(
+        "vgg", kind="images", image_size=32, out_width=36, weights=str(path), seed=2, tap="pool"
+    ).eval()
     for size in (16, 32, 45):
         x = images(2, size)
         with torch.no_grad():
@@ -68,6 +71,9 @@ def test_vgg_takes_vgg16_bn_up_to_conv4_3(vgg16_bn: nn.Module, tmp_path: Path) -
         assert got.shape == (2, 768)
         torch.testing.assert_close(got, want)
         torch.testing.assert_close(vgg(x), vgg.head(want))
+        with torch.no_grad():
+            want = torch.cat([torch.nn.functional.max_pool2d(low, 2).mean((2, 3)), high.mean((2, 3))], dim=1)
+            torch.testing.assert_close(pooled.trunk_features(pooled.input(x)), want)
 
 
 def test_alexnet_takes_torchvisions() -> None:
@@ -330,6 +336,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"name": "linear", "image_size": None}, "image_size 0"),
     ({"name": "mlp", "kind": "features"}, "in_width 0"),
     ({"name": "cnnf", "image_size": 64, "weights": "imagenet"}, "no ImageNet weights of backbone cnnf"),
+    ({"name": "vgg", "tap": "top"}, "tap 'top' is not one of block, pool"),
     ({"name": "mlp", "norm": "group"}, "norm 'group' is not one of none, batch, layer"),
     ({"name": "mlp", "activation": "sin"}, "activation 'sin' is not one of relu"),
     ({"name": "mlp", "dropout": 1.0}, "dropout is in"),
