@@ -24,7 +24,7 @@ from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.config import Config, merge, preset
 from gpq_faiss.data.digits import open_digits
 from gpq_faiss.errors import DataError, DeviceError, GpqError, UsageError
-from gpq_faiss.faissio.model import read_model_codebooks
+from gpq_faiss.faissio.model import read_model
 from gpq_faiss.index.filters import Allow, Deny
 from gpq_faiss.index.memory import Engine
 from gpq_faiss.pipeline import Products, evaluate, run
@@ -38,7 +38,8 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model, index files of the same codes in every form, and queries."""
     root = tmp_path_factory.mktemp("device")
     model = make_model(root / "model", M=6)
-    Z, document = read_model_codebooks(model)
+    header = read_model(model)
+    Z, document = header.codebooks, header.document
     rng = np.random.default_rng(5)
     codes = pack_codes(rng.integers(0, 16, (N, 6)), 16)
     codes[: N // 4] = codes[N // 4 : N // 2]  # ties, to be in the order of ids
@@ -107,7 +108,8 @@ def test_fewer_lists_are_looked_at_on_a_device_too(shop: Path) -> None:
 
 
 def test_codes_that_repeat_are_grouped_on_a_device_too(shop: Path, tmp_path: Path) -> None:
-    Z, document = read_model_codebooks(shop / "model")
+    header = read_model(shop / "model")
+    Z, document = header.codebooks, header.document
     codes = pack_codes(np.random.default_rng(0).integers(0, 16, (40, 6)), 16)
     engine = Engine.build(np.tile(codes, (10, 1)), Z, model_fingerprint=document["model_fingerprint"])
     path = engine.save(tmp_path / "grouped.faiss")

@@ -13,7 +13,7 @@ from gpq_faiss.build.stages import index as build_index
 from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.codes.groups import GROUP_SHARE, Groups
 from gpq_faiss.errors import UsageError
-from gpq_faiss.faissio.model import read_model_codebooks
+from gpq_faiss.faissio.model import read_model
 from gpq_faiss.index.memory import Engine
 from gpq_faiss.index.tune import tune_nprobe
 from gpq_faiss.search import open_index, query_vectors, search
@@ -28,7 +28,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def saved(model: Path, folder: Path, share: float, kind: str) -> Path:
     """An index file of codes of which this share is distinct, as ``gpq index --kind`` writes it."""
-    Z, document = read_model_codebooks(model)
+    header = read_model(model)
+    Z, document = header.codebooks, header.document
     rng = np.random.default_rng(1)
     numbers = rng.choice(1 << 24, int(share * N), replace=False)
     distinct = pack_codes((numbers[:, None] >> (4 * np.arange(6)) & 15).astype(np.uint8), 16)
@@ -146,7 +147,8 @@ def test_what_fastscan_leaves_out_is_said_aloud(
     model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It gives no item whose code is the worst in every sub-space, as it is here for the opposite of a query."""
-    Z, document = read_model_codebooks(model)
+    header = read_model(model)
+    Z, document = header.codebooks, header.document
     np.save(tmp_path / "queries.npy", np.random.default_rng(0).normal(size=(1, 20)).astype(np.float32))
     xq = query_vectors(model, str(tmp_path / "queries.npy"))[0].reshape(6, 1, -1)
     worst = (xq * Z).sum(axis=2).argmin(axis=1)

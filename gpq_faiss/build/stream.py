@@ -279,13 +279,3 @@ def _write(
             for _, ids in _id_blocks(ids_file, rows, step):
                 put(np.ascontiguousarray(ids).data)
         return out.tell(), digest.hexdigest()
-
-
-def progress_of(out: str | Path) -> dict[str, Any] | None:
-    """Shards and rows of an unfinished build beside ``out``; None where there is none."""
-    record = Path(out).with_name(f".{Path(out).name}.building") / "progress.json"
-    try:
-        state = read_json(record, "a build")
-        return {"shards": len(state["shards"]), "rows": state["rows"]}
-    except (DataError, KeyError, TypeError):
-        return None

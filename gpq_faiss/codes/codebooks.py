@@ -43,23 +43,6 @@ def inject_fused(Z: ArrayLike) -> Any:
     return product_index(fuse(Z))
 
 
-def codebooks_of(index: Any) -> Floats:
-    """The centroids of an ``IndexPQ`` as float32 [M, K, d], a copy.
-
-    Raises:
-        DataError: not an IndexPQ, or its centroid array does not have the size that its product quantizer states.
-    """
-    if not isinstance(index, faiss.IndexPQ):
-        raise DataError(f"{type(index).__name__} holds no codebooks: expected an IndexPQ")
-    pq = index.pq
-    M, K, d = int(pq.M), int(pq.ksub), int(pq.dsub)
-    if pq.centroids.size() != M * K * d:
-        raise DataError(
-            f"IndexPQ has {pq.centroids.size()} centroid values, not {M} x {K} x {d}: it is damaged"
-        )
-    return np.asarray(faiss.vector_to_array(pq.centroids), np.float32).reshape(M, K, d)
-
-
 def fuse(Z: ArrayLike) -> Floats:
     """Two 4-bit codebooks as one 8-bit codebook: float32 [ceil(M/2), 256, 2d], for the same code bytes.
 

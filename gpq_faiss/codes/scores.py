@@ -107,7 +107,12 @@ def score_codes(xq: ArrayLike, codes: ArrayLike, Z: ArrayLike) -> Floats:
 
 
 def score_prepared(prepared: Floats, codes: Codes, M: int, K: int) -> Floats:
-    """:func:`score_candidates` of tables that are prepared already: [Q, T, entries] of :func:`lookup_tables`."""
+    """Exact scores of each query's own candidates, bit-identical to the entries of :func:`score_codes`: float32 [Q, c].
+
+    Args:
+        prepared: float32 [Q, T, entries] of :func:`lookup_tables`.
+        codes: uint8 [Q, c, code_size].
+    """
     Q, T, entries = prepared.shape
     columns = lookup_columns(codes, M, K)
     flat = prepared.reshape(-1)
@@ -121,11 +126,3 @@ def score_prepared(prepared: Floats, codes: Codes, M: int, K: int) -> Floats:
             part += np.take(flat, columns[t + 1] + (base + (t + 1) * entries), mode="clip")
         total += part
     return total
-
-
-def score_candidates(tables: Floats, codes: Codes, M: int, K: int) -> Floats:
-    """Exact scores of each query's own candidates: tables float32 [Q, M, K], codes uint8 [Q, c, code_size] -> [Q, c].
-
-    Bit-identical to the same items' entries of :func:`score_codes`.
-    """
-    return score_prepared(lookup_tables(tables), codes, M, K)

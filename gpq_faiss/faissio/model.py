@@ -91,12 +91,6 @@ def read_model(model_dir: str | Path) -> ModelHeader:
     return ModelHeader(folder, Z, document["model_fingerprint"], found, document)
 
 
-def read_model_codebooks(model_dir: str | Path) -> tuple[Floats, dict[str, Any]]:
-    """Codebooks float32 [M, K, d] and ``config.json`` of a model folder. Raises as :func:`read_model`."""
-    model = read_model(model_dir)
-    return model.codebooks, model.document
-
-
 def _read_tensor(path: Path, name: str) -> Any:
     from safetensors import SafetensorError, safe_open
 

@@ -13,7 +13,6 @@ form               Faiss index (around it an ``IndexIDMap2`` where items have id
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, Literal
 
 import faiss
@@ -22,9 +21,8 @@ from numpy.typing import NDArray
 
 from ..codes.checks import Codes, Floats, Ids
 from ..codes.codebooks import inject, inject_fused
-from ..errors import DataError, UsageError
+from ..errors import UsageError
 from ..faissio.forms import ivf_index
-from ..faissio.layout import layout_of
 from .lists import IvfSettings, assign
 
 Form = Literal["flat", "fused", "fastscan", "ivf-fastscan", "ivf-fused"]
@@ -91,37 +89,3 @@ def faiss_form(
     faiss.copy_array_to_vector(np.ascontiguousarray(ids, dtype=np.int64), outer.id_map)
     outer.construct_rev_map()
     return outer
-
-
-def convert(index: Any, form: Form, *, ivf: IvfSettings | None = None, what: str = "index") -> Any:
-    """Another form of a Faiss index: the same ids with the same codes, bit for bit; nothing is encoded again.
-
-    Into lists, ``ivf`` says how they are made; an index that has lists keeps them where ``ivf`` is not given. Out of
-    lists, the items come in the order of their ids.
-
-    Args:
-        index: any that :func:`..faissio.layout.layout_of` knows; it stays as it is.
-        what: names it in the errors.
-
-    Raises:
-        DataError: the index is not sound, or (into lists) empty.
-        UsageError: see :func:`check_form`; ``ivf`` settings out of range.
-    """
-    layout = layout_of(index, what=what, deep=True)
-    Z = layout.codebooks
-    check_form(form, int(Z.shape[1]), int(Z.shape[0]))
-    codes, ids, list_of = layout.codes(), layout.ids() if layout.mapped else None, None
-    if layout.kind.startswith("ivf"):
-        codes, ids, list_of = layout.ordered()
-        if ids is not None and len(ids) and ids[0] == 0 and ids[-1] == len(ids) - 1:
-            ids = None
-    if form.startswith("ivf"):
-        if not len(codes):
-            raise DataError(f"{what} is empty: lists need codes (gpq index)")
-        part = form.removeprefix("ivf-")
-        if ivf is None and list_of is not None:
-            ivf = IvfSettings(centroids=layout.centroids, nprobe=int(layout.flat.nprobe))
-        else:
-            ivf, list_of = ivf or IvfSettings(), None
-        ivf = dataclasses.replace(ivf, form="fused" if part == "fused" else "fastscan").trained(codes, Z)
-    return faiss_form(form, codes, ids, Z, ivf=ivf, list_of=list_of)

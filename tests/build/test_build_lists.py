@@ -9,11 +9,11 @@ from pathlib import Path
 import faiss
 import numpy as np
 import pytest
+from build_progress import progress_of
 
 from gpq_faiss.build.coarse import Nearest, Tables, choose
 from gpq_faiss.build.lists import build_lists, store_nprobe
 from gpq_faiss.build.shards import Hdf5Shard
-from gpq_faiss.build.stream import progress_of
 from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.codes.encode import decode
 from gpq_faiss.errors import DataError, MismatchError, UsageError

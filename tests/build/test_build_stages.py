@@ -17,11 +17,10 @@ from gpq_faiss.errors import DataError, MismatchError, OutputExistsError, UsageE
 from gpq_faiss.faissio.export import export
 from gpq_faiss.faissio.io import load_index, read_sidecar, sidecar_path
 from gpq_faiss.faissio.layout import layout_of
-from gpq_faiss.faissio.model import read_model, read_model_codebooks, read_prototypes
+from gpq_faiss.faissio.model import read_model, read_prototypes
 from gpq_faiss.index.file import open_disk
 from gpq_faiss.index.lists import IvfSettings
 from gpq_faiss.index.opening import open_engine
-from gpq_faiss.index.search import search_index
 from gpq_faiss.store import Header, RowWriter, codebooks_fingerprint
 
 M, K, d, n = 6, 16, 12, 500
@@ -80,7 +79,8 @@ def test_read_model(model: Path) -> None:
     header = read_model(model)
     assert np.array_equal(header.codebooks, codebooks())
     assert header.model_fingerprint == "model-1"
-    Z, document = read_model_codebooks(model)
+    header = read_model(model)
+    Z, document = header.codebooks, header.document
     assert np.array_equal(Z, codebooks())
     assert document["codebooks_fingerprint"] == header.codebooks_fingerprint
 
@@ -119,7 +119,7 @@ def test_codes_and_features_give_the_same_index(model: Path, tmp_path: Path, kin
     assert [done for done, _ in calls] == [min(n, start + block) for start in range(0, n, block)]
     # an item is found by its own vector: nothing scores higher than its own code
     loaded.check_consistency()
-    D, found = search_index(loaded, features()[:50], 10)
+    D, found = open_engine(loaded, "exact").search(features()[:50], 10)
     own = np.array([features()[i] @ loaded.reconstruct(int(IDS[i])) for i in range(50)])
     assert (D[:, 0] >= own - 1e-5).all()
     assert (found[:, 0] == IDS[:50]).mean() > 0.9

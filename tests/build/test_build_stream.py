@@ -13,9 +13,10 @@ from pathlib import Path
 import faiss
 import numpy as np
 import pytest
+from build_progress import progress_of
 
 from gpq_faiss.build.shards import Hdf5Shard, ParquetShard
-from gpq_faiss.build.stream import build_stream, progress_of
+from gpq_faiss.build.stream import build_stream
 from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.codes.codebooks import inject
 from gpq_faiss.errors import DataError, MismatchError, UsageError

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from gpq_faiss.codes.bits import bits_per_code, check_codes, code_size, pack_codes, unpack_codes
 from gpq_faiss.codes.checks import check_codebooks
-from gpq_faiss.codes.codebooks import codebooks_of, fuse, inject, inject_fused, pad_vectors, unfuse
+from gpq_faiss.codes.codebooks import fuse, inject, inject_fused, pad_vectors, unfuse
 from gpq_faiss.codes.encode import decode, encode
 from gpq_faiss.codes.nearest import nearest, tolerance
-from gpq_faiss.codes.scores import score_candidates, score_codes, score_tables
+from gpq_faiss.codes.scores import lookup_tables, score_codes, score_prepared, score_tables
 from gpq_faiss.errors import DataError, UsageError
 
 WORDS = (4, 8, 16, 32, 64, 128, 256)
@@ -194,7 +194,7 @@ def test_codebooks_survive_injection_and_decode_is_what_faiss_reconstructs(M: in
     index = inject(Z)
     assert index.is_trained
     assert index.ntotal == 0
-    assert np.array_equal(codebooks_of(index), Z)
+    assert np.array_equal(faiss.vector_to_array(index.pq.centroids).reshape(Z.shape), Z)
     assert np.array_equal(decode(encode(x, Z), Z), index.sa_decode(encode(x, Z)))
 
 
@@ -265,7 +265,8 @@ def test_equal_codes_get_bit_identical_scores_in_any_company(M: int, K: int) -> 
     assert np.array_equal(score_codes(xq[4:5], codes, Z), scores[4:5])
     own = rng.integers(0, 50, (9, 17))
     assert np.array_equal(
-        score_candidates(score_tables(xq, Z), codes[own], M, K), np.take_along_axis(scores, own, axis=1)
+        score_prepared(lookup_tables(score_tables(xq, Z)), codes[own], M, K),
+        np.take_along_axis(scores, own, axis=1),
     )
 
 
@@ -350,12 +351,3 @@ def test_queries_too_large_for_float32_are_refused() -> None:
     Z = random_codebooks(np.random.default_rng(0), 3, 16)
     with pytest.raises(DataError, match="too large"):
         score_tables(np.full((1, 36), 3e38, np.float32), Z)
-
-
-def test_codebooks_of_refuses_what_holds_none() -> None:
-    with pytest.raises(DataError, match="IndexFlat"):
-        codebooks_of(faiss.IndexFlatIP(4))
-    index = inject(random_codebooks(np.random.default_rng(0), 3, 16))
-    faiss.copy_array_to_vector(np.zeros(10, np.float32), index.pq.centroids)
-    with pytest.raises(DataError, match="10 centroid values"):
-        codebooks_of(index)

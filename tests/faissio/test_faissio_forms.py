@@ -16,7 +16,7 @@ from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import DataError, MismatchError, OutputExistsError, UsageError
 from gpq_faiss.faissio.io import load_index, save_index, sidecar_path
 from gpq_faiss.faissio.layout import layout_of
-from gpq_faiss.index.forms import FORMS, convert, faiss_form
+from gpq_faiss.index.forms import FORMS, faiss_form
 from gpq_faiss.index.kinds import KINDS
 from gpq_faiss.index.lists import IvfSettings
 from gpq_faiss.index.memory import Engine
@@ -38,6 +38,12 @@ def form_of(form: str, M: int, ids: np.ndarray | None) -> object:
     Z = codebooks(M)
     ivf = IvfSettings(lists=5, form="fused" if form.endswith("fused") else "fastscan").trained(codes, Z)
     return faiss_form(form, codes, ids, Z, ivf=ivf)
+
+
+def convert(index: object, form: str, ivf: IvfSettings | None = None) -> object:
+    """The same codes in another form; nothing is encoded again."""
+    listed = ivf is not None or (form.startswith("ivf") and layout_of(index).kind.startswith("ivf"))
+    return engine_of(index, kind="ivf" if listed else "exact", ivf=ivf).to_faiss(form)
 
 
 def by_id(index: object) -> dict[int, bytes]:
@@ -112,15 +118,17 @@ def test_fastscan_blocks_of_any_height_are_unpacked() -> None:
 
 
 def test_conversions_that_cannot_be_are_refused() -> None:
-    wide = inject(codebooks(3, 32))
+    wide, one = inject(codebooks(3, 32)), inject(codebooks(1))
+    wide.add_sa_codes(np.zeros((2, 2), np.uint8))
+    one.add_sa_codes(np.zeros((2, 1), np.uint8))
     for form in FORMS[1:]:
         with pytest.raises(UsageError, match="needs 16 codewords"):
             convert(wide, form)
     with pytest.raises(UsageError, match="needs two codebooks"):
-        convert(inject(codebooks(1)), "fused")
+        convert(one, "fused")
     with pytest.raises(UsageError, match="choose from"):
         convert(wide, "hnsw")
-    with pytest.raises(DataError, match="lists need codes"):
+    with pytest.raises(DataError, match="is empty"):
         convert(inject(codebooks(3)), "ivf-fused")
     for settings, error, message in (
         (IvfSettings(lists=0), UsageError, "lists 0"),

@@ -30,7 +30,7 @@ from gpq_faiss.gpu.forms import (
 from gpq_faiss.gpu.placing import to_gpu
 from gpq_faiss.index.lists import IvfSettings
 from gpq_faiss.index.memory import Engine
-from gpq_faiss.index.search import search_index
+from gpq_faiss.index.opening import open_engine
 
 HAS_GPU = hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus() > 0
 
@@ -249,7 +249,7 @@ def test_gpu_equals_cpu(M: int, lists: int | None) -> None:
     raw = to_gpu(index, lists=lists, via="faiss")
     scores = score_codes(xq, codes, Z)
     for k in (1, 100, 2048, 5000):
-        expected_D, expected = search_index(index, xq, k)
+        expected_D, expected = open_engine(index, "exact").search(xq, k)
         D, found = gpu.search(xq, k)
         assert np.array_equal(D, expected_D)
         assert np.array_equal(found, expected)
