@@ -15,10 +15,11 @@ from ..evaluate.tables import Spread
 from ..files import check_output
 from ..report.gallery import Ranked, save_gallery
 from ..report.maps import FlatCodebook, plot_codebooks, plot_curves, plot_heat_map, plot_scatters
-from ..report.plots import plot_map_bits
+from ..report.plots import plot_map_bits, plot_tradeoff
 from .report import scale_rows, weight_panels, weights_of
 from .results import (
     Experiment,
+    likeness_rows,
     main_rows,
     mean_curves,
     read_experiment,
@@ -69,6 +70,7 @@ def draw(
 
     if kind in ("table", "ablation"):
         made |= _curves(experiment, where, overwrite)
+        made |= _likeness(experiment, where("likeness"), overwrite)
     if kind == "sensitivity":
         made |= _heat_maps(experiment, where, overwrite)
     if kind == "scale":
@@ -113,6 +115,28 @@ def _curves(experiment: Experiment, where: Any, overwrite: bool) -> dict[str, Pa
             curves, where(name), x=across, y=up, title=title, log_x=log, overwrite=overwrite
         )
     return made
+
+
+def _likeness(experiment: Experiment, path: Path, overwrite: bool) -> dict[str, Path]:
+    """mAP over NN10@100 at the longest code: a colour a method, a marker a row."""
+    bits = max(experiment.bits)
+    column = "NN10@100"
+    rows = {str(row["method"]): row for row in main_rows(experiment)}
+    groups: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
+    for like in likeness_rows(experiment, bits):
+        name = str(like["method"])
+        quality = rows[name].get(str(bits)) if name in rows else None
+        if isinstance(quality, Spread) and isinstance(like[column], Spread):
+            ways = groups.setdefault(name.split(" ", 1)[0], {})
+            ways[name] = ([like[column].mean], [quality.mean])
+    if not groups:
+        return {}
+    caption = f"mAP over {column} at {bits} bits"
+    title = _at(experiment, bits)
+    plotted = plot_tradeoff(
+        groups, path, x=column, y="mAP", title=title, logarithmic=False, overwrite=overwrite
+    )
+    return {caption: plotted}
 
 
 def _heat_maps(experiment: Experiment, where: Any, overwrite: bool) -> dict[str, Path]:

@@ -32,7 +32,18 @@ def digits() -> Dataset:
 
 def test_the_built_in_grids_are_those_of_the_paper_and_more() -> None:
     grids = {name: read_grid(name) for name in built_in_grids()}
-    assert set(grids) == {"table2", "table3", "ablation", "pairs", "sensitivity", "scale", "tsne", "voronoi"}
+    assert set(grids) == {
+        "table2",
+        "table3",
+        "ablation",
+        "likeness",
+        "likeness",
+        "pairs",
+        "sensitivity",
+        "scale",
+        "tsne",
+        "voronoi",
+    }
     for name in ("table2", "table3"):
         assert grids[name].methods == tuple(METHODS)
         assert grids[name].bits == (12, 24, 32, 48)
@@ -175,6 +186,7 @@ def test_the_page_on_experiments_names_the_grids_and_its_example_is_one() -> Non
         "table2",
         "table3",
         "ablation",
+        "likeness",
         "pairs",
         "sensitivity",
         "scale",
