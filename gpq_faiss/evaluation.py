@@ -171,6 +171,17 @@ def model_name(description: Mapping[str, Any]) -> str:
     return method if _NATURAL.get(method) == used else f"{method} ({used})"
 
 
+def _trained_on(folder: Path, description: Mapping[str, Any]) -> tuple[str, str, int]:
+    """Fingerprint of the data, protocol and seed of a model's training. Raises DataError: ``config.json`` does not tell."""
+    try:
+        split = description["split"]
+        return str(description["data"]["fingerprint"]), str(split["protocol"]), int(split["seed"])
+    except (KeyError, TypeError, ValueError):
+        raise DataError(
+            f"{folder / 'config.json'} does not say what the model was trained on: it is damaged; copy or train the model again"
+        ) from None
+
+
 def _check_same_split(first: Path, other: Path) -> None:
     """Refuse a model that was trained on another split than the first: its rows would stand beside figures of other items.
 
@@ -178,8 +189,8 @@ def _check_same_split(first: Path, other: Path) -> None:
         DataError: no whole model folder.
         MismatchError: other data, or another split of them.
     """
-    one, two = read_description(first), read_description(other)
-    if one["data"]["fingerprint"] != two["data"]["fingerprint"]:
+    one, two = (_trained_on(folder, read_description(folder)) for folder in (first, other))
+    if one[0] != two[0]:
         raise MismatchError(
             f"--compare {other}: it was trained on other data than {first}: train both on the same data"
         )
@@ -237,18 +248,18 @@ def resolve_split(
         MismatchError: another protocol or seed for the training data: its queries may have been trained on.
     """
     model = encoder.model
-    trained = model.description["split"]
-    if model.description["data"]["fingerprint"] != dataset.fingerprint:
+    data, trained, its_seed = _trained_on(model.folder, model.description)
+    if data != dataset.fingerprint:
         split = make_split(dataset, protocol or "1", seed=seed or 0, labelled=labelled)
         return split, [f"{dataset.name} is not the data of the training: queries and database are drawn anew"]
-    if protocol is not None and protocol != trained["protocol"]:
+    if protocol is not None and protocol != trained:
         raise MismatchError(
-            f"{model.folder} was trained under protocol {trained['protocol']}: under protocol {protocol} it may have "
+            f"{model.folder} was trained under protocol {trained}: under protocol {protocol} it may have "
             f"seen the labels of queries. Train with --protocol {protocol}"
         )
-    if seed is not None and seed != trained["seed"]:
+    if seed is not None and seed != its_seed:
         raise MismatchError(
-            f"{model.folder} was trained on the split of seed {trained['seed']}: with seed {seed} it may have seen the "
+            f"{model.folder} was trained on the split of seed {its_seed}: with seed {seed} it may have seen the "
             "labels of queries. Leave out --seed, or train with it"
         )
     return load_split(model.folder / "split.json"), []

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -126,6 +128,20 @@ def test_what_is_no_row_of_its_own_is_refused(models: Path, tmp_path: Path) -> N
             evaluate(ours, open_digits(), compare=compare)
     with pytest.raises(DataError, match=r"no config\.json: a model folder"):
         evaluate(ours, open_digits(), compare=[str(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    "damage", [{"data": None}, {"data": {}}, {"split": []}, {"split": {"protocol": "1"}}]
+)
+def test_a_model_that_does_not_say_what_it_was_trained_on(
+    models: Path, tmp_path: Path, damage: dict[str, Any]
+) -> None:
+    bad = shutil.copytree(models / "printed", tmp_path / "bad")
+    config = json.loads((bad / "config.json").read_text())
+    (bad / "config.json").write_text(json.dumps(config | damage))
+    for model, compare in ((models / "ours", [str(bad)]), (bad, [])):
+        with pytest.raises(DataError, match=r"bad/config\.json does not say what the model was trained on"):
+            evaluate(model, open_digits(), compare=compare)
 
 
 def test_a_folder_of_the_name_of_a_method(
