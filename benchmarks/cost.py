@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/cost.py                      # all parts; a few minutes on one core
     OMP_NUM_THREADS=1 python benchmarks/cost.py --parts encode memory
-    OMP_NUM_THREADS=1 python benchmarks/cost.py --parts train --items 300000 --per-class 290 10
+    OMP_NUM_THREADS=1 python benchmarks/cost.py --parts train --trainings 300000x10x290 300000x10x10 1000000x1000x10
 
 Each part compares two ways of doing a thing ("train" and "memory" do one), by turns (A B A B ...), so that a change of the
 machine's speed meets both.
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -151,21 +152,29 @@ def step_cost(backbone: str, batch: int, repeats: int, amp: bool) -> Row:
 # ------------------------------------------------------------------------------------------------------ whole training
 
 
-def train_cost(scratch: Path, items: int, per_class: list[int], steps: int) -> list[Row]:
-    """A training with the preset ``recommended`` as it comes, from features on the disk to the model folder."""
-    rng = np.random.default_rng(0)
-    labels = np.arange(items) % CLASSES
-    centres = rng.standard_normal((CLASSES, WIDTH)).astype(np.float32)
-    array = np.lib.format.open_memmap(scratch / "x.npy", mode="w+", dtype=np.float16, shape=(items, WIDTH))
-    for start in range(0, items, 10_000):
-        own = labels[start : start + 10_000]
-        array[start : start + 10_000] = centres[own] + 4 * rng.standard_normal(
-            (len(own), WIDTH), dtype=np.float32
-        )
-    array.flush()
-    np.save(scratch / "y.npy", labels)
+def train_cost(scratch: Path, trainings: list[str], steps: int) -> list[Row]:
+    """Trainings ``ITEMSxCLASSESxLABELS`` with the preset ``recommended`` as it comes, from features on the disk to the model folder."""
     rows: list[Row] = []
-    for each in per_class:
+    for text in trainings:
+        try:
+            items, classes, each = (int(part) for part in text.split("x"))
+        except ValueError:
+            raise UsageError(
+                f"--trainings {text}: ITEMSxCLASSESxLABELS is expected, as 300000x10x290"
+            ) from None
+        rng = np.random.default_rng(0)
+        labels = np.arange(items) % classes
+        centres = rng.standard_normal((classes, WIDTH)).astype(np.float32)
+        array = np.lib.format.open_memmap(
+            scratch / "x.npy", mode="w+", dtype=np.float16, shape=(items, WIDTH)
+        )
+        for start in range(0, items, 10_000):
+            own = labels[start : start + 10_000]
+            array[start : start + 10_000] = centres[own] + 4 * rng.standard_normal(
+                (len(own), WIDTH), dtype=np.float32
+            )
+        array.flush()
+        np.save(scratch / "y.npy", labels)
         data = open_data(f"features:{scratch / 'x.npy'}", labels=str(scratch / "y.npy"))
         config = preset("recommended")
         if steps:
@@ -177,17 +186,20 @@ def train_cost(scratch: Path, items: int, per_class: list[int], steps: int) -> l
                 first.append((time.perf_counter(), time.process_time()))
 
         began = time.perf_counter(), time.process_time()
-        train(data, scratch / f"m{each}", config=config, labelled=f"{each}-per-class", progress=told)
+        train(data, scratch / f"m{text}", config=config, labelled=f"{each}-per-class", progress=told)
         ended = time.perf_counter(), time.process_time()
         rows.append(
             {
                 "items": f"{items:,} x {WIDTH}",
+                "classes": classes,
                 "labels per class": each,
                 "steps": config.training.steps,
                 "to the first step CPU s": first[0][1] - began[1],
                 "the rest CPU s": ended[1] - first[0][1],
                 "whole CPU s": ended[1] - began[1],
                 "whole wall s": ended[0] - began[0],
+                # Of the whole process so far: give large trainings last.
+                "peak GiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
             }
         )
         print(render(rows[-1:]), flush=True)
@@ -374,7 +386,7 @@ _TEXT = {
     ),
     "train": (
         "A whole training",
-        "The preset `recommended`, 48 bits, 10 classes, from features on the disk to the model folder. To the first step belong reading, "
+        "The preset `recommended`, 48 bits, from simulated features on the disk to the model folder. To the first step belong reading, "
         "the noise that the labels call for, and the propagation of labels; wall time is of a machine shared with other jobs.",
     ),
     "encode": (
@@ -432,7 +444,7 @@ def run_part(part: str, scratch: Path, options: argparse.Namespace) -> list[Row]
             step_cost("mlp", options.batch, 20 * options.repeats, amp=False),
         ]
     if part == "train":
-        return train_cost(scratch, options.items, options.per_class, options.steps)
+        return train_cost(scratch, options.trainings, options.steps)
     if part == "encode":
         return [encode_cost(bits, options.rows, 3 * options.repeats) for bits in (12, 24, 32, 48)]
     if part == "images":
@@ -444,7 +456,7 @@ def of_part(part: str, options: argparse.Namespace) -> str:
     """The options that decide about a part."""
     if part == "train":
         steps = f" --steps {options.steps}" if options.steps else ""
-        return f"--items {options.items} --per-class {' '.join(map(str, options.per_class))}{steps}"
+        return f"--trainings {' '.join(options.trainings)}{steps}"
     return f"--repeats {options.repeats}"
 
 
@@ -457,8 +469,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--batch", type=int, default=128, help="labelled items a step, and as many unlabelled"
     )
     parser.add_argument("--rows", type=int, default=100_000, help="rows of features to codes")
-    parser.add_argument("--items", type=int, default=300_000, help="of a whole training")
-    parser.add_argument("--per-class", type=int, nargs="+", default=[290], help="labels of a whole training")
+    parser.add_argument(
+        "--trainings",
+        nargs="+",
+        default=["300000x10x290"],
+        help="whole ones, ITEMSxCLASSESxLABELS (per class)",
+    )
     parser.add_argument("--steps", type=int, default=0, help="of a whole training; 0: the preset's")
     parser.add_argument("--images", type=int, default=512)
     parser.add_argument(
