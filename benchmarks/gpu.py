@@ -36,7 +36,7 @@ from gpq_faiss.gpu.memory import FaissBudget
 from gpq_faiss.gpu.ranking import rank_on_device
 from gpq_faiss.gpu.scan import Scan
 from gpq_faiss.gpu.tensors import device_of, encode_torch
-from gpq_faiss.index.memory import Engine
+from gpq_faiss.index.memory import MemoryIndex
 
 K = 100
 SUBDIM = 12
@@ -97,8 +97,8 @@ def ways(
 ) -> dict[str, DeviceIndex]:
     """Every way to search: ``torch`` alone; ``faiss`` alone; ``exact``, where Faiss nominates and torch decides."""
     scan = Scan(codes, Z, device, memory)
-    n, width = len(scan), scan.M * scan.d
-    found = {"torch": DeviceIndex([Part(device, scan, n)], width, None, memory=memory)}
+    n = len(scan)
+    found = {"torch": DeviceIndex([Part(device, scan, n)], Z, None, memory=memory)}
     if n <= faiss_up_to:
         form = zero_lists(codes.cpu().numpy(), Z)
         budget = FaissBudget.of(form, memory)
@@ -110,7 +110,7 @@ def ways(
         del form
         for name, searcher in (("faiss", Raw(index, budget)), ("exact", Nominated(scan, index, budget))):
             part = Part(device, searcher, n, resources=resources)
-            found[name] = DeviceIndex([part], width, None, memory=memory)
+            found[name] = DeviceIndex([part], Z, None, memory=memory)
     return found
 
 
@@ -196,7 +196,7 @@ def agree(found: Any, expected: Any, what: str) -> None:
 def parity(bits: int, n: int, device: torch.device, memory: int) -> Cell:
     """Answers of every way against the CPU's exact engine on ``n`` codes."""
     Z, codes, xq = draw(bits, n, PARITY_QUERIES, device)
-    engine = Engine.build(codes.cpu().numpy(), Z, kind="exact")
+    engine = MemoryIndex.build(codes.cpu().numpy(), Z, kind="exact")
     queries = xq.cpu().numpy()
     largest = 0.0
     for k in (1, min(K, n), min(5000, n)):

@@ -75,16 +75,16 @@ def _describe(path: Path, _: int) -> str:
 
 
 def _search(path: Path, case: int) -> str:
-    from gpq_faiss.index.file import open_disk
-    from gpq_faiss.index.opening import open_engine
+    from gpq_faiss.index.file import open_file
+    from gpq_faiss.index.opening import open_in_memory
 
     xq = np.ones((2, M * d), np.float32)
     if case % 2:
-        engine = open_disk(path, "50MB")
+        engine = open_file(path, "50MB")
         engine.search(xq, 3)
         engine.range_search(xq, 0.0)
     else:
-        open_engine(path).search(xq, 3)
+        open_in_memory(path).search(xq, 3)
     return ""
 
 

@@ -14,7 +14,7 @@ from ..codes.checks import Codes, Floats, Ids
 from ..codes.groups import Groups
 from ..errors import DataError, UsageError
 from ..faissio.layout import layout_of
-from ..index.memory import Engine
+from ..index.memory import MemoryIndex
 from .memory import MAX_K, FaissBudget, check_memory
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def to_gpu(
     """Put an index onto one GPU, or several.
 
     Args:
-        source: a Faiss index in any form of :mod:`..index.forms`, or an :class:`..index.memory.Engine`. Flat, fused, FastScan and
+        source: a Faiss index in any form of :mod:`..index.forms`, or an :class:`..index.memory.MemoryIndex`. Flat, fused, FastScan and
             every exact kind become the flat GPU form; ``fastscan`` is searched *exactly*, since a GPU has no use for
             its rounded tables. ``grouped`` engines search distinct codes and expand them there. ``ivf`` keeps its
             centroids, lists and ``nprobe``.
@@ -127,7 +127,7 @@ def of_codes(codes: Any, Z: Floats, *, device: str | int, memory: int = MEMORY) 
     from .tensors import device_of
 
     scan = Scan(codes, Z, device_of(device), memory)
-    return DeviceIndex([Part(scan.device, scan, len(scan))], scan.M * scan.d, None, "shard", memory)
+    return DeviceIndex([Part(scan.device, scan, len(scan))], scan.codebooks, None, "shard", memory)
 
 
 class Source:
@@ -141,21 +141,25 @@ class Source:
         self.list_of: NDArray[np.int32] | None = None
         self.centroids: Floats | None = None
         self.nprobe = 0
+        self.kind, self.description = "exact", ""
 
     @classmethod
     def of(cls, source: Any, group: bool | None) -> Source:
-        if isinstance(source, Engine):
-            if source.kind != "ivf":
-                groups = source.groups  # also those of an exact engine that has gone over to them
+        if isinstance(source, MemoryIndex):
+            if source.lists:
+                held = cls.of(source.to_faiss(), group)
+            else:
+                groups = source.groups  # also those of an exact index that has gone over to them
                 chosen = groups is not None if group is None else group
-                return cls(
+                held = cls(
                     source.codes,
                     source.ids,
                     source.codebooks,
                     group=chosen,
                     groups=groups if chosen else None,
                 )
-            source = source.to_faiss()
+            held.kind, held.description = source.kind, source.describe()
+            return held
         layout = layout_of(source, deep=True)
         if layout.ntotal == 0:
             raise DataError("the index is empty: add codes first (gpq index)")
@@ -165,7 +169,7 @@ class Source:
         held = cls(codes.copy(), own, layout.codebooks, group=bool(group) and list_of is None)
         if list_of is not None:
             held.list_of, held.centroids = list_of, layout.centroids
-            held.nprobe = int(layout.flat.nprobe)
+            held.nprobe, held.kind = int(layout.flat.nprobe), "ivf"
         return held
 
     def part(self, rows: slice) -> Source:
@@ -213,8 +217,15 @@ def spread(
     for i, place in enumerate(places):
         rows = slice(bounds[i], bounds[i + 1]) if mode == "shard" else slice(0, n)
         parts.append(_part(source.part(rows), rows.start, place, via, lists, memory, clone))
-    M, _, d = source.Z.shape
-    return DeviceIndex(parts, int(M * d), source.own_ids(), mode, memory)
+    return DeviceIndex(
+        parts,
+        source.Z,
+        source.own_ids(),
+        mode,
+        memory,
+        kind=source.kind,
+        source=source.description,
+    )
 
 
 def _part(

@@ -21,7 +21,7 @@ from ..faissio.forms import ivf_index
 from .lists import IvfSettings
 from .probing import Probing
 from .proof import score_all
-from .scanners import quantisation_bound, rounding_bound
+from .scanners import fastscan_bound, rounding_bound
 
 _WIDER = 4  # times as many candidates where the first do not prove the answer
 
@@ -80,14 +80,15 @@ class IvfSearch:
         held += 24 * min(len(self._sizes), max(k, self.nprobe))  # k lists hold k items
         return max(1, (64 << 20) // held)
 
-    def search_keys(self, xq: Floats, k: int, items: int | None = None) -> Keys:
+    def search_keys(self, xq: Floats, k: int, items: int | None = None, nprobe: int | None = None) -> Keys:
         """Keys [Q, k] of the best in the lists that each query looks at; empty keys where these hold fewer codes.
 
         Args:
             xq: checked queries, float32 [Q, M*d].
             items: that the lists are to hold together, where they can (default: ``k``).
+            nprobe: lists that each query looks at, at least (default: :attr:`nprobe`).
         """
-        lists = self.probing.lists(xq, self.nprobe, k if items is None else items)
+        lists = self.probing.lists(xq, nprobe or self.nprobe, k if items is None else items)
         total = np.where(lists >= 0, self._sizes[lists], 0).sum(axis=1)
         tables = score_tables(xq, self.Z)
         prepared, slack = lookup_tables(tables), self.slack(xq, tables)
@@ -128,10 +129,9 @@ class IvfSearch:
 
     def slack(self, xq: Floats, tables: Floats | None = None) -> Floats:
         """float32 [Q]: no score of an item exceeds what :meth:`nominate` gives of it by more."""
-        rounding = rounding_bound(xq, self.M, self.d)
         if not self.fast:
-            return rounding
-        return quantisation_bound(score_tables(xq, self.Z) if tables is None else tables) + 2 * rounding
+            return rounding_bound(xq, self.M, self.d)
+        return fastscan_bound(xq, score_tables(xq, self.Z) if tables is None else tables, self.d)
 
     def nominate(self, xq: Floats, k: int, lists: Ids) -> tuple[Floats, Ids]:
         """Faiss' own ``k`` best of the lists of each query [Q, P] (-1: none): scores and positions [Q, k], -1 where none."""

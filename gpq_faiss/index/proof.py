@@ -23,7 +23,7 @@ from ..codes.checks import MAX_CODEBOOKS, Codes, Floats, Ids
 from ..codes.keys import EMPTY_KEY, Keys, best_keys, read_keys, sort_keys
 from ..codes.scores import lookup, lookup_columns, lookup_tables, score_prepared, score_tables
 from ..errors import UsageError
-from .scanners import FastScan, Scanner, TableScan, quantisation_bound, rounding_bound
+from .scanners import FastScan, Scanner, TableScan, fastscan_bound
 from .single import SingleSearch
 
 FULL = 8192
@@ -82,7 +82,7 @@ def score_all(
 
 
 @dataclass(frozen=True)
-class Known:
+class QueryTables:
     """What a search needs to know of its queries, to be found once for searches over many parts.
 
     Attributes:
@@ -96,15 +96,14 @@ class Known:
     slack: Floats
 
     @classmethod
-    def of(cls, xq: Floats, Z: Floats) -> Known:
+    def of(cls, xq: Floats, Z: Floats) -> QueryTables:
         """For checked queries and codebooks of 16 codewords."""
         tables = score_tables(xq, Z)
-        slack = quantisation_bound(tables) + 2 * rounding_bound(xq, int(Z.shape[0]), int(Z.shape[2]))
-        return cls(tables, lookup_tables(tables), slack)
+        return cls(tables, lookup_tables(tables), fastscan_bound(xq, tables, int(Z.shape[2])))
 
-    def take(self, rows: Any) -> Known:
+    def take(self, rows: Any) -> QueryTables:
         """Of some of the queries."""
-        return Known(self.tables[rows], self.prepared[rows], self.slack[rows])
+        return QueryTables(self.tables[rows], self.prepared[rows], self.slack[rows])
 
 
 class ProvenSearch:
@@ -204,7 +203,7 @@ class ProvenSearch:
         )
 
     def search_keys(
-        self, xq: Floats, k: int, floor: Floats | None = None, known: Known | None = None
+        self, xq: Floats, k: int, floor: Floats | None = None, known: QueryTables | None = None
     ) -> Keys:
         """Keys int64 [Q, k] of the ``k`` best of checked queries [Q, M*d], best first; one block of queries.
 

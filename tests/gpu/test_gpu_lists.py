@@ -18,7 +18,7 @@ from gpq_faiss.gpu import calls
 from gpq_faiss.gpu.placing import to_gpu, to_torch
 from gpq_faiss.index.filters import Allow
 from gpq_faiss.index.lists import IvfSettings
-from gpq_faiss.index.memory import Engine
+from gpq_faiss.index.memory import MemoryIndex
 
 
 def within(
@@ -110,8 +110,8 @@ def test_exact_within_the_lists_that_hold_items(
 @on_devices
 def test_lists_keep_their_centroids_and_probes(device: str) -> None:
     codes, Z, ids, xq = items(6, 6, n=4000, queries=40)
-    flat = Engine.build(codes, Z, ids, kind="exact")
-    engine = Engine.build(codes, Z, ids, kind="ivf", ivf=IvfSettings(lists=30, nprobe=4, form="fused"))
+    flat = MemoryIndex.build(codes, Z, ids, kind="exact")
+    engine = MemoryIndex.build(codes, Z, ids, kind="ivf", ivf=IvfSettings(lists=30, nprobe=4, form="fused"))
     for parts, mode in ((1, "shard"), (2, "shard"), (2, "replica")):
         index = put(engine, device, parts=parts, mode=mode)
         assert [i.nprobe for i in index.faiss_indexes] == [4] * parts
