@@ -27,7 +27,7 @@ from gpq_faiss.data.split import load_split
 from gpq_faiss.encode import Encoder
 from gpq_faiss.errors import DataError, MismatchError, UsageError
 from gpq_faiss.export_encoder import export_encoder
-from gpq_faiss.index.forms import FORMS, Form
+from gpq_faiss.faissio.forms import FORMS, Form
 from gpq_faiss.index.lists import IvfSettings
 from gpq_faiss.index.memory import MemoryIndex
 from gpq_faiss.index.opening import open_in_memory

@@ -170,7 +170,7 @@ def load_index(
         max_bytes: refuse larger files.
 
     Returns:
-        The Faiss index (see :mod:`..index.forms`), and the sidecar. Without a sidecar file the same
+        The Faiss index (see :mod:`.forms`), and the sidecar. Without a sidecar file the same
         keys are filled from the index, except ``model_fingerprint``, ``sha256`` (None) and ``versions``.
 
     Raises:

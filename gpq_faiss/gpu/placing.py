@@ -1,11 +1,9 @@
-"""Indexes onto devices: through Faiss where it has a way, and by torch where it has none.
-
-Nothing here imports torch before an index goes to a device."""
+"""Indexes onto devices: through Faiss where it has a way, and by torch where it has none."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +13,6 @@ from ..codes.groups import Groups
 from ..errors import DataError, UsageError
 from ..faissio.layout import layout_of
 from ..index.memory import MemoryIndex
-from .memory import MAX_K, FaissBudget, check_memory
-
-if TYPE_CHECKING:
-    from .index import DeviceIndex, Part
-    from .lists import DeviceLists
-
 from .forms import (
     MAX_LISTS,
     check_gpu,
@@ -31,7 +23,11 @@ from .forms import (
     unfit_for_faiss,
     zero_lists,
 )
-from .memory import MEMORY, Mode, Via
+from .index import DeviceIndex, Nominated, Part, Raw, Searcher
+from .lists import DeviceLists, Lists
+from .memory import MAX_K, MEMORY, FaissBudget, Mode, Via, check_memory
+from .scan import DeviceGroups, Scan
+from .tensors import device_of
 
 
 def to_gpu(
@@ -48,7 +44,7 @@ def to_gpu(
     """Put an index onto one GPU, or several.
 
     Args:
-        source: a Faiss index in any form of :mod:`..index.forms`, or an :class:`..index.memory.MemoryIndex`. Flat, fused, FastScan and
+        source: a Faiss index in any form of :mod:`..faissio.forms`, or an :class:`..index.memory.MemoryIndex`. Flat, fused, FastScan and
             every exact kind become the flat GPU form; ``fastscan`` is searched *exactly*, since a GPU has no use for
             its rounded tables. ``grouped`` engines search distinct codes and expand them there. ``ivf`` keeps its
             centroids, lists and ``nprobe``.
@@ -78,7 +74,6 @@ def to_gpu(
         raise UsageError(f"devices {numbers}: name one GPU or more, each once")
     for number in numbers:
         check_gpu(number)
-    from .tensors import device_of
 
     places = [device_of(int(number)) for number in numbers]
     held = Source.of(source, group)
@@ -106,7 +101,6 @@ def to_torch(
     Raises:
         DeviceError, DataError, UsageError: see :func:`to_gpu`.
     """
-    from .tensors import device_of
 
     place = device_of(device)
     return spread(Source.of(source, group), [place], "shard", "torch", None, memory, None)
@@ -122,9 +116,6 @@ def of_codes(codes: Any, Z: Floats, *, device: str | int, memory: int = MEMORY) 
         DeviceError: no such GPU.
         DataError, UsageError: unfit codes or codebooks; a tensor on another device.
     """
-    from .index import DeviceIndex, Part
-    from .scan import Scan
-    from .tensors import device_of
 
     scan = Scan(codes, Z, device_of(device), memory)
     return DeviceIndex([Part(scan.device, scan, len(scan))], scan.codebooks, None, "shard", memory)
@@ -206,7 +197,6 @@ def spread(
     clone: Callable[[Any, Any], tuple[Any, Any]] | None,
 ) -> DeviceIndex:
     """Parts on devices; ``clone`` puts a form of this file onto one (not needed for torch alone)."""
-    from .index import DeviceIndex
 
     check_memory(memory)
     n = len(source.codes)
@@ -237,9 +227,6 @@ def _part(
     memory: int,
     clone: Callable[[Any, Any], tuple[Any, Any]] | None,
 ) -> Part:
-    from .index import Nominated, Part, Raw, Searcher
-    from .lists import DeviceLists, Lists
-    from .scan import DeviceGroups, Scan
 
     codes, groups = source.codes, None
     if source.group:

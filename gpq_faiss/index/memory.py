@@ -27,10 +27,10 @@ from ..codes.checks import (
 from ..codes.groups import Groups, worth_grouping
 from ..codes.keys import read_keys
 from ..errors import DataError, MismatchError, UsageError
+from ..faissio.forms import Form, faiss_form
 from ..faissio.io import check_index_output, save_index, stored_points
 from ..store import codebooks_fingerprint
 from .filters import Filter, FilterCache, id_list, mask_of, over_fetch
-from .forms import Form, faiss_form
 from .items import Items
 from .ivf import IvfSearch
 from .kinds import STAGES, Kind, check_kind
@@ -601,10 +601,13 @@ class MemoryIndex:
             UsageError: a form that these codebooks do not have.
         """
         form = form or self.form()
-        ivf = self.ivf
-        if form.startswith("ivf"):
-            ivf = (ivf or IvfSettings()).trained(self.codes, self.codebooks)
-        return faiss_form(form, self.codes, self._items.own, self.codebooks, ivf=ivf, list_of=self._list_of)
+        codes, own, Z = self.codes, self._items.own, self.codebooks
+        if not form.startswith("ivf"):
+            return faiss_form(form, codes, own, Z)
+        ivf = (self.ivf or IvfSettings()).trained(codes, Z)
+        assert ivf.centroids is not None
+        list_of = assign(codes, Z, ivf.centroids) if self._list_of is None else self._list_of
+        return faiss_form(form, codes, own, Z, centroids=ivf.centroids, list_of=list_of, nprobe=ivf.nprobe)
 
     def save(self, path: str | Path, form: Form | None = None, *, overwrite: bool = False) -> Path:
         """Write a plain Faiss index (:meth:`to_faiss`) and its sidecar, which keeps the kind.

@@ -20,13 +20,13 @@ from gpq_faiss.build.stream import build_stream
 from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.codes.codebooks import inject
 from gpq_faiss.errors import DataError, MismatchError, UsageError
+from gpq_faiss.faissio.forms import faiss_form
 from gpq_faiss.faissio.header import pack_rows, read_header, row_header
 from gpq_faiss.faissio.io import load_index, read_sidecar, sidecar_path, stored_points
 from gpq_faiss.faissio.layout import layout_of
 from gpq_faiss.faissio.source import IndexFile
 from gpq_faiss.index.file import open_file
 from gpq_faiss.index.filters import Deny
-from gpq_faiss.index.forms import faiss_form
 from gpq_faiss.index.lists import IvfSettings
 from gpq_faiss.index.memory import MemoryIndex
 from gpq_faiss.index.opening import open_in_memory

@@ -14,11 +14,11 @@ from gpq_faiss.codes.blocks import unpack_blocks
 from gpq_faiss.codes.codebooks import inject
 from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import DataError, MismatchError, OutputExistsError, UsageError
+from gpq_faiss.faissio.forms import FORMS, faiss_form
 from gpq_faiss.faissio.io import load_index, save_index, sidecar_path
 from gpq_faiss.faissio.layout import layout_of
-from gpq_faiss.index.forms import FORMS, faiss_form
 from gpq_faiss.index.kinds import KINDS
-from gpq_faiss.index.lists import IvfSettings
+from gpq_faiss.index.lists import IvfSettings, assign
 from gpq_faiss.index.memory import MemoryIndex
 from gpq_faiss.index.opening import of_faiss, open_in_memory
 
@@ -37,7 +37,8 @@ def form_of(form: str, M: int, ids: np.ndarray | None) -> object:
     codes, _ = some(M)
     Z = codebooks(M)
     ivf = IvfSettings(lists=5, form="fused" if form.endswith("fused") else "fastscan").trained(codes, Z)
-    return faiss_form(form, codes, ids, Z, ivf=ivf)
+    list_of = assign(codes, Z, ivf.centroids)
+    return faiss_form(form, codes, ids, Z, centroids=ivf.centroids, list_of=list_of, nprobe=ivf.nprobe)
 
 
 def convert(index: object, form: str, ivf: IvfSettings | None = None) -> object:
