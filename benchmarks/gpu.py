@@ -31,7 +31,7 @@ from gpq_faiss.errors import DataError, GpqError
 from gpq_faiss.evaluate.ranking import rank_codes
 from gpq_faiss.files import write_json, write_text
 from gpq_faiss.gpu.forms import check_gpu, clone_to_gpu, zero_lists
-from gpq_faiss.gpu.index import DeviceIndex, Nominated, Part, Raw
+from gpq_faiss.gpu.index import DeviceIndex, Part, Raw, Shortlisted
 from gpq_faiss.gpu.memory import FaissBudget
 from gpq_faiss.gpu.ranking import rank_on_device
 from gpq_faiss.gpu.scan import Scan
@@ -95,7 +95,7 @@ def draw(bits: int, n: int, queries: int, device: torch.device) -> tuple[Floats,
 def ways(
     Z: Floats, codes: Tensor, device: torch.device, memory: int, faiss_up_to: int
 ) -> dict[str, DeviceIndex]:
-    """Every way to search: ``torch`` alone; ``faiss`` alone; ``exact``, where Faiss nominates and torch decides."""
+    """Every way to search: ``torch`` alone; ``faiss`` alone; ``exact``, where Faiss shortlists and torch decides."""
     scan = Scan(codes, Z, device, memory)
     n = len(scan)
     found = {"torch": DeviceIndex([Part(device, scan, n)], Z, None, memory=memory)}
@@ -108,7 +108,7 @@ def ways(
             else clone_to_gpu(form, int(device.index), memory, positions=True)
         )
         del form
-        for name, searcher in (("faiss", Raw(index, budget)), ("exact", Nominated(scan, index, budget))):
+        for name, searcher in (("faiss", Raw(index, budget)), ("exact", Shortlisted(scan, index, budget))):
             part = Part(device, searcher, n, resources=resources)
             found[name] = DeviceIndex([part], Z, None, memory=memory)
     return found

@@ -1,12 +1,12 @@
-"""One index over one or several devices: Faiss nominates on the GPU, torch decides there, arrays or tensors come out.
+"""One index over one or several devices: Faiss shortlists on the GPU, torch decides there, arrays or tensors come out.
 
 Faiss' GPU kernels scan fast, but their floats depend on the order in which they add, and of items tied at the k-th
-place they keep any. So, as on the CPU (:mod:`..index.proof`), they only nominate: the nominated are scored again in the fixed
+place they keep any. So, as on the CPU (:mod:`..index.proof`), they only shortlist: the shortlisted are scored again in the fixed
 order, and where that does not prove the top k, torch scores all codes of that query. Answers are therefore those of the
 exact kinds of :mod:`..index.memory`, to the bit.
 
 Filters go past Faiss: its own GPU kernels ignore a selector without a word (only those of cuVS, which are not used here,
-have one). What was nominated from all codes and passes is the answer where enough of it does; else torch scores what
+have one). What was shortlisted from all codes and passes is the answer where enough of it does; else torch scores what
 passes, on the same device.
 """
 
@@ -39,7 +39,7 @@ from .tensors import EMPTY_KEY, MAX_ROWS, best_of, keys_of, split_keys, vectors_
 
 _BLOCK = 1024  # queries at once
 _RESULT = 64  # bytes a result needs while parts are merged and ids looked up
-_TRIED = 256  # queries after which nominating may be given up
+_TRIED = 256  # queries after which shortlisting may be given up
 
 
 class Searcher(Protocol):
@@ -52,8 +52,8 @@ class Searcher(Protocol):
         ...
 
 
-class Nominated:
-    """Faiss nominates from all codes, exact scores prove, :class:`.scan.Scan` settles the rest.
+class Shortlisted:
+    """Faiss shortlists from all codes, exact scores prove, :class:`.scan.Scan` settles the rest.
 
     Args:
         scan: the codes.
@@ -61,7 +61,7 @@ class Nominated:
         budget: of Faiss' working memory.
 
     Attributes:
-        tried, proven: queries nominated for, and those whose answer that proved.
+        tried, proven: queries shortlisted for, and those whose answer that proved.
     """
 
     def __init__(self, scan: Scan, index: Any, budget: FaissBudget | None = None) -> None:
@@ -138,7 +138,7 @@ class Filtered:
         k = min(k, self.allowed)
         more = over_fetch(k, n, self.allowed)
         if (
-            not isinstance(self.inner, Nominated)
+            not isinstance(self.inner, Shortlisted)
             or more is None
             or more + max(SPARE, more // 4) > min(n, MAX_K)
         ):
@@ -154,9 +154,9 @@ class Filtered:
             out[open_] = self.scan.search_keys(queries[open_], k, self.mask)
         return out
 
-    def range_keys(self, queries: Tensor, least: float, limit: int) -> tuple[Tensor, Tensor]:
+    def range_keys(self, queries: Tensor, min_score: float, limit: int) -> tuple[Tensor, Tensor]:
         """As :meth:`.scan.Scan.range_keys`."""
-        return self.scan.range_keys(queries, least, limit, self.mask)
+        return self.scan.range_keys(queries, min_score, limit, self.mask)
 
 
 @dataclass(frozen=True)
@@ -190,13 +190,13 @@ class Part:
         # a position stands in a key as its difference from 2^32 - 1
         return torch.where(keys == EMPTY_KEY, keys, keys - self.first) if self.first else keys
 
-    def range_keys(self, queries: Tensor, least: float, limit: int) -> tuple[Tensor, Tensor]:
-        """Rows and keys of all items that score at least ``least``."""
+    def range_keys(self, queries: Tensor, min_score: float, limit: int) -> tuple[Tensor, Tensor]:
+        """Rows and keys of all items that score at least ``min_score``."""
         held = self.searcher
         exact = held if isinstance(held, Filtered | Lists) else self.scan("a range search")
-        rows, keys = exact.range_keys(queries, least, limit)
+        rows, keys = exact.range_keys(queries, min_score, limit)
         if self.groups is not None:
-            rows, keys = self.groups.expand_all(rows, keys, least, limit)
+            rows, keys = self.groups.expand_all(rows, keys, min_score, limit)
         return rows, keys - self.first
 
     def restricted(self, mask: NDArray[np.bool_]) -> Part:
@@ -279,8 +279,8 @@ class DeviceIndex:
         return [index for index in found if index is not None]
 
     def stats(self) -> dict[str, int]:
-        """Queries nominated for by Faiss (``tried``), and those of them that needed no more (``proven``)."""
-        parts = [p.searcher for p in self.parts if isinstance(p.searcher, Nominated | Lists)]
+        """Queries shortlisted for by Faiss (``tried``), and those of them that needed no more (``proven``)."""
+        parts = [p.searcher for p in self.parts if isinstance(p.searcher, Shortlisted | Lists)]
         return {"tried": sum(p.tried for p in parts), "proven": sum(p.proven for p in parts)}
 
     @property

@@ -1,7 +1,7 @@
 """Lists of an IVF on a device: only the lists nearest to a query are looked at, and within these the answer is exact.
 
 A query looks at the ``nprobe`` nearest lists that hold items, and at more, nearest first, where these hold fewer than the
-results asked for. Of a filter only what it lets through counts. Torch finds the lists; Faiss, where it is there, nominates
+results asked for. Of a filter only what it lets through counts. Torch finds the lists; Faiss, where it is there, shortlists
 from just these, and torch decides as in :mod:`.index`: exact scores, ties by position.
 
 Query and centroids are rounded to whole numbers, small enough that float64 holds their inner product exactly. So the order
@@ -148,7 +148,7 @@ class Lists:
         mask: bool [n] on the device: only these codes; ``lists`` are restricted to them.
 
     Attributes:
-        tried, proven: queries nominated for, and those whose answer that proved.
+        tried, proven: queries shortlisted for, and those whose answer that proved.
     """
 
     def __init__(
@@ -175,9 +175,9 @@ class Lists:
         """The same of the codes where ``mask``, bool [n] on the device, is set."""
         return Lists(self.scan, self.lists.restricted(mask), mask=mask)
 
-    def range_keys(self, queries: Tensor, least: float, limit: int) -> tuple[Tensor, Tensor]:
+    def range_keys(self, queries: Tensor, min_score: float, limit: int) -> tuple[Tensor, Tensor]:
         """As :meth:`.scan.Scan.range_keys`, of all lists."""
-        return self.scan.range_keys(queries, least, limit, self.mask)
+        return self.scan.range_keys(queries, min_score, limit, self.mask)
 
     def search_keys(self, queries: Tensor, k: int, nprobe: int | None = None) -> Tensor:
         """int64 keys [q, min(k, codes)], descending; empty ones where the lists hold fewer."""

@@ -23,7 +23,7 @@ from .forms import (
     unfit_for_faiss,
     zero_lists,
 )
-from .index import DeviceIndex, Nominated, Part, Raw, Searcher
+from .index import DeviceIndex, Part, Raw, Searcher, Shortlisted
 from .lists import DeviceLists, Lists
 from .memory import MAX_K, MEMORY, FaissBudget, Mode, Via, check_memory
 from .scan import DeviceGroups, Scan
@@ -51,7 +51,7 @@ def to_gpu(
         device: number of the GPU.
         devices: several; ``mode`` then says whether each gets a part of the items (``shard``) or all of them and a part
             of the queries (``replica``).
-        via: ``auto``: Faiss nominates, torch decides, exact to the bit; k above 2,048 goes to torch alone, and so does
+        via: ``auto``: Faiss shortlists, torch decides, exact to the bit; k above 2,048 goes to torch alone, and so does
             everything where Faiss cannot take the codes or lists (at most 2,048 looked at), or needs more than ``memory``
             for a query (:func:`scan_bytes`: some 8 bytes an item). ``torch``: torch alone. ``faiss``: Faiss alone, with
             its own scores, lists and choice among ties, k up to 2,048, no filters and ranges, no second copy of the codes
@@ -247,7 +247,7 @@ def _part(
     elif table is not None:
         searcher = Lists(scan, table, index, budget)
     else:
-        searcher = scan if index is None else Nominated(scan, index, budget)
+        searcher = scan if index is None else Shortlisted(scan, index, budget)
     return Part(place, searcher, len(source.codes), first, groups, resources)
 
 

@@ -1,4 +1,4 @@
-"""What Faiss nominated on a device, scored again: the exact best, and for which queries that is proven.
+"""What Faiss shortlisted on a device, scored again: the exact best, and for which queries that is proven.
 
 As on the CPU (:mod:`..index.proof`): where the k-th exact score beats all that Faiss can have left out, by more than two float32
 evaluations of a score can lie apart, nothing better was left out.
@@ -14,14 +14,14 @@ from .scan import Scan
 from .tensors import EMPTY_KEY, best_of, keys_of, split_keys
 
 SPARE = 32
-"""Nominated beyond k, at least."""
+"""Shortlisted beyond k, at least."""
 _UNIT = 2.0**-23  # twice the relative error of one float32 operation
 
 
 def settle(
     scan: Scan, queries: Tensor, tables: Tensor, found: tuple[Tensor, Tensor], k: int, held: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The best of what was nominated.
+    """The best of what was shortlisted.
 
     Args:
         scan: the codes.

@@ -42,7 +42,7 @@ from .tune import OperatingPoint, operating_points, stand_in_queries
 
 TIED = 32
 """Queries of ``exact`` with all codes scored after which it groups: grouping takes as long as 32 (48 bits) to 79 (24 bits) of them."""
-_WIDENED = 8  # queries widened that take as long as one
+_RETRIED = 8  # retried queries that take as long as one
 _SAMPLE = 256  # stand-ins for queries
 
 
@@ -174,15 +174,15 @@ class MemoryIndex:
         """Nothing: it holds no file. (What is over a file does.)"""
 
     def stats(self) -> dict[str, Any]:
-        """What happened so far: ``queries``, ``direct`` (all codes scored at once, being few), ``widened`` (first
-        candidates did not prove the top k), ``tabled`` (handed on to float tables), ``scored_in_full``, and
-        ``proven_first``, the share of the nominated queries that needed no widening (None where there was none)."""
+        """What happened so far: ``queries``, ``exhaustive`` (all codes scored at once, being few), ``retried`` (first
+        candidates did not prove the top k), ``rescored`` (handed on to float tables), ``brute_forced``, and
+        ``proven_first``, the share of the shortlisted queries that needed no widening (None where there was none)."""
         s = self.searcher
         if not isinstance(s, ProvenSearch):
             return {}
-        tried = s.queries - s.direct
+        tried = s.queries - s.exhaustive
         counts = {name: getattr(s, name) for name in ProvenSearch.COUNTS}
-        return {**counts, "proven_first": 1 - s.widened / tried if tried else None}
+        return {**counts, "proven_first": 1 - s.retried / tried if tried else None}
 
     # Searching -------------------------------------------------------------------------------------------------------
 
@@ -386,7 +386,7 @@ class MemoryIndex:
         if isinstance(searcher, IvfSearch):
             due = searcher.scored >= TIED * self.ntotal
         else:
-            due = searcher.scored_in_full + searcher.widened // _WIDENED >= TIED
+            due = searcher.brute_forced + searcher.retried // _RETRIED >= TIED
         # (another search may be at it, or at a filter)
         if not (due and self._may_repeat and self._lock.acquire(blocking=False)):
             return

@@ -1,4 +1,4 @@
-"""Faiss' scans of flat codes, as nominators: fast scores, and how far a true score can lie above them."""
+"""Faiss' scans of flat codes, for shortlists: fast scores, and how far a true score can lie above them."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def loose_bound(tables: Floats, squares: float, d: int) -> float:
 
 
 class Scanner(Protocol):
-    """What nominates."""
+    """What shortlists."""
 
     def candidates(self, xq: Floats, k: int) -> tuple[Floats, Ids]:
         """Approximate scores [Q, k] and positions [Q, k] of the best by them."""

@@ -133,8 +133,8 @@ def test_positions_serve_as_ids_and_tensors_stay_where_they_are(device: str) -> 
     assert len(D) == len(found) == 0
 
 
-def test_nominations_serve_where_most_items_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Faiss nominated of all is enough then; torch scores everything only for queries where it is not."""
+def test_shortlists_serve_where_most_items_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Faiss shortlisted of all is enough then; torch scores everything only for queries where it is not."""
     codes, Z, ids, xq = items(3, 6, n=3000, queries=30)
     index = put(MemoryIndex.build(codes, Z, ids, kind="exact"), "cpu", via="auto")
     scored: list[int] = []
@@ -150,13 +150,13 @@ def test_nominations_serve_where_most_items_pass(monkeypatch: pytest.MonkeyPatch
     assert same(index.search(xq, 50, where=Deny(few)), ranking(xq, codes, Z, ids, allowed, 50))
     assert index.stats()["tried"] == 30
     assert sum(scored) < 30
-    # denying the very best of one query leaves too few of its nominations
+    # denying the very best of one query leaves too few of its shortlists
     best = index.search(xq[:1], 60)[1][0]
     tried, scored[:] = index.stats()["tried"], []
     assert same(index.search(xq, 50, where=Deny(best)), ranking(xq, codes, Z, ids, ~np.isin(ids, best), 50))
     assert index.stats()["tried"] == tried + 30
     assert 1 <= sum(scored) < 30
-    # and where few pass, nothing is nominated
+    # and where few pass, nothing is shortlisted
     tried = index.stats()["tried"]
     assert same(index.search(xq, 50, where=Allow(few)), ranking(xq, codes, Z, ids, ~allowed, 50))
     assert index.stats()["tried"] == tried

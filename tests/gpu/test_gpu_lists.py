@@ -124,7 +124,7 @@ def test_lists_keep_their_centroids_and_probes(device: str) -> None:
         }
         assert index.stats()["proven"] > 60
     assert same(put(engine, device, via="torch").search(xq, 20), engine.search(xq, 20))
-    # FastScan nominates by rounded tables; its lists are the same
+    # FastScan shortlists by rounded tables; its lists are the same
     assert engine.ivf is not None
     fast = engine.to("ivf", ivf=dataclasses.replace(engine.ivf, form="fastscan"))
     assert same(put(fast, device).search(xq, 20), engine.search(xq, 20))
@@ -154,7 +154,7 @@ def test_a_handful_of_codes_in_many_lists_is_found(device: str) -> None:
 
 
 @pytest.mark.parametrize("lie", ["best left out", "scores off", "nothing found"])
-def test_nominations_from_lists_that_lie_are_not_believed(lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shortlists_from_lists_that_lie_are_not_believed(lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
     database = items(13, 6, n=3000)
     index, list_of, centroids = listed(database, 12, 12, 3)
     held = put(index, "cpu")

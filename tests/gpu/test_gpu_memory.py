@@ -167,9 +167,9 @@ def test_lists_that_do_not_fit_the_memory_of_faiss_are_left_to_torch() -> None:
     engine, xq = lists_of()
     expected = engine.search(xq, 20)
     least = needs_of(put(engine, "cpu")).needed(MAX_K)
-    for memory, nominates in ((least, True), (least - 1, False)):
+    for memory, shortlists in ((least, True), (least - 1, False)):
         index = put(engine, "cpu", memory=memory)
-        assert len(index.faiss_indexes) == nominates
+        assert len(index.faiss_indexes) == shortlists
         assert same(index.search(xq, 20), expected)
     engine.set_nprobe(1)
     assert len(put(engine, "cpu", memory=least - 1).faiss_indexes) == 1

@@ -222,7 +222,7 @@ def test_codes_that_are_on_the_device_already(device: str) -> None:
 
 
 @pytest.mark.parametrize("lie", ["best left out", "scores off", "nothing found"])
-def test_nominations_that_lie_are_not_believed(lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shortlists_that_lie_are_not_believed(lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
     codes, Z, ids, xq = items(9, 6)
     engine = MemoryIndex.build(codes, Z, ids, kind="exact")
     index = put(engine, "cpu")
@@ -243,7 +243,7 @@ def test_nominations_that_lie_are_not_believed(lie: str, monkeypatch: pytest.Mon
     assert index.stats() == {"tried": 20, "proven": 0}
 
 
-def test_nominating_is_given_up_where_it_seldom_proves() -> None:
+def test_shortlisting_is_given_up_where_it_seldom_proves() -> None:
     codes, Z, ids, xq = items(10, 3, n=3000, distinct=30, queries=300)
     engine = MemoryIndex.build(codes, Z, ids, kind="exact")
     index = put(engine, "cpu", memory=1 << 26)
@@ -259,9 +259,9 @@ def test_faiss_is_left_out_where_its_scan_does_not_fit_the_memory() -> None:
     codes, Z, ids, xq = items(15, 6, n=6000)
     engine = MemoryIndex.build(codes, Z, ids, kind="exact")
     needed = scan_bytes(6000, 3)
-    for memory, nominates in ((needed, True), (needed - 1, False)):
+    for memory, shortlists in ((needed, True), (needed - 1, False)):
         index = put(engine, "cpu", memory=memory)
-        assert len(index.faiss_indexes) == nominates
+        assert len(index.faiss_indexes) == shortlists
         assert same(index.search(xq, 20), engine.search(xq, 20))
     assert len(put(engine, "cpu", memory=needed - 1, via="faiss").faiss_indexes) == 1  # as it was asked for
 

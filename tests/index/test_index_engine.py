@@ -21,7 +21,7 @@ EXACT = ["exact", "grouped", "fused", "flat", "auto"]
 
 
 @pytest.fixture(autouse=True)
-def _nominate_even_among_few(monkeypatch: pytest.MonkeyPatch) -> None:
+def _shortlist_even_among_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small tests would otherwise score everything, and prove nothing."""
     monkeypatch.setattr("gpq_faiss.index.proof.FULL", 0)
 
@@ -103,7 +103,7 @@ def test_adversarial_tables_stay_exact(case: str) -> None:
         assert np.array_equal(D, expected[0])
         assert engine.stats()["queries"] == 8
         if case in ("one wide table", "zero"):
-            assert engine.stats()["widened"] == 8
+            assert engine.stats()["retried"] == 8
 
 
 def test_fastscan_never_errs_by_more_than_its_bound() -> None:
@@ -133,11 +133,11 @@ def test_the_engine_counts_what_it_had_to_do() -> None:
     stats = engine.stats()
     assert stats["queries"] == 40
     assert stats["proven_first"] > 0.5
-    assert stats["scored_in_full"] == 0
+    assert stats["brute_forced"] == 0
     same = MemoryIndex.build(np.repeat(codes[:1], 20000, axis=0), Z, kind="exact")
     same.search(rng.normal(size=(4, 144)).astype(np.float32), 10)
     # ties without end: neither more candidates nor finer tables would help, so none were asked for
-    assert (same.stats()["tabled"], same.stats()["scored_in_full"]) == (0, 4)
+    assert (same.stats()["rescored"], same.stats()["brute_forced"]) == (0, 4)
 
 
 def test_auto_groups_where_codes_repeat() -> None:
@@ -167,7 +167,7 @@ def test_exact_goes_over_to_distinct_codes_where_ties_cost_more(monkeypatch: pyt
             assert np.array_equal(one, other)
         seen.append((engine.distinct, engine.stats()["queries"]))
     assert seen == [(None, 12), (20, 24), (20, 36), (20, 48)]  # nothing is forgotten of what was before
-    assert engine.stats()["scored_in_full"] <= 24
+    assert engine.stats()["brute_forced"] <= 24
     assert (engine.kind, engine.group) == ("exact", False)
     assert engine.describe() == "exact, 20 distinct codes of 20,000 items"
     least = float(engine.search(xq, 30)[0][0, 5])
@@ -191,7 +191,7 @@ def test_exact_stays_with_its_items_where_codes_that_differ_tie(monkeypatch: pyt
         D, found = engine.search(np.zeros((10, 144), np.float32), 40)
         assert (D == 0).all()
         assert (found == np.arange(40)).all()
-    assert engine.stats()["scored_in_full"] == 30
+    assert engine.stats()["brute_forced"] == 30
     assert engine.distinct is None
     assert made == [20000]
 

@@ -244,7 +244,7 @@ def test_a_search_in_lists_has_one_meaning(
     k=st.sampled_from([1, 10, 200]),
     seed=st.integers(0, 2**20),
 )
-def test_what_faiss_nominates_is_proven(M: int, distinct: int, form: Any, k: int, seed: int) -> None:
+def test_what_faiss_shortlists_is_proven(M: int, distinct: int, form: Any, k: int, seed: int) -> None:
     """Lists so long that Faiss gives a part of them only."""
     rng = np.random.default_rng(seed)
     Z, n = books(rng, M), 6000
@@ -444,7 +444,7 @@ def test_the_scores_that_faiss_gives_of_lists_are_as_near_as_the_proof_takes_the
             search = engine.searcher
             for scale in (1.0, 1e-3, 1e20):
                 xq = check_vectors(rng.normal(size=(25, M * 4)) * scale, M * 4, what="queries")
-                approximate, found = search.nominate(xq, 50, search.probing.nearest(xq, 4))
+                approximate, found = search.shortlist(xq, 50, search.probing.nearest(xq, 4))
                 exact = np.take_along_axis(score_codes(xq, codes, Z), np.maximum(found, 0), axis=1)
                 slack = search.slack(xq)
                 assert ((exact - approximate <= slack[:, None]) | (found < 0)).all()
