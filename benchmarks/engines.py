@@ -26,7 +26,7 @@ from gpq_faiss.codes.codebooks import pad_vectors
 from gpq_faiss.codes.encode import encode
 from gpq_faiss.index.kinds import Kind
 from gpq_faiss.index.lists import IvfSettings
-from gpq_faiss.index.memory import Engine
+from gpq_faiss.index.memory import MemoryIndex
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -347,7 +347,7 @@ def gpq_engines(group: str, Z: Floats, embed: Callable[[Floats], Floats]) -> Ite
     """This package: exact, FastScan's own order, and lists; the network is part of a query's time."""
     M = int(Z.shape[0])
 
-    def through(engine: Engine) -> Search:
+    def through(engine: MemoryIndex) -> Search:
         def search(xq: Floats, k: int) -> Ids:
             return engine.search(embed(xq), k, threads=1)[1]
 
@@ -357,13 +357,13 @@ def gpq_engines(group: str, Z: Floats, embed: Callable[[Floats], Floats]) -> Ite
         def fill(items: Floats, folder: Path) -> Filled:
             codes = encode(embed(items), Z)
             if kind != "ivf":
-                engine = Engine.build(codes, Z, kind=kind)
+                engine = MemoryIndex.build(codes, Z, kind=kind)
                 searches = {"": through(engine)}
             else:
                 searches = {}
                 settings = IvfSettings(lists=LISTS)
                 for probes in PROBES:
-                    engine = Engine.build(
+                    engine = MemoryIndex.build(
                         codes,
                         Z,
                         kind="ivf",

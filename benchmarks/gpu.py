@@ -31,12 +31,12 @@ from gpq_faiss.errors import DataError, GpqError
 from gpq_faiss.evaluate.ranking import rank_codes
 from gpq_faiss.files import write_json, write_text
 from gpq_faiss.gpu.forms import check_gpu, clone_to_gpu, zero_lists
-from gpq_faiss.gpu.index import DeviceIndex, Nominated, Part, Raw
+from gpq_faiss.gpu.index import DeviceIndex, Part, Raw, Shortlisted
 from gpq_faiss.gpu.memory import FaissBudget
 from gpq_faiss.gpu.ranking import rank_on_device
 from gpq_faiss.gpu.scan import Scan
 from gpq_faiss.gpu.tensors import device_of, encode_torch
-from gpq_faiss.index.memory import Engine
+from gpq_faiss.index.memory import MemoryIndex
 
 K = 100
 SUBDIM = 12
@@ -95,10 +95,10 @@ def draw(bits: int, n: int, queries: int, device: torch.device) -> tuple[Floats,
 def ways(
     Z: Floats, codes: Tensor, device: torch.device, memory: int, faiss_up_to: int
 ) -> dict[str, DeviceIndex]:
-    """Every way to search: ``torch`` alone; ``faiss`` alone; ``exact``, where Faiss nominates and torch decides."""
+    """Every way to search: ``torch`` alone; ``faiss`` alone; ``exact``, where Faiss shortlists and torch decides."""
     scan = Scan(codes, Z, device, memory)
-    n, width = len(scan), scan.M * scan.d
-    found = {"torch": DeviceIndex([Part(device, scan, n)], width, None, memory=memory)}
+    n = len(scan)
+    found = {"torch": DeviceIndex([Part(device, scan, n)], Z, None, memory=memory)}
     if n <= faiss_up_to:
         form = zero_lists(codes.cpu().numpy(), Z)
         budget = FaissBudget.of(form, memory)
@@ -108,9 +108,9 @@ def ways(
             else clone_to_gpu(form, int(device.index), memory, positions=True)
         )
         del form
-        for name, searcher in (("faiss", Raw(index, budget)), ("exact", Nominated(scan, index, budget))):
+        for name, searcher in (("faiss", Raw(index, budget)), ("exact", Shortlisted(scan, index, budget))):
             part = Part(device, searcher, n, resources=resources)
-            found[name] = DeviceIndex([part], width, None, memory=memory)
+            found[name] = DeviceIndex([part], Z, None, memory=memory)
     return found
 
 
@@ -196,7 +196,7 @@ def agree(found: Any, expected: Any, what: str) -> None:
 def parity(bits: int, n: int, device: torch.device, memory: int) -> Cell:
     """Answers of every way against the CPU's exact engine on ``n`` codes."""
     Z, codes, xq = draw(bits, n, PARITY_QUERIES, device)
-    engine = Engine.build(codes.cpu().numpy(), Z, kind="exact")
+    engine = MemoryIndex.build(codes.cpu().numpy(), Z, kind="exact")
     queries = xq.cpu().numpy()
     largest = 0.0
     for k in (1, min(K, n), min(5000, n)):

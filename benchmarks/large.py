@@ -35,9 +35,9 @@ from gpq_faiss.build.shards import IndexShard, open_shard
 from gpq_faiss.build.stream import build_stream
 from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import GpqError, UsageError
-from gpq_faiss.faissio.rowfile import frame
+from gpq_faiss.faissio.header import row_header
 from gpq_faiss.files import atomic_path, write_json, write_text
-from gpq_faiss.index.file import open_disk
+from gpq_faiss.index.file import open_file
 from gpq_faiss.index.lists import IvfSettings
 from gpq_faiss.inputs import parse_bytes
 from gpq_faiss.store import Header, RowWriter
@@ -131,7 +131,7 @@ def part_shards(args: argparse.Namespace, n: int) -> Cell:
             continue
         stop = min(n, start + each)
         if raw:
-            head, _, tail = frame("flat", Z, stop - start, mapped=True)
+            head, _, tail = row_header("flat", Z, stop - start, mapped=True)
             with atomic_path(path) as temporary, temporary.open("wb") as file:
                 file.write(head)
                 for at in range(start, stop, BLOCK):
@@ -212,7 +212,7 @@ def part_lists(args: argparse.Namespace, n: int) -> Cell:
         )
 
     done = measured(path, n, build)
-    engine = open_disk(path, args.memory)
+    engine = open_file(path, args.memory)
     sizes = engine.sizes
     return done | {"lists": engine.lists, "largest_list": int(sizes.max()), "distinct": _distinct_of(engine)}
 
@@ -222,7 +222,7 @@ def _distinct_of(engine: Any) -> int:
     total = 0
     for number, size in enumerate(engine.sizes.tolist()):
         if size:
-            total += distinct(engine._file.codes(engine.path, number, 0, size)[:])
+            total += distinct(engine.codes(number, 0, size))
     return total
 
 
@@ -232,7 +232,7 @@ def _exact(args: argparse.Namespace, n: int, memory: str) -> Cell:
     _, _, xq = read_pool(args.folder)
     Path("/proc/self/clear_refs").write_text("5")
     begun = time.perf_counter()
-    engine = open_disk(path, memory)
+    engine = open_file(path, memory)
     cell: Cell = {"memory": memory, "open_seconds": time.perf_counter() - begun, "searches": []}
     cell["first_seconds"] = clock(lambda: engine.search(xq[-1:], K, threads=args.threads))
     each = float("inf")
@@ -270,7 +270,7 @@ def part_ivf(args: argparse.Namespace, n: int) -> Cell:
     kth = held["D"][:, -1:]
     Path("/proc/self/clear_refs").write_text("5")
     begun = time.perf_counter()
-    engine = open_disk(path, args.memory)
+    engine = open_file(path, args.memory)
     cell: Cell = {"memory": args.memory, "open_seconds": time.perf_counter() - begun, "lists": engine.lists}
     cell["searches"] = []
     engine.search(xq[-1:], K, nprobe=1, threads=args.threads)

@@ -40,7 +40,7 @@ from gpq_faiss.errors import DataError, GpqError
 from gpq_faiss.evaluate.ranking import RankingResult, rank_codes
 from gpq_faiss.evaluate.tables import render
 from gpq_faiss.files import fingerprint, read_json, write_json, write_text
-from gpq_faiss.index.memory import Engine
+from gpq_faiss.index.memory import MemoryIndex
 from gpq_faiss.methods.pq import PQ, unpack_nibbles
 from gpq_faiss.train import train
 
@@ -172,7 +172,7 @@ def run_gpq(task: Task, stages: Stages) -> RankingResult:
         parts = [encode_vectors(vectors, Z) for _, vectors in encoder.batches(task.data, task.split.database)]
         codes = np.concatenate(parts)
     with stages("index"):
-        engine = Engine.build(codes, Z, ids=task.split.database)
+        engine = MemoryIndex.build(codes, Z, ids=task.split.database)
     with stages("search"):
         engine.search(xq[:SEARCHED], K, threads=task.threads)
     with stages("evaluate"):

@@ -42,9 +42,9 @@ from gpq_faiss.encode import Encoder
 from gpq_faiss.errors import GpqError, UsageError
 from gpq_faiss.faissio.model import read_model
 from gpq_faiss.files import write_json, write_text
-from gpq_faiss.index.file import open_disk
+from gpq_faiss.index.file import open_file
 from gpq_faiss.index.kinds import Kind
-from gpq_faiss.index.memory import Engine
+from gpq_faiss.index.memory import MemoryIndex
 from gpq_faiss.inputs import parse_bytes
 from gpq_faiss.nn.posterior import PosteriorNetwork
 from gpq_faiss.store import Header, RowWriter
@@ -137,7 +137,7 @@ class Trained:
 
 def ways(
     Z: Floats, codes: Codes, k: int
-) -> Iterator[tuple[str, Callable[[Floats, int], Any], Engine | None]]:
+) -> Iterator[tuple[str, Callable[[Floats, int], Any], MemoryIndex | None]]:
     """Name, search of (queries, threads), and the engine behind it."""
 
     def plain(index: Any) -> Callable[[Floats, int], Any]:
@@ -155,9 +155,9 @@ def ways(
     yield "fused", plain(fused), None
     yield "FastScan", plain(faiss.IndexPQFastScan(flat)), None
     for kind in KINDS:
-        engine = Engine.build(codes, Z, kind=kind)
+        engine = MemoryIndex.build(codes, Z, kind=kind)
 
-        def search(xq: Floats, threads: int, engine: Engine = engine) -> Any:
+        def search(xq: Floats, threads: int, engine: MemoryIndex = engine) -> Any:
             return engine.search(xq, k, threads=threads)
 
         yield kind, search, engine
@@ -249,7 +249,7 @@ def grouping(n: int = 1_000_000) -> list[Cell]:
     for share in (1.0, 0.8, 0.65, 0.5, 0.35, 0.2, 0.05):
         some = codes[: int(n * share)]
         repeated = np.concatenate([some, some[rng.integers(0, len(some), n - len(some))]])
-        engines = {kind: Engine.build(repeated, Z, kind=kind) for kind in KINDS}
+        engines = {kind: MemoryIndex.build(repeated, Z, kind=kind) for kind in KINDS}
         best: dict[str, float] = dict.fromkeys(engines, np.inf)
         for _ in range(ROUNDS + 1):
             for kind, engine in engines.items():
@@ -288,7 +288,7 @@ def build_one(rows: int, memory: str, folder: Path) -> Cell:
     seconds = time.perf_counter() - start_time
     peak = peak_bytes()
     start_time = time.perf_counter()
-    engine = open_disk(path, memory)
+    engine = open_file(path, memory)
     opening = time.perf_counter() - start_time
     engine.search(xq[:1], 100, threads=1)
     one = clock(lambda: engine.search(xq[:1], 100, threads=1))

@@ -14,6 +14,24 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+
+class RenamedOption(click.Option):
+    """An option that also goes by the name that it had ``before``, which no help shows."""
+
+    def __init__(self, *args: Any, before: str, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.before = before
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """Have the parser take both names."""
+        shown = self.opts
+        self.opts = [*shown, self.before]
+        try:
+            super().add_to_parser(parser, ctx)
+        finally:
+            self.opts = shown
+
+
 DATA_HELP = """\b
 DATA is one of
   digits                      scikit-learn's digits (embedded)

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from .options import (
+    RenamedOption,
     data_options,
     describe_point,
     device_option,
@@ -43,10 +44,27 @@ from .options import (
     type=float,
     help="For ivf, on the CPU: choose nprobe for this recall of the exact results, such as 0.95.",
 )
-@click.option("--where-ids", metavar="FILE", help="Only items with these ids: .npy, or text with one a line.")
-@click.option("--without-ids", metavar="FILE", help="No items with these ids: .npy, or text with one a line.")
 @click.option(
-    "--least", type=float, metavar="SCORE", help="Instead of k: all items that score at least this."
+    "--allow-ids",
+    cls=RenamedOption,
+    before="--where-ids",
+    metavar="FILE",
+    help="Only items with these ids: .npy, or text with one a line.",
+)
+@click.option(
+    "--deny-ids",
+    cls=RenamedOption,
+    before="--without-ids",
+    metavar="FILE",
+    help="No items with these ids: .npy, or text with one a line.",
+)
+@click.option(
+    "--min-score",
+    cls=RenamedOption,
+    before="--least",
+    type=float,
+    metavar="SCORE",
+    help="Instead of k: all items that score at least this.",
 )
 @click.option(
     "--format",
@@ -72,9 +90,9 @@ def search(
     memory: str | None,
     nprobe: int | None,
     recall: float | None,
-    where_ids: str | None,
-    without_ids: str | None,
-    least: float | None,
+    allow_ids: str | None,
+    deny_ids: str | None,
+    min_score: float | None,
     format_: str,
     out: str | None,
     images: str | None,
@@ -99,8 +117,8 @@ def search(
       gpq search model index.faiss photo.jpg
       gpq search model index.faiss queries.npy --device cuda
       gpq search model lists.faiss queries.npy --memory 2GB --recall 0.95
-      gpq search model index.faiss queries.npy --without-ids seen.txt --threads 2
-      gpq search model index.faiss queries.npy --least 3.5 --format json
+      gpq search model index.faiss queries.npy --deny-ids seen.txt --threads 2
+      gpq search model index.faiss queries.npy --min-score 3.5 --format json
       gpq search model index.faiss digits --rows 0:8 --format png --images digits --out ranked.png
     """
     from gpq_faiss.data.id_files import read_ids
@@ -113,15 +131,15 @@ def search(
     from gpq_faiss.search import draw_results, open_queries
     from gpq_faiss.search import search as run
 
-    if least is not None and k is not None:
-        raise UsageError("--least gives all items from that score on, however many: leave out -k")
-    if where_ids is not None and without_ids is not None:
-        raise UsageError("--where-ids and --without-ids are two ways to say the same: give one")
+    if min_score is not None and k is not None:
+        raise UsageError("--min-score gives all items from that score on, however many: leave out -k")
+    if allow_ids is not None and deny_ids is not None:
+        raise UsageError("--allow-ids and --deny-ids are two ways to say the same: give one")
     where: Any = None
-    if where_ids is not None:
-        where = Allow(read_ids(where_ids))
-    elif without_ids is not None:
-        where = Deny(read_ids(without_ids))
+    if allow_ids is not None:
+        where = Allow(read_ids(allow_ids))
+    elif deny_ids is not None:
+        where = Deny(read_ids(deny_ids))
     if out is not None:
         (check_picture if format_ == "png" else check_output)(out, overwrite=overwrite)
     elif format_ in {"h5", "png"}:
@@ -144,7 +162,7 @@ def search(
         nprobe=nprobe,
         recall=recall,
         where=where,
-        least=least,
+        min_score=min_score,
         device=device,
         threads=threads,
     )

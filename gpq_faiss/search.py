@@ -20,17 +20,12 @@ from .data.labels import Labels
 from .data.open import SCHEMES, open_data
 from .encode import Encoder, Progress
 from .errors import DataError, MismatchError, UsageError
-from .faissio.io import read_sidecar
-from .faissio.listfile import has_lists
 from .files import fingerprint
-from .index.file import open_disk
 from .index.filters import Filter
-from .index.kinds import KINDS, Kind
-from .index.listed import ListEngine
-from .index.memory import Engine
-from .index.opening import open_engine
-from .index.tune import tune_nprobe
-from .inputs import check_file, check_memory, parse_bytes
+from .index.kinds import Kind
+from .index.opening import open_index
+from .index.protocol import Index
+from .inputs import check_memory, parse_bytes
 from .nn.device import gpu_memory, resolve_device
 from .nn.model import read_description
 from .report.gallery import Ranked, save_gallery
@@ -53,8 +48,8 @@ class SearchResult:
         query_names: Q names for people (a path where there is one, else the id).
         codebooks_fingerprint: of model and index.
         points: what each number of lists that was tried gave, where nprobe was chosen by recall.
-        way: how it was searched, in words: what ``auto`` chose, say.
-        least: the score asked for, where it was not ``k`` items.
+        description: how it was searched, in words: what ``auto`` chose, say.
+        min_score: the score asked for, where it was not ``k`` items.
     """
 
     ids: NDArray[np.int64]
@@ -63,21 +58,21 @@ class SearchResult:
     query_names: tuple[str, ...]
     codebooks_fingerprint: str
     points: tuple[dict[str, float], ...] = ()
-    way: str = ""
-    least: float | None = None
+    description: str = ""
+    min_score: float | None = None
 
     @property
     def short(self) -> int:
         """Queries for which fewer than ``k`` items were found (0 where all from a least score were asked for)."""
-        return int((self.ids == -1).any(axis=1).sum()) if self.least is None else 0
+        return int((self.ids == -1).any(axis=1).sum()) if self.min_score is None else 0
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: one entry a query, missing results left out."""
         tuned = {"operating_points": list(self.points)} if self.points else {}
         return {
-            **({"k": int(self.ids.shape[1])} if self.least is None else {"least": self.least}),
+            **({"k": int(self.ids.shape[1])} if self.min_score is None else {"least": self.min_score}),
             "codebooks_fingerprint": self.codebooks_fingerprint,
-            "way": self.way,
+            "way": self.description,
             **tuned,
             "queries": [
                 {
@@ -309,65 +304,6 @@ def query_vectors(
     return vectors, ids, names
 
 
-def open_index(
-    index: str | Path,
-    kind: Kind = "auto",
-    memory: str | int | None = None,
-    nprobe: int | None = None,
-) -> Any:
-    """Open an index file in the way that suits it: in memory, or in place where the budget does not hold it.
-
-    Args:
-        kind: see :data:`.index.kinds.KINDS`. ``auto``: lists where the file has lists, else exact; in memory each
-            distinct code is scored once where few enough are (:func:`.codes.groups.worth_grouping`).
-        memory: budget for the arrays of the search; without one, the index is read into memory. Codes are grouped only
-            where it holds what that takes for a while, up to 20 times the file.
-        nprobe: for lists.
-
-    Returns:
-        :class:`.index.memory.Engine`, :class:`.index.file.DiskEngine` or :class:`.index.listed.ListEngine`.
-
-    Raises:
-        UsageError: an unknown kind, one that cannot be searched in place, or ``nprobe`` without lists.
-        DataError, MismatchError: as :func:`.index.opening.open_engine`.
-    """
-    if kind not in KINDS:
-        raise UsageError(f"kind {kind!r}: choose from {', '.join(KINDS)}")
-    path = Path(index)
-    check_file(path, "an index file (gpq index, or faiss.write_index)")
-    copies = 0.0 if memory is None or not path.is_file() else path.stat().st_size / parse_bytes(memory)
-    if _COPIES * copies > 1:
-        engine = open_disk(path, memory)
-        lists = isinstance(engine, ListEngine)
-        if kind not in ("auto", "exact", "ivf") or (kind == "ivf" and not lists):
-            raise UsageError(
-                f"{path} is searched in place with {memory}, which kind {kind!r} cannot: take 'exact', raise --memory, "
-                "or build the index with that kind"
-            )
-        if lists and kind == "exact":
-            engine.nprobe = engine.lists
-        elif lists:
-            engine.nprobe = engine.check_nprobe(nprobe)
-    else:
-        sidecar = read_sidecar(path)
-        if kind == "auto" and sidecar is not None and sidecar["kind"].startswith("ivf"):
-            kind = "ivf"
-        tight = _GROUPED_COPIES * copies > 1
-        if tight and kind == "auto" and not (sidecar is None and has_lists(path)):
-            kind = "exact"
-        engine = open_engine(path, kind=None if kind == "auto" and sidecar is None else kind)
-        if tight:
-            engine.keep_items()
-        lists = engine.kind == "ivf"
-        if lists and nprobe is not None:
-            engine.set_nprobe(nprobe)
-    if nprobe is not None and (not lists or kind == "exact"):
-        raise UsageError(
-            f"nprobe belongs to lists, which this search of {path} does not use: take kind 'ivf'"
-        )
-    return engine
-
-
 _QUERIES = 1 << 14
 """At a time, so that a search of many can tell how far it is."""
 
@@ -378,19 +314,16 @@ def open_on_device(
     kind: Kind = "auto",
     memory: str | int | None = None,
     nprobe: int | None = None,
-) -> tuple[Any, Engine]:
+) -> Index:
     """Open an index file on a GPU, or by the name ``cpu`` in the form that a GPU has, searched by torch alone.
 
     The file is read into memory as :func:`open_index` does it, and goes to the device from there: every exact kind as
-    itself, distinct codes where the engine groups them, an index with lists with its lists.
+    itself, distinct codes where they are grouped, an index with lists with its lists.
 
     Args:
         device: as :func:`.nn.device.resolve_device` takes it.
         kind, nprobe: as :func:`open_index`.
         memory: bytes that a search may use on the device beyond the index and the results (default: 1 GiB).
-
-    Returns:
-        :class:`.gpu.index.DeviceIndex`, and the engine that it was made of.
 
     Raises:
         UsageError: kind ``fastscan``, whose rounded scores no device gives; ``memory`` that is too small.
@@ -410,16 +343,10 @@ def open_on_device(
     budget = MEMORY if memory is None else parse_bytes(memory)
     if place.type == "cuda":
         check_gpu(place.index)
-    engine = open_index(index, kind, None, nprobe)
+    held = open_index(index, kind, None, nprobe)
     if place.type == "cuda":
-        return to_gpu(engine, device=place.index, memory=budget), engine
-    return to_torch(engine, device="cpu", memory=budget), engine
-
-
-_COPIES = 4
-"""Sizes of its file that an index takes while it is opened and searched in memory, at most."""
-_GROUPED_COPIES = 20
-"""And where its codes are grouped (measured: 13 at 48 bits and 80 % distinct codes, 17 at 24 bits and 30 %)."""
+        return to_gpu(held, device=place.index, memory=budget)
+    return to_torch(held, device="cpu", memory=budget)
 
 
 def search(
@@ -434,7 +361,7 @@ def search(
     nprobe: int | None = None,
     recall: float | None = None,
     where: Filter | None = None,
-    least: float | None = None,
+    min_score: float | None = None,
     device: str = "cpu",
     on_device: bool = False,
     threads: int | None = None,
@@ -451,7 +378,7 @@ def search(
         kind, memory, nprobe: see :func:`open_index`, and :func:`open_on_device` for a GPU.
         recall: choose nprobe for this recall of the exact top ``k``, by these very queries.
         where: only items that pass this filter (:mod:`.index.filters`).
-        least: instead of ``k`` items a query, all that score at least this, in all lists.
+        min_score: instead of ``k`` items a query, all that score at least this, in all lists.
         device: where the network runs and the index is searched.
         on_device: search the index in the form for devices, as a GPU always does. With the device ``cpu`` that is the same
             code, by torch on the CPU: the same answers, slowly.
@@ -479,25 +406,26 @@ def search(
             f"recall is measured on the CPU, which {place} is not to use: search with --device cpu and that recall once, and "
             "give the nprobe that it finds"
         )
-    if least is not None and (nprobe is not None or recall is not None):
+    if min_score is not None and (nprobe is not None or recall is not None):
         raise UsageError(
             "all items from a least score on are sought in all lists: leave out nprobe and recall"
         )
     z_print = read_description(model)["codebooks_fingerprint"]
-    engine: Any
+    opened: Index
+    tunable = None
     with stage("opening the index"):
         if there:
             with gpu_memory(_FITS):
-                searcher, engine = open_on_device(index, device, kind, memory, nprobe)
+                opened = open_on_device(index, device, kind, memory, nprobe)
         else:
-            searcher = engine = open_index(index, kind, memory, nprobe)
-    if recall is not None and engine.kind not in ("ivf", "disk-ivf"):
+            opened = tunable = open_index(index, kind, memory, nprobe)
+    if recall is not None and not opened.lists:
         raise UsageError(
             f"recall belongs to lists, which this search of {index} does not use: take kind 'ivf'"
         )
-    if engine.fingerprint != z_print:
+    if opened.fingerprint != z_print:
         raise MismatchError(
-            f"{index} has other codebooks ({engine.fingerprint}) than {model} ({z_print}): "
+            f"{index} has other codebooks ({opened.fingerprint}) than {model} ({z_print}): "
             "build the index with this model"
         )
     # Half of the budget is for the search itself.
@@ -505,33 +433,30 @@ def search(
     vectors, ids, names = query_vectors(
         model, queries, rows=rows, device=device, memory=half, progress=progress
     )
-    way = f"{engine.way}, on {place}" if there else engine.way
-    log.info("%s: %s", index, way)
+    log.info("%s: %s", index, opened.describe())
     points: list[dict[str, float]] = []
-    if recall is not None:
+    if recall is not None and tunable is not None:
         with stage("tuning nprobe"):
-            if isinstance(engine, ListEngine):
-                points = engine.tune(recall, k=k, queries=vectors, threads=threads)
-            else:
-                points = tune_nprobe(engine, recall, k=k, queries=vectors, threads=threads)
-    options: dict[str, Any] = {"where": where} if there else {"where": where, "threads": threads}
+            points = tunable.tune(recall, k=k, queries=vectors, threads=threads)
     with gpu_memory(_FITS):
-        if least is not None:
+        if min_score is not None:
             with stage("searching"):
-                scores, found = _padded(*searcher.range_search(vectors, least, **options))
+                scores, found = _padded(
+                    *opened.range_search(vectors, min_score, where=where, threads=threads)
+                )
         else:
             parts = []
             with stage("searching", len(vectors), "query") as searching:
                 for start in range(0, len(vectors), _QUERIES):
                     block = vectors[start : start + _QUERIES]
-                    parts.append(searcher.search(block, k, **options))
+                    parts.append(opened.search(block, k, where=where, threads=threads))
                     searching.advance(len(block))
             scores, found = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    way = way if there else engine.way  # which may have gone over to distinct codes
-    result = SearchResult(found, scores, ids, names, z_print, tuple(points), way, least)
+    # in the end, for it may have gone over to distinct codes
+    result = SearchResult(found, scores, ids, names, z_print, tuple(points), opened.describe(), min_score)
     if result.short:
         why = ["too few items pass the filter"] if where is not None else []
-        if engine.kind == "fastscan":
+        if opened.kind == "fastscan":
             why.append("kind fastscan gives no item of the least score (take exact)")
         log.warning(
             "%d of %d queries have fewer than %d results: %s", result.short, len(ids), k, " or ".join(why)

@@ -20,10 +20,10 @@ from gpq_faiss.data.open import open_data
 from gpq_faiss.encode import Encoder
 from gpq_faiss.evaluate.tables import render
 from gpq_faiss.faissio.model import read_model, read_prototypes
-from gpq_faiss.index.file import open_disk
+from gpq_faiss.index.file import open_file
 from gpq_faiss.index.filters import Allow, Deny
 from gpq_faiss.index.lists import IvfSettings
-from gpq_faiss.index.opening import open_engine
+from gpq_faiss.index.opening import open_in_memory
 from gpq_faiss.pipeline import train
 from gpq_faiss.store import Header, RowWriter
 
@@ -88,16 +88,16 @@ print(f"{rows_file.stat().st_size / ITEMS:.2f} bytes an item")
 # %% [markdown]
 # ## Open in place, search exactly
 #
-# `open_disk` reads the header alone, whatever the size of the file. A search reads the codes block by block within the
+# `open_file` reads the header alone, whatever the size of the file. A search reads the codes block by block within the
 # budget and proves its answer: it equals the one in memory, ties in the order of ids. (With a budget above the size of
 # the codes it keeps them, and the second search is as fast as one in memory.)
 
 # %%
 queries, _ = encoder.embed((pixels[::18] / 16).astype(np.float32), queries=True)
 query_classes = classes[::18]
-on_disk = open_disk(rows_file, MEMORY)
+on_disk = open_file(rows_file, MEMORY)
 D, found = on_disk.search(queries, 10)
-in_memory = open_engine(rows_file, kind="exact")
+in_memory = open_in_memory(rows_file, kind="exact")
 same = np.array_equal(found, in_memory.search(queries, 10)[1])
 print(f"{on_disk.ntotal:,} items; the answer on disk is that in memory: {same}")
 print(f"precision at 10: {(item_classes[found] == query_classes[:, None]).mean():.2f}")
@@ -129,7 +129,7 @@ by_class_file = index(
     memory=MEMORY,
     overwrite=True,
 )
-lists, by_class = open_disk(lists_file, MEMORY), open_disk(by_class_file, MEMORY)
+lists, by_class = open_file(lists_file, MEMORY), open_file(by_class_file, MEMORY)
 
 
 def recall(answer: np.ndarray, exact: np.ndarray) -> float:
@@ -189,6 +189,6 @@ parts = [
     index(model, shard, run / f"part-{number}.faiss", overwrite=True) for number, shard in enumerate(shards)
 ]
 merged = index(model, parts, run / "merged.faiss", kind="exact", memory=MEMORY, overwrite=True)
-again = open_disk(merged, MEMORY)
+again = open_file(merged, MEMORY)
 print(f"{len(parts)} indexes in one of {again.ntotal:,} items")
 print("the same answer:", np.array_equal(again.search(queries, 10)[1], found))

@@ -27,10 +27,10 @@ from gpq_faiss.data.split import load_split
 from gpq_faiss.encode import Encoder
 from gpq_faiss.errors import DataError, MismatchError, UsageError
 from gpq_faiss.export_encoder import export_encoder
-from gpq_faiss.index.forms import FORMS, Form
+from gpq_faiss.faissio.forms import FORMS, Form
 from gpq_faiss.index.lists import IvfSettings
-from gpq_faiss.index.memory import Engine
-from gpq_faiss.index.opening import open_engine
+from gpq_faiss.index.memory import MemoryIndex
+from gpq_faiss.index.opening import open_in_memory
 from gpq_faiss.info import info, read_encoder_metadata
 from gpq_faiss.nn.model import load_model
 from gpq_faiss.store import Header, RowWriter, write_arrays
@@ -328,8 +328,10 @@ def test_rows_that_were_changed_are_noticed(files: dict[str, Path], tmp_path: Pa
 def test_an_index_of_any_form_is_described(
     files: dict[str, Path], tmp_path: Path, form: Form, *, ids: bool
 ) -> None:
-    engine = open_engine(files["index"])
-    made = Engine.build(engine.codes, engine.codebooks, engine.ids if ids else None, ivf=IvfSettings(lists=2))
+    engine = open_in_memory(files["index"])
+    made = MemoryIndex.build(
+        engine.codes, engine.codebooks, engine.ids if ids else None, ivf=IvfSettings(lists=2)
+    )
     found = info(made.save(tmp_path / "i.faiss", form))
     assert (found["kind"], found["layout"], found["ntotal"]) == ("index", form, N)
     assert found["own_ids"] == (ids or form.startswith("ivf"))

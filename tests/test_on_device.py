@@ -26,7 +26,8 @@ from gpq_faiss.data.digits import open_digits
 from gpq_faiss.errors import DataError, DeviceError, GpqError, UsageError
 from gpq_faiss.faissio.model import read_model
 from gpq_faiss.index.filters import Allow, Deny
-from gpq_faiss.index.memory import Engine
+from gpq_faiss.index.memory import MemoryIndex
+from gpq_faiss.index.opening import open_in_memory
 from gpq_faiss.pipeline import Products, evaluate, run
 from gpq_faiss.search import SearchResult, open_on_device, search
 
@@ -44,7 +45,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     codes = pack_codes(rng.integers(0, 16, (N, 6)), 16)
     codes[: N // 4] = codes[N // 4 : N // 2]  # ties, to be in the order of ids
     ids = rng.permutation(N) * 3 + 2**33
-    engine = Engine.build(codes, Z, ids, kind="flat", model_fingerprint=document["model_fingerprint"])
+    engine = MemoryIndex.build(codes, Z, ids, kind="flat", model_fingerprint=document["model_fingerprint"])
     source = engine.save(root / "source.faiss")
     for kind in ("flat", "fastscan", "ivf"):
         build_index(model, source, root / f"{kind}.faiss", kind=kind)
@@ -76,8 +77,8 @@ def equal(found: SearchResult, expected: SearchResult) -> None:
         {"k": 20, "where": "deny"},
         {"k": 5, "where": "few"},
         {"k": 5, "where": "none"},
-        {"least": 2.5},
-        {"least": 1.5, "where": "allow"},
+        {"min_score": 2.5},
+        {"min_score": 1.5, "where": "allow"},
     ],
     ids=str,
 )
@@ -95,9 +96,9 @@ def test_a_search_on_a_device_gives_the_answer_of_the_cpu(
     assert np.isneginf(found.scores[found.ids == -1]).all()
     if where is filters["few"]:
         assert missing == 12 * 2
-    assert found.way.endswith("on cpu")
+    assert found.description.endswith("on cpu")
     if kind == "ivf" and "kind" not in options:
-        assert found.way.startswith("ivf")
+        assert found.description.startswith("ivf")
 
 
 def test_fewer_lists_are_looked_at_on_a_device_too(shop: Path) -> None:
@@ -111,10 +112,10 @@ def test_codes_that_repeat_are_grouped_on_a_device_too(shop: Path, tmp_path: Pat
     header = read_model(shop / "model")
     Z, document = header.codebooks, header.document
     codes = pack_codes(np.random.default_rng(0).integers(0, 16, (40, 6)), 16)
-    engine = Engine.build(np.tile(codes, (10, 1)), Z, model_fingerprint=document["model_fingerprint"])
+    engine = MemoryIndex.build(np.tile(codes, (10, 1)), Z, model_fingerprint=document["model_fingerprint"])
     path = engine.save(tmp_path / "grouped.faiss")
     found = search(shop / "model", path, str(shop / "queries.npy"), k=30, on_device=True)
-    assert found.way == "grouped, 40 distinct codes of 400 items, on cpu"
+    assert found.description == "grouped, 40 distinct codes of 400 items, on cpu"
     equal(found, search(shop / "model", path, str(shop / "queries.npy"), k=30))
 
 
@@ -153,7 +154,7 @@ def test_a_gpu_that_torch_or_faiss_lacks_is_never_a_search_on_the_cpu(
     def searched(*_: object, **__: object) -> None:
         raise AssertionError("searched on the CPU")
 
-    monkeypatch.setattr(Engine, "search", searched)
+    monkeypatch.setattr(MemoryIndex, "search", searched)
     monkeypatch.setattr("gpq_faiss.search.open_index", searched)
     if not torch.cuda.is_available():
         with pytest.raises(DeviceError, match="torch sees no GPU"):
@@ -182,10 +183,20 @@ def test_a_gpu_without_memory_is_one_line(shop: Path, monkeypatch: pytest.Monkey
 
 
 def test_an_index_for_a_device_by_hand(shop: Path) -> None:
-    held, engine = open_on_device(shop / "ivf.faiss", "cpu", nprobe=3)
-    assert held.ntotal == engine.ntotal == N
-    assert engine.ivf is not None
-    assert engine.ivf.nprobe == 3
+    held = open_on_device(shop / "ivf.faiss", "cpu", nprobe=3)
+    memory = open_in_memory(shop / "ivf.faiss")
+    assert (held.ntotal, held.lists, held.fingerprint) == (N, memory.lists, memory.fingerprint)
+    xq = np.random.default_rng(9).normal(size=(12, held.width)).astype(np.float32)
+    for nprobe, same in ((None, 3), (7, 7), (10**6, memory.lists)):
+        found, expected = held.search(xq, 10, nprobe=nprobe), memory.search(xq, 10, nprobe=same)
+        assert np.array_equal(found[0], expected[0])
+        assert np.array_equal(found[1], expected[1])
+    with pytest.raises(UsageError, match="in all"):
+        held.range_search(xq, 1.0, nprobe=1)
+    flat = open_on_device(shop / "flat.faiss", "cpu")
+    for index in (flat, open_in_memory(shop / "flat.faiss")):
+        with pytest.raises(UsageError, match="lists"):
+            index.search(xq, 10, nprobe=2)
     with pytest.raises(DataError, match="not found"):
         open_on_device(shop / "nothing.faiss", "cpu")
 
@@ -237,7 +248,7 @@ def test_an_evaluation_on_a_device_gives_the_figures_of_the_cpu(
 
 def test_the_path_on_a_device_is_that_of_the_cpu(products: Products) -> None:
     results, evaluation = products.results, products.evaluation
-    assert results.way.endswith("on cpu")
+    assert results.description.endswith("on cpu")
     equal(results, search(products.model, products.index, open_digits(), rows="0:8", k=10))
     expected = evaluate(products.model, open_digits(), compare=("pq",))
     assert evaluation.ranking.map == pytest.approx(expected.ranking.map, abs=1e-12)
@@ -279,9 +290,9 @@ on_gpu = pytest.mark.parametrize("device", [pytest.param("cuda", marks=ON_GPU)])
         ("-k", 10),
         ("-k", 3000),
         ("-k", 10, "--memory", "256MB"),
-        ("-k", 10, "--where-ids", "WHERE"),
-        ("-k", 10, "--without-ids", "WHERE"),
-        ("--least", 2.5),
+        ("-k", 10, "--allow-ids", "WHERE"),
+        ("-k", 10, "--deny-ids", "WHERE"),
+        ("--min-score", 2.5),
     ],
     ids=str,
 )

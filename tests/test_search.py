@@ -14,8 +14,7 @@ from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.codes.groups import GROUP_SHARE, Groups
 from gpq_faiss.errors import UsageError
 from gpq_faiss.faissio.model import read_model
-from gpq_faiss.index.memory import Engine
-from gpq_faiss.index.tune import tune_nprobe
+from gpq_faiss.index.memory import MemoryIndex
 from gpq_faiss.search import open_index, query_vectors, search
 
 N = 20_000
@@ -36,7 +35,7 @@ def saved(model: Path, folder: Path, share: float, kind: str) -> Path:
     codes = distinct[
         np.concatenate([np.arange(len(distinct)), rng.integers(0, len(distinct), N - len(distinct))])
     ]
-    engine = Engine.build(codes, Z, kind="flat", model_fingerprint=document["model_fingerprint"])
+    engine = MemoryIndex.build(codes, Z, kind="flat", model_fingerprint=document["model_fingerprint"])
     flat = engine.save(folder / "source.faiss", overwrite=True)
     return build_index(model, flat, folder / f"{kind}.faiss", kind=kind, overwrite=True)
 
@@ -76,7 +75,9 @@ def test_codes_are_grouped_only_within_the_memory(
         engine = open_index(path, kind, memory)
         engine.search(queries, 50)
         assert engine.kind == expected
-        assert ("distinct" in engine.way) == (expected == "grouped")  # ties do not make it group later either
+        assert ("distinct" in engine.describe()) == (
+            expected == "grouped"
+        )  # ties do not make it group later either
     lists = build_index(model, path, tmp_path / "lists.faiss", kind="ivf")
     for sidecar in (True, False):
         if not sidecar:
@@ -97,7 +98,7 @@ def test_choosing_nprobe_keeps_to_the_memory(
     for memory, expected in ((None, [N, N]), (5 * lists.stat().st_size, [])):
         grouped.clear()
         engine = open_index(lists, "auto", memory)
-        tune_nprobe(engine, 0.9, k=50, queries=queries)
+        engine.tune(0.9, k=50, queries=queries)
         engine.to("exact").search(queries, 50)
         assert grouped == expected
 
@@ -110,13 +111,13 @@ def test_the_user_is_told_how_it_was_searched(
     queries = str(tmp_path / "queries.npy")
     caplog.set_level(logging.INFO, logger="gpq_faiss.search")
     result = search(model, path, queries, k=5)
-    assert result.way == "grouped, 2,000 distinct codes of 20,000 items"
-    assert caplog.messages == [f"{path}: {result.way}"]
+    assert result.description == "grouped, 2,000 distinct codes of 20,000 items"
+    assert caplog.messages == [f"{path}: {result.description}"]
     in_place = search(model, path, queries, k=5, memory="200kB")
-    assert in_place.way == "disk, 20,000 items in place"
+    assert in_place.description == "disk, 20,000 items in place"
     assert np.array_equal(in_place.ids, result.ids)
     lists = build_index(model, path, tmp_path / "lists.faiss", kind="ivf")
-    assert search(model, lists, queries, k=5).way == "ivf, 20,000 items"
+    assert search(model, lists, queries, k=5).description == "ivf, 20,000 items"
 
 
 @pytest.mark.parametrize(
@@ -140,7 +141,7 @@ def test_fewer_results_than_asked_for_are_said_aloud(
         assert len(warned) == (expected > 0)
         if expected:
             assert warned[0].startswith(f"3 of 3 queries have fewer than {k} results: too few items pass")
-    assert search(model, path, queries, least=1e9, kind=kind, memory=memory).short == 0
+    assert search(model, path, queries, min_score=1e9, kind=kind, memory=memory).short == 0
 
 
 def test_what_fastscan_leaves_out_is_said_aloud(
@@ -153,7 +154,7 @@ def test_what_fastscan_leaves_out_is_said_aloud(
     xq = query_vectors(model, str(tmp_path / "queries.npy"))[0].reshape(6, 1, -1)
     worst = (xq * Z).sum(axis=2).argmin(axis=1)
     codes = pack_codes(np.concatenate([np.zeros((8, 6)), np.tile(worst, (4, 1))]).astype(np.uint8), 16)
-    engine = Engine.build(codes, Z, kind="flat", model_fingerprint=document["model_fingerprint"])
+    engine = MemoryIndex.build(codes, Z, kind="flat", model_fingerprint=document["model_fingerprint"])
     path = engine.save(tmp_path / "i.faiss")
     result = search(model, path, str(tmp_path / "queries.npy"), k=12, kind="fastscan")
     assert result.short == 1
@@ -166,11 +167,11 @@ def test_all_items_from_a_score_on_are_sought_in_all_lists(model: Path, tmp_path
     np.save(tmp_path / "queries.npy", np.random.default_rng(0).normal(size=(3, 20)).astype(np.float32))
     queries = str(tmp_path / "queries.npy")
     least = float(np.median(search(model, flat, queries, k=500).scores))
-    expected = search(model, flat, queries, least=least)
+    expected = search(model, flat, queries, min_score=least)
     for memory in (None, "600kB"):
-        result = search(model, lists, queries, least=least, memory=memory)
+        result = search(model, lists, queries, min_score=least, memory=memory)
         assert np.array_equal(result.ids, expected.ids)
         assert np.array_equal(result.scores, expected.scores)
     for options in ({"nprobe": 3}, {"recall": 0.9}):
         with pytest.raises(UsageError, match="in all lists: leave out nprobe and recall"):
-            search(model, lists, queries, least=least, **options)
+            search(model, lists, queries, min_score=least, **options)

@@ -75,16 +75,16 @@ def _describe(path: Path, _: int) -> str:
 
 
 def _search(path: Path, case: int) -> str:
-    from gpq_faiss.index.file import open_disk
-    from gpq_faiss.index.opening import open_engine
+    from gpq_faiss.index.file import open_file
+    from gpq_faiss.index.opening import open_in_memory
 
     xq = np.ones((2, M * d), np.float32)
     if case % 2:
-        engine = open_disk(path, "50MB")
+        engine = open_file(path, "50MB")
         engine.search(xq, 3)
         engine.range_search(xq, 0.0)
     else:
-        open_engine(path).search(xq, 3)
+        open_in_memory(path).search(xq, 3)
     return ""
 
 
@@ -272,9 +272,9 @@ def _index_seeds(folder: Path) -> list[Seed]:
     from gpq_faiss.build.shards import Hdf5Shard
     from gpq_faiss.codes.codebooks import inject
     from gpq_faiss.codes.encode import encode
+    from gpq_faiss.faissio.forms import FORMS, faiss_form
     from gpq_faiss.faissio.io import save_index
-    from gpq_faiss.index.forms import FORMS, faiss_form
-    from gpq_faiss.index.lists import IvfSettings
+    from gpq_faiss.index.lists import IvfSettings, assign
     from gpq_faiss.store import Header, RowWriter
 
     folder.mkdir()
@@ -284,8 +284,18 @@ def _index_seeds(folder: Path) -> list[Seed]:
     paths = []
     for form in FORMS:
         ivf = IvfSettings(lists=4, form="fused" if form.endswith("fused") else "fastscan").trained(codes, Z)
+        assert ivf.centroids is not None
         for own, name in ((ids, f"{form}-ids"), (None, form)):
-            faiss.write_index(faiss_form(form, codes, own, Z, ivf=ivf), str(folder / name))
+            made = faiss_form(
+                form,
+                codes,
+                own,
+                Z,
+                centroids=ivf.centroids,
+                list_of=assign(codes, Z, ivf.centroids),
+                nprobe=ivf.nprobe,
+            )
+            faiss.write_index(made, str(folder / name))
             paths.append(folder / name)
     centroids = rng.normal(size=(70, M * d)).astype(np.float32)
     kinds: tuple[Literal["fused", "fastscan"], ...] = ("fused", "fastscan")

@@ -20,9 +20,9 @@ from ..codes.bits import code_size
 from ..codes.checks import Codes, Floats, Ids
 from ..data.arrays import read_npy
 from ..errors import DataError, UsageError
+from ..faissio.header import BLOCK_ROWS, NPROBE_AT, list_bytes, list_header, pack_rows
 from ..faissio.io import check_index_output, read_sidecar, sidecar_path, stored_points
-from ..faissio.listfile import NPROBE_AT, ListForm, frame_lists, lists_bytes
-from ..faissio.rowfile import BLOCK_ROWS, pack_rows
+from ..faissio.layout import Packing
 from ..files import fingerprint, open_own, read_json, write_error, write_json
 from ..index.lists import TRAIN_ROWS, IvfSettings, tell_fewer, train_centroids
 from ..stages import stage
@@ -80,7 +80,7 @@ def build_lists(
             f"the centroids of {lists:,} lists alone take more than {memory:,} bytes: raise --memory"
         )
     out = check_index_output(out, overwrite=overwrite)
-    form: ListForm = "ivf-fused" if ivf.form == "fused" and len(codebooks) > 1 else "ivf-fastscan"
+    packing: Packing = "fused" if ivf.form == "fused" and len(codebooks) > 1 else "fastscan"
     with building(out) as partial:
         build = _Build(partial, codebooks, ivf, memory, total, progress)
         known = fingerprint("build", codebooks_fingerprint(codebooks), str(model_fingerprint), "rows")
@@ -93,11 +93,21 @@ def build_lists(
         own: dict[str, Any] = {**(extra or {}), "shards": len(shards), "engine": "ivf", "group": False}
 
         def write(path: Path) -> tuple[int, str]:
-            found = build.write(path, form)
+            found = build.write(path, packing)
             own["ascending"] = build.ascending  # known once all is written
             return found
 
-        publish(out, write, form, total, codebooks, model_fingerprint, own, partial=partial, finish=finish)
+        publish(
+            out,
+            write,
+            f"ivf-{packing}",
+            total,
+            codebooks,
+            model_fingerprint,
+            own,
+            partial=partial,
+            finish=finish,
+        )
     return out
 
 
@@ -268,7 +278,7 @@ class _Build:
             for file in (codes_out, ids_out):
                 os.fsync(file.fileno())
 
-    def write(self, temporary: Path, form: ListForm) -> tuple[int, str]:
+    def write(self, temporary: Path, packing: Packing) -> tuple[int, str]:
         """Header and lists into one file; returns its size and SHA-256."""
         digest = hashlib.sha256()
         nprobe = min(self.ivf.nprobe, len(self.sizes))
@@ -293,20 +303,20 @@ class _Build:
                     last = int(block[-1])
                     put(block.data)
 
-            put(frame_lists(form, self.Z, self.centroids, nprobe, self.sizes))
-            expected = out.tell() + int(lists_bytes(form, self.sizes, len(self.Z)).sum())
+            put(list_header(packing, self.Z, self.centroids, nprobe, self.sizes))
+            expected = out.tell() + int(list_bytes(packing, self.sizes, len(self.Z)).sum())
             done = 0
             for size in self.sizes.tolist():
-                if form == "ivf-fastscan":
+                if packing == "fastscan":
                     put(int(size).to_bytes(8, "little"))
                     put_ids(size)
-                    packed = int(lists_bytes(form, np.array([size]), len(self.Z))[0]) - 16 - 8 * size
-                    put(packed.to_bytes(8, "little"))
+                    packed_bytes = int(list_bytes(packing, np.array([size]), len(self.Z))[0]) - 16 - 8 * size
+                    put(packed_bytes.to_bytes(8, "little"))
                 for start in range(0, size, step):
                     n = min(step, size - start)
                     block = np.frombuffer(codes.read(n * self.size), np.uint8).reshape(n, self.size)
-                    put(np.ascontiguousarray(pack_rows(form.removeprefix("ivf-"), block, self.Z)).data)  # type: ignore[arg-type]
-                if form == "ivf-fused":
+                    put(np.ascontiguousarray(pack_rows(packing, block, self.Z)).data)
+                if packing == "fused":
                     put_ids(size)
                 done += size
                 writing.done = done

@@ -15,10 +15,10 @@ from ..codes.encode import check_items, encode
 from ..data.id_files import as_int64
 from ..data.parquet import leaves, open_parquet
 from ..errors import DataError, MismatchError
+from ..faissio.header import has_lists, read_header
 from ..faissio.io import INDEX_TYPES, check_file, load_index, read_sidecar
 from ..faissio.layout import layout_of
-from ..faissio.listfile import has_lists
-from ..faissio.rowfile import IndexFile, read_frame
+from ..faissio.source import IndexFile
 from ..files import fingerprint
 from ..store import RowReader, codebooks_fingerprint
 
@@ -227,8 +227,8 @@ class IndexShard:
             if stated is not None:
                 check_file(self.path, stated, verify=False)
             with IndexFile(self.path) as file:
-                frame = read_frame(file)
-            found, self.rows = frame.codebooks, frame.n
+                header = read_header(file)
+            found, self.rows = header.codebooks, header.n
             model = None if stated is None else stated["model_fingerprint"]
             self.row_bytes = 4 * size + 24
         if codebooks_fingerprint(found) != codebooks_fingerprint(codebooks):
@@ -261,11 +261,11 @@ class IndexShard:
         with IndexFile(self.path) as file:
             if stated is not None:
                 check_file(self.path, stated, verify=True)
-            frame = read_frame(file)
+            header = read_header(file)
             for start in range(0, self.rows, size):
                 stop = min(self.rows, start + size)
-                codes = check_codes(frame.codes(file, start, stop), self._M, self._K, what=str(self.path))
-                yield codes, frame.ids(file, start, stop)
+                codes = check_codes(header.codes(file, 0, start, stop), self._M, self._K, what=str(self.path))
+                yield codes, header.ids(file, 0, start, stop)
             file.check()
 
 

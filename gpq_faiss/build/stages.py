@@ -13,13 +13,12 @@ from ..codes.checks import check_recall, repeated_id
 from ..codes.codebooks import inject
 from ..errors import DataError, UsageError
 from ..faissio.io import check_index_output, save_index
+from ..faissio.layout import Packing
 from ..faissio.model import ModelHeader, read_model
-from ..faissio.rowfile import RowForm
-from ..index.file import open_disk
+from ..index.file import open_file
 from ..index.kinds import Kind, check_kind
 from ..index.lists import IvfSettings
-from ..index.memory import Engine
-from ..index.tune import tune_nprobe
+from ..index.memory import MemoryIndex
 from ..inputs import check_memory, parse_bytes
 from ..stages import stage
 from ..store import RowReader
@@ -89,7 +88,7 @@ def index(
         kind: see :data:`..index.kinds.KINDS`.
         memory: for the arrays of the build: bytes, or ``"2GB"``.
         ivf: for ``ivf``: how lists are made.
-        recall: for ``ivf``: choose nprobe for this recall of the top 10 (:func:`..index.tune.tune_nprobe`; by stand-ins for
+        recall: for ``ivf``: choose nprobe for this recall of the top 10 (:meth:`..index.memory.MemoryIndex.tune`; by stand-ins for
             queries, drawn from the items).
         overwrite: replace existing files.
         block: rows at a time (without ``memory``).
@@ -139,9 +138,9 @@ def index(
 
         def tune(path: Path) -> None:
             if wanted is not None:
-                with stage("tuning nprobe"), open_disk(path, tuning) as engine:
-                    engine.tune(wanted, k=min(10, engine.ntotal))
-                store_nprobe(path, engine.nprobe, engine.points)
+                with stage("tuning nprobe"), open_file(path, tuning) as built:
+                    built.tune(wanted, k=min(10, built.ntotal))
+                store_nprobe(path, built.nprobe, built.points)
 
         return build_lists(
             shards,
@@ -158,7 +157,7 @@ def index(
     if kind not in ("flat", "auto"):
         extra["engine"] = kind
     M = int(model.codebooks.shape[0])
-    form: RowForm = "fastscan" if kind == "fastscan" else "fused" if kind == "fused" and M > 1 else "flat"
+    form: Packing = "fastscan" if kind == "fastscan" else "fused" if kind == "fused" and M > 1 else "flat"
     return build_stream(
         shards,
         out,
@@ -203,14 +202,14 @@ def _lists(
                 if progress is not None:
                     progress(at, total)
     with stage("making lists"):
-        engine = Engine.build(
+        made = MemoryIndex.build(
             codes, model.codebooks, ids, kind="ivf", ivf=ivf, model_fingerprint=model.model_fingerprint
         )
     if recall is not None:
         with stage("tuning nprobe"):
-            tune_nprobe(engine, recall, k=min(10, total))
+            made.tune(recall, k=min(10, total))
     with stage("writing the index"):
-        return engine.save(out, overwrite=True)
+        return made.save(out, overwrite=True)
 
 
 def _flat(model: ModelHeader, source: str | Path, out: Path, block: int, progress: Progress | None) -> Path:

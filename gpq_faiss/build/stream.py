@@ -20,8 +20,9 @@ import numpy as np
 from ..codes.bits import code_size
 from ..codes.checks import Floats, Ids, repeated_id
 from ..errors import DataError, UsageError
+from ..faissio.header import pack_rows, row_header
 from ..faissio.io import check_index_output, sidecar_document, sidecar_path
-from ..faissio.rowfile import RowForm, frame, pack_rows
+from ..faissio.layout import Packing
 from ..files import atomic_paths, fingerprint, open_own, read_json, unfinished, write_error, write_json
 from ..stages import stage
 from ..store import codebooks_fingerprint
@@ -37,7 +38,7 @@ def build_stream(
     shards: Sequence[Shard],
     out: str | Path,
     codebooks: Floats,
-    form: RowForm,
+    form: Packing,
     *,
     model_fingerprint: str | None = None,
     memory: int = MEMORY,
@@ -257,10 +258,10 @@ def _spread(ids: Ids) -> Any:
 
 
 def _write(
-    temporary: Path, codes_file: Path, ids_file: Path | None, Z: Floats, form: RowForm, rows: int, step: int
+    temporary: Path, codes_file: Path, ids_file: Path | None, Z: Floats, form: Packing, rows: int, step: int
 ) -> tuple[int, str]:
     """Header, codes and ids into one file; returns its size and SHA-256."""
-    head, _, tail = frame(form, Z, rows, mapped=ids_file is not None)
+    head, _, tail = row_header(form, Z, rows, mapped=ids_file is not None)
     size = code_size(int(Z.shape[0]), int(Z.shape[1]))
     digest = hashlib.sha256()
     with temporary.open("wb") as out, codes_file.open("rb") as codes:

@@ -32,9 +32,9 @@ FORMAT_VERSION = 1
 _WRITE_CHUNK = 1 << 20
 # First four bytes of what we read; everything else is refused before Faiss parses it.
 _INNER = {b"IxPq", b"IPfs"}
-_WRAPPERS = {b"IxMp", b"IxM2"}
-_LISTS = {b"IwPQ", b"IwPf"}
-INDEX_TYPES = tuple(_INNER | _WRAPPERS | _LISTS)
+WRAPPERS = {b"IxMp", b"IxM2"}
+LISTS = {b"IwPQ", b"IwPf"}
+INDEX_TYPES = tuple(_INNER | WRAPPERS | LISTS)
 """First four bytes of the files that are read."""
 _QUANTIZERS = {b"IxFI"}
 _FOREIGN = (b"Ix", b"Iw", b"IB", b"IH", b"Il")
@@ -170,7 +170,7 @@ def load_index(
         max_bytes: refuse larger files.
 
     Returns:
-        The Faiss index (see :mod:`..index.forms`), and the sidecar. Without a sidecar file the same
+        The Faiss index (see :mod:`.forms`), and the sidecar. Without a sidecar file the same
         keys are filled from the index, except ``model_fingerprint``, ``sha256`` (None) and ``versions``.
 
     Raises:
@@ -237,10 +237,10 @@ def _check_type(path: Path) -> None:
             start = file.read(32)
             outer = inner = start[:4]
             file.seek(4)
-            if outer in _WRAPPERS:
+            if outer in WRAPPERS:
                 file.seek(_HEADER_BYTES, 1)
                 inner = file.read(4)
-            elif outer in _LISTS:
+            elif outer in LISTS:
                 file.seek(_HEADER_BYTES + _LISTS_BYTES, 1)
                 quantizer = file.read(4)
                 if quantizer in _QUANTIZERS:

@@ -21,7 +21,8 @@ from ..codes.codebooks import unfuse
 from ..errors import DataError
 from ..store import codebooks_fingerprint
 
-Kind = Literal["flat", "fused", "fastscan", "ivf-fastscan", "ivf-fused", "ivf-flat"]
+Packing = Literal["flat", "fused", "fastscan"]
+"""How codes lie: with the codebooks as they are, byte-fused, or in FastScan's blocks."""
 _ST_PQ = 0  # IndexPQ::ST_PQ, asymmetric table sums
 _MAX_M = MAX_CODEBOOKS
 
@@ -33,17 +34,23 @@ class Layout:
     Attributes:
         index: as given, with its id map if it has one.
         flat: the index inside: ``IndexPQ``, ``IndexPQFastScan``, ``IndexIVFPQ`` or ``IndexIVFPQFastScan``.
-        kind: ``flat`` (the codebooks as they are), ``fused`` (byte-fused, :func:`..codes.codebooks.fuse`) or ``fastscan``;
-            with ``ivf-`` before it where the codes are in inverted lists.
+        packing: ``flat`` (the codebooks as they are), ``fused`` (byte-fused, :func:`..codes.codebooks.fuse`) or ``fastscan``.
+        lists: whether the codes are in inverted lists.
         codebooks: float32 [M, K, d], unit-norm; of a fused index the 4-bit ones.
         mapped: whether the index has ids of its own (else an id is a position).
     """
 
     index: Any
     flat: Any
-    kind: Kind
+    packing: Packing
+    lists: bool
     codebooks: Floats
     mapped: bool
+
+    @property
+    def kind(self) -> str:
+        """The name that sidecars have for how the codes lie."""
+        return f"ivf-{self.packing}" if self.lists else self.packing
 
     @property
     def ntotal(self) -> int:
@@ -63,7 +70,7 @@ class Layout:
     @property
     def centroids(self) -> Floats | None:
         """float32 [lists, M*d] of the coarse quantiser; None where there are no lists."""
-        if not self.kind.startswith("ivf"):
+        if not self.lists:
             return None
         quantizer: Any = faiss.downcast_index(self.flat.quantizer)
         vectors = faiss.vector_to_array(quantizer.codes).view(np.float32).reshape(int(quantizer.ntotal), -1)
@@ -73,10 +80,10 @@ class Layout:
     def codes(self) -> Codes:
         """The packed codes, uint8 [ntotal, code_size]; of a flat or fused index a view, valid until the index changes
         or goes."""
-        if self.kind in ("flat", "fused"):
+        if not self.lists and self.packing != "fastscan":
             return vector_view(self.flat.codes, np.uint8).reshape(-1, self.code_size)
         M = int(self.codebooks.shape[0])
-        if self.kind == "fastscan":
+        if not self.lists:
             packed = faiss.vector_to_array(self.flat.codes)
             return unpack_blocks(packed, self.ntotal, M, int(self.flat.bbs))
         parts = [np.empty((0, self.code_size), np.uint8)]
@@ -85,7 +92,7 @@ class Layout:
             n = int(lists.list_size(number))
             if not n:
                 continue
-            if self.kind == "ivf-fastscan":
+            if self.packing == "fastscan":
                 rows, size = int(lists.n_per_block), int(lists.block_size)
                 held = faiss.rev_swig_ptr(lists.get_codes(number), -(-n // rows) * size)
                 parts.append(unpack_blocks(held, n, M, rows))
@@ -97,7 +104,7 @@ class Layout:
         """The items' ids, int64 [ntotal], in the order of the codes; of an id map a view, as :meth:`codes`."""
         if not self.mapped:
             return np.arange(self.ntotal, dtype=np.int64)
-        if self.kind.startswith("ivf"):
+        if self.lists:
             lists: Any = faiss.downcast_InvertedLists(self.flat.invlists)
             sizes = [int(lists.list_size(i)) for i in range(int(self.flat.nlist))]
             parts = [faiss.rev_swig_ptr(lists.get_ids(i), n) for i, n in enumerate(sizes) if n]
@@ -106,7 +113,7 @@ class Layout:
 
     def list_numbers(self) -> NDArray[np.int32] | None:
         """List of each code, int32 [ntotal], in the order of :meth:`codes`; None where there are no lists."""
-        if not self.kind.startswith("ivf"):
+        if not self.lists:
             return None
         sizes = [int(self.flat.invlists.list_size(i)) for i in range(int(self.flat.nlist))]
         return np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
@@ -196,16 +203,10 @@ def layout_of(index: Any, *, what: str = "index", deep: bool = False) -> Layout:
     if pq.centroids.size() != M * K * d:
         raise DataError(f"{what}: {pq.centroids.size()} centroid values, not {M} x {K} x {d}: it is damaged")
     centroids = np.asarray(faiss.vector_to_array(pq.centroids), np.float32).reshape(M, K, d)
-    kind, codebooks = _codebooks(centroids, what)
-    name_of: dict[tuple[bool, bool, str], Kind] = {
-        (False, False, "flat"): "flat",
-        (False, False, "fused"): "fused",
-        (False, True, "flat"): "fastscan",
-        (True, False, "flat"): "ivf-flat",
-        (True, False, "fused"): "ivf-fused",
-        (True, True, "flat"): "ivf-fastscan",
-    }
-    layout = Layout(index, inner, name_of[ivf, fast, kind], codebooks, mapped or ivf)
+    packing, codebooks = _codebooks(centroids, what)
+    if fast and packing == "fused":
+        raise DataError(f"{what}: its FastScan codebooks are byte-fused: it is damaged")
+    layout = Layout(index, inner, "fastscan" if fast else packing, ivf, codebooks, mapped or ivf)
     if deep and layout.ntotal:
         check_codes(layout.codes(), int(codebooks.shape[0]), int(codebooks.shape[1]), what=what)
         ids = layout.ids() if layout.mapped else None

@@ -1,12 +1,12 @@
-"""One index over one or several devices: Faiss nominates on the GPU, torch decides there, arrays or tensors come out.
+"""One index over one or several devices: Faiss shortlists on the GPU, torch decides there, arrays or tensors come out.
 
 Faiss' GPU kernels scan fast, but their floats depend on the order in which they add, and of items tied at the k-th
-place they keep any. So, as on the CPU (:mod:`..index.proof`), they only nominate: the nominated are scored again in the fixed
+place they keep any. So, as on the CPU (:mod:`..index.proof`), they only shortlist: the shortlisted are scored again in the fixed
 order, and where that does not prove the top k, torch scores all codes of that query. Answers are therefore those of the
 exact kinds of :mod:`..index.memory`, to the bit.
 
 Filters go past Faiss: its own GPU kernels ignore a selector without a word (only those of cuVS, which are not used here,
-have one). What was nominated from all codes and passes is the answer where enough of it does; else torch scores what
+have one). What was shortlisted from all codes and passes is the answer where enough of it does; else torch scores what
 passes, on the same device.
 """
 
@@ -23,12 +23,13 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from ..codes.checks import Ids
+from ..codes.checks import Floats, Ids, check_count
 from ..errors import DataError, UsageError
-from ..index.filters import Filter, mask_of
-from ..index.items import Names
-from ..index.ranges import check_least, too_many
-from ..index.threads import check_k
+from ..index.filters import Filter, FilterCache, mask_of, over_fetch
+from ..index.items import IdMap
+from ..index.ranges import check_min_score, too_many
+from ..index.threads import check_k, check_threads
+from ..store import codebooks_fingerprint
 from .calls import faiss_within
 from .lists import Lists, agree
 from .memory import MAX_K, MEMORY, FaissBudget, Mode
@@ -38,8 +39,7 @@ from .tensors import EMPTY_KEY, MAX_ROWS, best_of, keys_of, split_keys, vectors_
 
 _BLOCK = 1024  # queries at once
 _RESULT = 64  # bytes a result needs while parts are merged and ids looked up
-_MOSTLY = 0.5  # share of codes from which a filter looks at nominations first, as on the CPU
-_TRIED = 256  # queries after which nominating may be given up
+_TRIED = 256  # queries after which shortlisting may be given up
 
 
 class Searcher(Protocol):
@@ -52,8 +52,8 @@ class Searcher(Protocol):
         ...
 
 
-class Nominated:
-    """Faiss nominates from all codes, exact scores prove, :class:`.scan.Scan` settles the rest.
+class Shortlisted:
+    """Faiss shortlists from all codes, exact scores prove, :class:`.scan.Scan` settles the rest.
 
     Args:
         scan: the codes.
@@ -61,7 +61,7 @@ class Nominated:
         budget: of Faiss' working memory.
 
     Attributes:
-        tried, proven: queries nominated for, and those whose answer that proved.
+        tried, proven: queries shortlisted for, and those whose answer that proved.
     """
 
     def __init__(self, scan: Scan, index: Any, budget: FaissBudget | None = None) -> None:
@@ -136,15 +136,13 @@ class Filtered:
     def search_keys(self, queries: Tensor, k: int) -> Tensor:
         n = len(self.scan)
         k = min(k, self.allowed)
-        more = int(k * n / self.allowed * 1.1) + 16
-        spare = max(SPARE, more // 4)
+        more = over_fetch(k, n, self.allowed)
         if (
-            not isinstance(self.inner, Nominated)
-            or self.allowed < _MOSTLY * n
-            or more + spare > min(n, MAX_K)
+            not isinstance(self.inner, Shortlisted)
+            or more is None
+            or more + max(SPARE, more // 4) > min(n, MAX_K)
         ):
             return self.scan.search_keys(queries, k, self.mask)
-        # The best of all, less those not let through, are the best of the others if enough remain.
         found = self.inner.search_keys(queries, more)
         passed = self.mask[split_keys(found)[1]]
         count = passed.cumsum(dim=1)
@@ -156,9 +154,9 @@ class Filtered:
             out[open_] = self.scan.search_keys(queries[open_], k, self.mask)
         return out
 
-    def range_keys(self, queries: Tensor, least: float, limit: int) -> tuple[Tensor, Tensor]:
+    def range_keys(self, queries: Tensor, min_score: float, limit: int) -> tuple[Tensor, Tensor]:
         """As :meth:`.scan.Scan.range_keys`."""
-        return self.scan.range_keys(queries, least, limit, self.mask)
+        return self.scan.range_keys(queries, min_score, limit, self.mask)
 
 
 @dataclass(frozen=True)
@@ -181,22 +179,24 @@ class Part:
     groups: DeviceGroups | None = None
     resources: Any = None
 
-    def search_keys(self, queries: Tensor, k: int) -> Tensor:
+    def search_keys(self, queries: Tensor, k: int, nprobe: int | None = None) -> Tensor:
         """int64 keys [q, min(k, items)] of positions among all."""
         # not cut to the items of this part: which lists are looked at depends on how many results are asked for
-        keys = self.searcher.search_keys(queries, k)
+        searcher = self.searcher
+        options = (nprobe,) if isinstance(searcher, Lists) else ()
+        keys = searcher.search_keys(queries, k, *options)
         if self.groups is not None:
             keys = self.groups.expand(keys, min(k, self.items))
         # a position stands in a key as its difference from 2^32 - 1
         return torch.where(keys == EMPTY_KEY, keys, keys - self.first) if self.first else keys
 
-    def range_keys(self, queries: Tensor, least: float, limit: int) -> tuple[Tensor, Tensor]:
-        """Rows and keys of all items that score at least ``least``."""
+    def range_keys(self, queries: Tensor, min_score: float, limit: int) -> tuple[Tensor, Tensor]:
+        """Rows and keys of all items that score at least ``min_score``."""
         held = self.searcher
         exact = held if isinstance(held, Filtered | Lists) else self.scan("a range search")
-        rows, keys = exact.range_keys(queries, least, limit)
+        rows, keys = exact.range_keys(queries, min_score, limit)
         if self.groups is not None:
-            rows, keys = self.groups.expand_all(rows, keys, least, limit)
+            rows, keys = self.groups.expand_all(rows, keys, min_score, limit)
         return rows, keys - self.first
 
     def restricted(self, mask: NDArray[np.bool_]) -> Part:
@@ -229,6 +229,9 @@ class DeviceIndex:
     Attributes:
         ntotal: items.
         width: D of the queries.
+        codebooks: float32 [M, K, d].
+        fingerprint: of the codebooks.
+        kind: of the index that it was made of.
         device: where tensors must be and results are (the first, if several).
         parts: what each device holds.
         mode: ``shard`` (each device has a part of the items) or ``replica`` (each has all, and a part of the queries).
@@ -238,10 +241,22 @@ class DeviceIndex:
     """
 
     def __init__(
-        self, parts: list[Part], width: int, ids: Ids | None, mode: Mode = "shard", memory: int = MEMORY
+        self,
+        parts: list[Part],
+        codebooks: Floats,
+        ids: Ids | None,
+        mode: Mode = "shard",
+        memory: int = MEMORY,
+        *,
+        kind: str = "exact",
+        source: str = "",
     ) -> None:
         self.parts = parts
-        self.width = width
+        self.codebooks = codebooks
+        self.fingerprint = codebooks_fingerprint(codebooks)
+        self.width = int(codebooks.shape[0] * codebooks.shape[2])
+        self.kind = kind
+        self._source = source
         self.memory = memory
         self.mode: Mode = mode
         self.device = parts[0].device
@@ -252,10 +267,9 @@ class DeviceIndex:
             )
         # A copy, since the ids may be the caller's own. It stays on the host as well: that is where filters look.
         own = None if ids is None else np.array(ids, np.int64)
-        self._names = Names(self.ntotal, own)
+        self._names = IdMap(self.ntotal, own)
         self._ids = None if own is None else torch.from_numpy(own).to(self.device)
-        self._lock = threading.Lock()
-        self._filtered: tuple[bytes, list[Part]] | None = None
+        self._filtered: FilterCache[list[Part]] = FilterCache()
         self._agree(parts)
 
     @property
@@ -265,11 +279,33 @@ class DeviceIndex:
         return [index for index in found if index is not None]
 
     def stats(self) -> dict[str, int]:
-        """Queries nominated for by Faiss (``tried``), and those of them that needed no more (``proven``)."""
-        parts = [p.searcher for p in self.parts if isinstance(p.searcher, Nominated | Lists)]
+        """Queries shortlisted for by Faiss (``tried``), and those of them that needed no more (``proven``)."""
+        parts = [p.searcher for p in self.parts if isinstance(p.searcher, Shortlisted | Lists)]
         return {"tried": sum(p.tried for p in parts), "proven": sum(p.proven for p in parts)}
 
-    def search(self, xq: ArrayLike | Tensor, k: int, *, where: Filter | None = None) -> tuple[Any, Any]:
+    @property
+    def lists(self) -> int:
+        """How many lists; 0 where there are none."""
+        searcher = self.parts[0].searcher
+        return len(searcher.lists.points) if isinstance(searcher, Lists) else 0
+
+    def describe(self) -> str:
+        """How it searches, for people."""
+        places = ", ".join(str(part.device) for part in self.parts)
+        return f"{self._source or f'{self.ntotal:,} items'}, on {places}"
+
+    def close(self) -> None:
+        """Nothing: the device's memory goes with the object."""
+
+    def search(
+        self,
+        xq: ArrayLike | Tensor,
+        k: int,
+        *,
+        nprobe: int | None = None,
+        where: Filter | None = None,
+        threads: int | None = None,
+    ) -> tuple[Any, Any]:
         """The ``k`` best items of every query; any k, up to a whole ranking.
 
         Scores are those of :func:`..codes.scores.score_codes`, equal scores come by ascending id (with ``via="faiss"``:
@@ -280,7 +316,10 @@ class DeviceIndex:
             xq: [Q, M*d]. An array: results are arrays. A tensor on :attr:`device`: results are tensors there, and
                 nothing passes through the host.
             k: 1..ntotal.
-            where: only items that pass this filter, as :meth:`..index.memory.Engine.search` takes it; lists then hold just
+            nprobe: for lists: how many a query looks at, and more where these hold fewer than ``k`` (default: as the index
+                that this was made of).
+            threads: of the CPU, which has nothing to do here.
+            where: only items that pass this filter, as :meth:`..index.memory.MemoryIndex.search` takes it; lists then hold just
                 these. What passes is found on the host, once as long as the answer stays the same, and takes a byte an
                 item on the device (some 30 for a moment where distinct codes or lists are searched).
 
@@ -289,51 +328,61 @@ class DeviceIndex:
             where the lists looked at hold fewer).
 
         Raises:
-            UsageError: ``k`` out of range, or more than the working memory sorts; a tensor on another device; ``where``
+            UsageError: ``k`` or ``nprobe`` out of range, or more than the working memory sorts; a tensor on another device; ``where``
                 no filter, or together with ``via="faiss"``.
             DataError: queries empty, of another width, NaN or infinite; a filter of the wrong form.
         """
         k = check_k(k, self.ntotal)
+        check_threads(threads)
+        nprobe = self._check_nprobe(nprobe)
         queries = vectors_on(xq, self.width, self.device)
         parts = self._parts(where)
         n = min(k, self._items(parts))
         if isinstance(xq, Tensor):
             D = torch.full((len(queries), k), -torch.inf, dtype=torch.float32, device=self.device)
             found = torch.full((len(queries), k), -1, dtype=torch.int64, device=self.device)
-            for rows, scores, ids in self._blocks(parts, queries, n):
+            for rows, scores, ids in self._blocks(parts, queries, n, nprobe):
                 D[rows, :n], found[rows, :n] = scores, ids
             return D, found
         scores_out = np.full((len(queries), k), -np.inf, np.float32)
         ids_out = np.full((len(queries), k), -1, np.int64)
-        for rows, scores, ids in self._blocks(parts, queries, n):
+        for rows, scores, ids in self._blocks(parts, queries, n, nprobe):
             scores_out[rows, :n], ids_out[rows, :n] = scores.cpu().numpy(), ids.cpu().numpy()
         return scores_out, ids_out
 
     def range_search(
         self,
         xq: ArrayLike | Tensor,
-        least: float,
+        min_score: float,
         *,
+        nprobe: int | None = None,
         where: Filter | None = None,
         limit: int = 100_000_000,
+        threads: int | None = None,
     ) -> tuple[Any, Any, Any]:
-        """All items that score at least ``least``, by exact scores, of all lists.
+        """All items that score at least ``min_score``, by exact scores, of all lists.
 
         Args:
+            nprobe, threads: as :meth:`search`; fewer than all lists are refused.
             where: only items that pass this filter, as :meth:`search`.
 
         Returns:
-            As :meth:`..index.memory.Engine.range_search`: lims int64 [Q + 1], D float32, I int64; tensors for a tensor.
+            As :meth:`..index.memory.MemoryIndex.range_search`: lims int64 [Q + 1], D float32, I int64; tensors for a tensor.
 
         Raises:
-            UsageError: ``least`` is NaN; ``via="faiss"``; a tensor on another device; ``where`` is no filter.
+            UsageError: ``min_score`` is NaN; fewer lists than all; ``via="faiss"``; a tensor on another device; ``where`` is no filter.
             DataError: unfit queries or filter; more than ``limit`` results.
         """
-        least = check_least(least)
+        min_score = check_min_score(min_score)
+        check_threads(threads)
+        if nprobe is not None and self._check_nprobe(nprobe) != self.lists:
+            raise UsageError(
+                f"nprobe {nprobe}: on a device a range is sought in all {self.lists} lists: leave it out"
+            )
         queries = vectors_on(xq, self.width, self.device)
 
         def run(part: Part, block: Tensor) -> tuple[Tensor, Tensor]:
-            return part.range_keys(block, least, limit)
+            return part.range_keys(block, min_score, limit)
 
         parts = self._parts(where)
         parts = [part for part in (parts if self.mode == "shard" else parts[:1]) if part.items]
@@ -341,7 +390,7 @@ class DeviceIndex:
         none = torch.empty(0, dtype=torch.int64, device=self.device)
         rows, keys = (torch.cat([none, *(f[i].to(self.device) for f in found)]) for i in (0, 1))
         if len(keys) > limit:
-            raise too_many(least, limit)
+            raise too_many(min_score, limit)
         order = keys.argsort(descending=True)
         order = order[rows[order].argsort(stable=True)]
         lims = torch.zeros(len(queries) + 1, dtype=torch.int64, device=self.device)
@@ -351,6 +400,13 @@ class DeviceIndex:
             return lims, scores, ids
         return lims.cpu().numpy(), scores.cpu().numpy(), ids.cpu().numpy()
 
+    def _check_nprobe(self, nprobe: int | None) -> int | None:
+        if nprobe is None:
+            return None
+        if not self.lists:
+            raise UsageError(f"{self.describe()}: it has no lists that nprobe could choose from")
+        return min(check_count(nprobe, "nprobe"), self.lists)
+
     def _parts(self, where: Filter | None) -> list[Part]:
         """What to search. That of the last filter is kept, since filters tend to serve several searches."""
         if where is None:
@@ -358,16 +414,13 @@ class DeviceIndex:
         for part in self.parts:
             part.scan("a filter")
         mask = mask_of(where, self._names)
-        digest = np.packbits(mask).tobytes()
-        with self._lock:
-            if self._filtered is None or self._filtered[0] != digest:
-                self._filtered = None  # its memory goes before more is taken
-                lengths = [part.items for part in self.parts]
-                masks = [mask[p.first : p.first + n] for p, n in zip(self.parts, lengths, strict=True)]
-                parts = [part.restricted(own) for part, own in zip(self.parts, masks, strict=True)]
-                self._agree(parts)
-                self._filtered = digest, parts
-            return self._filtered[1]
+
+        def make() -> list[Part]:
+            parts = [part.restricted(mask[part.first : part.first + part.items]) for part in self.parts]
+            self._agree(parts)
+            return parts
+
+        return self._filtered.get(mask, make)
 
     def _agree(self, parts: list[Part]) -> None:
         """Lists are those of all items, wherever these lie."""
@@ -377,7 +430,9 @@ class DeviceIndex:
     def _items(self, parts: list[Part]) -> int:
         return sum(part.items for part in parts) if self.mode == "shard" else parts[0].items
 
-    def _blocks(self, parts: list[Part], queries: Tensor, k: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    def _blocks(
+        self, parts: list[Part], queries: Tensor, k: int, nprobe: int | None
+    ) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Rows, scores and ids of some queries at a time: few where k is large, so that results do not pile up."""
         if k == 0:
             return
@@ -385,15 +440,15 @@ class DeviceIndex:
         step = max(1, min(step, self.memory // (_RESULT * k)))
         for start in range(0, len(queries), step):
             block = queries[start : start + step]
-            scores, ids = self._read(self._search_keys(parts, block, k))
+            scores, ids = self._read(self._search_keys(parts, block, k, nprobe))
             yield slice(start, start + len(block)), scores, ids
 
-    def _search_keys(self, parts: list[Part], queries: Tensor, k: int) -> Tensor:
+    def _search_keys(self, parts: list[Part], queries: Tensor, k: int, nprobe: int | None) -> Tensor:
         if len(parts) == 1:
-            return parts[0].search_keys(queries, k)
+            return parts[0].search_keys(queries, k, nprobe)
 
         def run(part: Part, block: Tensor) -> Tensor:
-            return part.search_keys(block, k)
+            return part.search_keys(block, k, nprobe)
 
         if self.mode == "shard":
             parts = [part for part in parts if part.items]

@@ -1,7 +1,7 @@
 """Lists of an IVF on a device: only the lists nearest to a query are looked at, and within these the answer is exact.
 
 A query looks at the ``nprobe`` nearest lists that hold items, and at more, nearest first, where these hold fewer than the
-results asked for. Of a filter only what it lets through counts. Torch finds the lists; Faiss, where it is there, nominates
+results asked for. Of a filter only what it lets through counts. Torch finds the lists; Faiss, where it is there, shortlists
 from just these, and torch decides as in :mod:`.index`: exact scores, ties by position.
 
 Query and centroids are rounded to whole numbers, small enough that float64 holds their inner product exactly. So the order
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..codes.checks import Floats
+from ..index.probing import whole_centroids
 from .calls import faiss_within
 from .memory import MAX_K, MEMORY, FaissBudget
 from .proof import SPARE, settle
@@ -29,9 +30,6 @@ _CELL = 160  # bytes a code looked at needs: where it lies, its score and key, a
 _ORDER = 96  # bytes a list and query need while the lists are put in order
 _ROWS = 1024
 _WIDE = 1 << 16  # codes a query that keep a GPU busy
-_EXACT = 52  # bits of a whole number that float64 holds exactly, one to spare
-_LEAST = float(np.finfo(np.float64).tiny)
-_UNIT = 1e-6  # how far from 1 the norm of a float32 vector may lie that was divided by its norm
 
 
 class DeviceLists:
@@ -60,15 +58,8 @@ class DeviceLists:
         self.memory = memory
         self.wanted = nprobe
         self.members = torch.from_numpy(np.argsort(list_of, kind="stable")).to(device)
-        D = int(centroids.shape[1])
-        self.scale = 2.0 ** (
-            (_EXACT - (D - 1).bit_length()) // 2
-        )  # D products of two such numbers stay below 2^52
-        norms = np.linalg.norm(centroids.astype(np.float64), axis=1, keepdims=True)
-        unit = (centroids / np.where(np.abs(norms - 1) > _UNIT, np.maximum(norms, _LEAST), 1)).astype(
-            np.float32
-        )
-        self.points = torch.from_numpy(np.rint(unit.astype(np.float64) * self.scale)).to(device)
+        points, self.scale = whole_centroids(centroids)
+        self.points = torch.from_numpy(points).to(device)
         self._count(torch.from_numpy(sizes).to(device))
 
     def _count(self, sizes: Tensor) -> None:
@@ -81,10 +72,9 @@ class DeviceLists:
         self.total = total
         self.held = total.nonzero()[:, 0]
 
-    @property
-    def nprobe(self) -> int:
-        """Lists that a query looks at where they hold enough; empty ones do not count."""
-        return min(self.wanted, len(self.held))
+    def nprobe(self, asked: int | None = None) -> int:
+        """Lists that a query looks at where they hold enough (default: as made); empty ones do not count."""
+        return min(self.wanted if asked is None else asked, len(self.held))
 
     def restricted(self, mask: Tensor) -> DeviceLists:
         """The same lists of the codes where ``mask``, bool [n] on the device, is set."""
@@ -101,11 +91,12 @@ class DeviceLists:
         """Queries whose lists are put in order at a time, within the memory; at least one."""
         return max(1, min(_ROWS, self.memory // (_ORDER * max(1, len(self.held)))))
 
-    def nearest(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    def nearest(self, queries: Tensor, k: int, nprobe: int | None = None) -> tuple[Tensor, Tensor]:
         """The lists that each query looks at: int64 [q, p], nearest first, and int64 [q], how many of them it looks at.
 
         Args:
             queries: float32 [q, M*d] on the device, at most :meth:`rows`. k: results asked for.
+            nprobe: lists (default: as made).
         """
         wide = queries.double()
         largest = wide.abs().amax(dim=1, keepdim=True)
@@ -113,7 +104,7 @@ class DeviceLists:
         scores = whole @ self.points[self.held].T
         order = scores.sort(dim=1, descending=True, stable=True).indices
         until = (self.total[self.held][order].cumsum(dim=1) < k).sum(dim=1) + 1
-        count = until.clamp_min(self.nprobe).clamp_max(len(self.held))
+        count = until.clamp_min(self.nprobe(nprobe)).clamp_max(len(self.held))
         return self.held[order[:, : int(count.max())]], count
 
     def search_keys(self, scan: Scan, tables: Tensor, lists: Tensor, count: Tensor, k: int) -> Tensor:
@@ -157,7 +148,7 @@ class Lists:
         mask: bool [n] on the device: only these codes; ``lists`` are restricted to them.
 
     Attributes:
-        tried, proven: queries nominated for, and those whose answer that proved.
+        tried, proven: queries shortlisted for, and those whose answer that proved.
     """
 
     def __init__(
@@ -184,11 +175,11 @@ class Lists:
         """The same of the codes where ``mask``, bool [n] on the device, is set."""
         return Lists(self.scan, self.lists.restricted(mask), mask=mask)
 
-    def range_keys(self, queries: Tensor, least: float, limit: int) -> tuple[Tensor, Tensor]:
+    def range_keys(self, queries: Tensor, min_score: float, limit: int) -> tuple[Tensor, Tensor]:
         """As :meth:`.scan.Scan.range_keys`, of all lists."""
-        return self.scan.range_keys(queries, least, limit, self.mask)
+        return self.scan.range_keys(queries, min_score, limit, self.mask)
 
-    def search_keys(self, queries: Tensor, k: int) -> Tensor:
+    def search_keys(self, queries: Tensor, k: int, nprobe: int | None = None) -> Tensor:
         """int64 keys [q, min(k, codes)], descending; empty ones where the lists hold fewer."""
         n = min(k, len(self))
         self.scan.block_rows(n)  # whether the memory sorts that many
@@ -196,19 +187,18 @@ class Lists:
         parts = []
         for start in range(0, len(queries), rows):
             block = queries[start : start + rows]
-            lists, count = self.lists.nearest(block, k)
+            lists, count = self.lists.nearest(block, k, nprobe)
             if int(count.min()) == len(self.lists.held):  # all of them
                 parts.append(self.scan.search_keys(block, n, self.mask))
             else:
-                parts.append(self._search(block, lists, count, n))
+                parts.append(self._search(block, lists, count, n, self.lists.nprobe(nprobe)))
         return torch.cat(parts)
 
-    def _search(self, queries: Tensor, lists: Tensor, count: Tensor, k: int) -> Tensor:
+    def _search(self, queries: Tensor, lists: Tensor, count: Tensor, k: int, nprobe: int) -> Tensor:
         tables = self.scan.tables(queries)
         best = torch.full((len(queries), k), EMPTY_KEY, dtype=torch.int64, device=queries.device)
         open_ = torch.ones(len(queries), dtype=torch.bool, device=queries.device)
         wanted = k + max(SPARE, k // 4)
-        nprobe = self.lists.nprobe
         if self.index is not None and nprobe == int(self.index.nprobe) and wanted <= MAX_K:
             some = (count == nprobe).nonzero()[:, 0]  # Faiss looks at as many lists for every query
             if len(some):

@@ -1,11 +1,9 @@
-"""Indexes onto devices: through Faiss where it has a way, and by torch where it has none.
-
-Nothing here imports torch before an index goes to a device."""
+"""Indexes onto devices: through Faiss where it has a way, and by torch where it has none."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,13 +12,7 @@ from ..codes.checks import Codes, Floats, Ids
 from ..codes.groups import Groups
 from ..errors import DataError, UsageError
 from ..faissio.layout import layout_of
-from ..index.memory import Engine
-from .memory import MAX_K, FaissBudget, check_memory
-
-if TYPE_CHECKING:
-    from .index import DeviceIndex, Part
-    from .lists import DeviceLists
-
+from ..index.memory import MemoryIndex
 from .forms import (
     MAX_LISTS,
     check_gpu,
@@ -31,7 +23,11 @@ from .forms import (
     unfit_for_faiss,
     zero_lists,
 )
-from .memory import MEMORY, Mode, Via
+from .index import DeviceIndex, Part, Raw, Searcher, Shortlisted
+from .lists import DeviceLists, Lists
+from .memory import MAX_K, MEMORY, FaissBudget, Mode, Via, check_memory
+from .scan import DeviceGroups, Scan
+from .tensors import device_of
 
 
 def to_gpu(
@@ -48,14 +44,14 @@ def to_gpu(
     """Put an index onto one GPU, or several.
 
     Args:
-        source: a Faiss index in any form of :mod:`..index.forms`, or an :class:`..index.memory.Engine`. Flat, fused, FastScan and
+        source: a Faiss index in any form of :mod:`..faissio.forms`, or an :class:`..index.memory.MemoryIndex`. Flat, fused, FastScan and
             every exact kind become the flat GPU form; ``fastscan`` is searched *exactly*, since a GPU has no use for
             its rounded tables. ``grouped`` engines search distinct codes and expand them there. ``ivf`` keeps its
             centroids, lists and ``nprobe``.
         device: number of the GPU.
         devices: several; ``mode`` then says whether each gets a part of the items (``shard``) or all of them and a part
             of the queries (``replica``).
-        via: ``auto``: Faiss nominates, torch decides, exact to the bit; k above 2,048 goes to torch alone, and so does
+        via: ``auto``: Faiss shortlists, torch decides, exact to the bit; k above 2,048 goes to torch alone, and so does
             everything where Faiss cannot take the codes or lists (at most 2,048 looked at), or needs more than ``memory``
             for a query (:func:`scan_bytes`: some 8 bytes an item). ``torch``: torch alone. ``faiss``: Faiss alone, with
             its own scores, lists and choice among ties, k up to 2,048, no filters and ranges, no second copy of the codes
@@ -78,7 +74,6 @@ def to_gpu(
         raise UsageError(f"devices {numbers}: name one GPU or more, each once")
     for number in numbers:
         check_gpu(number)
-    from .tensors import device_of
 
     places = [device_of(int(number)) for number in numbers]
     held = Source.of(source, group)
@@ -106,7 +101,6 @@ def to_torch(
     Raises:
         DeviceError, DataError, UsageError: see :func:`to_gpu`.
     """
-    from .tensors import device_of
 
     place = device_of(device)
     return spread(Source.of(source, group), [place], "shard", "torch", None, memory, None)
@@ -122,12 +116,9 @@ def of_codes(codes: Any, Z: Floats, *, device: str | int, memory: int = MEMORY) 
         DeviceError: no such GPU.
         DataError, UsageError: unfit codes or codebooks; a tensor on another device.
     """
-    from .index import DeviceIndex, Part
-    from .scan import Scan
-    from .tensors import device_of
 
     scan = Scan(codes, Z, device_of(device), memory)
-    return DeviceIndex([Part(scan.device, scan, len(scan))], scan.M * scan.d, None, "shard", memory)
+    return DeviceIndex([Part(scan.device, scan, len(scan))], scan.codebooks, None, "shard", memory)
 
 
 class Source:
@@ -141,21 +132,25 @@ class Source:
         self.list_of: NDArray[np.int32] | None = None
         self.centroids: Floats | None = None
         self.nprobe = 0
+        self.kind, self.description = "exact", ""
 
     @classmethod
     def of(cls, source: Any, group: bool | None) -> Source:
-        if isinstance(source, Engine):
-            if source.kind != "ivf":
-                groups = source.groups  # also those of an exact engine that has gone over to them
+        if isinstance(source, MemoryIndex):
+            if source.lists:
+                held = cls.of(source.to_faiss(), group)
+            else:
+                groups = source.groups  # also those of an exact index that has gone over to them
                 chosen = groups is not None if group is None else group
-                return cls(
+                held = cls(
                     source.codes,
                     source.ids,
                     source.codebooks,
                     group=chosen,
                     groups=groups if chosen else None,
                 )
-            source = source.to_faiss()
+            held.kind, held.description = source.kind, source.describe()
+            return held
         layout = layout_of(source, deep=True)
         if layout.ntotal == 0:
             raise DataError("the index is empty: add codes first (gpq index)")
@@ -165,7 +160,7 @@ class Source:
         held = cls(codes.copy(), own, layout.codebooks, group=bool(group) and list_of is None)
         if list_of is not None:
             held.list_of, held.centroids = list_of, layout.centroids
-            held.nprobe = int(layout.flat.nprobe)
+            held.nprobe, held.kind = int(layout.flat.nprobe), "ivf"
         return held
 
     def part(self, rows: slice) -> Source:
@@ -202,7 +197,6 @@ def spread(
     clone: Callable[[Any, Any], tuple[Any, Any]] | None,
 ) -> DeviceIndex:
     """Parts on devices; ``clone`` puts a form of this file onto one (not needed for torch alone)."""
-    from .index import DeviceIndex
 
     check_memory(memory)
     n = len(source.codes)
@@ -213,8 +207,15 @@ def spread(
     for i, place in enumerate(places):
         rows = slice(bounds[i], bounds[i + 1]) if mode == "shard" else slice(0, n)
         parts.append(_part(source.part(rows), rows.start, place, via, lists, memory, clone))
-    M, _, d = source.Z.shape
-    return DeviceIndex(parts, int(M * d), source.own_ids(), mode, memory)
+    return DeviceIndex(
+        parts,
+        source.Z,
+        source.own_ids(),
+        mode,
+        memory,
+        kind=source.kind,
+        source=source.description,
+    )
 
 
 def _part(
@@ -226,9 +227,6 @@ def _part(
     memory: int,
     clone: Callable[[Any, Any], tuple[Any, Any]] | None,
 ) -> Part:
-    from .index import Nominated, Part, Raw, Searcher
-    from .lists import DeviceLists, Lists
-    from .scan import DeviceGroups, Scan
 
     codes, groups = source.codes, None
     if source.group:
@@ -249,7 +247,7 @@ def _part(
     elif table is not None:
         searcher = Lists(scan, table, index, budget)
     else:
-        searcher = scan if index is None else Nominated(scan, index, budget)
+        searcher = scan if index is None else Shortlisted(scan, index, budget)
     return Part(place, searcher, len(source.codes), first, groups, resources)
 
 

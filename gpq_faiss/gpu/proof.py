@@ -1,4 +1,4 @@
-"""What Faiss nominated on a device, scored again: the exact best, and for which queries that is proven.
+"""What Faiss shortlisted on a device, scored again: the exact best, and for which queries that is proven.
 
 As on the CPU (:mod:`..index.proof`): where the k-th exact score beats all that Faiss can have left out, by more than two float32
 evaluations of a score can lie apart, nothing better was left out.
@@ -9,19 +9,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..index.scanners import rounding_of
 from .scan import Scan
 from .tensors import EMPTY_KEY, best_of, keys_of, split_keys
 
 SPARE = 32
-"""Nominated beyond k, at least."""
+"""Shortlisted beyond k, at least."""
 _UNIT = 2.0**-23  # twice the relative error of one float32 operation
-_TINY = 2.0**-126
 
 
 def settle(
     scan: Scan, queries: Tensor, tables: Tensor, found: tuple[Tensor, Tensor], k: int, held: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The best of what was nominated.
+    """The best of what was shortlisted.
 
     Args:
         scan: the codes.
@@ -52,7 +52,6 @@ def _rounding(scan: Scan, queries: Tensor) -> Tensor:
     """How far two float32 evaluations of a score can lie apart, float32 [q] (:func:`..index.scanners.rounding_bound`)."""
     M, d = scan.M, scan.d
     norms = torch.linalg.vector_norm(queries.double().reshape(-1, M, d), dim=2).sum(dim=1)
-    bound = 1.01 * (2 * d + M + 2) * (_UNIT * norms + 2 * M * d * _TINY)
     # rounded upwards
-    slack: Tensor = (bound * (1 + _UNIT)).float()
+    slack: Tensor = (rounding_of(norms, M, d) * (1 + _UNIT)).float()
     return slack

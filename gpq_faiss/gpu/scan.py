@@ -167,9 +167,9 @@ class Scan:
         return score_places(tables, self.columns, positions, paired=self.paired)
 
     def range_keys(
-        self, queries: Tensor, least: float, limit: int, mask: Tensor | None = None
+        self, queries: Tensor, min_score: float, limit: int, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """All codes that score at least ``least``, in no order: query row int64 [r] and key int64 [r].
+        """All codes that score at least ``min_score``, in no order: query row int64 [r] and key int64 [r].
 
         Args:
             mask: bool [n] on the device: only these codes.
@@ -186,10 +186,10 @@ class Scan:
             step = self._block_codes(len(tables), 0)
             for columns, positions in self._blocks(step, mask):
                 scores = score_columns(tables, columns, paired=self.paired)
-                row, column = (scores >= least).nonzero(as_tuple=True)
+                row, column = (scores >= min_score).nonzero(as_tuple=True)
                 found += len(row)
                 if found > limit:
-                    raise too_many(least, limit)
+                    raise too_many(min_score, limit)
                 rows.append(row + first)
                 keys.append(keys_of(scores[row, column], positions[column]))
         return torch.cat(rows), torch.cat(keys)
@@ -237,16 +237,16 @@ class DeviceGroups:
         part.members = members[torch.arange(len(members), device=self.device) + shift]
         return groups, part
 
-    def expand_all(self, rows: Tensor, keys: Tensor, least: float, limit: int) -> tuple[Tensor, Tensor]:
+    def expand_all(self, rows: Tensor, keys: Tensor, min_score: float, limit: int) -> tuple[Tensor, Tensor]:
         """Every item of the groups ``keys`` int64 [r] of query ``rows`` int64 [r], in no order.
 
         Raises:
-            DataError: more than ``limit``; ``least`` is told then.
+            DataError: more than ``limit``; ``min_score`` is told then.
         """
         scores, groups = split_keys(keys)
         sizes = self.sizes[groups]
         if int(sizes.sum()) > limit:
-            raise too_many(least, limit)
+            raise too_many(min_score, limit)
         return self._items(rows, scores, groups, sizes)
 
     def _items(self, rows: Tensor, scores: Tensor, groups: Tensor, take: Tensor) -> tuple[Tensor, Tensor]:

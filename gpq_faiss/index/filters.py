@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from ..codes.checks import Ids, as_array
 from ..data.id_files import as_int64
 from ..errors import DataError, UsageError
-from .items import Numbering
+from .items import IdMap
 
 Predicate = Callable[[Ids], NDArray[np.bool_]]
 """Ids int64 [n], ascending, to bool [n]: whether each may be returned."""
@@ -34,7 +35,7 @@ class Allow:
 
     ids: ArrayLike | set[int] | frozenset[int] | range
 
-    def mask(self, items: Numbering) -> NDArray[np.bool_]:
+    def mask(self, items: IdMap) -> NDArray[np.bool_]:
         """bool [n] over the items. Raises DataError: not a list of ids."""
         at = items.positions_of(id_list(self.ids, "allowed ids"))
         mask = np.zeros(len(items), np.bool_)
@@ -48,7 +49,7 @@ class Deny:
 
     ids: ArrayLike | set[int] | frozenset[int] | range
 
-    def mask(self, items: Numbering) -> NDArray[np.bool_]:
+    def mask(self, items: IdMap) -> NDArray[np.bool_]:
         """bool [n] over the items. Raises DataError: not a list of ids."""
         return ~Allow(id_list(self.ids, "denied ids")).mask(items)
 
@@ -62,7 +63,7 @@ class Bitmap:
 
     bits: NDArray[Any]
 
-    def mask(self, items: Numbering) -> NDArray[np.bool_]:
+    def mask(self, items: IdMap) -> NDArray[np.bool_]:
         """bool [n] over the items. Raises DataError: not a bitmap."""
         bits = np.asarray(self.bits)
         if bits.ndim != 1 or bits.dtype not in (np.bool_, np.uint8):
@@ -90,7 +91,7 @@ Filter = (
 """What ``where=`` takes: a class of these, a predicate, or an array, list, tuple, set or range of allowed ids (as :class:`Allow`)."""
 
 
-def mask_of(where: Filter, items: Numbering) -> NDArray[np.bool_]:
+def mask_of(where: Filter, items: IdMap) -> NDArray[np.bool_]:
     """bool [n]: the items that ``where`` lets through.
 
     Raises:
@@ -109,3 +110,38 @@ def mask_of(where: Filter, items: Numbering) -> NDArray[np.bool_]:
     if mask.shape != (len(items),) or mask.dtype != np.bool_:
         raise DataError(f"the filter function gave {mask.dtype} {mask.shape}, expected bool ({len(items)},)")
     return mask
+
+
+_MOSTLY = 0.5  # share of allowed items from which filtering afterwards beats a search of the allowed
+
+
+def over_fetch(k: int, n: int, allowed: int) -> int | None:
+    """How many of all ``n`` items to fetch, so that likely ``k`` of them pass; None where too few pass for that.
+
+    The best of all, less those that do not pass, are the best of those that pass if enough remain.
+    """
+    return int(k * n / allowed * 1.1) + 16 if allowed >= _MOSTLY * n else None
+
+
+Made = TypeVar("Made")
+
+
+class FilterCache(Generic[Made]):
+    """What was made for the last filter, kept since filters tend to serve several searches. Safe in several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: tuple[bytes, Made] | None = None
+
+    def get(self, mask: NDArray[np.bool_], make: Callable[[], Made]) -> Made:
+        """What ``make`` gives for the items of ``mask``, or gave last."""
+        digest = np.packbits(mask).tobytes()
+        with self._lock:
+            if self._held is None or self._held[0] != digest:
+                self._held = None  # its memory goes before more is taken
+                self._held = digest, make()
+            return self._held[1]
+
+    def clear(self) -> None:
+        """Forget it."""
+        self._held = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,22 +31,24 @@ def check_ids(ids: ArrayLike, n: int, *, what: str = "ids") -> Ids:
     return array
 
 
-class Numbering:
-    """Items by ids that ascend with their positions.
+class IdMap:
+    """Ids that ascend with the positions of ``n`` items.
 
     Attributes:
+        n: items.
         own: int64 [n] ascending, or None where an id is a position.
     """
 
-    own: Ids | None
+    def __init__(self, n: int, own: Ids | None) -> None:
+        self.n, self.own = n, own
 
     def __len__(self) -> int:
-        raise NotImplementedError
+        return self.n
 
     @property
     def ids(self) -> Ids:
         """int64 [n], ascending."""
-        return np.arange(len(self), dtype=np.int64) if self.own is None else self.own
+        return np.arange(self.n, dtype=np.int64) if self.own is None else self.own
 
     def ids_at(self, positions: Ids) -> Ids:
         """Ids of positions; -1 stays -1."""
@@ -60,36 +61,24 @@ class Numbering:
     def positions_of(self, ids: Ids) -> Ids:
         """Position of each id, -1 where there is none such."""
         if self.own is None:
-            return np.where((ids >= 0) & (ids < len(self)), ids, -1)
+            return np.where((ids >= 0) & (ids < self.n), ids, -1)
         at = np.searchsorted(self.own, ids)
-        inside = at < len(self)
+        inside = at < self.n
         there = np.zeros(len(ids), np.bool_)
         there[inside] = self.own[at[inside]] == ids[inside]
         return np.where(there, at, -1)
 
 
-@dataclass(frozen=True)
-class Names(Numbering):
-    """The ids of ``n`` items whose codes are elsewhere."""
-
-    n: int
-    own: Ids | None
-
-    def __len__(self) -> int:
-        return self.n
-
-
-@dataclass(frozen=True)
-class Items(Numbering):
+class Items(IdMap):
     """Checked codes in ascending order of id.
 
     Attributes:
         codes: uint8 [n, code_size].
-        own: int64 [n] ascending, or None where an id is a position.
     """
 
-    codes: Codes
-    own: Ids | None
+    def __init__(self, codes: Codes, own: Ids | None) -> None:
+        super().__init__(len(codes), own)
+        self.codes = codes
 
     @classmethod
     def make(cls, codes: ArrayLike, ids: ArrayLike | None, M: int, K: int) -> Items:
@@ -123,9 +112,6 @@ class Items(Numbering):
             return own.copy() if isinstance(given, np.ndarray) and np.may_share_memory(own, given) else own
 
         return Items(apart(self.codes, codes), None if self.own is None else apart(self.own, ids))
-
-    def __len__(self) -> int:
-        return len(self.codes)
 
     def keep(self, mask: NDArray[np.bool_]) -> Items:
         """The items where ``mask`` is set, with the ids that they have here."""

@@ -1,8 +1,8 @@
 """Inverted lists: only the lists whose centroids are nearest to a query are scanned (:mod:`.probing`).
 
 Items go to lists without residuals, so GPQ's codebooks stay valid under any coarse quantiser: k-means over the vectors
-that the codes stand for, or vectors of one's own such as the model's class prototypes. Faiss nominates from the lists, by
-FastScan (4-bit) or byte-fused tables; the nominated are scored again, and where that does not prove the top k, all items
+that the codes stand for, or vectors of one's own such as the model's class prototypes. Faiss shortlists from the lists, by
+FastScan (4-bit) or byte-fused tables; the shortlisted are scored again, and where that does not prove the top k, all items
 of these lists are scored, as in :mod:`.proof`. So the answer is exact within the lists, ties ordered by id. What is
 approximate is which lists are looked at; with all of them it equals the exact search.
 """
@@ -21,7 +21,7 @@ from ..faissio.forms import ivf_index
 from .lists import IvfSettings
 from .probing import Probing
 from .proof import score_all
-from .scanners import quantisation_bound, rounding_bound
+from .scanners import fastscan_bound, rounding_bound
 
 _WIDER = 4  # times as many candidates where the first do not prove the answer
 
@@ -39,8 +39,8 @@ class IvfSearch:
         probing: the order of the lists.
         nprobe: lists that a query looks at, at least.
         queries: searched so far.
-        widened: of these, whose first candidates did not prove the top k.
-        scored_in_full: of these, with all codes of their lists scored; ``scored``: codes that were so.
+        retried: of these, whose first candidates did not prove the top k.
+        brute_forced: of these, with all codes of their lists scored; ``scored``: codes that were so.
 
     Raises:
         DataError: ``settings.list_of`` names a list that there is not.
@@ -69,7 +69,7 @@ class IvfSearch:
         # codes in the order of their lists
         self._rows = np.argsort(known, kind="stable").astype(np.uint32)
         self._starts = np.cumsum(self._sizes) - self._sizes
-        self.queries = self.widened = self.scored_in_full = self.scored = 0
+        self.queries = self.retried = self.brute_forced = self.scored = 0
 
     def prepare(self, k: int) -> None:
         """Nothing: the lists are there."""
@@ -80,14 +80,15 @@ class IvfSearch:
         held += 24 * min(len(self._sizes), max(k, self.nprobe))  # k lists hold k items
         return max(1, (64 << 20) // held)
 
-    def search_keys(self, xq: Floats, k: int, items: int | None = None) -> Keys:
+    def search_keys(self, xq: Floats, k: int, items: int | None = None, nprobe: int | None = None) -> Keys:
         """Keys [Q, k] of the best in the lists that each query looks at; empty keys where these hold fewer codes.
 
         Args:
             xq: checked queries, float32 [Q, M*d].
             items: that the lists are to hold together, where they can (default: ``k``).
+            nprobe: lists that each query looks at, at least (default: :attr:`nprobe`).
         """
-        lists = self.probing.lists(xq, self.nprobe, k if items is None else items)
+        lists = self.probing.lists(xq, nprobe or self.nprobe, k if items is None else items)
         total = np.where(lists >= 0, self._sizes[lists], 0).sum(axis=1)
         tables = score_tables(xq, self.Z)
         prepared, slack = lookup_tables(tables), self.slack(xq, tables)
@@ -103,7 +104,7 @@ class IvfSearch:
             tied = np.zeros(len(xq), np.bool_)
             for start in range(0, len(open_), step):
                 rows = open_[start : start + step]
-                approximate, found = self.nominate(xq[rows], wanted, lists[rows])
+                approximate, found = self.shortlist(xq[rows], wanted, lists[rows])
                 there = found >= 0
                 at = np.maximum(found, 0)
                 exact = score_prepared(prepared[rows], self.codes[at], self.M, self.K)
@@ -115,7 +116,7 @@ class IvfSearch:
                 proven[rows] = enough | (there.sum(axis=1) == total[rows])
                 tied[rows] = (there & (exact >= kth[:, None])).all(axis=1)
             if attempt == 0:
-                self.widened += len(open_) - int(proven.sum())
+                self.retried += len(open_) - int(proven.sum())
                 left = np.flatnonzero(~proven)
             else:
                 left = left[~proven[left]]
@@ -123,17 +124,16 @@ class IvfSearch:
             wanted *= _WIDER
         for q in left.tolist():
             self._score_all(prepared[q : q + 1], lists[q], k, out[q])
-        self.scored_in_full += len(left)
+        self.brute_forced += len(left)
         return out
 
     def slack(self, xq: Floats, tables: Floats | None = None) -> Floats:
-        """float32 [Q]: no score of an item exceeds what :meth:`nominate` gives of it by more."""
-        rounding = rounding_bound(xq, self.M, self.d)
+        """float32 [Q]: no score of an item exceeds what :meth:`shortlist` gives of it by more."""
         if not self.fast:
-            return rounding
-        return quantisation_bound(score_tables(xq, self.Z) if tables is None else tables) + 2 * rounding
+            return rounding_bound(xq, self.M, self.d)
+        return fastscan_bound(xq, score_tables(xq, self.Z) if tables is None else tables, self.d)
 
-    def nominate(self, xq: Floats, k: int, lists: Ids) -> tuple[Floats, Ids]:
+    def shortlist(self, xq: Floats, k: int, lists: Ids) -> tuple[Floats, Ids]:
         """Faiss' own ``k`` best of the lists of each query [Q, P] (-1: none): scores and positions [Q, k], -1 where none."""
         padded = np.ascontiguousarray(pad_vectors(xq, self.index.d))
         lists = np.ascontiguousarray(lists)

@@ -3,13 +3,13 @@
 ==============  =====================================================================================================
 kind            what a search does
 ==============  =====================================================================================================
-``exact``       FastScan nominates, float tables re-score and prove (:mod:`.proof`): equals brute force; where ties keep
+``exact``       FastScan shortlists, float tables re-score and prove (:mod:`.proof`): equals brute force; where ties keep
                 defeating the proof, it goes over to distinct codes, once that would have been cheaper
                 (:data:`.memory.TIED`)
 ``grouped``     the same over distinct codes, each stored once with its items; the cost follows distinct codes
 ``auto``        ``grouped`` where few enough codes are distinct (:data:`..codes.groups.GROUP_SHARE`), else ``exact``
-``fused``       byte-fused float tables nominate: exact, less memory, slower
-``flat``        the plain 4-bit tables of ``IndexPQ`` nominate: exact, slowest
+``fused``       byte-fused float tables shortlist: exact, less memory, slower
+``flat``        the plain 4-bit tables of ``IndexPQ`` shortlist: exact, slowest
 ``fastscan``    FastScan's own scores and order, not re-scored: fastest, approximate (and it never gives an item of the
                 very least score, so places may stay empty)
 ``ivf``         only the lists nearest to a query (:mod:`.probing`), exact within these: approximate by what other lists hold;
@@ -32,7 +32,7 @@ STAGES: dict[str, tuple[str, ...]] = {
     "flat": ("flat",),
     "fastscan": ("fastscan",),
 }
-"""What nominates (:class:`.proof.ProvenSearch`), of every kind that is not decided later and has no lists."""
+"""What shortlists (:class:`.proof.ProvenSearch`), of every kind that is not decided later and has no lists."""
 
 
 def check_kind(kind: str, K: int) -> None:

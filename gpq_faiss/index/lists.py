@@ -35,7 +35,7 @@ class IvfSettings:
         form: ``fastscan`` (4-bit) or ``fused`` (byte-fused 8-bit).
         nprobe: lists that a query looks at, at least (:mod:`.probing`).
         seed: of k-means.
-        points: operating points found by tuning (:func:`.tune.tune_nprobe`), for the record.
+        points: operating points found by tuning (:meth:`.memory.MemoryIndex.tune`), for the record.
         list_of: int32, the list of each code, where it is known; used for just those codes.
         assignment: for builds in a stream (:mod:`..build.coarse`): ``nearest``, ``tables``, or None: by their cost.
     """

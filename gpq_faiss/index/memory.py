@@ -15,30 +15,39 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..codes.bits import check_codes
-from ..codes.checks import MAX_CODEBOOKS, Floats, Ids, check_codebooks, check_count, check_vectors
+from ..codes.checks import (
+    MAX_CODEBOOKS,
+    Floats,
+    Ids,
+    check_codebooks,
+    check_count,
+    check_recall,
+    check_vectors,
+)
 from ..codes.groups import Groups, worth_grouping
 from ..codes.keys import read_keys
 from ..errors import DataError, MismatchError, UsageError
+from ..faissio.forms import Form, faiss_form
 from ..faissio.io import check_index_output, save_index, stored_points
 from ..store import codebooks_fingerprint
-from .filters import Filter, id_list, mask_of
-from .forms import Form, faiss_form
+from .filters import Filter, FilterCache, id_list, mask_of, over_fetch
 from .items import Items
 from .ivf import IvfSearch
 from .kinds import STAGES, Kind, check_kind
 from .lists import IvfSettings, assign
 from .proof import ProvenSearch
-from .ranges import check_least, too_many
+from .ranges import Part, check_min_score, collect
 from .threads import BLOCK, check_block, check_k, check_threads, in_parallel, omp_threads
+from .tune import OperatingPoint, operating_points, stand_in_queries
 
 TIED = 32
 """Queries of ``exact`` with all codes scored after which it groups: grouping takes as long as 32 (48 bits) to 79 (24 bits) of them."""
-_WIDENED = 8  # queries widened that take as long as one
-_MOSTLY = 0.5  # share of allowed items from which filtering afterwards beats an engine of the allowed
+_RETRIED = 8  # retried queries that take as long as one
+_SAMPLE = 256  # stand-ins for queries
 
 
-class Engine:
-    """Codes, their ids and what searches them. Made by :meth:`build` and :func:`.opening.open_engine`.
+class MemoryIndex:
+    """Codes, their ids and what searches them. Made by :meth:`build` and :func:`.opening.open_in_memory`.
 
     Searching is safe from several threads at once; changing (:meth:`add`, :meth:`remove`, :meth:`merge`) is not.
 
@@ -81,7 +90,7 @@ class Engine:
         self.ivf = ivf
         known = None if ivf is None else ivf.list_of
         self._list_of = None if known is None or len(known) != len(items) else known
-        self._filtered: tuple[Any, Engine] | None = None
+        self._filtered: FilterCache[MemoryIndex] = FilterCache()
         self._items_only = False
         self._prepare(groups if self.group else None)
         self._may_repeat = repeats
@@ -97,7 +106,7 @@ class Engine:
         group: bool = False,
         ivf: IvfSettings | None = None,
         model_fingerprint: str | None = None,
-    ) -> Engine:
+    ) -> MemoryIndex:
         """From packed codes uint8 [n, code_size] and codebooks float32 [M, K, d]; nothing of the caller's is kept.
 
         Args:
@@ -156,22 +165,24 @@ class Engine:
         assert self._list_of is not None
         return self._list_of[self._items.positions_of(ids.reshape(-1))].reshape(ids.shape)
 
-    @property
-    def way(self) -> str:
+    def describe(self) -> str:
         """How it searches, for people."""
         distinct = "" if self.distinct is None else f"{self.distinct:,} distinct codes of "
         return f"{self.kind}, {distinct}{self.ntotal:,} items"
 
+    def close(self) -> None:
+        """Nothing: it holds no file. (What is over a file does.)"""
+
     def stats(self) -> dict[str, Any]:
-        """What happened so far: ``queries``, ``direct`` (all codes scored at once, being few), ``widened`` (first
-        candidates did not prove the top k), ``tabled`` (handed on to float tables), ``scored_in_full``, and
-        ``proven_first``, the share of the nominated queries that needed no widening (None where there was none)."""
+        """What happened so far: ``queries``, ``exhaustive`` (all codes scored at once, being few), ``retried`` (first
+        candidates did not prove the top k), ``rescored`` (handed on to float tables), ``brute_forced``, and
+        ``proven_first``, the share of the shortlisted queries that needed no widening (None where there was none)."""
         s = self.searcher
         if not isinstance(s, ProvenSearch):
             return {}
-        tried = s.queries - s.direct
+        tried = s.queries - s.exhaustive
         counts = {name: getattr(s, name) for name in ProvenSearch.COUNTS}
-        return {**counts, "proven_first": 1 - s.widened / tried if tried else None}
+        return {**counts, "proven_first": 1 - s.retried / tried if tried else None}
 
     # Searching -------------------------------------------------------------------------------------------------------
 
@@ -180,6 +191,7 @@ class Engine:
         xq: ArrayLike,
         k: int,
         *,
+        nprobe: int | None = None,
         where: Filter | None = None,
         threads: int | None = None,
         block: int = BLOCK,
@@ -189,6 +201,7 @@ class Engine:
         Args:
             xq: [Q, M*d]; a positive factor on a query changes no order.
             k: 1..ntotal.
+            nprobe: for lists: how many a query looks at (default: :attr:`nprobe`), and more where these hold fewer than ``k``.
             where: only items that pass this filter; a place without an item gets score -inf and id -1.
             threads: for this call (default: as many as Faiss uses).
             block: queries at a time, at most.
@@ -197,14 +210,15 @@ class Engine:
             D float32 [Q, k], larger first; I int64 [Q, k], equal scores by ascending id.
 
         Raises:
-            UsageError: ``k``, ``threads``, ``block`` or ``where`` out of range.
+            UsageError: ``k``, ``nprobe``, ``threads``, ``block`` or ``where`` out of range.
             DataError: queries empty, of another width, NaN or infinite; a filter of the wrong form.
         """
         k = check_k(k, self.ntotal)
+        nprobe = self.check_nprobe(nprobe)
         check_block(block)
         queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
         if where is None:
-            D, positions = self._search(queries, k, threads, block)
+            D, positions = self._search(queries, k, nprobe, threads, block)
             return D, self._items.ids_at(positions)
         mask = mask_of(where, self._items)
         allowed = int(mask.sum())
@@ -214,10 +228,9 @@ class Engine:
         if not wanted:
             return D, found
         open_ = np.arange(len(queries))
-        more = int(k * self.ntotal / allowed * 1.1) + 16
-        if allowed >= _MOSTLY * self.ntotal and more <= self.ntotal // 2 and self.kind != "ivf":
-            # The best of all, less those not allowed, are the best of the allowed if enough remain.
-            scores, positions = self._search(queries, more, threads, block)
+        more = over_fetch(k, self.ntotal, allowed)
+        if more is not None and more <= self.ntotal // 2 and not self.lists:
+            scores, positions = self._search(queries, more, nprobe, threads, block)
             passed = mask[positions]
             enough = passed.sum(axis=1) >= k
             keep = passed & (np.cumsum(passed, axis=1) <= k) & enough[:, None]
@@ -225,58 +238,56 @@ class Engine:
             found[enough] = self._items.ids_at(positions[keep]).reshape(-1, k)
             open_ = open_[~enough]
         if len(open_):
-            part = self._restricted(where, mask)
-            scores, positions = part._search(queries[open_], wanted, threads, block)
+            part = self._restricted(mask)
+            scores, positions = part._search(queries[open_], wanted, nprobe, threads, block)
             D[open_, :wanted], found[open_, :wanted] = scores, part._items.ids_at(positions)
         return D, found
 
     def range_search(
         self,
         xq: ArrayLike,
-        least: float,
+        min_score: float,
         *,
+        nprobe: int | None = None,
         where: Filter | None = None,
         limit: int = 100_000_000,
         threads: int | None = None,
         block: int = 64,
     ) -> tuple[Ids, Floats, Ids]:
-        """All items that score at least ``least``, by exact scores whatever the kind.
+        """All items that score at least ``min_score``, by exact scores whatever the kind.
+
+        Args:
+            nprobe: None: a range is sought in all lists. (An index over a file can do with fewer.)
 
         Returns:
             As Faiss: lims int64 [Q + 1], D float32, I int64; the results of query i are at lims[i]:lims[i + 1], best
             first, equal scores by ascending id.
 
         Raises:
-            UsageError: ``least`` is NaN, or ``threads``, ``block``, ``where`` out of range.
+            UsageError: ``min_score`` is NaN, or ``nprobe``, ``threads``, ``block``, ``where`` out of range.
             DataError: unfit queries or filter; more than ``limit`` results.
         """
-        least = check_least(least)
+        min_score = check_min_score(min_score)
         check_block(block)
+        if nprobe is not None and self.check_nprobe(nprobe) < self.lists:
+            raise UsageError(
+                f"nprobe {nprobe}: in memory a range is sought in all {self.lists} lists: leave it out"
+            )
         queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
         part = self
         if where is not None:
             mask = mask_of(where, self._items)
             if not mask.any():
                 return np.zeros(len(queries) + 1, np.int64), np.empty(0, np.float32), np.empty(0, np.int64)
-            part = self._restricted(where, mask)
+            part = self._restricted(mask)
         searcher, groups = part._exact()
-        counts, D, positions, total = [], [], [], 0
+        rows = np.arange(len(queries))
         with omp_threads(threads):
-            for start in range(0, len(queries), block):
-                for keys in searcher.range_keys(queries[start : start + block], least, limit):
-                    scores, at = read_keys(keys)
-                    n = int(groups.sizes[at].sum()) if groups is not None else len(at)
-                    total += n
-                    if total > limit:
-                        raise too_many(least, limit)
-                    if groups is not None and n:
-                        rows, places = groups.expand(keys[None], n)
-                        scores, at = rows[0], places[0]
-                    counts.append(n)
-                    D.append(scores)
-                    positions.append(at)
-        lims = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        return lims, np.concatenate(D), part._items.ids_at(np.concatenate(positions))
+            parts = (
+                Part(rows[start : start + block], searcher, part._items.ids_at, groups)
+                for start in range(0, len(queries), block)
+            )
+            return collect(parts, queries, min_score, limit)
 
     def _exact(self) -> tuple[ProvenSearch, Groups | None]:
         searcher, groups = self._held
@@ -284,7 +295,9 @@ class Engine:
             return searcher, groups
         return ProvenSearch(self._items.codes, self.codebooks), None
 
-    def _search(self, queries: Floats, k: int, threads: int | None, block: int) -> tuple[Floats, Ids]:
+    def _search(
+        self, queries: Floats, k: int, nprobe: int, threads: int | None, block: int
+    ) -> tuple[Floats, Ids]:
         """Scores and positions of checked queries; -inf and -1 where ``ivf`` found too few."""
         if len(queries) == 1 and (one := self._search_one(queries[0], k, threads)) is not None:
             return one
@@ -297,7 +310,7 @@ class Engine:
 
         def run(part: slice) -> None:
             if isinstance(searcher, IvfSearch):
-                keys = searcher.search_keys(queries[part], inner, k)
+                keys = searcher.search_keys(queries[part], inner, k, nprobe)
             else:
                 keys = (searcher.raw_keys if raw else searcher.search_keys)(queries[part], inner)
             if groups is None:
@@ -328,7 +341,7 @@ class Engine:
 
     def _prepare(self, groups: Groups | None = None) -> None:
         """(Re)build what depends on the items; ``groups`` of them, where they are known."""
-        self._filtered = None
+        self._filtered.clear()
         self._may_repeat = not self._items_only
         codes = self._items.codes
         if self.group and groups is None:
@@ -366,14 +379,14 @@ class Engine:
     def keep_items(self) -> None:
         """Never go over to distinct codes unasked, which take memory of their own; nor do engines that are made from it."""
         self._items_only, self._may_repeat = True, False
-        self._filtered = None
+        self._filtered.clear()
 
     def _regroup(self, searcher: ProvenSearch | IvfSearch) -> None:
         """Go over to distinct codes where ties have cost as much as that does; the answers stay the same."""
         if isinstance(searcher, IvfSearch):
             due = searcher.scored >= TIED * self.ntotal
         else:
-            due = searcher.scored_in_full + searcher.widened // _WIDENED >= TIED
+            due = searcher.brute_forced + searcher.retried // _RETRIED >= TIED
         # (another search may be at it, or at a filter)
         if not (due and self._may_repeat and self._lock.acquire(blocking=False)):
             return
@@ -392,33 +405,97 @@ class Engine:
         finally:
             self._lock.release()
 
-    def _restricted(self, where: Any, mask: NDArray[np.bool_]) -> Engine:
-        """An engine of the allowed items; the last one is kept, since filters tend to serve several searches."""
-        with self._lock:
-            digest = np.packbits(mask).tobytes()
-            if self._filtered is not None and self._filtered[0] == digest:
-                return self._filtered[1]
+    def _restricted(self, mask: NDArray[np.bool_]) -> MemoryIndex:
+        """An index of the allowed items."""
+
+        def make() -> MemoryIndex:
             kind: Kind = "exact" if self.kind == "grouped" else self.kind
             ivf = self.ivf
             if ivf is not None and self._list_of is not None:
                 ivf = dataclasses.replace(ivf, list_of=self._list_of[mask])
-            part = Engine(self._items.keep(mask), self.codebooks, kind, group=self.group, ivf=ivf)
+            part = MemoryIndex(self._items.keep(mask), self.codebooks, kind, group=self.group, ivf=ivf)
             part._may_repeat = self._may_repeat
-            self._filtered = (digest, part)
             return part
 
+        return self._filtered.get(mask, make)
+
+    # Lists -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def lists(self) -> int:
+        """How many lists; 0 where there are none."""
+        return len(self.searcher.probing.sizes) if isinstance(self.searcher, IvfSearch) else 0
+
+    @property
+    def nprobe(self) -> int:
+        """Lists that a query looks at unless :meth:`search` is told otherwise; 0 where there are none."""
+        return self.searcher.nprobe if isinstance(self.searcher, IvfSearch) else 0
+
+    @property
+    def points(self) -> tuple[OperatingPoint, ...]:
+        """Operating points of the last :meth:`tune`, or of the file."""
+        return () if self.ivf is None else self.ivf.points
+
+    def check_nprobe(self, nprobe: int | None) -> int:
+        """``nprobe`` or the default, at most all lists. Raises UsageError: below 1, or there are no lists."""
+        if nprobe is None:
+            return self.nprobe
+        if not self.lists:
+            raise UsageError(f"an index of kind {self.kind!r} has no lists: nprobe belongs to kind 'ivf'")
+        return min(check_count(nprobe, "nprobe"), self.lists)
+
     def set_nprobe(self, nprobe: int) -> None:
-        """Lists that each query looks at from now on, at most all.
+        """Lists that each query looks at from now on, at most all. Raises as :meth:`check_nprobe`."""
+        nprobe = self.check_nprobe(nprobe)
+        assert self.ivf is not None
+        assert isinstance(self.searcher, IvfSearch)
+        self.searcher.nprobe = nprobe
+        self.ivf = dataclasses.replace(self.ivf, nprobe=nprobe)
+
+    def sample_queries(self, n: int = _SAMPLE, *, noise: float = 0.5, seed: int = 0) -> Floats:
+        """Queries where there are none (:func:`.tune.stand_in_queries`): float32 [min(n, ntotal), M*d]."""
+        codes = self.codes
+        return stand_in_queries(
+            self.ntotal, lambda rows: codes[rows], self.codebooks, n, noise=noise, seed=seed
+        )
+
+    def tune(
+        self, recall: float, *, k: int = 10, queries: ArrayLike | None = None, threads: int | None = 1
+    ) -> list[OperatingPoint]:
+        """Set the least nprobe that reaches a recall, and say what others give (:func:`.tune.operating_points`).
+
+        Args:
+            recall: mean share of the exact top ``k``, ties ordered by id, above 0 and at most 1.
+            queries: [Q, M*d] like those to come (default: :meth:`sample_queries`).
+
+        Returns:
+            Operating points, by ascending nprobe. The chosen one is the first whose recall suffices.
 
         Raises:
-            UsageError: not of kind ``ivf``, or below 1.
+            UsageError: no lists, or ``recall`` or ``k`` out of range.
+            DataError: unfit queries.
         """
-        if self.ivf is None or not isinstance(searcher := self.searcher, IvfSearch):
-            raise UsageError(f"an engine of kind {self.kind!r} has no lists: nprobe belongs to kind 'ivf'")
-        nprobe = min(check_count(nprobe, "nprobe"), self.ivf.lists or nprobe)
-        searcher.nprobe = nprobe
-        self.ivf = dataclasses.replace(self.ivf, nprobe=nprobe)
-        self._filtered = None  # it looks at as many lists as were looked at before
+        search = self.searcher
+        if not isinstance(search, IvfSearch) or self.ivf is None:
+            raise UsageError(
+                f"an index of kind {self.kind!r} has no nprobe to tune: build it with kind 'ivf'"
+            )
+        check_recall(recall)
+        k = check_k(k, self.ntotal)
+        xq = (
+            self.sample_queries()
+            if queries is None
+            else check_vectors(queries, self.width, what="queries to tune by", allow_empty=False)
+        )
+
+        def run(nprobe: int) -> Ids:
+            return self.search(xq, k, nprobe=nprobe, threads=threads)[1]
+
+        found = self.lists_of(run(self.lists))
+        chosen, points = operating_points(search.probing, xq, k, found, recall, run)
+        self.set_nprobe(chosen)
+        self.ivf = dataclasses.replace(self.ivf, points=tuple(points))
+        return points
 
     # Changing --------------------------------------------------------------------------------------------------------
 
@@ -458,7 +535,7 @@ class Engine:
             self._replace(self._items.keep(mask))
         return len(at)
 
-    def merge(self, *others: Engine) -> None:
+    def merge(self, *others: MemoryIndex) -> None:
         """Take in the items of other engines (shards), which stay as they are.
 
         Raises:
@@ -467,7 +544,7 @@ class Engine:
         """
         items = self._items
         for number, other in enumerate(others, 1):
-            if not isinstance(other, Engine):
+            if not isinstance(other, MemoryIndex):
                 raise UsageError(
                     f"shard {number} is a {type(other).__name__}: engines in memory are merged, and files by gpq index A B"
                 )
@@ -485,7 +562,7 @@ class Engine:
 
     # Kinds and files -------------------------------------------------------------------------------------------------
 
-    def to(self, kind: Kind, *, group: bool = False, ivf: IvfSettings | None = None) -> Engine:
+    def to(self, kind: Kind, *, group: bool = False, ivf: IvfSettings | None = None) -> MemoryIndex:
         """The same items searched in another way; nothing is encoded again, and the codes are shared.
 
         Raises:
@@ -496,7 +573,7 @@ class Engine:
         same = chosen is not None and self.ivf is not None and chosen.centroids is self.ivf.centroids
         if chosen is not None and same and chosen.list_of is None:
             chosen = dataclasses.replace(chosen, list_of=self._list_of)
-        made = Engine(
+        made = MemoryIndex(
             self._items,
             self.codebooks,
             kind,
@@ -524,10 +601,13 @@ class Engine:
             UsageError: a form that these codebooks do not have.
         """
         form = form or self.form()
-        ivf = self.ivf
-        if form.startswith("ivf"):
-            ivf = (ivf or IvfSettings()).trained(self.codes, self.codebooks)
-        return faiss_form(form, self.codes, self._items.own, self.codebooks, ivf=ivf, list_of=self._list_of)
+        codes, own, Z = self.codes, self._items.own, self.codebooks
+        if not form.startswith("ivf"):
+            return faiss_form(form, codes, own, Z)
+        ivf = (self.ivf or IvfSettings()).trained(codes, Z)
+        assert ivf.centroids is not None
+        list_of = assign(codes, Z, ivf.centroids) if self._list_of is None else self._list_of
+        return faiss_form(form, codes, own, Z, centroids=ivf.centroids, list_of=list_of, nprobe=ivf.nprobe)
 
     def save(self, path: str | Path, form: Form | None = None, *, overwrite: bool = False) -> Path:
         """Write a plain Faiss index (:meth:`to_faiss`) and its sidecar, which keeps the kind.

@@ -11,7 +11,6 @@ lists that are equally near the one with the lower number comes first.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from ..codes.checks import Floats, Ids
 from ..errors import DataError
 
-_SCORES = 1 << 18  # inner products at a time
+SCORES = 1 << 18  # inner products at a time
 _UNIT = 1e-6  # how far from 1 the norm of a float32 vector may lie that was divided by its norm
 _EXACT = 52  # bits of a whole number that float64 holds exactly, one to spare
 
@@ -35,6 +34,17 @@ def unit_centroids(centroids: Floats) -> Floats:
     if not (norms > 0).all():
         raise DataError(f"IVF centroid {int(np.argmin(norms))} is zero: it has no direction, leave it out")
     return np.ascontiguousarray(centroids / np.where(np.abs(norms - 1) > _UNIT, norms, 1), np.float32)
+
+
+def whole_centroids(centroids: Floats) -> tuple[NDArray[np.float64], float]:
+    """Unit centroids as whole numbers, float64 [lists, D], and the factor that made these of them.
+
+    Raises:
+        DataError: a centroid of zeros.
+    """
+    # A sum of D products of two numbers of this many bits stays below 2^52.
+    scale = 2.0 ** ((_EXACT - (int(centroids.shape[1]) - 1).bit_length()) // 2)
+    return np.rint(unit_centroids(centroids).astype(np.float64) * scale), scale
 
 
 class Probing:
@@ -55,11 +65,8 @@ class Probing:
     def __init__(self, centroids: Floats, sizes: Ids) -> None:
         self.sizes = sizes
         self.filled: Ids = np.flatnonzero(sizes)
-        D = int(centroids.shape[1])
-        # A sum of D products of two numbers of this many bits stays below 2^52.
-        self._scale = 2.0 ** ((_EXACT - (D - 1).bit_length()) // 2)
-        points = unit_centroids(centroids)[self.filled].astype(np.float64)
-        self._points = np.ascontiguousarray(np.rint(points * self._scale).T)
+        points, self._scale = whole_centroids(centroids[self.filled])
+        self._points = np.ascontiguousarray(points.T)
 
     def nearest(self, xq: Floats, n: int) -> Ids:
         """The ``n`` nearest lists that hold an item, nearest first: int64 [Q, min(n, such lists)].
@@ -70,7 +77,7 @@ class Probing:
         filled = len(self.filled)
         n = min(n, filled)
         out = np.empty((len(xq), n), np.int64)
-        step = max(1, _SCORES // filled)
+        step = max(1, SCORES // filled)
         for start in range(0, len(xq), step):
             part = xq[start : start + step].astype(np.float64)
             largest = np.abs(part).max(axis=1, keepdims=True)
@@ -124,57 +131,3 @@ def _largest(scores: NDArray[np.float64], n: int) -> NDArray[np.intp]:
     columns = np.nonzero(among)[1].reshape(len(scores), n)
     order = np.argsort(-np.take_along_axis(scores, columns, axis=1), axis=1, kind="stable")
     return np.take_along_axis(columns, order, axis=1)
-
-
-def operating_points(
-    probing: Probing,
-    xq: Floats,
-    k: int,
-    list_of: NDArray[np.integer],
-    recall: float,
-    run: Callable[[int], object],
-) -> tuple[int, list[dict[str, float]]]:
-    """The least nprobe that reaches a recall, and what others give.
-
-    Recall is the mean share of the exact top ``k``, ties ordered by id, that is found. As a search is exact within the
-    lists that it looks at, these are the results that lie in such lists: one exact search gives the recall of every
-    nprobe.
-
-    Args:
-        xq: checked queries, float32 [Q, D].
-        list_of: [Q, k], the list of each result of the exact search.
-        run: searches for all queries with a given nprobe, to be timed.
-
-    Returns:
-        The nprobe; and points by ascending nprobe: ``nprobe``, ``recall``, ``seconds_per_query`` (all queries as one
-        batch), ``share`` of the items looked at.
-    """
-    filled = len(probing.filled)
-    at_rank, seen = np.zeros(filled, np.int64), np.zeros(filled)
-    step = max(1, _SCORES // len(probing.sizes))
-    for start in range(0, len(xq), step):
-        near = probing.nearest(xq[start : start + step], filled)
-        rank_of = np.zeros((len(near), len(probing.sizes)), np.int64)
-        np.put_along_axis(rank_of, near, np.arange(filled)[None, :], axis=1)
-        ends = probing.sizes[near].cumsum(axis=1)
-        always = (ends < k).sum(axis=1, keepdims=True)  # the rank of the list with which there are k items
-        ranks = np.take_along_axis(rank_of, list_of[start : start + step].astype(np.int64), axis=1)
-        at_rank += np.bincount(np.where(ranks <= always, 0, ranks).reshape(-1), minlength=filled)
-        seen += np.maximum(ends, np.take_along_axis(ends, always, axis=1)).sum(axis=0)
-    recalls = at_rank.cumsum() / list_of.size
-    shares = seen / (len(xq) * int(probing.sizes.sum()))
-    chosen = int(np.searchsorted(recalls, recall - 1e-12)) + 1
-    shown = {chosen} | {1 << i for i in range(filled.bit_length()) if 1 << i <= 4 * chosen}
-    points = []
-    for nprobe in sorted(n for n in shown if n <= filled):
-        before = time.perf_counter()
-        run(nprobe)
-        points.append(
-            {
-                "nprobe": float(nprobe),
-                "recall": float(recalls[nprobe - 1]),
-                "seconds_per_query": (time.perf_counter() - before) / len(xq),
-                "share": float(shares[nprobe - 1]),
-            }
-        )
-    return chosen, points

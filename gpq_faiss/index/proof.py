@@ -1,7 +1,7 @@
-"""Exact top k by nomination and proof.
+"""Exact top k by shortlist and proof.
 
-A scanner (Faiss, in any of its forms) nominates k' > k positions with approximate scores, and bounds by how much the
-true score of any other position can exceed the last approximate one. The nominated are scored again in the fixed order
+A scanner (Faiss, in any of its forms) shortlists k' > k positions with approximate scores, and bounds by how much the
+true score of any other position can exceed the last approximate one. The shortlisted are scored again in the fixed order
 of :func:`..codes.scores.score_codes`; once the k-th exact score lies above that bound, the top k are *proven*. Otherwise k'
 grows, then the next, more precise scanner takes over, and at last all codes of that query are scored.
 
@@ -23,18 +23,18 @@ from ..codes.checks import MAX_CODEBOOKS, Codes, Floats, Ids
 from ..codes.keys import EMPTY_KEY, Keys, best_keys, read_keys, sort_keys
 from ..codes.scores import lookup, lookup_columns, lookup_tables, score_prepared, score_tables
 from ..errors import UsageError
-from .scanners import FastScan, Scanner, TableScan, quantisation_bound, rounding_bound
+from .scanners import FastScan, Scanner, TableScan, fastscan_bound
 from .single import SingleSearch
 
 FULL = 8192
-"""Rows up to which scoring everything is cheaper than nominating and proving (measured)."""
+"""Rows up to which scoring everything is cheaper than shortlisting and proving (measured)."""
 _CANDIDATE_BYTES = 64 << 20
 _SCORE_BLOCK = 32_768
 _ROUNDS = 3
 _FEW = 32
 _ONE_MOST = 4096  # k from which one query gains nothing by itself (measured)
 _NOTES = 32  # queries in small batches after which the number of candidates is chosen anew
-_WIDEST = 64  # part of the codes from which scoring all of them is as cheap as nominating that many
+_WIDEST = 64  # part of the codes from which scoring all of them is as cheap as shortlisting that many
 _NO_KEYS = np.empty(0, np.int64)
 
 
@@ -82,7 +82,7 @@ def score_all(
 
 
 @dataclass(frozen=True)
-class Known:
+class QueryTables:
     """What a search needs to know of its queries, to be found once for searches over many parts.
 
     Attributes:
@@ -96,15 +96,14 @@ class Known:
     slack: Floats
 
     @classmethod
-    def of(cls, xq: Floats, Z: Floats) -> Known:
+    def of(cls, xq: Floats, Z: Floats) -> QueryTables:
         """For checked queries and codebooks of 16 codewords."""
         tables = score_tables(xq, Z)
-        slack = quantisation_bound(tables) + 2 * rounding_bound(xq, int(Z.shape[0]), int(Z.shape[2]))
-        return cls(tables, lookup_tables(tables), slack)
+        return cls(tables, lookup_tables(tables), fastscan_bound(xq, tables, int(Z.shape[2])))
 
-    def take(self, rows: Any) -> Known:
+    def take(self, rows: Any) -> QueryTables:
         """Of some of the queries."""
-        return Known(self.tables[rows], self.prepared[rows], self.slack[rows])
+        return QueryTables(self.tables[rows], self.prepared[rows], self.slack[rows])
 
 
 class ProvenSearch:
@@ -113,24 +112,24 @@ class ProvenSearch:
     Args:
         codes: uint8 [n, code_size], checked; may lie in FastScan's blocks.
         Z: codebooks, float32 [M, K, d], checked.
-        stages: what nominates: ``fastscan`` first where K = 16 (and the rows fit its 2^31), ``fused`` tables in any
+        stages: what shortlists: ``fastscan`` first where K = 16 (and the rows fit its 2^31), ``fused`` tables in any
             case, or ``flat`` ones. Scanners are built when first needed.
         first: how many candidates to begin with, for each k; learnt, and shared by searches over parts of one whole.
         fast: the scanner of these very codes, where there is one.
 
     Attributes:
         queries: searched so far.
-        widened: of these, whose first candidates did not prove the top k.
-        tabled: of these, handed on from FastScan to float tables.
-        scored_in_full: of these, with all codes scored.
-        direct: queries for which everything was scored at once, since that is cheaper (for one query by itself: with
+        retried: of these, whose first candidates did not prove the top k.
+        rescored: of these, handed on from FastScan to float tables.
+        brute_forced: of these, with all codes scored.
+        exhaustive: queries for which everything was scored at once, since that is cheaper (for one query by itself: with
             few codes, or once few codes have failed the proof).
 
     Raises:
         UsageError: 2^32 codes or more, of which a key cannot hold the position.
     """
 
-    COUNTS = ("queries", "direct", "widened", "tabled", "scored_in_full")
+    COUNTS = ("queries", "exhaustive", "retried", "rescored", "brute_forced")
 
     def __init__(
         self,
@@ -154,7 +153,7 @@ class ProvenSearch:
         self._lock = threading.Lock()
         self._single: SingleSearch | None = None
         self._notes: dict[tuple[int, int], list[tuple[int, bool]]] = {}
-        self.queries = self.widened = self.tabled = self.scored_in_full = self.direct = 0
+        self.queries = self.retried = self.rescored = self.brute_forced = self.exhaustive = 0
 
     def scanner(self, stage: str) -> Scanner:
         """The scanner of a stage, built on first use."""
@@ -204,7 +203,7 @@ class ProvenSearch:
         )
 
     def search_keys(
-        self, xq: Floats, k: int, floor: Floats | None = None, known: Known | None = None
+        self, xq: Floats, k: int, floor: Floats | None = None, known: QueryTables | None = None
     ) -> Keys:
         """Keys int64 [Q, k] of the ``k`` best of checked queries [Q, M*d], best first; one block of queries.
 
@@ -227,10 +226,10 @@ class ProvenSearch:
         if floored:
             wanted = self._first.get(-k, _FEW)
         if 4 * wanted >= self.n if floored and self.stages[0] in self._scanners else self._in_full(wanted):
-            self.direct += len(xq)
+            self.exhaustive += len(xq)
         else:
             open_ = self._prove(xq, tables, prepared, k, wanted, out, floor, slack)
-            self.scored_in_full += len(open_)
+            self.brute_forced += len(open_)
         if len(open_):
             least = None if floor is None else floor[open_]
             out[open_] = score_all(prepared[open_], self.codes, self.M, self.K, k, least)
@@ -252,7 +251,7 @@ class ProvenSearch:
         if found is None:
             return None
         self.queries += 1
-        self.direct += not found.proven
+        self.exhaustive += not found.proven
         if found.needed:
             self._note(k, wanted, [(found.needed, found.proven)])
         return found.scores, found.positions
@@ -282,7 +281,7 @@ class ProvenSearch:
             if slack is None or stage != "fastscan":
                 slack = self.scanner(stage).slack(xq, tables)
             if number:
-                self.tabled += len(open_)
+                self.rescored += len(open_)
                 wanted = k + max(32, k // 4)
             # With one stage alone, widening goes on as long as it is cheaper than scoring everything.
             alone = len(self.stages) == 1 and floor is not None
@@ -298,11 +297,11 @@ class ProvenSearch:
                 step = max(1, _CANDIDATE_BYTES // (wanted * (self.codes.shape[1] * 17 + 32)))
                 for start in range(0, len(open_), step):
                     part = slice(start, start + step)
-                    proven[part], reaching[part], needed[part] = self._nominate(
+                    proven[part], reaching[part], needed[part] = self._shortlist(
                         self.scanner(stage), xq, slack, prepared, open_[part], k, wanted, out, floor
                     )
                 if number == attempt == 0:
-                    self.widened += int((~proven).sum())
+                    self.retried += int((~proven).sum())
                     self._adapt(-k if floored else k, wanted, needed, proven, least=1 if alone else 8)
                 # Where ties with the k-th still fill four times the candidates, there is no end of them in sight; and
                 # where they are more than the next stage would ever take, it need not begin.
@@ -315,7 +314,7 @@ class ProvenSearch:
                 wanted *= 4
         return np.sort(np.concatenate([open_, *tied]))
 
-    def _nominate(
+    def _shortlist(
         self,
         scanner: Scanner,
         xq: Floats,
@@ -337,7 +336,7 @@ class ProvenSearch:
         exact = score_prepared(prepared[rows], self.codes[found], self.M, self.K)
         best = best_keys(sort_keys(exact, found), min(k, wanted))
         kth = read_keys(best[:, -1])[0] if wanted >= k else np.full(len(rows), -np.inf, np.float32)
-        # Whatever was not nominated scores at most the last approximate score plus the slack. A tie with the k-th is
+        # Whatever was not shortlisted scores at most the last approximate score plus the slack. A tie with the k-th is
         # not good enough: the item outside might come first in the order of ids.
         reach = approximate + slack[rows, None]
         proven = reach[:, -1] < kth
@@ -371,8 +370,8 @@ class ProvenSearch:
             needed, proven = zip(*notes, strict=True)
             self._adapt(k, wanted, np.array(needed), np.array(proven))
 
-    def range_keys(self, xq: Floats, least: float, most: int | None = None) -> list[Keys]:
-        """For each checked query the keys of all codes that score at least ``least``, best first; one block.
+    def range_keys(self, xq: Floats, min_score: float, most: int | None = None) -> list[Keys]:
+        """For each checked query the keys of all codes that score at least ``min_score``, best first; one block.
 
         With ``most`` it stops soon after as many in all, and gives those it has: what wanted no more knows that there are.
         """
@@ -387,9 +386,9 @@ class ProvenSearch:
             approximate, found = scanner.candidates(np.ascontiguousarray(xq[open_]), wanted)
             exact = score_prepared(prepared[open_], self.codes[found], self.M, self.K)
             slack = scanner.slack(xq[open_], tables[open_])
-            proven = (approximate[:, -1] + slack < least) & (found[:, -1] >= 0)
+            proven = (approximate[:, -1] + slack < min_score) & (found[:, -1] >= 0)
             for at in np.flatnonzero(proven):
-                keep = exact[at] >= least
+                keep = exact[at] >= min_score
                 out[open_[at]] = np.sort(sort_keys(exact[at, keep], found[at, keep]))[::-1]
                 held += int(keep.sum())
             open_ = open_[~proven]
@@ -402,7 +401,7 @@ class ProvenSearch:
                 columns = lookup_columns(np.asarray(self.codes[start : start + _SCORE_BLOCK]), self.M, self.K)
                 for row, q in enumerate(open_.tolist()):
                     scores = lookup(prepared[q], columns, paired=self.K <= 16 and self.M > 1)
-                    places = np.flatnonzero(scores >= least)
+                    places = np.flatnonzero(scores >= min_score)
                     parts[row].append(sort_keys(scores[places], start + places))
                     held += len(places)
                 if most is not None and held > most:

@@ -2,47 +2,62 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..codes.checks import Floats, Ids
+from ..codes.groups import Groups
 from ..codes.keys import read_keys
 from ..errors import DataError, UsageError
 from .proof import ProvenSearch
 
-Part = tuple[NDArray[np.intp], ProvenSearch, Callable[[Ids], Ids]]
-"""Queries that a part of the items is searched for, that search, and what makes ids of its positions."""
-
-
 _MOST = float(np.finfo(np.float32).max)
 
 
-def check_least(least: float) -> float:
+class Part(NamedTuple):
+    """Some of the items, searched for some of the queries.
+
+    Attributes:
+        rows: int64 [q], these queries.
+        search: of the items, or of their distinct codes.
+        ids_at: positions to ids.
+        groups: the items of the distinct codes, where these are searched.
+    """
+
+    rows: NDArray[np.intp]
+    search: ProvenSearch
+    ids_at: Callable[[Ids], Ids]
+    groups: Groups | None = None
+
+
+def check_min_score(min_score: float) -> float:
     """The least score as a float that float32 can hold: beyond its range every score, or none, is above it.
 
     Raises:
         UsageError: no number, or NaN, which no score reaches or misses.
     """
-    if isinstance(least, bool) or not isinstance(least, int | float | np.integer | np.floating):
-        raise UsageError(f"a range search needs a number as the least score, not {least!r}")
-    if np.isnan(least):
+    if isinstance(min_score, bool) or not isinstance(min_score, int | float | np.integer | np.floating):
+        raise UsageError(f"a range search needs a number as the least score, not {min_score!r}")
+    if np.isnan(min_score):
         raise UsageError("a range search needs a number as the least score, not NaN")
-    least = float(least)
-    return least if abs(least) <= _MOST else math.copysign(math.inf, least)
+    value = float(min_score)
+    return value if abs(value) <= _MOST else math.copysign(math.inf, value)
 
 
-def too_many(least: float, limit: int) -> DataError:
+def too_many(min_score: float, limit: int) -> DataError:
     """The error of a range that holds more than ``limit`` results."""
     return DataError(
-        f"a range search from {least:g} has more than {limit:,} results: raise the least score or the limit"
+        f"a range search from {min_score:g} has more than {limit:,} results: raise the least score or the limit"
     )
 
 
-def collect(parts: Iterable[Part], xq: Floats, least: float, limit: int) -> tuple[Ids, Floats, Ids]:
-    """All items of all parts that score at least ``least``.
+def collect(parts: Iterable[Part], xq: Floats, min_score: float, limit: int) -> tuple[Ids, Floats, Ids]:
+    """All items of all parts that score at least ``min_score``.
 
     Args:
         xq: checked queries, float32 [Q, M*d].
@@ -55,19 +70,30 @@ def collect(parts: Iterable[Part], xq: Floats, least: float, limit: int) -> tupl
         DataError: more than ``limit`` results.
     """
     none = np.empty(0, np.int64)
-    owner, D, found = [none], [np.empty(0, np.float32)], [none]
+    owners: list[int] = []
+    D, found = [np.empty(0, np.float32)], [none]
     total = 0
-    for rows, search, ids_at in parts:
-        for q, keys in zip(rows.tolist(), search.range_keys(xq[rows], least, limit - total), strict=True):
+    for rows, search, ids_at, groups in parts:
+        all_keys = search.range_keys(xq[rows], min_score, limit - total)
+        for q, keys in zip(rows.tolist(), all_keys, strict=True):
             scores, at = read_keys(keys)
-            total += len(at)
+            n = len(at) if groups is None else int(groups.sizes[at].sum())
+            total += n
             if total > limit:
-                raise too_many(least, limit)
-            owner.append(np.full(len(at), q, np.int64))
+                raise too_many(min_score, limit)
+            if not n:
+                continue
+            if groups is not None:
+                held, places = groups.expand(keys[None], n)
+                scores, at = held[0], places[0]
+            owners.append(q)
             D.append(scores)
             found.append(ids_at(at))
-    queries, scores, ids = np.concatenate(owner), np.concatenate(D), np.concatenate(found)
-    order = np.lexsort((ids, -scores, queries))
+    counts = [len(ids) for ids in found[1:]]
+    scores, ids = np.concatenate(D), np.concatenate(found)
+    if any(b <= a for a, b in itertools.pairwise(owners)):  # results of a query from several parts
+        order = np.lexsort((ids, -scores, np.repeat(owners, counts)))
+        scores, ids = scores[order], ids[order]
     lims = np.zeros(len(xq) + 1, np.int64)
-    np.cumsum(np.bincount(queries, minlength=len(xq)), out=lims[1:])
-    return lims, scores[order], ids[order]
+    np.add.at(lims, np.array(owners, np.int64) + 1, counts)
+    return np.cumsum(lims), scores, ids

@@ -1,4 +1,4 @@
-"""Faiss' scans of flat codes, as nominators: fast scores, and how far a true score can lie above them."""
+"""Faiss' scans of flat codes, for shortlists: fast scores, and how far a true score can lie above them."""
 
 from __future__ import annotations
 
@@ -28,9 +28,12 @@ def rounding_bound(xq: Floats, M: int, d: int) -> Floats:
     times sum_m |q_m| (Higham 2002, section 3.1, with Cauchy-Schwarz a sub-space).
     """
     norms = np.sqrt(np.square(xq.reshape(len(xq), M, d), dtype=np.float64).sum(axis=2)).sum(axis=1)
-    operations = 2 * d + M + 2
-    bound = 1.01 * operations * (_UNIT * norms + 2 * M * d * _TINY)
-    return np.asarray(bound, np.float32)
+    return np.asarray(rounding_of(norms, M, d), np.float32)
+
+
+def rounding_of(norms: Any, M: int, d: int) -> Any:
+    """:func:`rounding_bound` by the sum of the norms of a query's sub-vectors: a float64, or an array or tensor of them."""
+    return 1.01 * (2 * d + M + 2) * (_UNIT * norms + 2 * M * d * _TINY)
 
 
 def quantisation_bound(tables: Floats) -> Floats:
@@ -59,6 +62,11 @@ def quantisation_bound(tables: Floats) -> Floats:
     return np.where(255 * step[:, 0, 0] > _LEAST_SPAN, bound, np.inf).astype(np.float32)
 
 
+def fastscan_bound(xq: Floats, tables: Floats, d: int) -> Floats:
+    """How much a true score can exceed FastScan's: float32 [Q], for score tables float32 [Q, M, 16]."""
+    return quantisation_bound(tables) + 2 * rounding_bound(xq, tables.shape[1], d)
+
+
 def loose_bound(tables: Floats, squares: float, d: int) -> float:
     """The slack of :class:`FastScan` from above, for one query and in few steps.
 
@@ -74,12 +82,12 @@ def loose_bound(tables: Floats, squares: float, d: int) -> float:
     lowest: list[float] = np.minimum.reduce(tables, axis=1).tolist()
     step: float = max(map(operator.sub, highest, lowest)) / 255
     largest = M * (max(*highest, -min(lowest)) + 255 * step)
-    rounding = 1.01 * (2 * d + M + 2) * (1.01 * _UNIT * math.sqrt(M * squares) + 2 * M * d * _TINY)
-    return 1.00001 * (0.502 * M * step + 8 * M * _UNIT * largest + 2 * rounding)
+    rounding = rounding_of(1.01 * math.sqrt(M * squares), M, d)
+    return float(1.00001 * (0.502 * M * step + 8 * M * _UNIT * largest + 2 * rounding))
 
 
 class Scanner(Protocol):
-    """What nominates."""
+    """What shortlists."""
 
     def candidates(self, xq: Floats, k: int) -> tuple[Floats, Ids]:
         """Approximate scores [Q, k] and positions [Q, k] of the best by them."""
@@ -171,4 +179,4 @@ class FastScan:
         return D, found
 
     def slack(self, xq: Floats, tables: Floats) -> Floats:
-        return quantisation_bound(tables) + 2 * rounding_bound(xq, self.M, self.d)
+        return fastscan_bound(xq, tables, self.d)

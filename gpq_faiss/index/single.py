@@ -1,4 +1,4 @@
-"""One query at a time: nomination and proof as in :mod:`.proof`, in as few numpy calls as one query needs.
+"""One query at a time: shortlist and proof as in :mod:`.proof`, in as few numpy calls as one query needs.
 
 The calls that serve a whole batch cost hundreds of microseconds, and the arithmetic of one query a few. Floats are added
 in the same order here, so the answer is the same to the bit.
@@ -26,8 +26,8 @@ class Found(NamedTuple):
     Attributes:
         scores: float32 [k], larger first.
         positions: int64 [k], equal scores by position.
-        proven: whether they are among those nominated; otherwise all codes were scored.
-        needed: how many of those nominated could have mattered.
+        proven: whether they are among those shortlisted; otherwise all codes were scored.
+        needed: how many of those shortlisted could have mattered.
     """
 
     scores: Floats
@@ -57,7 +57,7 @@ class SingleSearch:
     def search(self, query: Floats, k: int, wanted: int) -> Found | None:
         """The ``k`` best for a checked query, float32 [M*d]; None where :class:`.proof.ProvenSearch` has to find them.
 
-        ``wanted``, more than ``k``, are nominated, unless these are a quarter of the codes.
+        ``wanted``, more than ``k``, are shortlisted, unless these are a quarter of the codes.
         """
         wide = query.astype(np.float64)  # in which nothing overflows
         squares = float(np.dot(wide, wide))
@@ -69,8 +69,8 @@ class SingleSearch:
         pairs = self._pair_tables(tables)
         if 4 * wanted >= len(self.codes):
             return self._best_of_all(pairs, k, None, 0) if self._few else None
-        nominated, found = self.scan.candidates(query[None], wanted)
-        approximate, positions = nominated[0], found[0]
+        shortlisted, found = self.scan.candidates(query[None], wanted)
+        approximate, positions = shortlisted[0], found[0]
         if positions[-1] < 0:
             return None
         positions.sort()  # the stable sort by score below leaves ties in this order

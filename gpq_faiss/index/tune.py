@@ -2,80 +2,94 @@
 
 from __future__ import annotations
 
-import dataclasses
+import time
+from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import NDArray
 
-from ..codes.checks import Floats, Ids, check_recall, check_vectors
+from ..codes.checks import Codes, Floats, Ids
 from ..codes.encode import decode
-from ..errors import UsageError
-from .ivf import IvfSearch
-from .memory import Engine
-from .probing import operating_points
-from .threads import check_k
+from .probing import SCORES, Probing
 
-_SAMPLE = 256
+OperatingPoint = dict[str, float]
+"""``nprobe``, ``recall``, ``seconds_per_query`` (all queries as one batch) and ``share`` of the items looked at."""
 
 
-def sample_queries(engine: Engine, n: int = _SAMPLE, *, noise: float = 0.5, seed: int = 0) -> Floats:
+def stand_in_queries(
+    n: int, codes_at: Callable[[Ids], Codes], Z: Floats, queries: int, *, noise: float, seed: int
+) -> Floats:
     """Queries where there are none: vectors of random items, each sub-vector moved off its codeword.
 
     Args:
+        n: items.
+        codes_at: rows int64 [r], ascending, to their codes uint8 [r, code_size].
+        Z: codebooks, float32 [M, K, d].
         noise: length of the move, in random directions (codewords have length 1).
 
     Returns:
-        float32 [min(n, ntotal), M*d]. A stand-in: real queries tune better.
+        float32 [min(queries, n), M*d]. A stand-in: real queries tune better.
     """
     rng = np.random.default_rng([seed, 1])
-    rows = np.sort(rng.choice(engine.ntotal, min(n, engine.ntotal), replace=False))
-    x = decode(engine.codes[rows], engine.codebooks).reshape(len(rows), engine.M, engine.d)
+    queries = min(queries, n)
+    # choosing without replacement takes memory for all items
+    rows = rng.choice(n, queries, replace=False) if n < 1 << 24 else rng.integers(0, n, queries)
+    M, _, d = Z.shape
+    x = decode(codes_at(np.sort(rows)), Z).reshape(queries, M, d)
     move = rng.standard_normal(x.shape)
     x = x + noise * move / np.linalg.norm(move, axis=2, keepdims=True)
     unit = x / np.maximum(np.linalg.norm(x, axis=2, keepdims=True), 1e-12)
-    return np.ascontiguousarray(unit.reshape(len(rows), -1), dtype=np.float32)
+    return np.ascontiguousarray(unit.reshape(queries, M * d), dtype=np.float32)
 
 
-def tune_nprobe(
-    engine: Engine,
+def operating_points(
+    probing: Probing,
+    xq: Floats,
+    k: int,
+    list_of: NDArray[np.integer],
     recall: float,
-    *,
-    k: int = 10,
-    queries: ArrayLike | None = None,
-    threads: int | None = 1,
-) -> list[dict[str, float]]:
-    """Set the least nprobe that reaches a recall (:func:`.probing.operating_points`), and record what was measured.
+    run: Callable[[int], object],
+) -> tuple[int, list[OperatingPoint]]:
+    """The least nprobe that reaches a recall, and what others give.
+
+    Recall is the mean share of the exact top ``k``, ties ordered by id, that is found. As a search is exact within the
+    lists that it looks at, these are the results that lie in such lists: one exact search gives the recall of every
+    nprobe.
 
     Args:
-        engine: of kind ``ivf``; its ``ivf.nprobe`` and ``ivf.points`` change.
-        recall: mean share of the exact top ``k``, ties ordered by id, above 0 and at most 1.
-        queries: [Q, M*d] like those to come (default: :func:`sample_queries`).
+        xq: checked queries, float32 [Q, D].
+        list_of: [Q, k], the list of each result of the exact search.
+        run: searches for all queries with a given nprobe, to be timed.
 
     Returns:
-        Operating points, by ascending nprobe: ``nprobe``, ``recall``, ``seconds_per_query``, ``share`` of the items
-        looked at. The chosen one is the first whose recall suffices.
-
-    Raises:
-        UsageError: not an ``ivf`` engine, or ``recall`` or ``k`` out of range.
-        DataError: unfit queries.
+        The nprobe; and points by ascending nprobe.
     """
-    search = engine.searcher
-    if engine.kind != "ivf" or not isinstance(search, IvfSearch) or engine.ivf is None:
-        raise UsageError(f"an engine of kind {engine.kind!r} has no nprobe to tune: build it with kind 'ivf'")
-    check_recall(recall)
-    k = check_k(k, engine.ntotal)
-    xq = (
-        sample_queries(engine)
-        if queries is None
-        else check_vectors(queries, engine.width, what="queries to tune by", allow_empty=False)
-    )
-
-    def run(nprobe: int) -> Ids:
-        engine.set_nprobe(nprobe)
-        return engine.search(xq, k, threads=threads)[1]
-
-    found = engine.lists_of(run(len(search.probing.sizes)))
-    chosen, points = operating_points(search.probing, xq, k, found, recall, run)
-    engine.set_nprobe(chosen)
-    engine.ivf = dataclasses.replace(engine.ivf, points=tuple(points))
-    return points
+    filled = len(probing.filled)
+    at_rank, seen = np.zeros(filled, np.int64), np.zeros(filled)
+    step = max(1, SCORES // len(probing.sizes))
+    for start in range(0, len(xq), step):
+        near = probing.nearest(xq[start : start + step], filled)
+        rank_of = np.zeros((len(near), len(probing.sizes)), np.int64)
+        np.put_along_axis(rank_of, near, np.arange(filled)[None, :], axis=1)
+        ends = probing.sizes[near].cumsum(axis=1)
+        always = (ends < k).sum(axis=1, keepdims=True)  # the rank of the list with which there are k items
+        ranks = np.take_along_axis(rank_of, list_of[start : start + step].astype(np.int64), axis=1)
+        at_rank += np.bincount(np.where(ranks <= always, 0, ranks).reshape(-1), minlength=filled)
+        seen += np.maximum(ends, np.take_along_axis(ends, always, axis=1)).sum(axis=0)
+    recalls = at_rank.cumsum() / list_of.size
+    shares = seen / (len(xq) * int(probing.sizes.sum()))
+    chosen = int(np.searchsorted(recalls, recall - 1e-12)) + 1
+    shown = {chosen} | {1 << i for i in range(filled.bit_length()) if 1 << i <= 4 * chosen}
+    points = []
+    for nprobe in sorted(n for n in shown if n <= filled):
+        before = time.perf_counter()
+        run(nprobe)
+        points.append(
+            {
+                "nprobe": float(nprobe),
+                "recall": float(recalls[nprobe - 1]),
+                "seconds_per_query": (time.perf_counter() - before) / len(xq),
+                "share": float(shares[nprobe - 1]),
+            }
+        )
+    return chosen, points

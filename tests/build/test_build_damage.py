@@ -17,8 +17,8 @@ from gpq_faiss.build.stages import index
 from gpq_faiss.codes.codebooks import inject
 from gpq_faiss.codes.encode import encode
 from gpq_faiss.errors import DataError, MismatchError
+from gpq_faiss.faissio.header import row_header
 from gpq_faiss.faissio.io import load_index, sidecar_path
-from gpq_faiss.faissio.rowfile import frame
 from gpq_faiss.info import info
 
 FORMS = ["flat", "fused", "fastscan", "ivf"]
@@ -92,7 +92,7 @@ def test_an_index_of_any_size_is_compared_with_its_hash(tmp_path: Path) -> None:
     """A file of 257 MiB, nearly all of it a hole."""
     n = 257 << 20
     Z = np.ones((2, 16, 1), np.float32)
-    head, count, tail = frame("flat", Z, n, mapped=False)
+    head, count, tail = row_header("flat", Z, n, mapped=False)
     path = tmp_path / "big.faiss"
     with path.open("wb") as file:
         file.write(head)
@@ -123,8 +123,8 @@ OVERWRITTEN = """
     import numpy as np
     from gpq_faiss.errors import DataError
     from gpq_faiss.codes.bits import pack_codes
-    from gpq_faiss.index.file import open_disk
-    from gpq_faiss.index.memory import Engine
+    from gpq_faiss.index.file import open_file
+    from gpq_faiss.index.memory import MemoryIndex
     from gpq_faiss.index.lists import IvfSettings
 
     faiss.omp_set_num_threads(1)
@@ -148,7 +148,7 @@ OVERWRITTEN = """
     def interrupted(way):
         shutil.copyfile("sound", "i.faiss")
         time.sleep(0.02)  # beyond the grain of file times
-        with open_disk("i.faiss", "3MB") as engine:
+        with open_file("i.faiss", "3MB") as engine:
             found = searches(engine)
             start = time.perf_counter()
             expected = [next(found), next(found)]
@@ -166,7 +166,7 @@ OVERWRITTEN = """
     for form in ("flat", "fused", "fastscan", "ivf-fused", "ivf-fastscan"):
         for own in (True, False):
             for name, of in (("sound", codes), ("same", codes[::-1]), ("short", codes[: n // 2])):
-                Engine.build(of, Z, ids[: len(of)] if own else None, ivf=lists).save(name, form, overwrite=True)
+                MemoryIndex.build(of, Z, ids[: len(of)] if own else None, ivf=lists).save(name, form, overwrite=True)
             os.remove("sound.json")
             for way in sys.argv[1:] * 2:
                 interrupted(way)
@@ -197,7 +197,7 @@ CLAIMS = """
     import numpy as np
     from gpq_faiss.errors import DataError
     from gpq_faiss.codes.codebooks import inject
-    from gpq_faiss.index.file import open_disk
+    from gpq_faiss.index.file import open_file
     from gpq_faiss.faissio.io import load_index
     from gpq_faiss.faissio.forms import ivf_index
 
@@ -213,7 +213,7 @@ CLAIMS = """
     lists = [ivf_index(codes, None, Z, coarse, form, np.zeros(60, np.int32)) for form in ("fastscan", "fused")]
     files = [faiss.serialize_index(i).tobytes() for i in (flat, faiss.IndexPQFastScan(flat), *lists)]
     path, refused = Path("i.faiss"), 0
-    for reader in (load_index, open_disk):
+    for reader in (load_index, open_file):
         reader_peak = 0
         for data in files:
             for sizes in (struct.pack("<QQQ", 36, 3, 4), struct.pack("<QQQ", 48, 2, 8)):

@@ -18,16 +18,15 @@ from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.codes.encode import decode
 from gpq_faiss.errors import DataError, MismatchError, UsageError
 from gpq_faiss.faissio.forms import ivf_index
+from gpq_faiss.faissio.header import list_bytes, list_header, read_header
 from gpq_faiss.faissio.io import load_index, read_sidecar, sidecar_path, stored_points
 from gpq_faiss.faissio.layout import layout_of
-from gpq_faiss.faissio.listfile import frame_lists, lists_bytes, read_lists
-from gpq_faiss.faissio.rowfile import IndexFile
-from gpq_faiss.index.file import open_disk
+from gpq_faiss.faissio.source import IndexFile
+from gpq_faiss.index.file import FileIndex, open_file
 from gpq_faiss.index.filters import Deny
-from gpq_faiss.index.listed import ListEngine
 from gpq_faiss.index.lists import IvfSettings, assign
-from gpq_faiss.index.memory import Engine
-from gpq_faiss.index.opening import open_engine
+from gpq_faiss.index.memory import MemoryIndex
+from gpq_faiss.index.opening import open_in_memory
 from gpq_faiss.store import Header, RowWriter
 
 M, MODEL = 6, "a" * 16
@@ -77,13 +76,13 @@ def test_a_file_with_lists_is_what_faiss_writes(tmp_path: Path, form: str, M: in
         index.nprobe = 4
         theirs = faiss.serialize_index(index).tobytes()
         sizes = np.bincount(list_of, minlength=10)
-        head = frame_lists(form, Z, ivf.centroids, 4, sizes)
+        head = list_header(form[4:], Z, ivf.centroids, 4, sizes)
         assert theirs.startswith(head)
-        assert len(theirs) == len(head) + lists_bytes(form, sizes, M).sum()
+        assert len(theirs) == len(head) + list_bytes(form[4:], sizes, M).sum()
         path.write_bytes(theirs)
         with IndexFile(path) as file:
-            found = read_lists(file)
-            assert (found.form, found.n, found.nprobe) == (form, n, 4)
+            found = read_header(file)
+            assert (found.packing, found.n, found.nprobe) == (form[4:], n, 4)
             assert np.array_equal(found.sizes, sizes)
             assert np.array_equal(found.centroids, ivf.centroids)
             for number in range(10):
@@ -134,7 +133,7 @@ def test_a_streamed_build_is_a_sound_index(tmp_path: Path, form: str, way: str, 
             1
         ]
         assert np.array_equal(layout.list_numbers()[order], expected[by_id, 0])
-    assert open_engine(path).kind == "ivf"
+    assert open_in_memory(path).kind == "ivf"
 
 
 def test_faiss_alone_maps_the_fused_form(tmp_path: Path) -> None:
@@ -148,7 +147,7 @@ def test_faiss_alone_maps_the_fused_form(tmp_path: Path) -> None:
     mapped = faiss.read_index(str(path), faiss.IO_FLAG_MMAP)
     assert isinstance(faiss.downcast_InvertedLists(mapped.invlists), faiss.OnDiskInvertedLists)
     D, found = mapped.search(queries(5), 10)
-    expected = Engine.build(codes, codebooks(), np.arange(3000) + 9).search(queries(5), 10)
+    expected = MemoryIndex.build(codes, codebooks(), np.arange(3000) + 9).search(queries(5), 10)
     assert np.allclose(D, expected[0], atol=1e-4)
     assert (found == expected[1]).mean() > 0.95  # near ties may change places
 
@@ -164,10 +163,10 @@ def test_all_lists_give_the_exact_answer(
     codes, ids = random_codes(n, centres=centres), np.random.default_rng(1).permutation(n) * 5 + 2**40
     settings = IvfSettings(lists=12, form=form, nprobe=3, assignment=way)
     path = build_lists(shards(tmp_path, codes, ids), tmp_path / "i.faiss", codebooks(), settings)
-    engine = open_disk(path, "100MB")
-    assert isinstance(engine, ListEngine)
+    engine = open_file(path, "100MB")
+    assert isinstance(engine, FileIndex)
     monkeypatch.setattr(engine, "rows_for", lambda *_: 600)  # a list in several blocks
-    memory = Engine.build(codes, codebooks(), ids, kind="flat")
+    memory = MemoryIndex.build(codes, codebooks(), ids, kind="flat")
     for xq, threads in ((queries(1), 1), (queries(7), 2)):
         for k in (1, 25, 800):
             for where in (None, lambda i: i % 3 == 0, Deny(ids[:3000]), ids[:30].tolist()):
@@ -191,18 +190,18 @@ def test_a_search_is_exact_within_the_lists_it_looks_at(tmp_path: Path, form: st
     codes, ids = random_codes(n, centres=50), np.arange(n) * 2
     settings = IvfSettings(lists=12, form=form, nprobe=nprobe)
     path = build_lists(shards(tmp_path, codes, ids), tmp_path / "i.faiss", codebooks(), settings)
-    engine, xq = open_disk(path), queries(6)
+    engine, xq = open_file(path), queries(6)
     layout = layout_of(load_index(path)[0])
     list_of = layout.list_numbers()[np.argsort(layout.ids())]
     D, found = engine.search(xq, 20)
     for q in range(len(xq)):
         inside = np.isin(list_of, engine.nearest_lists(xq[q : q + 1], nprobe)[0])
-        part = Engine.build(codes[inside], codebooks(), ids[inside])
+        part = MemoryIndex.build(codes[inside], codebooks(), ids[inside])
         expected = part.search(xq[q : q + 1], 20)
         assert np.array_equal(found[q], expected[1][0])
         assert np.array_equal(D[q], expected[0][0])
     every = engine.search(xq[:1], n, nprobe=1)  # one list does not hold so many
-    assert np.array_equal(every[1], Engine.build(codes, codebooks(), ids).search(xq[:1], n)[1])
+    assert np.array_equal(every[1], MemoryIndex.build(codes, codebooks(), ids).search(xq[:1], n)[1])
     few = engine.search(xq, 9, nprobe=1, where=[4, 6, 8, 1000])
     assert ((few[1] >= 0).sum(axis=1) == 4).all()
     assert (np.isneginf(few[0]) == (few[1] == -1)).all()
@@ -210,7 +209,7 @@ def test_a_search_is_exact_within_the_lists_it_looks_at(tmp_path: Path, form: st
         with pytest.raises(UsageError):
             engine.search(xq, 5, **bad)
     with pytest.raises(UsageError, match="is too small for"):
-        open_disk(path, 1000).search(xq, 5)
+        open_file(path, 1000).search(xq, 5)
 
 
 def test_a_recall_is_reached_and_reported(tmp_path: Path) -> None:
@@ -219,11 +218,11 @@ def test_a_recall_is_reached_and_reported(tmp_path: Path) -> None:
     path = build_lists(
         shards(tmp_path, codes, np.arange(n)), tmp_path / "i.faiss", codebooks(), IvfSettings(lists=32)
     )
-    engine = open_disk(path)
+    engine = open_file(path)
     xq = engine.sample_queries(64)
     assert xq.shape == (64, M * 12)
     assert np.allclose(np.linalg.norm(xq.reshape(64, M, 12), axis=2), 1, atol=1e-5)
-    exact = Engine.build(codes, codebooks()).search(xq, 10)[0][:, -1:]
+    exact = MemoryIndex.build(codes, codebooks()).search(xq, 10)[0][:, -1:]
     chosen = []
     for recall in (0.5, 0.9, 1.0):
         points = engine.tune(recall, k=10, queries=xq)
@@ -234,7 +233,7 @@ def test_a_recall_is_reached_and_reported(tmp_path: Path) -> None:
         chosen.append(engine.nprobe)
     assert chosen[0] < chosen[1] <= chosen[2] <= 32
     store_nprobe(path, engine.nprobe, points)
-    assert open_disk(path).nprobe == engine.nprobe
+    assert open_file(path).nprobe == engine.nprobe
     assert load_index(path, verify=True)[0].nprobe == engine.nprobe
     assert read_sidecar(path)["extra"]["operating_points"] == stored_points(points)
     for recall in (0.0, 1.1, float("nan")):
@@ -245,7 +244,7 @@ def test_a_recall_is_reached_and_reported(tmp_path: Path) -> None:
 def test_tables_do_about_what_the_nearest_centroid_does() -> None:
     codes = random_codes(20_000, M=12, centres=200)
     Z, xq = codebooks(12), decode(random_codes(50, M=12, seed=0, centres=200), codebooks(12))
-    exact = Engine.build(codes, Z).search(xq, 10)[1]
+    exact = MemoryIndex.build(codes, Z).search(xq, 10)[1]
     shares = {}
     settings = IvfSettings(lists=64).trained(codes, Z)
     for coarse in (Tables(codes[::2], Z, 64), Nearest(settings.centroids, Z)):
@@ -318,7 +317,7 @@ def test_a_build_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
         build_lists(parts, out, codebooks(), settings, progress=stop_at(6100), overwrite=True)
     build_lists(parts, out, codebooks(), IvfSettings(lists=5), overwrite=True)  # other lists: other order
     assert len(read) > 5
-    assert open_disk(out).lists == 5
+    assert open_file(out).lists == 5
 
 
 def test_what_cannot_be_built_is_refused(tmp_path: Path) -> None:
@@ -354,14 +353,14 @@ def test_damaged_files_are_refused(tmp_path: Path, form: str) -> None:
     data = path.read_bytes()
     path.write_bytes(data[:-1] + b"\1\2")
     with pytest.raises(DataError):
-        open_disk(path)
+        open_file(path)
     path.write_bytes(data)
     other = read_sidecar(path)
     sidecar_path(path).write_text(
         sidecar_path(path).read_text().replace(other["codebooks_fingerprint"], "0" * 16)
     )
     with pytest.raises(MismatchError, match="is not the file"):
-        open_disk(path)
+        open_file(path)
     sidecar_path(path).unlink()
     rng = np.random.default_rng(0)
     opened = 0
@@ -370,7 +369,7 @@ def test_damaged_files_are_refused(tmp_path: Path, form: str) -> None:
         broken[rng.integers(400 if rng.integers(2) else len(data))] = rng.integers(256)
         path.write_bytes(bytes(broken) if rng.integers(4) else bytes(broken[: rng.integers(len(data))]))
         try:
-            open_disk(path).search(np.ones((1, 72), np.float32), 3, nprobe=4)
+            open_file(path).search(np.ones((1, 72), np.float32), 3, nprobe=4)
             opened += 1
         except DataError as error:
             assert "\n" not in str(error)  # noqa: PT017
@@ -390,10 +389,10 @@ def test_lists_of_a_factory_string_are_taken(tmp_path: Path) -> None:
     index.add(decode(codes, Z))
     assert layout_of(index, deep=True).kind == "ivf-fastscan"
     assert np.array_equal(layout_of(index).centroids, queries(4))
-    expected = Engine.build(codes, Z).search(queries(5), 10)
-    assert np.array_equal(open_engine(index, kind="exact").search(queries(5), 10)[1], expected[1])
+    expected = MemoryIndex.build(codes, Z).search(queries(5), 10)
+    assert np.array_equal(open_in_memory(index, kind="exact").search(queries(5), 10)[1], expected[1])
     faiss.write_index(index, str(tmp_path / "i.faiss"))
-    assert np.array_equal(open_disk(tmp_path / "i.faiss").search(queries(5), 10, nprobe=4)[1], expected[1])
+    assert np.array_equal(open_file(tmp_path / "i.faiss").search(queries(5), 10, nprobe=4)[1], expected[1])
     far = faiss.index_factory(72, "IVF4,PQ6x4fs", faiss.METRIC_L2)
     far.is_trained = True
     with pytest.raises(DataError, match="metric"):
@@ -413,8 +412,8 @@ def test_whether_ids_ascend_is_noted_over_several_blocks(tmp_path: Path) -> None
             memory=16 << 20,
         )
         assert read_sidecar(path)["extra"]["ascending"] is ascends
-        D, found = open_disk(path, "64MB").search(queries(4), 5)
-        expected = Engine.build(codes, codebooks(), own).search(queries(4), 5)
+        D, found = open_file(path, "64MB").search(queries(4), 5)
+        expected = MemoryIndex.build(codes, codebooks(), own).search(queries(4), 5)
         assert np.array_equal(found, expected[1])
         assert np.array_equal(D, expected[0])
 

@@ -18,9 +18,9 @@ from gpq_faiss.faissio.export import export
 from gpq_faiss.faissio.io import load_index, read_sidecar, sidecar_path
 from gpq_faiss.faissio.layout import layout_of
 from gpq_faiss.faissio.model import read_model, read_prototypes
-from gpq_faiss.index.file import open_disk
+from gpq_faiss.index.file import open_file
 from gpq_faiss.index.lists import IvfSettings
-from gpq_faiss.index.opening import open_engine
+from gpq_faiss.index.opening import open_in_memory
 from gpq_faiss.store import Header, RowWriter, codebooks_fingerprint
 
 M, K, d, n = 6, 16, 12, 500
@@ -119,7 +119,7 @@ def test_codes_and_features_give_the_same_index(model: Path, tmp_path: Path, kin
     assert [done for done, _ in calls] == [min(n, start + block) for start in range(0, n, block)]
     # an item is found by its own vector: nothing scores higher than its own code
     loaded.check_consistency()
-    D, found = open_engine(loaded, "exact").search(features()[:50], 10)
+    D, found = open_in_memory(loaded, "exact").search(features()[:50], 10)
     own = np.array([features()[i] @ loaded.reconstruct(int(IDS[i])) for i in range(50)])
     assert (D[:, 0] >= own - 1e-5).all()
     assert (found[:, 0] == IDS[:50]).mean() > 0.9
@@ -276,21 +276,21 @@ def test_every_kind_holds_the_same_codes(
     assert {int(i): c.tobytes() for i, c in zip(layout.ids(), layout.codes(), strict=True)} == {
         i: c.tobytes() for i, c in expected.items()
     }
-    engine = open_engine(path)
+    engine = open_in_memory(path)
     # so many codes are there twice that distinct ones are searched where nothing else was asked for
     wanted = {"flat": "grouped", "auto": "grouped"}.get(kind, kind)
     assert engine.kind == wanted
     assert read_sidecar(path)["model_fingerprint"] == engine.model_fingerprint == "model-1"
     if kind != "ivf":
-        truth = open_engine(path, "flat").search(x[:5], 20)
-        D, found = open_disk(path, "32MB").search(x[:5], 20)
+        truth = open_in_memory(path, "flat").search(x[:5], 20)
+        D, found = open_file(path, "32MB").search(x[:5], 20)
         assert np.array_equal(found, truth[1])
         assert np.array_equal(D, truth[0])
 
 
 def test_lists_are_made_as_asked(model: Path, codes: Path, tmp_path: Path) -> None:
     path = index(model, codes, tmp_path / "i.faiss", kind="ivf", ivf=IvfSettings(lists=7), recall=0.9)
-    engine = open_engine(path)
+    engine = open_in_memory(path)
     assert engine.ivf.lists == 7
     assert read_sidecar(path)["extra"]["operating_points"][-1]["recall"] >= 0.9
     with pytest.raises(UsageError, match="belong to kind 'ivf'"):

@@ -20,16 +20,16 @@ from gpq_faiss.build.stream import build_stream
 from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.codes.codebooks import inject
 from gpq_faiss.errors import DataError, MismatchError, UsageError
+from gpq_faiss.faissio.forms import faiss_form
+from gpq_faiss.faissio.header import pack_rows, read_header, row_header
 from gpq_faiss.faissio.io import load_index, read_sidecar, sidecar_path, stored_points
 from gpq_faiss.faissio.layout import layout_of
-from gpq_faiss.faissio.rowfile import IndexFile, frame, pack_rows, read_frame
-from gpq_faiss.index.file import open_disk
+from gpq_faiss.faissio.source import IndexFile
+from gpq_faiss.index.file import open_file
 from gpq_faiss.index.filters import Deny
-from gpq_faiss.index.forms import faiss_form
 from gpq_faiss.index.lists import IvfSettings
-from gpq_faiss.index.memory import Engine
-from gpq_faiss.index.opening import open_engine
-from gpq_faiss.index.tune import sample_queries, tune_nprobe
+from gpq_faiss.index.memory import MemoryIndex
+from gpq_faiss.index.opening import open_in_memory
 from gpq_faiss.inputs import parse_bytes
 from gpq_faiss.store import Header, RowWriter
 
@@ -69,7 +69,7 @@ def test_a_file_in_rows_is_what_faiss_writes(tmp_path: Path, form: str, M: int, 
     for n in (1, 31, 64, 203):
         codes, Z = random_codes(n, M=M), codebooks(M)
         ids = np.random.default_rng(0).permutation(n) - 7 if mapped else None
-        head, count, tail = frame(form, Z, n, mapped=mapped)
+        head, count, tail = row_header(form, Z, n, mapped=mapped)
         packed = pack_rows(form, codes, Z).tobytes()
         assert len(packed) == count
         mine = head + packed + tail + (b"" if ids is None else ids.astype("<i8").tobytes())
@@ -78,12 +78,12 @@ def test_a_file_in_rows_is_what_faiss_writes(tmp_path: Path, form: str, M: int, 
         path = tmp_path / "a.faiss"
         path.write_bytes(mine)
         with IndexFile(path) as file:
-            found = read_frame(file)
-            assert (found.form, found.n) == (form, n)
+            found = read_header(file)
+            assert (found.packing, found.n) == (form, n)
             for start, stop in ((0, n), (n // 3, n), (0, n // 2)):
-                assert np.array_equal(found.codes(file, start, stop), codes[start:stop])
+                assert np.array_equal(found.codes(file, 0, start, stop), codes[start:stop])
                 expected = np.arange(start, stop) if ids is None else ids[start:stop]
-                assert np.array_equal(found.ids(file, start, stop), expected)
+                assert np.array_equal(found.ids(file, 0, start, stop), expected)
 
 
 @pytest.mark.parametrize("form", ROWFORMS)
@@ -240,10 +240,10 @@ def test_a_search_on_disk_equals_one_in_memory(
     path = build_stream(
         shards(tmp_path, ids), tmp_path / "i.faiss", codebooks(), form, model_fingerprint=MODEL
     )
-    engine = open_disk(path, "100MB")
+    engine = open_file(path, "100MB")
     monkeypatch.setattr(engine, "block_rows", lambda *_: 700)  # several blocks
     assert (engine.ntotal, engine.model_fingerprint) == (n, MODEL)
-    memory = Engine.build(random_codes(n), codebooks(), ids, kind="flat")
+    memory = MemoryIndex.build(random_codes(n), codebooks(), ids, kind="flat")
     xq = np.random.default_rng(3).normal(size=(queries, M * 12)).astype(np.float32)
     for k in (1, 25, 800):
         for where in (None, lambda i: i % 3 == 0, Deny(ids[:5000]), ids[:30].tolist()):
@@ -268,10 +268,10 @@ def test_ids_that_count_up_need_not_be_read(
     for i, rows in enumerate(np.array_split(np.arange(n), 3)):
         (tmp_path / f"{i}.h5").unlink()
         parts[i] = write_shard(tmp_path / f"{i}.h5", codes[rows], rows)
-    engine = open_disk(build_stream(parts, tmp_path / "i.faiss", codebooks(), form), budget)
+    engine = open_file(build_stream(parts, tmp_path / "i.faiss", codebooks(), form), budget)
     monkeypatch.setattr(engine, "block_rows", lambda *_: 1000)
     monkeypatch.setattr(engine, "kept_rows", lambda *_: 1000)
-    memory = Engine.build(codes, codebooks(), kind="flat")
+    memory = MemoryIndex.build(codes, codebooks(), kind="flat")
     for queries in (2, 9):
         xq = np.random.default_rng(3).normal(size=(queries, M * 12)).astype(np.float32)
         for k in (1, 25, 800):
@@ -287,9 +287,9 @@ def test_a_range_search_on_disk_equals_one_in_memory(tmp_path: Path, monkeypatch
     ids = np.random.default_rng(1).permutation(n) * 5 - 7000
     ids[ids == -1] = 10**6
     path = build_stream(shards(tmp_path, ids), tmp_path / "i.faiss", codebooks(), "fastscan")
-    engine = open_disk(path, "100MB")
+    engine = open_file(path, "100MB")
     monkeypatch.setattr(engine, "block_rows", lambda *_: 2000)
-    memory = Engine.build(random_codes(n), codebooks(), ids)
+    memory = MemoryIndex.build(random_codes(n), codebooks(), ids)
     xq = np.random.default_rng(3).normal(size=(4, M * 12)).astype(np.float32)
     low = float(memory.search(xq, 300)[0][:, -1].mean())
     for least in (low, 1e9, -1e9):
@@ -310,7 +310,7 @@ def test_a_range_search_on_disk_equals_one_in_memory(tmp_path: Path, monkeypatch
 def test_a_search_on_disk_keeps_to_its_budget(tmp_path: Path) -> None:
     """An index of 120 MB searched with 30: the process may not take more than that above what it had."""
     n = 10_000_000
-    head, _, tail = frame("flat", codebooks(), n, mapped=True)
+    head, _, tail = row_header("flat", codebooks(), n, mapped=True)
     with (tmp_path / "big.faiss").open("wb") as file:
         file.write(head)
         rng = np.random.default_rng(0)
@@ -322,11 +322,11 @@ def test_a_search_on_disk_keeps_to_its_budget(tmp_path: Path) -> None:
     np.save(tmp_path / "xq.npy", rng.normal(size=(5, M * 12)).astype(np.float32))
     script = """
         import numpy as np, resource, time
-        from gpq_faiss.index.file import open_disk
+        from gpq_faiss.index.file import open_file
         def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
         xq = np.load("xq.npy")
         start = time.perf_counter()
-        engine = open_disk("big.faiss", "30MB")
+        engine = open_file("big.faiss", "30MB")
         took = time.perf_counter() - start
         before = peak()
         D, I = engine.search(xq, 10, threads=1)
@@ -354,7 +354,7 @@ def test_files_that_cannot_be_searched_in_place_are_refused(tmp_path: Path) -> N
     def refused(content: bytes, message: str) -> None:
         path.write_bytes(content)
         with pytest.raises(DataError, match=message) as caught:
-            open_disk(path)
+            open_file(path)
         assert "\n" not in str(caught.value)
 
     refused(data[:-1], "damaged")
@@ -370,7 +370,7 @@ def test_files_that_cannot_be_searched_in_place_are_refused(tmp_path: Path) -> N
     sidecar_path(path).unlink()
     refused(faiss.serialize_index(inject(codebooks())).tobytes(), "empty")
     with pytest.raises(DataError, match="not found"):
-        open_disk(tmp_path / "none.faiss")
+        open_file(tmp_path / "none.faiss")
     rng = np.random.default_rng(0)
     opened = 0
     for _ in range(300):
@@ -378,7 +378,7 @@ def test_files_that_cannot_be_searched_in_place_are_refused(tmp_path: Path) -> N
         broken[rng.integers(400 if rng.integers(2) else len(data))] = rng.integers(256)
         path.write_bytes(broken)
         try:
-            open_disk(path).search(np.ones((1, 72), np.float32), 3)
+            open_file(path).search(np.ones((1, 72), np.float32), 3)
             opened += 1
         except DataError as error:
             assert "\n" not in str(error)  # noqa: PT017
@@ -396,7 +396,7 @@ def test_budgets(tmp_path: Path) -> None:
         build_stream(parts, tmp_path / "i.faiss", codebooks(), "flat", memory=1000)
     with pytest.raises(UsageError, match="nothing to index"):
         build_stream([], tmp_path / "i.faiss", codebooks(), "flat")
-    engine = open_disk(build_stream(parts, tmp_path / "i.faiss", codebooks(), "flat"), 1000)
+    engine = open_file(build_stream(parts, tmp_path / "i.faiss", codebooks(), "flat"), 1000)
     with pytest.raises(UsageError, match="too small for 1 queries"):
         engine.search(np.ones((1, 72), np.float32), 1)
 
@@ -411,28 +411,30 @@ def test_nprobe_follows_the_recall(tmp_path: Path, form: str, group: bool) -> No
     codes[moved] = rng.integers(0, 16, int(moved.sum()))
     codes = pack_codes(codes, 16)
     settings = IvfSettings(lists=32, form=form)
-    engine = Engine.build(codes, codebooks(), kind="ivf", ivf=settings, group=group, model_fingerprint=MODEL)
-    low, high = (tune_nprobe(engine, recall, k=10) for recall in (0.5, 0.9))
+    engine = MemoryIndex.build(
+        codes, codebooks(), kind="ivf", ivf=settings, group=group, model_fingerprint=MODEL
+    )
+    low, high = (engine.tune(recall, k=10) for recall in (0.5, 0.9))
     chosen = {}
     for recall, points in ((0.5, low), (0.9, high)):
         chosen[recall] = min(p["nprobe"] for p in points if p["recall"] >= recall)
     assert chosen[0.5] < chosen[0.9] == engine.ivf.nprobe
     assert all(a["share"] < b["share"] for a, b in itertools.pairwise(high))
     # the points are what a search with them gives
-    xq = sample_queries(engine)
+    xq = engine.sample_queries()
     exact = engine.to("exact").search(xq, 10)[1]
     point = next(p for p in high if p["nprobe"] == engine.ivf.nprobe)
     both = [np.isin(a, b).mean() for a, b in zip(engine.search(xq, 10)[1], exact, strict=True)]
     assert np.isclose(np.mean(both), point["recall"])
     path = engine.save(tmp_path / "i.faiss")
     assert read_sidecar(path)["extra"]["operating_points"] == stored_points(high)
-    assert open_engine(path).ivf.nprobe == engine.ivf.nprobe
-    assert tune_nprobe(engine, 1.0, k=1, queries=xq)[-1]["recall"] == 1
+    assert open_in_memory(path).ivf.nprobe == engine.ivf.nprobe
+    assert engine.tune(1.0, k=1, queries=xq)[-1]["recall"] == 1
     for recall in (0.0, 1.1, float("nan")):
         with pytest.raises(UsageError, match="recall"):
-            tune_nprobe(engine, recall)
+            engine.tune(recall)
     with pytest.raises(UsageError, match="no nprobe to tune"):
-        tune_nprobe(engine.to("exact"), 0.5)
+        engine.to("exact").tune(0.5)
 
 
 def test_prototypes_are_taken_as_lists_and_all_lists_find_everything() -> None:
@@ -440,10 +442,10 @@ def test_prototypes_are_taken_as_lists_and_all_lists_find_everything() -> None:
     prototypes = rng.normal(size=(10, M * 12))
     codes = random_codes(3000)
     settings = IvfSettings(centroids=prototypes, nprobe=10, form="fused")
-    engine = Engine.build(codes, codebooks(), kind="ivf", ivf=settings)
+    engine = MemoryIndex.build(codes, codebooks(), kind="ivf", ivf=settings)
     assert engine.ivf.lists == 10
     xq = rng.normal(size=(9, M * 12)).astype(np.float32)
-    expected = Engine.build(codes, codebooks(), kind="flat").search(xq, 20)
+    expected = MemoryIndex.build(codes, codebooks(), kind="flat").search(xq, 20)
     D, found = engine.search(xq, 20)
     assert np.array_equal(D, expected[0])
     assert np.array_equal(found, expected[1])
@@ -454,7 +456,7 @@ def test_prototypes_are_taken_as_lists_and_all_lists_find_everything() -> None:
 def test_a_large_index_opens_at_once(tmp_path: Path) -> None:
     """Six gigabytes of codes that are a hole in the file: only the header is read."""
     n = 2_000_000_000
-    head, count, tail = frame("flat", codebooks(), n, mapped=False)
+    head, count, tail = row_header("flat", codebooks(), n, mapped=False)
     path = tmp_path / "huge.faiss"
     with path.open("wb") as file:
         file.write(head)
@@ -462,7 +464,7 @@ def test_a_large_index_opens_at_once(tmp_path: Path) -> None:
         file.seek(0, os.SEEK_END)
         file.write(tail)
     start = time.perf_counter()
-    engine = open_disk(path)
+    engine = open_file(path)
     assert time.perf_counter() - start < 1
     assert engine.ntotal == n
-    assert engine.items(n - 3, n).own.tolist() == [n - 3, n - 2, n - 1]
+    assert engine.codes(0, n - 3, n).tolist() == [[0] * ((M + 1) // 2)] * 3

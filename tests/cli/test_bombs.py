@@ -24,8 +24,8 @@ from test_bad_input import refused_model
 
 LISTS: dict[str, tuple[str, ...]] = {
     "--ids": ("encode", "MODEL", "DATA", "--ids", "BAD"),
-    "--where-ids": ("search", "MODEL", "INDEX", "QUERIES", "--where-ids", "BAD"),
-    "--without-ids": ("search", "MODEL", "INDEX", "QUERIES", "--without-ids", "BAD"),
+    "--allow-ids": ("search", "MODEL", "INDEX", "QUERIES", "--allow-ids", "BAD"),
+    "--deny-ids": ("search", "MODEL", "INDEX", "QUERIES", "--deny-ids", "BAD"),
     "--labelled": ("train", "DATA", "--labels", "LABELS", *TRAIN, "--labelled", "BAD"),
     "--queries": ("train", "DATA", "--labels", "LABELS", *TRAIN, "--queries", "BAD"),
     "--labels": ("train", "DATA", *TRAIN, "--labels", "BAD"),

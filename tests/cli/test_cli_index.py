@@ -10,7 +10,7 @@ import faiss
 import pytest
 from commands import Shop, done, refused
 
-from gpq_faiss.index.opening import open_engine
+from gpq_faiss.index.opening import open_in_memory
 
 
 @pytest.mark.parametrize("kind", ["fused", "fastscan", "exact", "grouped", "auto"])
@@ -21,7 +21,7 @@ def test_kinds(shop: Shop, tmp_path: Path, kind: str) -> None:
     )
     assert (
         faiss.read_index(str(out)).ntotal
-        == open_engine(out).ntotal
+        == open_in_memory(out).ntotal
         == faiss.read_index(str(shop.index)).ntotal
     )
 
@@ -31,7 +31,7 @@ def test_lists_by_recall(shop: Shop, tmp_path: Path) -> None:
     said = done("index", shop.model, shop.codes, "--kind", "ivf", "--lists", 5, "--recall", 0.9, "--out", out)
     assert said.startswith("nprobe 1: recall ")
     assert said.endswith(f"\n{out}\n")
-    assert open_engine(out).ivf.lists == 5
+    assert open_in_memory(out).ivf.lists == 5
 
 
 def test_lists_of_the_class_prototypes(shop: Shop, tmp_path: Path) -> None:
@@ -39,7 +39,10 @@ def test_lists_of_the_class_prototypes(shop: Shop, tmp_path: Path) -> None:
     done(
         "index", shop.model, shop.codes, "--kind", "ivf", "--lists", "prototypes", "--nprobe", 3, "--out", out
     )
-    assert (open_engine(out).ivf.lists, open_engine(out).ivf.nprobe) == (3, 3)  # there are three classes
+    assert (open_in_memory(out).ivf.lists, open_in_memory(out).ivf.nprobe) == (
+        3,
+        3,
+    )  # there are three classes
 
 
 def test_options_that_do_not_fit_are_refused(shop: Shop, tmp_path: Path) -> None:
@@ -69,7 +72,7 @@ def answers(text: str) -> dict[str, Any]:
 def test_lists_are_searched_in_memory_and_in_place(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, assign: str, budget: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr("gpq_faiss.search._COPIES", 10**6)  # no budget holds the index
+    monkeypatch.setattr("gpq_faiss.index.opening._COPIES", 10**6)  # no budget holds the index
     out, same = tmp_path / "lists.faiss", ("--format", "json", "-k", 150)
     build = ("index", shop.model, shop.codes, "--kind", "ivf", "--memory", "64MB", "--lists", 3)
     done(*build, "--assign", assign, "--nprobe", 1, "--out", out)
@@ -99,4 +102,4 @@ def test_a_recall_within_a_budget_is_kept_in_the_file(shop: Shop, tmp_path: Path
     index = faiss.read_index(str(out))
     assert isinstance(index, faiss.IndexIVFPQ)
     assert f"nprobe {index.nprobe}: recall " in said
-    assert open_engine(out).ivf.nprobe == index.nprobe
+    assert open_in_memory(out).ivf.nprobe == index.nprobe

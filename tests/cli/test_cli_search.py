@@ -29,8 +29,8 @@ def test_exact_kinds_answer_alike(
 ) -> None:
     assert found(shop.model, shop.index, shop.queries, "-k", 9, "--kind", kind) == plain
     if kind in ("auto", "exact"):
-        monkeypatch.setattr("gpq_faiss.search._COPIES", 10**6)  # no budget holds the index
-        monkeypatch.delattr("gpq_faiss.search.open_engine")
+        monkeypatch.setattr("gpq_faiss.index.opening._COPIES", 10**6)  # no budget holds the index
+        monkeypatch.delattr("gpq_faiss.index.opening.open_in_memory")
         small = ("--memory", "1MB", "--threads", 1)
         assert found(shop.model, shop.index, shop.queries, "-k", 9, "--kind", kind, *small) == plain
         monkeypatch.undo()
@@ -47,7 +47,7 @@ def test_fastscan_gives_its_own_scores(shop: Shop, plain: list[dict[str, Any]]) 
 @pytest.fixture(params=[(), ("--memory", "2MB")])
 def budget(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     """No budget, and one that (as the test has it) does not hold the index."""
-    monkeypatch.setattr("gpq_faiss.search._COPIES", 10**6)
+    monkeypatch.setattr("gpq_faiss.index.opening._COPIES", 10**6)
     options: tuple[str, ...] = request.param
     return options
 
@@ -59,7 +59,12 @@ def test_filters_by_lists_of_ids(shop: Shop, tmp_path: Path, budget: tuple[str, 
     (tmp_path / "ids.txt").write_text("\n".join(map(str, chosen)) + "\n")
     search = (shop.model, shop.index, shop.queries, "-k", 9, *budget)
     for name in ("ids.npy", "ids.txt"):
-        for option, inside in (("--where-ids", True), ("--without-ids", False)):
+        for option, inside in (
+            ("--allow-ids", True),
+            ("--deny-ids", False),
+            ("--where-ids", True),
+            ("--without-ids", False),
+        ):
             got = [q["ids"] for q in found(*search, option, tmp_path / name)]
             assert got == [[i for i in ids if (i % 3 == 0) == inside][:9] for ids in every]
 
@@ -67,7 +72,7 @@ def test_filters_by_lists_of_ids(shop: Shop, tmp_path: Path, budget: tuple[str, 
 def test_all_items_above_a_score(shop: Shop, budget: tuple[str, ...]) -> None:
     every = found(shop.model, shop.index, shop.queries, "-k", ITEMS)
     least = float(np.median([q["scores"][5] for q in every]))
-    got = found(shop.model, shop.index, shop.queries, "--least", least, *budget)
+    got = found(shop.model, shop.index, shop.queries, "--min-score", least, *budget)
     assert [q["ids"] for q in got] == [
         [i for i, s in zip(q["ids"], q["scores"], strict=True) if s >= least] for q in every
     ]

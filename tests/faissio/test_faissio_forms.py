@@ -14,13 +14,13 @@ from gpq_faiss.codes.blocks import unpack_blocks
 from gpq_faiss.codes.codebooks import inject
 from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import DataError, MismatchError, OutputExistsError, UsageError
+from gpq_faiss.faissio.forms import FORMS, faiss_form
 from gpq_faiss.faissio.io import load_index, save_index, sidecar_path
 from gpq_faiss.faissio.layout import layout_of
-from gpq_faiss.index.forms import FORMS, faiss_form
 from gpq_faiss.index.kinds import KINDS
-from gpq_faiss.index.lists import IvfSettings
-from gpq_faiss.index.memory import Engine
-from gpq_faiss.index.opening import engine_of, open_engine
+from gpq_faiss.index.lists import IvfSettings, assign
+from gpq_faiss.index.memory import MemoryIndex
+from gpq_faiss.index.opening import of_faiss, open_in_memory
 
 
 def codebooks(M: int, K: int = 16, seed: int = 0) -> np.ndarray:
@@ -37,13 +37,14 @@ def form_of(form: str, M: int, ids: np.ndarray | None) -> object:
     codes, _ = some(M)
     Z = codebooks(M)
     ivf = IvfSettings(lists=5, form="fused" if form.endswith("fused") else "fastscan").trained(codes, Z)
-    return faiss_form(form, codes, ids, Z, ivf=ivf)
+    list_of = assign(codes, Z, ivf.centroids)
+    return faiss_form(form, codes, ids, Z, centroids=ivf.centroids, list_of=list_of, nprobe=ivf.nprobe)
 
 
 def convert(index: object, form: str, ivf: IvfSettings | None = None) -> object:
     """The same codes in another form; nothing is encoded again."""
     listed = ivf is not None or (form.startswith("ivf") and layout_of(index).kind.startswith("ivf"))
-    return engine_of(index, kind="ivf" if listed else "exact", ivf=ivf).to_faiss(form)
+    return of_faiss(index, kind="ivf" if listed else "exact", ivf=ivf).to_faiss(form)
 
 
 def by_id(index: object) -> dict[int, bytes]:
@@ -140,7 +141,7 @@ def test_conversions_that_cannot_be_are_refused() -> None:
         (IvfSettings(centroids=np.full((2, 36), np.nan)), DataError, "NaN"),
     ):
         with pytest.raises(error, match=message):
-            Engine.build(some(3)[0], codebooks(3), kind="ivf", ivf=settings)
+            MemoryIndex.build(some(3)[0], codebooks(3), kind="ivf", ivf=settings)
 
 
 def test_lists_that_contradict_gpq_are_refused() -> None:
@@ -173,34 +174,34 @@ def test_an_engine_comes_back_as_it_was(tmp_path: Path, kind: str, own_ids: bool
     codes, ids = some(6)
     codes[50:100] = codes[:50]
     ivf = IvfSettings(lists=6, nprobe=2)
-    engine = Engine.build(
+    engine = MemoryIndex.build(
         codes, codebooks(6), ids if own_ids else None, kind=kind, ivf=ivf, model_fingerprint="m" * 16
     )
     xq = np.random.default_rng(1).normal(size=(4, 72)).astype(np.float32)
     path = engine.save(tmp_path / "e.faiss")
-    back = open_engine(path)
+    back = open_in_memory(path)
     assert (back.kind, back.group, back.model_fingerprint) == (engine.kind, engine.group, "m" * 16)
     for mine, others in zip(engine.search(xq, 20), back.search(xq, 20), strict=True):
         assert np.array_equal(mine, others)
     assert np.array_equal(back.ids, np.sort(ids) if own_ids else np.arange(len(codes)))
     with pytest.raises(OutputExistsError):
         engine.save(path)
-    exact = open_engine(path, "exact")
-    expected = Engine.build(codes, codebooks(6), ids if own_ids else None, kind="flat").search(xq, 20)
-    for other in (exact, engine.to("grouped"), engine_of(faiss.read_index(str(path)))):
+    exact = open_in_memory(path, "exact")
+    expected = MemoryIndex.build(codes, codebooks(6), ids if own_ids else None, kind="flat").search(xq, 20)
+    for other in (exact, engine.to("grouped"), of_faiss(faiss.read_index(str(path)))):
         for mine, others in zip(expected, other.search(xq, 20), strict=True):
             assert np.array_equal(mine, others)
 
 
 def test_a_sidecar_with_an_unknown_kind_is_refused(tmp_path: Path) -> None:
-    path = Engine.build(some(6)[0], codebooks(6)).save(tmp_path / "e.faiss")
+    path = MemoryIndex.build(some(6)[0], codebooks(6)).save(tmp_path / "e.faiss")
     document = json.loads(sidecar_path(path).read_text())
     document["extra"]["engine"] = "magic"
     sidecar_path(path).write_text(json.dumps(document))
     with pytest.raises(DataError, match="kind 'magic'"):
-        open_engine(path)
-    assert open_engine(path, "flat").kind == "flat"
+        open_in_memory(path)
+    assert open_in_memory(path, "flat").kind == "flat"
     document["kind"] = "fused"
     sidecar_path(path).write_text(json.dumps(document))
     with pytest.raises(MismatchError):
-        open_engine(path)
+        open_in_memory(path)

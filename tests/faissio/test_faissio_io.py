@@ -305,7 +305,7 @@ def test_mutated_files_never_crash(tmp_path: Path) -> None:
         from pathlib import Path
         from gpq_faiss.errors import GpqError
         from gpq_faiss.faissio.io import load_index
-        from gpq_faiss.index.opening import engine_of
+        from gpq_faiss.index.opening import of_faiss
         resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
         rng, xq = np.random.default_rng(0), np.ones((2, {M * d}), np.float32)
         counts = dict(refused=0, read=0)
@@ -327,7 +327,7 @@ def test_mutated_files_never_crash(tmp_path: Path) -> None:
                 try:
                     index, _ = load_index("mutant")
                     if index.ntotal:
-                        engine_of(index, kind="exact").search(xq, 3)
+                        of_faiss(index, kind="exact").search(xq, 3)
                     counts["read"] += 1
                 except GpqError as error:
                     assert "\\n" not in str(error), error
@@ -349,7 +349,7 @@ def test_mutated_files_never_crash(tmp_path: Path) -> None:
 def test_reading_an_index_needs_no_torch(saved: Path) -> None:
     script = f"""
         import sys
-        import gpq_faiss.build.stages, gpq_faiss.gpu.placing
+        import gpq_faiss.build.stages, gpq_faiss.gpu.forms
         from gpq_faiss.faissio.io import load_index
         load_index({str(saved)!r})
         assert "torch" not in sys.modules

@@ -31,7 +31,7 @@ from gpq_faiss.gpu.tensors import (
     split_keys,
     unpack_column,
 )
-from gpq_faiss.index.memory import Engine
+from gpq_faiss.index.memory import MemoryIndex
 
 # Encoding and keys ---------------------------------------------------------------------------------------------------
 
@@ -146,7 +146,7 @@ def trained(bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
 def test_real_codes(device: str, bits: int) -> None:
     codes, Z, vectors, classes = trained(bits)
     xq = vectors[:200]
-    engine = Engine.build(codes, Z, kind="auto")
+    engine = MemoryIndex.build(codes, Z, kind="auto")
     for via in ("auto", "torch"):
         index = put(engine, device, via=via, memory=1 << 26)
         for k in (1, 100, 5000):

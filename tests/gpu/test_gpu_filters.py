@@ -17,7 +17,7 @@ from gpq_faiss.errors import DataError, UsageError
 from gpq_faiss.gpu import index as device_index
 from gpq_faiss.gpu.placing import of_codes, to_gpu, to_torch
 from gpq_faiss.index.filters import Allow, Bitmap, Deny
-from gpq_faiss.index.memory import Engine
+from gpq_faiss.index.memory import MemoryIndex
 
 
 def ranking(
@@ -65,7 +65,7 @@ def test_any_way_gives_the_ranking_of_what_passes(
 ) -> None:
     codes, Z, ids, xq = database
     n = len(ids)
-    index = put(Engine.build(codes, Z, ids, kind="exact"), device, **form)
+    index = put(MemoryIndex.build(codes, Z, ids, kind="exact"), device, **form)
     k = max(1, int(share * n))
     # clustered: some shards may hold nothing that passes
     draws = np.argsort(np.argsort(ids)) / n if clustered else np.random.default_rng(seed).random(n)
@@ -91,7 +91,7 @@ def bits_of(ids: np.ndarray, size: int) -> np.ndarray:
 def test_every_form_of_a_filter_as_on_the_cpu(device: str, group: bool) -> None:
     codes, Z, _, xq = items(1, 6, n=1000, distinct=80)
     ids = np.random.default_rng(0).permutation(3000)[:1000]
-    engine = Engine.build(codes, Z, ids, kind="grouped" if group else "exact")
+    engine = MemoryIndex.build(codes, Z, ids, kind="grouped" if group else "exact")
     index = put(engine, device, parts=2)
     some = ids[::3]
     ways: list[tuple[Any, Callable[[np.ndarray], np.ndarray]]] = [
@@ -133,10 +133,10 @@ def test_positions_serve_as_ids_and_tensors_stay_where_they_are(device: str) -> 
     assert len(D) == len(found) == 0
 
 
-def test_nominations_serve_where_most_items_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Faiss nominated of all is enough then; torch scores everything only for queries where it is not."""
+def test_shortlists_serve_where_most_items_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Faiss shortlisted of all is enough then; torch scores everything only for queries where it is not."""
     codes, Z, ids, xq = items(3, 6, n=3000, queries=30)
-    index = put(Engine.build(codes, Z, ids, kind="exact"), "cpu", via="auto")
+    index = put(MemoryIndex.build(codes, Z, ids, kind="exact"), "cpu", via="auto")
     scored: list[int] = []
     whole = device_index.Scan.search_keys
 
@@ -150,13 +150,13 @@ def test_nominations_serve_where_most_items_pass(monkeypatch: pytest.MonkeyPatch
     assert same(index.search(xq, 50, where=Deny(few)), ranking(xq, codes, Z, ids, allowed, 50))
     assert index.stats()["tried"] == 30
     assert sum(scored) < 30
-    # denying the very best of one query leaves too few of its nominations
+    # denying the very best of one query leaves too few of its shortlists
     best = index.search(xq[:1], 60)[1][0]
     tried, scored[:] = index.stats()["tried"], []
     assert same(index.search(xq, 50, where=Deny(best)), ranking(xq, codes, Z, ids, ~np.isin(ids, best), 50))
     assert index.stats()["tried"] == tried + 30
     assert 1 <= sum(scored) < 30
-    # and where few pass, nothing is nominated
+    # and where few pass, nothing is shortlisted
     tried = index.stats()["tried"]
     assert same(index.search(xq, 50, where=Allow(few)), ranking(xq, codes, Z, ids, ~allowed, 50))
     assert index.stats()["tried"] == tried
@@ -164,7 +164,7 @@ def test_nominations_serve_where_most_items_pass(monkeypatch: pytest.MonkeyPatch
 
 def test_what_passes_is_settled_once_for_searches_with_one_filter(monkeypatch: pytest.MonkeyPatch) -> None:
     codes, Z, ids, xq = items(4, 6, n=500, distinct=50)
-    index = put(Engine.build(codes, Z, ids, kind="grouped"), "cpu", parts=2)
+    index = put(MemoryIndex.build(codes, Z, ids, kind="grouped"), "cpu", parts=2)
     made: list[int] = []
     restricted = device_index.Part.restricted
 
@@ -191,7 +191,7 @@ def test_ids_are_kept_where_filters_look(device: str, monkeypatch: pytest.Monkey
     """They are copied once, and neither their owner nor a filter function can change them."""
     codes, Z, _, xq = items(9, 6, n=600)
     ids = np.arange(600, dtype=np.int64) * 3
-    engine = Engine.build(codes, Z, ids, kind="exact")
+    engine = MemoryIndex.build(codes, Z, ids, kind="exact")
     index = put(engine, device, parts=2)
     looked: list[Any] = []
     mask_of = device_index.mask_of
@@ -219,14 +219,14 @@ def test_ids_are_kept_where_filters_look(device: str, monkeypatch: pytest.Monkey
 def test_filters_follow_a_source_that_changes(device: str) -> None:
     """What is on a device is a snapshot; what is put there after a change has the ids of then."""
     codes, Z, ids, xq = items(10, 6, n=600)
-    engine = Engine.build(codes[:300], Z, ids[:300], kind="exact")
+    engine = MemoryIndex.build(codes[:300], Z, ids[:300], kind="exact")
     before = put(engine, device)
     where = Deny(ids[::4])
     first = before.search(xq, 20, where=where)
     changes: list[Callable[[], Any]] = [
         lambda: engine.add(codes[300:400], ids[300:400]),
         lambda: engine.remove(ids[1:300:2]),
-        lambda: engine.merge(Engine.build(codes[400:], Z, ids[400:])),
+        lambda: engine.merge(MemoryIndex.build(codes[400:], Z, ids[400:])),
     ]
     for change in changes:
         change()
@@ -257,7 +257,7 @@ def test_memory_bounds_the_blocks_of_a_filter(monkeypatch: pytest.MonkeyPatch) -
 
 def test_what_is_no_filter_is_refused() -> None:
     codes, Z, ids, xq = items(7, 6, n=300)
-    index = to_torch(Engine.build(codes, Z, ids), device="cpu")
+    index = to_torch(MemoryIndex.build(codes, Z, ids), device="cpu")
     for search in (
         lambda where: index.search(xq, 5, where=where),
         lambda where: index.range_search(xq, 5, where=where),
@@ -268,7 +268,7 @@ def test_what_is_no_filter_is_refused() -> None:
             search(Allow(np.ones((2, 2), np.int64)))
         with pytest.raises(DataError, match=r"expected bool \(300,\)"):
             search(lambda i: i[:5] > 0)
-    alone = put(Engine.build(codes, Z, ids), "cpu", via="faiss")
+    alone = put(MemoryIndex.build(codes, Z, ids), "cpu", via="faiss")
     with pytest.raises(UsageError, match="a filter needs exact scores: leave out via='faiss'"):
         alone.search(xq, 5, where=Allow(ids))
 
@@ -276,7 +276,7 @@ def test_what_is_no_filter_is_refused() -> None:
 @pytest.mark.parametrize("limit", [10, 100])
 def test_a_range_of_many_items_a_code_is_refused_before_it_is_expanded(limit: int) -> None:
     codes, Z, ids, xq = items(8, 6, n=2000, distinct=3)
-    index = put(Engine.build(codes, Z, ids, kind="grouped"), "cpu")
+    index = put(MemoryIndex.build(codes, Z, ids, kind="grouped"), "cpu")
     with pytest.raises(DataError, match=f"more than {limit} results"):
         index.range_search(xq, -100.0, limit=limit)
 
@@ -291,7 +291,7 @@ def test_a_range_of_many_items_a_code_is_refused_before_it_is_expanded(limit: in
 def test_filters_by_the_front_door_equal_the_cpu(M: int, via: str) -> None:
     codes, Z, ids, xq = items(20, M, n=50_000, distinct=20_000)
     for group in (False, True):
-        engine = Engine.build(codes, Z, ids, kind="exact", group=group)
+        engine = MemoryIndex.build(codes, Z, ids, kind="exact", group=group)
         index = to_gpu(engine, via=via)
         for where in (Deny(ids[::100]), Allow(ids[::100]), lambda i: i % 3 == 0):
             for k in (10, 1000, 5000):
@@ -304,7 +304,7 @@ def test_filters_by_the_front_door_equal_the_cpu(M: int, via: str) -> None:
 @pytest.mark.parametrize("mode", ["shard", "replica"])
 def test_filters_on_two_gpus(mode: str) -> None:
     codes, Z, ids, xq = items(21, 6, n=20_000)
-    engine = Engine.build(codes, Z, ids, kind="exact")
+    engine = MemoryIndex.build(codes, Z, ids, kind="exact")
     index = to_gpu(engine, devices=[0, 1], mode=mode)
     low = np.sort(ids)[:5000]  # all on the first, as a shard
     for where in (Allow(low), Deny(low)):

@@ -29,8 +29,8 @@ from gpq_faiss.gpu.forms import (
 )
 from gpq_faiss.gpu.placing import to_gpu
 from gpq_faiss.index.lists import IvfSettings
-from gpq_faiss.index.memory import Engine
-from gpq_faiss.index.opening import open_engine
+from gpq_faiss.index.memory import MemoryIndex
+from gpq_faiss.index.opening import open_in_memory
 
 HAS_GPU = hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus() > 0
 
@@ -218,8 +218,8 @@ def test_what_a_gpu_cannot_take_is_refused() -> None:
 @pytest.mark.skipif(HAS_GPU, reason="needs a machine without a GPU")
 def test_a_missing_gpu_is_an_error() -> None:
     index, Z, codes, _ = make(3)
-    lists = Engine.build(codes, Z, kind="ivf", ivf=IvfSettings(lists=4))
-    for source in (index, Engine.build(codes, Z), lists):
+    lists = MemoryIndex.build(codes, Z, kind="ivf", ivf=IvfSettings(lists=4))
+    for source in (index, MemoryIndex.build(codes, Z), lists):
         for via in ("auto", "faiss", "torch"):
             with pytest.raises(DeviceError, match="has none"):
                 to_gpu(source, via=via)
@@ -249,7 +249,7 @@ def test_gpu_equals_cpu(M: int, lists: int | None) -> None:
     raw = to_gpu(index, lists=lists, via="faiss")
     scores = score_codes(xq, codes, Z)
     for k in (1, 100, 2048, 5000):
-        expected_D, expected = open_engine(index, "exact").search(xq, k)
+        expected_D, expected = open_in_memory(index, "exact").search(xq, k)
         D, found = gpu.search(xq, k)
         assert np.array_equal(D, expected_D)
         assert np.array_equal(found, expected)

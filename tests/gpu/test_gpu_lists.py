@@ -18,7 +18,7 @@ from gpq_faiss.gpu import calls
 from gpq_faiss.gpu.placing import to_gpu, to_torch
 from gpq_faiss.index.filters import Allow
 from gpq_faiss.index.lists import IvfSettings
-from gpq_faiss.index.memory import Engine
+from gpq_faiss.index.memory import MemoryIndex
 
 
 def within(
@@ -110,8 +110,8 @@ def test_exact_within_the_lists_that_hold_items(
 @on_devices
 def test_lists_keep_their_centroids_and_probes(device: str) -> None:
     codes, Z, ids, xq = items(6, 6, n=4000, queries=40)
-    flat = Engine.build(codes, Z, ids, kind="exact")
-    engine = Engine.build(codes, Z, ids, kind="ivf", ivf=IvfSettings(lists=30, nprobe=4, form="fused"))
+    flat = MemoryIndex.build(codes, Z, ids, kind="exact")
+    engine = MemoryIndex.build(codes, Z, ids, kind="ivf", ivf=IvfSettings(lists=30, nprobe=4, form="fused"))
     for parts, mode in ((1, "shard"), (2, "shard"), (2, "replica")):
         index = put(engine, device, parts=parts, mode=mode)
         assert [i.nprobe for i in index.faiss_indexes] == [4] * parts
@@ -124,7 +124,7 @@ def test_lists_keep_their_centroids_and_probes(device: str) -> None:
         }
         assert index.stats()["proven"] > 60
     assert same(put(engine, device, via="torch").search(xq, 20), engine.search(xq, 20))
-    # FastScan nominates by rounded tables; its lists are the same
+    # FastScan shortlists by rounded tables; its lists are the same
     assert engine.ivf is not None
     fast = engine.to("ivf", ivf=dataclasses.replace(engine.ivf, form="fastscan"))
     assert same(put(fast, device).search(xq, 20), engine.search(xq, 20))
@@ -154,7 +154,7 @@ def test_a_handful_of_codes_in_many_lists_is_found(device: str) -> None:
 
 
 @pytest.mark.parametrize("lie", ["best left out", "scores off", "nothing found"])
-def test_nominations_from_lists_that_lie_are_not_believed(lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shortlists_from_lists_that_lie_are_not_believed(lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
     database = items(13, 6, n=3000)
     index, list_of, centroids = listed(database, 12, 12, 3)
     held = put(index, "cpu")

@@ -19,7 +19,7 @@ from gpq_faiss.gpu.forms import clone_to_gpu, real_lists, zero_lists
 from gpq_faiss.gpu.memory import MAX_K, PIECE, FaissBudget
 from gpq_faiss.gpu.placing import to_torch
 from gpq_faiss.index.lists import IvfSettings
-from gpq_faiss.index.memory import Engine
+from gpq_faiss.index.memory import MemoryIndex
 
 budgets = st.builds(
     FaissBudget,
@@ -151,10 +151,10 @@ def test_what_is_set_aside_leaves_room_for_what_does_not_fit_it(monkeypatch: pyt
     assert PIECE == 3 << 29
 
 
-def lists_of(n: int = 4000) -> tuple[Engine, np.ndarray]:
+def lists_of(n: int = 4000) -> tuple[MemoryIndex, np.ndarray]:
     codes, Z, ids, xq = items(6, 6, n=n, queries=40)
     ivf = IvfSettings(lists=30, nprobe=4, form="fused")
-    return Engine.build(codes, Z, ids, kind="ivf", ivf=ivf), xq
+    return MemoryIndex.build(codes, Z, ids, kind="ivf", ivf=ivf), xq
 
 
 def needs_of(index: Any) -> FaissBudget:
@@ -167,9 +167,9 @@ def test_lists_that_do_not_fit_the_memory_of_faiss_are_left_to_torch() -> None:
     engine, xq = lists_of()
     expected = engine.search(xq, 20)
     least = needs_of(put(engine, "cpu")).needed(MAX_K)
-    for memory, nominates in ((least, True), (least - 1, False)):
+    for memory, shortlists in ((least, True), (least - 1, False)):
         index = put(engine, "cpu", memory=memory)
-        assert len(index.faiss_indexes) == nominates
+        assert len(index.faiss_indexes) == shortlists
         assert same(index.search(xq, 20), expected)
     engine.set_nprobe(1)
     assert len(put(engine, "cpu", memory=least - 1).faiss_indexes) == 1
@@ -213,9 +213,9 @@ def test_faiss_gets_as_many_queries_at_once_as_fit(kind: str, monkeypatch: pytes
 @pytest.mark.parametrize("via", ["auto", "faiss", "torch"])
 def test_no_memory_at_all_is_refused(via: str) -> None:
     codes, Z, _, _ = items(1, 6, n=100)
-    for source in (Engine.build(codes, Z), lists_of(100)[0]):
+    for source in (MemoryIndex.build(codes, Z), lists_of(100)[0]):
         for memory in (0, -5):
             with pytest.raises(UsageError, match=f"memory of {memory} bytes: it must be at least 1"):
                 put(source, "cpu", via=via, memory=memory)
     with pytest.raises(UsageError, match="at least 1"):
-        to_torch(Engine.build(codes, Z), device="cpu", memory=0)
+        to_torch(MemoryIndex.build(codes, Z), device="cpu", memory=0)

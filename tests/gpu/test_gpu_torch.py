@@ -23,7 +23,7 @@ from gpq_faiss.gpu.placing import of_codes, to_gpu, to_torch
 from gpq_faiss.gpu.ranking import rank_on_device
 from gpq_faiss.gpu.tensors import device_of
 from gpq_faiss.index.filters import Deny
-from gpq_faiss.index.memory import Engine
+from gpq_faiss.index.memory import MemoryIndex
 
 # Search --------------------------------------------------------------------------------------------------------------
 
@@ -39,7 +39,7 @@ def test_any_way_gives_the_answer_of_the_exact_engine(
 ) -> None:
     codes, Z, ids, xq = database
     n = len(ids)
-    engine = Engine.build(codes, Z, ids, kind="exact")
+    engine = MemoryIndex.build(codes, Z, ids, kind="exact")
     index = put(engine, device, **form)
     assert index.ntotal == n
     k = max(1, int(share * n))
@@ -50,7 +50,7 @@ def test_any_way_gives_the_answer_of_the_exact_engine(
 @pytest.mark.parametrize(("M", "K"), [(4, 4), (5, 8), (3, 32), (2, 64), (3, 256), (50, 256)])
 def test_other_codebook_sizes(device: str, M: int, K: int) -> None:
     codes, Z, ids, xq = items(1, M, K)
-    engine = Engine.build(codes, Z, ids, kind="exact")
+    engine = MemoryIndex.build(codes, Z, ids, kind="exact")
     for k in (1, 50, 1500):
         assert same(to_torch(engine, device=device).search(xq, k), engine.search(xq, k))
 
@@ -58,7 +58,7 @@ def test_other_codebook_sizes(device: str, M: int, K: int) -> None:
 @on_devices
 def test_more_than_faiss_gives_and_whole_rankings(device: str) -> None:
     codes, Z, ids, xq = items(2, 6, n=6000, distinct=3000, queries=5)
-    engine = Engine.build(codes, Z, ids, kind="exact")
+    engine = MemoryIndex.build(codes, Z, ids, kind="exact")
     for group in (False, True):
         index = put(engine, device, group=group, lists=3)
         for k in (100, 2048, 2049, 5000, 6000):
@@ -72,7 +72,7 @@ def test_more_than_faiss_gives_and_whole_rankings(device: str) -> None:
 @on_devices
 def test_tensors_in_tensors_out(device: str) -> None:
     codes, Z, ids, xq = items(3, 8, distinct=200)
-    engine = Engine.build(codes, Z, ids, kind="exact")
+    engine = MemoryIndex.build(codes, Z, ids, kind="exact")
     for index in (put(engine, device), put(engine, device, parts=2), put(engine, device, via="faiss")):
         queries = torch.from_numpy(xq).to(device)
         D, found = index.search(queries, 30)
@@ -95,7 +95,7 @@ def group_ties(D: torch.Tensor) -> bool:
 @on_devices
 def test_faiss_alone_is_right_up_to_rounding_and_ties(device: str) -> None:
     codes, Z, ids, xq = items(4, 5, n=3000)
-    engine = Engine.build(codes, Z, ids, kind="exact")
+    engine = MemoryIndex.build(codes, Z, ids, kind="exact")
     scores = dict(zip(ids.tolist(), score_codes(xq, codes, Z).T, strict=True))
     for parts, mode in ((1, "shard"), (2, "shard"), (2, "replica")):
         index = put(engine, device, via="faiss", parts=parts, mode=mode, lists=4)
@@ -115,7 +115,7 @@ def test_faiss_alone_is_right_up_to_rounding_and_ties(device: str) -> None:
 @pytest.mark.parametrize("distinct", [None, 60])
 def test_range_search(device: str, distinct: int | None) -> None:
     codes, Z, ids, xq = items(5, 6, distinct=distinct)
-    engine = Engine.build(codes, Z, ids, kind="exact")
+    engine = MemoryIndex.build(codes, Z, ids, kind="exact")
     for options in ({}, {"group": True}, {"parts": 3}, {"parts": 2, "mode": "replica"}):
         index = put(engine, device, **options)
         for least in (-100.0, 0.0, 2.5, 100.0):
@@ -129,7 +129,7 @@ def test_range_search(device: str, distinct: int | None) -> None:
 @on_devices
 def test_every_kind_of_engine_and_form_of_index(device: str) -> None:
     codes, Z, ids, xq = items(7, 6, distinct=150)
-    exact = Engine.build(codes, Z, ids, kind="exact")
+    exact = MemoryIndex.build(codes, Z, ids, kind="exact")
     expected = exact.search(xq, 25)
     for kind in (
         "auto",
@@ -146,7 +146,7 @@ def test_every_kind_of_engine_and_form_of_index(device: str) -> None:
     bare = inject(Z)
     bare.add_sa_codes(codes)
     assert same(
-        put(bare, device, via="torch").search(xq, 9), Engine.build(codes, Z, kind="exact").search(xq, 9)
+        put(bare, device, via="torch").search(xq, 9), MemoryIndex.build(codes, Z, kind="exact").search(xq, 9)
     )
 
 
@@ -157,7 +157,7 @@ def test_an_exact_engine_that_has_gone_over_to_distinct_codes_stays_so_on_a_devi
     monkeypatch.setattr("gpq_faiss.index.proof.FULL", 0)
     monkeypatch.setattr("gpq_faiss.index.memory.TIED", 3)
     codes, Z, ids, xq = items(16, 6, n=3000, distinct=100)
-    engine = Engine.build(codes, Z, ids, kind="exact")
+    engine = MemoryIndex.build(codes, Z, ids, kind="exact")
     assert len(put(engine, device).parts[0].searcher) == 3000
     for _ in range(3):
         expected = engine.search(xq, 100)
@@ -190,7 +190,7 @@ def test_an_exact_engine_that_has_gone_over_to_distinct_codes_stays_so_on_a_devi
     engine.add(codes[:5], np.arange(5))
     assert engine.distinct is None
     assert same(put(engine, device).search(xq, 100), engine.search(xq, 100))
-    kept = Engine.build(codes, Z, ids, kind="exact")
+    kept = MemoryIndex.build(codes, Z, ids, kind="exact")
     kept.keep_items()
     for _ in range(3):
         kept.search(xq, 100)
@@ -199,19 +199,19 @@ def test_an_exact_engine_that_has_gone_over_to_distinct_codes_stays_so_on_a_devi
 
 def test_more_items_than_a_key_can_tell_apart_are_refused() -> None:
     codes, Z, _, _ = items(17, 6, n=10)
-    scan = to_torch(Engine.build(codes, Z), device="cpu").parts[0].searcher
+    scan = to_torch(MemoryIndex.build(codes, Z), device="cpu").parts[0].searcher
     half = 1 << 31
     parts = [Part(torch.device("cpu"), scan, half, first) for first in (0, half)]
     with pytest.raises(DataError, match=r"4,294,967,296 items: at most 4,294,967,295"):
-        DeviceIndex(parts, 72, None)
-    assert DeviceIndex(parts, 72, None, "replica").ntotal == half
+        DeviceIndex(parts, Z, None)
+    assert DeviceIndex(parts, Z, None, "replica").ntotal == half
 
 
 @on_devices
 def test_codes_that_are_on_the_device_already(device: str) -> None:
     codes, Z, _, xq = items(8, 5)
     index = of_codes(torch.from_numpy(codes).to(device), Z, device=device)
-    assert same(index.search(xq, 1500), Engine.build(codes, Z, kind="exact").search(xq, 1500))
+    assert same(index.search(xq, 1500), MemoryIndex.build(codes, Z, kind="exact").search(xq, 1500))
     bad = torch.from_numpy(codes | 0xF0).to(device)
     with pytest.raises(DataError, match="beyond the last codebook in rows 0"):
         of_codes(bad, Z, device=device)
@@ -222,9 +222,9 @@ def test_codes_that_are_on_the_device_already(device: str) -> None:
 
 
 @pytest.mark.parametrize("lie", ["best left out", "scores off", "nothing found"])
-def test_nominations_that_lie_are_not_believed(lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shortlists_that_lie_are_not_believed(lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
     codes, Z, ids, xq = items(9, 6)
-    engine = Engine.build(codes, Z, ids, kind="exact")
+    engine = MemoryIndex.build(codes, Z, ids, kind="exact")
     index = put(engine, "cpu")
     honest = calls.faiss_search
 
@@ -243,9 +243,9 @@ def test_nominations_that_lie_are_not_believed(lie: str, monkeypatch: pytest.Mon
     assert index.stats() == {"tried": 20, "proven": 0}
 
 
-def test_nominating_is_given_up_where_it_seldom_proves() -> None:
+def test_shortlisting_is_given_up_where_it_seldom_proves() -> None:
     codes, Z, ids, xq = items(10, 3, n=3000, distinct=30, queries=300)
-    engine = Engine.build(codes, Z, ids, kind="exact")
+    engine = MemoryIndex.build(codes, Z, ids, kind="exact")
     index = put(engine, "cpu", memory=1 << 26)
     for _ in range(3):
         assert same(index.search(xq, 100), engine.search(xq, 100))
@@ -257,11 +257,11 @@ def test_nominating_is_given_up_where_it_seldom_proves() -> None:
 
 def test_faiss_is_left_out_where_its_scan_does_not_fit_the_memory() -> None:
     codes, Z, ids, xq = items(15, 6, n=6000)
-    engine = Engine.build(codes, Z, ids, kind="exact")
+    engine = MemoryIndex.build(codes, Z, ids, kind="exact")
     needed = scan_bytes(6000, 3)
-    for memory, nominates in ((needed, True), (needed - 1, False)):
+    for memory, shortlists in ((needed, True), (needed - 1, False)):
         index = put(engine, "cpu", memory=memory)
-        assert len(index.faiss_indexes) == nominates
+        assert len(index.faiss_indexes) == shortlists
         assert same(index.search(xq, 20), engine.search(xq, 20))
     assert len(put(engine, "cpu", memory=needed - 1, via="faiss").faiss_indexes) == 1  # as it was asked for
 
@@ -272,7 +272,7 @@ def test_blocks_do_not_matter_when_later_codes_are_better() -> None:
     query = np.ones((1, 12), np.float32)
     order = np.argsort(score_tables(query, Z)[0, 0], kind="stable").astype(np.uint8)
     for codes in (np.repeat(order, 40)[:, None], np.repeat(order[::-1], 40)[:, None]):
-        engine = Engine.build(codes, Z, kind="flat")
+        engine = MemoryIndex.build(codes, Z, kind="flat")
         index = of_codes(codes, Z, device="cpu", memory=80 * 1500)
         for k in (1, 60, 700):
             assert same(index.search(query, k), engine.search(query, k))
@@ -305,7 +305,7 @@ def test_memory_bounds_the_blocks(memory: int, k: int, monkeypatch: pytest.Monke
 
 def test_unfit_queries_and_arguments_are_one_line_errors() -> None:
     codes, Z, ids, xq = items(11, 6, n=300)
-    index = to_torch(Engine.build(codes, Z, ids), device="cpu", memory=1 << 20)
+    index = to_torch(MemoryIndex.build(codes, Z, ids), device="cpu", memory=1 << 20)
     for k in (0, -1, 301, True, 2.0):
         with pytest.raises(UsageError, match="k = "):
             index.search(xq, k)
@@ -326,9 +326,9 @@ def test_unfit_queries_and_arguments_are_one_line_errors() -> None:
     with pytest.raises(UsageError, match="queries are on meta, the index on cpu"):
         index.search(torch.empty((2, 72), device="meta"), 5)
     with pytest.raises(UsageError, match="raise memory"):
-        to_torch(Engine.build(codes, Z), device="cpu", memory=1000).search(xq, 200)
+        to_torch(MemoryIndex.build(codes, Z), device="cpu", memory=1000).search(xq, 200)
     with pytest.raises(UsageError, match="at least 1"):
-        to_torch(Engine.build(codes, Z), device="cpu", memory=0)
+        to_torch(MemoryIndex.build(codes, Z), device="cpu", memory=0)
 
 
 def test_unfit_sources_are_refused() -> None:
@@ -338,10 +338,10 @@ def test_unfit_sources_are_refused() -> None:
         to_torch(faiss.IndexFlatIP(12), device="cpu")
     codes, Z, _, _ = items(12, 3, n=2)
     with pytest.raises(UsageError, match="2 items cannot be spread over 3 devices"):
-        put(Engine.build(codes, Z), "cpu", parts=3)
+        put(MemoryIndex.build(codes, Z), "cpu", parts=3)
     codes, Z, _, _ = items(12, 3, 32)
     with pytest.raises(UsageError, match=r"takes 16 .* or 256; use via='torch'"):
-        put(Engine.build(codes, Z), "cpu")
+        put(MemoryIndex.build(codes, Z), "cpu")
 
 
 @NO_GPU
@@ -349,7 +349,7 @@ def test_unfit_sources_are_refused() -> None:
 def test_a_missing_gpu_is_an_error_for_torch_as_well(device: str | int) -> None:
     codes, Z, _, xq = items(13, 3, n=20)
     with pytest.raises(DeviceError, match="torch sees none here"):
-        to_torch(Engine.build(codes, Z), device=device)
+        to_torch(MemoryIndex.build(codes, Z), device=device)
     with pytest.raises(DeviceError, match="torch sees none here"):
         rank_on_device(score_tables(xq, Z), codes, xq > 0, codes > 0, device=device)
 
@@ -367,7 +367,7 @@ def test_a_device_by_another_name_is_an_error(device: str) -> None:
 @pytest.mark.skipif(not HAS_GPU, reason="no GPU")
 def test_a_gpu_by_its_front_door() -> None:
     codes, Z, ids, xq = items(20, 6, n=50_000, distinct=20_000)
-    engine = Engine.build(codes, Z, ids, kind="exact")
+    engine = MemoryIndex.build(codes, Z, ids, kind="exact")
     expected = engine.search(xq, 100)
     for via in ("auto", "torch"):
         index = to_gpu(engine, via=via)
@@ -404,7 +404,7 @@ def test_memory_is_kept_on_a_gpu(k: int) -> None:
 @pytest.mark.parametrize("via", ["auto", "torch"])
 def test_two_gpus(mode: str, via: str) -> None:
     codes, Z, ids, xq = items(21, 6, n=20_000)
-    engine = Engine.build(codes, Z, ids, kind="exact")
+    engine = MemoryIndex.build(codes, Z, ids, kind="exact")
     index = to_gpu(engine, devices=[0, 1], mode=mode, via=via)
     assert [part.device.index for part in index.parts] == [0, 1]
     assert [i.getDevice() for i in index.faiss_indexes] == ([0, 1] if via == "auto" else [])

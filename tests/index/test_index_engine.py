@@ -12,8 +12,8 @@ from gpq_faiss.codes.scores import score_codes, score_tables
 from gpq_faiss.errors import DataError, MismatchError, UsageError
 from gpq_faiss.index.filters import Allow, Bitmap, Deny
 from gpq_faiss.index.lists import IvfSettings
-from gpq_faiss.index.memory import Engine
-from gpq_faiss.index.opening import open_engine
+from gpq_faiss.index.memory import MemoryIndex
+from gpq_faiss.index.opening import open_in_memory
 from gpq_faiss.index.proof import ProvenSearch
 from gpq_faiss.index.scanners import quantisation_bound, rounding_bound
 
@@ -21,7 +21,7 @@ EXACT = ["exact", "grouped", "fused", "flat", "auto"]
 
 
 @pytest.fixture(autouse=True)
-def _nominate_even_among_few(monkeypatch: pytest.MonkeyPatch) -> None:
+def _shortlist_even_among_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small tests would otherwise score everything, and prove nothing."""
     monkeypatch.setattr("gpq_faiss.index.proof.FULL", 0)
 
@@ -51,7 +51,7 @@ def test_exact_kinds_are_brute_force(M: int, kind: str) -> None:
     n = 2500
     for codes in (pack_codes(rng.integers(0, 16, (n, M)), 16), repetitive(rng, M, n, 60)):
         ids = rng.permutation(10**12 + np.arange(n) * 7)
-        engine = Engine.build(codes, Z, ids, kind=kind)
+        engine = MemoryIndex.build(codes, Z, ids, kind=kind)
         xq = rng.normal(size=(20, M * 12)).astype(np.float32)
         for k in (1, 30, 700, n):
             D, found = engine.search(xq, k)
@@ -70,12 +70,12 @@ def test_other_codebook_sizes_are_searched_exactly(K: int) -> None:
     xq = rng.normal(size=(6, 60)).astype(np.float32)
     expected = brute_force(xq, codes, Z, np.arange(1500), 40)
     for kind in ("exact", "grouped", "flat", "auto"):
-        D, found = Engine.build(codes, Z, kind=kind).search(xq, 40)
+        D, found = MemoryIndex.build(codes, Z, kind=kind).search(xq, 40)
         assert np.array_equal(found, expected[1])
         assert np.array_equal(D, expected[0])
     for kind in ("fused", "fastscan", "ivf"):
         with pytest.raises(UsageError, match="needs 16 codewords"):
-            Engine.build(codes, Z, kind=kind)
+            MemoryIndex.build(codes, Z, kind=kind)
 
 
 @pytest.mark.parametrize("case", ["equal tables", "one wide table", "near ties", "zero", "huge", "tiny"])
@@ -97,13 +97,13 @@ def test_adversarial_tables_stay_exact(case: str) -> None:
     codes = pack_codes(rng.integers(0, 16, (4000, 8)), 16)
     expected = brute_force(xq, codes, Z, np.arange(4000), 20)
     for kind in ("exact", "grouped"):
-        engine = Engine.build(codes, Z, kind=kind)
+        engine = MemoryIndex.build(codes, Z, kind=kind)
         D, found = engine.search(xq, 20)
         assert np.array_equal(found, expected[1])
         assert np.array_equal(D, expected[0])
         assert engine.stats()["queries"] == 8
         if case in ("one wide table", "zero"):
-            assert engine.stats()["widened"] == 8
+            assert engine.stats()["retried"] == 8
 
 
 def test_fastscan_never_errs_by_more_than_its_bound() -> None:
@@ -112,7 +112,7 @@ def test_fastscan_never_errs_by_more_than_its_bound() -> None:
         Z = codebooks(rng, M)
         codes = pack_codes(rng.integers(0, 16, (3000, M)), 16)
         xq = (rng.normal(size=(40, M * 12)) * np.logspace(-6, 6, 40)[:, None]).astype(np.float32)
-        engine = Engine.build(codes, Z, kind="exact")
+        engine = MemoryIndex.build(codes, Z, kind="exact")
         scanner = engine.searcher.scanner("fastscan")
         D, found = scanner.candidates(xq, 3000)
         tables = score_tables(xq, Z)
@@ -128,26 +128,26 @@ def test_the_engine_counts_what_it_had_to_do() -> None:
     rng = np.random.default_rng(5)
     Z = codebooks(rng, 12)
     codes = pack_codes(rng.integers(0, 16, (20000, 12)), 16)
-    engine = Engine.build(codes, Z, kind="exact")
+    engine = MemoryIndex.build(codes, Z, kind="exact")
     engine.search(rng.normal(size=(40, 144)).astype(np.float32), 10)
     stats = engine.stats()
     assert stats["queries"] == 40
     assert stats["proven_first"] > 0.5
-    assert stats["scored_in_full"] == 0
-    same = Engine.build(np.repeat(codes[:1], 20000, axis=0), Z, kind="exact")
+    assert stats["brute_forced"] == 0
+    same = MemoryIndex.build(np.repeat(codes[:1], 20000, axis=0), Z, kind="exact")
     same.search(rng.normal(size=(4, 144)).astype(np.float32), 10)
     # ties without end: neither more candidates nor finer tables would help, so none were asked for
-    assert (same.stats()["tabled"], same.stats()["scored_in_full"]) == (0, 4)
+    assert (same.stats()["rescored"], same.stats()["brute_forced"]) == (0, 4)
 
 
 def test_auto_groups_where_codes_repeat() -> None:
     rng = np.random.default_rng(6)
     Z = codebooks(rng, 3)
-    short = Engine.build(pack_codes(rng.integers(0, 16, (20000, 3)), 16), Z)
+    short = MemoryIndex.build(pack_codes(rng.integers(0, 16, (20000, 3)), 16), Z)
     assert short.kind == "grouped"
     assert short.distinct is not None
     assert short.distinct <= 4096
-    long = Engine.build(pack_codes(rng.integers(0, 16, (20000, 12)), 16), codebooks(rng, 12))
+    long = MemoryIndex.build(pack_codes(rng.integers(0, 16, (20000, 12)), 16), codebooks(rng, 12))
     assert (long.kind, long.distinct) == ("exact", None)
 
 
@@ -157,9 +157,9 @@ def test_exact_goes_over_to_distinct_codes_where_ties_cost_more(monkeypatch: pyt
     Z = codebooks(rng, 6)
     codes = np.repeat(pack_codes(rng.integers(0, 16, (20, 6)), 16), 1000, axis=0)
     ids = rng.permutation(20000) * 3
-    engine = Engine.build(codes, Z, ids, kind="exact")
-    grouped = Engine.build(codes, Z, ids, kind="grouped")
-    assert engine.way == "exact, 20,000 items"
+    engine = MemoryIndex.build(codes, Z, ids, kind="exact")
+    grouped = MemoryIndex.build(codes, Z, ids, kind="grouped")
+    assert engine.describe() == "exact, 20,000 items"
     seen = []
     for _ in range(4):
         xq = rng.normal(size=(12, 72)).astype(np.float32)
@@ -167,9 +167,9 @@ def test_exact_goes_over_to_distinct_codes_where_ties_cost_more(monkeypatch: pyt
             assert np.array_equal(one, other)
         seen.append((engine.distinct, engine.stats()["queries"]))
     assert seen == [(None, 12), (20, 24), (20, 36), (20, 48)]  # nothing is forgotten of what was before
-    assert engine.stats()["scored_in_full"] <= 24
+    assert engine.stats()["brute_forced"] <= 24
     assert (engine.kind, engine.group) == ("exact", False)
-    assert engine.way == "exact, 20 distinct codes of 20,000 items"
+    assert engine.describe() == "exact, 20 distinct codes of 20,000 items"
     least = float(engine.search(xq, 30)[0][0, 5])
     for one, other in zip(engine.range_search(xq, least), grouped.range_search(xq, least), strict=True):
         assert np.array_equal(one, other)
@@ -186,12 +186,12 @@ def test_exact_stays_with_its_items_where_codes_that_differ_tie(monkeypatch: pyt
     monkeypatch.setattr(Groups, "of", lambda codes: made.append(len(codes)) or of(codes))
     rng = np.random.default_rng(12)
     Z = codebooks(rng, 12)
-    engine = Engine.build(pack_codes(rng.integers(0, 16, (20000, 12)), 16), Z, kind="exact")
+    engine = MemoryIndex.build(pack_codes(rng.integers(0, 16, (20000, 12)), 16), Z, kind="exact")
     for _ in range(3):
         D, found = engine.search(np.zeros((10, 144), np.float32), 40)
         assert (D == 0).all()
         assert (found == np.arange(40)).all()
-    assert engine.stats()["scored_in_full"] == 30
+    assert engine.stats()["brute_forced"] == 30
     assert engine.distinct is None
     assert made == [20000]
 
@@ -215,7 +215,7 @@ def test_the_answer_depends_on_neither_batch_nor_threads(kind: str) -> None:
     Z = codebooks(rng, 8)
     codes = repetitive(rng, 8, 6000, 3000)
     xq = rng.normal(size=(70, 96)).astype(np.float32)
-    engine = Engine.build(codes, Z, kind=kind)
+    engine = MemoryIndex.build(codes, Z, kind=kind)
     D, found = engine.search(xq, 15, threads=1)
     before = faiss.omp_get_max_threads()
     for other in (
@@ -253,7 +253,7 @@ def test_filters_are_brute_force_over_what_they_allow(kind: str) -> None:
     codes = repetitive(rng, 6, n, 900)
     xq = rng.normal(size=(5, 72)).astype(np.float32)
     for ids in (np.arange(n), rng.permutation(5 + 3 * np.arange(n))):
-        engine = Engine.build(codes, Z, ids, kind=kind)
+        engine = MemoryIndex.build(codes, Z, ids, kind=kind)
         for where, mask in filters(ids, rng):
             D, found = engine.search(xq, k, where=where)
             m = min(k, int(mask.sum()))
@@ -273,7 +273,7 @@ def test_filters_reach_fastscan_and_ivf_too() -> None:
     allowed = rng.choice(2000, 400, replace=False)
     for kind in ("fastscan", "ivf"):
         for group in (False, True):
-            engine = Engine.build(codes, Z, kind=kind, group=group, ivf=IvfSettings(lists=8, nprobe=8))
+            engine = MemoryIndex.build(codes, Z, kind=kind, group=group, ivf=IvfSettings(lists=8, nprobe=8))
             for where in (Allow(allowed), Deny(allowed)):
                 D, found = engine.search(xq, 10, where=where)
                 assert (np.isin(found, allowed) == isinstance(where, Allow)).all()
@@ -284,7 +284,7 @@ def test_filters_reach_fastscan_and_ivf_too() -> None:
 
 
 def test_filters_that_are_none_are_refused() -> None:
-    engine = Engine.build(np.zeros((3, 3), np.uint8), codebooks(np.random.default_rng(0), 6))
+    engine = MemoryIndex.build(np.zeros((3, 3), np.uint8), codebooks(np.random.default_rng(0), 6))
     xq = np.ones((1, 72), np.float32)
     for where, error, message in (
         ("abc", UsageError, "where = str"),
@@ -307,7 +307,7 @@ def test_range_search_is_brute_force(kind: str) -> None:
     ids = rng.permutation(np.arange(n) * 2)
     xq = rng.normal(size=(6, 72)).astype(np.float32)
     truth = score_codes(xq, codes, Z)
-    engine = Engine.build(codes, Z, ids, kind=kind)
+    engine = MemoryIndex.build(codes, Z, ids, kind=kind)
     for least in (
         float(np.quantile(truth, 0.9995)),
         float(np.quantile(truth, 0.9)),
@@ -343,8 +343,8 @@ def test_adding_removing_and_merging_equal_building_anew(kind: str) -> None:
     xq = rng.normal(size=(5, 72)).astype(np.float32)
     settings = IvfSettings(centroids=rng.normal(size=(4, 72)).astype(np.float32), nprobe=4, form="fused")
 
-    def make(part: slice) -> Engine:
-        return Engine.build(codes[part], Z, ids[part], kind=kind, ivf=settings)
+    def make(part: slice) -> MemoryIndex:
+        return MemoryIndex.build(codes[part], Z, ids[part], kind=kind, ivf=settings)
 
     engine = make(slice(0, 1000))
     engine.search(xq, 5)
@@ -371,7 +371,7 @@ def test_adding_removing_and_merging_equal_building_anew(kind: str) -> None:
     largest = int(engine.ids[-1])
     engine.add(codes[:2])
     assert engine.ids[-2:].tolist() == [largest + 1, largest + 2]
-    foreign = Engine.build(codes, codebooks(rng, 6))
+    foreign = MemoryIndex.build(codes, codebooks(rng, 6))
     with pytest.raises(MismatchError, match="shard 1 has codebooks"):
         engine.merge(foreign)
 
@@ -380,7 +380,7 @@ def test_extreme_ids_are_kept() -> None:
     Z = codebooks(np.random.default_rng(0), 3)
     codes = np.array([[1, 2], [3, 4], [5, 6]], np.uint8)
     ids = np.array([2**63 - 1, -(2**63), 0])
-    engine = Engine.build(codes, Z, ids)
+    engine = MemoryIndex.build(codes, Z, ids)
     assert sorted(engine.search(np.ones((1, 36), np.float32), 3)[1][0]) == sorted(ids.tolist())
     with pytest.raises(DataError, match="no larger id"):
         engine.add(codes[:1])
@@ -392,14 +392,14 @@ def test_extreme_ids_are_kept() -> None:
         (np.array([2**63, 1, 2], np.uint64), "64 bits"),
     ):
         with pytest.raises(DataError, match=message):
-            Engine.build(codes, Z, wrong)
+            MemoryIndex.build(codes, Z, wrong)
 
 
 def test_what_cannot_be_searched_is_refused() -> None:
     rng = np.random.default_rng(1)
     Z = codebooks(rng, 3)
     codes = pack_codes(rng.integers(0, 16, (20, 3)), 16)
-    engine = Engine.build(codes, Z)
+    engine = MemoryIndex.build(codes, Z)
     ones = np.ones((1, 36), np.float32)
     for k in (0, -1, 21, 2.0, True):
         with pytest.raises(UsageError, match="k = "):
@@ -417,15 +417,15 @@ def test_what_cannot_be_searched_is_refused() -> None:
     with pytest.raises(UsageError, match="block"):
         engine.search(ones, 1, block=0)
     with pytest.raises(UsageError, match="choose from"):
-        Engine.build(codes, Z, kind="best")
+        MemoryIndex.build(codes, Z, kind="best")
     with pytest.raises(DataError, match="no codes"):
-        Engine.build(codes[:0], Z)
+        MemoryIndex.build(codes[:0], Z)
     with pytest.raises(DataError, match="beyond the last codebook"):
-        Engine.build(codes | 0xF0, Z)
+        MemoryIndex.build(codes | 0xF0, Z)
     with pytest.raises(DataError, match="norm"):
-        Engine.build(codes, Z * 2)
+        MemoryIndex.build(codes, Z * 2)
     with pytest.raises(DataError, match="IndexFlat"):
-        open_engine(faiss.IndexFlatIP(3))
+        open_in_memory(faiss.IndexFlatIP(3))
 
 
 def test_too_many_codes_for_memory_are_sent_to_the_disk() -> None:

@@ -14,8 +14,7 @@ from gpq_faiss.errors import DataError
 from gpq_faiss.index.filters import Allow
 from gpq_faiss.index.items import Items
 from gpq_faiss.index.lists import IvfSettings
-from gpq_faiss.index.memory import Engine
-from gpq_faiss.index.tune import tune_nprobe
+from gpq_faiss.index.memory import MemoryIndex
 
 N = 6000
 
@@ -54,7 +53,7 @@ def test_threads_that_search_while_one_goes_over_to_distinct_codes_all_get_the_a
     for some in lists:
         among = np.isin(ids, some)
         expected.append(brute_force(xq, codes[among], Z, ids[among], 50))
-    engine = Engine.build(codes, Z, ids, kind="exact")
+    engine = MemoryIndex.build(codes, Z, ids, kind="exact")
     assert engine.distinct is None
 
     def run(seed: int) -> bool:
@@ -75,10 +74,10 @@ def test_threads_that_search_while_one_goes_over_to_distinct_codes_all_get_the_a
 
 def test_an_engine_that_is_to_keep_its_items_keeps_them_through_changes_and_filters() -> None:
     codes, Z, xq = made(30)
-    free = Engine.build(codes, Z, kind="exact")
+    free = MemoryIndex.build(codes, Z, kind="exact")
     free.search(xq, 10)
     assert free.distinct == 30, "these queries make it go over"
-    engine = Engine.build(codes, Z, kind="exact")
+    engine = MemoryIndex.build(codes, Z, kind="exact")
     where = Allow(np.arange(2900))
     engine.search(xq[:1], 10, where=where)
     engine.keep_items()
@@ -88,7 +87,7 @@ def test_an_engine_that_is_to_keep_its_items_keeps_them_through_changes_and_filt
         engine.search(xq, 10)
         engine.search(xq, 10, where=where)
     assert engine.distinct is None
-    assert engine._restricted(None, where.mask(engine._items)).distinct is None
+    assert engine._restricted(where.mask(engine._items)).distinct is None
 
 
 def test_where_memory_does_not_hold_distinct_codes_the_search_still_answers(
@@ -102,7 +101,7 @@ def test_where_memory_does_not_hold_distinct_codes_the_search_still_answers(
         raise MemoryError
 
     monkeypatch.setattr(Groups, "of", full)
-    engine = Engine.build(codes, Z, kind="exact")
+    engine = MemoryIndex.build(codes, Z, kind="exact")
     for _ in range(3):
         D, found = engine.search(xq, 10)
         expected = brute_force(xq, codes, Z, np.arange(N), 10)
@@ -114,14 +113,14 @@ def test_where_memory_does_not_hold_distinct_codes_the_search_still_answers(
 @pytest.mark.parametrize("how", ["set", "tune"])
 def test_another_number_of_lists_reaches_the_filter_of_before(how: str) -> None:
     codes, Z, xq = made(3000, queries=20)
-    engine = Engine.build(codes, Z, kind="ivf", ivf=IvfSettings(lists=32, nprobe=1, form="fused"))
+    engine = MemoryIndex.build(codes, Z, kind="ivf", ivf=IvfSettings(lists=32, nprobe=1, form="fused"))
     where = np.arange(0, N, 5)
     few = engine.search(xq, 10, where=where)[0]
     if how == "set":
         engine.set_nprobe(32)
     else:
-        tune_nprobe(engine, 1.0, queries=xq)
-    fresh = Engine.build(codes, Z, kind="ivf", ivf=engine.ivf)
+        engine.tune(1.0, queries=xq)
+    fresh = MemoryIndex.build(codes, Z, kind="ivf", ivf=engine.ivf)
     D, _ = engine.search(xq, 10, where=where)
     assert np.array_equal(D, fresh.search(xq, 10, where=where)[0])
     assert (few <= D).all()
@@ -132,7 +131,7 @@ def test_another_number_of_lists_reaches_the_filter_of_before(how: str) -> None:
 
 def test_ids_of_their_own_go_up_past_those_below_zero() -> None:
     codes, Z, _ = made(30)
-    engine = Engine.build(codes[:3], Z, [-9, -5, -2])
+    engine = MemoryIndex.build(codes[:3], Z, [-9, -5, -2])
     engine.add(codes[:2])
     assert engine.ids.tolist() == [-9, -5, -2, 0, 1]  # -1 is no id
 
@@ -140,7 +139,7 @@ def test_ids_of_their_own_go_up_past_those_below_zero() -> None:
 @pytest.mark.parametrize("ids", [[1.7], [[1]], ["1"]])
 def test_what_is_no_list_of_ids_removes_nothing(ids: list[object]) -> None:
     codes, Z, _ = made(30)
-    engine = Engine.build(codes[:3], Z)
+    engine = MemoryIndex.build(codes[:3], Z)
     with pytest.raises(DataError, match="ids to remove"):
         engine.remove(ids)  # type: ignore[arg-type]
     assert engine.ids.tolist() == [0, 1, 2]

@@ -20,13 +20,11 @@ from gpq_faiss.codes.checks import check_vectors
 from gpq_faiss.codes.encode import decode
 from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.faissio.layout import layout_of
-from gpq_faiss.index.file import open_disk
-from gpq_faiss.index.listed import ListEngine
+from gpq_faiss.index.file import FileIndex, open_file
 from gpq_faiss.index.lists import IvfSettings
-from gpq_faiss.index.memory import Engine
-from gpq_faiss.index.opening import open_engine
+from gpq_faiss.index.memory import MemoryIndex
+from gpq_faiss.index.opening import open_in_memory
 from gpq_faiss.index.probing import Probing
-from gpq_faiss.index.tune import tune_nprobe
 
 FORMS = ["fastscan", "fused"]
 
@@ -205,7 +203,7 @@ def test_a_search_in_lists_has_one_meaning(
     asked = IvfSettings(
         lists=None if own or lists is None else min(lists, n), centroids=centroids, form=form, nprobe=nprobe
     )
-    engine = Engine.build(codes, Z, ids, kind="ivf", ivf=asked, group=group)
+    engine = MemoryIndex.build(codes, Z, ids, kind="ivf", ivf=asked, group=group)
     allowed = np.ones(n, bool) if keep is None else rng.random(n) < keep
     where = None if keep is None else ids[allowed].tolist()
     expected = oracle(
@@ -224,14 +222,14 @@ def test_a_search_in_lists_has_one_meaning(
         assert engine.ivf.lists <= len(np.unique(codes, axis=0))
     with tempfile.TemporaryDirectory() as folder:
         path = engine.save(Path(folder) / "i.faiss")
-        with open_disk(path) as file:
+        with open_file(path) as file:
             for threads in (1, 2):
                 same(file.search(xq, k, where=where, threads=threads), expected)
             same(file.search(xq, k, where=where, block=2), expected)
-        same(open_engine(path, group=not group).search(xq, k, where=where), expected)
-        everything = open_engine(path)
+        same(open_in_memory(path, group=not group).search(xq, k, where=where), expected)
+        everything = open_in_memory(path)
         everything.set_nprobe(10**6)
-    flat = Engine.build(codes, Z, ids, kind="flat")
+    flat = MemoryIndex.build(codes, Z, ids, kind="flat")
     same(everything.search(xq, k, where=where), flat.search(xq, k, where=where))
     # whatever the batch
     D, found = engine.search(xq[4:5], k, where=where)
@@ -246,17 +244,17 @@ def test_a_search_in_lists_has_one_meaning(
     k=st.sampled_from([1, 10, 200]),
     seed=st.integers(0, 2**20),
 )
-def test_what_faiss_nominates_is_proven(M: int, distinct: int, form: Any, k: int, seed: int) -> None:
+def test_what_faiss_shortlists_is_proven(M: int, distinct: int, form: Any, k: int, seed: int) -> None:
     """Lists so long that Faiss gives a part of them only."""
     rng = np.random.default_rng(seed)
     Z, n = books(rng, M), 6000
     codes = some_codes(rng, n, M, distinct)
     xq = rng.normal(size=(20, M * 4)).astype(np.float32)
-    engine = Engine.build(codes, Z, kind="ivf", ivf=IvfSettings(lists=12, form=form, nprobe=3))
-    with tempfile.TemporaryDirectory() as folder, open_disk(engine.save(Path(folder) / "i.faiss")) as file:
+    engine = MemoryIndex.build(codes, Z, kind="ivf", ivf=IvfSettings(lists=12, form=form, nprobe=3))
+    with tempfile.TemporaryDirectory() as folder, open_file(engine.save(Path(folder) / "i.faiss")) as file:
         same(engine.search(xq, k), file.search(xq, k))
     engine.set_nprobe(12)
-    same(engine.search(xq, k), Engine.build(codes, Z, kind="flat").search(xq, k))
+    same(engine.search(xq, k), MemoryIndex.build(codes, Z, kind="flat").search(xq, k))
 
 
 def test_the_order_of_lists_is_that_of_the_inner_products_whatever_the_batch() -> None:
@@ -294,16 +292,16 @@ def test_there_are_no_more_lists_than_distinct_codes(tmp_path: Path, distinct: i
     codes, ids = some_codes(rng, n, 6, distinct), np.arange(n)
     path = tmp_path / "i.faiss"
     if assignment == "memory":
-        Engine.build(codes, Z, kind="ivf").save(path)
+        MemoryIndex.build(codes, Z, kind="ivf").save(path)
     else:
         build_lists([Rows(codes, ids)], path, Z, IvfSettings(assignment=assignment))
     xq = rng.normal(size=(50, 72)).astype(np.float32)
-    with open_disk(path) as engine:
-        assert isinstance(engine, ListEngine)
+    with open_file(path) as engine:
+        assert isinstance(engine, FileIndex)
         assert engine.lists <= len(np.unique(codes, axis=0))
         assert (engine.sizes > 0).all()
         assert (engine.search(xq, 10)[1] >= 0).all()
-    assert (open_engine(path).search(xq, 10)[1] >= 0).all()
+    assert (open_in_memory(path).search(xq, 10)[1] >= 0).all()
 
 
 def test_a_file_whose_lists_are_mostly_empty_gives_k(tmp_path: Path) -> None:
@@ -312,10 +310,10 @@ def test_a_file_whose_lists_are_mostly_empty_gives_k(tmp_path: Path) -> None:
     Z = books(rng, 6, 12)
     codes = some_codes(rng, 1000, 6, 1)
     centroids = decode(some_codes(rng, 31, 6, 0), Z)
-    engine = Engine.build(codes, Z, kind="ivf", ivf=IvfSettings(centroids=centroids, nprobe=1))
+    engine = MemoryIndex.build(codes, Z, kind="ivf", ivf=IvfSettings(centroids=centroids, nprobe=1))
     xq = rng.normal(size=(50, 72)).astype(np.float32)
     assert engine.search(xq, 10)[1].tolist() == [list(range(10))] * 50
-    with open_disk(engine.save(tmp_path / "i.faiss")) as file:
+    with open_file(engine.save(tmp_path / "i.faiss")) as file:
         assert file.search(xq, 10)[1].tolist() == [list(range(10))] * 50
 
 
@@ -339,7 +337,7 @@ def test_lists_that_are_given_stay_with_what_is_made_of_an_engine(tmp_path: Path
     list_of = (place.reshape(-1) % 12).astype(np.int32)
     centroids = rng.normal(size=(12, 24)).astype(np.float32)
     ivf = IvfSettings(centroids=centroids, nprobe=2, list_of=list_of)
-    engine = Engine.build(codes, Z, kind="ivf", ivf=ivf, group=group)
+    engine = MemoryIndex.build(codes, Z, kind="ivf", ivf=ivf, group=group)
     assert np.array_equal(lists_in(engine.to_faiss(), np.arange(n)), list_of)
     xq = rng.normal(size=(8, 24)).astype(np.float32)
     kept = {"codes": codes, "Z": Z, "ids": np.arange(n), "list_of": list_of}
@@ -348,7 +346,7 @@ def test_lists_that_are_given_stay_with_what_is_made_of_an_engine(tmp_path: Path
         same(engine.search(xq, 20, where=where), oracle(xq, 20, 2, allowed=allowed, **kept))
     more = engine.to("ivf", ivf=dataclasses.replace(engine.ivf, nprobe=5))
     same(more.search(xq, 20), oracle(xq, 20, 5, allowed=np.ones(n, bool), **kept))
-    again = open_engine(engine.save(tmp_path / "i.faiss"))
+    again = open_in_memory(engine.save(tmp_path / "i.faiss"))
     assert np.array_equal(lists_in(again.to_faiss(), np.arange(n)), list_of)
 
 
@@ -364,7 +362,7 @@ def test_equal_codes_in_several_lists_are_not_taken_for_one() -> None:
     kept = {"codes": codes, "Z": Z, "ids": np.arange(n), "list_of": list_of, "centroids": unit}
     expected = oracle(xq, 9, 1, allowed=np.ones(n, bool), **kept)
     for group in (False, True):
-        same(Engine.build(codes, Z, kind="ivf", ivf=ivf, group=group).search(xq, 9), expected)
+        same(MemoryIndex.build(codes, Z, kind="ivf", ivf=ivf, group=group).search(xq, 9), expected)
 
 
 def test_ties_make_lists_go_over_to_distinct_codes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,17 +371,17 @@ def test_ties_make_lists_go_over_to_distinct_codes(monkeypatch: pytest.MonkeyPat
     Z, n = books(rng, 6), 30_000
     codes = some_codes(rng, n, 6, 40)
     xq = rng.normal(size=(30, 24)).astype(np.float32)
-    engine = Engine.build(codes, Z, kind="ivf", ivf=IvfSettings(nprobe=8))
+    engine = MemoryIndex.build(codes, Z, kind="ivf", ivf=IvfSettings(nprobe=8))
     before = engine.search(xq, 10)
     assert engine.distinct == len(np.unique(codes, axis=0))
     same(engine.search(xq, 10), before)
     for where in (range(0, n, 3), range(0, n, 7000)):
         kept = np.array(where)
-        part = Engine.build(codes[kept], Z, kept, kind="ivf", ivf=engine.ivf)
+        part = MemoryIndex.build(codes[kept], Z, kept, kind="ivf", ivf=engine.ivf)
         wanted = min(10, len(kept))
         D, found = engine.search(xq, 10, where=where)
         same((D[:, :wanted], found[:, :wanted]), part.search(xq, wanted))
-    held = Engine.build(codes, Z, kind="ivf", ivf=IvfSettings(nprobe=8))
+    held = MemoryIndex.build(codes, Z, kind="ivf", ivf=IvfSettings(nprobe=8))
     held.keep_items()
     same(held.search(xq, 10), before)
     assert held.distinct is None
@@ -395,14 +393,14 @@ def test_one_recall_is_tuned_for_in_memory_and_in_a_file(tmp_path: Path, form: A
     Z, n = books(rng, 6), 6000
     codes = some_codes(rng, n, 6, 900)
     xq = rng.normal(size=(40, 24)).astype(np.float32)
-    engine = Engine.build(codes, Z, kind="ivf", ivf=IvfSettings(lists=40, form=form))
-    exact = Engine.build(codes, Z, kind="flat").search(xq, 12)[1]
-    with open_disk(engine.save(tmp_path / "i.faiss")) as file:
+    engine = MemoryIndex.build(codes, Z, kind="ivf", ivf=IvfSettings(lists=40, form=form))
+    exact = MemoryIndex.build(codes, Z, kind="flat").search(xq, 12)[1]
+    with open_file(engine.save(tmp_path / "i.faiss")) as file:
         for recall in (0.3, 0.8, 1.0):
             mine, theirs = (
                 [(p["nprobe"], p["recall"], p["share"]) for p in points]
                 for points in (
-                    tune_nprobe(engine, recall, k=12, queries=xq),
+                    engine.tune(recall, k=12, queries=xq),
                     file.tune(recall, k=12, queries=xq),
                 )
             )
@@ -425,9 +423,9 @@ def test_a_range_search_finds_the_items_of_all_lists(tmp_path: Path) -> None:
     Z, n = books(rng, 5), 3000
     codes = some_codes(rng, n, 5, 0)
     xq = rng.normal(size=(5, 20)).astype(np.float32)
-    engine = Engine.build(codes, Z, kind="ivf", ivf=IvfSettings(nprobe=1))
+    engine = MemoryIndex.build(codes, Z, kind="ivf", ivf=IvfSettings(nprobe=1))
     least = float(np.quantile(score_codes(xq, codes, Z), 0.99))
-    with open_disk(engine.save(tmp_path / "i.faiss")) as file:
+    with open_file(engine.save(tmp_path / "i.faiss")) as file:
         mine, theirs = engine.range_search(xq, least), file.range_search(xq, least)
         some = file.range_search(xq, least, nprobe=1)
     for a, b in zip(mine, theirs, strict=True):
@@ -442,11 +440,11 @@ def test_the_scores_that_faiss_gives_of_lists_are_as_near_as_the_proof_takes_the
         Z = books(rng, M)
         codes = some_codes(rng, 3000, M, 0)
         for form in FORMS:
-            engine = Engine.build(codes, Z, kind="ivf", ivf=IvfSettings(lists=9, form=form))
+            engine = MemoryIndex.build(codes, Z, kind="ivf", ivf=IvfSettings(lists=9, form=form))
             search = engine.searcher
             for scale in (1.0, 1e-3, 1e20):
                 xq = check_vectors(rng.normal(size=(25, M * 4)) * scale, M * 4, what="queries")
-                approximate, found = search.nominate(xq, 50, search.probing.nearest(xq, 4))
+                approximate, found = search.shortlist(xq, 50, search.probing.nearest(xq, 4))
                 exact = np.take_along_axis(score_codes(xq, codes, Z), np.maximum(found, 0), axis=1)
                 slack = search.slack(xq)
                 assert ((exact - approximate <= slack[:, None]) | (found < 0)).all()
@@ -462,11 +460,11 @@ def test_fewer_lists_than_asked_for_are_said_aloud(
     for lists in (2, 20):
         caplog.clear()
         if assignment == "memory":
-            made = Engine.build(codes, Z, kind="ivf", ivf=IvfSettings(lists=lists)).ivf.lists
+            made = MemoryIndex.build(codes, Z, kind="ivf", ivf=IvfSettings(lists=lists)).ivf.lists
         else:
             ivf = IvfSettings(lists=lists, assignment=assignment)
             path = build_lists([Rows(codes, np.arange(500))], tmp_path / f"{lists}.faiss", Z, ivf)
-            with open_disk(path) as engine:
+            with open_file(path) as engine:
                 made = engine.lists
         warned = [r.getMessage() for r in caplog.records if "asked for" in r.getMessage()]
         assert made == min(lists, 3)
