@@ -37,7 +37,6 @@ def test_the_built_in_grids_are_those_of_the_paper_and_more() -> None:
         "table3",
         "ablation",
         "likeness",
-        "likeness",
         "pairs",
         "sensitivity",
         "scale",

@@ -396,7 +396,9 @@ def test_a_damaged_description_is_told_of(done: Path, tmp_path: Path, key: str) 
 
 def test_pictures_of_a_table(done: Path, tmp_path: Path) -> None:
     drawn = draw(done, tmp_path / "plots")
-    assert {path.name for path in drawn.values()} == {f"{name}.png" for name in ("map", "likeness", "pr", "precision", "recall")}
+    assert {path.name for path in drawn.values()} == {
+        f"{name}.png" for name in ("map", "likeness", "pr", "precision", "recall")
+    }
     assert all(path.read_bytes()[:4] == PNG for path in drawn.values())
     text = report(done, pictures={caption: path.name for caption, path in drawn.items()})
     assert "![mAP over the length of the code](map.png)\n\nmAP over the length of the code.\n" in text
