@@ -40,6 +40,8 @@ _SHARPNESS = 4
 """Power of the cosine by which a neighbour counts."""
 _TURNS = 50
 """Times that everything is handed on by one neighbour. What comes from further away would weigh 0.08 in all."""
+_REACHED = 1e-10
+"""Of what an item has in all, the least that its neighbours must give it to be told anything by them."""
 _LEFT_OUT = 400
 """Labels that are left out at most, one at a time."""
 _AT_ONCE = 50
@@ -143,8 +145,10 @@ def propagate(
     some = np.arange(0, len(labelled), step)
     own, whole = shares[some], found[labelled[some]]
     left = whole - _own_part(graph, labelled[some])[:, None] * own
-    # Where nothing else reaches an item, this is what rounding leaves.
-    left[left < 1e-12 * whole.max(axis=1, keepdims=True)] = 0
+    # Where next to nothing else reaches an item, the difference is what rounding leaves.
+    largest = whole.max(axis=1, keepdims=True)
+    left[(own > 0) & (left < 1e-12 * largest)] = 0
+    left[(left < _REACHED * largest).all(axis=1)] = 0
     left = _weighed(left, given - own, mass - reach[some] * own)
     # An item whose class has no other label can only be wrong.
     known = ((given - own > 1e-9) & (own > 0)).any(axis=1)
