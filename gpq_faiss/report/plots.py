@@ -151,10 +151,11 @@ def plot_tradeoff(
     style_axes(axes, title, x, y)
     if logarithmic:
         axes.set_xscale("log")
-    # An entry without a line heads the ways of a group in the legend.
+    # An entry without a line heads the ways of a group in the legend, but for a way of the group's own name.
     entries: list[Line2D] = []
     for i, (group, ways) in enumerate(_some(groups).items()):
-        entries += axes.plot([], [], linestyle="none", label=group)
+        if not all(name.startswith(group) for name in ways):
+            entries += axes.plot([], [], linestyle="none", label=group)
         for j, (name, points) in enumerate(_some(ways).items()):
             speed, quality = _pair(name, *points)
             if logarithmic and not (speed > 0).all():
