@@ -314,7 +314,8 @@ def main(arguments: list[str] | None = None) -> None:
         results: dict[str, Any] = {
             "title": TITLE,
             "machine": describe_machine(),
-            "command": f"python benchmarks/scenes.py --seeds {' '.join(map(str, options.seeds))}",
+            "command": f"python benchmarks/scenes.py --bits {' '.join(map(str, options.bits))} "
+            f"--seeds {' '.join(map(str, options.seeds))}",
             "data": {
                 "name": "multilabel-scenes",
                 "classes": list(names),
