@@ -50,15 +50,15 @@ from gpq_faiss.config import Config, codebooks_for_bits, merge, preset, to_dict
 from gpq_faiss.data.base import FeatureDataset
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.protocols import make_split
-from gpq_faiss.encode import Encoder
+from gpq_faiss.encoder import Encoder
 from gpq_faiss.errors import GpqError, UsageError
-from gpq_faiss.evaluate.metrics import average_precision
-from gpq_faiss.evaluate.tables import render
+from gpq_faiss.evaluation.metrics import average_precision
+from gpq_faiss.evaluation.tables import render
 from gpq_faiss.faissio.export import export, factory_index
 from gpq_faiss.faissio.model import read_model
 from gpq_faiss.files import read_json, write_json, write_text
 from gpq_faiss.report.plots import plot_tradeoff
-from gpq_faiss.train import train
+from gpq_faiss.stages.train import train
 
 RESULTS = Path(__file__).parent / "results"
 TITLE = "Beside other engines: CIFAR-10 features, protocol 1"

@@ -36,16 +36,17 @@ from gpq_faiss.codes.codebooks import inject
 from gpq_faiss.codes.encode import encode as encode_vectors
 from gpq_faiss.config import Config, codebooks_for_bits, preset
 from gpq_faiss.data.open import open_data
-from gpq_faiss.encode import Encoder, encode
+from gpq_faiss.encoder import Encoder
 from gpq_faiss.errors import GpqError, UsageError
-from gpq_faiss.evaluate.tables import render
+from gpq_faiss.evaluation.tables import render
 from gpq_faiss.files import read_json, write_json, write_text
 from gpq_faiss.methods.gpq import GPQ
 from gpq_faiss.methods.trainable import TrainingBatch
 from gpq_faiss.nn.backbones import build_from_spec
 from gpq_faiss.nn.gpq import GPQNetwork
 from gpq_faiss.nn.model import build_network
-from gpq_faiss.train import train
+from gpq_faiss.stages.encode import encode
+from gpq_faiss.stages.train import train
 
 RESULTS = Path(__file__).parent / "results"
 TITLE = "Cost"

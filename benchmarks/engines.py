@@ -24,9 +24,9 @@ from threadpoolctl import threadpool_limits
 
 from gpq_faiss.codes.codebooks import pad_vectors
 from gpq_faiss.codes.encode import encode
-from gpq_faiss.index.kinds import Kind
-from gpq_faiss.index.lists import IvfSettings
-from gpq_faiss.index.memory import MemoryIndex
+from gpq_faiss.indexes.kinds import Kind
+from gpq_faiss.indexes.lists import IvfSettings
+from gpq_faiss.indexes.memory import MemoryIndex
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]

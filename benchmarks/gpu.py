@@ -28,7 +28,7 @@ from gpq_faiss.codes.checks import Floats
 from gpq_faiss.codes.encode import encode
 from gpq_faiss.codes.scores import score_tables
 from gpq_faiss.errors import DataError, GpqError
-from gpq_faiss.evaluate.ranking import rank_codes
+from gpq_faiss.evaluation.ranking import rank_codes
 from gpq_faiss.files import write_json, write_text
 from gpq_faiss.gpu.forms import check_gpu, clone_to_gpu, zero_lists
 from gpq_faiss.gpu.index import DeviceIndex, Part, Raw, Shortlisted
@@ -36,7 +36,7 @@ from gpq_faiss.gpu.memory import FaissBudget
 from gpq_faiss.gpu.ranking import rank_on_device
 from gpq_faiss.gpu.scan import Scan
 from gpq_faiss.gpu.tensors import device_of, encode_torch
-from gpq_faiss.index.memory import MemoryIndex
+from gpq_faiss.indexes.memory import MemoryIndex
 
 K = 100
 SUBDIM = 12

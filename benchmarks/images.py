@@ -34,8 +34,8 @@ from gpq_faiss.data.base import Dataset
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.reader import Reader
 from gpq_faiss.errors import DataError, GpqError, UsageError
-from gpq_faiss.evaluate.ranking import rank_codes
-from gpq_faiss.evaluate.tables import render
+from gpq_faiss.evaluation.ranking import rank_codes
+from gpq_faiss.evaluation.tables import render
 from gpq_faiss.experiment.cells import Cell, plan, split_of
 from gpq_faiss.experiment.compute import compute
 from gpq_faiss.experiment.grid import Grid, baseline_config, read_grid
@@ -46,7 +46,7 @@ from gpq_faiss.methods.trainable import TrainableMethod, TrainingBatch
 from gpq_faiss.nn.device import resolve_device
 from gpq_faiss.nn.model import build_extractor, input_description
 from gpq_faiss.report.plots import plot_validation
-from gpq_faiss.train import embed_rows, fit
+from gpq_faiss.stages.train import embed_rows, fit
 
 GRID = Path(__file__).with_suffix(".toml")
 RESULTS = Path(__file__).parent / "results"

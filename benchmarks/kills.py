@@ -408,9 +408,6 @@ def main() -> None:
     options = parser.parse_args()
     # A fork has the main thread alone: what is imported here must have started no others.
     os.environ["OMP_NUM_THREADS"] = "1"
-    import gpq_faiss.experiment.run
-    import gpq_faiss.pipeline
-    import gpq_faiss.train  # noqa: F401
 
     begun = time.perf_counter()
     root = Path(tempfile.mkdtemp(prefix="kills-"))

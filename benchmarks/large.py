@@ -37,8 +37,8 @@ from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import GpqError, UsageError
 from gpq_faiss.faissio.header import row_header
 from gpq_faiss.files import atomic_path, write_json, write_text
-from gpq_faiss.index.file import open_file
-from gpq_faiss.index.lists import IvfSettings
+from gpq_faiss.indexes.file import open_file
+from gpq_faiss.indexes.lists import IvfSettings
 from gpq_faiss.inputs import parse_bytes
 from gpq_faiss.store import Header, RowWriter
 

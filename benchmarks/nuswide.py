@@ -35,14 +35,14 @@ from gpq_faiss.config import codebooks_for_bits, preset
 from gpq_faiss.data.base import FeatureDataset
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.data.protocols import RULES, Split, make_split, unseen_items
-from gpq_faiss.encode import Encoder
+from gpq_faiss.encoder import Encoder
 from gpq_faiss.errors import DataError, GpqError
-from gpq_faiss.evaluate.ranking import RankingResult, rank_codes
-from gpq_faiss.evaluate.tables import render
+from gpq_faiss.evaluation.ranking import RankingResult, rank_codes
+from gpq_faiss.evaluation.tables import render
 from gpq_faiss.files import fingerprint, read_json, write_json, write_text
-from gpq_faiss.index.memory import MemoryIndex
+from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.methods.pq import PQ, unpack_nibbles
-from gpq_faiss.train import train
+from gpq_faiss.stages.train import train
 
 TITLE = "NUS-WIDE at true size: real labels, simulated features"
 RESULTS = Path(__file__).parent / "results"

@@ -34,11 +34,11 @@ from gpq_faiss.data.base import Dataset
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.protocols import Split, make_split
 from gpq_faiss.data.reader import Reader
-from gpq_faiss.encode import Encoder
+from gpq_faiss.encoder import Encoder
 from gpq_faiss.errors import GpqError, UsageError
-from gpq_faiss.evaluate.likeness import Neighbours, likeness, nearest, spaced_queries
-from gpq_faiss.evaluate.ranking import RankingResult, ScoreFunction, rank_codes
-from gpq_faiss.evaluate.tables import render, summarise
+from gpq_faiss.evaluation.likeness import Neighbours, likeness, nearest, spaced_queries
+from gpq_faiss.evaluation.ranking import RankingResult, ScoreFunction, rank_codes
+from gpq_faiss.evaluation.tables import render, summarise
 from gpq_faiss.files import read_json, write_json, write_text
 from gpq_faiss.methods.codewords import fit_codewords
 from gpq_faiss.methods.posterior import LEAST_SHARE
@@ -48,7 +48,7 @@ from gpq_faiss.methods.shrinkage import MOST_ROWS, least_error, leave_one_out
 from gpq_faiss.nn.additive import query_form
 from gpq_faiss.nn.posterior import PosteriorNetwork, count_class_codebooks
 from gpq_faiss.report.plots import plot_tradeoff
-from gpq_faiss.train import to_input, train
+from gpq_faiss.stages.train import to_input, train
 
 TITLE = "Class-posterior codes: the choices behind them"
 RESULTS = Path(__file__).parent / "results"

@@ -26,8 +26,8 @@ from nuswide_data import SIMULATED, default_root, read_labels, simulate
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.data.protocols import protocol2
 from gpq_faiss.errors import GpqError
-from gpq_faiss.evaluate.ranking import RankingResult, rank_codes
-from gpq_faiss.evaluate.tables import render
+from gpq_faiss.evaluation.ranking import RankingResult, rank_codes
+from gpq_faiss.evaluation.tables import render
 from gpq_faiss.files import write_json, write_text
 from gpq_faiss.methods.pq import PQ, unpack_nibbles
 

@@ -38,13 +38,13 @@ from gpq_faiss.data.open import open_data
 from gpq_faiss.data.protocols import make_split
 from gpq_faiss.data.reader import Reader
 from gpq_faiss.errors import DataError, GpqError, UsageError
-from gpq_faiss.evaluate.ranking import RankingResult, rank_codes
-from gpq_faiss.evaluate.tables import pivot, render, summarise
+from gpq_faiss.evaluation.ranking import RankingResult, rank_codes
+from gpq_faiss.evaluation.tables import pivot, render, summarise
 from gpq_faiss.files import write_json, write_text
 from gpq_faiss.methods.coders import ProductCoder
 from gpq_faiss.methods.gpq import build_gpq
 from gpq_faiss.methods.registry import METHODS, make_method
-from gpq_faiss.train import Fitted, embed_rows, fit
+from gpq_faiss.stages.train import Fitted, embed_rows, fit
 
 TITLE = "Natural scenes (multi-label), EfficientNet-Lite0 features: mAP of the full ranking"
 RESULTS = Path(__file__).parent / "results"

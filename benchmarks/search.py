@@ -38,17 +38,17 @@ from gpq_faiss.codes.groups import worth_grouping
 from gpq_faiss.config import codebooks_for_bits, preset
 from gpq_faiss.data.base import FeatureDataset
 from gpq_faiss.data.open import open_data
-from gpq_faiss.encode import Encoder
+from gpq_faiss.encoder import Encoder
 from gpq_faiss.errors import GpqError, UsageError
 from gpq_faiss.faissio.model import read_model
 from gpq_faiss.files import write_json, write_text
-from gpq_faiss.index.file import open_file
-from gpq_faiss.index.kinds import Kind
-from gpq_faiss.index.memory import MemoryIndex
+from gpq_faiss.indexes.file import open_file
+from gpq_faiss.indexes.kinds import Kind
+from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.inputs import parse_bytes
 from gpq_faiss.nn.posterior import PosteriorNetwork
+from gpq_faiss.stages.train import train
 from gpq_faiss.store import Header, RowWriter
-from gpq_faiss.train import train
 
 BATCHES = (1, 32, 1024)
 SUBDIM = 12

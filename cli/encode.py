@@ -52,8 +52,8 @@ def encode(
     overwrite: bool,
     data_args: dict[str, Any],
 ) -> None:
-    from gpq_faiss.encode import encode as run
     from gpq_faiss.files import check_output
+    from gpq_faiss.stages.encode import encode as run
 
     # Before the data are opened, which may take a while.
     check_output(out, overwrite=overwrite)

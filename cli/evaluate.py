@@ -90,11 +90,11 @@ def evaluate(
     data_args: dict[str, Any],
 ) -> None:
     from gpq_faiss.errors import UsageError
-    from gpq_faiss.evaluate.tables import render
-    from gpq_faiss.evaluation import draw_evaluation
-    from gpq_faiss.evaluation import evaluate as run
+    from gpq_faiss.evaluation.tables import render
     from gpq_faiss.files import check_output
     from gpq_faiss.report.figure import check_picture
+    from gpq_faiss.stages.evaluate import draw_evaluation
+    from gpq_faiss.stages.evaluate import evaluate as run
 
     if out is not None:
         check_output(out, overwrite=overwrite)

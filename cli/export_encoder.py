@@ -57,9 +57,9 @@ def export_encoder(
       gpq export-encoder model --out encoder.onnx --check features:clip.npy --with-codes
       gpq export-encoder model --out encoder.pt2
     """
-    from gpq_faiss.export_encoder import Check
-    from gpq_faiss.export_encoder import export_encoder as run
     from gpq_faiss.files import check_output
+    from gpq_faiss.stages.export_encoder import Check
+    from gpq_faiss.stages.export_encoder import export_encoder as run
 
     # Before the data are opened, which may take a while.
     check_output(out, overwrite=overwrite)

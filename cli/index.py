@@ -81,11 +81,11 @@ def index(
       gpq index model shard-*.h5 --kind ivf --lists 4096 --memory 2GB --out lists.faiss
       gpq index model shard-*.h5 --kind ivf --lists prototypes --memory 2GB --out lists.faiss
     """
-    from gpq_faiss.build.stages import index as run
     from gpq_faiss.errors import UsageError
     from gpq_faiss.faissio.io import read_sidecar
     from gpq_faiss.faissio.model import read_prototypes
-    from gpq_faiss.index.lists import IvfSettings
+    from gpq_faiss.indexes.lists import IvfSettings
+    from gpq_faiss.stages.index import index as run
 
     if nprobe is not None and recall is not None:
         raise UsageError("--nprobe and --recall both choose the lists to look at: give one")

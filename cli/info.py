@@ -32,7 +32,7 @@ def info(path: str, format_: str) -> None:
       gpq info model
       gpq info index.faiss --format json
     """
-    from gpq_faiss.info import info as run
+    from gpq_faiss.stages.info import info as run
 
     found = run(path)
     emit(found if format_ == "json" else _table(found), None)

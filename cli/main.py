@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from gpq_faiss.stages import stage
+from gpq_faiss.progress import stage
 
 from .progress import told
 

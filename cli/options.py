@@ -141,7 +141,7 @@ def emit(value: Any, out: str | None) -> None:
 
 
 def describe_point(point: dict[str, float]) -> str:
-    """A line for what a number of probed lists gives (see :mod:`gpq_faiss.index.tune`)."""
+    """A line for what a number of probed lists gives (see :mod:`gpq_faiss.indexes.tune`)."""
     seconds = point.get("seconds_per_query")  # a sidecar has no times
     time = "" if seconds is None else f", {seconds * 1e3:.3f} ms per query"
     return (

@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from gpq_faiss import stages
+from gpq_faiss import progress as stages
 
 if TYPE_CHECKING:
-    from gpq_faiss.stages import Stage
+    from gpq_faiss.progress import Stage
 
 log = logging.getLogger("gpq_faiss.progress")
 
@@ -29,7 +29,7 @@ _OTHERS = ("torch", "matplotlib", "faiss", "onnxscript", "PIL")
 
 
 class Watcher:
-    """Shows the open stages of :mod:`gpq_faiss.stages` on stderr.
+    """Shows the open stages of :mod:`gpq_faiss.progress` on stderr.
 
     Args:
         terminal: bars, not lines.

@@ -123,13 +123,13 @@ def search(
     """
     from gpq_faiss.data.id_files import read_ids
     from gpq_faiss.errors import UsageError
-    from gpq_faiss.evaluate.tables import render
+    from gpq_faiss.evaluation.tables import render
     from gpq_faiss.files import check_output
-    from gpq_faiss.index.filters import Allow, Deny
+    from gpq_faiss.indexes.filters import Allow, Deny
     from gpq_faiss.inputs import parse_bytes
     from gpq_faiss.report.figure import check_picture
-    from gpq_faiss.search import draw_results, open_queries
-    from gpq_faiss.search import search as run
+    from gpq_faiss.stages.search import draw_results, open_queries
+    from gpq_faiss.stages.search import search as run
 
     if min_score is not None and k is not None:
         raise UsageError("--min-score gives all items from that score on, however many: leave out -k")

@@ -140,7 +140,7 @@ def train(
     given = {s: {k: v for k, v in section.items() if v is not None} for s, section in changes.items()}
     config = settings.validate(settings.merge(base, given))
 
-    from gpq_faiss.train import train as run
+    from gpq_faiss.stages.train import train as run
 
     dataset = open_dataset(data, data_args)
     folder = run(

@@ -1,7 +1,96 @@
 """Generalized Product Quantization as a Faiss toolkit.
 
-The whole path is on one page in :mod:`gpq_faiss.pipeline`; this module only names the version, so that
-``import gpq_faiss`` stays free of side effects.
+    import gpq_faiss as gpq
+
+    gpq.train("digits", "model", labelled="20-per-class")
+    gpq.encode("model", "digits", "codes.h5")
+    gpq.index("model", "codes.h5", "index.faiss")
+    found = gpq.search("model", "index.faiss", "digits", k=10, rows="0:8")
+
+Each name below is imported when it is first used, so ``import gpq_faiss`` is quick and needs no torch. The stages take
+paths and return a path or a result; :mod:`gpq_faiss.pipeline` has all of them in a row.
 """
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .config import Config, preset
+    from .data.open import open_data
+    from .encoder import Encoder
+    from .errors import GpqError
+    from .faissio.export import export
+    from .indexes.filters import Allow, Deny
+    from .indexes.opening import open_index
+    from .indexes.protocol import Index
+    from .nn.model import Model, load_model
+    from .stages.encode import encode
+    from .stages.evaluate import evaluate
+    from .stages.export_encoder import export_encoder
+    from .stages.export_faiss import export_faiss
+    from .stages.index import index
+    from .stages.info import info
+    from .stages.search import search
+    from .stages.train import train
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "Allow",
+    "Config",
+    "Deny",
+    "Encoder",
+    "GpqError",
+    "Index",
+    "Model",
+    "__version__",
+    "encode",
+    "evaluate",
+    "export",
+    "export_encoder",
+    "export_faiss",
+    "index",
+    "info",
+    "load_model",
+    "open_data",
+    "open_index",
+    "preset",
+    "search",
+    "train",
+]
+
+_WHERE = {
+    "Allow": "indexes.filters",
+    "Config": "config",
+    "Deny": "indexes.filters",
+    "Encoder": "encoder",
+    "GpqError": "errors",
+    "Index": "indexes.protocol",
+    "Model": "nn.model",
+    "encode": "stages.encode",
+    "evaluate": "stages.evaluate",
+    "export": "faissio.export",
+    "export_encoder": "stages.export_encoder",
+    "export_faiss": "stages.export_faiss",
+    "index": "stages.index",
+    "info": "stages.info",
+    "load_model": "nn.model",
+    "open_data": "data.open",
+    "open_index": "indexes.opening",
+    "preset": "config",
+    "search": "stages.search",
+    "train": "stages.train",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(_WHERE))

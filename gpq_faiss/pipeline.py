@@ -16,20 +16,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from .build.stages import export_faiss, index
 from .config import Config
 from .data.base import Dataset
 from .data.open import open_data
-from .encode import encode
-from .evaluation import Evaluation, evaluate
-from .export_encoder import export_encoder
 from .faissio.export import export
-from .info import info
-from .search import SearchResult, search
-from .train import train
+from .stages.encode import encode
+from .stages.evaluate import Evaluation, evaluate
+from .stages.export_encoder import export_encoder
+from .stages.export_faiss import export_faiss
+from .stages.index import index
+from .stages.info import info
+from .stages.search import SearchResult, search
+from .stages.train import train
 
 __all__ = [
-    "Products",
+    "PipelineResult",
     "encode",
     "evaluate",
     "export",
@@ -44,7 +45,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Products:
+class PipelineResult:
     """What :func:`run` leaves behind."""
 
     model: Path
@@ -67,7 +68,7 @@ def run(
     compare: tuple[str, ...] = (),
     device: str = "cpu",
     on_device: bool = False,
-) -> Products:
+) -> PipelineResult:
     """Everything, from labelled and unlabelled data to a filled index and its figures.
 
     Args:
@@ -91,4 +92,4 @@ def run(
     filled = index(model, codes, folder / "index.faiss")
     results = search(model, filled, dataset, rows=queries, k=k, device=device, on_device=on_device)
     evaluation = evaluate(model, dataset, compare=compare, device=device, on_device=on_device)
-    return Products(model, codes, empty, filled, results, evaluation)
+    return PipelineResult(model, codes, empty, filled, results, evaluation)

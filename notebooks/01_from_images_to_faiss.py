@@ -25,10 +25,10 @@ from IPython.display import Image, Markdown, display
 from gpq_faiss.config import merge, preset
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.protocols import load_split
-from gpq_faiss.encode import Encoder
-from gpq_faiss.evaluate.tables import render
+from gpq_faiss.encoder import Encoder
+from gpq_faiss.evaluation.tables import render
 from gpq_faiss.pipeline import encode, evaluate, export_encoder, export_faiss, index, search, train
-from gpq_faiss.search import draw_results
+from gpq_faiss.stages.search import draw_results
 from gpq_faiss.store import RowReader
 
 run = Path("run-01")

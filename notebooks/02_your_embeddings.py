@@ -26,8 +26,8 @@ from sklearn.decomposition import PCA
 
 from gpq_faiss.config import merge, preset
 from gpq_faiss.data.open import open_data
-from gpq_faiss.encode import Encoder
-from gpq_faiss.evaluate.tables import render
+from gpq_faiss.encoder import Encoder
+from gpq_faiss.evaluation.tables import render
 from gpq_faiss.pipeline import encode, export_faiss, train
 from gpq_faiss.store import RowReader
 

@@ -18,7 +18,7 @@ from IPython.display import Image, Markdown, display
 
 from gpq_faiss.config import merge, preset
 from gpq_faiss.data.open import open_data
-from gpq_faiss.evaluate.tables import render
+from gpq_faiss.evaluation.tables import render
 from gpq_faiss.experiment.grid import grid_from, read_grid
 from gpq_faiss.experiment.pictures import draw
 from gpq_faiss.experiment.results import depth_rows, main_rows, read_experiment

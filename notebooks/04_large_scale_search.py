@@ -13,18 +13,18 @@ import numpy as np
 from IPython.display import Markdown, display
 from sklearn.datasets import load_digits
 
-from gpq_faiss.build.stages import index
 from gpq_faiss.codes.encode import encode
 from gpq_faiss.config import merge, preset
 from gpq_faiss.data.open import open_data
-from gpq_faiss.encode import Encoder
-from gpq_faiss.evaluate.tables import render
+from gpq_faiss.encoder import Encoder
+from gpq_faiss.evaluation.tables import render
 from gpq_faiss.faissio.model import read_model, read_prototypes
-from gpq_faiss.index.file import open_file
-from gpq_faiss.index.filters import Allow, Deny
-from gpq_faiss.index.lists import IvfSettings
-from gpq_faiss.index.opening import open_in_memory
+from gpq_faiss.indexes.file import open_file
+from gpq_faiss.indexes.filters import Allow, Deny
+from gpq_faiss.indexes.lists import IvfSettings
+from gpq_faiss.indexes.opening import open_in_memory
 from gpq_faiss.pipeline import train
+from gpq_faiss.stages.index import index
 from gpq_faiss.store import Header, RowWriter
 
 ITEMS = 60_000  # the parameter

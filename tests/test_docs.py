@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 from model_factory import make_model, random_input
 
-from gpq_faiss.build.stages import export_faiss, index
 from gpq_faiss.config import Config, preset
-from gpq_faiss.encode import Encoder, encode
+from gpq_faiss.encoder import Encoder
+from gpq_faiss.stages.encode import encode
+from gpq_faiss.stages.export_faiss import export_faiss
+from gpq_faiss.stages.index import index
 
 ROOT = Path(__file__).parent.parent
 

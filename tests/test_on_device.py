@@ -19,17 +19,17 @@ from gpq_cli.main import cli
 from gpu_helpers import NO_GPU, ON_GPU
 from model_factory import make_model
 
-from gpq_faiss.build.stages import index as build_index
 from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.config import Config, merge, preset
 from gpq_faiss.data.digits import open_digits
 from gpq_faiss.errors import DataError, DeviceError, GpqError, UsageError
 from gpq_faiss.faissio.model import read_model
-from gpq_faiss.index.filters import Allow, Deny
-from gpq_faiss.index.memory import MemoryIndex
-from gpq_faiss.index.opening import open_in_memory
-from gpq_faiss.pipeline import Products, evaluate, run
-from gpq_faiss.search import SearchResult, open_on_device, search
+from gpq_faiss.indexes.filters import Allow, Deny
+from gpq_faiss.indexes.memory import MemoryIndex
+from gpq_faiss.indexes.opening import open_in_memory
+from gpq_faiss.pipeline import PipelineResult, evaluate, run
+from gpq_faiss.stages.index import index as build_index
+from gpq_faiss.stages.search import SearchResult, open_on_device, search
 
 N = 6000
 
@@ -155,7 +155,7 @@ def test_a_gpu_that_torch_or_faiss_lacks_is_never_a_search_on_the_cpu(
         raise AssertionError("searched on the CPU")
 
     monkeypatch.setattr(MemoryIndex, "search", searched)
-    monkeypatch.setattr("gpq_faiss.search.open_index", searched)
+    monkeypatch.setattr("gpq_faiss.stages.search.open_index", searched)
     if not torch.cuda.is_available():
         with pytest.raises(DeviceError, match="torch sees no GPU"):
             asked(shop, "flat", device="cuda")
@@ -175,7 +175,7 @@ def test_a_gpu_without_memory_is_one_line(shop: Path, monkeypatch: pytest.Monkey
     def full(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 24 GiB")
 
-    monkeypatch.setattr(f"gpq_faiss.search.{where}", full)
+    monkeypatch.setattr(f"gpq_faiss.stages.search.{where}", full)
     error: type[Exception] = DeviceError if where == "open_on_device" else torch.OutOfMemoryError
     with pytest.raises(error, match="out of memory") as caught:  # of the network: as gpq encode tells it
         asked(shop, "flat", on_device=True)
@@ -214,7 +214,7 @@ def quick() -> Config:
 
 
 @pytest.fixture(scope="module")
-def products(tmp_path_factory: pytest.TempPathFactory) -> Products:
+def products(tmp_path_factory: pytest.TempPathFactory) -> PipelineResult:
     folder = tmp_path_factory.mktemp("path")
     return run(
         open_digits(), folder, config=quick(), labelled="20-per-class", compare=("pq",), on_device=True
@@ -233,7 +233,7 @@ def products(tmp_path_factory: pytest.TempPathFactory) -> Products:
     ids=str,
 )
 def test_an_evaluation_on_a_device_gives_the_figures_of_the_cpu(
-    products: Products, options: dict[str, Any]
+    products: PipelineResult, options: dict[str, Any]
 ) -> None:
     found = evaluate(products.model, open_digits(), on_device=True, **options).to_dict()
     expected = evaluate(products.model, open_digits(), **options).to_dict()
@@ -246,7 +246,7 @@ def test_an_evaluation_on_a_device_gives_the_figures_of_the_cpu(
     assert found == expected
 
 
-def test_the_path_on_a_device_is_that_of_the_cpu(products: Products) -> None:
+def test_the_path_on_a_device_is_that_of_the_cpu(products: PipelineResult) -> None:
     results, evaluation = products.results, products.evaluation
     assert results.description.endswith("on cpu")
     equal(results, search(products.model, products.index, open_digits(), rows="0:8", k=10))
@@ -308,7 +308,7 @@ def test_gpq_search_on_a_gpu(shop: Path, device: str, kind: str, options: tuple[
 
 @on_gpu
 @pytest.mark.parametrize("options", [(), ("--ties", "id"), ("-k", 50, "--denominator", "relevant-in-top-k")])
-def test_gpq_evaluate_on_a_gpu(products: Products, device: str, options: tuple[Any, ...]) -> None:
+def test_gpq_evaluate_on_a_gpu(products: PipelineResult, device: str, options: tuple[Any, ...]) -> None:
     call = ("evaluate", products.model, "digits", *options)
     found, expected = gpq(*call, "--device", device), gpq(*call)
     assert found["device"] == "cuda:0"

@@ -68,15 +68,15 @@ def _digest(*parts: Any) -> str:
 
 
 def _describe(path: Path, _: int) -> str:
-    from gpq_faiss.info import info
+    from gpq_faiss.stages.info import info
 
     info(path)
     return ""
 
 
 def _search(path: Path, case: int) -> str:
-    from gpq_faiss.index.file import open_file
-    from gpq_faiss.index.opening import open_in_memory
+    from gpq_faiss.indexes.file import open_file
+    from gpq_faiss.indexes.opening import open_in_memory
 
     xq = np.ones((2, M * d), np.float32)
     if case % 2:
@@ -124,7 +124,7 @@ def _unchecked(use: Callable[[Path, int], str]) -> Callable[[Path, int], str]:
 
 
 def _queries(path: Path, case: int) -> str:
-    from gpq_faiss.search import open_queries
+    from gpq_faiss.stages.search import open_queries
 
     data = open_queries(str(path), memory=50 << 20)
     data.read(np.arange(min(5, len(data))))
@@ -274,7 +274,7 @@ def _index_seeds(folder: Path) -> list[Seed]:
     from gpq_faiss.codes.encode import encode
     from gpq_faiss.faissio.forms import FORMS, faiss_form
     from gpq_faiss.faissio.io import save_index
-    from gpq_faiss.index.lists import IvfSettings, assign
+    from gpq_faiss.indexes.lists import IvfSettings, assign
     from gpq_faiss.store import Header, RowWriter
 
     folder.mkdir()

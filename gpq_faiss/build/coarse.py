@@ -19,7 +19,7 @@ from ..codes.bits import unpack_codes
 from ..codes.checks import Codes, Floats
 from ..codes.codebooks import fuse, pad_vectors
 from ..errors import UsageError
-from ..index.lists import IvfSettings, assign, spherical_kmeans
+from ..indexes.lists import IvfSettings, assign, spherical_kmeans
 
 Assignment = Literal["nearest", "tables"]
 TABLES_FROM = 2e10

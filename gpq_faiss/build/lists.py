@@ -24,8 +24,8 @@ from ..faissio.header import BLOCK_ROWS, NPROBE_AT, list_bytes, list_header, pac
 from ..faissio.io import check_index_output, read_sidecar, sidecar_path, stored_points
 from ..faissio.layout import Packing
 from ..files import fingerprint, open_own, read_json, write_error, write_json
-from ..index.lists import TRAIN_ROWS, IvfSettings, tell_fewer, train_centroids
-from ..stages import stage
+from ..indexes.lists import TRAIN_ROWS, IvfSettings, tell_fewer, train_centroids
+from ..progress import stage
 from ..store import codebooks_fingerprint
 from .coarse import Coarse, Nearest, Tables, choose
 from .shards import Shard

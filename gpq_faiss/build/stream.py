@@ -24,7 +24,7 @@ from ..faissio.header import pack_rows, row_header
 from ..faissio.io import check_index_output, sidecar_document, sidecar_path
 from ..faissio.layout import Packing
 from ..files import atomic_paths, fingerprint, open_own, read_json, unfinished, write_error, write_json
-from ..stages import stage
+from ..progress import stage
 from ..store import codebooks_fingerprint
 from .shards import Shard
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from ..stages import stage
+from ..progress import stage
 from .base import Dataset, FeatureDataset, ImageDataset
 from .images import load_batch
 

@@ -22,9 +22,9 @@ from ..config import Config, codebooks_for_bits, merge, to_dict, validate
 from ..data.base import Dataset
 from ..data.protocols import Split, make_split
 from ..errors import UsageError
-from ..evaluation import needs_perceptron
 from ..files import fingerprint
 from ..methods.registry import METHODS, find_method, make_method
+from ..stages.evaluate import needs_perceptron
 from .grid import Grid, Variation, method_config
 from .machine import versions
 

@@ -26,10 +26,9 @@ from ..data.labels import Labels
 from ..data.protocols import Split
 from ..data.reader import Reader
 from ..errors import DataError, UsageError
-from ..evaluate.likeness import Likeness, likeness
-from ..evaluate.metrics import RECALL_LEVELS
-from ..evaluate.ranking import RankingResult, rank_codes
-from ..evaluation import input_neighbours
+from ..evaluation.likeness import Likeness, likeness
+from ..evaluation.metrics import RECALL_LEVELS
+from ..evaluation.ranking import RankingResult, rank_codes
 from ..faissio.blob import to_bytes
 from ..methods.coders import ProductCoder, TableCoder
 from ..methods.itq import BinaryMethod
@@ -37,8 +36,9 @@ from ..methods.lopq import LOPQ
 from ..methods.pq import PQ
 from ..methods.registry import METHODS, make_builder, make_method
 from ..nn.device import resolve_device
-from ..stages import stage
-from ..train import Fitted, embed_rows, fit
+from ..progress import stage
+from ..stages.evaluate import input_neighbours
+from ..stages.train import Fitted, embed_rows, fit
 from .cells import Cell
 
 Progress = Callable[[int, int, dict[str, float]], None]

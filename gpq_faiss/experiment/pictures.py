@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..data.base import Dataset, ImageDataset
 from ..errors import DataError, MismatchError
-from ..evaluate.tables import Spread
+from ..evaluation.tables import Spread
 from ..files import check_output
 from ..report.gallery import Ranked, save_gallery
 from ..report.maps import FlatCodebook, plot_codebooks, plot_curves, plot_heat_map, plot_scatters

@@ -11,9 +11,9 @@ from typing import Any, Literal, get_args
 
 from ..config import COMMITTEE_RATE
 from ..errors import DataError, UsageError
-from ..evaluate.tables import Row, pivot, render, summarise
-from ..evaluation import NO_LIKENESS
+from ..evaluation.tables import Row, pivot, render, summarise
 from ..methods.registry import METHODS
+from ..stages.evaluate import NO_LIKENESS
 from .results import (
     Experiment,
     curve_rows,
@@ -45,7 +45,7 @@ class Table:
     Attributes:
         name: by which it is asked for: ``map``, ``published``, ``likeness``, ``depth``, ``pr``, ``seconds``, ``grid``, ``scale``.
         caption: a sentence.
-        rows: as :func:`gpq_faiss.evaluate.tables.render` takes them.
+        rows: as :func:`gpq_faiss.evaluation.tables.render` takes them.
         head: of the first column.
         digits: decimals.
     """

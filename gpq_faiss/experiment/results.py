@@ -16,8 +16,8 @@ from typing import Any, Literal
 import numpy as np
 
 from ..errors import DataError
-from ..evaluate.likeness import NEAREST
-from ..evaluate.tables import pivot, summarise
+from ..evaluation.likeness import NEAREST
+from ..evaluation.tables import pivot, summarise
 from ..methods.registry import METHODS
 from .run import read_about
 from .runfile import FIGURES, Run, read_run

@@ -18,10 +18,10 @@ from ..config import Config, preset, to_dict
 from ..data.base import Dataset
 from ..data.open import open_data
 from ..errors import DataError, MismatchError, UsageError
-from ..evaluation import needs_perceptron
 from ..files import check_output, read_json, recover, write_json
 from ..nn.device import resolve_device
-from ..stages import stage
+from ..progress import stage
+from ..stages.evaluate import needs_perceptron
 from .cells import Cell, plan
 from .grid import Grid, read_grid, refuse_the_grids_own
 from .workers import Finished, Place, make_again, run_cells, tidy

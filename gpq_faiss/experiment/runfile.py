@@ -22,7 +22,7 @@ dataset                type                     meaning
 =====================  =======================  =============================================================
 
 Attributes say what the run is: method, bits, seed, variation, settings, data, split, times, machine, versions; and its mAP and
-``likeness`` (JSON of :class:`gpq_faiss.evaluate.likeness.Likeness`; null for images, absent in runs of earlier versions).
+``likeness`` (JSON of :class:`gpq_faiss.evaluation.likeness.Likeness`; null for images, absent in runs of earlier versions).
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Run:
 
     @property
     def likeness(self) -> Mapping[str, Any]:
-        """Of :meth:`gpq_faiss.evaluate.likeness.Likeness.as_dict`; empty for images and for runs of earlier versions."""
+        """Of :meth:`gpq_faiss.evaluation.likeness.Likeness.as_dict`; empty for images and for runs of earlier versions."""
         return self.about.get("likeness") or {}
 
 

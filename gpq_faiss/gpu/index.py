@@ -25,10 +25,10 @@ from torch import Tensor
 
 from ..codes.checks import Floats, Ids, check_count
 from ..errors import DataError, UsageError
-from ..index.filters import Filter, FilterCache, mask_of, over_fetch
-from ..index.items import IdMap
-from ..index.ranges import check_min_score, too_many
-from ..index.threads import check_k, check_threads
+from ..indexes.filters import Filter, FilterCache, mask_of, over_fetch
+from ..indexes.items import IdMap
+from ..indexes.ranges import check_min_score, too_many
+from ..indexes.threads import check_k, check_threads
 from ..store import codebooks_fingerprint
 from .calls import faiss_within
 from .lists import Lists, agree

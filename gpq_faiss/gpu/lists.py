@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..codes.checks import Floats
-from ..index.probing import whole_centroids
+from ..indexes.probing import whole_centroids
 from .calls import faiss_within
 from .memory import MAX_K, MEMORY, FaissBudget
 from .proof import SPARE, settle

@@ -12,7 +12,7 @@ from ..codes.checks import Codes, Floats, Ids
 from ..codes.groups import Groups
 from ..errors import DataError, UsageError
 from ..faissio.layout import layout_of
-from ..index.memory import MemoryIndex
+from ..indexes.memory import MemoryIndex
 from .forms import (
     MAX_LISTS,
     check_gpu,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..index.scanners import rounding_of
+from ..indexes.scanners import rounding_of
 from .scan import Scan
 from .tensors import EMPTY_KEY, best_of, keys_of, split_keys
 

@@ -1,6 +1,6 @@
 """Whole rankings measured on a device: tie-aware, multi-label, at bounded memory.
 
-The numbers are those of :func:`gpq_faiss.evaluate.ranking.rank_codes`: tables are rounded to the same whole numbers, so the
+The numbers are those of :func:`gpq_faiss.evaluation.ranking.rank_codes`: tables are rounded to the same whole numbers, so the
 same items tie, and each tie counts as its convention says (McSherry & Najork, "Computing Information Retrieval Performance
 Measures Efficiently in the Presence of Tied Scores", ECIR 2008). Only the order of the last float64 additions differs.
 Scores, sorts, average precision of whole rankings and the precision-recall curve are made on the device; what is measured
@@ -20,10 +20,10 @@ from torch import Tensor
 
 from ..codes.groups import Groups as Distinct
 from ..errors import DataError, UsageError
-from ..evaluate.grouping import LabelsLike, distinct_rows, label_rows, same_width
-from ..evaluate.metrics import check_ks, check_levels, precision_of, recall_of
-from ..evaluate.ranking import RankingResult, result_of
-from ..evaluate.ties import (
+from ..evaluation.grouping import LabelsLike, distinct_rows, label_rows, same_width
+from ..evaluation.metrics import check_ks, check_levels, precision_of, recall_of
+from ..evaluation.ranking import RankingResult, result_of
+from ..evaluation.ties import (
     Denominator,
     Groups,
     Ties,
@@ -65,7 +65,7 @@ def rank_on_device(
         tables: float32 [Q, M, K], score = sum over m of tables[q, m, code_m], larger is better; an array or a tensor.
         codes: uint8 [N, M], codeword numbers below K (:func:`gpq_faiss.codes.bits.unpack_codes`).
         query_labels, database_labels, ties, k, denominator, ks, levels: as
-            :func:`gpq_faiss.evaluate.ranking.rank_codes` takes them. Ties in order of id are those of the rows.
+            :func:`gpq_faiss.evaluation.ranking.rank_codes` takes them. Ties in order of id are those of the rows.
         device: ``cuda:N``, a GPU's number, or ``cpu``. The caller names it; there is no fall-back.
         memory: bytes for what is held at once, beyond the database (default: 1 GiB, or what one query needs).
 
@@ -224,7 +224,7 @@ class _Harmonic:
 
 @dataclass(frozen=True)
 class _Tied:
-    """Tie groups as :class:`gpq_faiss.evaluate.ties.Groups` has them, int64 [G], on the device.
+    """Tie groups as :class:`gpq_faiss.evaluation.ties.Groups` has them, int64 [G], on the device.
 
     Attributes:
         place: of each group's last entry in its ranking.
@@ -241,7 +241,7 @@ class _Tied:
     shape: tuple[int, int]
 
     def arranged(self, ties: Ties) -> _Tied:
-        """As :meth:`gpq_faiss.evaluate.ties.Groups.arranged`."""
+        """As :meth:`gpq_faiss.evaluation.ties.Groups.arranged`."""
         if ties not in ("best", "worst"):
             return self
         before = self.before if ties == "best" else self.before + self.size - self.hits
@@ -271,7 +271,7 @@ class _Tied:
         return self._dense(sums * (r.double() / n)).sum(dim=1) / self.relevant.clamp_min(1)
 
     def interpolated_precision(self, levels: Tensor) -> Tensor:
-        """As :func:`gpq_faiss.evaluate.ties.interpolated_precision`: float64 [q, L]."""
+        """As :func:`gpq_faiss.evaluation.ties.interpolated_precision`: float64 [q, L]."""
         q = self.shape[0]
         result = torch.zeros((q, len(levels)), dtype=torch.float64, device=levels.device)
         if not len(self.row):

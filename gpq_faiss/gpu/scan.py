@@ -18,7 +18,7 @@ from torch import Tensor
 from ..codes.checks import Floats, check_codebooks
 from ..codes.groups import Groups
 from ..errors import DataError, UsageError
-from ..index.ranges import too_many
+from ..indexes.ranges import too_many
 from .memory import MEMORY, check_memory
 from .tensors import (
     EMPTY_KEY,

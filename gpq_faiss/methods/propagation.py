@@ -17,7 +17,7 @@ import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
 
-from ..stages import stage
+from ..progress import stage
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ _MOST_PRODUCTS = MOST_ITEMS**2 * 256
 _MOST_PROBABILITIES = 20_000_000
 """Items times classes: some arrays of 160 MB, and as much time again with 1,000 classes."""
 _CHOICE = 5
-"""Stream of random numbers, beside those of :mod:`gpq_faiss.batches`."""
+"""Stream of random numbers, beside those of :mod:`gpq_faiss.training.batches`."""
 NEIGHBOURS = 15
 _KEPT = 0.95
 """Share of what an item is told by its neighbours, against its own label."""

@@ -1,6 +1,6 @@
 """What the training loop needs of a method that learns by gradient.
 
-The loop (:mod:`gpq_faiss.train`) is the same for all: it draws batches, calls :meth:`TrainableMethod.losses`, steps the
+The loop (:mod:`gpq_faiss.stages.train`) is the same for all: it draws batches, calls :meth:`TrainableMethod.losses`, steps the
 optimizer, and keeps the weights that rank the held-out items best. A method is its losses, the network that it exports, and
 the :class:`~gpq_faiss.methods.coders.Coder` that makes bytes of that network's vectors.
 """

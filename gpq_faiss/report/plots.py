@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..errors import DataError
-from ..evaluate.tables import Spread
+from ..evaluation.tables import Spread
 from .figure import COLOURS, MARKERS, check_picture, new_figure, save_figure, style_axes
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from ..files import (
     write_error,
     write_json,
 )
-from ..stages import stage
+from ..progress import stage
 from .header import CACHE_BYTES, FORMAT_VERSION, Header
 from .sink import Sink, read_exactly, write_at
 

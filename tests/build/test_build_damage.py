@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from test_build_stages import IDS, codebooks, features, make_model, make_rows
 
-from gpq_faiss.build.stages import index
 from gpq_faiss.codes.codebooks import inject
 from gpq_faiss.codes.encode import encode
 from gpq_faiss.errors import DataError, MismatchError
 from gpq_faiss.faissio.header import row_header
 from gpq_faiss.faissio.io import load_index, sidecar_path
-from gpq_faiss.info import info
+from gpq_faiss.stages.index import index
+from gpq_faiss.stages.info import info
 
 FORMS = ["flat", "fused", "fastscan", "ivf"]
 

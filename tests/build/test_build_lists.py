@@ -22,11 +22,11 @@ from gpq_faiss.faissio.header import list_bytes, list_header, read_header
 from gpq_faiss.faissio.io import load_index, read_sidecar, sidecar_path, stored_points
 from gpq_faiss.faissio.layout import layout_of
 from gpq_faiss.faissio.source import IndexFile
-from gpq_faiss.index.file import FileIndex, open_file
-from gpq_faiss.index.filters import Deny
-from gpq_faiss.index.lists import IvfSettings, assign
-from gpq_faiss.index.memory import MemoryIndex
-from gpq_faiss.index.opening import open_in_memory
+from gpq_faiss.indexes.file import FileIndex, open_file
+from gpq_faiss.indexes.filters import Deny
+from gpq_faiss.indexes.lists import IvfSettings, assign
+from gpq_faiss.indexes.memory import MemoryIndex
+from gpq_faiss.indexes.opening import open_in_memory
 from gpq_faiss.store import Header, RowWriter
 
 M, MODEL = 6, "a" * 16
@@ -158,7 +158,7 @@ def test_faiss_alone_maps_the_fused_form(tmp_path: Path) -> None:
 def test_all_lists_give_the_exact_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, way: str, centres: int
 ) -> None:
-    monkeypatch.setattr("gpq_faiss.index.proof.FULL", 0)
+    monkeypatch.setattr("gpq_faiss.indexes.proof.FULL", 0)
     n = 4000
     codes, ids = random_codes(n, centres=centres), np.random.default_rng(1).permutation(n) * 5 + 2**40
     settings = IvfSettings(lists=12, form=form, nprobe=3, assignment=way)

@@ -25,11 +25,11 @@ from gpq_faiss.faissio.header import pack_rows, read_header, row_header
 from gpq_faiss.faissio.io import load_index, read_sidecar, sidecar_path, stored_points
 from gpq_faiss.faissio.layout import layout_of
 from gpq_faiss.faissio.source import IndexFile
-from gpq_faiss.index.file import open_file
-from gpq_faiss.index.filters import Deny
-from gpq_faiss.index.lists import IvfSettings
-from gpq_faiss.index.memory import MemoryIndex
-from gpq_faiss.index.opening import open_in_memory
+from gpq_faiss.indexes.file import open_file
+from gpq_faiss.indexes.filters import Deny
+from gpq_faiss.indexes.lists import IvfSettings
+from gpq_faiss.indexes.memory import MemoryIndex
+from gpq_faiss.indexes.opening import open_in_memory
 from gpq_faiss.inputs import parse_bytes
 from gpq_faiss.store import Header, RowWriter
 
@@ -233,8 +233,8 @@ def test_parquet_shards(tmp_path: Path) -> None:
 def test_a_search_on_disk_equals_one_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, queries: int
 ) -> None:
-    monkeypatch.setattr("gpq_faiss.index.proof.FULL", 0)
-    monkeypatch.setattr("gpq_faiss.index.file.LEAST_ROWS", 700)
+    monkeypatch.setattr("gpq_faiss.indexes.proof.FULL", 0)
+    monkeypatch.setattr("gpq_faiss.indexes.file.LEAST_ROWS", 700)
     n = 9000
     ids = np.random.default_rng(1).permutation(n) * 5 + 2**40
     path = build_stream(
@@ -260,7 +260,7 @@ def test_ids_that_count_up_need_not_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, budget: str | int
 ) -> None:
     """With a large budget the packed codes are kept, with a small one they are read anew; many codes repeat."""
-    monkeypatch.setattr("gpq_faiss.index.proof.FULL", 0)
+    monkeypatch.setattr("gpq_faiss.indexes.proof.FULL", 0)
     n = 9000
     parts = shards(tmp_path, np.arange(n))
     centres = random_codes(60)[np.random.default_rng(4).integers(0, 60, n)]

@@ -174,7 +174,7 @@ def test_a_gpu_whose_memory_is_full_is_one_line(
 ) -> None:
     import torch
 
-    from gpq_faiss.encode import Encoder
+    from gpq_faiss.encoder import Encoder
 
     def full(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 24 GiB")
@@ -210,9 +210,9 @@ def slow(function, seconds):
         return function(*arguments, **options)
     return slowed
 
-gpq_faiss.train.learning_rate = slow(gpq_faiss.train.learning_rate, 0.02)
-gpq_faiss.encode.Encoder._on_device = slow(gpq_faiss.encode.Encoder._on_device, 0.05)
-gpq_faiss.encode._FLUSH_SECONDS = 0.0
+gpq_faiss.stages.train.learning_rate = slow(gpq_faiss.stages.train.learning_rate, 0.02)
+gpq_faiss.encoder.Encoder._on_device = slow(gpq_faiss.encoder.Encoder._on_device, 0.05)
+gpq_faiss.stages.encode._FLUSH_SECONDS = 0.0
 print("ready", flush=True)
 cli(sys.argv[1:], prog_name="gpq")
 """

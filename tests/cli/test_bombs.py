@@ -551,7 +551,7 @@ def test_memory_that_torch_cannot_have_on_the_cpu_is_one_line(
 ) -> None:
     import torch
 
-    from gpq_faiss.encode import Encoder
+    from gpq_faiss.encoder import Encoder
 
     def full(*_: object, **__: object) -> None:
         torch.empty(1 << 60, dtype=torch.uint8)
@@ -568,7 +568,7 @@ def test_memory_that_torch_cannot_have_on_the_cpu_is_one_line(
 def test_other_errors_of_a_stage_are_not_called_a_lack_of_memory(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gpq_faiss.encode import Encoder
+    from gpq_faiss.encoder import Encoder
 
     def wrong(*_: object, **__: object) -> None:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")

@@ -10,7 +10,7 @@ import faiss
 import pytest
 from commands import Shop, done, refused
 
-from gpq_faiss.index.opening import open_in_memory
+from gpq_faiss.indexes.opening import open_in_memory
 
 
 @pytest.mark.parametrize("kind", ["fused", "fastscan", "exact", "grouped", "auto"])
@@ -72,7 +72,7 @@ def answers(text: str) -> dict[str, Any]:
 def test_lists_are_searched_in_memory_and_in_place(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, assign: str, budget: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr("gpq_faiss.index.opening._COPIES", 10**6)  # no budget holds the index
+    monkeypatch.setattr("gpq_faiss.indexes.opening._COPIES", 10**6)  # no budget holds the index
     out, same = tmp_path / "lists.faiss", ("--format", "json", "-k", 150)
     build = ("index", shop.model, shop.codes, "--kind", "ivf", "--memory", "64MB", "--lists", 3)
     done(*build, "--assign", assign, "--nprobe", 1, "--out", out)

@@ -22,8 +22,8 @@ from commands import Shop
 from gpq_cli.main import cli
 from gpq_cli.progress import Watcher
 
-from gpq_faiss import stages
-from gpq_faiss.stages import Stage, describe, duration, stage, under_way
+from gpq_faiss import progress as stages
+from gpq_faiss.progress import Stage, describe, duration, stage, under_way
 
 # A command with stages of known lengths, in a process of its own.
 SCRIPT = """

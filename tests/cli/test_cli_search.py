@@ -29,8 +29,8 @@ def test_exact_kinds_answer_alike(
 ) -> None:
     assert found(shop.model, shop.index, shop.queries, "-k", 9, "--kind", kind) == plain
     if kind in ("auto", "exact"):
-        monkeypatch.setattr("gpq_faiss.index.opening._COPIES", 10**6)  # no budget holds the index
-        monkeypatch.delattr("gpq_faiss.index.opening.open_in_memory")
+        monkeypatch.setattr("gpq_faiss.indexes.opening._COPIES", 10**6)  # no budget holds the index
+        monkeypatch.delattr("gpq_faiss.indexes.opening.open_in_memory")
         small = ("--memory", "1MB", "--threads", 1)
         assert found(shop.model, shop.index, shop.queries, "-k", 9, "--kind", kind, *small) == plain
         monkeypatch.undo()
@@ -47,7 +47,7 @@ def test_fastscan_gives_its_own_scores(shop: Shop, plain: list[dict[str, Any]]) 
 @pytest.fixture(params=[(), ("--memory", "2MB")])
 def budget(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     """No budget, and one that (as the test has it) does not hold the index."""
-    monkeypatch.setattr("gpq_faiss.index.opening._COPIES", 10**6)
+    monkeypatch.setattr("gpq_faiss.indexes.opening._COPIES", 10**6)
     options: tuple[str, ...] = request.param
     return options
 

@@ -22,7 +22,7 @@ from gpq_faiss.errors import DataError, UsageError
 from gpq_faiss.experiment.cells import Cell, plan, split_of
 from gpq_faiss.experiment.grid import built_in_grids, grid_from, method_config, read_grid
 from gpq_faiss.methods.registry import METHODS, make_builder
-from gpq_faiss.train import resolve_image_size
+from gpq_faiss.stages.train import resolve_image_size
 
 
 @pytest.fixture(scope="module")

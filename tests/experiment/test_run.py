@@ -25,8 +25,8 @@ from gpq_faiss.data.labels import Labels
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.split import Split
 from gpq_faiss.errors import DataError, MismatchError, UsageError
-from gpq_faiss.evaluate.metrics import average_precision
-from gpq_faiss.evaluate.ranking import rank_scores
+from gpq_faiss.evaluation.metrics import average_precision
+from gpq_faiss.evaluation.ranking import rank_scores
 from gpq_faiss.experiment import workers
 from gpq_faiss.experiment.cells import Cell, plan
 from gpq_faiss.experiment.compute import TOP, compute, top_rows

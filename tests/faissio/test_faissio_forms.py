@@ -17,10 +17,10 @@ from gpq_faiss.errors import DataError, MismatchError, OutputExistsError, UsageE
 from gpq_faiss.faissio.forms import FORMS, faiss_form
 from gpq_faiss.faissio.io import load_index, save_index, sidecar_path
 from gpq_faiss.faissio.layout import layout_of
-from gpq_faiss.index.kinds import KINDS
-from gpq_faiss.index.lists import IvfSettings, assign
-from gpq_faiss.index.memory import MemoryIndex
-from gpq_faiss.index.opening import of_faiss, open_in_memory
+from gpq_faiss.indexes.kinds import KINDS
+from gpq_faiss.indexes.lists import IvfSettings, assign
+from gpq_faiss.indexes.memory import MemoryIndex
+from gpq_faiss.indexes.opening import of_faiss, open_in_memory
 
 
 def codebooks(M: int, K: int = 16, seed: int = 0) -> np.ndarray:

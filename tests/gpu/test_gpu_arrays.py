@@ -20,7 +20,7 @@ from gpq_faiss.codes.encode import encode
 from gpq_faiss.codes.keys import read_keys, sort_keys
 from gpq_faiss.codes.scores import score_tables
 from gpq_faiss.errors import DataError
-from gpq_faiss.evaluate.ranking import rank_codes
+from gpq_faiss.evaluation.ranking import rank_codes
 from gpq_faiss.gpu.ranking import rank_on_device
 from gpq_faiss.gpu.tensors import (
     device_of,
@@ -31,7 +31,7 @@ from gpq_faiss.gpu.tensors import (
     split_keys,
     unpack_column,
 )
-from gpq_faiss.index.memory import MemoryIndex
+from gpq_faiss.indexes.memory import MemoryIndex
 
 # Encoding and keys ---------------------------------------------------------------------------------------------------
 
@@ -117,8 +117,8 @@ def trained(bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Codes, codebooks, query vectors and classes of a short real training on real features."""
     from gpq_faiss.config import codebooks_for_bits, preset
     from gpq_faiss.data.open import open_data
-    from gpq_faiss.encode import Encoder
-    from gpq_faiss.train import train
+    from gpq_faiss.encoder import Encoder
+    from gpq_faiss.stages.train import train
 
     root = Path(os.environ["GPQ_DATA"]) / "cifar10-features"
     data = open_data(f"features:{root / 'features.npy'}", labels=str(root / "labels.npy"))

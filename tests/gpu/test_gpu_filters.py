@@ -16,8 +16,8 @@ from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import DataError, UsageError
 from gpq_faiss.gpu import index as device_index
 from gpq_faiss.gpu.placing import of_codes, to_gpu, to_torch
-from gpq_faiss.index.filters import Allow, Bitmap, Deny
-from gpq_faiss.index.memory import MemoryIndex
+from gpq_faiss.indexes.filters import Allow, Bitmap, Deny
+from gpq_faiss.indexes.memory import MemoryIndex
 
 
 def ranking(

@@ -28,9 +28,9 @@ from gpq_faiss.gpu.forms import (
     zero_lists,
 )
 from gpq_faiss.gpu.placing import to_gpu
-from gpq_faiss.index.lists import IvfSettings
-from gpq_faiss.index.memory import MemoryIndex
-from gpq_faiss.index.opening import open_in_memory
+from gpq_faiss.indexes.lists import IvfSettings
+from gpq_faiss.indexes.memory import MemoryIndex
+from gpq_faiss.indexes.opening import open_in_memory
 
 HAS_GPU = hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus() > 0
 

@@ -16,9 +16,9 @@ from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.faissio.forms import ivf_index
 from gpq_faiss.gpu import calls
 from gpq_faiss.gpu.placing import to_gpu, to_torch
-from gpq_faiss.index.filters import Allow
-from gpq_faiss.index.lists import IvfSettings
-from gpq_faiss.index.memory import MemoryIndex
+from gpq_faiss.indexes.filters import Allow
+from gpq_faiss.indexes.lists import IvfSettings
+from gpq_faiss.indexes.memory import MemoryIndex
 
 
 def within(

@@ -18,8 +18,8 @@ from gpq_faiss.gpu import memory as gpu_memory
 from gpq_faiss.gpu.forms import clone_to_gpu, real_lists, zero_lists
 from gpq_faiss.gpu.memory import MAX_K, PIECE, FaissBudget
 from gpq_faiss.gpu.placing import to_torch
-from gpq_faiss.index.lists import IvfSettings
-from gpq_faiss.index.memory import MemoryIndex
+from gpq_faiss.indexes.lists import IvfSettings
+from gpq_faiss.indexes.memory import MemoryIndex
 
 budgets = st.builds(
     FaissBudget,

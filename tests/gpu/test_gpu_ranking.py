@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.errors import DataError, UsageError
-from gpq_faiss.evaluate.ranking import RECALL_LEVELS, RankingResult, rank_codes
+from gpq_faiss.evaluation.ranking import RECALL_LEVELS, RankingResult, rank_codes
 from gpq_faiss.gpu import ranking
 from gpq_faiss.gpu.ranking import rank_on_device
 

@@ -22,8 +22,8 @@ from gpq_faiss.gpu.index import DeviceIndex, Part
 from gpq_faiss.gpu.placing import of_codes, to_gpu, to_torch
 from gpq_faiss.gpu.ranking import rank_on_device
 from gpq_faiss.gpu.tensors import device_of
-from gpq_faiss.index.filters import Deny
-from gpq_faiss.index.memory import MemoryIndex
+from gpq_faiss.indexes.filters import Deny
+from gpq_faiss.indexes.memory import MemoryIndex
 
 # Search --------------------------------------------------------------------------------------------------------------
 
@@ -154,8 +154,8 @@ def test_every_kind_of_engine_and_form_of_index(device: str) -> None:
 def test_an_exact_engine_that_has_gone_over_to_distinct_codes_stays_so_on_a_device(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpq_faiss.index.proof.FULL", 0)
-    monkeypatch.setattr("gpq_faiss.index.memory.TIED", 3)
+    monkeypatch.setattr("gpq_faiss.indexes.proof.FULL", 0)
+    monkeypatch.setattr("gpq_faiss.indexes.memory.TIED", 3)
     codes, Z, ids, xq = items(16, 6, n=3000, distinct=100)
     engine = MemoryIndex.build(codes, Z, ids, kind="exact")
     assert len(put(engine, device).parts[0].searcher) == 3000

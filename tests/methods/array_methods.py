@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
 from gpq_faiss.data.labels import Labels
-from gpq_faiss.evaluate.ranking import rank_codes
+from gpq_faiss.evaluation.ranking import rank_codes
 from gpq_faiss.methods.base import Method
 
 QUERIES = 100

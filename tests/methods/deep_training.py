@@ -18,10 +18,10 @@ from gpq_faiss.data.base import Dataset, ImageDataset
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.protocols import Split, make_split
 from gpq_faiss.data.reader import Reader
-from gpq_faiss.evaluate.ranking import rank_codes
+from gpq_faiss.evaluation.ranking import rank_codes
 from gpq_faiss.experiment.grid import baseline_config
 from gpq_faiss.methods.trainable import TrainableMethod, TrainingBatch
-from gpq_faiss.train import Fitted, MethodBuilder, Progress, embed_rows, fit
+from gpq_faiss.stages.train import Fitted, MethodBuilder, Progress, embed_rows, fit
 
 CPU = torch.device("cpu")
 _FOLDER = tempfile.TemporaryDirectory(prefix="digits-")

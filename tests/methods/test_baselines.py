@@ -16,7 +16,7 @@ from sklearn.datasets import load_digits
 
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.errors import DataError, MismatchError, UsageError
-from gpq_faiss.evaluate.ranking import rank_codes
+from gpq_faiss.evaluation.ranking import rank_codes
 from gpq_faiss.methods.base import Method, scaled_rows
 from gpq_faiss.methods.classifier import ClassConfidence, Classifier
 from gpq_faiss.methods.float_features import FloatFeatures, dot_rows

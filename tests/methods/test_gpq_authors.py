@@ -15,7 +15,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from gpq_faiss.config import Config, merge, preset, to_dict, validate
-from gpq_faiss.encode import Encoder
+from gpq_faiss.encoder import Encoder
 from gpq_faiss.errors import DataError, UsageError
 from gpq_faiss.losses import NPairPQLoss, SubspaceClassification
 from gpq_faiss.methods.gpq import GPQ

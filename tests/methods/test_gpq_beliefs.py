@@ -15,14 +15,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpq_faiss.build.stages import export_faiss, index
 from gpq_faiss.config import Config, merge, preset, validate
 from gpq_faiss.data.digits import open_digits
-from gpq_faiss.encode import Encoder
+from gpq_faiss.encoder import Encoder
 from gpq_faiss.errors import UsageError
-from gpq_faiss.export_encoder import export_encoder
 from gpq_faiss.faissio.model import read_prototypes
-from gpq_faiss.index.lists import IvfSettings
+from gpq_faiss.indexes.lists import IvfSettings
 from gpq_faiss.methods.gpq import GPQ, build_gpq
 from gpq_faiss.methods.gpq_beliefs import BeliefGPQ, fit_tables, score_codes
 from gpq_faiss.methods.posterior import PosteriorCodes
@@ -31,6 +29,9 @@ from gpq_faiss.methods.trainable import TrainingBatch
 from gpq_faiss.nn.gpq_beliefs import BeliefNetwork
 from gpq_faiss.nn.model import build_network
 from gpq_faiss.pipeline import encode, evaluate, search, train
+from gpq_faiss.stages.export_encoder import export_encoder
+from gpq_faiss.stages.export_faiss import export_faiss
+from gpq_faiss.stages.index import index
 from gpq_faiss.store import RowReader
 
 C, WIDTH, M = 4, 10, 3

@@ -27,7 +27,7 @@ from gpq_faiss.methods.gpq import GPQ, build_gpq
 from gpq_faiss.methods.trainable import TrainingBatch
 from gpq_faiss.nn.backbones import CNNF
 from gpq_faiss.nn.model import build_network
-from gpq_faiss.train import fit
+from gpq_faiss.stages.train import fit
 
 BASES = {"paper": preset("paper"), "reexpressed": reexpressed()}
 

@@ -13,12 +13,7 @@ from hypothesis import strategies as st
 
 from gpq_faiss.config import NetworkConfig, QuantizerConfig
 from gpq_faiss.errors import UsageError
-from gpq_faiss.methods.ninh import (
-    NINH,
-    DivideAndEncode,
-    piecewise_threshold,
-    triplet_ranking_loss,
-)
+from gpq_faiss.methods.ninh import NINH, DivideAndEncode, piecewise_threshold, triplet_ranking_loss
 from gpq_faiss.methods.trainable import TrainingBatch
 
 

@@ -10,7 +10,7 @@ import torch
 from model_factory import random_input
 
 from gpq_faiss.config import Config, NetworkConfig
-from gpq_faiss.encode import Encoder
+from gpq_faiss.encoder import Encoder
 from gpq_faiss.nn.device import full_float32, image_batch
 from gpq_faiss.nn.model import build_network
 

@@ -16,14 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from gpq_faiss.build.stages import index
 from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.codes.encode import encode as encode_vectors
 from gpq_faiss.config import Config, merge, preset, validate
 from gpq_faiss.data.digits import open_digits
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.reader import Reader
-from gpq_faiss.encode import Encoder
+from gpq_faiss.encoder import Encoder
 from gpq_faiss.errors import DataError, MismatchError, UsageError
 from gpq_faiss.faissio.model import read_prototypes
 from gpq_faiss.losses import SubspaceClassification, SubspaceEntropy
@@ -43,8 +42,9 @@ from gpq_faiss.nn.posterior import (
     count_class_codebooks,
 )
 from gpq_faiss.pipeline import encode, search
+from gpq_faiss.stages.index import index
+from gpq_faiss.stages.train import train
 from gpq_faiss.store import RowReader
-from gpq_faiss.train import train
 
 C, WIDTH, D = 5, 9, 18
 CLASS_CODEBOOKS = (3, 2)

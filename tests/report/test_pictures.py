@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from gpq_faiss.errors import DataError, OutputExistsError, UsageError
-from gpq_faiss.evaluate.tables import Spread
+from gpq_faiss.evaluation.tables import Spread
 from gpq_faiss.report.figure import COLOURS
 from gpq_faiss.report.gallery import Ranked, save_gallery
 from gpq_faiss.report.plots import plot_map_bits, plot_pr_curves, plot_tradeoff, plot_validation

@@ -8,10 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpq_faiss.store import (
-    Header,
-    RowWriter,
-)
+from gpq_faiss.store import Header, RowWriter
 
 M, K, d = 3, 16, 12
 NAMES = tuple(f"c{i}" for i in range(11))  # 2 label bytes with 5 padding bits

@@ -15,11 +15,7 @@ import pytest
 from store_files import codebooks, header, rows, write
 
 from gpq_faiss.errors import DataError, MismatchError
-from gpq_faiss.store import (
-    RowReader,
-    RowWriter,
-    describe,
-)
+from gpq_faiss.store import RowReader, RowWriter, describe
 
 
 def test_bad_rows_are_refused(tmp_path: Path) -> None:

@@ -20,12 +20,7 @@ from store_files import codebooks, header, rows, write
 
 from gpq_faiss.errors import DataError, OutputExistsError
 from gpq_faiss.files import recover
-from gpq_faiss.store import (
-    RowReader,
-    RowWriter,
-    describe,
-    sink,
-)
+from gpq_faiss.store import RowReader, RowWriter, describe, sink
 
 
 def test_an_error_leaves_the_partial_and_the_next_run_goes_on(tmp_path: Path) -> None:

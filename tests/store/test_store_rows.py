@@ -17,13 +17,7 @@ from hypothesis import strategies as st
 from store_files import NAMES, K, M, codebooks, d, header, rows, write
 
 from gpq_faiss.errors import DataError, UsageError
-from gpq_faiss.store import (
-    RowReader,
-    RowWriter,
-    codebooks_fingerprint,
-    describe,
-    read_hdf5_array,
-)
+from gpq_faiss.store import RowReader, RowWriter, codebooks_fingerprint, describe, read_hdf5_array
 
 
 @pytest.mark.parametrize("kind", ["features", "codes"])

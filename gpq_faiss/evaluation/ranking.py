@@ -1,0 +1,435 @@
+"""The ranking of a whole database for many queries, exactly, with ties, in bounded memory.
+
+An average precision over U distinct codes needs a sort of U scores, not N. So the database is grouped by code
+once, items are counted by (label set, code), queries are taken in the order of their label sets, and a block
+of them at a time is scored, sorted and summed with whole-array operations (:mod:`.engine`).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..errors import DataError, UsageError
+from ..progress import stage
+from .engine import Engine, Worker
+from .grouping import Bytes, LabelsLike, distinct_rows, label_rows, same_width
+from .metrics import RECALL_LEVELS, check_ks, check_levels, precision_of, recall_of
+from .scorers import FunctionScorer, Scorer, TableScorer
+from .ties import (
+    Denominator,
+    Floats,
+    Ints,
+    Ties,
+    average_precisions,
+    check_cut,
+    check_ties,
+    convention,
+    harmonic_numbers,
+    interpolated_precision,
+)
+
+ScoreFunction = Callable[[Ints, Bytes], NDArray[Any]]
+"""``(query rows int64 [q], distinct codes uint8 [U, W]) -> scores [q, U]``, larger is better."""
+RowFunction = Callable[[Ints], NDArray[Any]]
+"""``(query rows int64 [q]) -> scores [q, N]`` against every database row, larger is better."""
+
+_TASK = 128  # queries a task; fixed, so that the result does not depend on the number of threads
+
+
+@dataclass(frozen=True)
+class RankingResult:
+    """Measures of a ranking; ``convention`` says how they were computed."""
+
+    map: float
+    """Mean of ``ap`` over all queries; those without relevant items count 0."""
+    ap: Floats
+    """[Q] average precision of each query, in the order given."""
+    precision: dict[int, float]
+    """Mean precision at each k."""
+    recall: dict[int, float]
+    """Mean recall at each k."""
+    pr_recall: Floats
+    """[L] recall levels of the mean precision-recall curve (empty if not asked for)."""
+    pr_precision: Floats
+    """[L] mean interpolated precision at those levels."""
+    n_queries: int
+    n_database: int
+    n_distinct: int
+    """Distinct codes in the database (the number of items where there are no codes)."""
+    queries_without_relevant: int
+    convention: str
+    notes: tuple[str, ...] = field(default=())
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: everything but the single queries."""
+        return {
+            "map": self.map,
+            "precision": {str(k): v for k, v in self.precision.items()},
+            "recall": {str(k): v for k, v in self.recall.items()},
+            "pr_curve": {"recall": self.pr_recall.tolist(), "precision": self.pr_precision.tolist()},
+            "n_queries": self.n_queries,
+            "n_database": self.n_database,
+            "n_distinct": self.n_distinct,
+            "queries_without_relevant": self.queries_without_relevant,
+            "convention": self.convention,
+            "notes": list(self.notes),
+        }
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on: what ``threads`` is for people who give no number."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on Linux
+        return os.cpu_count() or 1
+
+
+def rank_codes(
+    scorer: NDArray[np.float32] | ScoreFunction,
+    codes: Bytes,
+    query_labels: LabelsLike,
+    database_labels: LabelsLike,
+    *,
+    ties: Ties = "expected",
+    k: int | None = None,
+    denominator: Denominator = "relevant",
+    ks: Sequence[int] = (),
+    levels: ArrayLike | None = None,
+    ids: ArrayLike | None = None,
+    rows: ArrayLike | None = None,
+    exclude: ArrayLike | None = None,
+    memory: int = 256 << 20,
+    threads: int = 1,
+) -> RankingResult:
+    """Rank a database of codes for every query and measure the rankings. Two items are relevant if they share
+    a label.
+
+    Args:
+        scorer: tables float32 [Q, M, K] (score = sum over m of tables[q, m, code_m]), or a
+            :data:`ScoreFunction`, for other kinds of code. Either way each distinct code is scored once, so
+            equal codes have equal scores. Sums of tables are exact, of entries rounded to 2^-29 of the
+            largest score that the query can have (float32 sums are 32 times coarser).
+        codes: uint8 [N, W]. With tables, W = M codeword numbers below K; with a function, whatever it takes.
+        query_labels, database_labels: see :func:`gpq_faiss.evaluation.grouping.label_rows`; unlabelled items
+            are never relevant.
+        ties, k, denominator: as in :func:`gpq_faiss.evaluation.metrics.average_precision`.
+        ks: the k of precision and recall.
+        levels: recall levels of the mean PR curve; None for no curve (:data:`RECALL_LEVELS` is the usual
+            choice).
+        ids: int64 [N], the order within ties for ties="id" (the row number if not given).
+        rows: int64, the database rows that count; all if not given. ``exclude`` still speaks of rows of the
+            whole.
+        exclude: int64 [Q], a database row that is left out for that query (itself, in leave-one-out), or -1.
+        memory: bytes for all blocks in work together; one query a block and thread is the least.
+        threads: blocks in work at a time. The result does not depend on it.
+
+    Raises:
+        UsageError: an unknown convention, a k below 1, codes of another width than the tables.
+        DataError: shapes that do not belong together, codes out of range, scores that are not finite.
+    """
+    codes = np.asarray(codes)
+    if codes.ndim != 2 or codes.dtype != np.uint8:
+        raise DataError(f"codes must be uint8 [N, W], not {codes.dtype} {codes.shape}")
+    database = _Database.prepare(len(codes), database_labels, rows, ids)
+    distinct, code_of = distinct_rows(np.ascontiguousarray(codes[database.rows]))
+    prepared: Scorer
+    if callable(scorer):
+        function = scorer
+        prepared, n_queries = FunctionScorer(lambda q: function(q, distinct)), None
+    else:
+        prepared, n_queries = TableScorer(scorer, distinct), len(scorer)
+    plan = _Plan(ties, k, denominator, check_ks(ks), levels, memory, threads)
+    return _rank(plan, prepared, n_queries, len(distinct), code_of, query_labels, database, exclude)
+
+
+def rank_scores(
+    scores: NDArray[Any] | RowFunction,
+    query_labels: LabelsLike,
+    database_labels: LabelsLike,
+    *,
+    ties: Ties = "expected",
+    k: int | None = None,
+    denominator: Denominator = "relevant",
+    ks: Sequence[int] = (),
+    levels: ArrayLike | None = None,
+    ids: ArrayLike | None = None,
+    rows: ArrayLike | None = None,
+    exclude: ArrayLike | None = None,
+    memory: int = 256 << 20,
+    threads: int = 1,
+) -> RankingResult:
+    """:func:`rank_codes` where there are no codes: exact float features, class probabilities, distances of
+    any kind.
+
+    ``scores`` is [Q, N], or a :data:`RowFunction` that is asked for a block of queries at a time against
+    *all* N database rows (``rows`` picks among them afterwards). They must fit float32 exactly (float32,
+    float16, small integers), because a silent rounding would make ties. Distances: pass their negative.
+    """
+    n = _length(database_labels)
+    database = _Database.prepare(n, database_labels, rows, ids)
+    whole = len(database.rows) == n
+    n_queries: int | None = None
+    if callable(scores):
+        function = scores
+    else:
+        table = np.asarray(scores)
+        if table.ndim != 2 or table.shape[1] != n:
+            raise DataError(f"scores {table.shape} must be [queries, {n:,} database items]")
+        n_queries = len(table)
+        function = table.__getitem__
+
+    def picked(q: Ints) -> NDArray[Any]:
+        block = np.asarray(function(q))
+        if block.shape != (len(q), n):
+            raise DataError(
+                f"the score function gave {block.shape} for {len(q)} queries: expected ({len(q)}, {n})"
+            )
+        return block if whole else block[:, database.rows]
+
+    plan = _Plan(ties, k, denominator, check_ks(ks), levels, memory, threads)
+    code_of = np.arange(len(database.rows), dtype=np.int64)
+    return _rank(
+        plan, FunctionScorer(picked), n_queries, len(code_of), code_of, query_labels, database, exclude
+    )
+
+
+def rank_features(
+    queries: NDArray[np.float32],
+    database: NDArray[np.float32],
+    query_labels: LabelsLike,
+    database_labels: LabelsLike,
+    **options: Any,
+) -> RankingResult:
+    """:func:`rank_scores` by inner product of float32 features [Q, D] and [N, D]; normalise first for the
+    cosine.
+
+    Equal database rows may differ in the last bit of their scores, as the BLAS library orders its sums by
+    position.
+    """
+    xq, xb = np.asarray(queries, dtype=np.float32), np.asarray(database, dtype=np.float32)
+    if xq.ndim != 2 or xb.ndim != 2 or xq.shape[1] != xb.shape[1]:
+        raise DataError(
+            f"features of queries {xq.shape} and database {xb.shape} must be 2-D and of one width"
+        )
+    return rank_scores(lambda q: xq[q] @ xb.T, query_labels, database_labels, **options)
+
+
+# ---- preparation
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What to measure and with which means."""
+
+    ties: Ties
+    k: int | None
+    denominator: Denominator
+    ks: list[int]
+    levels: ArrayLike | None
+    memory: int
+    threads: int
+
+    def __post_init__(self) -> None:
+        check_ties(self.ties)
+        check_cut(self.k, self.denominator)
+        if self.threads < 1 or self.memory < 1:
+            raise UsageError(f"threads={self.threads} and memory={self.memory} must be at least 1")
+
+
+@dataclass(frozen=True)
+class _Database:
+    """The database rows that count, with their labels."""
+
+    total: int
+    rows: Ints
+    labels: Bytes
+    ids: Ints | None
+
+    @classmethod
+    def prepare(
+        cls, total: int, labels: LabelsLike, rows: ArrayLike | None, ids: ArrayLike | None
+    ) -> _Database:
+        packed = label_rows(labels, "database labels", total)
+        chosen = np.arange(total) if rows is None else np.asarray(rows)
+        if chosen.dtype == bool:
+            chosen = np.flatnonzero(chosen)
+        if chosen.ndim != 1 or (
+            len(chosen) and (chosen.dtype.kind not in "iu" or chosen.min() < 0 or chosen.max() >= total)
+        ):
+            raise DataError(f"rows must be row numbers below {total:,}")
+        if len(np.unique(chosen)) != len(chosen):
+            raise DataError("rows names some database row twice: each counts once")
+        if not len(chosen):
+            raise DataError("the database is empty: nothing to rank")
+        if len(chosen) > 1 << 31:
+            raise DataError(f"{len(chosen):,} database rows are more than 2^31: rank it in parts")
+        key = None
+        if ids is not None:
+            key = np.asarray(ids)
+            if key.shape != (total,) or key.dtype.kind not in "iu":
+                raise DataError(f"ids must be {total:,} integers, one a database row")
+            key = key[chosen]
+            if len(np.unique(key)) != len(key):
+                raise DataError("ids must differ: ties cannot be ordered by equal ids")
+        return cls(total, chosen.astype(np.int64), packed[chosen], key)
+
+
+def _length(labels: LabelsLike) -> int:
+    return len(labels.packed) if hasattr(labels, "packed") else len(labels)
+
+
+def _rank(
+    plan: _Plan,
+    scorer: Scorer,
+    n_queries: int | None,
+    n_distinct: int,
+    code_of: Ints,
+    query_labels: LabelsLike,
+    database: _Database,
+    exclude: ArrayLike | None,
+) -> RankingResult:
+    """Run the engine over all queries and collect the measures."""
+    n_queries = _length(query_labels) if n_queries is None else n_queries
+    query_sets, labels = same_width(label_rows(query_labels, "query labels", n_queries), database.labels)
+    n = len(database.rows)
+    order = None
+    if plan.ties == "id":
+        order = np.argsort(database.rows if database.ids is None else database.ids)
+    excluded = _excluded(exclude, n_queries, database)
+    harmonic = harmonic_numbers(n)
+    engine = Engine(scorer, code_of, n_distinct, labels, query_sets, harmonic, order=order, exclude=excluded)
+    by_set = engine.order_of_queries()
+    block = engine.block_size(plan.memory // plan.threads)
+    levels = np.zeros(0) if plan.levels is None else check_levels(plan.levels)
+    ap, without = np.zeros(n_queries), np.zeros(n_queries, dtype=bool)
+    precision, recall = np.zeros((n_queries, len(plan.ks))), np.zeros((n_queries, len(plan.ks)))
+    plain = plan.ties == "expected" and plan.k is None  # the engine gives that average precision itself
+    listed = not plain or bool(plan.ks) or bool(len(levels))
+
+    local = threading.local()
+
+    def task(start: int) -> Floats:
+        if not hasattr(local, "worker"):
+            local.worker = Worker()
+        curve = np.zeros(len(levels))
+        stop = min(n_queries, start + _TASK)
+        for first in range(start, stop, block):
+            rows = by_set[first : min(stop, first + block)]
+            for found in engine.measure(rows, local.worker, ap=plain, groups=listed):
+                without[found.rows] = found.relevant == 0
+                if found.ap is not None:
+                    ap[found.rows] = found.ap
+                if found.groups is None:
+                    continue
+                groups = found.groups.arranged(plan.ties)
+                if not plain:
+                    ap[found.rows] = average_precisions(groups, harmonic, plan.k, plan.denominator)
+                if plan.ks:
+                    top = groups.top(max(plan.ks))
+                    precision[found.rows] = precision_of(top, plan.ks)
+                    recall[found.rows] = recall_of(top, plan.ks)
+                if len(levels):
+                    for line in interpolated_precision(groups, levels):  # one by one: blocks must not matter
+                        curve += line
+        return curve
+
+    starts = range(0, n_queries, _TASK)
+    curves = []
+    with ThreadPoolExecutor(plan.threads) as pool, stage("ranking", n_queries, "query") as ranking:
+        for curve in map(task, starts) if plan.threads == 1 else pool.map(task, starts):
+            curves.append(curve)
+            ranking.done = min(len(curves) * _TASK, n_queries)
+    return result_of(
+        ap,
+        without,
+        precision,
+        recall,
+        plan.ks,
+        levels,
+        np.sum(curves, axis=0) / n_queries if curves else np.zeros(len(levels)),
+        n_database=n,
+        n_distinct=n_distinct,
+        ties=plan.ties,
+        k=plan.k,
+        denominator=plan.denominator,
+    )
+
+
+def result_of(
+    ap: Floats,
+    without: NDArray[np.bool_],
+    precision: Floats,
+    recall: Floats,
+    ks: Sequence[int],
+    levels: Floats,
+    curve: Floats,
+    *,
+    n_database: int,
+    n_distinct: int,
+    ties: Ties,
+    k: int | None,
+    denominator: Denominator,
+) -> RankingResult:
+    """What was measured of each query, as one result.
+
+    Args:
+        ap: [Q]. without: [Q], queries without any relevant item.
+        precision, recall: [Q, len(ks)].
+        levels, curve: [L], the mean precision-recall curve.
+    """
+    n_queries, missing = len(ap), int(without.sum())
+    notes = (f"{missing:,} of {n_queries:,} queries have no relevant item and count 0",) if missing else ()
+    return RankingResult(
+        map=float(ap.mean()) if n_queries else 0.0,
+        ap=ap,
+        precision={at: float(v) for at, v in zip(ks, _means(precision), strict=True)},
+        recall={at: float(v) for at, v in zip(ks, _means(recall), strict=True)},
+        pr_recall=levels,
+        pr_precision=curve,
+        n_queries=n_queries,
+        n_database=n_database,
+        n_distinct=n_distinct,
+        queries_without_relevant=missing,
+        convention=convention("mAP", ties, k, denominator),
+        notes=notes,
+    )
+
+
+def _means(values: Floats) -> Floats:
+    result: Floats = values.mean(axis=0) if len(values) else np.zeros(values.shape[1])
+    return result
+
+
+def _excluded(exclude: ArrayLike | None, n_queries: int, database: _Database) -> Ints | None:
+    """Excluded rows as positions among the rows that count; -1 where none is (or where it does not count
+    anyway)."""
+    if exclude is None:
+        return None
+    given = np.asarray(exclude)
+    if given.shape != (n_queries,) or given.dtype.kind not in "iu":
+        raise DataError(f"exclude must be {n_queries:,} database rows (or -1), one a query")
+    if n_queries and (given.min() < -1 or given.max() >= database.total):
+        raise DataError(f"exclude names rows outside the database of {database.total:,}")
+    position = np.full(database.total + 1, -1, dtype=np.int64)  # the last entry serves -1
+    position[database.rows] = np.arange(len(database.rows))
+    result: Ints = position[given]
+    return result
+
+
+__all__ = [
+    "RECALL_LEVELS",
+    "RankingResult",
+    "rank_codes",
+    "rank_features",
+    "rank_scores",
+    "result_of",
+    "usable_cores",
+]

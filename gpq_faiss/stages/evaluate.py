@@ -1,0 +1,567 @@
+"""Evaluating: a model and labelled data ─► mAP, likeness, precision and recall at k, PR curve, beside other models and methods.
+
+Queries and database are those of the split that the model was trained with, so that no query was seen in training. Other models
+must have been trained on the same split. The result names the convention of its average precision, the split and the versions.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import __version__
+from ..codes.bits import unpack_codes
+from ..codes.scores import score_tables
+from ..data.base import Dataset, FeatureDataset
+from ..data.labels import Labels
+from ..data.open import open_data
+from ..data.protocols import Split, load_split, make_split
+from ..data.reader import Reader
+from ..encoder import Encoder
+from ..errors import DataError, MismatchError, UsageError
+from ..evaluation.likeness import Likeness, Neighbours, likeness, nearest, spaced_queries
+from ..evaluation.metrics import RECALL_LEVELS
+from ..evaluation.ranking import RankingResult, rank_codes, usable_cores
+from ..evaluation.ties import Denominator, Ties
+from ..gpu.ranking import rank_on_device
+from ..methods.registry import ARRAY_METHODS, METHODS, make_method
+from ..nn.backbones import VGG
+from ..nn.device import gpu_memory
+from ..nn.model import read_description
+from ..progress import Progress, stage
+from ..report.plots import plot_pr_curves
+
+log = logging.getLogger(__name__)
+
+DEFAULT_KS = (1, 10, 100, 1000)
+# Of what is compared with: training rows, their bytes, and rows of the database at a time.
+_FIT_ROWS, _FIT_BYTES, _BLOCK = 100_000, 8 << 30, 16_384
+# Of a block of inputs that neighbours are looked for in: rows, and bytes as float64.
+_NEAR_ROWS, _NEAR_BYTES = 4096, 64 << 20
+NO_LIKENESS = (
+    "NN10@100 is not reported for images, whose pixels say little of what is alike: take features of them"
+)
+"""A note where there is no likeness."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What one evaluation found.
+
+    Attributes:
+        ranking: of the model.
+        method: of the model, as tables name it (:func:`model_name`).
+        bits: code length.
+        protocol, split_hash: which queries and database.
+        compared: name -> ranking of other models and methods on the same split; methods are trained without labels unless they say
+            otherwise. All names are different, that of the model included.
+        notes: for people.
+        device: where the rankings of models were measured.
+        likeness: of the model; None for images (:func:`needs_perceptron`).
+        compared_likeness: name -> likeness of the others.
+        compared_bits: name -> code length of the others; ``float`` and ``classifier`` have none.
+        compared_fingerprints: name -> fingerprint, of the models among them.
+    """
+
+    ranking: RankingResult
+    method: str
+    bits: int
+    protocol: str
+    split_hash: str
+    data: str
+    model_fingerprint: str
+    compared: dict[str, RankingResult] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    device: str = "cpu"
+    likeness: Likeness | None = None
+    compared_likeness: dict[str, Likeness] = field(default_factory=dict)
+    compared_bits: dict[str, int] = field(default_factory=dict)
+    compared_fingerprints: dict[str, str] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON; ``map`` is the model's."""
+        return {
+            **self.ranking.as_dict(),
+            "method": self.method,
+            "likeness": _as_dict(self.likeness),
+            "bits": self.bits,
+            "protocol": self.protocol,
+            "split_hash": self.split_hash,
+            "data": self.data,
+            "model_fingerprint": self.model_fingerprint,
+            "compared": {
+                name: {
+                    **result.as_dict(),
+                    "likeness": _as_dict(self.compared_likeness.get(name)),
+                    "bits": self.compared_bits.get(name),
+                    "model_fingerprint": self.compared_fingerprints.get(name),
+                }
+                for name, result in self.compared.items()
+            },
+            "notes": list(self.notes),
+            "device": self.device,
+            "versions": {
+                "gpq_faiss": __version__,
+                "numpy": np.__version__,
+                "python": platform.python_version(),
+            },
+        }
+
+    def rows(self, ks: Sequence[int] = ()) -> list[dict[str, Any]]:
+        """A row a model or method, for a table."""
+        kept = {self.method: self.likeness, **self.compared_likeness}
+        bits = {self.method: self.bits, **self.compared_bits}
+        return [
+            {
+                "method": name,
+                "bits": bits.get(name, "-"),
+                "mAP": result.map,
+                **({"NN10@100": found.nn10_at_100} if (found := kept.get(name)) is not None else {}),
+                **{f"P@{k}": result.precision[k] for k in ks if k in result.precision},
+                **{f"R@{k}": result.recall[k] for k in ks if k in result.recall},
+            }
+            for name, result in {self.method: self.ranking, **self.compared}.items()
+        ]
+
+
+def _as_dict(found: Likeness | None) -> dict[str, Any] | None:
+    return None if found is None else found.as_dict()
+
+
+def draw_evaluation(evaluation: Evaluation, out: str | Path, *, overwrite: bool = False) -> Path:
+    """Mean precision-recall curves of the model and what it was compared with, as .png, .svg or .pdf.
+
+    Raises:
+        UsageError: another ending.
+        DataError: it cannot be written.
+    """
+    results = {evaluation.method: evaluation.ranking, **evaluation.compared}
+    bits = {evaluation.method: evaluation.bits, **evaluation.compared_bits}
+    same = len(set(bits.values())) == 1
+    length = {name: f", {n} bits" for name, n in bits.items()}
+    curves = {
+        f"{name}{'' if same else length.get(name, '')}  (mAP {r.map:.3f})": (r.pr_recall, r.pr_precision)
+        for name, r in results.items()
+    }
+    title = f"{evaluation.data}{length[evaluation.method] if same else ''}, protocol {evaluation.protocol}"
+    return plot_pr_curves(curves, out, title=title, overwrite=overwrite)
+
+
+def code_bits(encoder: Encoder) -> int:
+    """Length of a model's codes."""
+    M, K, _ = encoder.model.codebooks.shape
+    return int(M * (K.bit_length() - 1))
+
+
+# The preset whose name says no more than that of its method.
+_NATURAL = {"gpq": "gpq", "posterior": "recommended"}
+
+
+def model_name(description: Mapping[str, Any]) -> str:
+    """What tables call a model, from its ``config.json``: its method, with its preset where that is not the method's own: ``posterior``,
+    ``gpq``, ``gpq (paper)``."""
+    method, used = str(description.get("method", "gpq")), str(description["config"].get("preset", "paper"))
+    return method if _NATURAL.get(method) == used else f"{method} ({used})"
+
+
+def _trained_on(folder: Path, description: Mapping[str, Any]) -> tuple[str, str, int]:
+    """Fingerprint of the data, protocol and seed of a model's training. Raises DataError: ``config.json`` does not tell."""
+    try:
+        split = description["split"]
+        return str(description["data"]["fingerprint"]), str(split["protocol"]), int(split["seed"])
+    except (KeyError, TypeError, ValueError):
+        raise DataError(
+            f"{folder / 'config.json'} does not say what the model was trained on: it is damaged; copy or train the model again"
+        ) from None
+
+
+def _check_same_split(first: Path, other: Path) -> None:
+    """Refuse a model that was trained on another split than the first: its rows would stand beside figures of other items.
+
+    Raises:
+        DataError: no whole model folder.
+        MismatchError: other data, or another split of them.
+    """
+    one, two = (_trained_on(folder, read_description(folder)) for folder in (first, other))
+    if one[0] != two[0]:
+        raise MismatchError(
+            f"--compare {other}: it was trained on other data than {first}: train both on the same data"
+        )
+    a, b = load_split(first / "split.json"), load_split(other / "split.json")
+    if (a.name, a.hash) != (b.name, b.hash):
+        told = [f"protocol {s.name}, seed {s.seed}, {len(s.labelled):,} labelled" for s in (b, a)]
+        raise MismatchError(
+            f"--compare {other}: it was trained on another split ({told[0]}) than {first} ({told[1]}): train it with the same "
+            "--protocol, --seed, --labelled and --queries"
+        )
+
+
+def _open_compared(
+    first: Encoder, compare: Sequence[str], dataset: Dataset, device: str
+) -> dict[str, Encoder | None]:
+    """What is compared: the name of its row -> the model, or None for a method that is fitted here; the first model is the first entry.
+
+    A folder is a model, unless its name is that of a method that is fitted here. Models that would have the same name are told apart
+    by their folders.
+
+    Raises:
+        DataError, DeviceError, MismatchError, UsageError: as :func:`evaluate` tells.
+    """
+    folder, bits = first.model.folder, code_bits(first)
+    models = {str(folder): first}
+    for i, name in enumerate(compare):
+        if name in compare[:i]:
+            raise UsageError(f"--compare names {name} twice: leave one out")
+        if name in METHODS and (name in ARRAY_METHODS or not Path(name).is_dir()):
+            make_method(name, bits)
+            continue
+        if not Path(name).is_dir():
+            raise UsageError(
+                f"--compare {name}: neither the folder of a model nor a method: train it, or choose from {', '.join(ARRAY_METHODS)}"
+            )
+        if any(Path(name).resolve() == Path(known).resolve() for known in models):
+            raise UsageError(f"--compare {name}: this model has a row already: leave it out")
+        _check_same_split(folder, Path(name))
+        models[name] = Encoder.load(name, device)
+        models[name].check(dataset)
+    names = [model_name(one.model.description) for one in models.values()]
+    rows = {
+        place: f"{name}: {place}" if names.count(name) > 1 else name
+        for place, name in zip(models, names, strict=True)
+    }
+    return {rows.get(name, name): models.get(name) for name in (str(folder), *compare)}
+
+
+def resolve_split(
+    encoder: Encoder, dataset: Dataset, protocol: str | None, seed: int | None, labelled: str | None
+) -> tuple[Split, list[str]]:
+    """The split to evaluate on: the model's own for the data that it was trained on, else a new one.
+
+    Raises:
+        MismatchError: another protocol or seed for the training data: its queries may have been trained on.
+    """
+    model = encoder.model
+    data, trained, its_seed = _trained_on(model.folder, model.description)
+    if data != dataset.fingerprint:
+        split = make_split(dataset, protocol or "1", seed=seed or 0, labelled=labelled)
+        return split, [f"{dataset.name} is not the data of the training: queries and database are drawn anew"]
+    if protocol is not None and protocol != trained:
+        raise MismatchError(
+            f"{model.folder} was trained under protocol {trained}: under protocol {protocol} it may have "
+            f"seen the labels of queries. Train with --protocol {protocol}"
+        )
+    if seed is not None and seed != its_seed:
+        raise MismatchError(
+            f"{model.folder} was trained on the split of seed {its_seed}: with seed {seed} it may have seen the "
+            "labels of queries. Leave out --seed, or train with it"
+        )
+    return load_split(model.folder / "split.json"), []
+
+
+def _database(split: Split, labels: Labels) -> tuple[NDArray[np.int64], list[str]]:
+    rows = split.database[labels.has(split.database)]
+    if len(rows):
+        return rows, []
+    rows = split.labelled
+    return rows, [
+        "every labelled item but the queries was trained on, so the database is the labelled training items "
+        "(train with --labelled to hold some back)"
+    ]
+
+
+def needs_perceptron(dataset: Dataset) -> bool:
+    """Whether the items are no food for convolutions: ready-made features, or images too small for them (digits)."""
+    size = getattr(dataset, "native_size", None)
+    return dataset.kind == "features" or (size is not None and size < VGG.SMALLEST)
+
+
+def _inputs(dataset: Dataset, image_size: int, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    """What the other methods start from: the features, or the pixels of the images in [0, 1]."""
+    parts: list[NDArray[np.float32]] = []
+    with Reader(dataset, image_size) as reader:
+        for start in range(0, len(rows), 4096):
+            values, ok = reader.fetch(rows[start : start + 4096])
+            if not ok.all():
+                raise DataError(
+                    f"{dataset.name}: broken images cannot be compared on: leave them out of the data"
+                )
+            scale = np.float32(1 / 255 if values.dtype == np.uint8 else 1)
+            parts.append(values.reshape(len(values), -1).astype(np.float32) * scale)
+    return np.concatenate(parts)
+
+
+def input_neighbours(
+    dataset: Dataset,
+    image_size: int,
+    query_rows: NDArray[np.int64],
+    base_rows: NDArray[np.int64],
+    labels: Labels,
+) -> Neighbours | None:
+    """What likeness is measured against: the items nearest to some queries by their features, or the pixels of tiny images.
+
+    Args:
+        dataset: what is read, the database a block at a time.
+        image_size: side that images are read at.
+        query_rows, base_rows: positions of all queries and of the database, all of them readable.
+        labels: of the whole data set.
+
+    Returns:
+        None for images that convolutions are for.
+    """
+    if not needs_perceptron(dataset):
+        return None
+    chosen = spaced_queries(len(query_rows))
+    rows = query_rows[chosen]
+    with stage("likeness", len(base_rows)) as nearing:
+        xq = _inputs(dataset, image_size, rows)
+        size = max(1, min(_NEAR_ROWS, _NEAR_BYTES // (8 * xq.shape[1])))
+
+        def blocks() -> Iterator[NDArray[np.float32]]:
+            for start in range(0, len(base_rows), size):
+                yield _inputs(dataset, image_size, base_rows[start : start + size])
+                nearing.done = min(start + size, len(base_rows))
+
+        return nearest(chosen, xq, blocks(), labels.take(rows), labels.take(base_rows))
+
+
+def _compare(
+    name: str,
+    encoder: Encoder,
+    dataset: Dataset,
+    split: Split,
+    database: NDArray[np.int64],
+    labels: Labels,
+    bits: int,
+    options: dict[str, Any],
+    neighbours: Neighbours | None,
+) -> tuple[RankingResult, Likeness | None]:
+    seed = int(encoder.model.description["config"]["training"]["seed"])
+    pool = np.sort(np.concatenate([split.labelled, split.unlabelled]))
+    pool = pool[:: -(-len(pool) // _FIT_ROWS)]
+    # Methods that learn from labels see those of the training and no others.
+    pool = np.union1d(pool, split.labelled)
+    size = encoder.model.image_size
+    width = dataset.width if isinstance(dataset, FeatureDataset) else 3 * size**2
+    needed = 4 * width * (len(pool) + len(split.query))
+    if needed > _FIT_BYTES:
+        raise UsageError(
+            f"--compare {name}: {len(pool):,} training items of {width:,} numbers each need {needed / 2**30:.0f} GiB; "
+            "compare on features of the images instead"
+        )
+    method = make_method(name, bits, seed=seed)
+    method.fit(_inputs(dataset, size, pool), split.training_labels(labels).take(pool))
+    queries = _inputs(dataset, size, split.query)
+    blocks = [database[i : i + _BLOCK] for i in range(0, len(database), _BLOCK)]
+    codes = np.concatenate([method.encode(_inputs(dataset, size, rows)) for rows in blocks])
+
+    def score(q: NDArray[np.int64], distinct: NDArray[np.uint8]) -> NDArray[np.float32]:
+        return method.score(queries[q], distinct)
+
+    ranking = rank_codes(score, codes, labels.take(split.query), labels.take(database), **options)
+    if neighbours is None:
+        return ranking, None
+    ids = dataset.ids[database]
+    return ranking, likeness(score, codes, neighbours, n_queries=len(split.query), ids=ids)
+
+
+@dataclass(frozen=True)
+class _Coded:
+    """What a model made of queries and database: their positions, score tables float32 [Q, M, K] and codewords uint8 [N, M]."""
+
+    query: NDArray[np.int64]
+    base: NDArray[np.int64]
+    tables: NDArray[np.float32]
+    columns: NDArray[np.uint8]
+
+
+def _encode(
+    encoder: Encoder, dataset: Dataset, queries: NDArray[np.int64], rows: NDArray[np.int64], tell: Progress
+) -> _Coded:
+    """Queries and database as ``encoder`` codes them; ``tell`` is called with the items done and the items in all."""
+    total = len(queries) + len(rows)
+    query_rows, xq = encoder.embed_rows(
+        dataset, queries, queries=True, progress=lambda done, _: tell(done, total)
+    )
+    there: list[NDArray[np.int64]] = []
+    codes: list[NDArray[np.uint8]] = []
+    with stage("encoding", len(rows)) as encoding:
+        for positions, packed in encoder.code_batches(dataset, rows):
+            there.append(positions)
+            codes.append(packed)
+            encoding.advance(len(positions))
+            tell(len(queries) + encoding.done, total)
+    codebooks = encoder.model.codebooks
+    M, K, _ = codebooks.shape
+    return _Coded(
+        query_rows,
+        np.concatenate(there),
+        score_tables(xq, codebooks),
+        unpack_codes(np.concatenate(codes), M, K),
+    )
+
+
+def _rank(
+    encoder: Encoder, coded: _Coded, labels: Labels, options: Mapping[str, Any], on_device: bool
+) -> RankingResult:
+    relevance = labels.take(coded.query), labels.take(coded.base)
+    if on_device or encoder.device.type != "cpu":
+        settings = {key: value for key, value in options.items() if key != "threads"}
+        with gpu_memory("the ranking of one block does not fit: free the GPU, or take --device cpu"):
+            return rank_on_device(coded.tables, coded.columns, *relevance, device=encoder.device, **settings)
+    return rank_codes(coded.tables, coded.columns, *relevance, **options)
+
+
+def _rank_all(
+    entries: Mapping[str, Encoder | None],
+    dataset: Dataset,
+    split: Split,
+    rows: NDArray[np.int64],
+    options: dict[str, Any],
+    *,
+    ks: Sequence[int],
+    on_device: bool,
+    progress: Progress | None,
+) -> tuple[dict[str, RankingResult], dict[str, Likeness]]:
+    """Rankings and likeness by row; no likeness at all for images (:func:`needs_perceptron`). The first entry is a model."""
+    first = next(iter(entries.values()))
+    assert first is not None
+    labels = dataset.require_labels()
+    rankings: dict[str, RankingResult] = {}
+    found: dict[str, Likeness] = {}
+    neighbours: Neighbours | None = None
+    models = [name for name, one in entries.items() if one is not None]
+    base = rows
+    for name, one in entries.items():
+        if rankings:
+            log.info("comparing with %s", name)
+        if one is None:
+            with stage(name):
+                rankings[name], like = _compare(
+                    name, first, dataset, split, base, labels, code_bits(first), options, neighbours
+                )
+            if like is not None:
+                found[name] = like
+            continue
+
+        def tell(done: int, total: int, before: int = models.index(name)) -> None:
+            if progress is not None:
+                progress(before * total + done, len(models) * total)
+
+        coded = _encode(one, dataset, split.query, rows, tell)
+        if not rankings:
+            base = coded.base
+            options = options | {"ks": [at for at in ks if at <= len(base)]}
+            neighbours = input_neighbours(dataset, one.model.image_size, coded.query, base, labels)
+        rankings[name] = _rank(one, coded, labels, options, on_device)
+        if neighbours is not None:
+            with stage("likeness"):
+                ids, Q = dataset.ids[base], len(coded.query)
+                found[name] = likeness(coded.tables, coded.columns, neighbours, n_queries=Q, ids=ids)
+    return rankings, found
+
+
+def evaluate(
+    model: str | Path,
+    data: Dataset | str,
+    *,
+    protocol: str | None = None,
+    seed: int | None = None,
+    labelled: str | None = "all",
+    compare: Sequence[str] = (),
+    ks: Sequence[int] = DEFAULT_KS,
+    k: int | None = None,
+    ties: Ties = "expected",
+    denominator: Denominator = "relevant",
+    device: str = "cpu",
+    on_device: bool = False,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> Evaluation:
+    """Rank the database of a split for its queries, by code, and measure the rankings.
+
+    Likeness (:mod:`gpq_faiss.evaluation.likeness`) is measured on at most 400 of the queries, always with expected ties.
+
+    Args:
+        model: model folder.
+        data: labelled data; for the data of the training, the split of the training is used.
+        protocol, seed, labelled: of the split, for other data. For the training's data they must agree with it.
+        compare: what to show beside it: short names of methods, which are fitted on the same inputs and split, and folders of models,
+            which must have been trained on the same split.
+        ks: of precision and recall; those beyond the database are left out.
+        k: mAP@k instead of the full ranking.
+        ties, denominator: conventions, see :mod:`gpq_faiss.evaluation.metrics`.
+        device: where networks run, and the ranking of models. Methods to compare with have scores of their own kind, so they
+            are fitted and ranked on the CPU.
+        on_device: rank in the form for devices, as a GPU always does; with the device ``cpu`` by torch on the CPU. The
+            figures are the same.
+        threads: of the ranking on the CPU (default: all cores); the figures do not depend on it.
+        progress: called while encoding.
+
+    Raises:
+        DataError: no labels, or nothing to rank.
+        DeviceError: the device is not there, or has not the memory.
+        MismatchError: a model takes other data, or was trained on another split of these.
+        UsageError: something in ``compare`` is neither a method nor a model, or there twice.
+    """
+    # What cannot be is refused before the data are encoded, which may take hours.
+    threads = usable_cores() if threads is None else threads
+    if threads < 1:
+        raise UsageError(f"{threads} threads: it must be at least 1")
+    for at in (*ks, *([] if k is None else [k])):
+        if at < 1:
+            raise UsageError(f"k = {at}: a ranking has at least one place")
+    encoder = Encoder.load(model, device)
+    dataset = open_data(data) if isinstance(data, str) else data
+    encoder.check(dataset)
+    entries = _open_compared(encoder, compare, dataset, device)
+    labels = dataset.require_labels()
+    split, notes = resolve_split(encoder, dataset, protocol, seed, labelled)
+    if not len(split.query):
+        raise UsageError(
+            f"{encoder.model.folder} was trained with --protocol none: there are no queries set apart to evaluate"
+        )
+    rows, more = _database(split, labels)
+    notes += more
+    if encoder.model.class_names != labels.class_names:
+        notes.append("the classes are not those of the training")
+    if (on_device or encoder.device.type != "cpu") and None in entries.values():
+        notes.append("methods that it is compared with were ranked on the CPU")
+    rankings, found = _rank_all(
+        entries,
+        dataset,
+        split,
+        rows,
+        {"ties": ties, "k": k, "denominator": denominator, "levels": RECALL_LEVELS, "threads": threads},
+        ks=ks,
+        on_device=on_device,
+        progress=progress,
+    )
+    if not found:
+        notes.append(NO_LIKENESS)
+    name, *others = entries
+    lengths = {
+        row: code_bits(one or encoder) for row, one in entries.items() if one or METHODS[row].any_length
+    }
+    return Evaluation(
+        ranking=rankings.pop(name),
+        method=name,
+        bits=lengths.pop(name),
+        protocol=split.name,
+        split_hash=split.hash,
+        data=dataset.name,
+        model_fingerprint=encoder.model.fingerprint,
+        compared=rankings,
+        notes=tuple(notes),
+        device=str(encoder.device),
+        likeness=found.pop(name, None),
+        compared_likeness=found,
+        compared_bits=lengths,
+        compared_fingerprints={row: one.model.fingerprint for row in others if (one := entries[row])},
+    )

@@ -1,0 +1,510 @@
+"""A model's network as one file that runs elsewhere: ONNX (no torch needed), or ``torch.export``.
+
+The graph takes what the network takes and gives what a GPQ index is searched with::
+
+    features  float32 [B, W]                      ─►  vectors  float32 [B, M·d], every sub-vector of length one
+    images    float32 [B, 3, S, S] RGB in [0, 1]       codes   uint8 [B, M], codeword indices (only where asked for)
+
+The codes are those of the items as ``gpq encode`` makes them; a model with query vectors of its own (``recommended``) gives
+these as vectors. B is free, the rest is fixed. The normalisation of the input is inside. An item whose sub-vector has no direction gets
+a (nearly) zero sub-vector: ``gpq encode`` refuses such items, a program that runs the file has to do that itself.
+
+No file appears before its graph has answered like the model. Who made it, and what index it belongs to, is written in
+the file: :func:`gpq_faiss.stages.info.read_encoder_metadata` reads that without running anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import math
+import platform
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import metadata as packages
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from .. import __version__
+from ..data.base import Dataset
+from ..data.open import open_data
+from ..data.reader import Reader
+from ..encoder import Encoder
+from ..errors import DataError, MismatchError, UsageError
+from ..files import atomic_path, check_output
+from ..nn.model import Model
+from ..nn.posterior import PosteriorNetwork
+
+log = logging.getLogger(__name__)
+
+Format = Literal["onnx", "torch"]
+Floats = NDArray[np.float32]
+Run = Callable[[Floats], list[NDArray[Any]]]
+"""An exported graph: input to its outputs."""
+
+FORMAT_VERSION = 1
+KIND = "gpq-encoder"
+"""Value of the metadata key ``kind``, by which our files are known."""
+
+METADATA_FILE = "gpq.json"
+"""Member of a .pt2 archive (in its folder ``extra``) that holds the metadata."""
+
+OPSET = 18  # what the exporter writes without conversion; runtimes from 2023 on read it
+TOLERANCE = 1e-4
+"""Largest difference of a coordinate of a unit-norm vector that the check lets pass."""
+
+ONNX_LIMIT = 2**31 - 1 - (16 << 20)
+"""Bytes of weights that fit one ONNX file: protobuf ends at 2 GiB, and the graph takes a little."""
+
+_SUFFIXES: dict[str, Format] = {".onnx": "onnx", ".pt2": "torch"}
+_BATCHES = (1, 2, 7)
+_SAMPLE = 64  # items of the user's own data that are compared
+_CODE_MARGIN = 1e-5  # two codewords this close in cosine are equally near in float32
+
+
+@dataclass(frozen=True)
+class Check:
+    """How the exported graph compared with the model.
+
+    Attributes:
+        max_difference: largest absolute difference of any coordinate of the vectors.
+        items: how many items were compared.
+        given: how many of them came from the caller; the others are random.
+    """
+
+    max_difference: float
+    items: int
+    given: int
+
+
+class _Graph(nn.Module):
+    """What is exported: the network, and with codebooks the nearest codewords too."""
+
+    def __init__(self, network: Any, codebooks: Floats | None) -> None:
+        super().__init__()
+        self.network: nn.Module = network
+        self.M = int(network.M)
+        self.Z: Tensor | None
+        self.register_buffer("Z", None if codebooks is None else torch.from_numpy(codebooks.copy()))
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """Vectors float32 [B, M·d]; with codebooks also codeword indices uint8 [B, M]."""
+        network: Any = self.network
+        vectors: Tensor = network.queries(x)
+        if self.Z is None:
+            return vectors
+        items = (network(x) if network.asymmetric else vectors).unflatten(1, (self.M, -1))
+        # Unit-norm codewords: the largest inner product is the largest cosine; of equal ones the first wins.
+        return vectors, torch.einsum("bmd,mkd->bmk", items, self.Z).argmax(dim=-1).to(torch.uint8)
+
+
+def export_encoder(
+    model_dir: str | Path,
+    out: str | Path,
+    *,
+    format: Format | None = None,
+    check: Dataset | str | NDArray[Any] | None = None,
+    with_codes: bool = False,
+    tolerance: float = TOLERANCE,
+    overwrite: bool = False,
+    on_check: Callable[[Check], None] | None = None,
+) -> Path:
+    """Export input-to-vector of a model, checked against the model before the file appears.
+
+    The graph is run on random input in batches of 1, 2 and 7, and on ``check``; every coordinate must be within
+    ``tolerance`` of what :class:`gpq_faiss.encoder.Encoder` gives, and every code a nearest codeword.
+
+    Args:
+        model_dir: model folder.
+        out: the file; ``.onnx`` or ``.pt2`` says the format.
+        format: ``onnx`` or ``torch``, needed for other suffixes.
+        check: real input to compare on as well: a data set or its name as on the command line (64 items spread over it
+            are taken), or an array: features [n, W], or RGB images [n, 3, S, S], uint8 or float in [0, 1].
+        with_codes: a second output ``codes``, uint8 [B, M]: the codeword index of every sub-space, not packed.
+        tolerance: see above.
+        overwrite: replace ``out``.
+        on_check: called with the result of a passed check.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        UsageError: no format, a suffix of the other one, a missing package, or a bad ``tolerance``.
+        DataError: the model is damaged, cannot be exported, is too large for one ONNX file, or the graph differs.
+        MismatchError: ``check`` is not what the model takes.
+        OutputExistsError: ``out`` exists.
+    """
+    kind = _format_of(Path(out), format)
+    if not (math.isfinite(tolerance) and tolerance > 0):
+        raise UsageError(f"tolerance {tolerance:g}: it must be a number above 0")
+    out = check_output(out, overwrite=overwrite)
+    if kind == "onnx":
+        _require_onnx()
+    encoder = Encoder.load(model_dir)
+    given = None if check is None else _given_input(encoder, check)
+    graph = _Graph(encoder.model.network, encoder.model.codebooks if with_codes else None).eval()
+    size = sum(t.numel() * t.element_size() for t in graph.state_dict().values())
+    if kind == "onnx" and size > ONNX_LIMIT:
+        raise DataError(
+            f"{encoder.model.folder} has {size / 2**30:.1f} GiB of weights, more than one ONNX file can hold (2 GiB): "
+            "export it as .pt2"
+        )
+    metadata = _metadata(encoder.model, kind, with_codes)
+    with _quiet(), torch.no_grad():
+        program = _trace(graph, encoder.model)
+        if kind == "onnx":
+            data = _to_onnx(program, encoder.model, metadata, with_codes)
+            run = _onnx_runner(data, encoder.model.input_kind)
+        else:
+            data = _to_torch(program, metadata)
+            run = _torch_runner(data)
+        result = _compare(encoder, run, given, with_codes, tolerance)
+    log.debug("%s: within %.1e of the model on %d items", out, result.max_difference, result.items)
+    with atomic_path(out) as temporary:
+        temporary.write_bytes(data)
+    if on_check is not None:
+        on_check(result)
+    return out
+
+
+def _format_of(out: Path, format: Format | None) -> Format:
+    by_suffix = _SUFFIXES.get(out.suffix.lower())
+    if format is not None and format not in get_args(Format):
+        raise UsageError(f"format '{format}' is unknown: choose one of {', '.join(get_args(Format))}")
+    if format is None and by_suffix is None:
+        raise UsageError(
+            f"{out} has neither of the suffixes .onnx and .pt2: name the file so, or give the format"
+        )
+    if format is not None and by_suffix is not None and format != by_suffix:
+        raise UsageError(
+            f"{out} is to be of format {format}, but its suffix says {by_suffix}: change one of them"
+        )
+    return cast(Format, format or by_suffix)
+
+
+def _require_onnx() -> None:
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        try:
+            __import__(name)
+        except ImportError:
+            raise UsageError(
+                f"exporting to ONNX needs the package {name}: pip install 'gpq-faiss[onnx]', or export as .pt2"
+            ) from None
+
+
+def _line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:160].rstrip(".: ") if lines else type(error).__name__
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the exporters' notes to programmers off the user's terminal."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+# The input of the check ------------------------------------------------------------------------------------------
+
+
+def _given_input(encoder: Encoder, check: Dataset | str | NDArray[Any]) -> NDArray[Any]:
+    """At most 64 items of what the caller gave: float32 [n, W], or uint8 or float32 [n, 3, S, S]."""
+    model = encoder.model
+    if not isinstance(check, np.ndarray):
+        dataset = open_data(check) if isinstance(check, str) else check
+        encoder.check(dataset)
+        if not len(dataset):
+            raise DataError(f"{dataset.name} is empty: there is nothing to check the export on")
+        with Reader(dataset, model.image_size) as reader:
+            values, _ = reader.fetch(_spread(len(dataset)))
+        return values
+    shape: tuple[int, ...]
+    shape = (
+        (model.input_width,) if model.input_kind == "features" else (3, model.image_size, model.image_size)
+    )
+    if check.ndim != len(shape) + 1 or check.shape[1:] != shape:
+        raise MismatchError(
+            f"the array to check on has shape {list(check.shape)}, but {model.folder} takes n items of {list(shape)}"
+        )
+    if not len(check):
+        raise DataError("the array to check on is empty: give one item at least")
+    values = check[_spread(len(check))]
+    if model.input_kind == "images" and values.dtype == np.uint8:
+        return np.ascontiguousarray(values)
+    if values.dtype.kind not in ("f" if model.input_kind == "images" else "fiu"):
+        raise DataError(
+            f"the array to check on is {values.dtype}: features are numbers, images uint8 or float in [0, 1]"
+        )
+    values = np.ascontiguousarray(values, dtype=np.float32)
+    if not np.isfinite(values).all():
+        raise DataError("the array to check on holds NaN or infinity: leave such items out")
+    if model.input_kind == "images" and (values.min() < 0 or values.max() > 1):
+        raise DataError("the images to check on are not in [0, 1]: divide them by 255, or give uint8")
+    return values
+
+
+def _spread(n: int) -> NDArray[np.int64]:
+    """At most 64 positions spread evenly over 0 .. n-1."""
+    return np.unique(np.linspace(0, n - 1, min(n, _SAMPLE)).astype(np.int64))
+
+
+def _random_input(model: Model, n: int) -> NDArray[Any]:
+    """Plausible items: features as the training data were spread, or images uint8 of soft blobs and noise."""
+    rng = np.random.default_rng([0, n])
+    if model.input_kind == "features":
+        normalise = cast(Any, model.network).backbone.input
+        mean, std = (t.detach().float().cpu().numpy() for t in (normalise.mean, normalise.std))
+        return np.asarray(mean + std * rng.standard_normal((n, model.input_width)), dtype=np.float32)
+    side = model.image_size
+    coarse = rng.integers(0, 256, (n, 3, 4, 4)).astype(np.float64)
+    at = np.arange(side) * 4 // side
+    blobs = coarse[:, :, at][:, :, :, at] + rng.normal(0, 20, (n, 3, side, side))
+    return blobs.clip(0, 255).astype(np.uint8)
+
+
+def _graph_input(values: NDArray[Any]) -> Floats:
+    if values.dtype == np.uint8:
+        return np.ascontiguousarray(values.astype(np.float32) / np.float32(255))
+    return np.ascontiguousarray(values, dtype=np.float32)
+
+
+# Tracing and the two formats ---------------------------------------------------------------------------------------
+
+
+def _trace(graph: _Graph, model: Model) -> torch.export.ExportedProgram:
+    """The graph with a free batch size. The example stays in .pt2 files, so it is random, never the user's."""
+    example = torch.from_numpy(_graph_input(_random_input(model, 2)))
+    try:
+        program = torch.export.export(
+            graph, (example,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},), strict=False
+        )
+    except Exception as error:  # dynamo, fx, sympy and the layers themselves: no common base
+        raise DataError(f"{model.folder}: its network cannot be exported ({_line(error)})") from error
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # paths of this machine are nobody's business
+    return program
+
+
+def _to_torch(program: torch.export.ExportedProgram, metadata: dict[str, str]) -> bytes:
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer, extra_files={METADATA_FILE: json.dumps(metadata)})
+    return buffer.getvalue()
+
+
+def _torch_runner(data: bytes) -> Run:
+    module = torch.export.load(io.BytesIO(data)).module()
+
+    def run(x: Floats) -> list[NDArray[Any]]:
+        found = module(torch.from_numpy(x))
+        return [t.detach().numpy() for t in (found if isinstance(found, tuple | list) else [found])]
+
+    return run
+
+
+def _to_onnx(
+    program: torch.export.ExportedProgram, model: Model, metadata: dict[str, str], with_codes: bool
+) -> bytes:
+    import onnx
+
+    try:
+        exported = torch.onnx.export(
+            program,
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=[model.input_kind],
+            output_names=["vectors", "codes"][: 1 + with_codes],
+            external_data=False,
+            verbose=False,
+        )
+        assert exported is not None
+        proto = exported.model_proto
+        _tidy(proto)
+        onnx.helper.set_model_props(proto, metadata)
+        onnx.checker.check_model(proto, full_check=True)
+        return cast(bytes, proto.SerializeToString())
+    except Exception as error:  # exporter, converter, checker and protobuf: no common base
+        raise DataError(
+            f"{model.folder}: its network cannot be exported to ONNX ({_line(error)}): export it as .pt2"
+        ) from error
+
+
+def _tidy(proto: Any) -> None:
+    """Call the free dimension ``batch``, and leave out the exporter's notes: paths and lines of this machine."""
+    graph = proto.graph
+    free = graph.input[0].type.tensor_type.shape.dim[0].dim_param
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param == free:
+                dim.dim_param = "batch"
+    for part in (
+        proto,
+        graph,
+        *graph.node,
+        *graph.value_info,
+        *graph.input,
+        *graph.output,
+        *graph.initializer,
+    ):
+        part.ClearField("metadata_props")
+        part.ClearField("doc_string")
+
+
+def _onnx_runner(data: bytes, name: str) -> Run:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    # From bytes, so that it cannot lean on any other file.
+    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+
+    def run(x: Floats) -> list[NDArray[Any]]:
+        return [np.asarray(a) for a in session.run(None, {name: x})]
+
+    return run
+
+
+# The comparison ------------------------------------------------------------------------------------------------------
+
+
+def _compare(
+    encoder: Encoder, run: Run, given: NDArray[Any] | None, with_codes: bool, tolerance: float
+) -> Check:
+    inputs = [_random_input(encoder.model, n) for n in _BATCHES]
+    worst, items = 0.0, 0
+    for values in [*inputs, *([given] if given is not None else [])]:
+        expected, fine = encoder.embed(values, queries=True)
+        try:
+            outputs = run(_graph_input(values))
+        except Exception as error:  # onnxruntime's and torch's errors have no common base
+            raise DataError(
+                f"{encoder.model.folder}: the exported network does not run on a batch of {len(values)} "
+                f"({_line(error)}); nothing was written"
+            ) from error
+        _check_shapes(encoder.model, outputs, len(values), with_codes)
+        if fine.any():
+            # A sub-vector without a direction is rounding noise divided by almost nothing: it has no code to protect.
+            difference = np.abs(outputs[0][fine].astype(np.float64) - expected[fine]).max()
+            worst = max(worst, float(np.nan_to_num(difference, nan=np.inf)))
+            items += int(fine.sum())
+        elif values is given:
+            raise DataError(
+                "none of the items to check on has a direction in every sub-space: give other ones"
+            )
+        if worst > tolerance:
+            raise DataError(
+                f"{encoder.model.folder}: the exported network differs from the model by up to {worst:.2g}, the limit "
+                f"is {tolerance:g}; nothing was written: use the other format, or allow more with --tolerance"
+            )
+        if with_codes:
+            vectors, coded = encoder.embed(values)
+            both = fine & coded
+            codes = outputs[1][both]
+            if isinstance(encoder.model.network, PosteriorNetwork):
+                _check_sums(encoder.model, _graph_input(values)[both], codes, tolerance)
+            else:
+                _check_codes(encoder.model, vectors[both], codes)
+    if not items:
+        raise DataError(
+            f"{encoder.model.folder}: the network gives no vector with a direction for random input: "
+            "train it again, or give real items to check on"
+        )
+    return Check(worst, items, 0 if given is None else len(given))
+
+
+def _check_shapes(model: Model, outputs: Sequence[NDArray[Any]], n: int, with_codes: bool) -> None:
+    M, _, d = model.codebooks.shape
+    wanted = [(np.dtype(np.float32), (n, M * d)), (np.dtype(np.uint8), (n, M))][: 1 + with_codes]
+    found = [(a.dtype, a.shape) for a in outputs]
+    if found != wanted:
+        raise DataError(
+            f"{model.folder}: the exported network gives {found}, not {wanted}; nothing was written"
+        )
+
+
+def _check_codes(model: Model, vectors: Floats, codes: NDArray[np.uint8]) -> None:
+    """Every index must be that of a nearest codeword; where two are equally near, either may be."""
+    M, K, d = model.codebooks.shape
+    cosine = np.einsum("nmd,mkd->nmk", vectors.reshape(-1, M, d), model.codebooks, dtype=np.float64)
+    wrong = int(codes.max(initial=0)) >= K
+    if not wrong and len(codes):
+        chosen = np.take_along_axis(cosine, codes[:, :, None].astype(np.int64), axis=2)[:, :, 0]
+        wrong = bool((chosen < cosine.max(axis=2) - _CODE_MARGIN).any())
+    if wrong:
+        raise _not_nearest(model)
+
+
+def _check_sums(model: Model, x: Floats, codes: NDArray[np.uint8], tolerance: float) -> None:
+    """Codewords must add up to what is coded as nearly as the model's own do: near ties may fall either way."""
+    network = cast(PosteriorNetwork, model.network)
+    _, K, _ = model.codebooks.shape
+    if int(codes.max(initial=0)) >= K:
+        raise _not_nearest(model)
+    with torch.no_grad():
+        features, raw = network.features(torch.from_numpy(x))
+        posterior = network.posterior(raw)
+        own, exported = (
+            network.cost(features, posterior, chosen)
+            for chosen in (network.assign(features, posterior), torch.from_numpy(codes.astype(np.int64)))
+        )
+    # Logits are at most some tens: an error of the tolerance in a probability changes a cost by less than 40 of it.
+    if bool((exported > own + 40 * tolerance).any()):
+        raise _not_nearest(model)
+
+
+def _not_nearest(model: Model) -> DataError:
+    return DataError(
+        f"{model.folder}: the exported network gives codes that are not the nearest; nothing was written"
+    )
+
+
+# What the file says of itself ------------------------------------------------------------------------------------------
+
+
+def _metadata(model: Model, kind: Format, with_codes: bool) -> dict[str, str]:
+    """All values are text, as ONNX has it; lists and dicts as JSON."""
+    description, (M, K, d) = model.description, model.codebooks.shape
+    versions = {
+        "gpq_faiss": __version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+    }
+    if kind == "onnx":
+        versions |= {name: packages.version(name) for name in ("onnx", "onnxscript", "onnxruntime")}
+        versions["opset"] = str(OPSET)
+    size = (
+        {"input_width": str(model.input_width)}
+        if model.input_width
+        else {"image_size": str(model.image_size)}
+    )
+    return {
+        "kind": KIND,
+        "format_version": str(FORMAT_VERSION),
+        "model_fingerprint": model.fingerprint,
+        "codebooks_fingerprint": str(description["codebooks_fingerprint"]),
+        "input_kind": model.input_kind,
+        **size,
+        "outputs": json.dumps(["vectors", "codes"][: 1 + with_codes]),
+        "codebooks": str(M),
+        "codewords": str(K),
+        "subdim": str(d),
+        "class_names": json.dumps(list(model.class_names)),
+        "multi_label": json.dumps(bool(description.get("multi_label", False))),
+        "versions": json.dumps(versions),
+    }

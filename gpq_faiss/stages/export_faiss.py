@@ -1,0 +1,34 @@
+"""A model to an empty, trained index that any program with Faiss can fill and search."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..codes.codebooks import inject
+from ..faissio.io import check_index_output, save_index
+from ..faissio.model import read_model
+
+
+def export_faiss(model_dir: str | Path, out: str | Path, *, overwrite: bool = False) -> Path:
+    """Write a model's codebooks as an empty, trained ``faiss.IndexPQ`` (inner product), ready for ``add``.
+
+    Any program with Faiss uses it without this package. Vectors added to it must be the model's own of items
+    (intra-normalised); query vectors may have any scale. Where queries have vectors of their own, the log says so, and the
+    sidecar (``asymmetric`` in ``extra``).
+
+    Args:
+        model_dir: a model folder.
+        out: the index file; ``out + ".json"`` gets its fingerprints.
+        overwrite: replace existing files.
+
+    Returns:
+        ``out``
+
+    Raises:
+        DataError, MismatchError: see :func:`read_model`.
+        OutputExistsError: ``out`` exists and ``overwrite`` is false.
+    """
+    out = check_index_output(out, overwrite=overwrite)
+    model = read_model(model_dir)
+    empty, name = inject(model.codebooks), model.model_fingerprint
+    return save_index(empty, out, model_fingerprint=name, overwrite=True, extra=model.tell())

@@ -1,0 +1,207 @@
+"""Codes (or features, which are encoded on the way) to a filled, searchable index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import faiss
+import numpy as np
+
+from ..build.lists import build_lists, store_nprobe
+from ..build.shards import Hdf5Shard, Shard, is_index, is_parquet, open_shard
+from ..build.stream import MEMORY as STREAM_MEMORY
+from ..build.stream import build_stream
+from ..codes.bits import code_size
+from ..codes.checks import check_recall, repeated_id
+from ..codes.codebooks import inject
+from ..errors import DataError, UsageError
+from ..faissio.io import check_index_output, save_index
+from ..faissio.layout import Packing
+from ..faissio.model import ModelHeader, read_model
+from ..indexes.file import open_file
+from ..indexes.kinds import Kind, check_kind
+from ..indexes.lists import IvfSettings
+from ..indexes.memory import MemoryIndex
+from ..inputs import check_memory, parse_bytes
+from ..progress import Progress, stage
+from ..store import RowReader
+
+BLOCK = 65_536
+_TUNING = 256 << 20  # what tuning takes at least, for some hundred queries
+
+
+def index(
+    model_dir: str | Path,
+    source: str | Path | Sequence[str | Path],
+    out: str | Path,
+    *,
+    kind: Kind = "flat",
+    memory: str | int | None = None,
+    ivf: IvfSettings | None = None,
+    recall: float | None = None,
+    overwrite: bool = False,
+    block: int = BLOCK,
+    progress: Progress | None = None,
+) -> Path:
+    """Write codes (or features, which are encoded on the way) as a searchable index with the user's own ids.
+
+    By default the result is an ``IndexIDMap2`` around an ``IndexPQ``, made in memory. With ``memory``, several sources
+    or another kind, rows stream through files (:func:`.stream.build_stream`): the build is resumable by source and keeps
+    to the budget, and the id map is an ``IndexIDMap`` (none where ids are 0, 1, 2, ...), whose reading takes no table of
+    ids. ``exact``, ``grouped`` and ``auto`` are flat files that the sidecar says how to open. ``ivf`` streams where
+    ``memory`` is given (:func:`.lists.build_lists`), and is made in memory otherwise.
+
+    Args:
+        model_dir: the model that the rows are of.
+        source: ``codes.h5``, ``features.h5``, Parquet with columns ``codes`` and ``id``, or an index file of any form
+            (which is so converted); several are shards of one index (and index files are so merged).
+        out: the index file; ``out + ".json"`` gets its fingerprints.
+        kind: see :data:`..index.kinds.KINDS`.
+        memory: for the arrays of the build: bytes, or ``"2GB"``.
+        ivf: for ``ivf``: how lists are made.
+        recall: for ``ivf``: choose nprobe for this recall of the top 10 (:meth:`..index.memory.MemoryIndex.tune`; by stand-ins for
+            queries, drawn from the items).
+        overwrite: replace existing files.
+        block: rows at a time (without ``memory``).
+        progress: called after each block.
+
+    Returns:
+        ``out``
+
+    Raises:
+        DataError: the model or a source is damaged, features are not those of items, or an id occurs twice.
+        MismatchError: the rows are of another model.
+        OutputExistsError: ``out`` exists and ``overwrite`` is false.
+        UsageError: an unknown kind, settings of another kind, or a budget that is too small.
+    """
+    if block < 1:
+        raise UsageError(f"block of {block} rows: it must be at least 1")
+    sources = [source] if isinstance(source, str | Path) else list(source)
+    if not sources:
+        raise UsageError("nothing to index: name at least one file of codes or features")
+    if any(Path(out).resolve() == Path(path).resolve() for path in sources):
+        raise UsageError(f"{out} is the source itself: choose another output")
+    if kind != "ivf" and (ivf is not None or recall is not None):
+        raise UsageError(f"lists and recall belong to kind 'ivf', not to {kind!r}")
+    if recall is not None:
+        check_recall(recall)
+    if ivf is not None:
+        ivf.check()
+    out = check_index_output(out, overwrite=overwrite)
+    model = read_model(model_dir)
+    check_kind(kind, int(model.codebooks.shape[1]))
+    budget = None if memory is None else parse_bytes(memory)
+    rows = not any(is_parquet(path) or is_index(path) for path in sources)
+    if kind == "flat" and budget is None and len(sources) == 1 and rows:
+        return _flat(model, sources[0], out, block, progress)
+    shards = [
+        open_shard(
+            path, model.codebooks, model.model_fingerprint, str(model.folder), codewords=model.codewords
+        )
+        for path in sources
+    ]
+    if kind == "ivf" and budget is None:
+        return _lists(model, shards, out, ivf, recall, block, progress)
+    extra = _origin(shards[0])
+    if kind == "ivf":
+        assert budget is not None
+        wanted, tuning = recall, max(budget, _TUNING)
+
+        def tune(path: Path) -> None:
+            if wanted is not None:
+                with stage("tuning nprobe"), open_file(path, tuning) as built:
+                    built.tune(wanted, k=min(10, built.ntotal))
+                store_nprobe(path, built.nprobe, built.points)
+
+        return build_lists(
+            shards,
+            out,
+            model.codebooks,
+            ivf,
+            model_fingerprint=model.model_fingerprint,
+            memory=budget,
+            overwrite=True,
+            extra=extra,
+            finish=tune,
+            progress=progress,
+        )
+    if kind not in ("flat", "auto"):
+        extra["engine"] = kind
+    M = int(model.codebooks.shape[0])
+    form: Packing = "fastscan" if kind == "fastscan" else "fused" if kind == "fused" and M > 1 else "flat"
+    return build_stream(
+        shards,
+        out,
+        model.codebooks,
+        form,
+        model_fingerprint=model.model_fingerprint,
+        memory=budget or STREAM_MEMORY,
+        overwrite=True,
+        extra=extra,
+        progress=progress,
+    )
+
+
+def _origin(source: Shard) -> dict[str, str]:
+    """For the sidecar: what the index was made of, and of which data, where the source names them."""
+    named = {"data_fingerprint": source.data_fingerprint} if source.data_fingerprint else {}
+    return {"source": source.kind, **named}
+
+
+def _lists(
+    model: ModelHeader,
+    shards: Sequence[Shard],
+    out: Path,
+    ivf: IvfSettings | None,
+    recall: float | None,
+    block: int,
+    progress: Progress | None,
+) -> Path:
+    """An index with lists, made in memory. Raises as :func:`index`."""
+    total = sum(shard.rows for shard in shards)
+    M, K, _ = (int(n) for n in model.codebooks.shape)
+    check_memory(total * (code_size(M, K) + 8), f"{total:,} codes", remedy="give --memory")
+    codes = np.empty((total, code_size(M, K)), np.uint8)
+    ids = np.empty(total, np.int64)
+    at = 0
+    with stage("reading codes", total, "row") as reading:
+        for shard in shards:
+            for part, own in shard.blocks(block):
+                codes[at : at + len(part)], ids[at : at + len(part)] = part, own
+                at += len(part)
+                reading.done = at
+                if progress is not None:
+                    progress(at, total)
+    with stage("making lists"):
+        made = MemoryIndex.build(
+            codes, model.codebooks, ids, kind="ivf", ivf=ivf, model_fingerprint=model.model_fingerprint
+        )
+    if recall is not None:
+        with stage("tuning nprobe"):
+            made.tune(recall, k=min(10, total))
+    with stage("writing the index"):
+        return made.save(out, overwrite=True)
+
+
+def _flat(model: ModelHeader, source: str | Path, out: Path, block: int, progress: Progress | None) -> Path:
+    """The plain form, made in memory. Raises as :func:`index`."""
+    shard = Hdf5Shard(
+        source, model.codebooks, model.model_fingerprint, str(model.folder), codewords=model.codewords
+    )
+    with RowReader(source) as reader:
+        # The ids alone first: an index holds them in memory anyway, and a repeated one should not cost the encoding.
+        repeated = repeated_id(reader.ids())
+    if repeated is not None:
+        raise DataError(f"{source}: id {repeated} occurs more than once: every item needs its own")
+    # The index is filled through C++ (no copy of the whole in Python).
+    filled = faiss.IndexIDMap2(inject(model.codebooks))
+    with stage("indexing", shard.rows, "row") as indexing:
+        for codes, ids in shard.blocks(block):
+            filled.add_sa_codes(codes, ids)
+            indexing.advance(len(ids))
+            if progress is not None:
+                progress(indexing.done, shard.rows)
+    extra = _origin(shard)
+    with stage("writing the index"):
+        return save_index(filled, out, model_fingerprint=model.model_fingerprint, overwrite=True, extra=extra)

@@ -1,0 +1,133 @@
+"""Exported encoders: read, never run."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from ...data.arrays import ZIP_ERRORS
+from ...errors import DataError, UsageError
+from ...inputs import check_file, parse_json
+from .common import ENCODER_MEMBER, SMALL_JSON, check_archive, first_line, head
+
+SUFFIXES = {".onnx": "onnx", ".pt2": "torch"}
+"""Of encoder files, and the format that they name."""
+_KIND = "gpq-encoder"
+_FORMAT = 1
+
+
+def describe_encoder(path: Path) -> dict[str, Any]:
+    """An exported encoder, with the shapes of its inputs and outputs."""
+    found = read_encoder_metadata(path)
+    for key in ("kind", "path", "bytes"):
+        found.pop(key, None)
+    M, K, d = found["codebooks"], found["codewords"], found["subdim"]
+    item = [found["input_width"]] if "input_width" in found else [3, found["image_size"], found["image_size"]]
+    outputs = {"vectors": ["batch", M * d], "codes": ["batch", M]}
+    return head(
+        "encoder",
+        path,
+        input_shape=["batch", *item],
+        output_shapes={name: outputs[name] for name in found["outputs"]},
+        bits=M * (K.bit_length() - 1),
+        classes=len(found["class_names"]),
+        dtype="float32",
+        **found,
+    )
+
+
+def read_encoder_metadata(path: str | Path) -> dict[str, Any]:
+    """What a file of :mod:`gpq_faiss.stages.export_encoder` says of itself; nothing in it is run or unpickled.
+
+    Needs no torch: a service can compare ``codebooks_fingerprint`` with that of its index before it answers.
+
+    Returns:
+        ``format`` (``onnx`` or ``torch``), ``model_fingerprint``, ``codebooks_fingerprint``, ``input_kind``,
+        ``input_width`` or ``image_size``, ``outputs``, ``codebooks`` M, ``codewords`` K, ``subdim`` d, ``class_names``,
+        ``multi_label``, ``versions``; ``verified``: whether checksums were compared (ONNX has none; archives
+        of more than 256 MiB are not read through).
+
+    Raises:
+        DataError: missing, truncated, damaged, or not made by ``gpq export-encoder``.
+        UsageError: an ONNX file, and the package onnx is not there.
+    """
+    path = Path(path)
+    check_file(path, "an exported encoder")
+    try:
+        with path.open("rb") as file:
+            start = file.read(4)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from None
+    if not start:
+        raise DataError(f"{path} is empty (0 bytes): export the encoder again")
+    is_zip = start.startswith(b"PK")
+    raw, verified = _torch_metadata(path) if is_zip else (_onnx_metadata(path), False)
+    if raw.get("kind") != _KIND:
+        raise DataError(f"{path} was not made by gpq export-encoder: it does not name its model")
+    numbers = {"format_version", "input_width", "image_size", "codebooks", "codewords", "subdim"}
+    values = {"outputs", "class_names", "multi_label", "versions"}
+    try:
+        found: dict[str, Any] = {
+            key: int(text) if key in numbers else parse_json(text) if key in values else str(text)
+            for key, text in raw.items()
+        }
+        _check_encoder(found)
+    except (ValueError, TypeError) as error:
+        raise DataError(
+            f"{path}: its description is damaged ({first_line(error)}): export the encoder again"
+        ) from None
+    if found["format_version"] != _FORMAT:
+        raise DataError(
+            f"{path} has format {found['format_version']}, this version reads {_FORMAT}: update gpq-faiss"
+        )
+    return found | {"format": "torch" if is_zip else "onnx", "verified": verified}
+
+
+def _check_encoder(found: dict[str, Any]) -> None:
+    size = "input_width" if found.get("input_kind") == "features" else "image_size"
+    needed = {
+        "format_version", "model_fingerprint", "codebooks_fingerprint", "input_kind", size, "outputs", "codebooks",
+        "codewords", "subdim", "class_names", "versions",
+    }  # fmt: skip
+    missing = sorted(needed - set(found))
+    if missing:
+        raise ValueError(f"{missing[0]} is missing")
+    if not isinstance(found["class_names"], list) or not isinstance(found["versions"], dict):
+        raise ValueError("class names or versions are of the wrong kind")
+    if found["outputs"] not in (["vectors"], ["vectors", "codes"]):
+        raise ValueError("it names other outputs")
+    if min(found[key] for key in (size, "codebooks", "codewords", "subdim")) < 1:
+        raise ValueError("a size is below 1")
+
+
+def _torch_metadata(path: Path) -> tuple[dict[str, Any], bool]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = [m for m in archive.infolist() if m.filename.endswith(ENCODER_MEMBER)]
+            if len(members) != 1 or members[0].file_size > SMALL_JSON:
+                raise DataError(f"{path} was not made by gpq export-encoder: it does not name its model")
+            verified = check_archive(archive, path)
+            value = parse_json(archive.read(members[0]))
+    except ZIP_ERRORS as error:
+        raise DataError(
+            f"{path} is truncated or damaged ({first_line(error)}): export the encoder again"
+        ) from None
+    return value if isinstance(value, dict) else {}, verified
+
+
+def _onnx_metadata(path: Path) -> dict[str, Any]:
+    try:
+        import onnx
+    except ImportError:
+        raise UsageError(
+            f"{path}: reading ONNX needs the package onnx: pip install 'gpq-faiss[onnx]'"
+        ) from None
+    try:
+        proto = onnx.load(str(path), load_external_data=False)
+        found = {entry.key: entry.value for entry in proto.metadata_props}
+        if found.get("kind") == _KIND:
+            onnx.checker.check_model(proto)  # protobuf alone takes many a truncated or foreign file
+    except Exception as error:  # protobuf's and onnx's errors have no common base
+        raise DataError(f"{path} is not an ONNX file, or is damaged ({first_line(error)})") from None
+    return found

@@ -1,0 +1,128 @@
+"""Models, and what an interrupted run left."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from ...errors import DataError, MismatchError
+from ...files import read_json
+from ...inputs import parse_json
+from .common import KNOWN, first_line, head
+from .rows import split_summary
+
+_UNFINISHED = re.compile(r"^\.(?P<name>.+)\.partial$")
+
+
+def describe_folder(path: Path) -> dict[str, Any]:
+    """A model, or an unfinished run by its name."""
+    if (path / "config.json").exists() or (path / "model.safetensors").exists():
+        return describe_model(path)
+    if _UNFINISHED.match(path.resolve().name):
+        return describe_unfinished(path)
+    raise DataError(f"{path} is a folder but no model: it has no config.json; {KNOWN} can be described")
+
+
+def describe_model(path: Path) -> dict[str, Any]:
+    """A model folder. Loads the network too: what cannot encode is no model, however well its description reads."""
+    from ...nn.model import load_model
+
+    model = load_model(path)
+    description, network = model.description, model.network
+    M, K, d = (int(n) for n in model.codebooks.shape)
+    spec = getattr(getattr(network, "backbone", None), "spec", None)
+    split = _model_split(path, description)
+    return head(
+        "model",
+        path,
+        method=description.get("method"),
+        backbone=getattr(spec, "name", None),
+        input=description["input"],
+        codebooks=M,
+        codewords=K,
+        subdim=d,
+        bits=M * (K.bit_length() - 1),
+        parameters=sum(p.numel() for p in network.parameters()),
+        dtype=str(next(network.parameters()).dtype).removeprefix("torch."),
+        classes=len(model.class_names),
+        class_names=list(model.class_names),
+        multi_label=bool(description.get("multi_label", False)),
+        model_fingerprint=model.fingerprint,
+        codebooks_fingerprint=description["codebooks_fingerprint"],
+        data=description.get("data"),
+        split=split,
+        training=description.get("training"),
+        files={f.name: f.stat().st_size for f in sorted(path.iterdir()) if f.is_file()},
+        format_version=description["format_version"],
+        versions=description.get("versions", {}),
+    )
+
+
+def _model_split(path: Path, description: dict[str, Any]) -> dict[str, Any] | None:
+    """The split that the model was trained by; None where its file is gone, which nothing but evaluation needs."""
+    if not (path / "split.json").is_file():
+        return None
+    split = split_summary(path / "split.json")
+    stated = (description.get("split") or {}).get("hash")
+    if stated is not None and stated != split["hash"]:
+        raise MismatchError(
+            f"{path / 'split.json'} (hash {split['hash']}) is not the split of this model ({stated}): "
+            "copy the whole folder again"
+        )
+    return split
+
+
+def describe_unfinished(path: Path) -> dict[str, Any]:
+    """An interrupted training or encoding: how far it came."""
+    match = _UNFINISHED.match(path.resolve().name)
+    out = str(path.parent / match["name"]) if match else None
+    if (path / "progress.json").exists() or (path / "ids.raw").exists():
+        return _unfinished_rows(path, out)
+    checkpoint = path / "checkpoint.safetensors"
+    if not checkpoint.exists():
+        return head("unfinished training", path, out=out, step=0, remedy="nothing is saved yet: run it again")
+    state = _checkpoint(checkpoint)
+    return head(
+        "unfinished training",
+        path,
+        out=out,
+        step=int(state["step"]),
+        seconds=round(float(state["seconds"]), 3),
+        best_step=state["best_step"] or None,
+        validation_map=state["best"],
+        run_identity=str(state["identity"]),
+        remedy="gpq train ... --resume goes on with it",
+    )
+
+
+def _checkpoint(path: Path) -> dict[str, Any]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            state = parse_json((file.metadata() or {})["state"])
+        if not isinstance(state, dict) or not {"step", "seconds", "best", "best_step", "identity"} <= set(
+            state
+        ):
+            raise ValueError("no state of a training")
+    except (SafetensorError, KeyError, ValueError, OSError) as error:
+        raise DataError(f"{path} is damaged ({first_line(error)}): start again with --overwrite") from None
+    return state
+
+
+def _unfinished_rows(path: Path, out: str | None) -> dict[str, Any]:
+    kind = next((k for k in ("features", "codes") if (path / f"{k}.raw").exists()), None)
+    if kind is None:
+        raise DataError(f"{path} is damaged: it has neither features.raw nor codes.raw; delete it")
+    rows, progress = 0, path / "progress.json"
+    if progress.exists():
+        value = read_json(progress, "the progress of a partial file")
+        if not isinstance(value, dict) or not isinstance(value.get("rows"), int):
+            raise DataError(f"{progress} does not say how many rows are there: it is damaged; delete {path}")
+        rows = value["rows"]
+        if (path / "ids.raw").stat().st_size < rows * 8 if (path / "ids.raw").exists() else rows > 0:
+            raise DataError(f"{path} is damaged: ids.raw is shorter than its {rows:,} rows; delete it")
+    return head(
+        f"unfinished {kind}", path, out=out, rows=rows, remedy="the same gpq encode command goes on with it"
+    )

@@ -1,0 +1,479 @@
+"""Searching: queries (images, embeddings, or vectors encoded before) ─► ids and scores of the k best items.
+
+The stage joins the two halves of the package: the network makes vectors of the queries, the index room searches. A
+program that has vectors already needs only :mod:`gpq_faiss.indexes`.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..data.base import BadItems, Dataset, ImageDataset
+from ..data.images import FileImages, is_image_name
+from ..data.labels import Labels
+from ..data.open import SCHEMES, open_data
+from ..encoder import Encoder
+from ..errors import DataError, MismatchError, UsageError
+from ..files import fingerprint
+from ..indexes.filters import Filter
+from ..indexes.kinds import Kind
+from ..indexes.opening import open_index
+from ..indexes.protocol import Index
+from ..inputs import check_memory, parse_bytes
+from ..nn.device import gpu_memory, resolve_device
+from ..nn.model import read_description
+from ..progress import Progress, stage
+from ..report.gallery import Ranked, save_gallery
+from ..store import RowReader, describe, write_arrays
+
+log = logging.getLogger(__name__)
+
+_FEATURE_SUFFIXES = {".npy", ".npz", ".parquet", ".h5", ".hdf5"}
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The k best items of each query, best first.
+
+    Attributes:
+        ids: int64 [Q, k], the user's ids; -1 where fewer than k items were found (:attr:`short`).
+        scores: float32 [Q, k], inner products of the query vector with the items' codewords.
+        query_ids: int64 [Q].
+        query_names: Q names for people (a path where there is one, else the id).
+        codebooks_fingerprint: of model and index.
+        points: what each number of lists that was tried gave, where nprobe was chosen by recall.
+        description: how it was searched, in words: what ``auto`` chose, say.
+        min_score: the score asked for, where it was not ``k`` items.
+    """
+
+    ids: NDArray[np.int64]
+    scores: NDArray[np.float32]
+    query_ids: NDArray[np.int64]
+    query_names: tuple[str, ...]
+    codebooks_fingerprint: str
+    points: tuple[dict[str, float], ...] = ()
+    description: str = ""
+    min_score: float | None = None
+
+    @property
+    def short(self) -> int:
+        """Queries for which fewer than ``k`` items were found (0 where all from a least score were asked for)."""
+        return int((self.ids == -1).any(axis=1).sum()) if self.min_score is None else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: one entry a query, missing results left out."""
+        tuned = {"operating_points": list(self.points)} if self.points else {}
+        return {
+            **({"k": int(self.ids.shape[1])} if self.min_score is None else {"least": self.min_score}),
+            "codebooks_fingerprint": self.codebooks_fingerprint,
+            "way": self.description,
+            **tuned,
+            "queries": [
+                {
+                    "id": int(query),
+                    "name": name,
+                    "ids": [int(i) for i in ids if i != -1],
+                    "scores": [float(s) for i, s in zip(ids, scores, strict=True) if i != -1],
+                }
+                for query, name, ids, scores in zip(
+                    self.query_ids, self.query_names, self.ids, self.scores, strict=True
+                )
+            ],
+        }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row a result, for a table."""
+        return [
+            {"query": name, "rank": rank, "id": str(i), "score": float(score)}
+            for name, ids, scores in zip(self.query_names, self.ids, self.scores, strict=True)
+            for rank, (i, score) in enumerate(zip(ids.tolist(), scores.tolist(), strict=True), 1)
+            if i != -1
+        ]
+
+    def save_hdf5(self, path: str | Path) -> Path:
+        """Write datasets ``ids``, ``scores`` and ``query_ids``, as :class:`SearchResult` names and shapes them.
+
+        Raises:
+            DataError: it cannot be written.
+        """
+        arrays: dict[str, NDArray[Any]] = {
+            "ids": self.ids,
+            "scores": self.scores,
+            "query_ids": self.query_ids,
+        }
+        return write_arrays(
+            path, arrays, {"kind": "results", "codebooks_fingerprint": self.codebooks_fingerprint}
+        )
+
+
+def draw_results(
+    result: SearchResult, items: Dataset, queries: Dataset, out: str | Path, *, overwrite: bool = False
+) -> Path:
+    """Picture of each query and its results, framed by relevance where both have labels.
+
+    Args:
+        result: of a search.
+        items: the images of the index; their ids are those of the results.
+        queries: the images of the queries.
+        out: .png, .svg or .pdf.
+
+    Raises:
+        DataError: no images, or an id that ``items`` (or ``queries``) does not have.
+    """
+    for dataset, what in ((items, "items"), (queries, "queries")):
+        if not isinstance(dataset, ImageDataset):
+            raise DataError(
+                f"{dataset.name} holds {dataset.kind}, not images: a picture needs images of the {what}"
+            )
+
+    def image(dataset: Dataset, position: int) -> NDArray[np.uint8]:
+        assert isinstance(dataset, ImageDataset)
+        found = dataset.read(np.array([position]))[0]
+        return np.full((32, 32, 3), 160, np.uint8) if found is None else found
+
+    place = {int(i): p for p, i in enumerate(items.ids)}
+    asked = {int(i): p for p, i in enumerate(queries.ids)}
+    missing = [int(i) for i in np.unique(result.ids) if i != -1 and int(i) not in place]
+    if missing:
+        raise DataError(
+            f"{items.name} has no item with id {missing[0]}: --images must name the data of the index"
+        )
+    unknown = [int(i) for i in result.query_ids if int(i) not in asked]
+    if unknown:
+        raise DataError(
+            f"{queries.name} has no image with id {unknown[0]}, which is a query: give the queries as their images (DATA)"
+        )
+    ranked = []
+    for query, ids, scores in zip(result.query_ids, result.ids, result.scores, strict=True):
+        at = asked[int(query)]
+        found = [place[int(i)] for i in ids if i != -1]
+        relevant = _relevance(items.labels, found, queries.labels, at)
+        names = [_class_text(items, p) for p in found]
+        ranked.append(
+            Ranked(
+                query=image(queries, at),
+                results=[image(items, p) for p in found],
+                scores=[float(s) for s in scores[ids != -1]],
+                relevant=relevant,
+                query_name=_class_text(queries, at),
+                names=names if any(names) else None,
+            )
+        )
+    return save_gallery(ranked, out, columns=result.ids.shape[1], overwrite=overwrite)
+
+
+def _relevance(items: Labels | None, found: list[int], queries: Labels | None, at: int) -> list[bool] | None:
+    """Whether each found item shares a label with the query; None where that is not known."""
+    if items is None or queries is None or items.class_names != queries.class_names or not queries.has()[at]:
+        return None
+    return [bool(row.any()) for row in items.packed[found] & queries.packed[at]]
+
+
+def _class_text(dataset: Dataset, position: int) -> str:
+    """The class names of an item, with commas; empty where it has none."""
+    if dataset.labels is None:
+        return ""
+    on = np.flatnonzero(dataset.labels.dense(np.array([position]), dtype=bool)[0])
+    return ", ".join(dataset.labels.class_names[c] for c in on)
+
+
+def parse_rows(text: str, n: int) -> NDArray[np.int64]:
+    """Positions from ``"0:8"``, ``"3,5,9"`` or ``"100:200:10"`` (as Python slices), out of ``n`` items.
+
+    Raises:
+        UsageError: not of that form, or beyond the items.
+    """
+    rows: list[int] = []
+    try:
+        for part in text.split(","):
+            numbers = [int(p) if p.strip() else None for p in part.split(":")]
+            if len(numbers) == 1 and numbers[0] is not None:
+                if not -n <= numbers[0] < n:
+                    raise UsageError(f"--rows {text}: there are only {n:,} items (0 to {n - 1})")
+                rows.append(numbers[0] % n)
+            elif 2 <= len(numbers) <= 3:
+                rows += range(n)[slice(*numbers)]
+            else:
+                raise ValueError
+    except ValueError:
+        raise UsageError(f"--rows {text}: write positions (3,5,9) or a range (0:8)") from None
+    if not rows:
+        raise UsageError(f"--rows {text} selects none of the {n:,} items")
+    return np.array(rows, dtype=np.int64)
+
+
+def _own_features(queries: str) -> Path | None:
+    """The path, if ``queries`` is a features.h5 of this package."""
+    path = Path(queries)
+    if path.suffix not in {".h5", ".hdf5"} or not path.is_file():
+        return None
+    try:
+        return path if describe(path)["type"] == "features" else None
+    except DataError:
+        return None
+
+
+def open_queries(queries: str, **data_args: Any) -> Dataset:
+    """Queries as a data set: any DATA form, a bare features file, one image, or a folder of images.
+
+    Raises:
+        UsageError, DataError: as :func:`gpq_faiss.data.open.open_data`.
+    """
+    if queries.partition(":")[0] in SCHEMES:  # "features:x.npy" ends like a bare file
+        return open_data(queries, **data_args)
+    path = Path(queries)
+    if path.suffix.lower() in _FEATURE_SUFFIXES:
+        return open_data(f"features:{queries}", **data_args)
+    if path.is_dir():
+        return open_data(f"folder:{queries}", **data_args)
+    if is_image_name(queries):
+        if not path.is_file():
+            raise DataError(f"{queries} not found: an image should be there")
+        return FileImages(
+            name=queries,
+            ids=np.zeros(1, dtype=np.int64),
+            fingerprint=fingerprint(queries),
+            bad=BadItems(1, 0.0),
+            paths=[queries],
+        )
+    return open_data(queries, **data_args)
+
+
+def query_vectors(
+    model: str | Path,
+    queries: Dataset | str,
+    *,
+    rows: str | None = None,
+    device: str = "cpu",
+    memory: int | None = None,
+    progress: Progress | None = None,
+) -> tuple[NDArray[np.float32], NDArray[np.int64], tuple[str, ...]]:
+    """Vectors float32 [Q, M·d] of the queries, their ids int64 [Q] and names.
+
+    A ``features.h5`` of the same model is taken as it is, without running the network. ``memory`` is a budget in bytes for what a
+    compressed file of queries is unpacked to; default what is free.
+
+    Raises:
+        MismatchError: features of another model, or data that the model does not take.
+        DataError: unreadable queries, or none.
+    """
+    own = _own_features(queries) if isinstance(queries, str) else None
+    if own is not None:
+        with RowReader(own) as reader:
+            description = read_description(model)
+            if reader.header.model_fingerprint != description["model_fingerprint"]:
+                raise MismatchError(
+                    f"{own} holds features of another model (fingerprint {reader.header.model_fingerprint}, "
+                    f"{model} has {description['model_fingerprint']}): encode the queries with this model"
+                )
+            if description.get("asymmetric", False):
+                raise MismatchError(
+                    f"{own} holds vectors of items, and {model} makes other ones of queries: give the data of the queries instead"
+                )
+            if rows is None:
+                needed = reader.ntotal * (4 * reader.header.width + 8)
+                check_memory(
+                    needed, f"{own}: {reader.ntotal:,} queries", memory, "name some of them with --rows"
+                )
+            positions = np.arange(reader.ntotal) if rows is None else parse_rows(rows, reader.ntotal)
+            if rows is None:
+                vectors, ids = reader.block(), reader.ids()
+            else:
+                vectors = np.concatenate([reader.block(p, p + 1) for p in positions.tolist()])
+                ids = np.concatenate([reader.ids(p, p + 1) for p in positions.tolist()])
+            return vectors, ids, tuple(str(i) for i in ids)
+    dataset = open_queries(queries, memory=memory) if isinstance(queries, str) else queries
+    if not len(dataset):
+        raise DataError(f"{dataset.name} holds no query")
+    encoder = Encoder.load(model, device)
+    positions = np.arange(len(dataset)) if rows is None else parse_rows(rows, len(dataset))
+    M, _, d = encoder.model.codebooks.shape
+    check_memory(
+        2 * 4 * M * d * len(positions), f"{len(positions):,} queries", memory, "name some of them with --rows"
+    )
+    positions, vectors = encoder.embed_rows(dataset, positions, queries=True, progress=progress)
+    ids = dataset.ids[positions]
+    path_of = getattr(dataset, "image_path", lambda i: None)
+    names = tuple(path_of(int(p)) or str(i) for p, i in zip(positions, ids, strict=True))
+    return vectors, ids, names
+
+
+_QUERIES = 1 << 14
+"""At a time, so that a search of many can tell how far it is."""
+
+
+def open_on_device(
+    index: str | Path,
+    device: str,
+    kind: Kind = "auto",
+    memory: str | int | None = None,
+    nprobe: int | None = None,
+) -> Index:
+    """Open an index file on a GPU, or by the name ``cpu`` in the form that a GPU has, searched by torch alone.
+
+    The file is read into memory as :func:`open_index` does it, and goes to the device from there: every exact kind as
+    itself, distinct codes where they are grouped, an index with lists with its lists.
+
+    Args:
+        device: as :func:`.nn.device.resolve_device` takes it.
+        kind, nprobe: as :func:`open_index`.
+        memory: bytes that a search may use on the device beyond the index and the results (default: 1 GiB).
+
+    Raises:
+        UsageError: kind ``fastscan``, whose rounded scores no device gives; ``memory`` that is too small.
+        DeviceError: no such GPU, a Faiss without GPU code, or an index that does not fit on the GPU.
+        DataError, MismatchError: as :func:`open_index`.
+    """
+    from ..gpu.forms import check_gpu
+    from ..gpu.memory import MEMORY
+    from ..gpu.placing import to_gpu, to_torch
+
+    place = resolve_device(device)
+    if kind == "fastscan":
+        raise UsageError(
+            f"kind 'fastscan' gives rounded scores, which {place} does not: take 'exact' for the exact answer of the same "
+            "file, or --device cpu"
+        )
+    budget = MEMORY if memory is None else parse_bytes(memory)
+    if place.type == "cuda":
+        check_gpu(place.index)
+    held = open_index(index, kind, None, nprobe)
+    if place.type == "cuda":
+        return to_gpu(held, device=place.index, memory=budget)
+    return to_torch(held, device="cpu", memory=budget)
+
+
+def search(
+    model: str | Path,
+    index: str | Path,
+    queries: Dataset | str,
+    *,
+    k: int = 10,
+    rows: str | None = None,
+    kind: Kind = "auto",
+    memory: str | int | None = None,
+    nprobe: int | None = None,
+    recall: float | None = None,
+    where: Filter | None = None,
+    min_score: float | None = None,
+    device: str = "cpu",
+    on_device: bool = False,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> SearchResult:
+    """Search an index with queries of any form that the model takes.
+
+    Args:
+        model: model folder.
+        index: file that :func:`gpq_faiss.stages.index.index` wrote, or any Faiss index with these codebooks.
+        queries: a data set, a DATA form, a features file, an image, or a folder of images.
+        k: results a query, 1 to the number of items.
+        rows: only these queries (``"0:8"``).
+        kind, memory, nprobe: see :func:`open_index`, and :func:`open_on_device` for a GPU.
+        recall: choose nprobe for this recall of the exact top ``k``, by these very queries.
+        where: only items that pass this filter (:mod:`.index.filters`).
+        min_score: instead of ``k`` items a query, all that score at least this, in all lists.
+        device: where the network runs and the index is searched.
+        on_device: search the index in the form for devices, as a GPU always does. With the device ``cpu`` that is the same
+            code, by torch on the CPU: the same answers, slowly.
+        threads: of the search on the CPU (default: all cores).
+        progress: called while the queries are encoded.
+
+    Returns:
+        Ids and scores; equal scores are in the order of their ids. Where some queries have fewer than ``k`` results, a
+        warning is logged.
+
+    Raises:
+        MismatchError: index and model have different codebooks.
+        DataError: a file that cannot be read, an empty index, k beyond it.
+        DeviceError: the device is not there, or cannot hold or search the index; nothing is searched elsewhere instead.
+        UsageError: options out of range or at odds, or what the device cannot do.
+    """
+    if k < 1:
+        raise UsageError(f"-k {k}: at least 1 is needed")
+    if recall is not None and nprobe is not None:
+        raise UsageError("nprobe and recall both choose the lists to look at: give one")
+    place = resolve_device(device)
+    there = on_device or place.type != "cpu"
+    if there and recall is not None:
+        raise UsageError(
+            f"recall is measured on the CPU, which {place} is not to use: search with --device cpu and that recall once, and "
+            "give the nprobe that it finds"
+        )
+    if min_score is not None and (nprobe is not None or recall is not None):
+        raise UsageError(
+            "all items from a least score on are sought in all lists: leave out nprobe and recall"
+        )
+    z_print = read_description(model)["codebooks_fingerprint"]
+    opened: Index
+    tunable = None
+    with stage("opening the index"):
+        if there:
+            with gpu_memory(_FITS):
+                opened = open_on_device(index, device, kind, memory, nprobe)
+        else:
+            opened = tunable = open_index(index, kind, memory, nprobe)
+    if recall is not None and not opened.lists:
+        raise UsageError(
+            f"recall belongs to lists, which this search of {index} does not use: take kind 'ivf'"
+        )
+    if opened.fingerprint != z_print:
+        raise MismatchError(
+            f"{index} has other codebooks ({opened.fingerprint}) than {model} ({z_print}): "
+            "build the index with this model"
+        )
+    # Half of the budget is for the search itself.
+    half = None if memory is None or there else parse_bytes(memory) // 2
+    vectors, ids, names = query_vectors(
+        model, queries, rows=rows, device=device, memory=half, progress=progress
+    )
+    log.info("%s: %s", index, opened.describe())
+    points: list[dict[str, float]] = []
+    if recall is not None and tunable is not None:
+        with stage("tuning nprobe"):
+            points = tunable.tune(recall, k=k, queries=vectors, threads=threads)
+    with gpu_memory(_FITS):
+        if min_score is not None:
+            with stage("searching"):
+                scores, found = _padded(
+                    *opened.range_search(vectors, min_score, where=where, threads=threads)
+                )
+        else:
+            parts = []
+            with stage("searching", len(vectors), "query") as searching:
+                for start in range(0, len(vectors), _QUERIES):
+                    block = vectors[start : start + _QUERIES]
+                    parts.append(opened.search(block, k, where=where, threads=threads))
+                    searching.advance(len(block))
+            scores, found = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    # in the end, for it may have gone over to distinct codes
+    result = SearchResult(found, scores, ids, names, z_print, tuple(points), opened.describe(), min_score)
+    if result.short:
+        why = ["too few items pass the filter"] if where is not None else []
+        if opened.kind == "fastscan":
+            why.append("kind fastscan gives no item of the least score (take exact)")
+        log.warning(
+            "%d of %d queries have fewer than %d results: %s", result.short, len(ids), k, " or ".join(why)
+        )
+    return result
+
+
+_FITS = "the index and a search of it do not fit: lower --memory, free the GPU, or take --device cpu"
+
+
+def _padded(
+    lims: NDArray[np.int64], scores: NDArray[np.float32], ids: NDArray[np.int64]
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Results of a range search as rows of one length, short ones filled with -inf and -1."""
+    counts = np.diff(lims)
+    shape = (len(counts), int(counts.max(initial=0)))
+    D, found = np.full(shape, -np.inf, np.float32), np.full(shape, -1, np.int64)
+    there = np.arange(shape[1]) < counts[:, None]
+    D[there], found[there] = scores, ids
+    return D, found

@@ -1,0 +1,1 @@
+"""What a training needs beside its method: batches and checkpoints."""

@@ -1,0 +1,434 @@
+"""Every kind of engine against brute force over the table sums, ties ordered by id."""
+
+from __future__ import annotations
+
+import faiss
+import numpy as np
+import pytest
+
+from gpq_faiss.codes.bits import pack_codes
+from gpq_faiss.codes.groups import Groups
+from gpq_faiss.codes.scores import score_codes, score_tables
+from gpq_faiss.errors import DataError, MismatchError, UsageError
+from gpq_faiss.indexes.filters import Allow, Bitmap, Deny
+from gpq_faiss.indexes.lists import IvfSettings
+from gpq_faiss.indexes.memory import MemoryIndex
+from gpq_faiss.indexes.opening import open_in_memory
+from gpq_faiss.indexes.proof import ProvenSearch
+from gpq_faiss.indexes.scanners import quantisation_bound, rounding_bound
+
+EXACT = ["exact", "grouped", "fused", "flat", "auto"]
+
+
+@pytest.fixture(autouse=True)
+def _shortlist_even_among_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small tests would otherwise score everything, and prove nothing."""
+    monkeypatch.setattr("gpq_faiss.indexes.proof.FULL", 0)
+
+
+def codebooks(rng: np.random.Generator, M: int, K: int = 16, d: int = 12) -> np.ndarray:
+    Z = rng.normal(size=(M, K, d))
+    return (Z / np.linalg.norm(Z, axis=2, keepdims=True)).astype(np.float32)
+
+
+def brute_force(xq: np.ndarray, codes: np.ndarray, Z: np.ndarray, ids: np.ndarray, k: int):
+    scores = score_codes(xq, codes, Z)
+    order = np.stack([np.lexsort((ids, -row)) for row in scores])[:, :k]
+    return np.take_along_axis(scores, order, axis=1), ids[order]
+
+
+def repetitive(rng: np.random.Generator, M: int, n: int, distinct: int, K: int = 16) -> np.ndarray:
+    """Codes as training gives them: some very frequent, many rare."""
+    few = pack_codes(rng.integers(0, K, (distinct, M)), K)
+    return few[np.minimum((rng.pareto(1, n) * 3).astype(int), distinct - 1)]
+
+
+@pytest.mark.parametrize("kind", EXACT)
+@pytest.mark.parametrize("M", [1, 3, 6, 12])
+def test_exact_kinds_are_brute_force(M: int, kind: str) -> None:
+    rng = np.random.default_rng([M, 1])
+    Z = codebooks(rng, M)
+    n = 2500
+    for codes in (pack_codes(rng.integers(0, 16, (n, M)), 16), repetitive(rng, M, n, 60)):
+        ids = rng.permutation(10**12 + np.arange(n) * 7)
+        engine = MemoryIndex.build(codes, Z, ids, kind=kind)
+        xq = rng.normal(size=(20, M * 12)).astype(np.float32)
+        for k in (1, 30, 700, n):
+            D, found = engine.search(xq, k)
+            expected_D, expected_I = brute_force(xq, codes, Z, ids, k)
+            assert D.dtype == np.float32
+            assert found.dtype == np.int64
+            assert np.array_equal(found, expected_I)
+            assert np.array_equal(D, expected_D)
+
+
+@pytest.mark.parametrize("K", [4, 32, 256])
+def test_other_codebook_sizes_are_searched_exactly(K: int) -> None:
+    rng = np.random.default_rng(K)
+    Z = codebooks(rng, 5, K)
+    codes = repetitive(rng, 5, 1500, 400, K)
+    xq = rng.normal(size=(6, 60)).astype(np.float32)
+    expected = brute_force(xq, codes, Z, np.arange(1500), 40)
+    for kind in ("exact", "grouped", "flat", "auto"):
+        D, found = MemoryIndex.build(codes, Z, kind=kind).search(xq, 40)
+        assert np.array_equal(found, expected[1])
+        assert np.array_equal(D, expected[0])
+    for kind in ("fused", "fastscan", "ivf"):
+        with pytest.raises(UsageError, match="needs 16 codewords"):
+            MemoryIndex.build(codes, Z, kind=kind)
+
+
+@pytest.mark.parametrize("case", ["equal tables", "one wide table", "near ties", "zero", "huge", "tiny"])
+def test_adversarial_tables_stay_exact(case: str) -> None:
+    """FastScan's steps are as coarse as its widest table: there it sees nothing of the others."""
+    rng = np.random.default_rng(2)
+    Z = codebooks(rng, 8)
+    xq = rng.normal(size=(8, 96)).astype(np.float32)
+    if case == "equal tables":
+        Z[:] = Z[0]
+        xq = np.tile(xq[:, :12], 8)
+    elif case == "one wide table":
+        xq[:, :12] *= 1e4
+    elif case == "near ties":
+        Z[:, 8:] = Z[:, :8]
+        Z[:, 12:] = np.nextafter(Z[:, :4], np.float32(2))
+    else:
+        xq *= {"zero": 0.0, "huge": 1e18, "tiny": 1e-42}[case]
+    codes = pack_codes(rng.integers(0, 16, (4000, 8)), 16)
+    expected = brute_force(xq, codes, Z, np.arange(4000), 20)
+    for kind in ("exact", "grouped"):
+        engine = MemoryIndex.build(codes, Z, kind=kind)
+        D, found = engine.search(xq, 20)
+        assert np.array_equal(found, expected[1])
+        assert np.array_equal(D, expected[0])
+        assert engine.stats()["queries"] == 8
+        if case in ("one wide table", "zero"):
+            assert engine.stats()["retried"] == 8
+
+
+def test_fastscan_never_errs_by_more_than_its_bound() -> None:
+    rng = np.random.default_rng(4)
+    for M in (1, 3, 7, 12):
+        Z = codebooks(rng, M)
+        codes = pack_codes(rng.integers(0, 16, (3000, M)), 16)
+        xq = (rng.normal(size=(40, M * 12)) * np.logspace(-6, 6, 40)[:, None]).astype(np.float32)
+        engine = MemoryIndex.build(codes, Z, kind="exact")
+        scanner = engine.searcher.scanner("fastscan")
+        D, found = scanner.candidates(xq, 3000)
+        tables = score_tables(xq, Z)
+        above = np.where(found >= 0, np.take_along_axis(score_codes(xq, codes, Z), found, axis=1) - D, 0)
+        slack = scanner.slack(xq, tables)
+        assert (above.max(axis=1) <= slack).all()
+        half_steps = M / 2 * (tables.max(2) - tables.min(2)).max(1) / 255
+        assert (quantisation_bound(tables) < 1.02 * half_steps + rounding_bound(xq, M, 12) * 20).all()
+        assert (above.max(axis=1) > slack / 4).any()
+
+
+def test_the_engine_counts_what_it_had_to_do() -> None:
+    rng = np.random.default_rng(5)
+    Z = codebooks(rng, 12)
+    codes = pack_codes(rng.integers(0, 16, (20000, 12)), 16)
+    engine = MemoryIndex.build(codes, Z, kind="exact")
+    engine.search(rng.normal(size=(40, 144)).astype(np.float32), 10)
+    stats = engine.stats()
+    assert stats["queries"] == 40
+    assert stats["proven_first"] > 0.5
+    assert stats["brute_forced"] == 0
+    same = MemoryIndex.build(np.repeat(codes[:1], 20000, axis=0), Z, kind="exact")
+    same.search(rng.normal(size=(4, 144)).astype(np.float32), 10)
+    # ties without end: neither more candidates nor finer tables would help, so none were asked for
+    assert (same.stats()["rescored"], same.stats()["brute_forced"]) == (0, 4)
+
+
+def test_auto_groups_where_codes_repeat() -> None:
+    rng = np.random.default_rng(6)
+    Z = codebooks(rng, 3)
+    short = MemoryIndex.build(pack_codes(rng.integers(0, 16, (20000, 3)), 16), Z)
+    assert short.kind == "grouped"
+    assert short.distinct is not None
+    assert short.distinct <= 4096
+    long = MemoryIndex.build(pack_codes(rng.integers(0, 16, (20000, 12)), 16), codebooks(rng, 12))
+    assert (long.kind, long.distinct) == ("exact", None)
+
+
+def test_exact_goes_over_to_distinct_codes_where_ties_cost_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpq_faiss.indexes.memory.TIED", 20)
+    rng = np.random.default_rng(11)
+    Z = codebooks(rng, 6)
+    codes = np.repeat(pack_codes(rng.integers(0, 16, (20, 6)), 16), 1000, axis=0)
+    ids = rng.permutation(20000) * 3
+    engine = MemoryIndex.build(codes, Z, ids, kind="exact")
+    grouped = MemoryIndex.build(codes, Z, ids, kind="grouped")
+    assert engine.describe() == "exact, 20,000 items"
+    seen = []
+    for _ in range(4):
+        xq = rng.normal(size=(12, 72)).astype(np.float32)
+        for one, other in zip(engine.search(xq, 30), grouped.search(xq, 30), strict=True):
+            assert np.array_equal(one, other)
+        seen.append((engine.distinct, engine.stats()["queries"]))
+    assert seen == [(None, 12), (20, 24), (20, 36), (20, 48)]  # nothing is forgotten of what was before
+    assert engine.stats()["brute_forced"] <= 24
+    assert (engine.kind, engine.group) == ("exact", False)
+    assert engine.describe() == "exact, 20 distinct codes of 20,000 items"
+    least = float(engine.search(xq, 30)[0][0, 5])
+    for one, other in zip(engine.range_search(xq, least), grouped.range_search(xq, least), strict=True):
+        assert np.array_equal(one, other)
+    engine.add(codes[:1], [1])  # other items may be tied less
+    assert engine.distinct is None
+    assert engine.search(xq, 30)[1].shape == (12, 30)
+
+
+def test_exact_stays_with_its_items_where_codes_that_differ_tie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A query of zeros makes a tie that grouping would not resolve, and it is not tried again."""
+    monkeypatch.setattr("gpq_faiss.indexes.memory.TIED", 5)
+    made: list[int] = []
+    of = Groups.of
+    monkeypatch.setattr(Groups, "of", lambda codes: made.append(len(codes)) or of(codes))
+    rng = np.random.default_rng(12)
+    Z = codebooks(rng, 12)
+    engine = MemoryIndex.build(pack_codes(rng.integers(0, 16, (20000, 12)), 16), Z, kind="exact")
+    for _ in range(3):
+        D, found = engine.search(np.zeros((10, 144), np.float32), 40)
+        assert (D == 0).all()
+        assert (found == np.arange(40)).all()
+    assert engine.stats()["brute_forced"] == 30
+    assert engine.distinct is None
+    assert made == [20000]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 6, 9])
+def test_groups_against_a_dictionary(size: int) -> None:
+    rng = np.random.default_rng(size)
+    codes = rng.integers(0, 3, (500, size)).astype(np.uint8)
+    expected: dict[bytes, list[int]] = {}
+    for position, code in enumerate(codes):
+        expected.setdefault(code.tobytes(), []).append(position)
+    groups = Groups.of(codes)
+    assert [c.tobytes() for c in groups.codes] == list(expected)
+    for u, members in enumerate(expected.values()):
+        assert groups.members[groups.starts[u] : groups.starts[u + 1]].tolist() == members
+
+
+@pytest.mark.parametrize("kind", ["exact", "grouped", "fastscan"])
+def test_the_answer_depends_on_neither_batch_nor_threads(kind: str) -> None:
+    rng = np.random.default_rng(8)
+    Z = codebooks(rng, 8)
+    codes = repetitive(rng, 8, 6000, 3000)
+    xq = rng.normal(size=(70, 96)).astype(np.float32)
+    engine = MemoryIndex.build(codes, Z, kind=kind)
+    D, found = engine.search(xq, 15, threads=1)
+    before = faiss.omp_get_max_threads()
+    for other in (
+        engine.search(xq, 15, threads=2),
+        engine.search(xq.astype(np.float64), 15, block=7),
+        tuple(np.concatenate(p) for p in zip(*(engine.search(q[None], 15) for q in xq), strict=True)),
+    ):
+        assert np.array_equal(other[0], D)
+        if kind != "fastscan":  # which of several tied at the k-th place it keeps is its own affair
+            assert np.array_equal(other[1], found)
+    assert faiss.omp_get_max_threads() == before
+
+
+def filters(ids: np.ndarray, rng: np.random.Generator):
+    some = rng.choice(ids, 300, replace=False)
+    few = rng.choice(ids, 5, replace=False)
+    bits = rng.random(int(ids.max()) + 50) < 0.7
+    yield Allow(np.append(some, 10**15)), np.isin(ids, some)
+    yield some, np.isin(ids, some)
+    yield few.tolist(), np.isin(ids, few)
+    yield Deny(few), ~np.isin(ids, few)
+    yield Deny([]), np.ones(len(ids), bool)
+    yield Allow([]), np.zeros(len(ids), bool)
+    yield Bitmap(bits), bits[ids]
+    yield Bitmap(np.packbits(bits, bitorder="little")), bits[ids]
+    yield Bitmap(bits[:2000]), np.where(ids < 2000, bits[np.minimum(ids, 1999)], False)
+    yield (lambda i: i % 3 == 0), ids % 3 == 0
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_filters_are_brute_force_over_what_they_allow(kind: str) -> None:
+    rng = np.random.default_rng(9)
+    Z = codebooks(rng, 6)
+    n, k = 2000, 12
+    codes = repetitive(rng, 6, n, 900)
+    xq = rng.normal(size=(5, 72)).astype(np.float32)
+    for ids in (np.arange(n), rng.permutation(5 + 3 * np.arange(n))):
+        engine = MemoryIndex.build(codes, Z, ids, kind=kind)
+        for where, mask in filters(ids, rng):
+            D, found = engine.search(xq, k, where=where)
+            m = min(k, int(mask.sum()))
+            if m:
+                expected = brute_force(xq, codes[mask], Z, ids[mask], m)
+                assert np.array_equal(found[:, :m], expected[1])
+                assert np.array_equal(D[:, :m], expected[0])
+            assert (found[:, m:] == -1).all()
+            assert np.isneginf(D[:, m:]).all()
+
+
+def test_filters_reach_fastscan_and_ivf_too() -> None:
+    rng = np.random.default_rng(10)
+    Z = codebooks(rng, 6)
+    codes = pack_codes(rng.integers(0, 16, (2000, 6)), 16)
+    xq = rng.normal(size=(5, 72)).astype(np.float32)
+    allowed = rng.choice(2000, 400, replace=False)
+    for kind in ("fastscan", "ivf"):
+        for group in (False, True):
+            engine = MemoryIndex.build(codes, Z, kind=kind, group=group, ivf=IvfSettings(lists=8, nprobe=8))
+            for where in (Allow(allowed), Deny(allowed)):
+                D, found = engine.search(xq, 10, where=where)
+                assert (np.isin(found, allowed) == isinstance(where, Allow)).all()
+                truth = score_codes(xq, codes, Z)
+                assert np.abs(np.take_along_axis(truth, found, axis=1) - D).max() < (
+                    0.1 if kind == "fastscan" else 1e-9
+                )
+
+
+def test_filters_that_are_none_are_refused() -> None:
+    engine = MemoryIndex.build(np.zeros((3, 3), np.uint8), codebooks(np.random.default_rng(0), 6))
+    xq = np.ones((1, 72), np.float32)
+    for where, error, message in (
+        ("abc", UsageError, "where = str"),
+        (Allow([0.5]), DataError, "allowed ids"),
+        (Deny(np.zeros((2, 2), int)), DataError, "denied ids"),
+        (Bitmap(np.zeros(3)), DataError, "bitmap"),
+        (lambda ids: ids, DataError, "filter function"),
+        (lambda ids: np.ones(2, bool), DataError, "filter function"),
+    ):
+        with pytest.raises(error, match=message):
+            engine.search(xq, 1, where=where)
+
+
+@pytest.mark.parametrize("kind", [*EXACT, "fastscan", "ivf"])
+def test_range_search_is_brute_force(kind: str) -> None:
+    rng = np.random.default_rng(11)
+    Z = codebooks(rng, 6)
+    n = 9000
+    codes = repetitive(rng, 6, n, 5000)
+    ids = rng.permutation(np.arange(n) * 2)
+    xq = rng.normal(size=(6, 72)).astype(np.float32)
+    truth = score_codes(xq, codes, Z)
+    engine = MemoryIndex.build(codes, Z, ids, kind=kind)
+    for least in (
+        float(np.quantile(truth, 0.9995)),
+        float(np.quantile(truth, 0.9)),
+        1e9,
+        float(truth.max()),
+        -np.inf,
+    ):
+        for where, mask in (
+            (None, np.ones(n, bool)),
+            (lambda i: i % 4 == 0, ids % 4 == 0),
+            ([], np.zeros(n, bool)),
+        ):
+            lims, D, found = engine.range_search(xq, least, where=where)
+            assert lims.dtype == found.dtype == np.int64
+            for q in range(6):
+                hit = np.flatnonzero((truth[q] >= np.float32(least)) & mask)
+                hit = hit[np.lexsort((ids[hit], -truth[q][hit]))]
+                assert found[lims[q] : lims[q + 1]].tolist() == ids[hit].tolist()
+                assert np.array_equal(D[lims[q] : lims[q + 1]], truth[q][hit])
+    with pytest.raises(DataError, match="more than 10 results"):
+        engine.range_search(xq, -1e9, limit=10)
+    with pytest.raises(UsageError, match="NaN"):
+        engine.range_search(xq, float("nan"))
+
+
+@pytest.mark.parametrize("kind", ["exact", "grouped", "fused", "ivf"])
+def test_adding_removing_and_merging_equal_building_anew(kind: str) -> None:
+    rng = np.random.default_rng(12)
+    Z = codebooks(rng, 6)
+    codes = repetitive(rng, 6, 3000, 1500)
+    ids = rng.permutation(np.arange(3000) * 5 - 4000)
+    ids[ids == -1] = 20001
+    xq = rng.normal(size=(5, 72)).astype(np.float32)
+    settings = IvfSettings(centroids=rng.normal(size=(4, 72)).astype(np.float32), nprobe=4, form="fused")
+
+    def make(part: slice) -> MemoryIndex:
+        return MemoryIndex.build(codes[part], Z, ids[part], kind=kind, ivf=settings)
+
+    engine = make(slice(0, 1000))
+    engine.search(xq, 5)
+    engine.add(codes[1000:1500], ids[1000:1500])
+    engine.merge(make(slice(1500, 2000)), make(slice(2000, 3000)))
+    assert engine.ntotal == 3000
+    gone = rng.choice(ids, 700, replace=False)
+    assert engine.remove(gone) == 700
+    kept = ~np.isin(ids, gone)
+    D, found = engine.search(xq, 50)
+    expected = brute_force(xq, codes[kept], Z, ids[kept], 50)
+    assert np.array_equal(found, expected[1])
+    assert np.array_equal(D, expected[0])
+    assert engine.remove(gone, missing="ignore") == 0
+    with pytest.raises(DataError, match="is not in the index"):
+        engine.remove(gone)
+    with pytest.raises(DataError, match="is there already"):
+        engine.add(codes[:1], [int(ids[kept][0])])
+    with pytest.raises(DataError, match="is there already"):
+        engine.merge(engine)
+    with pytest.raises(DataError, match="every item"):
+        engine.remove(engine.ids)
+    assert engine.ntotal == 2300
+    largest = int(engine.ids[-1])
+    engine.add(codes[:2])
+    assert engine.ids[-2:].tolist() == [largest + 1, largest + 2]
+    foreign = MemoryIndex.build(codes, codebooks(rng, 6))
+    with pytest.raises(MismatchError, match="shard 1 has codebooks"):
+        engine.merge(foreign)
+
+
+def test_extreme_ids_are_kept() -> None:
+    Z = codebooks(np.random.default_rng(0), 3)
+    codes = np.array([[1, 2], [3, 4], [5, 6]], np.uint8)
+    ids = np.array([2**63 - 1, -(2**63), 0])
+    engine = MemoryIndex.build(codes, Z, ids)
+    assert sorted(engine.search(np.ones((1, 36), np.float32), 3)[1][0]) == sorted(ids.tolist())
+    with pytest.raises(DataError, match="no larger id"):
+        engine.add(codes[:1])
+    for wrong, message in (
+        ([1, 1, 2], "id 1 occurs more than once"),
+        ([1, 2], "expected 3"),
+        ([-1, 2, 3], "-1 marks"),
+        ([0.5, 2, 3], "whole numbers"),
+        (np.array([2**63, 1, 2], np.uint64), "64 bits"),
+    ):
+        with pytest.raises(DataError, match=message):
+            MemoryIndex.build(codes, Z, wrong)
+
+
+def test_what_cannot_be_searched_is_refused() -> None:
+    rng = np.random.default_rng(1)
+    Z = codebooks(rng, 3)
+    codes = pack_codes(rng.integers(0, 16, (20, 3)), 16)
+    engine = MemoryIndex.build(codes, Z)
+    ones = np.ones((1, 36), np.float32)
+    for k in (0, -1, 21, 2.0, True):
+        with pytest.raises(UsageError, match="k = "):
+            engine.search(ones, k)
+    for queries, message in (
+        (ones[:0], "empty"),
+        (ones[:, 1:], "35 dimensions, expected 36"),
+        (ones * np.nan, "NaN"),
+        (ones[0], "two dimensions"),
+    ):
+        with pytest.raises(DataError, match=message):
+            engine.search(queries, 1)
+    with pytest.raises(UsageError, match="threads"):
+        engine.search(ones, 1, threads=0)
+    with pytest.raises(UsageError, match="block"):
+        engine.search(ones, 1, block=0)
+    with pytest.raises(UsageError, match="choose from"):
+        MemoryIndex.build(codes, Z, kind="best")
+    with pytest.raises(DataError, match="no codes"):
+        MemoryIndex.build(codes[:0], Z)
+    with pytest.raises(DataError, match="beyond the last codebook"):
+        MemoryIndex.build(codes | 0xF0, Z)
+    with pytest.raises(DataError, match="norm"):
+        MemoryIndex.build(codes, Z * 2)
+    with pytest.raises(DataError, match="IndexFlat"):
+        open_in_memory(faiss.IndexFlatIP(3))
+
+
+def test_too_many_codes_for_memory_are_sent_to_the_disk() -> None:
+    huge = np.broadcast_to(np.zeros((1, 2), np.uint8), (1 << 32, 2))
+    with pytest.raises(UsageError, match="search them from disk"):
+        ProvenSearch(huge, codebooks(np.random.default_rng(0), 3))

@@ -1,0 +1,153 @@
+"""What an engine keeps from one search to the next never shows in later answers."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from gpq_faiss.codes.bits import pack_codes
+from gpq_faiss.codes.groups import Groups
+from gpq_faiss.codes.scores import score_codes
+from gpq_faiss.errors import DataError
+from gpq_faiss.indexes.filters import Allow
+from gpq_faiss.indexes.items import Items
+from gpq_faiss.indexes.lists import IvfSettings
+from gpq_faiss.indexes.memory import MemoryIndex
+
+N = 6000
+
+
+@pytest.fixture(autouse=True)
+def _ties_are_soon_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpq_faiss.indexes.proof.FULL", 0)
+    monkeypatch.setattr("gpq_faiss.indexes.memory.TIED", 3)
+
+
+def made(distinct: int, queries: int = 80) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Codes [N, 3], some of them very frequent, codebooks [6, 16, 12], queries [queries, 72]."""
+    rng = np.random.default_rng(distinct)
+    Z = rng.normal(size=(6, 16, 12))
+    few = pack_codes(rng.integers(0, 16, (distinct, 6)), 16)
+    codes = few[np.minimum((rng.pareto(1, N) * 3).astype(int), distinct - 1)]
+    return (
+        codes,
+        (Z / np.linalg.norm(Z, axis=2, keepdims=True)).astype(np.float32),
+        rng.normal(size=(queries, 72)).astype(np.float32),
+    )
+
+
+def brute_force(xq: np.ndarray, codes: np.ndarray, Z: np.ndarray, ids: np.ndarray, k: int):
+    scores = score_codes(xq, codes, Z)
+    order = np.stack([np.lexsort((ids, -row)) for row in scores])[:, :k]
+    return np.take_along_axis(scores, order, axis=1), ids[order]
+
+
+def test_threads_that_search_while_one_goes_over_to_distinct_codes_all_get_the_answer() -> None:
+    codes, Z, xq = made(30)
+    rng = np.random.default_rng(0)
+    ids = rng.permutation(10**6)[:N]
+    lists = [ids[rng.random(N) < share] for share in (0.2, 0.9, 0.3)]
+    expected = [brute_force(xq, codes, Z, ids, 50)]
+    for some in lists:
+        among = np.isin(ids, some)
+        expected.append(brute_force(xq, codes[among], Z, ids[among], 50))
+    engine = MemoryIndex.build(codes, Z, ids, kind="exact")
+    assert engine.distinct is None
+
+    def run(seed: int) -> bool:
+        order = np.random.default_rng(seed)
+        right = True
+        for _ in range(10):
+            number, first = int(order.integers(4)), int(order.integers(70))
+            where = None if number == 0 else lists[number - 1]
+            D, found = engine.search(xq[first:], 50, where=where, threads=1)
+            right &= np.array_equal(D, expected[number][0][first:])
+            right &= np.array_equal(found, expected[number][1][first:])
+        return bool(right)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(run, range(4)))
+    assert engine.distinct == 30
+
+
+def test_an_engine_that_is_to_keep_its_items_keeps_them_through_changes_and_filters() -> None:
+    codes, Z, xq = made(30)
+    free = MemoryIndex.build(codes, Z, kind="exact")
+    free.search(xq, 10)
+    assert free.distinct == 30, "these queries make it go over"
+    engine = MemoryIndex.build(codes, Z, kind="exact")
+    where = Allow(np.arange(2900))
+    engine.search(xq[:1], 10, where=where)
+    engine.keep_items()
+    engine.search(xq, 10)
+    engine.add(codes[:5])
+    for _ in range(2):
+        engine.search(xq, 10)
+        engine.search(xq, 10, where=where)
+    assert engine.distinct is None
+    assert engine._restricted(where.mask(engine._items)).distinct is None
+
+
+def test_where_memory_does_not_hold_distinct_codes_the_search_still_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    codes, Z, xq = made(30)
+    tried = []
+
+    def full(codes: np.ndarray) -> Groups:
+        tried.append(len(codes))
+        raise MemoryError
+
+    monkeypatch.setattr(Groups, "of", full)
+    engine = MemoryIndex.build(codes, Z, kind="exact")
+    for _ in range(3):
+        D, found = engine.search(xq, 10)
+        expected = brute_force(xq, codes, Z, np.arange(N), 10)
+        assert np.array_equal(D, expected[0])
+        assert np.array_equal(found, expected[1])
+    assert tried == [N]
+
+
+@pytest.mark.parametrize("how", ["set", "tune"])
+def test_another_number_of_lists_reaches_the_filter_of_before(how: str) -> None:
+    codes, Z, xq = made(3000, queries=20)
+    engine = MemoryIndex.build(codes, Z, kind="ivf", ivf=IvfSettings(lists=32, nprobe=1, form="fused"))
+    where = np.arange(0, N, 5)
+    few = engine.search(xq, 10, where=where)[0]
+    if how == "set":
+        engine.set_nprobe(32)
+    else:
+        engine.tune(1.0, queries=xq)
+    fresh = MemoryIndex.build(codes, Z, kind="ivf", ivf=engine.ivf)
+    D, _ = engine.search(xq, 10, where=where)
+    assert np.array_equal(D, fresh.search(xq, 10, where=where)[0])
+    assert (few <= D).all()
+    assert (few < D).any()
+    if how == "set":
+        assert np.array_equal(D, brute_force(xq, codes[where], Z, where, 10)[0])
+
+
+def test_ids_of_their_own_go_up_past_those_below_zero() -> None:
+    codes, Z, _ = made(30)
+    engine = MemoryIndex.build(codes[:3], Z, [-9, -5, -2])
+    engine.add(codes[:2])
+    assert engine.ids.tolist() == [-9, -5, -2, 0, 1]  # -1 is no id
+
+
+@pytest.mark.parametrize("ids", [[1.7], [[1]], ["1"]])
+def test_what_is_no_list_of_ids_removes_nothing(ids: list[object]) -> None:
+    codes, Z, _ = made(30)
+    engine = MemoryIndex.build(codes[:3], Z)
+    with pytest.raises(DataError, match="ids to remove"):
+        engine.remove(ids)  # type: ignore[arg-type]
+    assert engine.ids.tolist() == [0, 1, 2]
+
+
+def test_ids_that_repeat_are_not_taken_for_positions() -> None:
+    codes = np.arange(9, dtype=np.uint8).reshape(3, 3)
+    items = Items.ordered(codes, np.array([2, 0, 0]))
+    assert items.ids.tolist() == [0, 0, 2]
+    assert items.codes.tolist() == codes[[1, 2, 0]].tolist()
+    assert Items.ordered(codes, np.array([2, 0, 1])).own is None

@@ -1,0 +1,119 @@
+"""The same file gives the same answer wherever it is searched: in memory, in place, and by the code for devices."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpq_faiss.codes.bits import pack_codes
+from gpq_faiss.errors import UsageError
+from gpq_faiss.gpu.index import DeviceIndex
+from gpq_faiss.gpu.placing import to_torch
+from gpq_faiss.indexes.file import FileIndex, open_file
+from gpq_faiss.indexes.filters import Deny
+from gpq_faiss.indexes.lists import IvfSettings
+from gpq_faiss.indexes.memory import MemoryIndex
+from gpq_faiss.indexes.opening import open_in_memory, open_index
+from gpq_faiss.indexes.protocol import Index
+
+M, N = 5, 12_000
+FORMS = ["flat", "fused", "fastscan", "ivf-fused", "ivf-fastscan"]
+MEMBERS = ("search", "range_search", "describe", "close")
+
+
+def codebooks() -> np.ndarray:
+    Z = np.random.default_rng(0).normal(size=(M, 16, 8))
+    return (Z / np.linalg.norm(Z, axis=2, keepdims=True)).astype(np.float32)
+
+
+@pytest.fixture(params=["positions", "ascending", "any"])
+def ids(request: pytest.FixtureRequest) -> np.ndarray | None:
+    own = np.arange(N) * 3 - 500
+    return {"positions": None, "ascending": own, "any": np.random.default_rng(2).permutation(own)}[
+        request.param
+    ]
+
+
+@pytest.fixture(params=FORMS)
+def opened(request: pytest.FixtureRequest, tmp_path: Path, ids: np.ndarray | None) -> Iterator[list[Index]]:
+    """The same file in memory, in place with little memory and with much, and on a device."""
+    rng = np.random.default_rng(1)
+    codes = pack_codes(rng.integers(0, 16, (N, M)), 16)
+    codes[: N // 2] = codes[rng.integers(0, 40, N // 2)]  # ties, to be in the order of ids
+    lists = request.param.startswith("ivf")
+    settings = IvfSettings(lists=30, nprobe=4, form="fused" if "fused" in request.param else "fastscan")
+    made = MemoryIndex.build(
+        codes, codebooks(), ids, kind="ivf" if lists else "exact", ivf=settings if lists else None
+    )
+    path = made.save(tmp_path / "a.faiss", request.param)
+    memory = open_in_memory(path)
+    found: list[Index] = [
+        memory,
+        open_file(path, "2MB"),
+        open_file(path, "1GB"),
+        to_torch(memory, device="cpu"),
+    ]
+    with ExitStack() as stack:
+        yield [stack.enter_context(closing(index)) for index in found]
+
+
+def test_every_index_gives_the_same_answer(opened: list[Index], ids: np.ndarray | None) -> None:
+    xq = np.random.default_rng(3).normal(size=(7, M * 8)).astype(np.float32)
+    own = np.arange(N) if ids is None else ids
+    first = opened[0]
+    probes: tuple[int | None, ...] = (None, 1, first.lists) if first.lists else (None,)
+    for k in (1, 10, 700):
+        for where in (None, Deny(own[::3]), lambda i: i % 2 == 0, own[:5].tolist()):
+            for nprobe in probes:
+                expected = first.search(xq, k, nprobe=nprobe, where=where, threads=1)
+                for index in opened[1:]:
+                    D, found = index.search(xq, k, nprobe=nprobe, where=where, threads=1)
+                    assert np.array_equal(found, expected[1]), index.describe()
+                    assert np.array_equal(D, expected[0]), index.describe()
+    low = float(first.search(xq, 40)[0][:, -1].max())
+    for where in (None, Deny(own[::3]), []):
+        expected = first.range_search(xq, low, where=where)
+        for index in opened[1:]:
+            for mine, theirs in zip(index.range_search(xq, low, where=where), expected, strict=True):
+                assert np.array_equal(mine, theirs), index.describe()
+
+
+def test_every_index_says_what_it_is(opened: list[Index]) -> None:
+    first = opened[0]
+    for index in opened:
+        assert (index.ntotal, index.width, index.lists) == (N, M * 8, 30 if first.lists else 0)
+        assert index.fingerprint == first.fingerprint
+        assert np.array_equal(index.codebooks, first.codebooks)
+        assert f"{N:,} items" in index.describe()
+        if not index.lists:
+            with pytest.raises(UsageError, match="lists"):
+                index.search(np.ones((1, M * 8), np.float32), 1, nprobe=2)
+
+
+@pytest.mark.parametrize("kind", [MemoryIndex, FileIndex, DeviceIndex])
+@pytest.mark.parametrize("name", MEMBERS)
+def test_signatures_are_those_of_the_protocol(kind: type, name: str) -> None:
+    """What else one takes has a default, so that a call by the protocol's names serves all."""
+    own = inspect.signature(getattr(kind, name)).parameters
+    stated = inspect.signature(getattr(Index, name)).parameters
+    assert list(own)[: len(stated)] == list(stated) or set(stated) <= set(own)
+    for parameter in stated.values():
+        assert own[parameter.name].kind == parameter.kind
+        if parameter.name != "limit":
+            assert own[parameter.name].default == parameter.default
+    assert all(own[name].default is not inspect.Parameter.empty for name in set(own) - set(stated))
+
+
+def test_a_closed_file_is_not_searched(tmp_path: Path) -> None:
+    made = MemoryIndex.build(pack_codes(np.zeros((9, M), np.uint8), 16), codebooks())
+    index = open_index(made.save(tmp_path / "a.faiss"), memory="1MB")
+    index.close()
+    held = open_file(tmp_path / "a.faiss")
+    held.close()
+    with pytest.raises(UsageError, match="closed"):
+        held.search(np.ones((1, M * 8), np.float32), 1)

@@ -1,0 +1,167 @@
+"""Several models in one table: the figures of each alone, names that tell them apart, and splits that must agree."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpq_faiss.config import Config, merge, preset
+from gpq_faiss.data.digits import open_digits
+from gpq_faiss.errors import DataError, MismatchError, UsageError
+from gpq_faiss.nn.model import read_description
+from gpq_faiss.pipeline import train
+from gpq_faiss.stages.evaluate import draw_evaluation, evaluate, model_name
+
+SMALL = {"committee_hidden": 16, "dropout": 0.0, "committee": 2}
+
+
+def few_steps(name: str, codebooks: int = 3) -> Config:
+    """A preset, shortened until it takes a second."""
+    base = preset(name)
+    network = {"backbone": "mlp", **(SMALL if base.network.committee else {})}
+    return merge(
+        base,
+        {
+            "network": network,
+            "loss": {"propagation": 0.0},
+            "quantizer": {"codebooks": codebooks},
+            "training": {"steps": 10},
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("models")
+    for name, config in (
+        ("ours", few_steps("recommended")),
+        ("gpq", few_steps("gpq")),
+        ("printed", few_steps("paper")),
+        ("longer", few_steps("paper", codebooks=6)),
+    ):
+        train(open_digits(), root / name, config=config, labelled="20-per-class")
+    other_seed = merge(few_steps("paper"), {"training": {"seed": 1}})
+    train(open_digits(), root / "seed", config=other_seed, labelled="20-per-class")
+    train(open_digits(), root / "labels", config=few_steps("paper"), labelled="21-per-class")
+    train(open_digits(), root / "two", config=few_steps("paper"), labelled="20-per-class", protocol="2")
+    other = replace(open_digits(), fingerprint="another", name="copy")
+    train(other, root / "data", config=few_steps("paper"), labelled="20-per-class")
+    return root
+
+
+def test_every_row_is_the_evaluation_of_that_model(models: Path) -> None:
+    wanted = ("printed", "pq", "gpq", "longer", "classifier")
+    compare = [str(models / name) if (models / name).exists() else name for name in wanted]
+    together = evaluate(models / "ours", open_digits(), compare=compare)
+    rows = {row["method"]: row for row in together.rows((1, 10))}
+    printed, longer = (f"gpq (paper): {models / name}" for name in ("printed", "longer"))
+    assert list(rows) == ["posterior", printed, "pq", "gpq", longer, "classifier"], "in the order asked for"
+    for name, folder in (("posterior", "ours"), (printed, "printed"), ("gpq", "gpq"), (longer, "longer")):
+        alone = evaluate(models / folder, open_digits())
+        expected = {**alone.rows((1, 10))[0], "method": name}
+        assert rows[name] == expected
+    assert [row["bits"] for row in rows.values()] == [12, 12, 12, 12, 24, "-"]
+    alone = evaluate(models / "ours", open_digits(), compare=["pq", "classifier"])
+    assert {row["method"]: row for row in alone.rows((1, 10))}.items() <= rows.items()
+
+
+def test_json_and_plot_have_the_names_of_the_table(models: Path, tmp_path: Path) -> None:
+    found = evaluate(models / "ours", open_digits(), compare=[str(models / "printed"), "pq"])
+    told = found.to_dict()
+    assert [told["method"], *told["compared"]] == ["posterior", "gpq (paper)", "pq"]
+    entry = told["compared"]["gpq (paper)"]
+    description = read_description(models / "printed")
+    assert entry["model_fingerprint"] == description["model_fingerprint"]
+    assert entry["bits"] == 12
+    assert told["compared"]["pq"]["model_fingerprint"] is None
+    assert json.loads(json.dumps(told)) == told
+    picture = draw_evaluation(found, tmp_path / "pr.svg").read_text()
+    assert all(f"{name}  (mAP" in picture for name in ("posterior", "gpq (paper)", "pq"))
+
+
+def test_on_a_device_models_are_ranked_there(models: Path) -> None:
+    compare = [str(models / "gpq"), "pq"]
+    there = evaluate(models / "ours", open_digits(), compare=compare, on_device=True)
+    here = evaluate(models / "ours", open_digits(), compare=compare)
+    assert {k: v.map for k, v in there.compared.items()} == pytest.approx(
+        {k: v.map for k, v in here.compared.items()}, abs=1e-12
+    )
+    assert any("methods that it is compared with" in note for note in there.notes)
+    alone = evaluate(models / "ours", open_digits(), compare=compare[:1], on_device=True)
+    assert not any("ranked on the CPU" in note for note in alone.notes)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ("seed", "another split (protocol 1, seed 1, 200 labelled)"),
+        ("labels", "210 labelled"),
+        ("two", "protocol 2, seed 0, 140 labelled"),
+        ("data", "other data than"),
+    ],
+)
+def test_a_model_of_another_split_is_refused(models: Path, other: str, message: str) -> None:
+    with pytest.raises(MismatchError) as caught:
+        evaluate(models / "ours", open_digits(), compare=["pq", str(models / other)])
+    text = str(caught.value)
+    assert message in text
+    assert text.startswith(f"--compare {models / other}: ")
+    assert "\n" not in text
+    assert "train" in text.rpartition(":")[2], "what to do"
+
+
+def test_what_is_no_row_of_its_own_is_refused(models: Path, tmp_path: Path) -> None:
+    ours = models / "ours"
+    for compare, message in (
+        (["pq", "pq"], "names pq twice"),
+        ([f"{models}/gpq/../ours"], "has a row already"),
+        ([str(models / "gpq"), f"{models}/./gpq/"], "has a row already"),
+        (["luck"], "neither the folder of a model nor a method"),
+        (["dtq"], "gpq experiment run"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            evaluate(ours, open_digits(), compare=compare)
+    with pytest.raises(DataError, match=r"no config\.json: a model folder"):
+        evaluate(ours, open_digits(), compare=[str(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    "damage", [{"data": None}, {"data": {}}, {"split": []}, {"split": {"protocol": "1"}}]
+)
+def test_a_model_that_does_not_say_what_it_was_trained_on(
+    models: Path, tmp_path: Path, damage: dict[str, Any]
+) -> None:
+    bad = shutil.copytree(models / "printed", tmp_path / "bad")
+    config = json.loads((bad / "config.json").read_text())
+    (bad / "config.json").write_text(json.dumps(config | damage))
+    for model, compare in ((models / "ours", [str(bad)]), (bad, [])):
+        with pytest.raises(DataError, match=r"bad/config\.json does not say what the model was trained on"):
+            evaluate(model, open_digits(), compare=compare)
+
+
+def test_a_folder_of_the_name_of_a_method(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``gpq`` is a folder where there is one, since no method of that name is fitted here; ``pq`` is always the method."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("gpq", "pq"):
+        (tmp_path / name).symlink_to(models / "gpq")
+    found = evaluate(models / "ours", open_digits(), compare=["gpq", "pq"])
+    expected = evaluate(models / "ours", open_digits(), compare=[str(models / "gpq"), "pq"])
+    assert found.to_dict()["compared"] == expected.to_dict()["compared"]
+
+
+def test_a_model_is_named_by_method_and_preset() -> None:
+    def named(method: str, used: str) -> str:
+        return model_name({"method": method, "config": {"preset": used}})
+
+    assert named("posterior", "recommended") == "posterior"
+    assert named("posterior", "unseen-classes") == "posterior (unseen-classes)"
+    assert named("gpq", "gpq") == "gpq"
+    assert named("gpq", "recommended") == "gpq (recommended)"
+    assert model_name({"config": {}}) == "gpq (paper)"

@@ -1,0 +1,367 @@
+"""The two stages: model -> empty trained index, codes or features -> filled index."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from gpq_faiss.codes.encode import decode, encode
+from gpq_faiss.errors import DataError, MismatchError, OutputExistsError, UsageError
+from gpq_faiss.faissio.export import export
+from gpq_faiss.faissio.io import load_index, read_sidecar, sidecar_path
+from gpq_faiss.faissio.layout import layout_of
+from gpq_faiss.faissio.model import read_model, read_prototypes
+from gpq_faiss.indexes.file import open_file
+from gpq_faiss.indexes.lists import IvfSettings
+from gpq_faiss.indexes.opening import open_in_memory
+from gpq_faiss.stages.export_faiss import export_faiss
+from gpq_faiss.stages.index import index
+from gpq_faiss.store import Header, RowWriter, codebooks_fingerprint
+
+M, K, d, n = 6, 16, 12, 500
+IDS = np.random.default_rng(3).permutation(n) * 1000 + 2**50
+
+
+def codebooks(seed: int = 0) -> np.ndarray:
+    Z = np.random.default_rng(seed).normal(size=(M, K, d))
+    return (Z / np.linalg.norm(Z, axis=2, keepdims=True)).astype(np.float32)
+
+
+def features() -> np.ndarray:
+    x = np.random.default_rng(1).normal(size=(n, M, d))
+    return (x / np.linalg.norm(x, axis=2, keepdims=True)).reshape(n, M * d).astype(np.float32)
+
+
+def make_model(folder: Path, Z: np.ndarray, fingerprint: str = "model-1", **changes: object) -> Path:
+    folder.mkdir()
+    save_file({"codebooks": Z, "network.weight": np.ones(3, np.float32)}, folder / "model.safetensors")
+    document = {
+        "format_version": 1,
+        "model_fingerprint": fingerprint,
+        "codebooks_fingerprint": codebooks_fingerprint(Z),
+        **changes,
+    }
+    (folder / "config.json").write_text(json.dumps(document))
+    return folder
+
+
+def make_rows(
+    path: Path, kind: str, values: np.ndarray, ids: np.ndarray, Z: np.ndarray, fingerprint: str = "model-1"
+) -> Path:
+    header = Header(
+        kind=kind,  # type: ignore[arg-type]
+        width=values.shape[1],
+        model_fingerprint=fingerprint,
+        codebooks=Z,
+        data_fingerprint="data-1",
+    )
+    with RowWriter(path, header) as writer:
+        writer.append(values, ids, None)
+        return writer.finish()
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return make_model(tmp_path / "model", codebooks())
+
+
+@pytest.fixture
+def codes(tmp_path: Path) -> Path:
+    return make_rows(tmp_path / "codes.h5", "codes", encode(features(), codebooks()), IDS, codebooks())
+
+
+def test_read_model(model: Path) -> None:
+    header = read_model(model)
+    assert np.array_equal(header.codebooks, codebooks())
+    assert header.model_fingerprint == "model-1"
+    header = read_model(model)
+    Z, document = header.codebooks, header.document
+    assert np.array_equal(Z, codebooks())
+    assert document["codebooks_fingerprint"] == header.codebooks_fingerprint
+
+
+def test_export_is_an_empty_trained_index_with_the_codebooks(model: Path, tmp_path: Path) -> None:
+    out = export_faiss(model, tmp_path / "new folder" / "empty.faiss")
+    plain = faiss.read_index(str(out))
+    assert isinstance(plain, faiss.IndexPQ)
+    assert plain.is_trained
+    assert (plain.ntotal, plain.d, plain.metric_type) == (0, M * d, faiss.METRIC_INNER_PRODUCT)
+    assert np.array_equal(faiss.vector_to_array(plain.pq.centroids), codebooks().ravel())
+    plain.add(features())
+    assert np.array_equal(layout_of(plain).codes(), encode(features(), codebooks()))
+    assert load_index(out)[1]["model_fingerprint"] == "model-1"
+    with pytest.raises(OutputExistsError):
+        export_faiss(model, out)
+    export_faiss(model, out, overwrite=True)
+
+
+@pytest.mark.parametrize("block", [7, 500, 65_536])
+@pytest.mark.parametrize("kind", ["codes", "features"])
+def test_codes_and_features_give_the_same_index(model: Path, tmp_path: Path, kind: str, block: int) -> None:
+    values = features() if kind == "features" else encode(features(), codebooks())
+    source = make_rows(tmp_path / "rows.h5", kind, values, IDS, codebooks())
+    calls: list[tuple[int, int]] = []
+    out = index(
+        model, source, tmp_path / "index.faiss", block=block, progress=lambda a, b: calls.append((a, b))
+    )
+    loaded, sidecar = load_index(out)
+    assert isinstance(loaded, faiss.IndexIDMap2)
+    assert np.array_equal(layout_of(loaded).codes(), encode(features(), codebooks()))
+    assert np.array_equal(layout_of(loaded).ids(), IDS)
+    assert sidecar["model_fingerprint"] == "model-1"
+    assert sidecar["extra"] == {"source": kind, "data_fingerprint": "data-1"}
+    assert calls[-1] == (n, n)
+    assert [done for done, _ in calls] == [min(n, start + block) for start in range(0, n, block)]
+    # an item is found by its own vector: nothing scores higher than its own code
+    loaded.check_consistency()
+    D, found = open_in_memory(loaded, "exact").search(features()[:50], 10)
+    own = np.array([features()[i] @ loaded.reconstruct(int(IDS[i])) for i in range(50)])
+    assert (D[:, 0] >= own - 1e-5).all()
+    assert (found[:, 0] == IDS[:50]).mean() > 0.9
+
+
+@pytest.mark.parametrize(
+    ("kind", "memory"), [("flat", None), ("fastscan", None), ("ivf", None), ("flat", "32MB")]
+)
+def test_vectors_that_are_no_items_are_refused(tmp_path: Path, kind: str, memory: str | None) -> None:
+    """Of a model whose items are codewords, as it declares (earlier ones: that their queries have vectors of their own)."""
+    Z = codebooks()
+    items = decode(encode(features(), Z), Z)
+    wrong = items.copy()
+    wrong[[117, 118]] = features()[[117, 118]]
+    for number, (declared, refused) in enumerate(
+        (
+            ({"asymmetric": True, "items_are_codewords": True}, True),
+            ({"asymmetric": True}, True),
+            ({"asymmetric": True, "items_are_codewords": False}, False),
+            ({"asymmetric": False}, False),
+        )
+    ):
+        model = make_model(tmp_path / f"model-{number}", Z, **declared)
+        good = make_rows(tmp_path / f"good-{number}.h5", "features", items, IDS, Z)
+        bad = make_rows(tmp_path / f"bad-{number}.h5", "features", wrong, IDS, Z)
+        index(model, good, tmp_path / "i.faiss", kind=kind, memory=memory, overwrite=True)  # type: ignore[arg-type]
+        if not refused:
+            index(model, bad, tmp_path / "i.faiss", kind=kind, memory=memory, overwrite=True)  # type: ignore[arg-type]
+            continue
+        with pytest.raises(DataError, match=r"bad-\d\.h5: rows 117, 118 .* query vectors") as caught:
+            index(model, bad, tmp_path / "j.faiss", kind=kind, memory=memory, block=100)  # type: ignore[arg-type]
+        assert "\n" not in str(caught.value)
+        assert not (tmp_path / "j.faiss").exists()
+
+
+def test_an_export_says_where_queries_have_vectors_of_their_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="gpq_faiss")
+    plain = make_model(tmp_path / "plain", codebooks(), asymmetric=False)
+    export_faiss(plain, tmp_path / "plain.faiss")
+    export(plain, tmp_path / "plain.npz", to="numpy")
+    assert not caplog.messages
+    assert "asymmetric" not in read_sidecar(tmp_path / "plain.faiss")["extra"]
+    own = make_model(tmp_path / "own", codebooks(), asymmetric=True)
+    for target in ("faiss", "numpy", "faiss-factory"):
+        caplog.clear()
+        out = tmp_path / f"own.{target}"
+        if target == "faiss":
+            export_faiss(own, out)
+        else:
+            export(own, out, to=target)  # type: ignore[arg-type]
+        assert ["other vectors of queries than of items" in m for m in caplog.messages] == [True]
+        if target != "numpy":
+            assert read_sidecar(out)["extra"]["asymmetric"] is True
+    meta = json.loads(str(np.load(tmp_path / "own.numpy")["meta"]))
+    assert meta["asymmetric"] is True
+
+
+def test_rows_of_another_model_are_a_mismatch(model: Path, tmp_path: Path) -> None:
+    values = encode(features(), codebooks())
+    other = make_rows(tmp_path / "a.h5", "codes", values, IDS, codebooks(), "model-2")
+    with pytest.raises(MismatchError, match="model-2"):
+        index(model, other, tmp_path / "index.faiss")
+    other = make_rows(tmp_path / "b.h5", "codes", values, IDS, codebooks(1))
+    with pytest.raises(MismatchError, match="other codebooks"):
+        index(model, other, tmp_path / "index.faiss")
+    assert not (tmp_path / "index.faiss").exists()
+    assert not sidecar_path(tmp_path / "index.faiss").exists()
+
+
+def test_repeated_ids_are_refused(model: Path, tmp_path: Path) -> None:
+    ids = IDS.copy()
+    ids[400] = ids[3]
+    source = make_rows(tmp_path / "a.h5", "codes", encode(features(), codebooks()), ids, codebooks())
+    with pytest.raises(DataError, match=f"id {ids[3]} occurs more than once"):
+        index(model, source, tmp_path / "index.faiss")
+    assert not (tmp_path / "index.faiss").exists()
+
+
+def test_features_without_direction_are_refused_by_row(model: Path, tmp_path: Path) -> None:
+    values = features()
+    values[321, d : 2 * d] = 0
+    source = make_rows(tmp_path / "a.h5", "features", values, IDS, codebooks())
+    with pytest.raises(DataError, match="no direction, in row 321"):
+        index(model, source, tmp_path / "index.faiss", block=100)
+
+
+def test_outputs_are_protected(model: Path, codes: Path, tmp_path: Path) -> None:
+    out = index(model, codes, tmp_path / "index.faiss")
+    before = out.read_bytes()
+    with pytest.raises(OutputExistsError, match="--overwrite"):
+        index(model, codes, out)
+    with pytest.raises(DataError):
+        index(model, tmp_path / "missing.h5", out, overwrite=True)
+    assert out.read_bytes() == before
+    load_index(out)
+    with pytest.raises(UsageError, match="source itself"):
+        index(model, codes, codes, overwrite=True)
+    with pytest.raises(UsageError, match="block"):
+        index(model, codes, tmp_path / "other.faiss", block=0)
+    index(model, codes, out, overwrite=True)
+
+
+def test_an_interrupted_build_leaves_nothing(model: Path, codes: Path, tmp_path: Path) -> None:
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        index(model, codes, tmp_path / "index.faiss", progress=interrupt)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["codes.h5", "model"]
+
+
+def test_broken_models_are_refused(model: Path, tmp_path: Path) -> None:
+    def refused(folder: Path, message: str, error: type[DataError] = DataError) -> None:
+        with pytest.raises(error, match=message) as caught:
+            export_faiss(folder, tmp_path / "out.faiss")
+        assert "\n" not in str(caught.value)
+        assert not (tmp_path / "out.faiss").exists()
+
+    refused(tmp_path / "nothing", "not a model folder")
+    refused(make_model(tmp_path / "a", codebooks(), format_version=2), "format 2")
+    refused(make_model(tmp_path / "b", codebooks(), model_fingerprint=None), "not the description")
+    other = make_model(tmp_path / "c", codebooks(), codebooks_fingerprint=codebooks_fingerprint(codebooks(1)))
+    refused(other, "not those of config.json", MismatchError)
+    refused(make_model(tmp_path / "e", codebooks() * np.float32(1.5)), "norm 1.5")
+    (model / "config.json").write_text("{")
+    refused(model, "not the JSON")
+    (model / "config.json").unlink()
+    refused(model, "not found")
+    truncated = make_model(tmp_path / "g", codebooks())
+    weights = truncated / "model.safetensors"
+    data = weights.read_bytes()
+    weights.write_bytes(data[: len(data) // 2])
+    refused(truncated, "damaged")
+    save_file({"other": codebooks()}, weights)
+    refused(truncated, "no 'codebooks'")
+    weights.unlink()
+    refused(truncated, "not found")
+
+
+@pytest.mark.parametrize("memory", [None, "32MB"])
+@pytest.mark.parametrize("kind", ["flat", "fused", "fastscan", "exact", "grouped", "auto", "ivf"])
+def test_every_kind_holds_the_same_codes(
+    model: Path, codes: Path, tmp_path: Path, kind: str, memory: str | None
+) -> None:
+    x, Z = features(), codebooks()
+    other = make_rows(tmp_path / "features.h5", "features", x[:200], IDS[:200] + 1, Z)
+    path = index(model, [codes, other], tmp_path / "i.faiss", kind=kind, memory=memory)
+    layout = layout_of(load_index(path)[0], deep=True)
+    expected = dict(
+        zip([*IDS.tolist(), *(IDS[:200] + 1).tolist()], [*encode(x, Z), *encode(x[:200], Z)], strict=True)
+    )
+    assert {int(i): c.tobytes() for i, c in zip(layout.ids(), layout.codes(), strict=True)} == {
+        i: c.tobytes() for i, c in expected.items()
+    }
+    engine = open_in_memory(path)
+    # so many codes are there twice that distinct ones are searched where nothing else was asked for
+    wanted = {"flat": "grouped", "auto": "grouped"}.get(kind, kind)
+    assert engine.kind == wanted
+    assert read_sidecar(path)["model_fingerprint"] == engine.model_fingerprint == "model-1"
+    if kind != "ivf":
+        truth = open_in_memory(path, "flat").search(x[:5], 20)
+        D, found = open_file(path, "32MB").search(x[:5], 20)
+        assert np.array_equal(found, truth[1])
+        assert np.array_equal(D, truth[0])
+
+
+def test_lists_are_made_as_asked(model: Path, codes: Path, tmp_path: Path) -> None:
+    path = index(model, codes, tmp_path / "i.faiss", kind="ivf", ivf=IvfSettings(lists=7), recall=0.9)
+    engine = open_in_memory(path)
+    assert engine.ivf.lists == 7
+    assert read_sidecar(path)["extra"]["operating_points"][-1]["recall"] >= 0.9
+    with pytest.raises(UsageError, match="belong to kind 'ivf'"):
+        index(model, codes, tmp_path / "j.faiss", recall=0.9)
+    with pytest.raises(UsageError, match="at least 16 MiB are needed"):
+        index(model, codes, tmp_path / "j.faiss", kind="ivf", memory=1000)
+    with pytest.raises(UsageError, match="choose from"):
+        index(model, codes, tmp_path / "j.faiss", kind="hnsw")
+    with pytest.raises(UsageError, match="nothing to index"):
+        index(model, [], tmp_path / "j.faiss")
+
+
+def test_prototypes_become_centroids(tmp_path: Path) -> None:
+    W = np.random.default_rng(5).normal(size=(M, 7, d)).astype(np.float32)
+    folder = make_model(tmp_path / "model", codebooks())
+
+    def put(**tensors: np.ndarray) -> None:
+        save_file({"codebooks": codebooks(), **tensors}, folder / "model.safetensors")
+
+    put(**{"network.classifier.raw": W})
+    centroids = read_prototypes(folder)
+    unit = W / np.linalg.norm(W, axis=2, keepdims=True)
+    assert centroids.shape == (7, M * d)
+    for c in range(7):
+        assert np.allclose(centroids[c], unit[:, c].reshape(-1))
+    for tensors, message in (
+        ({}, "holds no 'network.classifier.raw'"),
+        ({"network.classifier.raw": W[1:]}, "its sub-prototypes are"),
+        ({"network.classifier.raw": W * np.nan}, "its sub-prototypes are"),
+    ):
+        put(**tensors)
+        with pytest.raises(DataError, match=message):
+            read_prototypes(folder)
+
+
+FORMS = ["flat", "fused", "fastscan", "ivf"]
+
+
+@pytest.mark.parametrize("target", FORMS)
+@pytest.mark.parametrize("source", FORMS)
+def test_index_files_are_converted_and_merged(
+    model: Path, codes: Path, tmp_path: Path, source: str, target: str
+) -> None:
+    x, Z = features(), codebooks()
+    other = make_rows(tmp_path / "other.h5", "features", x[:200], IDS[:200] + 1, Z)
+    first = index(model, codes, tmp_path / "a.faiss", kind=source)
+    second = index(model, other, tmp_path / "b.faiss")
+    merged = index(model, [first, second], tmp_path / "c.faiss", kind=target)
+    direct = index(model, [codes, other], tmp_path / "d.faiss")
+    expected, found = (layout_of(load_index(path)[0], deep=True) for path in (direct, merged))
+    assert dict(zip(expected.ids().tolist(), map(bytes, expected.codes()), strict=True)) == dict(
+        zip(found.ids().tolist(), map(bytes, found.codes()), strict=True)
+    )
+    alone = index(model, first, tmp_path / "e.faiss", kind=target)
+    assert load_index(alone)[0].ntotal == n
+    with pytest.raises(DataError, match=r"occurs more than once"):
+        index(model, [first, first], tmp_path / "f.faiss", kind=target)
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_index_files_of_other_models_are_refused(model: Path, codes: Path, tmp_path: Path, kind: str) -> None:
+    made = index(model, codes, tmp_path / "a.faiss", kind=kind)
+    other = make_model(tmp_path / "other", codebooks(1), "model-2")
+    with pytest.raises(MismatchError, match="other codebooks"):
+        index(other, made, tmp_path / "b.faiss")
+    sister = make_model(tmp_path / "sister", codebooks(), "model-2")
+    with pytest.raises(MismatchError, match="is of model model-1"):
+        index(sister, made, tmp_path / "b.faiss")
+    with pytest.raises(DataError, match="is empty"):
+        index(model, export_faiss(model, tmp_path / "empty.faiss"), tmp_path / "b.faiss")
+    made.write_bytes(made.read_bytes() + b"x")
+    with pytest.raises(DataError, match=r"a\.faiss"):
+        index(model, made, tmp_path / "b.faiss")

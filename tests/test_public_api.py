@@ -1,0 +1,69 @@
+"""The public names: what ``import gpq_faiss`` gives, that it gives them late, and that none of them is a module."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import gpq_faiss as gpq
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_every_public_name_is_a_documented_function_or_class() -> None:
+    for name in gpq.__all__:
+        value = getattr(gpq, name)
+        assert not isinstance(value, types.ModuleType), name
+        if name != "__version__":
+            assert callable(value), name
+            assert inspect.getdoc(value), name
+
+
+def test_type_checkers_see_the_same_names_as_programs() -> None:
+    tree = ast.parse((ROOT / "gpq_faiss" / "__init__.py").read_text())
+    typed = {
+        alias.asname or alias.name: node.module
+        for block in tree.body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert typed == gpq._WHERE
+    assert set(gpq.__all__) == {*typed, "__version__"}
+    assert gpq.__all__ == sorted(gpq.__all__)
+
+
+def test_names_stay_functions_once_every_module_is_imported() -> None:
+    # A module of the same name would take a function's place when somebody imports it.
+    code = """
+import importlib, pkgutil, types
+import gpq_faiss as gpq
+for found in pkgutil.walk_packages(gpq.__path__, "gpq_faiss."):
+    importlib.import_module(found.name)
+print([name for name in gpq.__all__ if isinstance(getattr(gpq, name), types.ModuleType)])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_importing_the_package_loads_no_heavy_library() -> None:
+    code = """
+import sys
+import gpq_faiss
+before = set(sys.modules)
+print(sorted({"torch", "faiss", "h5py", "numpy"} & before))
+gpq_faiss.preset("recommended")
+print("torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["[]", "False"]
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    assert not hasattr(gpq, "no_such_name")
+    assert set(gpq.__all__) <= set(dir(gpq))
