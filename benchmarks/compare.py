@@ -54,10 +54,11 @@ from gpq_faiss.encoder import Encoder
 from gpq_faiss.errors import GpqError, UsageError
 from gpq_faiss.evaluation.metrics import average_precision
 from gpq_faiss.evaluation.tables import render
-from gpq_faiss.faissio.export import export, factory_index
+from gpq_faiss.faissio.export import factory_index
 from gpq_faiss.faissio.model import read_model
 from gpq_faiss.files import read_json, write_json, write_text
 from gpq_faiss.report.plots import plot_tradeoff
+from gpq_faiss.stages.export import export
 from gpq_faiss.stages.train import train
 
 RESULTS = Path(__file__).parent / "results"

@@ -19,9 +19,9 @@ from pathlib import Path
 from .config import Config
 from .data.base import Dataset
 from .data.open import open_data
-from .faissio.export import export
 from .stages.encode import encode
 from .stages.evaluate import Evaluation, evaluate
+from .stages.export import export
 from .stages.export_encoder import export_encoder
 from .stages.export_faiss import export_faiss
 from .stages.index import index

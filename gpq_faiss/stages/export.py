@@ -1,0 +1,53 @@
+"""A model in the form that another tool takes: one function over the exports, each of which has its own file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from ..errors import UsageError
+from ..faissio.export import export_codebooks
+from .export_faiss import export_faiss
+
+Target = Literal["faiss", "factory", "numpy", "nanopq", "lancedb", "onnx", "torch"]
+TARGETS: tuple[Target, ...] = ("faiss", "factory", "numpy", "nanopq", "lancedb", "onnx", "torch")
+
+
+def export(
+    model_dir: str | Path,
+    out: str | Path,
+    *,
+    to: Target,
+    factory: str | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write a model for another tool.
+
+    Args:
+        model_dir: a model folder.
+        out: the file; Faiss forms put the fingerprints into ``out + ".json"``.
+        to: ``faiss`` is an empty, trained ``IndexPQ`` (:func:`.export_faiss`); ``factory`` the same as ``faiss.index_factory`` makes
+            it of a string; ``numpy``, ``nanopq`` and ``lancedb`` are ``.npz`` files of codebooks (:mod:`gpq_faiss.faissio.export`);
+            ``onnx`` and ``torch`` are the network (:func:`.export_encoder`, which has more options).
+        factory: for ``factory``: the string, such as ``IDMap2,PQ12x4``, ``PQ12x4fs`` or ``IVF10,PQ12x4fs``.
+        overwrite: replace existing files.
+
+    Returns:
+        ``out``
+
+    Raises:
+        UsageError: an unknown form, or a string of another kind of index or of other codebooks; ONNX is not installed.
+        DataError, MismatchError: the model is damaged, or cannot be put into the form.
+        OutputExistsError: ``out`` exists and ``overwrite`` is false.
+    """
+    if to not in TARGETS:
+        raise UsageError(f"--to {to}: choose from {', '.join(TARGETS)}")
+    if factory is not None and to != "factory":
+        raise UsageError(f"--factory {factory}: it belongs to --to factory, not to {to}")
+    if to == "faiss":
+        return export_faiss(model_dir, out, overwrite=overwrite)
+    if to == "onnx" or to == "torch":
+        from .export_encoder import export_encoder  # torch is slow to load
+
+        return export_encoder(model_dir, out, format=to, overwrite=overwrite)
+    return export_codebooks(model_dir, out, to=to, factory=factory, overwrite=overwrite)
