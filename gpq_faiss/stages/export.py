@@ -44,10 +44,12 @@ def export(
         raise UsageError(f"--to {to}: choose from {', '.join(TARGETS)}")
     if factory is not None and to != "factory":
         raise UsageError(f"--factory {factory}: it belongs to --to factory, not to {to}")
-    if to == "faiss":
-        return export_faiss(model_dir, out, overwrite=overwrite)
-    if to == "onnx" or to == "torch":
-        from .export_encoder import export_encoder  # torch is slow to load
+    match to:
+        case "faiss":
+            return export_faiss(model_dir, out, overwrite=overwrite)
+        case "onnx" | "torch":
+            from .export_encoder import export_encoder  # torch is slow to load
 
-        return export_encoder(model_dir, out, format=to, overwrite=overwrite)
-    return export_codebooks(model_dir, out, to=to, factory=factory, overwrite=overwrite)
+            return export_encoder(model_dir, out, format=to, overwrite=overwrite)
+        case _:
+            return export_codebooks(model_dir, out, to=to, factory=factory, overwrite=overwrite)
