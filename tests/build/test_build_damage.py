@@ -123,9 +123,9 @@ OVERWRITTEN = """
     import numpy as np
     from gpq_faiss.errors import DataError
     from gpq_faiss.codes.bits import pack_codes
-    from gpq_faiss.index.file import open_file
-    from gpq_faiss.index.memory import MemoryIndex
-    from gpq_faiss.index.lists import IvfSettings
+    from gpq_faiss.indexes.file import open_file
+    from gpq_faiss.indexes.memory import MemoryIndex
+    from gpq_faiss.indexes.lists import IvfSettings
 
     faiss.omp_set_num_threads(1)
     rng = np.random.default_rng(0)
@@ -197,7 +197,7 @@ CLAIMS = """
     import numpy as np
     from gpq_faiss.errors import DataError
     from gpq_faiss.codes.codebooks import inject
-    from gpq_faiss.index.file import open_file
+    from gpq_faiss.indexes.file import open_file
     from gpq_faiss.faissio.io import load_index
     from gpq_faiss.faissio.forms import ivf_index
 

@@ -322,7 +322,7 @@ def test_a_search_on_disk_keeps_to_its_budget(tmp_path: Path) -> None:
     np.save(tmp_path / "xq.npy", rng.normal(size=(5, M * 12)).astype(np.float32))
     script = """
         import numpy as np, resource, time
-        from gpq_faiss.index.file import open_file
+        from gpq_faiss.indexes.file import open_file
         def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
         xq = np.load("xq.npy")
         start = time.perf_counter()

@@ -201,7 +201,7 @@ def test_a_gpu_that_is_not_there_is_one_line(shop: Shop, tmp_path: Path) -> None
 SLOW = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # where tests run in the background it is ignored
-import gpq_faiss.encode, gpq_faiss.train
+import gpq_faiss.encoder, gpq_faiss.stages.encode, gpq_faiss.stages.train
 from gpq_cli.main import cli
 
 def slow(function, seconds):

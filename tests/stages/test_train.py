@@ -189,7 +189,7 @@ CHILD = """
 import sys
 from gpq_faiss.data.digits import open_digits
 from gpq_faiss.signals import Terminated, ended_by_signals
-from gpq_faiss.train import train
+from gpq_faiss.stages.train import train
 sys.path.insert(0, {tests!r})
 from test_train import small
 train(open_digits(), sys.argv[1], config=small(steps=60, checkpoint_seconds=0.0), labelled="30-per-class",
@@ -199,7 +199,7 @@ train(open_digits(), sys.argv[1], config=small(steps=60, checkpoint_seconds=0.0)
 
 def test_a_killed_run_resumes_to_the_same_codes(tmp_path: Path) -> None:
     script = CHILD.format(tests=str(Path(__file__).parent))
-    root = str(Path(__file__).parent.parent)
+    root = os.pathsep.join(str(folder) for folder in Path(__file__).parents[1:3])
     environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
     cut = tmp_path / "cut"
     child = subprocess.Popen(
