@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError
+from ..errors import DataError, UsageError
 from ..files import fingerprint
 from ..inputs import check_file, check_memory
-from ..store import RowReader, read_hdf5_array
+from ..store import RowReader, Texts, as_texts, read_hdf5_array
 from .arrays import npz_array, npz_arrays
 from .base import FeatureDataset
 from .id_files import read_ids
 from .label_files import labels_from_array, labels_from_cells, read_labels, split_cell
 from .labels import Labels, Rows
 from .parquet import decoded_bytes, open_parquet, read_cells
+from .tables import missing_column
 from .vectors import (
     ArrayVectors,
     Hdf5Vectors,
@@ -34,6 +36,8 @@ FEATURES = ("features", "x", "data", "embeddings", "embedding", "vectors", "vect
 LABELS = ("labels", "label", "y")
 IDS = ("ids", "id")
 CLASS_NAMES = ("class_names", "classes")
+NAMES = ("name", "names", "path", "paths", "key", "keys")
+"""Of columns that tell an item: it is called so in results."""
 
 SUFFIXES = {
     ".npy": "npy",
@@ -52,6 +56,7 @@ class _Source:
     vectors: Vectors
     labels: Labels | None = None
     ids: NDArray[np.int64] | None = None
+    texts: dict[str, Texts] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -78,7 +83,7 @@ def _ids(array: NDArray[Any], where: str) -> NDArray[np.int64]:
     return array.astype(np.int64)
 
 
-def _npz(path: Path, want_labels: bool, memory: int | None) -> _Source:
+def _npz(path: Path, want_labels: bool, memory: int | None, keep: Sequence[str] = ()) -> _Source:
     there = npz_arrays(path)
     matrices = [name for name, head in there.items() if len(head.shape) == 2 and head.dtype.kind in "fiu"]
     name = first_of(FEATURES, list(there))
@@ -98,18 +103,30 @@ def _npz(path: Path, want_labels: bool, memory: int | None) -> _Source:
         source.labels = labels_from_array(array.shape, array.__getitem__, f"{path}: {label!r}", class_names)
     if (ids := first_of(IDS, list(there))) is not None:
         source.ids = _ids(npz_array(path, ids, memory), f"{path}: {ids!r}")
+    texts = {column: column for column in keep}
+    if (names_of := first_of(NAMES, list(there))) is not None:
+        texts["name"] = names_of
+    for column, array_name in texts.items():
+        if array_name not in there:
+            raise missing_column(path, array_name, list(there))
+        if there[array_name].dtype.kind != "U":
+            raise DataError(f"{path}: {array_name!r} is {there[array_name].dtype}: texts are needed")
+        source.texts[column] = as_texts(npz_array(path, array_name, memory).astype(str).tolist())
     return source
 
 
-def _hdf5(path: Path, want_labels: bool, memory: int | None) -> _Source:
+def _hdf5(path: Path, want_labels: bool, memory: int | None, keep: Sequence[str] = ()) -> _Source:
     features = read_hdf5_array(path, FEATURES)
     assert features is not None
     source = _Source(Hdf5Vectors(features))
+    if keep:
+        raise UsageError(f"--keep {','.join(keep)}: {path} has no columns to keep: use CSV, Parquet or .npz")
     check_memory(16 * len(features), f"{path}: ids and labels", memory)
     if features.name == "features" and read_hdf5_array(path, ["codebooks"], required=False) is not None:
         # Our own features.h5: its labels are packed, so no guess at their form could be right.
         with RowReader(path, kind="features") as reader:
             source.ids = reader.ids()
+            source.texts = reader.texts()
             packed = reader.labels() if want_labels else None
             if packed is not None:
                 source.labels = Labels(packed, reader.header.class_names)
@@ -138,7 +155,7 @@ def _cell(value: Any) -> tuple[str, ...]:
     return () if value == -1 else (str(value),)
 
 
-def _parquet(path: Path, want_labels: bool, memory: int | None) -> _Source:
+def _parquet(path: Path, want_labels: bool, memory: int | None, keep: Sequence[str] = ()) -> _Source:
     what = "a Parquet file of vectors"
     with open_parquet(path, what) as file:
         import pyarrow
@@ -162,6 +179,8 @@ def _parquet(path: Path, want_labels: bool, memory: int | None) -> _Source:
             name = free[0]
         label = first_of(LABELS, schema.names) if want_labels else None
         ids = first_of(IDS, schema.names)
+        named = first_of(NAMES, schema.names)
+        there = list(schema.names)
     source = _Source(ParquetVectors(path, name, memory))
     if label is not None:
         cells = [_cell(value) for value in read_cells(path, label, what, memory)]
@@ -169,6 +188,12 @@ def _parquet(path: Path, want_labels: bool, memory: int | None) -> _Source:
             source.labels = labels_from_cells(cells, f"{path}: {label!r}")
     if ids is not None:
         source.ids = _parquet_ids(path, ids, what, memory)
+    for column, cells_of in {**{c: c for c in keep}, **({"name": named} if named else {})}.items():
+        if cells_of not in there:
+            raise missing_column(path, cells_of, there)
+        source.texts[column] = as_texts(
+            "" if v is None else str(v) for v in read_cells(path, cells_of, what, memory)
+        )
     return source
 
 
@@ -186,6 +211,7 @@ def open_features(
     *,
     labels: str | os.PathLike[str] | None = None,
     ids: str | os.PathLike[str] | None = None,
+    keep: Sequence[str] = (),
     memory: int | None = None,
 ) -> FileFeatures:
     """Vectors of a file as a data set; rows are checked when they are read.
@@ -203,9 +229,11 @@ def open_features(
         path: the file.
         labels: a file of labels in place of those inside: see :func:`~gpq_faiss.data.label_files.read_labels`.
         ids: a file of ids in place of those inside: see :func:`~gpq_faiss.data.id_files.read_ids`.
+        keep: columns of texts that travel with the items, besides their names (:data:`NAMES`).
         memory: budget in bytes for what a compressed file is unpacked to; default what is free.
 
     Raises:
+        UsageError: ``keep`` of a file without columns.
         DataError: missing, empty, truncated or foreign; larger than the budget; not a matrix of numbers; ids or labels that do not fit.
     """
     file = Path(path).expanduser()
@@ -218,9 +246,15 @@ def open_features(
         if check_file(file, "a file of features") == 0:
             raise DataError(f"{file} is empty (0 bytes)")
         if form == "npy":
+            if keep:
+                raise UsageError(
+                    f"--keep {','.join(keep)}: {file} has no columns to keep: use CSV, Parquet or .npz"
+                )
             source = _Source(NpyVectors(file))
         else:
-            source = {"npz": _npz, "hdf5": _hdf5, "parquet": _parquet}[form](file, labels is None, memory)
+            source = {"npz": _npz, "hdf5": _hdf5, "parquet": _parquet}[form](
+                file, labels is None, memory, keep
+            )
         content = file_fingerprint(file)
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror or error}") from None
@@ -231,7 +265,7 @@ def open_features(
         source.labels = read_labels(labels, n)
     if ids is not None:
         source.ids = read_ids(ids)
-    for what, column in (("labels", source.labels), ("ids", source.ids)):
+    for what, column in (("labels", source.labels), ("ids", source.ids), *source.texts.items()):
         if column is not None and len(column) != n:
             raise DataError(f"{file} has {n:,} rows but {len(column):,} {what}: one each is needed")
     own = np.arange(n, dtype=np.int64) if source.ids is None else source.ids
@@ -247,6 +281,7 @@ def open_features(
         ids=own,
         fingerprint=fingerprint("features", content, str((n, width)), mark, own.tobytes()),
         labels=source.labels,
+        texts=source.texts,
         notes=notes,
         width=width,
         vectors=source.vectors,

@@ -7,7 +7,7 @@ import hashlib
 import io
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from PIL import Image, UnidentifiedImageError
 
 from ..errors import DataError, UsageError
 from ..files import fingerprint
+from ..store import as_texts
 from .base import BadItems, ImageDataset
 from .labels import Labels, Rows
 
@@ -416,6 +417,7 @@ def listed_images(
     ids: NDArray[np.int64],
     official: NDArray[np.uint8] | None = None,
     notes: Sequence[str] = (),
+    texts: Mapping[str, Sequence[str]] | None = None,
     max_bad: float = 0.01,
 ) -> FileImages:
     """A data set of the files that some list names; those that do not exist are counted and left out.
@@ -429,6 +431,7 @@ def listed_images(
         paths: N paths to open.
         labels, ids, official: of all N; ids stay what they are when others are left out.
         notes: what the caller has to say; the missing files are added.
+        texts: further columns of N texts; ``names`` are the column ``name``.
         max_bad: fraction allowed, 0 .. 1.
 
     Raises:
@@ -470,6 +473,10 @@ def listed_images(
             "image files", [names[int(i)] for i in kept], sizes[kept], kept_labels, kept_ids
         ),
         notes=said,
+        texts={
+            column: as_texts(values[int(i)] for i in kept)
+            for column, values in {**(texts or {}), "name": names}.items()
+        },
         paths=[os.fspath(Path(paths[int(i)])) for i in kept],
         bad=BadItems(len(kept), max_bad),
     )

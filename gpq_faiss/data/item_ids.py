@@ -38,11 +38,9 @@ def with_ids(dataset: Dataset, ids: str | None = None, id_from: IdFrom = "positi
             alike; ``content``: from the bytes of its file, or of its vector.
 
     Raises:
-        UsageError: both are given, or items without names have ids from their paths.
+        UsageError: items without names have ids from their paths.
         DataError: another number of ids than of items; two items would have the same id (names both).
     """
-    if ids is not None and id_from != "position":
-        raise UsageError(f"--ids {ids} and --id-from {id_from} both say which ids: give one of them")
     if id_from not in ID_FROM:
         raise UsageError(f"--id-from {id_from}: choose from {', '.join(ID_FROM)}")
     if ids is not None:
@@ -73,7 +71,7 @@ def _contents(dataset: Dataset) -> Iterator[bytes]:
             try:
                 yield source if isinstance(source, bytes) else Path(source).read_bytes()
             except OSError as error:
-                raise DataError(f"{source} cannot be read: {error.strerror}") from None
+                raise DataError(f"{dataset.item_name(i)} cannot be read: {error.strerror}") from None
         return
     for rows in dataset.spans(_BLOCK):
         block = dataset.read(rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def write_texts(h5: Any, name: str, blocks: Iterable[Texts]) -> None:
         lengths = np.array([len(text) for text in encoded], dtype=np.int64)
         if lengths.size and int(lengths.max()) > MOST_BYTES:
             raise DataError(
-                f"{name} {encoded[int(lengths.argmax())][:40]!r}...: {int(lengths.max()):,} bytes, at most {MOST_BYTES:,} are kept: shorten it"
+                f"{name} {encoded[int(lengths.argmax())][:40]!r}... has {int(lengths.max()):,} bytes: shorten it to {MOST_BYTES:,}"
             )
         joined = np.frombuffer(b"".join(encoded), np.uint8)
         data.resize((size + len(joined),))
@@ -95,7 +96,7 @@ class TextColumn:
         joined = np.asarray(self._data[int(ends[0]) : int(ends[-1])]).tobytes()
         try:
             at = (ends - ends[0]).tolist()
-            return as_texts(joined[a:b].decode() for a, b in zip(at[:-1], at[1:], strict=True))
+            return as_texts(joined[a:b].decode() for a, b in pairwise(at))
         except UnicodeDecodeError:
             raise DataError(f"{self._where} holds bytes that are no text: damaged") from None
 
