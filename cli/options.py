@@ -50,8 +50,9 @@ def data_options(command: F) -> F:
     @click.option(
         "--labels",
         metavar="FILE",
-        help="Labels of ready-made features: .npy with class numbers (-1: none) or 0/1 of every class; or text with a line an item: a "
-        "number or name, several with | between, nothing for none.",
+        help="Labels: a table (.csv, .parquet) with a column of ids or names of items and one of labels; or in the order of the items, of "
+        "features and lists: .npy with class numbers (-1: none) or 0/1 of every class, or text with one line per item. Several labels "
+        "have | between, nothing is no label.",
     )
     @click.option(
         "--ids",

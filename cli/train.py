@@ -56,7 +56,7 @@ Examples:
     "--labelled",
     default="all",
     show_default=True,
-    help="Labels that the training may see: N-per-class, a fraction, a file of ids, or all but the queries'.",
+    help="Labels that the training may see: N-per-class, a share (5%), a file of ids, or all but the queries'.",
 )
 @click.option(
     "--protocol",

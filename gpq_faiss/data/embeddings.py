@@ -142,14 +142,14 @@ def _hdf5(path: Path, want_labels: bool, memory: int | None, keep: Sequence[str]
     return source
 
 
-def _cell(value: Any) -> tuple[str, ...]:
+def label_cell(value: Any) -> tuple[str, ...]:
     """Labels of a Parquet cell: nothing, a number, a text, or a list of those."""
     if value is None or (isinstance(value, float) and np.isnan(value)):
         return ()
     if isinstance(value, str):
         return split_cell(value)
     if isinstance(value, list):
-        return tuple(dict.fromkeys(name for item in value for name in _cell(item)))
+        return tuple(dict.fromkeys(name for item in value for name in label_cell(item)))
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # pandas makes floats of a whole-number column with gaps
     return () if value == -1 else (str(value),)
@@ -183,7 +183,7 @@ def _parquet(path: Path, want_labels: bool, memory: int | None, keep: Sequence[s
         there = list(schema.names)
     source = _Source(ParquetVectors(path, name, memory))
     if label is not None:
-        cells = [_cell(value) for value in read_cells(path, label, what, memory)]
+        cells = [label_cell(value) for value in read_cells(path, label, what, memory)]
         if any(cells):
             source.labels = labels_from_cells(cells, f"{path}: {label!r}")
     if ids is not None:

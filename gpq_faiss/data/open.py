@@ -17,6 +17,7 @@ from .fashion_mnist import open_fashion_mnist
 from .folder import open_folder
 from .images import check_max_bad, shown
 from .item_ids import IdFrom, with_ids
+from .label_tables import is_label_table, with_label_table
 from .lists import open_list
 from .nuswide import open_nuswide
 from .tables import DEFAULT_LABEL_COLUMN, open_table
@@ -107,7 +108,8 @@ def open_data(
 
     Args:
         spec: one of :data:`FORMS`.
-        labels: file of labels, for ``features:`` and for a ``list:`` of bare paths.
+        labels: file of labels: one per line in the order of the items, for ``features:`` and for a ``list:`` of bare paths; or for any
+            source a table that names its items (:func:`.label_tables.with_label_table`).
         ids: file of ids, one per item (:func:`.id_files.read_ids`).
         id_from: where ids come from otherwise: ``position``, ``path`` or ``content`` (:func:`.item_ids.with_ids`).
         keep: columns of ``csv``, ``parquet`` and ``features`` whose texts travel with the items to results; a list, or with commas.
@@ -132,14 +134,15 @@ def open_data(
     if any(not name or "." in name or "/" in name for name in keep) or len(set(keep)) < len(keep):
         raise UsageError(f"--keep {','.join(keep)}: names of columns are needed, each once, without . and /")
     tables = {"csv", "parquet"}
+    table = labels if labels is not None and is_label_table(labels) else None
     _refuse(
         scheme,
         {
-            "--labels": (labels is not None, {"features", "list"}),
+            "--labels": (labels is not None and table is None, {"features", "list"}),
             "--keep": (bool(keep), tables | {"features"}),
             "--root": (root is not None, tables | {"list", "cifar10", "fashion-mnist", "nuswide"}),
             "--image-column": (image_column != "image", tables),
-            "--label-column": (label_column != DEFAULT_LABEL_COLUMN, tables),
+            "--label-column": (label_column != DEFAULT_LABEL_COLUMN and table is None, tables),
             "--concepts": (concepts != "21", {"nuswide"}),
         },
     )
@@ -148,9 +151,9 @@ def open_data(
         path,
         spec,
         root=root,
-        labels=labels,
+        labels=labels if table is None else None,
         image_column=image_column,
-        label_column=label_column,
+        label_column=label_column if table is None else DEFAULT_LABEL_COLUMN,
         concepts=concepts,
         keep=keep,
         ids=ids,
@@ -163,7 +166,10 @@ def open_data(
         dataset = replace(dataset, fingerprint=fingerprint(dataset.fingerprint, "keep", *texts))
     if ids is not None and id_from != "position":
         raise UsageError(f"--ids {ids} and --id-from {id_from} both say which ids: give one of them")
-    return with_ids(dataset, None if scheme == "features" else ids, id_from)
+    dataset = with_ids(dataset, None if scheme == "features" else ids, id_from)
+    if table is None:
+        return dataset
+    return with_label_table(dataset, table, None if label_column == DEFAULT_LABEL_COLUMN else label_column)
 
 
 def _open(
