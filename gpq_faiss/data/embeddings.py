@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import glob
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +26,7 @@ from .parquet import decoded_bytes, open_parquet, read_cells
 from .tables import missing_column
 from .vectors import (
     ArrayVectors,
+    ConcatVectors,
     Hdf5Vectors,
     NpyVectors,
     ParquetVectors,
@@ -206,6 +209,74 @@ def _parquet_ids(path: Path, name: str, what: str, memory: int | None) -> NDArra
         return _ids(column.to_numpy(), f"{path}: {name!r}")
 
 
+def files_of(path: str | os.PathLike[str]) -> list[Path]:
+    """The files that a path or a pattern (``*``, ``?``, ``[0-9]``) names, in the order of the numbers in their names.
+
+    Raises:
+        DataError: a pattern that no file matches.
+    """
+    file = Path(path).expanduser()
+    if not glob.has_magic(str(file)) or file.exists():
+        return [file]
+    found = sorted(glob.glob(str(file)), key=_natural)
+    if not found:
+        raise DataError(f"{file}: no file matches this pattern")
+    return [Path(name) for name in found]
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _open(file: Path, want_labels: bool, memory: int | None, keep: Sequence[str]) -> tuple[_Source, str]:
+    """What one file gives, and a hash of its content. Raises as :func:`open_features`."""
+    form = SUFFIXES.get(file.suffix.lower())
+    if form is None:
+        raise DataError(
+            f"{file}: features are read from {', '.join(SUFFIXES)}, not from {file.suffix or 'this'}"
+        )
+    try:
+        if check_file(file, "a file of features") == 0:
+            raise DataError(f"{file} is empty (0 bytes)")
+        if form == "npy":
+            if keep:
+                raise UsageError(
+                    f"--keep {','.join(keep)}: {file} has no columns to keep: use CSV, Parquet or .npz"
+                )
+            source = _Source(NpyVectors(file))
+        else:
+            source = {"npz": _npz, "hdf5": _hdf5, "parquet": _parquet}[form](file, want_labels, memory, keep)
+        return source, file_fingerprint(file)
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror or error}") from None
+
+
+def _joined(files: Sequence[Path], parts: Sequence[_Source]) -> _Source:
+    """The rows of several files, one after the other."""
+    for what, has in (
+        ("labels", [part.labels is not None for part in parts]),
+        ("ids", [part.ids is not None for part in parts]),
+        ("names", ["name" in part.texts for part in parts]),
+    ):
+        if any(has) and not all(has):
+            raise DataError(
+                f"{files[has.index(True)]} has {what}, {files[has.index(False)]} has none: all files or none may"
+            )
+    joined = _Source(ConcatVectors([part.vectors for part in parts], [str(file) for file in files]))
+    labels = [part.labels for part in parts if part.labels is not None]
+    if labels:
+        every = set().union(*(part.class_names for part in labels))
+        numbers = all(name.isascii() and name.isdigit() for name in every)
+        names = sorted(every, key=lambda name: (int(name), name) if numbers else (0, name))
+        joined.labels = Labels.concatenate(labels, names)
+    ids = [part.ids for part in parts if part.ids is not None]
+    if ids:
+        joined.ids = np.concatenate(ids)
+    for name in sorted(set.intersection(*(set(part.texts) for part in parts))):
+        joined.texts[name] = np.concatenate([part.texts[name] for part in parts])
+    return joined
+
+
 def open_features(
     path: str | os.PathLike[str],
     *,
@@ -226,7 +297,7 @@ def open_features(
     Labels are class numbers with -1 for none, 0/1 rows, or (Parquet) names, with empty for none.
 
     Args:
-        path: the file.
+        path: the file, or a pattern (``shard-*.npy``) of several whose rows follow each other.
         labels: a file of labels in place of those inside: see :func:`~gpq_faiss.data.label_files.read_labels`.
         ids: a file of ids in place of those inside: see :func:`~gpq_faiss.data.id_files.read_ids`.
         keep: columns of texts that travel with the items, besides their names (:data:`NAMES`).
@@ -236,28 +307,12 @@ def open_features(
         UsageError: ``keep`` of a file without columns.
         DataError: missing, empty, truncated or foreign; larger than the budget; not a matrix of numbers; ids or labels that do not fit.
     """
-    file = Path(path).expanduser()
-    form = SUFFIXES.get(file.suffix.lower())
-    if form is None:
-        raise DataError(
-            f"{file}: features are read from {', '.join(SUFFIXES)}, not from {file.suffix or 'this'}"
-        )
-    try:
-        if check_file(file, "a file of features") == 0:
-            raise DataError(f"{file} is empty (0 bytes)")
-        if form == "npy":
-            if keep:
-                raise UsageError(
-                    f"--keep {','.join(keep)}: {file} has no columns to keep: use CSV, Parquet or .npz"
-                )
-            source = _Source(NpyVectors(file))
-        else:
-            source = {"npz": _npz, "hdf5": _hdf5, "parquet": _parquet}[form](
-                file, labels is None, memory, keep
-            )
-        content = file_fingerprint(file)
-    except OSError as error:
-        raise DataError(f"{file} cannot be read: {error.strerror or error}") from None
+    files = files_of(path)
+    wanted = labels is None
+    opened = [_open(file, wanted, memory, keep) for file in files]
+    source = opened[0][0] if len(opened) == 1 else _joined(files, [part for part, _ in opened])
+    content = opened[0][1] if len(opened) == 1 else fingerprint("several", *(mark for _, mark in opened))
+    file = files[0] if len(files) == 1 else Path(path)
     n, width = source.vectors.n, source.vectors.width
     check_memory(8 * n, f"{file}: the ids of its {n:,} rows", memory)
     notes: list[str] = []

@@ -198,7 +198,7 @@ def _open(
     if scheme == "fashion-mnist":
         return open_fashion_mnist(path or root, download=download)
     assert path is not None
-    if not os.path.exists(Path(path).expanduser()):
+    if scheme != "features" and not os.path.exists(Path(path).expanduser()):
         raise DataError(f"{shown(path)} not found: the data of {scheme}: should be there")
     if scheme == "nuswide":
         return open_nuswide(path, concepts=concepts, max_bad=max_bad)
