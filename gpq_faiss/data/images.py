@@ -95,6 +95,27 @@ def _to_rgb(image: Image.Image) -> NDArray[np.uint8]:
     return np.array(image.convert("RGB"), dtype=np.uint8)
 
 
+def pillow_to_rgb(image: Image.Image, name: str = "image") -> NDArray[np.uint8]:
+    """Upright uint8 [H, W, 3] of an image that Pillow has opened.
+
+    Raises:
+        BrokenImageError: too large, with a side of one pixel, or it cannot be decoded.
+    """
+    if image.width * image.height > MAX_PIXELS or min(image.size) < MIN_SIDE:
+        raise BrokenImageError(
+            name,
+            f"{image.width} x {image.height} pixels: {MIN_SIDE} x {MIN_SIDE} to {MAX_PIXELS:,} are needed",
+        )
+    turn = _UPRIGHT.get(_orientation(image))
+    try:
+        image.load()
+        upright = image if turn is None else image.transpose(turn)
+        upright.format = image.format
+        return _to_rgb(upright)
+    except Exception as error:  # as in decode_image
+        raise BrokenImageError(name, f"cannot be decoded ({' '.join(str(error).split())[:200]})") from None
+
+
 def _orientation(image: Image.Image) -> int:
     """EXIF orientation 1 .. 8; damaged EXIF data is no reason to lose the image."""
     try:
