@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from ..errors import UsageError
 from ..faissio.export import export_codebooks
+from .export_codes import export_codes
 from .export_faiss import export_faiss
 
-Target = Literal["faiss", "factory", "numpy", "nanopq", "lancedb", "onnx", "torch"]
-TARGETS: tuple[Target, ...] = ("faiss", "factory", "numpy", "nanopq", "lancedb", "onnx", "torch")
+Target = Literal["faiss", "factory", "numpy", "nanopq", "lancedb", "onnx", "torch", "parquet"]
+TARGETS: tuple[Target, ...] = get_args(Target)
 
 
 def export(
-    model_dir: str | Path,
+    source: str | Path,
     out: str | Path,
     *,
     to: Target,
     factory: str | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Write a model for another tool.
+    """Write a model, or codes, for another tool.
 
     Args:
-        model_dir: a model folder.
+        source: a model folder; for ``parquet`` a codes file.
         out: the file; Faiss forms put the fingerprints into ``out + ".json"``.
         to: ``faiss`` is an empty, trained ``IndexPQ`` (:func:`.export_faiss`); ``factory`` the same as ``faiss.index_factory`` makes
             it of a string; ``numpy``, ``nanopq`` and ``lancedb`` are ``.npz`` files of codebooks (:mod:`gpq_faiss.faissio.export`);
+            ``parquet`` is a table of codes with ids, names and labels (:func:`.export_codes`);
             ``onnx`` and ``torch`` are the network (:func:`.export_encoder`, which has more options).
         factory: for ``factory``: the string, such as ``IDMap2,PQ12x4``, ``PQ12x4fs`` or ``IVF10,PQ12x4fs``.
         overwrite: replace existing files.
@@ -46,10 +48,12 @@ def export(
         raise UsageError(f"--factory {factory}: it belongs to --to factory, not to {to}")
     match to:
         case "faiss":
-            return export_faiss(model_dir, out, overwrite=overwrite)
+            return export_faiss(source, out, overwrite=overwrite)
         case "onnx" | "torch":
             from .export_encoder import export_encoder  # torch is slow to load
 
-            return export_encoder(model_dir, out, format=to, overwrite=overwrite)
+            return export_encoder(source, out, format=to, overwrite=overwrite)
+        case "parquet":
+            return export_codes(source, out, overwrite=overwrite)
         case _:
-            return export_codebooks(model_dir, out, to=to, factory=factory, overwrite=overwrite)
+            return export_codebooks(source, out, to=to, factory=factory, overwrite=overwrite)

@@ -75,5 +75,6 @@ def test_a_page_is_whole_and_loads_nothing(tmp_path: Path) -> None:
     assert "script" not in {tag for tag, _ in found.tags}
     with pytest.raises(OutputExistsError):
         html.save_page("t", parts, out)
+    (tmp_path / "t.txt").write_text("text")
     with pytest.raises(DataError, match="no SVG"):
-        html.plot(out)
+        html.plot(tmp_path / "t.txt")
