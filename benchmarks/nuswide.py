@@ -41,7 +41,7 @@ from gpq_faiss.evaluation.ranking import RankingResult, rank_codes
 from gpq_faiss.evaluation.tables import render
 from gpq_faiss.files import fingerprint, read_json, write_json, write_text
 from gpq_faiss.indexes.memory import MemoryIndex
-from gpq_faiss.methods.pq import PQ, unpack_nibbles
+from gpq_faiss.methods.pq import PQ
 from gpq_faiss.stages.train import train
 
 TITLE = "NUS-WIDE at true size: real labels, simulated features"
@@ -193,7 +193,7 @@ def run_pq(task: Task, stages: Stages) -> RankingResult:
     with stages("search"):
         index.search(xq[:SEARCHED], K)
     with stages("evaluate"):
-        return task.rank(method.score_tables(xq), unpack_nibbles(packed, method.M))
+        return task.rank(method.score_tables(xq), unpack_codes(packed, method.M, method.K))
 
 
 RUN: dict[str, Callable[[Task, Stages], RankingResult]] = {"gpq": run_gpq, "pq": run_pq}

@@ -23,13 +23,14 @@ from machine import describe_machine
 from numpy.typing import NDArray
 from nuswide_data import SIMULATED, default_root, read_labels, simulate
 
+from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.data.protocols import protocol2
 from gpq_faiss.errors import GpqError
 from gpq_faiss.evaluation.ranking import RankingResult, rank_codes
 from gpq_faiss.evaluation.tables import render
 from gpq_faiss.files import write_json, write_text
-from gpq_faiss.methods.pq import PQ, unpack_nibbles
+from gpq_faiss.methods.pq import PQ
 
 QUERIES, DATABASE = 35_272, 85_415
 RESULTS = Path(__file__).parent / "results"
@@ -170,7 +171,7 @@ def measure(
     """All ways at one code length."""
     method = PQ(bits, seed=0).fit(x[base][:: max(1, len(base) // 20_000)])
     packed = method.encode(x[base])
-    codes, tables = unpack_nibbles(packed, method.M), method.score_tables(x[query])
+    codes, tables = unpack_codes(packed, method.M, method.K), method.score_tables(x[query])
     yq, yb = labels.take(query), labels.take(base)
     unit = x[query] / np.linalg.norm(x[query], axis=1, keepdims=True)
     numpy_way = Numpy(tables, codes, unit, method.decode(packed))
