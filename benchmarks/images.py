@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -24,7 +22,16 @@ from typing import Any, cast
 import faiss
 import numpy as np
 import torch
-from machine import describe_machine
+from common import (
+    data_path,
+    describe_machine,
+    make_parser,
+    numbers,
+    require_data,
+    run_main,
+    save,
+    use_threads,
+)
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -32,14 +39,14 @@ from gpq_faiss.config import Config, merge, preset, to_dict, validate
 from gpq_faiss.data.base import Dataset
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.reader import Reader
-from gpq_faiss.errors import DataError, GpqError, UsageError
+from gpq_faiss.errors import DataError
 from gpq_faiss.evaluation.ranking import rank_codes
 from gpq_faiss.evaluation.tables import render
 from gpq_faiss.experiment.compute import compute
 from gpq_faiss.experiment.grid import Grid, baseline_config, read_grid
 from gpq_faiss.experiment.runfile import is_done, read_run, write_run
 from gpq_faiss.experiment.specs import RunSpec, plan, split_of
-from gpq_faiss.files import fingerprint, read_json, write_json, write_text
+from gpq_faiss.files import fingerprint, read_json, write_json
 from gpq_faiss.methods.base import Coder, Codes, Floats
 from gpq_faiss.methods.trainable import TrainableMethod, TrainingBatch
 from gpq_faiss.nn.device import resolve_device
@@ -48,7 +55,6 @@ from gpq_faiss.report.plots import plot_validation
 from gpq_faiss.stages.train import embed_rows, fit
 
 GRID = Path(__file__).with_suffix(".toml")
-RESULTS = Path(__file__).parent / "results"
 CLASSIFIER = "classifier"
 DATA_NAME = "CIFAR-10 (JPEG)"
 _CLOCK_STEPS = 10
@@ -344,15 +350,10 @@ def command(rows: list[Row]) -> str:
     return f"python benchmarks/images.py --methods {methods} --bits {bits or 0} --seeds {seeds}"
 
 
-def numbers(text: str) -> tuple[int, ...]:
-    """``12,48``."""
-    return tuple(int(part) for part in text.split(","))
-
-
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    data = os.environ.get("GPQ_DATA")
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    images = data_path("cifar10-jpeg.tar.gz")
+    parser = make_parser(__doc__, "cifar10-images.json", out_help=".md and .png lie beside it")
     parser.add_argument(
         "--methods", help=f"short names with commas, of the grid and {CLASSIFIER}; default: all of them"
     )
@@ -362,7 +363,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--grid", type=Path, default=GRID, help="a grid file of your own")
     parser.add_argument(
         "--data",
-        default=f"folder:{Path(data) / 'cifar10-jpeg.tar.gz'}" if data else None,
+        default=f"folder:{images}" if images else None,
         help="default: folder:$GPQ_DATA/cifar10-jpeg.tar.gz",
     )
     parser.add_argument(
@@ -372,21 +373,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--report-only", action="store_true", help="of the runs that are there")
     parser.add_argument("--note", action="append", default=[], help="a line for the Markdown")
-    parser.add_argument(
-        "--out", type=Path, default=RESULTS / "cifar10-images.json", help=".md and .png lie beside it"
-    )
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Make what is missing of the grid and the classifier, and report all that is there."""
     options = parse(arguments)
-    if options.data is None:
-        raise UsageError(
-            "no data: pass --data folder:PATH, or set GPQ_DATA to the folder of cifar10-jpeg.tar.gz"
-        )
-    torch.set_num_threads(1)
-    faiss.omp_set_num_threads(1)
+    require_data(options.data, "folder:PATH", "cifar10-jpeg.tar.gz")
+    use_threads(1)
     data = open_data(options.data)
     if len(data) != 60_000:
         raise DataError(f"{data.name} holds {len(data):,} images: the 60,000 of CIFAR-10 are expected")
@@ -427,9 +421,7 @@ def report(options: argparse.Namespace, grid: Grid, data: Dataset) -> None:
         "command": command(rows),
         "runs": rows,
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    write_json(options.out, results)
-    write_text(options.out.with_suffix(".md"), markdown(results))
+    save(results, options.out, markdown)
     timed = [r for r in rows if r["curve"] and all(line["cpu_seconds"] is not None for line in r["curve"])]
     plot_validation(
         {
@@ -447,8 +439,4 @@ def report(options: argparse.Namespace, grid: Grid, data: Dataset) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except GpqError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    run_main(main)
