@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -22,10 +20,17 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal, cast
 
-import faiss
 import numpy as np
 import torch
-from machine import describe_machine
+from common import (
+    data_path,
+    describe_machine,
+    make_parser,
+    open_features,
+    require_data,
+    run_main,
+    use_threads,
+)
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -35,7 +40,6 @@ from gpq_faiss.data.open import open_data
 from gpq_faiss.data.protocols import Split, make_split
 from gpq_faiss.data.reader import Reader
 from gpq_faiss.encoder import Encoder
-from gpq_faiss.errors import GpqError, UsageError
 from gpq_faiss.evaluation.likeness import Neighbours, likeness, nearest, spaced_queries
 from gpq_faiss.evaluation.ranking import RankingResult, ScoreFunction, rank_codes
 from gpq_faiss.evaluation.tables import render, summarise
@@ -51,7 +55,6 @@ from gpq_faiss.report.plots import plot_tradeoff
 from gpq_faiss.stages.train import to_input, train
 
 TITLE = "Class-posterior codes: the choices behind them"
-RESULTS = Path(__file__).parent / "results"
 TABLE_SEEDS = (0, 1, 2)
 """Of the tables of results: their queries are not looked at here."""
 QUERIES, LIKENESS_QUERIES = 500, 400
@@ -87,7 +90,7 @@ class Task:
         if not self.folder:
             return open_data("digits")
         root = data / self.folder
-        return open_data(f"features:{root / 'features.npy'}", labels=str(root / "labels.npy"))
+        return open_features(root / "features.npy", root / "labels.npy")
 
 
 TASKS = {
@@ -538,33 +541,26 @@ def _add(line: tuple[list[float], list[float]], cells: list[Cell]) -> None:
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    data = os.environ.get("GPQ_DATA")
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser = make_parser(__doc__, "posterior.json", out_help="JSON; .md and .png lie beside it")
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[10, 11])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument(
         "--data",
         type=Path,
-        default=Path(data) if data else None,
+        default=data_path(),
         help="folder of cifar10-features and omniglot (default: $GPQ_DATA)",
     )
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "gpq-posterior")
-    parser.add_argument(
-        "--out", type=Path, default=RESULTS / "posterior.json", help="JSON; .md and .png lie beside it"
-    )
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Train what is missing, fit codebooks in every way, write figures and tables after each data set and seed."""
     options = parse(arguments)
-    if options.data is None and any(TASKS[name].folder for name in options.tasks):
-        raise UsageError(
-            "no data: pass --data FOLDER, or set GPQ_DATA to the folder of cifar10-features and omniglot"
-        )
-    torch.set_num_threads(options.threads)
-    faiss.omp_set_num_threads(options.threads)
+    if any(TASKS[name].folder for name in options.tasks):
+        require_data(options.data, "FOLDER", "cifar10-features and omniglot")
+    use_threads(options.threads)
     results: dict[str, Any] = {
         "title": TITLE,
         "machine": describe_machine(),
@@ -627,8 +623,4 @@ def fill(results: dict[str, Any], name: str, seed: int, options: argparse.Namesp
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except GpqError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    run_main(main)

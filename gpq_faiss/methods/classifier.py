@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from ..data.labels import Labels
 from ..errors import DataError, UsageError
-from .base import Codes, Floats, Method
+from .base import Coder, Codes, Floats
 from .float_features import dot_rows
 from .posterior import LEAST_SHARE
 from .propagation import items_to_compare, propagate
@@ -34,7 +34,7 @@ from .shrinkage import MOST_ROWS, leave_one_out
 _ENCODE_ROWS = 4096  # fixed, so that a vector's probabilities do not depend on how many are asked for
 
 
-class Classifier(Method):
+class Classifier(Coder):
     """Linear - ReLU - dropout - linear - softmax on standardised and noisy inputs, trained by AdamW on the labelled rows.
 
     Args:
@@ -130,9 +130,9 @@ class Classifier(Method):
         self._require_fit()
         return faiss.IndexFlatIP(self.code_size // 4)
 
-    def index_input(self, x: NDArray[Any]) -> NDArray[Any]:
+    def search_input(self, xq: NDArray[Any]) -> NDArray[Any]:
         """The class probabilities."""
-        return self.probabilities(x)
+        return self.probabilities(xq)
 
     def _fit(self, x: Floats, labels: Labels | None) -> None:
         if labels is None or not labels.has().any():
@@ -249,7 +249,7 @@ class PropagatedClassifier(Classifier):
         super().__init__(bits, seed=seed, propagation=20.0)
 
 
-class ClassConfidence(Method):
+class ClassConfidence(Coder):
     """The likeliest class of an item and how sure the classifier is of it, in ``bits``: what a code of a classifier is worth at least.
 
     As many bits as the class needs hold it; the others, 16 at most, hold the probability of that class as one of equal parts of [0, 1].
@@ -276,13 +276,13 @@ class ClassConfidence(Method):
         return {**self.classifier.settings(), **super().settings(), "bits": self.bits}
 
     def index(self) -> Any:
-        """``faiss.IndexFlatIP`` over the class probabilities that codes stand for; it takes those of :meth:`index_input`."""
+        """``faiss.IndexFlatIP`` over the class probabilities that codes stand for; it is searched with :meth:`search_input`."""
         self._require_fit()
         return faiss.IndexFlatIP(self.classifier.code_size // 4)
 
-    def index_input(self, x: NDArray[Any]) -> NDArray[Any]:
+    def search_input(self, xq: NDArray[Any]) -> NDArray[Any]:
         """The class probabilities."""
-        return self.classifier.probabilities(x)
+        return self.classifier.probabilities(xq)
 
     def _fit(self, x: Floats, labels: Labels | None) -> None:
         self.classifier.fit(x, labels, seed=self.seed)

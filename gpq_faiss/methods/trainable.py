@@ -2,7 +2,7 @@
 
 The loop (:mod:`gpq_faiss.stages.train`) is the same for all: it draws batches, calls :meth:`TrainableMethod.losses`, steps the
 optimizer, and keeps the weights that rank the held-out items best. A method is its losses, the network that it exports, and
-the :class:`~gpq_faiss.methods.coders.Coder` that makes bytes of that network's vectors.
+the :class:`~gpq_faiss.methods.base.Coder` that makes bytes of that network's vectors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..config import TrainingConfig
 from ..data.base import FeatureDataset
 from ..data.reader import Reader
 from ..nn.backbones import Backbone
-from .coders import Coder
+from .base import Coder
 
 _NO_ROWS = np.empty(0, np.int64)
 

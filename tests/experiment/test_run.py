@@ -28,11 +28,11 @@ from gpq_faiss.errors import DataError, MismatchError, UsageError
 from gpq_faiss.evaluation.metrics import average_precision
 from gpq_faiss.evaluation.ranking import rank_scores
 from gpq_faiss.experiment import workers
-from gpq_faiss.experiment.cells import Cell, plan
 from gpq_faiss.experiment.compute import TOP, compute, top_rows
 from gpq_faiss.experiment.run import read_about, run_experiment
-from gpq_faiss.experiment.runfile import done_as, filled_index, read_run
-from gpq_faiss.experiment.workers import Finished, Place, run_cells
+from gpq_faiss.experiment.runfile import filled_index, is_done, read_run
+from gpq_faiss.experiment.specs import RunSpec, plan
+from gpq_faiss.experiment.workers import RunContext, RunResult, make_runs
 from gpq_faiss.faissio.blob import from_bytes
 from gpq_faiss.store import read_arrays
 
@@ -184,12 +184,12 @@ def test_a_damaged_run_is_made_again(tmp_path: Path) -> None:
     run_experiment(grid, DIGITS, tmp_path)
     path = tmp_path / "pq_12bits_seed0.h5"
     whole = content(path)
-    cell = plan(grid, DIGITS, preset("paper")).cells[0]
-    assert done_as(path, cell) == cell.identity
+    spec = plan(grid, DIGITS, preset("paper")).specs[0]
+    assert is_done(path, spec)
     data = bytearray(path.read_bytes())
     for damaged in (b"", data[: len(data) // 2], b"not HDF5 at all", data[:200] + b"\0" * (len(data) - 200)):
         path.write_bytes(damaged)
-        assert done_as(path, cell) is None
+        assert not is_done(path, spec)
         with pytest.raises(DataError, match="pq_12bits_seed0"):
             read_run(path)
     assert run_experiment(grid, DIGITS, tmp_path).made == 1
@@ -219,11 +219,11 @@ def test_a_folder_holds_one_experiment(done: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", x)
     np.save(tmp_path / "y.npy", np.arange(200) % 2)
     other = open_data(f"features:{tmp_path / 'x.npy'}", labels=str(tmp_path / "y.npy"))
-    with pytest.raises(MismatchError, match="runs on digits, and these data are others"):
+    with pytest.raises(MismatchError, match="runs on digits, and these data differ"):
         run_experiment(pq, other, folder, base=changed)
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "experiment.json").write_text("[]")
-    with pytest.raises(MismatchError, match="no experiment of this version"):
+    with pytest.raises(MismatchError, match="not an experiment of this version"):
         run_experiment(pq, DIGITS, tmp_path / "foreign")
 
 
@@ -249,14 +249,14 @@ def test_overwriting_replaces_run_by_run(tmp_path: Path, monkeypatch: pytest.Mon
     real = compute
     made: list[str] = []
 
-    def watched(cell: Cell, *args: Any, **kwargs: Any) -> Any:
+    def watched(spec: RunSpec, *args: Any, **kwargs: Any) -> Any:
         there = {path.name: path.stat().st_ino for path in tmp_path.glob("*.h5")}
         assert there.keys() == old.keys()
         assert {name for name in old if there[name] != old[name]} == {f"{name}.h5" for name in made}
         if len(made) == stop:
             raise KeyboardInterrupt
-        made.append(cell.name)
-        return real(cell, *args, **kwargs)
+        made.append(spec.name)
+        return real(spec, *args, **kwargs)
 
     monkeypatch.setattr(workers, "compute", watched)
     stop = 1
@@ -323,10 +323,10 @@ def test_a_failed_run_leaves_the_others_alone(
 ) -> None:
     real = compute
 
-    def broken(cell: Cell, *args: Any, **kwargs: Any) -> Any:
-        if cell.bits == 24:
+    def broken(spec: RunSpec, *args: Any, **kwargs: Any) -> Any:
+        if spec.bits == 24:
             raise ZeroDivisionError("a defect\nover two lines")
-        return real(cell, *args, **kwargs)
+        return real(spec, *args, **kwargs)
 
     monkeypatch.setattr(workers, "compute", broken)
     grid = small_grid(methods=["pq", "itq"], seeds=[0])
@@ -365,9 +365,9 @@ def test_a_run_that_another_process_has_is_left_to_it(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_processes_give_what_one_process_gives_and_one_may_die(done: Path, tmp_path: Path) -> None:
     grid = small_grid(vectors=30, methods=["gpq", "pq"])
-    cells = plan(grid, DIGITS, preset("paper")).cells
-    place = Place(tmp_path, "small", "digits", {}, "digits")
-    heard: list[Finished] = []
+    specs = plan(grid, DIGITS, preset("paper")).specs
+    place = RunContext(tmp_path, "small", "digits", {}, "digits")
+    heard: list[RunResult] = []
 
     def kill() -> None:
         while not multiprocessing.active_children():
@@ -378,13 +378,13 @@ def test_processes_give_what_one_process_gives_and_one_may_die(done: Path, tmp_p
 
     killer = threading.Thread(target=kill)
     killer.start()
-    run_cells(place, cells, dataset=DIGITS, jobs=2, tell=heard.append)
+    make_runs(place, specs, dataset=DIGITS, jobs=2, report=heard.append)
     killer.join()
-    assert {finished.cell.name for finished in heard} == {cell.name for cell in cells}
+    assert {finished.spec.name for finished in heard} == {spec.name for spec in specs}
     failed = [finished for finished in heard if finished.status == "failed"]
-    assert [f.text for f in failed] == ["its process was killed by signal 9 (out of memory?)"]
-    finished = [f.cell.name for f in heard if f.status == "done"]
-    assert len(finished) == len(cells) - 1
+    assert [f.text for f in failed] == ["its process was killed (out of memory?)"]
+    finished = [f.spec.name for f in heard if f.status == "done"]
+    assert len(finished) == len(specs) - 1
     for name in finished:
         alone, beside = content(done / f"{name}.h5"), content(tmp_path / f"{name}.h5")
         assert alone.keys() == beside.keys()

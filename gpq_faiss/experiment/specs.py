@@ -1,9 +1,7 @@
 """The single runs of a grid, in the order in which they are made, and what names each of them.
 
-A cell is done when its file is there with the cell's settings and its condition: a hash over the data, the split, the revision of the
-method, and the versions of what computes it. So a run is made again when its outcome could be another. A setting that a later
-version has and the file has not must have its neutral value, that of the preset ``paper``; one that a later version has no more must
-be 0.
+A run is done when its file has the run's identity: a hash over the settings, the data, the split, the revision of the method, and
+the versions of the libraries that compute it. So a run is made again when its results could differ.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ import dataclasses
 import itertools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +21,8 @@ from ..data.base import Dataset
 from ..data.protocols import Split, make_split
 from ..errors import UsageError
 from ..files import fingerprint
+from ..methods.measure import needs_perceptron
 from ..methods.registry import METHODS, find_method, make_method
-from ..stages.evaluate import needs_perceptron
 from .grid import Grid, Variation, method_config
 from .machine import versions
 
@@ -34,21 +32,20 @@ _FEWER_UNLABELLED, _FEWER_DATABASE = range(100, 102)  # streams of random number
 
 
 @dataclass(frozen=True)
-class Cell:
+class RunSpec:
     """One run: a method at one code length, seed and variation of the settings, on one split.
 
     Attributes:
         method: short name.
         bits: code length asked for; 0 for a method that keeps no code.
         seed: of the split, the weights and the batches.
-        variation: its name; empty for the methods as they are.
-        settings: all that decides about the codes but the data: a config's dict, or an array method's settings.
+        variation: its name; empty for the methods without changes.
+        settings: everything that determines the codes except the data: a config's dict, or an array method's settings.
         protocol, labelled, queries, unlabelled, database: what the split is made of.
         several_labelled: whether the grid has several ``labelled``, so that names must tell them apart.
         vectors: items of the database whose vectors are kept.
         split_hash: of the split.
-        condition: hash over all that decides about the outcome but the settings.
-        identity: hash over the condition and the settings.
+        identity: hash over everything that the results depend on.
     """
 
     method: str
@@ -64,12 +61,11 @@ class Cell:
     several_labelled: bool
     vectors: int
     split_hash: str
-    condition: str
     identity: str
 
     @property
     def name(self) -> str:
-        """Of its file, without the ending; one for each place in the grid."""
+        """Of its file, without the ending; unique in the grid."""
         parts = [self.method, f"{self.bits}bits" if self.bits else "any", f"seed{self.seed}"]
         if self.variation:
             parts.append(_slug(self.variation))
@@ -82,23 +78,14 @@ class Cell:
         """For messages."""
         length = f" {self.bits} bits" if self.bits else ""
         more = [self.variation, str(self.labelled) if self.several_labelled else ""]
-        told = ", ".join(part for part in more if part)
-        return f"{self.method}{length} seed {self.seed}" + (f" ({told})" if told else "")
-
-    def same_settings(self, stored: Mapping[str, Any]) -> bool:
-        """Whether ``stored`` are this cell's settings, as an earlier version may have written them."""
-        # Through JSON, as the stored ones went: tuples are lists there.
-        now: dict[str, Any] = json.loads(json.dumps(self.settings))
-        if not METHODS[self.method].deep:
-            return now == stored
-        neutral: dict[str, Any] = json.loads(json.dumps(to_dict(Config())))
-        return _agree(now, stored, neutral)
+        details = ", ".join(part for part in more if part)
+        return f"{self.method}{length} seed {self.seed}" + (f" ({details})" if details else "")
 
     def split(self, dataset: Dataset) -> Split:
-        """Who is in which role.
+        """The roles of the items.
 
         Raises:
-            DataError: too few items for it.
+            DataError: too few items.
             UsageError: an argument that the protocol does not take.
         """
         return split_of(
@@ -110,19 +97,6 @@ class Cell:
             unlabelled=self.unlabelled,
             database=self.database,
         )
-
-
-def _agree(now: Mapping[str, Any], stored: Mapping[str, Any], neutral: Mapping[str, Any]) -> bool:
-    # A setting that is no more was a weight or a switch: 0 is as good as none.
-    if any(stored[key] for key in stored.keys() - now.keys()):
-        return False
-    for key, value in now.items():
-        if isinstance(value, dict):
-            if not _agree(value, stored.get(key, {}), neutral[key]):
-                return False
-        elif value != stored.get(key, neutral[key]):
-            return False
-    return True
 
 
 def _slug(text: str) -> str:
@@ -141,7 +115,7 @@ def split_of(
     unlabelled: int | None = None,
     database: int | None = None,
 ) -> Split:
-    """The split of a protocol with fewer unlabelled items and a smaller database, where that is asked for.
+    """The split of a protocol, with at most ``unlabelled`` and ``database`` items in these roles (None: all).
 
     A smaller choice is part of a larger one of the same seed.
     """
@@ -160,25 +134,27 @@ def split_of(
 
 @dataclass(frozen=True)
 class Plan:
-    """All cells of a grid, and what is left out of it.
+    """All runs of a grid, and the methods that have none.
 
     Attributes:
-        cells: seeds outermost, so that an interrupted grid is a whole table of fewer seeds.
-        left_out: method -> why it has no cell on these data.
+        specs: seeds outermost, so that an interrupted grid is a whole table of fewer seeds.
+        left_out: method -> why it has no run on these data.
     """
 
-    cells: tuple[Cell, ...]
+    specs: tuple[RunSpec, ...]
     left_out: Mapping[str, str]
 
 
 def plan(grid: Grid, dataset: Dataset, base: Config) -> Plan:
-    """The cells of ``grid`` on ``dataset``.
+    """The runs of ``grid`` on ``dataset``.
 
     Args:
+        grid: what to run.
+        dataset: the data.
         base: settings of the trained methods before the grid's own: the preset with the changes of ``--config``.
 
     Raises:
-        UsageError: settings that cannot be; a code length that a method does not have; a method that is not installed.
+        UsageError: wrong settings; a code length that a method does not have; a method that is not installed.
         DataError: the data have too few items for the protocol.
     """
     perceptron = needs_perceptron(dataset)
@@ -187,66 +163,57 @@ def plan(grid: Grid, dataset: Dataset, base: Config) -> Plan:
     for name in used:
         if name not in left_out:
             find_method(name).load()
-    splits: dict[tuple[int, str | None, int | None, int | None], str] = {}
+    splits: dict[tuple[Any, ...], str] = {}
     computing = json.dumps(versions(), sort_keys=True)
-    cells: list[Cell] = []
-    for seed, labelled_number in itertools.product(grid.seeds, range(len(grid.labelled))):
-        for variation in grid.variations:
-            # A variation with labels of its own runs once.
-            choices = grid.labelled_of(variation)
-            if labelled_number >= len(choices):
-                continue
-            labelled = choices[labelled_number]
-            role = (seed, labelled, variation.unlabelled, variation.database)
-            if role not in splits:
-                splits[role] = split_of(
-                    dataset,
-                    grid.protocol,
-                    seed,
-                    labelled,
+    specs: list[RunSpec] = []
+    for seed, labelled, variation in _splits_of(grid):
+        role = (seed, labelled, variation.unlabelled, variation.database)
+        sizes = {"unlabelled": variation.unlabelled, "database": variation.database}
+        if role not in splits:
+            split = split_of(dataset, grid.protocol, seed, labelled, queries=grid.queries, **sizes)
+            splits[role] = split.hash
+        methods = [name for name in grid.methods_of(variation) if name not in left_out]
+        for method, bits in ((m, b) for m in methods for b in (grid.bits if METHODS[m].any_length else (0,))):
+            settings = _settings(grid, variation, method, bits, seed, perceptron=perceptron, base=base)
+            condition = fingerprint(
+                str(RUN_FORMAT),
+                f"{method} {METHODS[method].revision}",
+                str(bits),
+                dataset.fingerprint,
+                splits[role],
+                computing,
+                str(grid.vectors),
+            )
+            specs.append(
+                RunSpec(
+                    method=method,
+                    bits=bits,
+                    seed=seed,
+                    variation=variation.name,
+                    settings=settings,
+                    protocol=grid.protocol,
+                    labelled=labelled,
                     queries=grid.queries,
-                    unlabelled=variation.unlabelled,
-                    database=variation.database,
-                ).hash
-            for method in grid.methods_of(variation):
-                if method in left_out:
-                    continue
-                for bits in grid.bits if METHODS[method].any_length else (0,):
-                    settings = _settings(
-                        grid, variation, method, bits, seed, perceptron=perceptron, base=base
-                    )
-                    condition = fingerprint(
-                        str(RUN_FORMAT),
-                        f"{method} {METHODS[method].revision}",
-                        str(bits),
-                        dataset.fingerprint,
-                        splits[role],
-                        computing,
-                        str(grid.vectors),
-                    )
-                    cells.append(
-                        Cell(
-                            method,
-                            bits,
-                            seed,
-                            variation.name,
-                            settings,
-                            grid.protocol,
-                            labelled,
-                            grid.queries,
-                            variation.unlabelled,
-                            variation.database,
-                            len(grid.labelled) > 1,
-                            grid.vectors,
-                            splits[role],
-                            condition,
-                            fingerprint(condition, json.dumps(settings, sort_keys=True)),
-                        )
-                    )
-    if not cells:
+                    **sizes,
+                    several_labelled=len(grid.labelled) > 1,
+                    vectors=grid.vectors,
+                    split_hash=splits[role],
+                    identity=fingerprint(condition, json.dumps(settings, sort_keys=True)),
+                )
+            )
+    if not specs:
         why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         raise UsageError(f"grid {grid.name}: nothing to run ({why or 'no method'})")
-    return Plan(tuple(cells), left_out)
+    return Plan(tuple(specs), left_out)
+
+
+def _splits_of(grid: Grid) -> Iterator[tuple[int, str | None, Variation]]:
+    """Seed, labelled and variation, in the order of the runs."""
+    for seed, number in itertools.product(grid.seeds, range(len(grid.labelled))):
+        for variation in grid.variations:
+            choices = grid.labelled_of(variation)
+            if number < len(choices):  # a variation with labels of its own runs once
+                yield seed, choices[number], variation
 
 
 def _settings(
