@@ -305,7 +305,7 @@ def test_mutated_files_never_crash(tmp_path: Path) -> None:
         from pathlib import Path
         from gpq_faiss.errors import GpqError
         from gpq_faiss.faissio.io import load_index
-        from gpq_faiss.index.opening import of_faiss
+        from gpq_faiss.indexes.opening import of_faiss
         resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
         rng, xq = np.random.default_rng(0), np.ones((2, {M * d}), np.float32)
         counts = dict(refused=0, read=0)
@@ -349,7 +349,7 @@ def test_mutated_files_never_crash(tmp_path: Path) -> None:
 def test_reading_an_index_needs_no_torch(saved: Path) -> None:
     script = f"""
         import sys
-        import gpq_faiss.build.stages, gpq_faiss.gpu.forms
+        import gpq_faiss.stages.index, gpq_faiss.gpu.forms
         from gpq_faiss.faissio.io import load_index
         load_index({str(saved)!r})
         assert "torch" not in sys.modules
