@@ -90,7 +90,7 @@ def test_choosing_nprobe_keeps_to_the_memory(
     of = Groups.of
     monkeypatch.setattr(Groups, "of", lambda codes: grouped.append(len(codes)) or of(codes))
     lists = build_index(model, saved(model, tmp_path, 0.01, "flat"), tmp_path / "lists.faiss", kind="ivf")
-    queries = np.random.default_rng(3).normal(size=(150, 72)).astype(np.float32)
+    queries = np.random.default_rng(3).normal(size=(300, 72)).astype(np.float32)
     for memory, expected in ((None, [N, N]), (5 * lists.stat().st_size, [])):
         grouped.clear()
         engine = open_index(lists, "auto", memory)
