@@ -24,7 +24,6 @@ from threadpoolctl import threadpool_limits
 
 from gpq_faiss.codes.codebooks import pad_vectors
 from gpq_faiss.codes.encode import encode
-from gpq_faiss.indexes.kinds import Kind
 from gpq_faiss.indexes.lists import IvfSettings
 from gpq_faiss.indexes.memory import MemoryIndex
 
@@ -353,7 +352,7 @@ def gpq_engines(group: str, Z: Floats, embed: Callable[[Floats], Floats]) -> Ite
 
         return search
 
-    def make(kind: Kind) -> Callable[[Floats, Path], Filled]:
+    def make(kind: str) -> Callable[[Floats, Path], Filled]:
         def fill(items: Floats, folder: Path) -> Filled:
             codes = encode(embed(items), Z)
             if kind != "ivf":
@@ -376,7 +375,7 @@ def gpq_engines(group: str, Z: Floats, embed: Callable[[Floats], Floats]) -> Ite
 
         return fill
 
-    names: dict[Kind, str] = {
+    names: dict[str, str] = {
         "exact": "GPQ exact",
         "auto": "GPQ auto (exact, grouped where it pays)",
         "fastscan": "GPQ FastScan",

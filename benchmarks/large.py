@@ -30,12 +30,12 @@ from common import describe_machine, make_parser, numbers, read_results, run_mai
 from numpy.typing import NDArray
 from search import Trained, clock, peak_bytes
 
-from gpq_faiss.build.lists import build_lists
 from gpq_faiss.build.shards import IndexShard, open_shard
-from gpq_faiss.build.stream import build_stream
+from gpq_faiss.build.stream import build_index
 from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import UsageError
 from gpq_faiss.faissio.header import row_header
+from gpq_faiss.faissio.storage import Storage
 from gpq_faiss.files import atomic_path
 from gpq_faiss.indexes.file import open_file
 from gpq_faiss.indexes.lists import IvfSettings
@@ -131,7 +131,7 @@ def part_shards(args: argparse.Namespace, n: int) -> Cell:
             continue
         stop = min(n, start + each)
         if raw:
-            head, _, tail = row_header("flat", Z, stop - start, mapped=True)
+            head, _, tail = row_header("4-bit", Z, stop - start, mapped=True)
             with atomic_path(path) as temporary, temporary.open("wb") as file:
                 file.write(head)
                 for at in range(start, stop, BLOCK):
@@ -176,11 +176,11 @@ def part_build(args: argparse.Namespace, n: int) -> Cell:
     done = measured(
         path,
         n,
-        lambda: build_stream(
+        lambda: build_index(
             shards,
             path,
             Z,
-            "fastscan",
+            Storage("fastscan"),
             model_fingerprint=MODEL,
             memory=parse_bytes(args.memory),
             overwrite=True,
@@ -201,10 +201,11 @@ def part_lists(args: argparse.Namespace, n: int) -> Cell:
     shutil.rmtree(path.with_name(f".{path.name}.building"), ignore_errors=True)
 
     def build() -> None:
-        build_lists(
+        build_index(
             shards,
             path,
             Z,
+            Storage("fastscan", lists=True),
             settings,
             model_fingerprint=MODEL,
             memory=parse_bytes(args.memory),

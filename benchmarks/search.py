@@ -31,7 +31,7 @@ from common import describe_machine, make_parser, numbers, read_results, run_mai
 from numpy.typing import NDArray
 
 from gpq_faiss.build.shards import Hdf5Shard
-from gpq_faiss.build.stream import build_stream
+from gpq_faiss.build.stream import build_index
 from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.codes.codebooks import inject, inject_fused, pad_vectors
 from gpq_faiss.codes.groups import worth_grouping
@@ -41,8 +41,8 @@ from gpq_faiss.data.open import open_data
 from gpq_faiss.encoder import Encoder
 from gpq_faiss.errors import UsageError
 from gpq_faiss.faissio.model import read_model
+from gpq_faiss.faissio.storage import Storage
 from gpq_faiss.indexes.file import open_file
-from gpq_faiss.indexes.kinds import Kind
 from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.inputs import parse_bytes
 from gpq_faiss.nn.posterior import PosteriorNetwork
@@ -56,7 +56,7 @@ LEARNT = (
     64  # queries after which an engine has chosen its number of candidates, or gone over to distinct codes
 )
 SHORT = 0.01  # seconds of searches that make a round where one takes less; of such rounds there are five times as many
-KINDS: tuple[Kind, ...] = ("exact", "grouped")
+KINDS: tuple[str, ...] = ("exact", "grouped")
 Floats = NDArray[np.float32]
 Codes = NDArray[np.uint8]
 Cell = dict[str, Any]
@@ -281,7 +281,7 @@ def build_one(rows: int, memory: str, folder: Path) -> Cell:
     Path("/proc/self/clear_refs").write_text("5")  # the peak from here on
     before = peak_bytes()
     start_time = time.perf_counter()
-    path = build_stream(shards, folder / "i.faiss", Z, "flat", memory=parse_bytes(memory))
+    path = build_index(shards, folder / "i.faiss", Z, Storage("4-bit"), memory=parse_bytes(memory))
     seconds = time.perf_counter() - start_time
     peak = peak_bytes()
     start_time = time.perf_counter()

@@ -102,15 +102,14 @@ def index(
         if memory is None:
             raise UsageError("--assign is for builds with --memory: give that too")
         settings["assignment"] = assign
-    if list_form != "fastscan":
-        settings["form"] = list_form
     path = run(
         model_dir,
         sources,
         out,
-        kind=kind,  # type: ignore[arg-type]  # one of the choices
+        kind=kind,
         memory=memory,
         ivf=IvfSettings(**settings) if settings else None,
+        packing="bytes" if list_form == "fused" else None,
         recall=recall,
         overwrite=overwrite,
     )

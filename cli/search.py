@@ -157,7 +157,7 @@ def search(
         source,
         k=10 if k is None else k,
         rows=rows,
-        kind=kind,  # type: ignore[arg-type]  # one of the choices
+        kind=kind,
         memory=memory,
         nprobe=nprobe,
         recall=recall,

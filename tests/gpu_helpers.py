@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import faiss
 import numpy as np
@@ -50,18 +50,27 @@ def put(
     *,
     parts: int = 1,
     mode: str = "shard",
-    via: str = "auto",
+    via: Literal["auto", "faiss", "torch"] = "auto",
     group: bool | None = None,
     memory: int = MEMORY,
     lists: int | None = None,
 ) -> DeviceIndex:
-    """As ``to_gpu``, but on any device, and several parts on one; on the CPU, Faiss' part stays as it is."""
+    """As ``to_gpu`` (``auto``; ``faiss``: approximate) and ``to_torch``, but on any device, and several parts on one; on the CPU,
+    Faiss' part stays as it is."""
     place = device_of(device)
 
     def clone(form: Any, at: Any) -> tuple[Any, Any]:
         return (form, None) if at.type == "cpu" else clone_to_gpu(form, at.index)
 
-    return spread(Source.of(source, group), [place] * parts, mode, via, lists, memory, clone)
+    return spread(
+        Source.of(source, group),
+        [place] * parts,
+        mode,
+        lists,
+        memory,
+        None if via == "torch" else clone,
+        approximate=via == "faiss",
+    )
 
 
 def same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:

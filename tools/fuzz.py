@@ -22,7 +22,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -268,13 +268,15 @@ def seeds(folder: Path) -> list[Seed]:
 def _index_seeds(folder: Path) -> list[Seed]:
     import faiss
 
-    from gpq_faiss.build.lists import build_lists
     from gpq_faiss.build.shards import Hdf5Shard
+    from gpq_faiss.build.stream import build_index
     from gpq_faiss.codes.codebooks import inject
     from gpq_faiss.codes.encode import encode
-    from gpq_faiss.faissio.forms import FORMS, faiss_form
     from gpq_faiss.faissio.io import save_index
-    from gpq_faiss.indexes.lists import IvfSettings, assign
+    from gpq_faiss.faissio.storage import STORAGES, Storage, row_index
+    from gpq_faiss.indexes.lists import IvfSettings
+    from gpq_faiss.indexes.memory import MemoryIndex
+    from gpq_faiss.indexes.plan import Plan
     from gpq_faiss.store import Header, RowWriter
 
     folder.mkdir()
@@ -282,39 +284,30 @@ def _index_seeds(folder: Path) -> list[Seed]:
     codes = encode(rng.normal(size=(N, M * d)), Z)
     ids = rng.permutation(N) * 3 + 2**40
     paths = []
-    for form in FORMS:
-        ivf = IvfSettings(lists=4, form="fused" if form.endswith("fused") else "fastscan").trained(codes, Z)
-        assert ivf.centroids is not None
+    for form, storage in STORAGES.items():
         for own, name in ((ids, f"{form}-ids"), (None, form)):
-            made = faiss_form(
-                form,
-                codes,
-                own,
-                Z,
-                centroids=ivf.centroids,
-                list_of=assign(codes, Z, ivf.centroids),
-                nprobe=ivf.nprobe,
-            )
+            plan = Plan("ivf" if storage.lists else "exact", storage.packing)
+            made = MemoryIndex.build(codes, Z, own, kind=plan, ivf=IvfSettings(lists=4)).to_faiss(storage)
             faiss.write_index(made, str(folder / name))
             paths.append(folder / name)
     centroids = rng.normal(size=(70, M * d)).astype(np.float32)
-    kinds: tuple[Literal["fused", "fastscan"], ...] = ("fused", "fastscan")
-    for kind in kinds:  # as a build in a stream leaves them, most lists empty
-        many = IvfSettings(centroids=centroids, form=kind, nprobe=70)
+    many = IvfSettings(centroids=centroids, nprobe=70)
+    for storage in (Storage("bytes", lists=True), Storage("fastscan", lists=True)):
+        # as a build in a stream leaves them, most lists empty
         header = Header("codes", codes.shape[1], "m" * 16, Z, "d" * 16)
         with RowWriter(folder / "shard.h5", header, overwrite=True) as writer:
             writer.append(codes[:40], ids[:40], None)
             writer.finish()
         shard = Hdf5Shard(folder / "shard.h5", Z, "m" * 16, "the model")
-        out = folder / f"streamed-{kind}"
-        paths.append(build_lists([shard], out, Z, many, model_fingerprint="m" * 16))
+        out = folder / f"streamed-{storage.name}"
+        paths.append(build_index([shard], out, Z, storage, many, model_fingerprint="m" * 16))
         Path(f"{out}.json").unlink()
     faiss.write_index(inject(Z), str(folder / "empty"))
     faiss.write_index(faiss.index_factory(M * d, "Flat"), str(folder / "foreign"))
     for name in ("hashed", "sidecar"):
         (folder / name).mkdir()
         save_index(
-            faiss_form("flat", codes, ids, Z), folder / name / "index.faiss", model_fingerprint="m" * 16
+            row_index(codes, ids, Z, "4-bit"), folder / name / "index.faiss", model_fingerprint="m" * 16
         )
     header = Header("codes", codes.shape[1], "m" * 16, Z, "d" * 16, ("cat", "dog"))
     with RowWriter(folder / "codes.h5", header) as writer:

@@ -1,4 +1,4 @@
-"""Which list an item goes to, decided from its code alone.
+"""Which list an item goes to, decided from its code alone (:class:`Coarse`), and the training of that.
 
 ``nearest``: the list centroid of the largest inner product with the vector that the code stands for: lists x width
 operations an item. ``tables``: a few table look-ups an item, whatever the number of lists, for builds of billions. There
@@ -9,6 +9,7 @@ their items in a sample, so that a list's centroid is the direction of its items
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 import faiss
@@ -19,26 +20,32 @@ from ..codes.bits import unpack_codes
 from ..codes.checks import Codes, Floats
 from ..codes.codebooks import fuse, pad_vectors
 from ..errors import UsageError
-from ..indexes.lists import IvfSettings, assign, spherical_kmeans
+from ..indexes.lists import TRAIN_ROWS, IvfSettings, assign, spherical_kmeans, tell_fewer, train_centroids
 
 Assignment = Literal["nearest", "tables"]
 TABLES_FROM = 2e10
 """Items x lists from which ``tables`` is taken unless told otherwise (minutes of ``nearest`` on a core)."""
 _PARTS = 3
+_MOST = 16_384  # lists, unless told otherwise
 _CLUSTERS = 64
 
 
 class Coarse(Protocol):
-    """Lists, and the way of an item to its list.
+    """Lists, and which of them an item goes to.
 
     Attributes:
         centroids: float32 [lists, M*d], unit-norm.
+        description: for people.
     """
 
     centroids: Floats
+    description: str
 
     def assign(self, codes: Codes) -> NDArray[np.int32]:
         """List of each code, int32 [n]."""
+
+    def rows(self, memory: int) -> int:
+        """Codes to assign at a time within so many bytes."""
 
 
 class Nearest:
@@ -49,6 +56,8 @@ class Nearest:
         Z: codebooks, float32 [M, 16, d].
     """
 
+    description = "nearest centroid"
+
     def __init__(self, centroids: Floats, Z: Floats) -> None:
         self.centroids = centroids
         self._Z = Z
@@ -56,6 +65,10 @@ class Nearest:
     def assign(self, codes: Codes) -> NDArray[np.int32]:
         """See :class:`Coarse`."""
         return assign(codes, self._Z, self.centroids)
+
+    def rows(self, memory: int) -> int:
+        """See :class:`Coarse`."""
+        return max(256, memory // (int(self.centroids.shape[1]) * 8))
 
 
 class Tables:
@@ -67,6 +80,8 @@ class Tables:
         lists: how many, at most; fewer where the sample has fewer cells, and none that holds no item of the sample.
         seed: of k-means.
     """
+
+    description = "tables"
 
     def __init__(self, sample: Codes, Z: Floats, lists: int, seed: int = 0) -> None:
         books = fuse(Z) if len(Z) > 1 else Z  # [bytes, 256, width], or one codebook alone
@@ -122,6 +137,10 @@ class Tables:
             out[start : start + (1 << 20)] = self._list_of[self._cells(codes[start : start + (1 << 20)])]
         return out
 
+    def rows(self, memory: int) -> int:
+        """See :class:`Coarse`."""
+        return 1 << 20
+
 
 def _column(codes: Codes, first: int, last: int) -> NDArray[Any]:
     """One or two bytes of each code as a number."""
@@ -139,10 +158,10 @@ def _joint(books: Floats) -> Floats:
 
 
 def choose(settings: IvfSettings, n: int) -> tuple[int, Assignment]:
-    """Number of lists and way of assignment for ``n`` items.
+    """Number of lists, and how ``n`` items find theirs.
 
     Raises:
-        UsageError: more lists than items, or an unknown way.
+        UsageError: more lists than items, or an unknown assignment.
     """
     if settings.centroids is not None:
         if settings.assignment == "tables":
@@ -156,4 +175,29 @@ def choose(settings: IvfSettings, n: int) -> tuple[int, Assignment]:
     return lists, settings.assignment or ("tables" if float(n) * lists > TABLES_FROM else "nearest")
 
 
-_MOST = 16_384
+def train(ivf: IvfSettings, rows: int, sample: Callable[[int], Codes], Z: Floats, memory: int) -> Coarse:
+    """The lists for ``rows`` items, trained within a memory budget.
+
+    Args:
+        sample: gives codes of so many random items, uint8 [n, code_size].
+        Z: codebooks, float32 [M, 16, d].
+
+    Raises:
+        UsageError: see :func:`choose`.
+        DataError: unfit centroids.
+    """
+    lists, assignment = choose(ivf, rows)
+    if ivf.centroids is not None:
+        trained = ivf.trained(sample(1), Z)
+        assert trained.centroids is not None
+        return Nearest(trained.centroids, Z)
+    most = max(lists, memory // (int(Z.shape[0] * Z.shape[2]) * 16))
+    codes = sample(min(rows, lists * TRAIN_ROWS, most))
+    coarse: Coarse = (
+        Tables(codes, Z, lists, ivf.seed)
+        if assignment == "tables"
+        else Nearest(train_centroids(codes, Z, lists, ivf.seed), Z)
+    )
+    if ivf.lists is not None:
+        tell_fewer(lists, len(coarse.centroids))
+    return coarse

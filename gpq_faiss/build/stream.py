@@ -1,14 +1,13 @@
 """Building an index of any size within a memory budget, resumable by shard.
 
-Rows go to two raw files in ``.<name>.building/`` beside the output; each finished shard is recorded. At the end they
-stream into the index file, which therefore needs as much disk again for a while. A killed build goes on with the first
-shard that was not finished.
+Rows go to two raw files in ``.<name>.building/`` beside the output; each finished shard is recorded. For lists the rows are then
+put in the order of their lists (:mod:`.sort`). At the end they stream into the index file, which therefore needs as much disk
+again for a while (twice that for lists). A killed build goes on with the first shard that was not finished.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -22,11 +21,14 @@ from ..codes.checks import Floats, Ids, repeated_id
 from ..errors import DataError, UsageError
 from ..faissio.header import pack_rows, row_header
 from ..faissio.io import check_index_output, sidecar_document, sidecar_path
-from ..faissio.layout import Packing
+from ..faissio.storage import Packing, Storage
 from ..files import atomic_paths, fingerprint, open_own, read_json, unfinished, write_error, write_json
-from ..progress import stage
+from ..indexes.lists import IvfSettings
+from ..progress import Progress, stage
 from ..store import codebooks_fingerprint
+from .hashed import HashedFile
 from .shards import Shard
+from .sort import ListSort, check_lists
 
 MEMORY = 512 << 20
 LEAST_MEMORY = 16 << 20
@@ -34,71 +36,83 @@ _MAX_ROWS = 1 << 20
 _log = logging.getLogger(__name__)
 
 
-def build_stream(
+def build_index(
     shards: Sequence[Shard],
     out: str | Path,
     codebooks: Floats,
-    form: Packing,
+    storage: Storage,
+    ivf: IvfSettings | None = None,
     *,
     model_fingerprint: str | None = None,
     memory: int = MEMORY,
     overwrite: bool = False,
     extra: dict[str, Any] | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    finish: Callable[[Path], None] | None = None,
+    progress: Progress | None = None,
 ) -> Path:
-    """Write the rows of ``shards`` as one index file with its sidecar.
+    """Write the rows of ``shards`` as one index file, a plain Faiss index, with its sidecar.
 
-    Items keep the order of the shards. Where ids are exactly 0, 1, 2, ... the file is a bare index; else it is in an
-    ``IndexIDMap``.
+    Items keep the order of the shards, in each list too. Without lists, and where ids are exactly 0, 1, 2, ..., the file is a bare
+    index; else it is in an ``IndexIDMap``.
 
     Args:
         codebooks: float32 [M, K, d], checked.
-        form: of the file.
+        storage: how the codes are to lie.
+        ivf: for lists: how many, or their centroids, nprobe, seed and assignment (:mod:`.coarse`).
         memory: bytes that the arrays of the build may take (Python and its libraries take some 200 MB besides).
-        progress: called with rows done and rows in all.
+        finish: what is still to be done to the file and its sidecar, before they are in place (:func:`.sort.store_nprobe`).
+        progress: called with rows done and rows in all; for lists each row counts three times (collected, moved, written).
 
     Returns:
         ``out``
 
     Raises:
-        UsageError: a budget below 16 MiB, or no shards.
+        UsageError: a budget below 16 MiB or too small for the lists, no shards, settings out of range.
         DataError: a damaged shard, an id of -1 or one that occurs twice, a full disk; finished shards are kept.
         OutputExistsError: ``out`` exists and ``overwrite`` is false.
     """
-    check_build(shards, memory)
-    out = check_index_output(out, overwrite=overwrite)
-    M, K, _ = (int(n) for n in codebooks.shape)
-    size = code_size(M, K)
-    with building(out) as partial:
-        identity = fingerprint("build", codebooks_fingerprint(codebooks), str(model_fingerprint), form)
-        rows = collect(partial, identity, shards, size, memory, progress)
-        codes_file, ids_file = partial / "codes.raw", partial / "ids.raw"
-        mapped = check_stored_ids(ids_file, shards, memory, out)
-        step = max(32, min(_MAX_ROWS, memory // (8 * size)) // 32 * 32)
-
-        def write(path: Path) -> tuple[int, str]:
-            with stage("writing the index"):
-                return _write(path, codes_file, ids_file if mapped else None, codebooks, form, rows, step)
-
-        publish(
-            out,
-            write,
-            form,
-            rows,
-            codebooks,
-            model_fingerprint,
-            {**(extra or {}), "shards": len(shards)},
-            partial=partial,
-        )
-    return out
-
-
-def check_build(shards: Sequence[Shard], memory: int) -> None:
-    """Raises UsageError: no shards, or a budget that is too small for any build."""
     if memory < LEAST_MEMORY:
         raise UsageError(f"memory of {memory:,} bytes: at least {LEAST_MEMORY >> 20} MiB are needed")
     if not shards:
         raise UsageError("nothing to index: name at least one file of codes")
+    M, K, _ = (int(n) for n in codebooks.shape)
+    storage.check(K, M)
+    rows, size = sum(shard.rows for shard in shards), code_size(M, K)
+    ivf = ivf or IvfSettings()
+    if storage.lists:
+        check_lists(ivf, rows, codebooks, memory)
+    out = check_index_output(out, overwrite=overwrite)
+    note: dict[str, Any] = {**(extra or {}), "shards": len(shards)}
+    if storage.lists:
+        note |= {"engine": "ivf", "group": False}
+
+    def tell(done: int) -> None:
+        if progress is not None:
+            progress(done, 3 * rows if storage.lists else rows)
+
+    with building(out) as partial:
+        identity = fingerprint("build", codebooks_fingerprint(codebooks), str(model_fingerprint), "rows")
+        sort = ListSort(partial, codebooks, ivf, memory, rows, tell) if storage.lists else None
+        mark = fingerprint(identity, *(shard.fingerprint for shard in shards))
+        mapped = True
+        if sort is None or not sort.sorted_before(mark):
+            _collect(partial, identity, shards, size, memory, tell)
+            mapped = check_stored_ids(partial / "ids.raw", shards, memory, out)
+            if sort is not None:
+                sort.sort(mark)
+        with atomic_paths(out, sidecar_path(out), done_with=partial) as (temporary, temporary_sidecar):
+            with HashedFile(temporary) as file, stage("writing the index", rows, "row"):
+                if sort is None:
+                    _write_rows(file, partial, codebooks, storage.packing, rows, mapped=mapped, memory=memory)
+                else:
+                    note["ascending"] = sort.write(file, storage.packing)
+            document = sidecar_document(
+                storage.name, rows, codebooks, file.size, file.sha256, model_fingerprint, note
+            )
+            write_json(temporary_sidecar, document)
+            if finish is not None:
+                finish(temporary)
+    return out
 
 
 class UnfitSourcesError(DataError):
@@ -126,41 +140,15 @@ def building(out: Path) -> Iterator[Path]:
         raise write_error(out, error) from error
 
 
-def publish(
-    out: Path,
-    write: Callable[[Path], tuple[int, str]],
-    form: str,
-    rows: int,
-    codebooks: Floats,
-    model_fingerprint: str | None,
-    extra: dict[str, Any],
-    *,
-    partial: Path,
-    finish: Callable[[Path], None] | None = None,
-) -> None:
-    """Put the file that ``write`` makes (which gives its bytes and their SHA-256) and its sidecar in place.
-
-    Args:
-        partial: the folder of the build, which goes.
-        finish: what is still to be done to the two before they are in place.
-    """
-    with atomic_paths(out, sidecar_path(out), done_with=partial) as (temporary, temporary_sidecar):
-        written, digest = write(temporary)
-        document = sidecar_document(form, rows, codebooks, written, digest, model_fingerprint, extra)
-        write_json(temporary_sidecar, document)
-        if finish is not None:
-            finish(temporary)
-
-
-def collect(
+def _collect(
     partial: Path,
     identity: str,
     shards: Sequence[Shard],
     size: int,
     memory: int,
-    progress: Callable[[int, int], None] | None,
-) -> int:
-    """Append the rows of all shards to the raw files; returns the rows."""
+    tell: Callable[[int], None],
+) -> None:
+    """Append the rows of all shards to the raw files."""
     record = partial / "progress.json"
     done: list[str] = []
     rows = 0
@@ -187,14 +175,12 @@ def collect(
                 ids_file.write(np.ascontiguousarray(ids, dtype="<i8").tobytes())
                 rows += len(ids)
                 reading.done = rows
-                if progress is not None:
-                    progress(rows, total)
+                tell(rows)
             for file in (codes_file, ids_file):
                 file.flush()
                 os.fsync(file.fileno())
             done.append(shard.fingerprint)
             write_json(record, {"identity": identity, "shards": done, "rows": rows})
-    return rows
 
 
 def _raw(path: Path, keep: int) -> IO[bytes]:
@@ -257,26 +243,20 @@ def _spread(ids: Ids) -> Any:
     return (ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(33)
 
 
-def _write(
-    temporary: Path, codes_file: Path, ids_file: Path | None, Z: Floats, form: Packing, rows: int, step: int
-) -> tuple[int, str]:
-    """Header, codes and ids into one file; returns its size and SHA-256."""
-    head, _, tail = row_header(form, Z, rows, mapped=ids_file is not None)
+def _write_rows(
+    file: HashedFile, partial: Path, Z: Floats, packing: Packing, rows: int, *, mapped: bool, memory: int
+) -> None:
+    """Header, codes and (where they are ``mapped``) ids of an index without lists."""
+    head, _, tail = row_header(packing, Z, rows, mapped=mapped)
     size = code_size(int(Z.shape[0]), int(Z.shape[1]))
-    digest = hashlib.sha256()
-    with temporary.open("wb") as out, codes_file.open("rb") as codes:
-
-        def put(data: Any) -> None:
-            out.write(data)
-            digest.update(data)
-
-        put(head)
+    step = max(32, min(_MAX_ROWS, memory // (8 * size)) // 32 * 32)
+    file.put(head)
+    with (partial / "codes.raw").open("rb") as codes:
         for start in range(0, rows, step):
             n = min(step, rows - start)
             block = np.frombuffer(codes.read(n * size), np.uint8).reshape(n, size)
-            put(np.ascontiguousarray(pack_rows(form, block, Z)).data)
-        put(tail)
-        if ids_file is not None:
-            for _, ids in _id_blocks(ids_file, rows, step):
-                put(np.ascontiguousarray(ids).data)
-        return out.tell(), digest.hexdigest()
+            file.put(np.ascontiguousarray(pack_rows(packing, block, Z)).data)
+    file.put(tail)
+    if mapped:
+        for _, ids in _id_blocks(partial / "ids.raw", rows, step):
+            file.put(np.ascontiguousarray(ids).data)

@@ -23,10 +23,10 @@ from ..codes.blocks import PackedCodes, block_bytes
 from ..codes.checks import Codes, Floats, Ids
 from ..codes.codebooks import inject, inject_fused
 from ..errors import DataError
-from .forms import ivf_index
 from .io import LISTS, WRAPPERS, read_empty
-from .layout import Packing, layout_of
+from .layout import layout_of
 from .source import IndexFile
+from .storage import Packing, ivf_index
 
 BLOCK_ROWS = 32
 """Codes in a block of FastScan as written here."""
@@ -134,14 +134,14 @@ def row_header(packing: Packing, Z: Floats, n: int, *, mapped: bool) -> tuple[by
 
 
 def _empty(packing: Packing, Z: Floats) -> Any:
-    if packing == "flat":
+    if packing == "4-bit":
         return inject(Z)
-    return inject_fused(Z) if packing == "fused" else faiss.IndexPQFastScan(inject(Z))
+    return inject_fused(Z) if packing == "bytes" else faiss.IndexPQFastScan(inject(Z))
 
 
 def _centroid_bytes(packing: Packing, Z: Floats) -> int:
     M, K, d = (int(n) for n in Z.shape)
-    return 4 * (-(-M // 2) * 256 * 2 * d if packing == "fused" else M * K * d)
+    return 4 * (-(-M // 2) * 256 * 2 * d if packing == "bytes" else M * K * d)
 
 
 def pack_rows(packing: Packing, codes: Codes, Z: Floats) -> NDArray[np.uint8]:
@@ -162,12 +162,11 @@ def list_header(packing: Packing, Z: Floats, centroids: Floats, nprobe: int, siz
     """
     lists = len(centroids)
     nothing = np.empty((0, (len(Z) + 1) // 2), np.uint8)
-    empty = ivf_index(nothing, None, Z, centroids, packing, np.empty(0, np.int32))
-    empty.nprobe = nprobe
+    empty = ivf_index(nothing, None, Z, centroids, packing, np.empty(0, np.int32), nprobe=nprobe)
     data = bytearray(faiss.serialize_index(empty).tobytes())
     struct.pack_into("<q", data, _NTOTAL, int(sizes.sum()))
     counts = np.ascontiguousarray(sizes, "<i8").tobytes()
-    if packing == "fused":
+    if packing == "bytes":
         tail = b"sprs" + struct.pack("<Q", 0)
         if bytes(data[-12:]) == tail:
             # as Faiss does: sizes of all lists, or of the filled ones where these are few
@@ -186,7 +185,7 @@ def list_header(packing: Packing, Z: Floats, centroids: Floats, nprobe: int, siz
 
 def list_bytes(packing: Packing, sizes: Ids, M: int, rows: int = BLOCK_ROWS) -> Ids:
     """Bytes that each list takes in the file, int64 [lists]."""
-    if packing == "fused":
+    if packing == "bytes":
         return sizes * ((M + 1) // 2 + 8)
     return 16 + -(-sizes // rows) * block_bytes(M, rows) + 8 * sizes
 
@@ -280,7 +279,13 @@ class _Reader:
         if count != expected or end != self.size:
             raise self._contradicts(n)
         return Header(
-            layout.packing, layout.codebooks, n, np.array([n]), np.array([start]), id_starts, rows=rows
+            layout.storage.packing,
+            layout.codebooks,
+            n,
+            np.array([n]),
+            np.array([start]),
+            id_starts,
+            rows=rows,
         )
 
     def _lists(self, n: int, *, fast: bool) -> Header:
@@ -316,9 +321,9 @@ class _Reader:
         small += bytes(16 * lists) if fast else b"sprs" + bytes(8)
         index = read_empty(bytes(small), self.path, lists=lists)
         layout = layout_of(index, what=str(self.path))
-        if layout.packing == "flat":
+        if layout.storage.packing == "4-bit":
             raise DataError(
-                f"{self.path}: lists of form {layout.kind} cannot be searched in place: build it with kind 'ivf'"
+                f"{self.path}: lists of form {layout.storage.name} cannot be searched in place: build it with kind 'ivf'"
             )
         M = int(layout.codebooks.shape[0])
         sizes, starts, end = self._walk(lists, M, rows) if fast else self._follow(self._sizes(lists), M)
@@ -328,7 +333,9 @@ class _Reader:
         codes = starts + 16 + 8 * sizes if fast else starts
         ids = starts + 8 if fast else starts + sizes * ((M + 1) // 2)
         nprobe = int(index.nprobe)
-        return Header(layout.packing, layout.codebooks, n, sizes, codes, ids, layout.centroids, nprobe, rows)
+        return Header(
+            layout.storage.packing, layout.codebooks, n, sizes, codes, ids, layout.centroids, nprobe, rows
+        )
 
     def _quantizer(self) -> None:
         """The product quantizer: d, M, bits and the centroids."""
@@ -363,7 +370,7 @@ class _Reader:
         if float(sizes.sum(dtype=np.float64)) > 1 << 59:
             raise self._impossible()
         begin = self.file.tell()
-        ends = begin + np.cumsum(list_bytes("fused", sizes, M))
+        ends = begin + np.cumsum(list_bytes("bytes", sizes, M))
         return sizes, np.concatenate([[begin], ends[:-1]]).astype(np.int64), int(ends[-1])
 
     def _walk(self, lists: int, M: int, rows: int) -> tuple[Ids, Ids, int]:

@@ -125,7 +125,7 @@ def _document(
     layout: Layout, size: int, digest: str, model_fingerprint: str | None, extra: dict[str, Any]
 ) -> dict[str, Any]:
     return sidecar_document(
-        layout.kind, layout.ntotal, layout.codebooks, size, digest, model_fingerprint, extra
+        layout.storage.name, layout.ntotal, layout.codebooks, size, digest, model_fingerprint, extra
     )
 
 
@@ -170,7 +170,7 @@ def load_index(
         max_bytes: refuse larger files.
 
     Returns:
-        The Faiss index (see :mod:`.forms`), and the sidecar. Without a sidecar file the same
+        The Faiss index (see :mod:`.storage`), and the sidecar. Without a sidecar file the same
         keys are filled from the index, except ``model_fingerprint``, ``sha256`` (None) and ``versions``.
 
     Raises:

@@ -8,7 +8,7 @@ package writes and anything built from them with plain Faiss, and refuses the re
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import faiss
 import numpy as np
@@ -20,9 +20,8 @@ from ..codes.checks import MAX_CODEBOOKS, Codes, Floats, Ids, check_codebooks, r
 from ..codes.codebooks import unfuse
 from ..errors import DataError
 from ..store import codebooks_fingerprint
+from .storage import Packing, Storage
 
-Packing = Literal["flat", "fused", "fastscan"]
-"""How codes lie: with the codebooks as they are, byte-fused, or in FastScan's blocks."""
 _ST_PQ = 0  # IndexPQ::ST_PQ, asymmetric table sums
 _MAX_M = MAX_CODEBOOKS
 
@@ -34,23 +33,16 @@ class Layout:
     Attributes:
         index: as given, with its id map if it has one.
         flat: the index inside: ``IndexPQ``, ``IndexPQFastScan``, ``IndexIVFPQ`` or ``IndexIVFPQFastScan``.
-        packing: ``flat`` (the codebooks as they are), ``fused`` (byte-fused, :func:`..codes.codebooks.fuse`) or ``fastscan``.
-        lists: whether the codes are in inverted lists.
-        codebooks: float32 [M, K, d], unit-norm; of a fused index the 4-bit ones.
+        storage: how the codes lie.
+        codebooks: float32 [M, K, d], unit-norm; of byte-fused ones the 4-bit ones.
         mapped: whether the index has ids of its own (else an id is a position).
     """
 
     index: Any
     flat: Any
-    packing: Packing
-    lists: bool
+    storage: Storage
     codebooks: Floats
     mapped: bool
-
-    @property
-    def kind(self) -> str:
-        """The name that sidecars have for how the codes lie."""
-        return f"ivf-{self.packing}" if self.lists else self.packing
 
     @property
     def ntotal(self) -> int:
@@ -70,7 +62,7 @@ class Layout:
     @property
     def centroids(self) -> Floats | None:
         """float32 [lists, M*d] of the coarse quantiser; None where there are no lists."""
-        if not self.lists:
+        if not self.storage.lists:
             return None
         quantizer: Any = faiss.downcast_index(self.flat.quantizer)
         vectors = faiss.vector_to_array(quantizer.codes).view(np.float32).reshape(int(quantizer.ntotal), -1)
@@ -78,12 +70,12 @@ class Layout:
         return np.ascontiguousarray(vectors[:, : M * d])
 
     def codes(self) -> Codes:
-        """The packed codes, uint8 [ntotal, code_size]; of a flat or fused index a view, valid until the index changes
+        """The packed codes, uint8 [ntotal, code_size]; without lists and blocks a view, valid until the index changes
         or goes."""
-        if not self.lists and self.packing != "fastscan":
+        if not self.storage.lists and self.storage.packing != "fastscan":
             return vector_view(self.flat.codes, np.uint8).reshape(-1, self.code_size)
         M = int(self.codebooks.shape[0])
-        if not self.lists:
+        if not self.storage.lists:
             packed = faiss.vector_to_array(self.flat.codes)
             return unpack_blocks(packed, self.ntotal, M, int(self.flat.bbs))
         parts = [np.empty((0, self.code_size), np.uint8)]
@@ -92,7 +84,7 @@ class Layout:
             n = int(lists.list_size(number))
             if not n:
                 continue
-            if self.packing == "fastscan":
+            if self.storage.packing == "fastscan":
                 rows, size = int(lists.n_per_block), int(lists.block_size)
                 held = faiss.rev_swig_ptr(lists.get_codes(number), -(-n // rows) * size)
                 parts.append(unpack_blocks(held, n, M, rows))
@@ -104,7 +96,7 @@ class Layout:
         """The items' ids, int64 [ntotal], in the order of the codes; of an id map a view, as :meth:`codes`."""
         if not self.mapped:
             return np.arange(self.ntotal, dtype=np.int64)
-        if self.lists:
+        if self.storage.lists:
             lists: Any = faiss.downcast_InvertedLists(self.flat.invlists)
             sizes = [int(lists.list_size(i)) for i in range(int(self.flat.nlist))]
             parts = [faiss.rev_swig_ptr(lists.get_ids(i), n) for i, n in enumerate(sizes) if n]
@@ -113,7 +105,7 @@ class Layout:
 
     def list_numbers(self) -> NDArray[np.int32] | None:
         """List of each code, int32 [ntotal], in the order of :meth:`codes`; None where there are no lists."""
-        if not self.lists:
+        if not self.storage.lists:
             return None
         sizes = [int(self.flat.invlists.list_size(i)) for i in range(int(self.flat.nlist))]
         return np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
@@ -204,9 +196,9 @@ def layout_of(index: Any, *, what: str = "index", deep: bool = False) -> Layout:
         raise DataError(f"{what}: {pq.centroids.size()} centroid values, not {M} x {K} x {d}: it is damaged")
     centroids = np.asarray(faiss.vector_to_array(pq.centroids), np.float32).reshape(M, K, d)
     packing, codebooks = _codebooks(centroids, what)
-    if fast and packing == "fused":
+    if fast and packing == "bytes":
         raise DataError(f"{what}: its FastScan codebooks are byte-fused: it is damaged")
-    layout = Layout(index, inner, "fastscan" if fast else packing, ivf, codebooks, mapped or ivf)
+    layout = Layout(index, inner, Storage("fastscan" if fast else packing, ivf), codebooks, mapped or ivf)
     if deep and layout.ntotal:
         check_codes(layout.codes(), int(codebooks.shape[0]), int(codebooks.shape[1]), what=what)
         ids = layout.ids() if layout.mapped else None
@@ -289,11 +281,11 @@ def _check_lists(ivf: Any, M: int, fast: bool, what: str) -> None:
         raise DataError(f"{what}: its lists hold {total:,} items, not {ivf.ntotal:,}: it is damaged")
 
 
-def _codebooks(centroids: Floats, what: str) -> tuple[Literal["flat", "fused"], Floats]:
+def _codebooks(centroids: Floats, what: str) -> tuple[Packing, Floats]:
     try:
-        return "flat", check_codebooks(centroids, what=what)
+        return "4-bit", check_codebooks(centroids, what=what)
     except DataError as plain:
         try:
-            return "fused", unfuse(centroids)
+            return "bytes", unfuse(centroids)
         except DataError:
             raise plain from None

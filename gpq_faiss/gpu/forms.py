@@ -1,4 +1,4 @@
-"""Indexes on GPUs: through Faiss' GPU IVFPQ, and by torch where Faiss has no way.
+"""Indexes on GPUs: through Faiss' GPU IVFPQ, and by torch where Faiss has none.
 
 Faiss has no flat PQ on the GPU: ``index_cpu_to_gpu`` refuses an IndexPQ, or with several GPUs leaves it on the CPU
 without a word. The equivalent is an IVFPQ whose coarse centroids are all zero, so that its residuals are the vectors
@@ -15,7 +15,7 @@ Nothing here imports torch before an index goes to a device.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import faiss
 import numpy as np
@@ -24,12 +24,9 @@ from numpy.typing import NDArray
 from ..codes.checks import Codes, Floats, Ids
 from ..codes.codebooks import fuse
 from ..errors import DataError, DeviceError, UsageError
-from ..faissio.forms import empty_ivfpq, fill_list, rows_of_lists
 from ..faissio.layout import layout_of
+from ..faissio.storage import empty_ivfpq, fill_list, rows_of_lists
 from .memory import MAX_K, MEMORY, FaissBudget, Mode
-
-if TYPE_CHECKING:
-    pass
 
 CODE_SIZES = (1, 2, 3, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48)
 """Bytes a code that Faiss' GPU kernels take with float32 tables (48 KiB of shared memory)."""
@@ -134,7 +131,7 @@ def _empty_lists(centroids: Floats, Z: Floats) -> tuple[Any, int]:
     """An ``IndexIVFPQ`` around ``centroids`` [lists, M*d], and the bytes of a code before padding."""
     reason = unfit_for_faiss(Z)
     if reason is not None:
-        raise UsageError(f"{reason}; use via='torch', or the CPU")
+        raise UsageError(f"{reason}; use torch alone (to_torch), or the CPU")
     fused = fuse(Z) if Z.shape[1] == 16 else Z
     size, _, width = (int(n) for n in fused.shape)
     padded = next(s for s in CODE_SIZES if s >= size)
@@ -232,7 +229,7 @@ def combined(indexes: Sequence[Any], mode: Mode) -> Any:
         UsageError: no parts, or an unknown mode.
     """
     if not indexes:
-        raise UsageError("no Faiss indexes: torch works alone here (via='torch')")
+        raise UsageError("no Faiss indexes: torch works alone here")
     check_mode(mode)
     if mode == "shard":
         shards: Any = faiss.IndexShards(int(indexes[0].d), True, True)  # type: ignore[call-arg]  # stub lacks the last

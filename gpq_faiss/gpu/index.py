@@ -27,7 +27,8 @@ from ..codes.checks import Floats, Ids, check_count
 from ..errors import DataError, UsageError
 from ..indexes.filters import Filter, FilterCache, mask_of, over_fetch
 from ..indexes.items import IdMap
-from ..indexes.ranges import check_min_score, too_many
+from ..indexes.plan import KINDS, Plan
+from ..indexes.ranges import LIMIT, check_min_score, too_many
 from ..indexes.threads import check_k, check_threads
 from ..store import codebooks_fingerprint
 from .calls import faiss_within
@@ -111,7 +112,7 @@ class Raw:
     def search_keys(self, queries: Tensor, k: int) -> Tensor:
         k = min(k, len(self))
         if k > MAX_K:
-            raise UsageError(f"k = {k}: Faiss gives at most {MAX_K} on a GPU; leave out via='faiss' for more")
+            raise UsageError(f"k = {k}: Faiss gives at most {MAX_K} on a GPU; search='exact' gives more")
         with self._lock:
             scores, found = faiss_within(self.index, queries, k, self.budget)
         return best_of(torch.where(found >= 0, keys_of(scores, found), EMPTY_KEY), k)
@@ -216,7 +217,7 @@ class Part:
         """All codes, for ``what`` needs exact scores. Raises UsageError: Faiss works alone."""
         scan = self.searcher if isinstance(self.searcher, Scan) else getattr(self.searcher, "scan", None)
         if scan is None:
-            raise UsageError(f"{what} needs exact scores: leave out via='faiss'")
+            raise UsageError(f"{what} needs exact scores: put the index there with search='exact'")
         assert isinstance(scan, Scan)
         return scan
 
@@ -231,7 +232,7 @@ class DeviceIndex:
         width: D of the queries.
         codebooks: float32 [M, K, d].
         fingerprint: of the codebooks.
-        kind: of the index that it was made of.
+        plan: how it searches.
         device: where tensors must be and results are (the first, if several).
         parts: what each device holds.
         mode: ``shard`` (each device has a part of the items) or ``replica`` (each has all, and a part of the queries).
@@ -248,14 +249,14 @@ class DeviceIndex:
         mode: Mode = "shard",
         memory: int = MEMORY,
         *,
-        kind: str = "exact",
+        plan: Plan = KINDS["exact"],
         source: str = "",
     ) -> None:
         self.parts = parts
         self.codebooks = codebooks
         self.fingerprint = codebooks_fingerprint(codebooks)
         self.width = int(codebooks.shape[0] * codebooks.shape[2])
-        self.kind = kind
+        self.plan = plan
         self._source = source
         self.memory = memory
         self.mode: Mode = mode
@@ -308,9 +309,9 @@ class DeviceIndex:
     ) -> tuple[Any, Any]:
         """The ``k`` best items of every query; any k, up to a whole ranking.
 
-        Scores are those of :func:`..codes.scores.score_codes`, equal scores come by ascending id (with ``via="faiss"``:
-        Faiss' own). More than 2,048 results come from torch alone. Of an index with lists, only the ``nprobe`` nearest
-        that hold items are looked at, exactly, and more where these hold fewer than ``k``.
+        Scores are those of :func:`..codes.scores.score_codes`, equal scores come by ascending id (with
+        ``search="approximate"``: Faiss' own). More than 2,048 results come from torch alone. Of an index with lists, only the
+        ``nprobe`` nearest that hold items are looked at, exactly, and more where these hold fewer than ``k``.
 
         Args:
             xq: [Q, M*d]. An array: results are arrays. A tensor on :attr:`device`: results are tensors there, and
@@ -324,12 +325,12 @@ class DeviceIndex:
                 item on the device (some 30 for a moment where distinct codes or lists are searched).
 
         Returns:
-            D float32 [Q, k], larger first; I int64 [Q, k]; -inf and -1 where fewer items pass (with ``via="faiss"`` also
-            where the lists looked at hold fewer).
+            D float32 [Q, k], larger first; I int64 [Q, k]; -inf and -1 where fewer items pass (with
+            ``search="approximate"`` also where the lists looked at hold fewer).
 
         Raises:
-            UsageError: ``k`` or ``nprobe`` out of range, or more than the working memory sorts; a tensor on another device; ``where``
-                no filter, or together with ``via="faiss"``.
+            UsageError: ``k`` or ``nprobe`` out of range, or more than the working memory sorts; a tensor on another device;
+                ``where`` no filter, or together with ``search="approximate"``.
             DataError: queries empty, of another width, NaN or infinite; a filter of the wrong form.
         """
         k = check_k(k, self.ntotal)
@@ -357,7 +358,7 @@ class DeviceIndex:
         *,
         nprobe: int | None = None,
         where: Filter | None = None,
-        limit: int = 100_000_000,
+        limit: int = LIMIT,
         threads: int | None = None,
     ) -> tuple[Any, Any, Any]:
         """All items that score at least ``min_score``, by exact scores, of all lists.
@@ -370,7 +371,8 @@ class DeviceIndex:
             As :meth:`..index.memory.MemoryIndex.range_search`: lims int64 [Q + 1], D float32, I int64; tensors for a tensor.
 
         Raises:
-            UsageError: ``min_score`` is NaN; fewer lists than all; ``via="faiss"``; a tensor on another device; ``where`` is no filter.
+            UsageError: ``min_score`` is NaN; fewer lists than all; ``search="approximate"``; a tensor on another
+                device; ``where`` is no filter.
             DataError: unfit queries or filter; more than ``limit`` results.
         """
         min_score = check_min_score(min_score)

@@ -13,15 +13,10 @@ batches are cut into calls that fit, and the piece is made smaller where a query
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from ..errors import UsageError
-
-if TYPE_CHECKING:
-    pass
-
-
-from dataclasses import dataclass
 
 MAX_K = 2048
 """The most results, and lists looked at, of Faiss' GPU kernels."""
@@ -85,7 +80,7 @@ class FaissBudget:
             raise UsageError(
                 f"{self.nprobe:,} of {self.lists:,} lists, with up to {self.longest:,} codes each, need {least:,} bytes "
                 f"of Faiss' working memory, {self.memory:,} are allowed: raise memory, lower nprobe, or look at all "
-                "codes with via='torch'"
+                "codes by torch alone (to_torch)"
             )
 
     def rows(self, k: int) -> int:
@@ -116,5 +111,4 @@ class FaissBudget:
 
 MEMORY = 1 << 30
 """Bytes of scores and keys that a search holds at once, unless told otherwise."""
-Via = Literal["auto", "faiss", "torch"]
 Mode = Literal["shard", "replica"]

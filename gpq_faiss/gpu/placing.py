@@ -1,11 +1,12 @@
-"""Indexes onto devices: through Faiss where it has a way, and by torch where it has none."""
+"""Indexes onto devices: through Faiss where it can, and by torch where it cannot."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ..codes.checks import Codes, Floats, Ids
@@ -13,6 +14,7 @@ from ..codes.groups import Groups
 from ..errors import DataError, UsageError
 from ..faissio.layout import layout_of
 from ..indexes.memory import MemoryIndex
+from ..indexes.plan import Plan
 from .forms import (
     MAX_LISTS,
     check_gpu,
@@ -25,7 +27,7 @@ from .forms import (
 )
 from .index import DeviceIndex, Part, Raw, Searcher, Shortlisted
 from .lists import DeviceLists, Lists
-from .memory import MAX_K, MEMORY, FaissBudget, Mode, Via, check_memory
+from .memory import MAX_K, MEMORY, FaissBudget, Mode, check_memory
 from .scan import DeviceGroups, Scan
 from .tensors import device_of
 
@@ -36,74 +38,74 @@ def to_gpu(
     device: int = 0,
     devices: Sequence[int] | None = None,
     mode: Mode = "shard",
-    via: Via = "auto",
+    search: Literal["exact", "approximate"] = "exact",
     lists: int | None = None,
     group: bool | None = None,
     memory: int = MEMORY,
 ) -> DeviceIndex:
-    """Put an index onto one GPU, or several.
+    """Put an index onto one GPU, or several: Faiss shortlists there, torch decides. (:func:`to_torch`: torch alone.)
 
     Args:
-        source: a Faiss index in any form of :mod:`..faissio.forms`, or an :class:`..index.memory.MemoryIndex`. Flat, fused, FastScan and
-            every exact kind become the flat GPU form; ``fastscan`` is searched *exactly*, since a GPU has no use for
-            its rounded tables. ``grouped`` engines search distinct codes and expand them there. ``ivf`` keeps its
-            centroids, lists and ``nprobe``.
+        source: a Faiss index in any form of :mod:`..faissio.storage`, or an :class:`..indexes.memory.MemoryIndex`. Rows of any
+            packing become the flat GPU form and are searched *exactly*, FastScan's too, since a GPU has no use for its
+            rounded tables. Where equal codes are grouped, distinct codes are searched and expanded there. Lists keep their
+            centroids, items and ``nprobe``.
         device: number of the GPU.
         devices: several; ``mode`` then says whether each gets a part of the items (``shard``) or all of them and a part
             of the queries (``replica``).
-        via: ``auto``: Faiss shortlists, torch decides, exact to the bit; k above 2,048 goes to torch alone, and so does
-            everything where Faiss cannot take the codes or lists (at most 2,048 looked at), or needs more than ``memory``
-            for a query (:func:`scan_bytes`: some 8 bytes an item). ``torch``: torch alone. ``faiss``: Faiss alone, with
-            its own scores, lists and choice among ties, k up to 2,048, no filters and ranges, no second copy of the codes
-            on the GPU, and as much memory as one query needs.
+        search: ``exact`` to the bit; k above 2,048 goes to torch alone, and so does everything where Faiss cannot take the
+            codes or lists (at most 2,048 looked at), or needs more than ``memory`` for a query (:func:`scan_bytes`: some 8
+            bytes an item). ``approximate``: Faiss alone, with its own scores, lists and choice among ties, k up to 2,048, no
+            filters and ranges, no second copy of the codes on the GPU, and as much memory as one query needs.
         lists: of the flat form (default: by the number of items).
-        group: search distinct codes (default: as the engine does, or has gone over to; a Faiss index does not).
+        group: search distinct codes (default: as the index does, or has gone over to; a Faiss index does not).
         memory: bytes that Faiss and torch may each use on a device while searching, beyond codes, ids, centroids and
             results. Faiss gets as many queries at once as fit (:mod:`.memory`).
 
     Raises:
         DeviceError: a GPU is not there, or Faiss left an index on the CPU (never a silent run there).
         DataError: the index is empty or not sound.
-        UsageError: an option out of range; ``via="faiss"`` for codes or lists that Faiss cannot take on a GPU.
+        UsageError: an option out of range; ``approximate`` for codes or lists that Faiss cannot take on a GPU.
     """
     check_mode(mode)
-    if via not in ("auto", "faiss", "torch"):
-        raise UsageError(f"via {via!r}: choose auto, faiss or torch")
+    if search not in ("exact", "approximate"):
+        raise UsageError(f"search {search!r}: choose exact or approximate")
     numbers = [device] if devices is None else list(devices)
     if not numbers or len(set(numbers)) != len(numbers):
         raise UsageError(f"devices {numbers}: name one GPU or more, each once")
     for number in numbers:
         check_gpu(number)
-
-    places = [device_of(int(number)) for number in numbers]
-    held = Source.of(source, group)
-    reason = unfit_for_faiss(held.Z)
-    if via == "faiss" and reason is not None:
-        raise UsageError(f"{reason}; use via='torch', or the CPU")
-    via = "torch" if reason is not None else via
     return spread(
-        held,
-        places,
+        Source.of(source, group),
+        [device_of(int(number)) for number in numbers],
         mode,
-        via,
         lists,
         memory,
         lambda ivf, at: clone_to_gpu(ivf, int(at.index), memory, positions=True),
+        approximate=search == "approximate",
     )
 
 
 def to_torch(
-    source: Any, *, device: str | int, group: bool | None = None, memory: int = MEMORY
+    source: Any,
+    *,
+    device: str | int | Sequence[str | int],
+    mode: Mode = "shard",
+    group: bool | None = None,
+    memory: int = MEMORY,
 ) -> DeviceIndex:
-    """Put an index onto a device for torch alone: exact, of any K and code length. The device is named by the caller:
-    ``cuda:0``, or ``cpu`` to see the same mathematics without a GPU.
+    """Put an index onto a device, or several, for torch alone: exact, of any K and code length.
+
+    Args:
+        device: named by the caller: ``cuda:0``, or ``cpu`` to see the same mathematics without a GPU.
+        source, mode, group, memory: as :func:`to_gpu`.
 
     Raises:
         DeviceError, DataError, UsageError: see :func:`to_gpu`.
     """
-
-    place = device_of(device)
-    return spread(Source.of(source, group), [place], "shard", "torch", None, memory, None)
+    check_mode(mode)
+    places = [device_of(one) for one in ([device] if isinstance(device, str | int) else device)]
+    return spread(Source.of(source, group), places, mode, None, memory, None)
 
 
 def of_codes(codes: Any, Z: Floats, *, device: str | int, memory: int = MEMORY) -> DeviceIndex:
@@ -118,7 +120,8 @@ def of_codes(codes: Any, Z: Floats, *, device: str | int, memory: int = MEMORY) 
     """
 
     scan = Scan(codes, Z, device_of(device), memory)
-    return DeviceIndex([Part(scan.device, scan, len(scan))], scan.codebooks, None, "shard", memory)
+    parts = [Part(scan.device, scan, len(scan))]
+    return DeviceIndex(parts, scan.codebooks, None, "shard", memory)
 
 
 class Source:
@@ -132,7 +135,7 @@ class Source:
         self.list_of: NDArray[np.int32] | None = None
         self.centroids: Floats | None = None
         self.nprobe = 0
-        self.kind, self.description = "exact", ""
+        self.plan, self.description = Plan(group=group), ""
 
     @classmethod
     def of(cls, source: Any, group: bool | None) -> Source:
@@ -149,7 +152,7 @@ class Source:
                     group=chosen,
                     groups=groups if chosen else None,
                 )
-            held.kind, held.description = source.kind, source.describe()
+            held.plan, held.description = source.plan, source.describe()
             return held
         layout = layout_of(source, deep=True)
         if layout.ntotal == 0:
@@ -160,7 +163,7 @@ class Source:
         held = cls(codes.copy(), own, layout.codebooks, group=bool(group) and list_of is None)
         if list_of is not None:
             held.list_of, held.centroids = list_of, layout.centroids
-            held.nprobe, held.kind = int(layout.flat.nprobe), "ivf"
+            held.nprobe, held.plan = int(layout.flat.nprobe), Plan("ivf", group=False)
         return held
 
     def part(self, rows: slice) -> Source:
@@ -189,16 +192,20 @@ class Source:
 
 def spread(
     source: Source,
-    places: list[Any],
+    places: list[torch.device],
     mode: Mode,
-    via: Via,
     lists: int | None,
     memory: int,
     clone: Callable[[Any, Any], tuple[Any, Any]] | None,
+    *,
+    approximate: bool = False,
 ) -> DeviceIndex:
-    """Parts on devices; ``clone`` puts a form of this file onto one (not needed for torch alone)."""
-
+    """Parts on devices; ``clone`` puts a Faiss index onto one; None: torch works alone."""
     check_memory(memory)
+    reason = None if clone is None else unfit_for_faiss(source.Z)
+    if reason is not None and approximate:
+        raise UsageError(f"{reason}; use torch alone (to_torch), or the CPU")
+    clone = clone if reason is None else None
     n = len(source.codes)
     if mode == "shard" and len(places) > n:
         raise UsageError(f"{n} items cannot be spread over {len(places)} devices: use fewer, or replicas")
@@ -206,14 +213,16 @@ def spread(
     parts = []
     for i, place in enumerate(places):
         rows = slice(bounds[i], bounds[i + 1]) if mode == "shard" else slice(0, n)
-        parts.append(_part(source.part(rows), rows.start, place, via, lists, memory, clone))
+        parts.append(
+            _part(source.part(rows), rows.start, place, lists, memory, clone, approximate=approximate)
+        )
     return DeviceIndex(
         parts,
         source.Z,
         source.own_ids(),
         mode,
         memory,
-        kind=source.kind,
+        plan=source.plan,
         source=source.description,
     )
 
@@ -221,23 +230,25 @@ def spread(
 def _part(
     source: Source,
     first: int,
-    place: Any,
-    via: Via,
+    place: torch.device,
     lists: int | None,
     memory: int,
     clone: Callable[[Any, Any], tuple[Any, Any]] | None,
+    *,
+    approximate: bool,
 ) -> Part:
-
     codes, groups = source.codes, None
     if source.group:
         grouped = source.groups()
         codes, groups = grouped.codes, DeviceGroups(grouped, place, memory)
-    scan = None if via == "faiss" else Scan(codes, source.Z, place, memory)
+    scan = None if approximate else Scan(codes, source.Z, place, memory)
     table = None
     if scan is not None and source.list_of is not None and source.centroids is not None:
         table = DeviceLists(source.list_of, source.centroids, source.nprobe, place, memory)
     index, budget, resources = None, None, None
-    form = None if clone is None else _faiss_form(source, codes, via, lists, memory, table)
+    form = (
+        None if clone is None else _faiss_form(source, codes, lists, memory, table, approximate=approximate)
+    )
     if form is not None and clone is not None:
         budget = FaissBudget.of(form, memory)
         index, resources = clone(form, place)
@@ -252,14 +263,17 @@ def _part(
 
 
 def _faiss_form(
-    source: Source, codes: Codes, via: Via, lists: int | None, memory: int, table: DeviceLists | None
+    source: Source,
+    codes: Codes,
+    lists: int | None,
+    memory: int,
+    table: DeviceLists | None,
+    *,
+    approximate: bool,
 ) -> Any:
-    """The index that Faiss takes onto a device; None where torch works alone."""
-    if via == "torch":
-        return None
+    """The index that Faiss takes onto a device; None where torch works alone, which keeps to the memory."""
     if source.list_of is None or source.centroids is None:
-        # torch keeps to the memory, whatever the number of codes
-        too_large = via == "auto" and scan_bytes(len(codes), codes.shape[1], lists) > memory
+        too_large = not approximate and scan_bytes(len(codes), codes.shape[1], lists) > memory
         return None if too_large else zero_lists(codes, source.Z, lists=lists)
     if table is None:
         return real_lists(codes, source.Z, source.list_of, source.centroids, source.nprobe)

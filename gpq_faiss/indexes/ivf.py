@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import faiss
 import numpy as np
+from numpy.typing import NDArray
 
 from ..codes.checks import Codes, Floats, Ids
 from ..codes.codebooks import pad_vectors
-from ..codes.keys import EMPTY_KEY, Keys, best_keys, read_keys, sort_keys
-from ..codes.scores import lookup_tables, score_prepared, score_tables
+from ..codes.keys import EMPTY_KEY, Keys, read_keys, sort_keys
+from ..codes.scores import lookup_tables, score_tables
 from ..errors import DataError, UsageError
-from ..faissio.forms import ivf_index
+from ..faissio.storage import Packing, ivf_index
 from .lists import IvfSettings
 from .probing import Probing
-from .proof import score_all
+from .proof import CANDIDATE_BYTES, candidate_bytes, decide, score_all
 from .scanners import fastscan_bound, rounding_bound
 
 _WIDER = 4  # times as many candidates where the first do not prove the answer
@@ -32,7 +33,9 @@ class IvfSearch:
     Args:
         codes: uint8 [n, code_size], checked.
         Z: codebooks, float32 [M, K, d].
-        settings: trained, with the list of each code.
+        ivf: trained.
+        list_of: int32 [n], the list of each code.
+        packing: how the codes lie in the lists.
         items: int64 [n], items of each code (default: one).
 
     Attributes:
@@ -43,31 +46,38 @@ class IvfSearch:
         brute_forced: of these, with all codes of their lists scored; ``scored``: codes that were so.
 
     Raises:
-        DataError: ``settings.list_of`` names a list that there is not.
+        DataError: ``list_of`` names a list that there is not.
         UsageError: 2^32 codes or more, of which a key cannot hold the position.
     """
 
-    def __init__(self, codes: Codes, Z: Floats, settings: IvfSettings, items: Ids | None = None) -> None:
-        assert settings.centroids is not None
-        assert settings.list_of is not None
+    def __init__(
+        self,
+        codes: Codes,
+        Z: Floats,
+        ivf: IvfSettings,
+        list_of: NDArray[np.int32],
+        packing: Packing,
+        items: Ids | None = None,
+    ) -> None:
+        assert ivf.centroids is not None
         if len(codes) >= 1 << 32:
             raise UsageError(f"{len(codes):,} codes are too many for lists in memory: search them from disk")
         self.codes = codes
         self.Z = Z
         self.M, self.K, self.d = (int(n) for n in Z.shape)
-        self.fast = settings.form == "fastscan"
-        self.nprobe = settings.nprobe
-        lists, known = len(settings.centroids), settings.list_of
-        if len(known) and not 0 <= known.min() <= known.max() < lists:
+        self.fast = packing == "fastscan"
+        self.nprobe = ivf.nprobe
+        lists = len(ivf.centroids)
+        if len(list_of) and not 0 <= list_of.min() <= list_of.max() < lists:
             raise DataError(
-                f"list_of names lists {known.min()} to {known.max()}: there are {lists}, counted from 0"
+                f"list_of names lists {list_of.min()} to {list_of.max()}: there are {lists}, counted from 0"
             )
-        self.index = ivf_index(codes, None, Z, settings.centroids, settings.form, known)
-        self._sizes = np.bincount(known, minlength=lists)
-        held = self._sizes if items is None else np.bincount(known, items, lists).astype(np.int64)
-        self.probing = Probing(settings.centroids, held)
+        self.index = ivf_index(codes, None, Z, ivf.centroids, packing, list_of)
+        self._sizes = np.bincount(list_of, minlength=lists)
+        held = self._sizes if items is None else np.bincount(list_of, items, lists).astype(np.int64)
+        self.probing = Probing(ivf.centroids, held)
         # codes in the order of their lists
-        self._rows = np.argsort(known, kind="stable").astype(np.uint32)
+        self._rows = np.argsort(list_of, kind="stable").astype(np.uint32)
         self._starts = np.cumsum(self._sizes) - self._sizes
         self.queries = self.retried = self.brute_forced = self.scored = 0
 
@@ -76,9 +86,9 @@ class IvfSearch:
 
     def block_rows(self, k: int) -> int:
         """Queries at a time for bounded memory."""
-        held = (2 * k + 64) * (int(self.codes.shape[1]) * 17 + 32) + self.M * self.K * 80
+        held = candidate_bytes(2 * k + 64, int(self.codes.shape[1])) + self.M * self.K * 80
         held += 24 * min(len(self._sizes), max(k, self.nprobe))  # k lists hold k items
-        return max(1, (64 << 20) // held)
+        return max(1, CANDIDATE_BYTES // held)
 
     def search_keys(self, xq: Floats, k: int, items: int | None = None, nprobe: int | None = None) -> Keys:
         """Keys [Q, k] of the best in the lists that each query looks at; empty keys where these hold fewer codes.
@@ -99,22 +109,17 @@ class IvfSearch:
         for attempt in range(2):
             # Of so few codes in the lists scoring all is as cheap.
             open_ = open_ if attempt == 0 else open_[total[open_] > 4 * wanted]
-            step = max(1, (64 << 20) // (wanted * (int(self.codes.shape[1]) * 17 + 32)))
+            step = max(1, CANDIDATE_BYTES // candidate_bytes(wanted, int(self.codes.shape[1])))
             proven = np.zeros(len(xq), np.bool_)
             tied = np.zeros(len(xq), np.bool_)
             for start in range(0, len(open_), step):
                 rows = open_[start : start + step]
-                approximate, found = self.shortlist(xq[rows], wanted, lists[rows])
-                there = found >= 0
-                at = np.maximum(found, 0)
-                exact = score_prepared(prepared[rows], self.codes[at], self.M, self.K)
-                best = best_keys(np.where(there, sort_keys(exact, at), EMPTY_KEY), k)
-                out[rows] = best
-                kth = read_keys(best[:, -1])[0]
-                # What Faiss left out scores at most its last score plus the slack; a tie with the k-th might come first.
-                enough = there[:, -1] & (approximate[:, -1] + slack[rows] < kth)
-                proven[rows] = enough | (there.sum(axis=1) == total[rows])
-                tied[rows] = (there & (exact >= kth[:, None])).all(axis=1)
+                shortlist = self.shortlist(xq[rows], wanted, lists[rows])
+                found = decide(prepared[rows], self.codes, (self.M, self.K), shortlist, slack[rows], k)
+                out[rows] = found.best
+                there = shortlist[1] >= 0
+                proven[rows] = found.proven | (there.sum(axis=1) == total[rows])
+                tied[rows] = (there & (found.exact >= found.kth[:, None])).all(axis=1)
             if attempt == 0:
                 self.retried += len(open_) - int(proven.sum())
                 left = np.flatnonzero(~proven)

@@ -32,7 +32,6 @@ class IvfSettings:
         lists: how many, at most (default: about the square root of the codes): k-means makes no more than there are
             distinct codes in its sample, and leaves out empty ones. Ignored where ``centroids`` are given.
         centroids: float32 [lists, M*d], of any length (only their direction counts); None: k-means.
-        form: ``fastscan`` (4-bit) or ``fused`` (byte-fused 8-bit).
         nprobe: lists that a query looks at, at least (:mod:`.probing`).
         seed: of k-means.
         points: operating points found by tuning (:meth:`.memory.MemoryIndex.tune`), for the record.
@@ -42,7 +41,6 @@ class IvfSettings:
 
     lists: int | None = None
     centroids: Floats | None = None
-    form: Literal["fastscan", "fused"] = "fastscan"
     nprobe: int = 8
     seed: int = 0
     points: tuple[dict[str, float], ...] = ()
@@ -50,9 +48,7 @@ class IvfSettings:
     assignment: Literal["nearest", "tables"] | None = None
 
     def check(self) -> None:
-        """Raises UsageError: ``form``, ``lists``, ``nprobe`` or ``seed`` out of range."""
-        if self.form not in ("fastscan", "fused"):
-            raise UsageError(f"IVF form {self.form!r}: choose fastscan or fused")
+        """Raises UsageError: ``lists``, ``nprobe`` or ``seed`` out of range."""
         check_count(self.nprobe, "nprobe")
         if self.lists is not None:
             check_count(self.lists, "lists")
@@ -67,7 +63,7 @@ class IvfSettings:
         """With centroids: the given ones made unit-norm, or those of spherical k-means over decoded codes.
 
         Raises:
-            UsageError: ``lists``, ``nprobe`` or ``form`` out of range.
+            UsageError: ``lists`` or ``nprobe`` out of range.
             DataError: centroids of another width, not finite, or zero.
         """
         D = int(Z.shape[0] * Z.shape[2])

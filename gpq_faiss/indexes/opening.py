@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +10,22 @@ from ..errors import DataError, UsageError
 from ..faissio.header import has_lists
 from ..faissio.io import load_index, read_sidecar, sidecar_path
 from ..faissio.layout import layout_of
+from ..faissio.storage import Packing
 from ..inputs import check_file, parse_bytes
 from .file import FileIndex, open_file
 from .items import Items
-from .kinds import KINDS, Kind, check_kind
 from .lists import IvfSettings
 from .memory import MemoryIndex
+from .plan import KINDS, Plan
 
 
 def of_faiss(
-    index: Any, *, kind: Kind = "auto", what: str = "index", ivf: IvfSettings | None = None, **options: Any
+    index: Any,
+    *,
+    kind: str | Plan = "auto",
+    what: str = "index",
+    ivf: IvfSettings | None = None,
+    model_fingerprint: str | None = None,
 ) -> MemoryIndex:
     """An index in memory of what a Faiss index holds (any form that :func:`..faissio.layout.layout_of` knows); a snapshot.
 
@@ -29,44 +36,42 @@ def of_faiss(
     layout = layout_of(index, what=what, deep=True)
     if layout.ntotal == 0:
         raise DataError(f"{what} is empty: add codes first (gpq index)")
-    check_kind(kind, int(layout.codebooks.shape[1]))
+    plan = Plan.of(kind)
+    plan.check(int(layout.codebooks.shape[1]))
     codes, ids, list_of = layout.ordered()
     codes, ids = codes.copy(), None if ids is None else ids.copy()  # so that the index may go
-    if kind == "ivf" and ivf is None and list_of is not None:
-        ivf = IvfSettings(
-            centroids=layout.centroids,
-            nprobe=int(layout.flat.nprobe),
-            form="fastscan" if layout.packing == "fastscan" else "fused",
-            list_of=list_of,
-        )
-    return MemoryIndex(Items.ordered(codes, ids), layout.codebooks, kind, ivf=ivf, **options)
+    if plan.search == "ivf" and ivf is None and list_of is not None:
+        packed: Packing = "fastscan" if layout.storage.packing == "fastscan" else "bytes"
+        plan = dataclasses.replace(plan, packing=packed)
+        ivf = IvfSettings(centroids=layout.centroids, nprobe=int(layout.flat.nprobe), list_of=list_of)
+    items = Items.ordered(codes, ids)
+    return MemoryIndex(items, layout.codebooks, plan, ivf=ivf, model_fingerprint=model_fingerprint)
 
 
-def open_in_memory(source: Any, kind: Kind | None = None, **options: Any) -> MemoryIndex:
+def open_in_memory(source: Any, kind: str | Plan | None = None) -> MemoryIndex:
     """An index in memory of an index file or a Faiss index.
 
     Args:
         source: a path, or a Faiss index.
-        kind: see :data:`.kinds.KINDS`; default: what the file was saved as, else ``ivf`` where it has lists, else ``auto``.
-        options: ``group``, ``ivf`` as :meth:`MemoryIndex.build`.
+        kind: a name in :data:`.plan.KINDS`, or a plan; default: what the file was saved as, else ``ivf`` where it has
+            lists, else ``auto``.
 
     Raises:
         DataError, MismatchError: see :func:`..faissio.io.load_index`.
         UsageError: see :meth:`MemoryIndex.build`.
     """
     if not isinstance(source, str | Path):
-        return of_faiss(source, kind=kind or "auto", **options)
+        return of_faiss(source, kind=kind or "auto")
     index, sidecar = load_index(source)
     extra = sidecar["extra"]
     if kind is None:
-        kind = extra.get("engine", "ivf" if sidecar["kind"].startswith("ivf") else "auto")
-        if kind not in KINDS:
-            raise DataError(f"{sidecar_path(source)}: kind {kind!r} is unknown: name the kind to open it as")
-        options.setdefault("group", extra.get("group") is True)
-    assert kind is not None
-    return of_faiss(
-        index, kind=kind, what=str(source), model_fingerprint=sidecar["model_fingerprint"], **options
-    )
+        name = extra.get("engine", "ivf" if has_lists(source) else "auto")
+        if name not in KINDS:
+            raise DataError(f"{sidecar_path(source)}: kind {name!r} is unknown: name the kind to open it as")
+        kind = KINDS[name]
+        if extra.get("group") is True:
+            kind = dataclasses.replace(kind, group=True)
+    return of_faiss(index, kind=kind, what=str(source), model_fingerprint=sidecar["model_fingerprint"])
 
 
 _COPIES = 4
@@ -77,14 +82,14 @@ _GROUPED_COPIES = 20
 
 def open_index(
     index: str | Path,
-    kind: Kind = "auto",
+    kind: str = "auto",
     memory: str | int | None = None,
     nprobe: int | None = None,
 ) -> MemoryIndex | FileIndex:
     """Open an index file in the way that suits it: in memory, or in place where the budget does not hold it.
 
     Args:
-        kind: see :data:`.kinds.KINDS`. ``auto``: lists where the file has lists, else exact; in memory each
+        kind: see :data:`.plan.KINDS`. ``auto``: lists where the file has lists, else exact; in memory each
             distinct code is scored once where few enough are (:func:`..codes.groups.worth_grouping`).
         memory: budget for the arrays of the search; without one, the index is read into memory. Codes are grouped only
             where it holds what that takes for a while, up to 20 times the file.
@@ -94,8 +99,7 @@ def open_index(
         UsageError: an unknown kind, one that cannot be searched in place, or ``nprobe`` without lists.
         DataError, MismatchError: as :func:`open_in_memory`.
     """
-    if kind not in KINDS:
-        raise UsageError(f"kind {kind!r}: choose from {', '.join(KINDS)}")
+    Plan.of(kind)
     path = Path(index)
     check_file(path, "an index file (gpq index, or faiss.write_index)")
     copies = 0.0 if memory is None or not path.is_file() else path.stat().st_size / parse_bytes(memory)
@@ -112,7 +116,7 @@ def open_index(
             opened.set_nprobe(opened.lists)
     else:
         sidecar = read_sidecar(path)
-        if kind == "auto" and sidecar is not None and sidecar["kind"].startswith("ivf"):
+        if kind == "auto" and sidecar is not None and has_lists(path):
             kind = "ivf"
         tight = _GROUPED_COPIES * copies > 1
         if tight and kind == "auto" and not (sidecar is None and has_lists(path)):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import threading
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,12 +23,14 @@ from ..codes.checks import MAX_CODEBOOKS, Codes, Floats, Ids
 from ..codes.keys import EMPTY_KEY, Keys, best_keys, read_keys, sort_keys
 from ..codes.scores import lookup, lookup_columns, lookup_tables, score_prepared, score_tables
 from ..errors import UsageError
+from ..faissio.storage import Packing
 from .scanners import FastScan, Scanner, TableScan, fastscan_bound
 from .single import SingleSearch
 
 FULL = 8192
 """Rows up to which scoring everything is cheaper than shortlisting and proving (measured)."""
-_CANDIDATE_BYTES = 64 << 20
+CANDIDATE_BYTES = 64 << 20
+"""What the candidates of a block of queries may take."""
 _SCORE_BLOCK = 32_768
 _ROUNDS = 3
 _FEW = 32
@@ -81,6 +83,63 @@ def score_all(
     return out
 
 
+def candidate_bytes(wanted: int, size: int) -> int:
+    """What ``wanted`` candidates of a query, codes of ``size`` bytes, take while they are scored."""
+    return wanted * (size * 17 + 32)
+
+
+class Decided(NamedTuple):
+    """What a shortlist gives for some queries (:func:`decide`).
+
+    Attributes:
+        best: int64 keys [q, min(k, c)], best first, empty ones where fewer were found.
+        exact: float32 [q, c], exact scores of the shortlisted; -inf where there is none.
+        reach: float32 [q, c], what each of them could have scored at most.
+        kth: float32 [q], the k-th exact score; -inf where there are fewer.
+        proven: bool [q], nothing that was not shortlisted belongs among the best k.
+    """
+
+    best: Keys
+    exact: Floats
+    reach: Floats
+    kth: Floats
+    proven: NDArray[np.bool_]
+
+
+def decide(
+    prepared: Floats,
+    codes: Codes | PackedCodes,
+    shape: tuple[int, int],
+    shortlist: tuple[Floats, Ids],
+    slack: Floats,
+    k: int,
+) -> Decided:
+    """Score what was shortlisted exactly, and see for which queries that proves the ``k`` best.
+
+    Args:
+        prepared: float32 [q, T, entries], :func:`..codes.scores.lookup_tables` of the queries.
+        shape: M and K.
+        shortlist: approximate scores float32 [q, c], larger first, and positions int64 [q, c], -1 behind the last.
+        slack: float32 [q], by how much an exact score can exceed the approximate one.
+    """
+    approximate, found = shortlist
+    full = found[:, -1] >= 0
+    if full.all():
+        exact = score_prepared(prepared, codes[found], *shape)
+        keys = sort_keys(exact, found)
+    else:
+        there, at = found >= 0, np.maximum(found, 0)
+        exact = np.where(there, score_prepared(prepared, codes[at], *shape), np.float32(-np.inf))
+        keys = np.where(there, sort_keys(exact, at), EMPTY_KEY)
+    best = best_keys(keys, min(k, found.shape[1]))
+    some = found.shape[1] >= k
+    kth = read_keys(best[:, -1])[0] if some else np.full(len(found), -np.inf, np.float32)
+    # Whatever was not shortlisted scores at most the last approximate score plus the slack. A tie with the k-th is not
+    # good enough: the item outside might come first in the order of ids.
+    reach = approximate + slack[:, None]
+    return Decided(best, exact, reach, kth, full & (reach[:, -1] < kth))
+
+
 @dataclass(frozen=True)
 class QueryTables:
     """What a search needs to know of its queries, to be found once for searches over many parts.
@@ -112,8 +171,8 @@ class ProvenSearch:
     Args:
         codes: uint8 [n, code_size], checked; may lie in FastScan's blocks.
         Z: codebooks, float32 [M, K, d], checked.
-        stages: what shortlists: ``fastscan`` first where K = 16 (and the rows fit its 2^31), ``fused`` tables in any
-            case, or ``flat`` ones. Scanners are built when first needed.
+        packings: how codes lie for what shortlists, one after the other: ``fastscan`` where K = 16 (and the rows fit its
+            2^31), tables of ``bytes`` in any case, or of ``4-bit``. Scanners are built when first needed.
         first: how many candidates to begin with, for each k; learnt, and shared by searches over parts of one whole.
         fast: the scanner of these very codes, where there is one.
 
@@ -135,7 +194,7 @@ class ProvenSearch:
         self,
         codes: Codes | PackedCodes,
         Z: Floats,
-        stages: tuple[str, ...] = ("fastscan", "fused"),
+        packings: tuple[Packing, ...] = ("fastscan", "bytes"),
         *,
         first: dict[int, int] | None = None,
         fast: FastScan | None = None,
@@ -147,27 +206,29 @@ class ProvenSearch:
         if self.n >= 1 << 32:
             raise UsageError(f"{self.n:,} codes are too many for one search in memory: search them from disk")
         able = self.K == 16 and self.M <= MAX_CODEBOOKS and self.n < 1 << 31
-        self.stages = tuple(stage for stage in stages if stage != "fastscan" or able) or ("fused",)
-        self._scanners: dict[str, Scanner] = {} if fast is None else {"fastscan": fast}
+        self.packings: tuple[Packing, ...] = tuple(p for p in packings if p != "fastscan" or able) or (
+            "bytes",
+        )
+        self._scanners: dict[Packing, Scanner] = {} if fast is None else {"fastscan": fast}
         self._first: dict[int, int] = {} if first is None else first
         self._lock = threading.Lock()
         self._single: SingleSearch | None = None
         self._notes: dict[tuple[int, int], list[tuple[int, bool]]] = {}
         self.queries = self.retried = self.rescored = self.brute_forced = self.exhaustive = 0
 
-    def scanner(self, stage: str) -> Scanner:
-        """The scanner of a stage, built on first use."""
+    def scanner(self, packing: Packing) -> Scanner:
+        """The scanner of codes that lie so, built on first use."""
         with self._lock:
-            if stage not in self._scanners:
+            if packing not in self._scanners:
                 codes = self.codes
-                if stage != "fastscan":
+                if packing != "fastscan":
                     plain = codes[:] if isinstance(codes, PackedCodes) else codes
-                    self._scanners[stage] = TableScan(plain, self.Z, fused=stage == "fused")
+                    self._scanners[packing] = TableScan(plain, self.Z, fused=packing == "bytes")
                 elif isinstance(codes, PackedCodes):
-                    self._scanners[stage] = FastScan.of_packed(codes, self.Z)
+                    self._scanners[packing] = FastScan.of_packed(codes, self.Z)
                 else:
-                    self._scanners[stage] = FastScan(codes, self.Z)
-            return self._scanners[stage]
+                    self._scanners[packing] = FastScan(codes, self.Z)
+            return self._scanners[packing]
 
     def count_on(self, other: ProvenSearch) -> None:
         """Add what happened in another search of the same items to the counts of this."""
@@ -183,10 +244,10 @@ class ProvenSearch:
     def prepare(self, k: int) -> None:
         """Build what a search for ``k`` starts with, so that the first query does not pay for it."""
         if not self._in_full(self._start(k)):
-            self.scanner(self.stages[0])
+            self.scanner(self.packings[0])
 
     def _start(self, k: int) -> int:
-        return self._first.get(k, k + max(32, k // 2 if self.stages[0] == "fastscan" else k // 4))
+        return self._first.get(k, k + max(32, k // 2 if self.packings[0] == "fastscan" else k // 4))
 
     def _in_full(self, wanted: int) -> bool:
         return self.n <= FULL or 4 * wanted >= self.n
@@ -195,11 +256,11 @@ class ProvenSearch:
         """Queries at a time for bounded memory."""
         wanted = self._start(k)
         full = self._in_full(wanted)
-        held = (self.n if full else wanted) * 24 if full else wanted * (self.codes.shape[1] * 17 + 32)
+        held = self.n * 24 if full else candidate_bytes(wanted, self.codes.shape[1])
         tables = self.M * self.K * 64 + (self.K**2 * self.M * 4 if self.K <= 16 else 0)
         return max(
             1,
-            _CANDIDATE_BYTES // (min(held, 24 * (2 * k + _SCORE_BLOCK)) + tables if full else held + tables),
+            CANDIDATE_BYTES // (min(held, 24 * (2 * k + _SCORE_BLOCK)) + tables if full else held + tables),
         )
 
     def search_keys(
@@ -222,10 +283,10 @@ class ProvenSearch:
         wanted = self._start(k)
         open_ = np.arange(len(xq))
         # Where every query has its floor, few codes reach it: fewer candidates than k will do, even of few codes.
-        floored = floor is not None and len(self.stages) == 1 and bool(np.isfinite(floor).all())
+        floored = floor is not None and len(self.packings) == 1 and bool(np.isfinite(floor).all())
         if floored:
             wanted = self._first.get(-k, _FEW)
-        if 4 * wanted >= self.n if floored and self.stages[0] in self._scanners else self._in_full(wanted):
+        if 4 * wanted >= self.n if floored and self.packings[0] in self._scanners else self._in_full(wanted):
             self.exhaustive += len(xq)
         else:
             open_ = self._prove(xq, tables, prepared, k, wanted, out, floor, slack)
@@ -240,7 +301,7 @@ class ProvenSearch:
 
         The answer of :meth:`search_keys`, sooner. None where that has to be asked.
         """
-        if k > _ONE_MOST or self.stages[0] != "fastscan" or not isinstance(self.codes, np.ndarray):
+        if k > _ONE_MOST or self.packings[0] != "fastscan" or not isinstance(self.codes, np.ndarray):
             return None
         if self._single is None:
             scan = self.scanner("fastscan")
@@ -276,15 +337,15 @@ class ProvenSearch:
         """Fill the rows of ``out`` that can be proven; returns the others."""
         open_ = np.arange(len(xq))
         tied: list[NDArray[np.intp]] = []
-        for number, stage in enumerate(self.stages):
-            last = number + 1 == len(self.stages)
-            if slack is None or stage != "fastscan":
-                slack = self.scanner(stage).slack(xq, tables)
+        for number, packing in enumerate(self.packings):
+            last = number + 1 == len(self.packings)
+            if slack is None or packing != "fastscan":
+                slack = self.scanner(packing).slack(xq, tables)
             if number:
                 self.rescored += len(open_)
                 wanted = k + max(32, k // 4)
-            # With one stage alone, widening goes on as long as it is cheaper than scoring everything.
-            alone = len(self.stages) == 1 and floor is not None
+            # With one scanner alone, widening goes on as long as it is cheaper than scoring everything.
+            alone = len(self.packings) == 1 and floor is not None
             floored = alone and floor is not None and bool(np.isfinite(floor).all())
             widest = _WIDEST if self.n > FULL else 8
             most = 4 ** (_ROUNDS - 1) * (k + max(32, k // 4))
@@ -294,17 +355,17 @@ class ProvenSearch:
                 proven = np.zeros(len(open_), np.bool_)
                 reaching = np.zeros(len(open_), np.int64)
                 needed = np.zeros(len(open_), np.int64)
-                step = max(1, _CANDIDATE_BYTES // (wanted * (self.codes.shape[1] * 17 + 32)))
+                step = max(1, CANDIDATE_BYTES // candidate_bytes(wanted, self.codes.shape[1]))
                 for start in range(0, len(open_), step):
                     part = slice(start, start + step)
                     proven[part], reaching[part], needed[part] = self._shortlist(
-                        self.scanner(stage), xq, slack, prepared, open_[part], k, wanted, out, floor
+                        self.scanner(packing), xq, slack, prepared, open_[part], k, wanted, out, floor
                     )
                 if number == attempt == 0:
                     self.retried += int((~proven).sum())
                     self._adapt(-k if floored else k, wanted, needed, proven, least=1 if alone else 8)
                 # Where ties with the k-th still fill four times the candidates, there is no end of them in sight; and
-                # where they are more than the next stage would ever take, it need not begin.
+                # where they are more than the next scanner would ever take, it need not begin.
                 hopeless = np.zeros(len(open_), np.bool_)
                 if not alone and attempt:
                     end = not last and attempt + 1 == _ROUNDS
@@ -332,18 +393,13 @@ class ProvenSearch:
             Of each query: whether proven; how many candidates reach the k-th score (all, where ties fill them); how many
             could have mattered.
         """
-        approximate, found = scanner.candidates(np.ascontiguousarray(xq[rows]), wanted)
-        exact = score_prepared(prepared[rows], self.codes[found], self.M, self.K)
-        best = best_keys(sort_keys(exact, found), min(k, wanted))
-        kth = read_keys(best[:, -1])[0] if wanted >= k else np.full(len(rows), -np.inf, np.float32)
-        # Whatever was not shortlisted scores at most the last approximate score plus the slack. A tie with the k-th is
-        # not good enough: the item outside might come first in the order of ids.
-        reach = approximate + slack[rows, None]
-        proven = reach[:, -1] < kth
+        shortlist = scanner.candidates(np.ascontiguousarray(xq[rows]), wanted)
+        best, exact, reach, kth, proven = decide(
+            prepared[rows], self.codes, (self.M, self.K), shortlist, slack[rows], k
+        )
         if floor is not None:
-            proven |= reach[:, -1] <= floor[rows]
+            proven |= (reach[:, -1] <= floor[rows]) & (shortlist[1][:, -1] >= 0)
             kth = np.maximum(kth, floor[rows])
-        proven &= found[:, -1] >= 0
         out[rows[proven], : best.shape[1]] = best[proven]
         return proven, (exact >= kth[:, None]).sum(axis=1), (reach >= kth[:, None]).sum(axis=1)
 
@@ -382,7 +438,7 @@ class ProvenSearch:
         wanted = 256
         held = 0
         while len(open_) and self.n > FULL and 8 * wanted < self.n and wanted <= 1 << 14:
-            scanner = self.scanner(self.stages[0])
+            scanner = self.scanner(self.packings[0])
             approximate, found = scanner.candidates(np.ascontiguousarray(xq[open_]), wanted)
             exact = score_prepared(prepared[open_], self.codes[found], self.M, self.K)
             slack = scanner.slack(xq[open_], tables[open_])

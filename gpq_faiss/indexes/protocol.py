@@ -6,6 +6,8 @@ from typing import Any, Protocol
 
 from ..codes.checks import Floats
 from .filters import Filter
+from .plan import Plan
+from .ranges import LIMIT
 
 
 class Index(Protocol):
@@ -28,8 +30,8 @@ class Index(Protocol):
         """Of the codebooks."""
 
     @property
-    def kind(self) -> str:
-        """How it searches, in a word."""
+    def plan(self) -> Plan:
+        """How it searches."""
 
     @property
     def lists(self) -> int:
@@ -57,7 +59,7 @@ class Index(Protocol):
         *,
         nprobe: int | None = None,
         where: Filter | None = None,
-        limit: int = 10_000_000,
+        limit: int = LIMIT,
         threads: int | None = None,
     ) -> tuple[Any, Any, Any]:
         """All items that score at least ``min_score``: as Faiss lims int64 [Q + 1], scores float32, ids int64."""

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import faiss
 import numpy as np
 
-from ..build.lists import build_lists, store_nprobe
 from ..build.shards import Hdf5Shard, Shard, is_index, is_parquet, open_shard
+from ..build.sort import store_nprobe
 from ..build.stream import MEMORY as STREAM_MEMORY
-from ..build.stream import build_stream
+from ..build.stream import build_index
 from ..codes.bits import code_size
 from ..codes.checks import check_recall, repeated_id
 from ..codes.codebooks import inject
 from ..errors import DataError, UsageError
 from ..faissio.io import check_index_output, save_index
-from ..faissio.layout import Packing
 from ..faissio.model import ModelHeader, read_model
+from ..faissio.storage import Packing
 from ..indexes.file import open_file
-from ..indexes.kinds import Kind, check_kind
 from ..indexes.lists import IvfSettings
 from ..indexes.memory import MemoryIndex
+from ..indexes.plan import Plan
 from ..inputs import check_memory, parse_bytes
 from ..progress import Progress, stage
 from ..store import RowReader
@@ -36,9 +37,10 @@ def index(
     source: str | Path | Sequence[str | Path],
     out: str | Path,
     *,
-    kind: Kind = "flat",
+    kind: str = "flat",
     memory: str | int | None = None,
     ivf: IvfSettings | None = None,
+    packing: Packing | None = None,
     recall: float | None = None,
     overwrite: bool = False,
     block: int = BLOCK,
@@ -47,21 +49,22 @@ def index(
     """Write codes (or features, which are encoded on the way) as a searchable index with the user's own ids.
 
     By default the result is an ``IndexIDMap2`` around an ``IndexPQ``, made in memory. With ``memory``, several sources
-    or another kind, rows stream through files (:func:`.stream.build_stream`): the build is resumable by source and keeps
-    to the budget, and the id map is an ``IndexIDMap`` (none where ids are 0, 1, 2, ...), whose reading takes no table of
+    or another kind, rows stream through files (:func:`..build.stream.build_index`): the build is resumable by source and
+    keeps to the budget, and the id map is an ``IndexIDMap`` (none where ids are 0, 1, 2, ...), whose reading takes no table of
     ids. ``exact``, ``grouped`` and ``auto`` are flat files that the sidecar says how to open. ``ivf`` streams where
-    ``memory`` is given (:func:`.lists.build_lists`), and is made in memory otherwise.
+    ``memory`` is given, and is made in memory otherwise.
 
     Args:
         model_dir: the model that the rows are of.
         source: ``codes.h5``, ``features.h5``, Parquet with columns ``codes`` and ``id``, or an index file of any form
             (which is so converted); several are shards of one index (and index files are so merged).
         out: the index file; ``out + ".json"`` gets its fingerprints.
-        kind: see :data:`..index.kinds.KINDS`.
+        kind: a name in :data:`..indexes.plan.KINDS`.
         memory: for the arrays of the build: bytes, or ``"2GB"``.
         ivf: for ``ivf``: how lists are made.
-        recall: for ``ivf``: choose nprobe for this recall of the top 10 (:meth:`..index.memory.MemoryIndex.tune`; by stand-ins for
-            queries, drawn from the items).
+        packing: for ``ivf``: how codes lie in the lists, ``fastscan`` (the default) or ``bytes``.
+        recall: for ``ivf``: choose nprobe for this recall of the top 10 (:meth:`..indexes.memory.MemoryIndex.tune`; by
+            stand-ins for queries, drawn from the items).
         overwrite: replace existing files.
         block: rows at a time (without ``memory``).
         progress: called after each block.
@@ -82,7 +85,9 @@ def index(
         raise UsageError("nothing to index: name at least one file of codes or features")
     if any(Path(out).resolve() == Path(path).resolve() for path in sources):
         raise UsageError(f"{out} is the source itself: choose another output")
-    if kind != "ivf" and (ivf is not None or recall is not None):
+    plan = Plan.of(kind)
+    lists = plan.search == "ivf"
+    if not lists and (ivf is not None or recall is not None or packing is not None):
         raise UsageError(f"lists and recall belong to kind 'ivf', not to {kind!r}")
     if recall is not None:
         check_recall(recall)
@@ -90,7 +95,9 @@ def index(
         ivf.check()
     out = check_index_output(out, overwrite=overwrite)
     model = read_model(model_dir)
-    check_kind(kind, int(model.codebooks.shape[1]))
+    M, K, _ = (int(n) for n in model.codebooks.shape)
+    plan = replace(plan, packing=packing or plan.packing)
+    plan.check(K)
     budget = None if memory is None else parse_bytes(memory)
     rows = not any(is_parquet(path) or is_index(path) for path in sources)
     if kind == "flat" and budget is None and len(sources) == 1 and rows:
@@ -101,44 +108,30 @@ def index(
         )
         for path in sources
     ]
-    if kind == "ivf" and budget is None:
-        return _lists(model, shards, out, ivf, recall, block, progress)
+    if lists and budget is None:
+        return _lists(model, shards, out, plan, ivf, recall, block, progress)
     extra = _origin(shards[0])
-    if kind == "ivf":
-        assert budget is not None
-        wanted, tuning = recall, max(budget, _TUNING)
-
-        def tune(path: Path) -> None:
-            if wanted is not None:
-                with stage("tuning nprobe"), open_file(path, tuning) as built:
-                    built.tune(wanted, k=min(10, built.ntotal))
-                store_nprobe(path, built.nprobe, built.points)
-
-        return build_lists(
-            shards,
-            out,
-            model.codebooks,
-            ivf,
-            model_fingerprint=model.model_fingerprint,
-            memory=budget,
-            overwrite=True,
-            extra=extra,
-            finish=tune,
-            progress=progress,
-        )
-    if kind not in ("flat", "auto"):
+    if not lists and kind not in ("flat", "auto"):
         extra["engine"] = kind
-    M = int(model.codebooks.shape[0])
-    form: Packing = "fastscan" if kind == "fastscan" else "fused" if kind == "fused" and M > 1 else "flat"
-    return build_stream(
+    budget = budget or STREAM_MEMORY
+
+    def tune(path: Path) -> None:
+        if recall is not None:
+            with stage("tuning nprobe"), open_file(path, max(budget, _TUNING)) as built:
+                built.tune(recall, k=min(10, built.ntotal))
+            store_nprobe(path, built.nprobe, built.points)
+
+    return build_index(
         shards,
         out,
         model.codebooks,
-        form,
+        plan.storage(M),
+        ivf,
         model_fingerprint=model.model_fingerprint,
-        memory=budget or STREAM_MEMORY,
+        memory=budget,
         overwrite=True,
         extra=extra,
+        finish=tune,
         progress=progress,
     )
 
@@ -153,6 +146,7 @@ def _lists(
     model: ModelHeader,
     shards: Sequence[Shard],
     out: Path,
+    plan: Plan,
     ivf: IvfSettings | None,
     recall: float | None,
     block: int,
@@ -175,7 +169,7 @@ def _lists(
                     progress(at, total)
     with stage("making lists"):
         made = MemoryIndex.build(
-            codes, model.codebooks, ids, kind="ivf", ivf=ivf, model_fingerprint=model.model_fingerprint
+            codes, model.codebooks, ids, kind=plan, ivf=ivf, model_fingerprint=model.model_fingerprint
         )
     if recall is not None:
         with stage("tuning nprobe"):

@@ -22,8 +22,8 @@ from ..encoder import Encoder
 from ..errors import DataError, MismatchError, UsageError
 from ..files import fingerprint
 from ..indexes.filters import Filter
-from ..indexes.kinds import Kind
 from ..indexes.opening import open_index
+from ..indexes.plan import Plan
 from ..indexes.protocol import Index
 from ..inputs import check_memory, parse_bytes
 from ..nn.device import gpu_memory, resolve_device
@@ -311,7 +311,7 @@ _QUERIES = 1 << 14
 def open_on_device(
     index: str | Path,
     device: str,
-    kind: Kind = "auto",
+    kind: str = "auto",
     memory: str | int | None = None,
     nprobe: int | None = None,
 ) -> Index:
@@ -335,7 +335,7 @@ def open_on_device(
     from ..gpu.placing import to_gpu, to_torch
 
     place = resolve_device(device)
-    if kind == "fastscan":
+    if Plan.of(kind).search == "approximate":
         raise UsageError(
             f"kind 'fastscan' gives rounded scores, which {place} does not: take 'exact' for the exact answer of the same "
             "file, or --device cpu"
@@ -356,7 +356,7 @@ def search(
     *,
     k: int = 10,
     rows: str | None = None,
-    kind: Kind = "auto",
+    kind: str = "auto",
     memory: str | int | None = None,
     nprobe: int | None = None,
     recall: float | None = None,
@@ -456,7 +456,7 @@ def search(
     result = SearchResult(found, scores, ids, names, z_print, tuple(points), opened.describe(), min_score)
     if result.short:
         why = ["too few items pass the filter"] if where is not None else []
-        if opened.kind == "fastscan":
+        if opened.plan.search == "approximate":
             why.append("kind fastscan gives no item of the least score (take exact)")
         log.warning(
             "%d of %d queries have fewer than %d results: %s", result.short, len(ids), k, " or ".join(why)

@@ -11,7 +11,7 @@ from pathlib import Path
 import faiss
 import numpy as np
 import pytest
-from test_build_stages import IDS, codebooks, features, make_model, make_rows
+from index_factory import IDS, codebooks, features, make_model, make_rows
 
 from gpq_faiss.codes.codebooks import inject
 from gpq_faiss.codes.encode import encode
@@ -92,7 +92,7 @@ def test_an_index_of_any_size_is_compared_with_its_hash(tmp_path: Path) -> None:
     """A file of 257 MiB, nearly all of it a hole."""
     n = 257 << 20
     Z = np.ones((2, 16, 1), np.float32)
-    head, count, tail = row_header("flat", Z, n, mapped=False)
+    head, count, tail = row_header("4-bit", Z, n, mapped=False)
     path = tmp_path / "big.faiss"
     with path.open("wb") as file:
         file.write(head)
@@ -124,6 +124,7 @@ OVERWRITTEN = """
     from gpq_faiss.errors import DataError
     from gpq_faiss.codes.bits import pack_codes
     from gpq_faiss.indexes.file import open_file
+    from gpq_faiss.faissio.storage import STORAGES
     from gpq_faiss.indexes.memory import MemoryIndex
     from gpq_faiss.indexes.lists import IvfSettings
 
@@ -163,10 +164,10 @@ OVERWRITTEN = """
                 assert "i.faiss was changed while it was in use" in str(error), error
             thread.join()
 
-    for form in ("flat", "fused", "fastscan", "ivf-fused", "ivf-fastscan"):
+    for form in STORAGES:
         for own in (True, False):
             for name, of in (("sound", codes), ("same", codes[::-1]), ("short", codes[: n // 2])):
-                MemoryIndex.build(of, Z, ids[: len(of)] if own else None, ivf=lists).save(name, form, overwrite=True)
+                MemoryIndex.build(of, Z, ids[: len(of)] if own else None, ivf=lists).save(name, STORAGES[form], overwrite=True)
             os.remove("sound.json")
             for way in sys.argv[1:] * 2:
                 interrupted(way)
@@ -199,7 +200,7 @@ CLAIMS = """
     from gpq_faiss.codes.codebooks import inject
     from gpq_faiss.indexes.file import open_file
     from gpq_faiss.faissio.io import load_index
-    from gpq_faiss.faissio.forms import ivf_index
+    from gpq_faiss.faissio.storage import ivf_index
 
     def peak():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
@@ -210,7 +211,7 @@ CLAIMS = """
     codes, coarse = np.zeros((60, 2), np.uint8), np.eye(36, dtype=np.float32)[:4]
     flat = inject(Z)
     flat.add_sa_codes(codes)
-    lists = [ivf_index(codes, None, Z, coarse, form, np.zeros(60, np.int32)) for form in ("fastscan", "fused")]
+    lists = [ivf_index(codes, None, Z, coarse, form, np.zeros(60, np.int32)) for form in ("fastscan", "bytes")]
     files = [faiss.serialize_index(i).tobytes() for i in (flat, faiss.IndexPQFastScan(flat), *lists)]
     path, refused = Path("i.faiss"), 0
     for reader in (load_index, open_file):

@@ -12,17 +12,18 @@ import pytest
 from build_progress import progress_of
 
 from gpq_faiss.build.coarse import Nearest, Tables, choose
-from gpq_faiss.build.lists import build_lists, store_nprobe
 from gpq_faiss.build.shards import Hdf5Shard
+from gpq_faiss.build.sort import store_nprobe
+from gpq_faiss.build.stream import build_index
 from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.codes.encode import decode
 from gpq_faiss.errors import DataError, MismatchError, UsageError
-from gpq_faiss.faissio.forms import ivf_index
 from gpq_faiss.faissio.header import list_bytes, list_header, read_header
 from gpq_faiss.faissio.io import load_index, read_sidecar, sidecar_path, stored_points
 from gpq_faiss.faissio.layout import layout_of
 from gpq_faiss.faissio.source import IndexFile
-from gpq_faiss.indexes.file import FileIndex, open_file
+from gpq_faiss.faissio.storage import Packing, Storage, ivf_index
+from gpq_faiss.indexes.file import open_file
 from gpq_faiss.indexes.filters import Deny
 from gpq_faiss.indexes.lists import IvfSettings, assign
 from gpq_faiss.indexes.memory import MemoryIndex
@@ -30,7 +31,8 @@ from gpq_faiss.indexes.opening import open_in_memory
 from gpq_faiss.store import Header, RowWriter
 
 M, MODEL = 6, "a" * 16
-FORMS = ["ivf-fused", "ivf-fastscan"]
+PACKINGS: list[Packing] = ["bytes", "fastscan"]
+LISTS = Storage("fastscan", lists=True)
 
 
 def codebooks(M: int = M) -> np.ndarray:
@@ -63,26 +65,26 @@ def queries(n: int, M: int = M) -> np.ndarray:
     return np.random.default_rng(3).normal(size=(n, M * 12)).astype(np.float32)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", PACKINGS)
 @pytest.mark.parametrize("M", [2, 3, 7, 12])
-def test_a_file_with_lists_is_what_faiss_writes(tmp_path: Path, form: str, M: int) -> None:
+def test_a_file_with_lists_is_what_faiss_writes(tmp_path: Path, form: Packing, M: int) -> None:
     Z, path = codebooks(M), tmp_path / "i.faiss"
     for n in (1, 40, 3000):  # few lists filled, some, all
         codes = random_codes(n, M)
         ids = np.random.default_rng(0).permutation(n) * 3 - 5
         ivf = IvfSettings(centroids=queries(10, M), nprobe=4).trained(codes, Z)
         list_of = assign(codes, Z, ivf.centroids)
-        index = ivf_index(codes, ids, Z, ivf.centroids, form[4:], list_of)
+        index = ivf_index(codes, ids, Z, ivf.centroids, form, list_of)
         index.nprobe = 4
         theirs = faiss.serialize_index(index).tobytes()
         sizes = np.bincount(list_of, minlength=10)
-        head = list_header(form[4:], Z, ivf.centroids, 4, sizes)
+        head = list_header(form, Z, ivf.centroids, 4, sizes)
         assert theirs.startswith(head)
-        assert len(theirs) == len(head) + list_bytes(form[4:], sizes, M).sum()
+        assert len(theirs) == len(head) + list_bytes(form, sizes, M).sum()
         path.write_bytes(theirs)
         with IndexFile(path) as file:
             found = read_header(file)
-            assert (found.packing, found.n, found.nprobe) == (form[4:], n, 4)
+            assert (found.packing, found.n, found.nprobe) == (form, n, 4)
             assert np.array_equal(found.sizes, sizes)
             assert np.array_equal(found.centroids, ivf.centroids)
             for number in range(10):
@@ -97,22 +99,23 @@ def test_a_file_with_lists_is_what_faiss_writes(tmp_path: Path, form: str, M: in
                         assert np.array_equal(few, ids[some][among])
 
 
-@pytest.mark.parametrize("form", ["fused", "fastscan"])
+@pytest.mark.parametrize("form", PACKINGS)
 @pytest.mark.parametrize("way", ["nearest", "tables", "prototypes"])
 @pytest.mark.parametrize("memory", [16 << 20, 1 << 30])
-def test_a_streamed_build_is_a_sound_index(tmp_path: Path, form: str, way: str, memory: int) -> None:
+def test_a_streamed_build_is_a_sound_index(tmp_path: Path, form: Packing, way: str, memory: int) -> None:
     n = 5000
     codes, ids = random_codes(n, centres=60), np.random.default_rng(1).permutation(n) * 3 - 2**41
-    settings = IvfSettings(lists=20, form=form, nprobe=5)
+    settings = IvfSettings(lists=20, nprobe=5)
     if way == "prototypes":
         settings = dataclasses.replace(settings, lists=None, centroids=queries(7) * 3)
     else:
         settings = dataclasses.replace(settings, assignment=way)
     seen: list[tuple[int, int]] = []
-    path = build_lists(
+    path = build_index(
         shards(tmp_path, codes, ids),
         tmp_path / "i.faiss",
         codebooks(),
+        Storage(form, lists=True),
         settings,
         model_fingerprint=MODEL,
         memory=memory,
@@ -123,7 +126,11 @@ def test_a_streamed_build_is_a_sound_index(tmp_path: Path, form: str, way: str, 
     assert sorted(p.name for p in tmp_path.iterdir() if p.suffix != ".h5") == ["i.faiss", "i.faiss.json"]
     index, sidecar = load_index(path, verify=True)
     layout = layout_of(index, deep=True)
-    assert (layout.kind, sidecar["model_fingerprint"], index.nprobe) == (f"ivf-{form}", MODEL, 5)
+    assert (layout.storage, sidecar["model_fingerprint"], index.nprobe) == (
+        Storage(form, lists=True),
+        MODEL,
+        5,
+    )
     order = np.argsort(layout.ids())
     by_id = np.argsort(ids)
     assert np.array_equal(layout.ids()[order], ids[by_id])
@@ -138,11 +145,12 @@ def test_a_streamed_build_is_a_sound_index(tmp_path: Path, form: str, way: str, 
 
 def test_faiss_alone_maps_the_fused_form(tmp_path: Path) -> None:
     codes = random_codes(3000)
-    path = build_lists(
+    path = build_index(
         shards(tmp_path, codes, np.arange(3000) + 9),
         tmp_path / "i.faiss",
         codebooks(),
-        IvfSettings(lists=8, form="fused", nprobe=8),
+        Storage("bytes", lists=True),
+        IvfSettings(lists=8, nprobe=8),
     )
     mapped = faiss.read_index(str(path), faiss.IO_FLAG_MMAP)
     assert isinstance(faiss.downcast_InvertedLists(mapped.invlists), faiss.OnDiskInvertedLists)
@@ -152,20 +160,17 @@ def test_faiss_alone_maps_the_fused_form(tmp_path: Path) -> None:
     assert (found == expected[1]).mean() > 0.95  # near ties may change places
 
 
-@pytest.mark.parametrize("form", ["fused", "fastscan"])
+@pytest.mark.parametrize("form", PACKINGS)
 @pytest.mark.parametrize("way", ["nearest", "tables"])
 @pytest.mark.parametrize("centres", [0, 40])
-def test_all_lists_give_the_exact_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, way: str, centres: int
-) -> None:
-    monkeypatch.setattr("gpq_faiss.indexes.proof.FULL", 0)
-    n = 4000
+def test_all_lists_give_the_exact_answer(tmp_path: Path, form: Packing, way: str, centres: int) -> None:
+    n = 30_000
     codes, ids = random_codes(n, centres=centres), np.random.default_rng(1).permutation(n) * 5 + 2**40
-    settings = IvfSettings(lists=12, form=form, nprobe=3, assignment=way)
-    path = build_lists(shards(tmp_path, codes, ids), tmp_path / "i.faiss", codebooks(), settings)
-    engine = open_file(path, "100MB")
-    assert isinstance(engine, FileIndex)
-    monkeypatch.setattr(engine, "rows_for", lambda *_: 600)  # a list in several blocks
+    settings = IvfSettings(lists=3, nprobe=2, assignment=way)
+    path = build_index(
+        shards(tmp_path, codes, ids), tmp_path / "i.faiss", codebooks(), Storage(form, lists=True), settings
+    )
+    engine = open_file(path, "100MB", rows=9000)  # a list in several blocks
     memory = MemoryIndex.build(codes, codebooks(), ids, kind="flat")
     for xq, threads in ((queries(1), 1), (queries(7), 2)):
         for k in (1, 25, 800):
@@ -177,19 +182,21 @@ def test_all_lists_give_the_exact_answer(
     least = float(memory.search(queries(4), 300)[0][:, -1].mean())
     for where in (None, lambda i: i % 3 == 0):
         for mine, theirs in zip(
-            engine.range_search(queries(4), least, nprobe=12, where=where, block=3),
+            engine.range_search(queries(4), least, nprobe=3, where=where, block=3),
             memory.range_search(queries(4), least, where=where),
             strict=True,
         ):
             assert np.array_equal(mine, theirs)
 
 
-@pytest.mark.parametrize("form", ["fused", "fastscan"])
-def test_a_search_is_exact_within_the_lists_it_looks_at(tmp_path: Path, form: str) -> None:
+@pytest.mark.parametrize("form", PACKINGS)
+def test_a_search_is_exact_within_the_lists_it_looks_at(tmp_path: Path, form: Packing) -> None:
     n, nprobe = 9000, 3
     codes, ids = random_codes(n, centres=50), np.arange(n) * 2
-    settings = IvfSettings(lists=12, form=form, nprobe=nprobe)
-    path = build_lists(shards(tmp_path, codes, ids), tmp_path / "i.faiss", codebooks(), settings)
+    settings = IvfSettings(lists=12, nprobe=nprobe)
+    path = build_index(
+        shards(tmp_path, codes, ids), tmp_path / "i.faiss", codebooks(), Storage(form, lists=True), settings
+    )
     engine, xq = open_file(path), queries(6)
     layout = layout_of(load_index(path)[0])
     list_of = layout.list_numbers()[np.argsort(layout.ids())]
@@ -215,8 +222,8 @@ def test_a_search_is_exact_within_the_lists_it_looks_at(tmp_path: Path, form: st
 def test_a_recall_is_reached_and_reported(tmp_path: Path) -> None:
     n = 9000
     codes = random_codes(n)
-    path = build_lists(
-        shards(tmp_path, codes, np.arange(n)), tmp_path / "i.faiss", codebooks(), IvfSettings(lists=32)
+    path = build_index(
+        shards(tmp_path, codes, np.arange(n)), tmp_path / "i.faiss", codebooks(), LISTS, IvfSettings(lists=32)
     )
     engine = open_file(path)
     xq = engine.sample_queries(64)
@@ -285,7 +292,7 @@ def test_a_build_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
     codes, ids = random_codes(3000), np.arange(3000) * 2
     parts, out = shards(tmp_path, codes, ids, 4), tmp_path / "i.faiss"
     settings = IvfSettings(lists=8)
-    whole = build_lists(parts, tmp_path / "whole.faiss", codebooks(), settings).read_bytes()
+    whole = build_index(parts, tmp_path / "whole.faiss", codebooks(), LISTS, settings).read_bytes()
     read: list[str] = []
     real = Hdf5Shard.blocks
 
@@ -303,19 +310,21 @@ def test_a_build_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(Hdf5Shard, "blocks", blocks)
     for rows, shards_done in ((1600, 2), (3100, 4)):  # in the third shard; while rows are moved
         with pytest.raises(KeyboardInterrupt):
-            build_lists(parts, out, codebooks(), settings, progress=stop_at(rows))
+            build_index(parts, out, codebooks(), LISTS, settings, progress=stop_at(rows))
         assert progress_of(out) == {"shards": shards_done, "rows": 750 * shards_done}
     with pytest.raises(KeyboardInterrupt):  # while lists are written
-        build_lists(parts, out, codebooks(), settings, progress=stop_at(6100))
+        build_index(parts, out, codebooks(), LISTS, settings, progress=stop_at(6100))
     assert read == ["0.h5", "1.h5", "2.h5", "2.h5", "3.h5"]
     assert not out.exists()
-    build_lists(parts, out, codebooks(), settings)
+    build_index(parts, out, codebooks(), LISTS, settings)
     assert len(read) == 5  # nothing was read again
     assert out.read_bytes() == whole
     assert not (tmp_path / ".i.faiss.building").exists()
     with pytest.raises(KeyboardInterrupt):
-        build_lists(parts, out, codebooks(), settings, progress=stop_at(6100), overwrite=True)
-    build_lists(parts, out, codebooks(), IvfSettings(lists=5), overwrite=True)  # other lists: other order
+        build_index(parts, out, codebooks(), LISTS, settings, progress=stop_at(6100), overwrite=True)
+    build_index(
+        parts, out, codebooks(), LISTS, IvfSettings(lists=5), overwrite=True
+    )  # other lists: other order
     assert len(read) > 5
     assert open_file(out).lists == 5
 
@@ -329,26 +338,27 @@ def test_what_cannot_be_built_is_refused(tmp_path: Path) -> None:
         ("raise --memory", IvfSettings(centroids=np.ones((20_000, 72), np.float32)), 16 << 20),
     ):
         with pytest.raises(UsageError, match=message):
-            build_lists(parts, out, codebooks(), settings, memory=memory)
+            build_index(parts, out, codebooks(), LISTS, settings, memory=memory)
     with pytest.raises(UsageError, match="nothing to index"):
-        build_lists([], out, codebooks())
+        build_index([], out, codebooks(), LISTS)
     with pytest.raises(DataError, match="is zero"):
-        build_lists(parts, out, codebooks(), IvfSettings(centroids=np.zeros((2, 72), np.float32)))
+        build_index(parts, out, codebooks(), LISTS, IvfSettings(centroids=np.zeros((2, 72), np.float32)))
     for p in tmp_path.glob("*.h5"):
         p.unlink()
     with pytest.raises(DataError, match="occurs more than once"):
-        build_lists(shards(tmp_path, codes, np.arange(40) // 2), out, codebooks())
+        build_index(shards(tmp_path, codes, np.arange(40) // 2), out, codebooks(), LISTS)
     assert not out.exists()
 
 
-@pytest.mark.parametrize("form", ["fused", "fastscan"])
-def test_damaged_files_are_refused(tmp_path: Path, form: str) -> None:
+@pytest.mark.parametrize("form", PACKINGS)
+def test_damaged_files_are_refused(tmp_path: Path, form: Packing) -> None:
     n = 600
-    path = build_lists(
+    path = build_index(
         shards(tmp_path, random_codes(n), np.arange(n) * 2),
         tmp_path / "i.faiss",
         codebooks(),
-        IvfSettings(lists=4, form=form),
+        Storage(form, lists=True),
+        IvfSettings(lists=4),
     )
     data = path.read_bytes()
     path.write_bytes(data[:-1] + b"\1\2")
@@ -387,7 +397,7 @@ def test_lists_of_a_factory_string_are_taken(tmp_path: Path) -> None:
     faiss.copy_array_to_vector(Z.ravel(), index.pq.centroids)
     index.by_residual, index.is_trained = False, True
     index.add(decode(codes, Z))
-    assert layout_of(index, deep=True).kind == "ivf-fastscan"
+    assert layout_of(index, deep=True).storage == LISTS
     assert np.array_equal(layout_of(index).centroids, queries(4))
     expected = MemoryIndex.build(codes, Z).search(queries(5), 10)
     assert np.array_equal(open_in_memory(index, kind="exact").search(queries(5), 10)[1], expected[1])
@@ -404,10 +414,11 @@ def test_whether_ids_ascend_is_noted_over_several_blocks(tmp_path: Path) -> None
     n = 700_000
     codes, ids = random_codes(n), np.arange(n) * 2
     for number, (own, ascends) in enumerate(((ids, True), (np.roll(ids, n // 2), False))):
-        path = build_lists(
+        path = build_index(
             [ArrayShard(codes, own)],
             tmp_path / f"{number}.faiss",
             codebooks(),
+            LISTS,
             IvfSettings(lists=1),
             memory=16 << 20,
         )

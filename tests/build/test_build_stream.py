@@ -16,25 +16,26 @@ import pytest
 from build_progress import progress_of
 
 from gpq_faiss.build.shards import Hdf5Shard, ParquetShard
-from gpq_faiss.build.stream import build_stream
+from gpq_faiss.build.stream import build_index
 from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.codes.codebooks import inject
 from gpq_faiss.errors import DataError, MismatchError, UsageError
-from gpq_faiss.faissio.forms import faiss_form
 from gpq_faiss.faissio.header import pack_rows, read_header, row_header
 from gpq_faiss.faissio.io import load_index, read_sidecar, sidecar_path, stored_points
 from gpq_faiss.faissio.layout import layout_of
 from gpq_faiss.faissio.source import IndexFile
+from gpq_faiss.faissio.storage import Packing, Storage, row_index
 from gpq_faiss.indexes.file import open_file
 from gpq_faiss.indexes.filters import Deny
 from gpq_faiss.indexes.lists import IvfSettings
 from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.indexes.opening import open_in_memory
+from gpq_faiss.indexes.plan import Plan
 from gpq_faiss.inputs import parse_bytes
 from gpq_faiss.store import Header, RowWriter
 
 M, MODEL = 6, "a" * 16
-ROWFORMS = ["flat", "fused", "fastscan"]
+ROWFORMS: list[Packing] = ["4-bit", "bytes", "fastscan"]
 
 
 def codebooks(M: int = M, K: int = 16) -> np.ndarray:
@@ -63,8 +64,8 @@ def shards(folder: Path, ids: np.ndarray, parts: int = 3) -> list[Hdf5Shard]:
 @pytest.mark.parametrize("mapped", [False, True])
 @pytest.mark.parametrize("M", [1, 3, 8])
 @pytest.mark.parametrize("form", ROWFORMS)
-def test_a_file_in_rows_is_what_faiss_writes(tmp_path: Path, form: str, M: int, mapped: bool) -> None:
-    if (form, M) == ("fused", 1):
+def test_a_file_in_rows_is_what_faiss_writes(tmp_path: Path, form: Packing, M: int, mapped: bool) -> None:
+    if (form, M) == ("bytes", 1):
         pytest.skip("there is no such form")
     for n in (1, 31, 64, 203):
         codes, Z = random_codes(n, M=M), codebooks(M)
@@ -73,7 +74,7 @@ def test_a_file_in_rows_is_what_faiss_writes(tmp_path: Path, form: str, M: int, 
         packed = pack_rows(form, codes, Z).tobytes()
         assert len(packed) == count
         mine = head + packed + tail + (b"" if ids is None else ids.astype("<i8").tobytes())
-        theirs = faiss.serialize_index(faiss_form(form, codes, ids, Z)).tobytes()
+        theirs = faiss.serialize_index(row_index(codes, ids, Z, form)).tobytes()
         assert mine.replace(b"IxMp", b"IxM2", 1) == theirs
         path = tmp_path / "a.faiss"
         path.write_bytes(mine)
@@ -88,17 +89,17 @@ def test_a_file_in_rows_is_what_faiss_writes(tmp_path: Path, form: str, M: int, 
 
 @pytest.mark.parametrize("form", ROWFORMS)
 @pytest.mark.parametrize("ids", ["counting", "ascending", "any"])
-def test_a_streamed_build_equals_one_in_memory(tmp_path: Path, form: str, ids: str) -> None:
+def test_a_streamed_build_equals_one_in_memory(tmp_path: Path, form: Packing, ids: str) -> None:
     n = 5000
     numbers = np.arange(n) if ids == "counting" else np.arange(n) * 3 - 2**41
     if ids == "any":
         numbers = np.random.default_rng(1).permutation(numbers)
     seen: list[tuple[int, int]] = []
-    path = build_stream(
+    path = build_index(
         shards(tmp_path, numbers),
         tmp_path / "i.faiss",
         codebooks(),
-        form,
+        Storage(form),
         model_fingerprint=MODEL,
         memory=16 << 20,
         progress=lambda done, total: seen.append((done, total)),
@@ -107,7 +108,11 @@ def test_a_streamed_build_equals_one_in_memory(tmp_path: Path, form: str, ids: s
     assert sorted(p.name for p in tmp_path.iterdir() if p.suffix != ".h5") == ["i.faiss", "i.faiss.json"]
     index, sidecar = load_index(path, verify=True)
     layout = layout_of(index, deep=True)
-    assert (layout.kind, layout.mapped, sidecar["model_fingerprint"]) == (form, ids != "counting", MODEL)
+    assert (layout.storage, layout.mapped, sidecar["model_fingerprint"]) == (
+        Storage(form),
+        ids != "counting",
+        MODEL,
+    )
     assert np.array_equal(layout.codes(), random_codes(n))
     assert np.array_equal(layout.ids(), numbers)
 
@@ -127,10 +132,10 @@ def test_a_build_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Hdf5Shard, "blocks", failing)
     with pytest.raises(KeyboardInterrupt):
-        build_stream(parts, out, codebooks(), "flat")
+        build_index(parts, out, codebooks(), Storage("4-bit"))
     assert not out.exists()
     assert progress_of(out) == {"shards": 2, "rows": 1500}
-    build_stream(parts, out, codebooks(), "flat")
+    build_index(parts, out, codebooks(), Storage("4-bit"))
     assert read == ["0.h5", "1.h5", "2.h5", "2.h5", "3.h5"]
     assert progress_of(out) is None
     layout = layout_of(load_index(out)[0])
@@ -142,9 +147,11 @@ def test_a_build_of_other_shards_starts_anew(tmp_path: Path) -> None:
     parts = shards(tmp_path, np.arange(900))
     out = tmp_path / "i.faiss"
     with pytest.raises(KeyboardInterrupt):
-        build_stream(parts, out, codebooks(), "flat", progress=lambda done, _: _interrupt(done > 600))
+        build_index(
+            parts, out, codebooks(), Storage("4-bit"), progress=lambda done, _: _interrupt(done > 600)
+        )
     assert progress_of(out) == {"shards": 2, "rows": 600}
-    build_stream(parts[::-1], out, codebooks(), "flat")
+    build_index(parts[::-1], out, codebooks(), Storage("4-bit"))
     assert load_index(out)[0].id_map.at(0) == 600
 
 
@@ -158,7 +165,7 @@ def test_ids_that_cannot_be_are_refused(tmp_path: Path, ids: list[int]) -> None:
     parts = shards(tmp_path, np.array(ids), 2)
     before = sorted(tmp_path.iterdir())
     with pytest.raises(DataError, match=r"occurs more than once|has the id -1") as refused:
-        build_stream(parts, tmp_path / "i.faiss", codebooks(), "flat", memory=16 << 20)
+        build_index(parts, tmp_path / "i.faiss", codebooks(), Storage("4-bit"), memory=16 << 20)
     wrong = next(i for i in ids if i == -1 or ids.count(i) > 1)
     holders = [p for start, p in zip((0, 2), parts, strict=True) if wrong in ids[start : start + 2]]
     assert [str(part.path) in str(refused.value) for part in parts] == [part in holders for part in parts]
@@ -171,14 +178,14 @@ def test_repeated_ids_are_found_part_by_part(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("gpq_faiss.build.stream.LEAST_MEMORY", 1)
     rng = np.random.default_rng(2)
     ids = rng.permutation(20_000) * 64
-    assert build_stream(
-        shards(tmp_path, ids), tmp_path / "a.faiss", codebooks(), "flat", memory=40_000
+    assert build_index(
+        shards(tmp_path, ids), tmp_path / "a.faiss", codebooks(), Storage("4-bit"), memory=40_000
     ).exists()
     for p in tmp_path.glob("*.h5"):
         p.unlink()
     ids[17_001] = ids[3]
     with pytest.raises(DataError, match=f"id {ids[3]} occurs"):
-        build_stream(shards(tmp_path, ids), tmp_path / "b.faiss", codebooks(), "flat", memory=40_000)
+        build_index(shards(tmp_path, ids), tmp_path / "b.faiss", codebooks(), Storage("4-bit"), memory=40_000)
 
 
 def test_shards_of_another_model_are_refused(tmp_path: Path) -> None:
@@ -230,18 +237,13 @@ def test_parquet_shards(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ROWFORMS)
 @pytest.mark.parametrize("queries", [2, 9])
-def test_a_search_on_disk_equals_one_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, queries: int
-) -> None:
-    monkeypatch.setattr("gpq_faiss.indexes.proof.FULL", 0)
-    monkeypatch.setattr("gpq_faiss.indexes.file.LEAST_ROWS", 700)
-    n = 9000
+def test_a_search_on_disk_equals_one_in_memory(tmp_path: Path, form: Packing, queries: int) -> None:
+    n = 30_000
     ids = np.random.default_rng(1).permutation(n) * 5 + 2**40
-    path = build_stream(
-        shards(tmp_path, ids), tmp_path / "i.faiss", codebooks(), form, model_fingerprint=MODEL
+    path = build_index(
+        shards(tmp_path, ids), tmp_path / "i.faiss", codebooks(), Storage(form), model_fingerprint=MODEL
     )
-    engine = open_file(path, "100MB")
-    monkeypatch.setattr(engine, "block_rows", lambda *_: 700)  # several blocks
+    engine = open_file(path, "100MB", rows=9000)  # several blocks, each too large to be scored whole
     assert (engine.ntotal, engine.model_fingerprint) == (n, MODEL)
     memory = MemoryIndex.build(random_codes(n), codebooks(), ids, kind="flat")
     xq = np.random.default_rng(3).normal(size=(queries, M * 12)).astype(np.float32)
@@ -255,22 +257,19 @@ def test_a_search_on_disk_equals_one_in_memory(
 
 
 @pytest.mark.parametrize("form", ROWFORMS)
-@pytest.mark.parametrize("budget", ["100MB", 20_000])
-def test_ids_that_count_up_need_not_be_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, budget: str | int
-) -> None:
+@pytest.mark.parametrize("budget", ["100MB", "220kB"])
+def test_ids_that_count_up_need_not_be_read(tmp_path: Path, form: Packing, budget: str) -> None:
     """With a large budget the packed codes are kept, with a small one they are read anew; many codes repeat."""
-    monkeypatch.setattr("gpq_faiss.indexes.proof.FULL", 0)
-    n = 9000
+    n = 60_000
     parts = shards(tmp_path, np.arange(n))
     centres = random_codes(60)[np.random.default_rng(4).integers(0, 60, n)]
     codes = np.where(np.random.default_rng(5).random((n, 1)) < 0.7, centres, random_codes(n))
     for i, rows in enumerate(np.array_split(np.arange(n), 3)):
         (tmp_path / f"{i}.h5").unlink()
         parts[i] = write_shard(tmp_path / f"{i}.h5", codes[rows], rows)
-    engine = open_file(build_stream(parts, tmp_path / "i.faiss", codebooks(), form), budget)
-    monkeypatch.setattr(engine, "block_rows", lambda *_: 1000)
-    monkeypatch.setattr(engine, "kept_rows", lambda *_: 1000)
+    engine = open_file(
+        build_index(parts, tmp_path / "i.faiss", codebooks(), Storage(form)), budget, rows=9000
+    )
     memory = MemoryIndex.build(codes, codebooks(), kind="flat")
     for queries in (2, 9):
         xq = np.random.default_rng(3).normal(size=(queries, M * 12)).astype(np.float32)
@@ -279,16 +278,15 @@ def test_ids_that_count_up_need_not_be_read(
                 D, found = engine.search(xq, k, threads=threads, block=5)
                 assert np.array_equal(found, memory.search(xq, k)[1])
                 assert np.array_equal(D, memory.search(xq, k)[0])
-    assert bool(engine._kept) == (budget == "100MB")
+    assert bool(engine.kept_blocks) == (budget == "100MB")
 
 
-def test_a_range_search_on_disk_equals_one_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_range_search_on_disk_equals_one_in_memory(tmp_path: Path) -> None:
     n = 9000
     ids = np.random.default_rng(1).permutation(n) * 5 - 7000
     ids[ids == -1] = 10**6
-    path = build_stream(shards(tmp_path, ids), tmp_path / "i.faiss", codebooks(), "fastscan")
-    engine = open_file(path, "100MB")
-    monkeypatch.setattr(engine, "block_rows", lambda *_: 2000)
+    path = build_index(shards(tmp_path, ids), tmp_path / "i.faiss", codebooks(), Storage("fastscan"))
+    engine = open_file(path, "100MB", rows=2000)
     memory = MemoryIndex.build(random_codes(n), codebooks(), ids)
     xq = np.random.default_rng(3).normal(size=(4, M * 12)).astype(np.float32)
     low = float(memory.search(xq, 300)[0][:, -1].mean())
@@ -310,7 +308,7 @@ def test_a_range_search_on_disk_equals_one_in_memory(tmp_path: Path, monkeypatch
 def test_a_search_on_disk_keeps_to_its_budget(tmp_path: Path) -> None:
     """An index of 120 MB searched with 30: the process may not take more than that above what it had."""
     n = 10_000_000
-    head, _, tail = row_header("flat", codebooks(), n, mapped=True)
+    head, _, tail = row_header("4-bit", codebooks(), n, mapped=True)
     with (tmp_path / "big.faiss").open("wb") as file:
         file.write(head)
         rng = np.random.default_rng(0)
@@ -348,7 +346,9 @@ def test_a_search_on_disk_keeps_to_its_budget(tmp_path: Path) -> None:
 
 
 def test_files_that_cannot_be_searched_in_place_are_refused(tmp_path: Path) -> None:
-    path = build_stream(shards(tmp_path, np.arange(300) * 2), tmp_path / "i.faiss", codebooks(), "fastscan")
+    path = build_index(
+        shards(tmp_path, np.arange(300) * 2), tmp_path / "i.faiss", codebooks(), Storage("fastscan")
+    )
     data = path.read_bytes()
 
     def refused(content: bytes, message: str) -> None:
@@ -393,26 +393,26 @@ def test_budgets(tmp_path: Path) -> None:
             parse_bytes(text)
     parts = shards(tmp_path, np.arange(30), 1)
     with pytest.raises(UsageError, match="at least 16 MiB"):
-        build_stream(parts, tmp_path / "i.faiss", codebooks(), "flat", memory=1000)
+        build_index(parts, tmp_path / "i.faiss", codebooks(), Storage("4-bit"), memory=1000)
     with pytest.raises(UsageError, match="nothing to index"):
-        build_stream([], tmp_path / "i.faiss", codebooks(), "flat")
-    engine = open_file(build_stream(parts, tmp_path / "i.faiss", codebooks(), "flat"), 1000)
+        build_index([], tmp_path / "i.faiss", codebooks(), Storage("4-bit"))
+    engine = open_file(build_index(parts, tmp_path / "i.faiss", codebooks(), Storage("4-bit")), 1000)
     with pytest.raises(UsageError, match="too small for 1 queries"):
         engine.search(np.ones((1, 72), np.float32), 1)
 
 
-@pytest.mark.parametrize("form", ["fastscan", "fused"])
+@pytest.mark.parametrize("form", ["fastscan", "bytes"])
 @pytest.mark.parametrize("group", [False, True])
-def test_nprobe_follows_the_recall(tmp_path: Path, form: str, group: bool) -> None:
+def test_nprobe_follows_the_recall(tmp_path: Path, form: Packing, group: bool) -> None:
     rng = np.random.default_rng(5)
     centres = rng.integers(0, 16, (20, M))
     codes = centres[rng.integers(0, 20, 6000)]
     moved = rng.random(codes.shape) < 0.3
     codes[moved] = rng.integers(0, 16, int(moved.sum()))
     codes = pack_codes(codes, 16)
-    settings = IvfSettings(lists=32, form=form)
+    settings = IvfSettings(lists=32)
     engine = MemoryIndex.build(
-        codes, codebooks(), kind="ivf", ivf=settings, group=group, model_fingerprint=MODEL
+        codes, codebooks(), kind=Plan("ivf", form, group=group), ivf=settings, model_fingerprint=MODEL
     )
     low, high = (engine.tune(recall, k=10) for recall in (0.5, 0.9))
     chosen = {}
@@ -441,8 +441,8 @@ def test_prototypes_are_taken_as_lists_and_all_lists_find_everything() -> None:
     rng = np.random.default_rng(6)
     prototypes = rng.normal(size=(10, M * 12))
     codes = random_codes(3000)
-    settings = IvfSettings(centroids=prototypes, nprobe=10, form="fused")
-    engine = MemoryIndex.build(codes, codebooks(), kind="ivf", ivf=settings)
+    settings = IvfSettings(centroids=prototypes, nprobe=10)
+    engine = MemoryIndex.build(codes, codebooks(), kind=Plan("ivf", "bytes"), ivf=settings)
     assert engine.ivf.lists == 10
     xq = rng.normal(size=(9, M * 12)).astype(np.float32)
     expected = MemoryIndex.build(codes, codebooks(), kind="flat").search(xq, 20)
@@ -456,7 +456,7 @@ def test_prototypes_are_taken_as_lists_and_all_lists_find_everything() -> None:
 def test_a_large_index_opens_at_once(tmp_path: Path) -> None:
     """Six gigabytes of codes that are a hole in the file: only the header is read."""
     n = 2_000_000_000
-    head, count, tail = row_header("flat", codebooks(), n, mapped=False)
+    head, count, tail = row_header("4-bit", codebooks(), n, mapped=False)
     path = tmp_path / "huge.faiss"
     with path.open("wb") as file:
         file.write(head)

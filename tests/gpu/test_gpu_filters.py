@@ -269,7 +269,7 @@ def test_what_is_no_filter_is_refused() -> None:
         with pytest.raises(DataError, match=r"expected bool \(300,\)"):
             search(lambda i: i[:5] > 0)
     alone = put(MemoryIndex.build(codes, Z, ids), "cpu", via="faiss")
-    with pytest.raises(UsageError, match="a filter needs exact scores: leave out via='faiss'"):
+    with pytest.raises(UsageError, match="a filter needs exact scores: put the index there with"):
         alone.search(xq, 5, where=Allow(ids))
 
 
@@ -291,8 +291,8 @@ def test_a_range_of_many_items_a_code_is_refused_before_it_is_expanded(limit: in
 def test_filters_by_the_front_door_equal_the_cpu(M: int, via: str) -> None:
     codes, Z, ids, xq = items(20, M, n=50_000, distinct=20_000)
     for group in (False, True):
-        engine = MemoryIndex.build(codes, Z, ids, kind="exact", group=group)
-        index = to_gpu(engine, via=via)
+        engine = MemoryIndex.build(codes, Z, ids, kind="grouped" if group else "exact")
+        index = to_gpu(engine) if via == "auto" else to_torch(engine, device="cuda:0")
         for where in (Deny(ids[::100]), Allow(ids[::100]), lambda i: i % 3 == 0):
             for k in (10, 1000, 5000):
                 assert same(index.search(xq, k, where=where), engine.search(xq, k, where=where))

@@ -16,7 +16,7 @@ from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.codes.codebooks import inject, inject_fused, pad_vectors
 from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import DataError, DeviceError, UsageError
-from gpq_faiss.faissio.forms import ivf_index
+from gpq_faiss.faissio.storage import ivf_index
 from gpq_faiss.gpu.forms import (
     CODE_SIZES,
     check_on_gpu,
@@ -85,7 +85,7 @@ def test_real_lists_are_those_without_residuals(M: int) -> None:
     rng = np.random.default_rng(M)
     centroids = rng.normal(size=(20, M * 12)).astype(np.float32)
     list_of = rng.integers(0, 19, 2000).astype(np.int32)  # one list stays empty
-    reference = ivf_index(codes, None, Z, centroids, "fused", list_of)
+    reference = ivf_index(codes, None, Z, centroids, "bytes", list_of)
     form = real_lists(codes, Z, list_of, centroids, 5)
     reference.nprobe = 5
     assert form.by_residual
@@ -197,8 +197,8 @@ def test_options_out_of_range_are_refused() -> None:
     index = make(3)[0]
     with pytest.raises(UsageError, match="choose shard or replica"):
         to_gpu(index, mode="both")
-    with pytest.raises(UsageError, match="choose auto, faiss or torch"):
-        to_gpu(index, via="cpu")
+    with pytest.raises(UsageError, match="choose exact or approximate"):
+        to_gpu(index, search="ivf")
     for devices in ([], [0, 0]):
         with pytest.raises(UsageError, match="name one GPU or more, each once"):
             to_gpu(index, devices=devices)
@@ -220,9 +220,9 @@ def test_a_missing_gpu_is_an_error() -> None:
     index, Z, codes, _ = make(3)
     lists = MemoryIndex.build(codes, Z, kind="ivf", ivf=IvfSettings(lists=4))
     for source in (index, MemoryIndex.build(codes, Z), lists):
-        for via in ("auto", "faiss", "torch"):
+        for kind in ("exact", "approximate"):
             with pytest.raises(DeviceError, match="has none"):
-                to_gpu(source, via=via)
+                to_gpu(source, search=kind)
     with pytest.raises(DeviceError, match="GPU 1 was asked for, but this machine has none"):
         to_gpu(index, devices=[1, 0], mode="replica")
 
@@ -246,7 +246,7 @@ def test_a_gpu_number_out_of_range_is_an_error(device: int) -> None:
 def test_gpu_equals_cpu(M: int, lists: int | None) -> None:
     index, Z, codes, xq = make(M, n=20_000)
     gpu = to_gpu(index, lists=lists)
-    raw = to_gpu(index, lists=lists, via="faiss")
+    raw = to_gpu(index, lists=lists, search="approximate")
     scores = score_codes(xq, codes, Z)
     for k in (1, 100, 2048, 5000):
         expected_D, expected = open_in_memory(index, "exact").search(xq, k)
@@ -272,7 +272,7 @@ def test_every_query_of_a_large_batch_is_scored_by_its_own_tables(M: int, lists:
     index, Z, codes, _ = make(M, n=20_000)
     xq = np.random.default_rng([M, lists]).normal(size=(1024, Z.shape[0] * Z.shape[2])).astype(np.float32)
     expected = -np.sort(-score_codes(xq, codes, Z), axis=1)[:, :100]
-    raw = to_gpu(index, lists=lists, via="faiss")
+    raw = to_gpu(index, lists=lists, search="approximate")
     for _ in range(20):
         assert np.abs(raw.search(xq, 100)[0] - expected).max() < 1e-4
 

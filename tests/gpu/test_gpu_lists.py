@@ -13,12 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpq_faiss.codes.scores import score_codes
-from gpq_faiss.faissio.forms import ivf_index
+from gpq_faiss.faissio.storage import ivf_index
 from gpq_faiss.gpu import calls
 from gpq_faiss.gpu.placing import to_gpu, to_torch
 from gpq_faiss.indexes.filters import Allow
 from gpq_faiss.indexes.lists import IvfSettings
 from gpq_faiss.indexes.memory import MemoryIndex
+from gpq_faiss.indexes.plan import Plan
 
 
 def within(
@@ -57,7 +58,7 @@ def listed(
     centroids = rng.normal(size=(lists, Z.shape[0] * Z.shape[2])).astype(np.float32)
     centroids /= np.linalg.norm(centroids, axis=1, keepdims=True)
     list_of = rng.permutation(lists)[:used][rng.integers(0, used, len(codes))].astype(np.int32)
-    index = ivf_index(codes, ids, Z, centroids, "fused", list_of)
+    index = ivf_index(codes, ids, Z, centroids, "bytes", list_of)
     index.nprobe = nprobe
     return index, list_of, centroids
 
@@ -111,7 +112,7 @@ def test_exact_within_the_lists_that_hold_items(
 def test_lists_keep_their_centroids_and_probes(device: str) -> None:
     codes, Z, ids, xq = items(6, 6, n=4000, queries=40)
     flat = MemoryIndex.build(codes, Z, ids, kind="exact")
-    engine = MemoryIndex.build(codes, Z, ids, kind="ivf", ivf=IvfSettings(lists=30, nprobe=4, form="fused"))
+    engine = MemoryIndex.build(codes, Z, ids, kind=Plan("ivf", "bytes"), ivf=IvfSettings(lists=30, nprobe=4))
     for parts, mode in ((1, "shard"), (2, "shard"), (2, "replica")):
         index = put(engine, device, parts=parts, mode=mode)
         assert [i.nprobe for i in index.faiss_indexes] == [4] * parts
@@ -126,7 +127,7 @@ def test_lists_keep_their_centroids_and_probes(device: str) -> None:
     assert same(put(engine, device, via="torch").search(xq, 20), engine.search(xq, 20))
     # FastScan shortlists by rounded tables; its lists are the same
     assert engine.ivf is not None
-    fast = engine.to("ivf", ivf=dataclasses.replace(engine.ivf, form="fastscan"))
+    fast = engine.to("ivf")
     assert same(put(fast, device).search(xq, 20), engine.search(xq, 20))
     # all lists: the exact answer, also beyond what Faiss gives
     everything = engine.to("ivf", ivf=dataclasses.replace(engine.ivf, nprobe=30))
@@ -198,6 +199,6 @@ def test_on_the_cpu_by_name() -> None:
 def test_lists_by_the_front_door_of_a_gpu(via: str, k: int) -> None:
     database = items(16, 6, n=30_000, queries=300)
     index, list_of, centroids = listed(database, 200, 180, 8)
-    held = to_gpu(index, via=via)
+    held = to_gpu(index) if via == "auto" else to_torch(index, device="cuda:0")
     assert bool(held.faiss_indexes) == (via == "auto")
     assert same(held.search(database[3], k), within(database, list_of, centroids, 8, k))

@@ -20,6 +20,7 @@ from gpq_faiss.gpu.memory import MAX_K, PIECE, FaissBudget
 from gpq_faiss.gpu.placing import to_torch
 from gpq_faiss.indexes.lists import IvfSettings
 from gpq_faiss.indexes.memory import MemoryIndex
+from gpq_faiss.indexes.plan import Plan
 
 budgets = st.builds(
     FaissBudget,
@@ -153,8 +154,8 @@ def test_what_is_set_aside_leaves_room_for_what_does_not_fit_it(monkeypatch: pyt
 
 def lists_of(n: int = 4000) -> tuple[MemoryIndex, np.ndarray]:
     codes, Z, ids, xq = items(6, 6, n=n, queries=40)
-    ivf = IvfSettings(lists=30, nprobe=4, form="fused")
-    return MemoryIndex.build(codes, Z, ids, kind="ivf", ivf=ivf), xq
+    ivf = IvfSettings(lists=30, nprobe=4)
+    return MemoryIndex.build(codes, Z, ids, kind=Plan("ivf", "bytes"), ivf=ivf), xq
 
 
 def needs_of(index: Any) -> FaissBudget:

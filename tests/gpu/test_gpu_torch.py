@@ -16,6 +16,7 @@ from gpq_faiss.codes.codebooks import inject
 from gpq_faiss.codes.groups import Groups
 from gpq_faiss.codes.scores import score_codes, score_tables
 from gpq_faiss.errors import DataError, DeviceError, UsageError
+from gpq_faiss.faissio.storage import Storage
 from gpq_faiss.gpu import calls, scan
 from gpq_faiss.gpu.forms import scan_bytes
 from gpq_faiss.gpu.index import DeviceIndex, Part
@@ -139,8 +140,8 @@ def test_every_kind_of_engine_and_form_of_index(device: str) -> None:
         "fastscan",
     ):  # FastScan's tables are rounded; here it is exact
         assert same(put(exact.to(kind), device).search(xq, 25), expected)
-    for form in ("flat", "fused", "fastscan"):
-        assert same(put(exact.to_faiss(form), device).search(xq, 25), expected)
+    for packing in ("4-bit", "bytes", "fastscan"):
+        assert same(put(exact.to_faiss(Storage(packing)), device).search(xq, 25), expected)
     grouped = put(exact.to("grouped"), device)
     assert len(grouped.parts[0].searcher) == len(np.unique(codes, axis=0))
     bare = inject(Z)
@@ -154,14 +155,12 @@ def test_every_kind_of_engine_and_form_of_index(device: str) -> None:
 def test_an_exact_engine_that_has_gone_over_to_distinct_codes_stays_so_on_a_device(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpq_faiss.indexes.proof.FULL", 0)
-    monkeypatch.setattr("gpq_faiss.indexes.memory.TIED", 3)
-    codes, Z, ids, xq = items(16, 6, n=3000, distinct=100)
+    codes, Z, ids, xq = items(16, 6, n=9000, distinct=100, queries=90)
     engine = MemoryIndex.build(codes, Z, ids, kind="exact")
-    assert len(put(engine, device).parts[0].searcher) == 3000
+    assert len(put(engine, device).parts[0].searcher) == 9000
     for _ in range(3):
         expected = engine.search(xq, 100)
-    assert (engine.group, engine.distinct) == (False, len(np.unique(codes, axis=0)))
+    assert (engine.plan.group, engine.distinct) == (False, len(np.unique(codes, axis=0)))
     some = Deny(ids[::3])
     passing = engine.search(xq, 100, where=some)
     made: list[int] = []
@@ -176,7 +175,7 @@ def test_an_exact_engine_that_has_gone_over_to_distinct_codes_stays_so_on_a_devi
         ({}, [engine.distinct]),
         ({"group": True}, [engine.distinct]),
         ({"parts": 2, "mode": "replica"}, [engine.distinct] * 2),
-        ({"group": False}, [3000]),  # as it was asked for
+        ({"group": False}, [9000]),  # as it was asked for
     ):
         index = put(engine, device, **options)
         assert [len(part.searcher) for part in index.parts] == lengths
@@ -184,7 +183,7 @@ def test_an_exact_engine_that_has_gone_over_to_distinct_codes_stays_so_on_a_devi
         assert same(index.search(xq, 100, where=some), passing)
     assert made == []  # taken over, not found again
     shards = put(engine, device, parts=2)
-    assert made == [1500, 1500]
+    assert made == [4500, 4500]
     assert same(shards.search(xq, 100), expected)
     # items that come later are not in the groups of before
     engine.add(codes[:5], np.arange(5))
@@ -194,7 +193,7 @@ def test_an_exact_engine_that_has_gone_over_to_distinct_codes_stays_so_on_a_devi
     kept.keep_items()
     for _ in range(3):
         kept.search(xq, 100)
-    assert len(put(kept, device).parts[0].searcher) == 3000
+    assert len(put(kept, device).parts[0].searcher) == 9000
 
 
 def test_more_items_than_a_key_can_tell_apart_are_refused() -> None:
@@ -340,8 +339,9 @@ def test_unfit_sources_are_refused() -> None:
     with pytest.raises(UsageError, match="2 items cannot be spread over 3 devices"):
         put(MemoryIndex.build(codes, Z), "cpu", parts=3)
     codes, Z, _, _ = items(12, 3, 32)
-    with pytest.raises(UsageError, match=r"takes 16 .* or 256; use via='torch'"):
-        put(MemoryIndex.build(codes, Z), "cpu")
+    with pytest.raises(UsageError, match=r"takes 16 .* or 256; use torch alone"):
+        put(MemoryIndex.build(codes, Z), "cpu", via="faiss")
+    assert put(MemoryIndex.build(codes, Z), "cpu").faiss_indexes == []
 
 
 @NO_GPU
@@ -369,8 +369,7 @@ def test_a_gpu_by_its_front_door() -> None:
     codes, Z, ids, xq = items(20, 6, n=50_000, distinct=20_000)
     engine = MemoryIndex.build(codes, Z, ids, kind="exact")
     expected = engine.search(xq, 100)
-    for via in ("auto", "torch"):
-        index = to_gpu(engine, via=via)
+    for index in (to_gpu(engine), to_torch(engine, device="cuda:0")):
         assert index.device.type == "cuda"
         assert all(isinstance(i, faiss.GpuIndex) for i in index.faiss_indexes)
         assert same(index.search(xq, 100), expected)
@@ -405,7 +404,12 @@ def test_memory_is_kept_on_a_gpu(k: int) -> None:
 def test_two_gpus(mode: str, via: str) -> None:
     codes, Z, ids, xq = items(21, 6, n=20_000)
     engine = MemoryIndex.build(codes, Z, ids, kind="exact")
-    index = to_gpu(engine, devices=[0, 1], mode=mode, via=via)
+    devices = [0, 1]
+    index = (
+        to_gpu(engine, devices=devices, mode=mode)
+        if via == "auto"
+        else to_torch(engine, device=devices, mode=mode)
+    )
     assert [part.device.index for part in index.parts] == [0, 1]
     assert [i.getDevice() for i in index.faiss_indexes] == ([0, 1] if via == "auto" else [])
     for k in (10, 5000, 20_000):

@@ -15,6 +15,7 @@ from gpq_faiss.codes.codebooks import inject
 from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import DataError, UsageError
 from gpq_faiss.faissio.io import load_index, save_index
+from gpq_faiss.faissio.storage import STORAGES
 from gpq_faiss.indexes.file import open_file
 from gpq_faiss.indexes.filters import Allow, Deny
 from gpq_faiss.indexes.lists import IvfSettings
@@ -88,7 +89,7 @@ def test_as_many_codebooks_as_a_training_takes(tmp_path: Path, M: int) -> None:
     assert np.array_equal(D, expected_D)
     assert np.array_equal(found, expected)
     for form in ("flat", "fastscan"):
-        engine.save(tmp_path / f"{form}.faiss", form)
+        engine.save(tmp_path / f"{form}.faiss", STORAGES[form])
         assert np.array_equal(open_in_memory(tmp_path / f"{form}.faiss").search(xq, 10)[1], expected)
 
 
@@ -97,8 +98,8 @@ def test_more_codebooks_are_refused_and_never_scanned_in_sixteen_bits() -> None:
         MemoryIndex.build(draw(10, 257), books(257))
     Z, codes = books(300, 16, 2), draw(9000, 300)
     search = ProvenSearch(codes, Z)
-    assert search.stages == ("fused",)
-    assert ProvenSearch(codes[:, :128], Z[:256]).stages == ("fastscan", "fused")
+    assert search.packings == ("bytes",)
+    assert ProvenSearch(codes[:, :128], Z[:256]).packings == ("fastscan", "bytes")
 
 
 def test_lists_whose_codes_cancel_have_some_direction() -> None:
@@ -137,11 +138,7 @@ def test_what_the_caller_does_with_its_arrays_changes_nothing(kind: Any) -> None
     assert all(np.array_equal(a, b) for a, b in zip(before, again, strict=True))
 
 
-FORMS: list[tuple[Any, bool]] = [
-    (form, ids)
-    for form in ("flat", "fused", "fastscan", "ivf-fused", "ivf-fastscan")
-    for ids in (False, True)
-]
+FORMS: list[tuple[Any, bool]] = [(form, ids) for form in STORAGES for ids in (False, True)]
 
 
 @pytest.mark.parametrize(("form", "ids"), FORMS)
@@ -150,13 +147,15 @@ def test_an_open_file_that_is_replaced_goes_on_answering(tmp_path: Path, form: A
     Z, path = books(6), tmp_path / "a.faiss"
     numbers = np.random.default_rng(0).permutation(20_000) * 7 - 5 if ids else None
     settings = IvfSettings(lists=20, nprobe=20)
-    MemoryIndex.build(draw(20_000, 6), Z, numbers, ivf=settings).save(path, form)
+    MemoryIndex.build(draw(20_000, 6), Z, numbers, ivf=settings).save(path, STORAGES[form])
     xq = ask(5, 24)
     with open_file(path, "3MB") as engine:
         before = engine.search(xq, 8)
         ranged = engine.range_search(xq, float(before[0][:, 3].max()))
         other = None if numbers is None else numbers[::-1] * 3
-        MemoryIndex.build(draw(20_000, 6, seed=5), Z, other, ivf=settings).save(path, form, overwrite=True)
+        MemoryIndex.build(draw(20_000, 6, seed=5), Z, other, ivf=settings).save(
+            path, STORAGES[form], overwrite=True
+        )
         assert all(np.array_equal(a, b) for a, b in zip(before, engine.search(xq, 8), strict=True))
         path.unlink()
         again = engine.range_search(xq, float(before[0][:, 3].max()))
@@ -167,7 +166,9 @@ def test_an_open_file_that_is_replaced_goes_on_answering(tmp_path: Path, form: A
 def test_an_open_file_that_is_cut_off_is_one_line(tmp_path: Path, form: Any, *, ids: bool) -> None:
     Z, path = books(6), tmp_path / "a.faiss"
     numbers = np.arange(20_000) * 7 if ids else None
-    MemoryIndex.build(draw(20_000, 6), Z, numbers, ivf=IvfSettings(lists=20, nprobe=20)).save(path, form)
+    MemoryIndex.build(draw(20_000, 6), Z, numbers, ivf=IvfSettings(lists=20, nprobe=20)).save(
+        path, STORAGES[form]
+    )
     with open_file(path, "3MB") as engine:
         os.truncate(path, 5000)
         with pytest.raises(DataError, match="was changed while it was in use"):
@@ -316,9 +317,7 @@ def test_engines_on_disk_are_not_merged_in_memory(tmp_path: Path) -> None:
         engine.merge(disk)
 
 
-@pytest.mark.parametrize(
-    "settings", [{"nprobe": 2.5}, {"seed": -5}, {"seed": 2**31}, {"form": "foo"}, {"lists": 0}]
-)
+@pytest.mark.parametrize("settings", [{"nprobe": 2.5}, {"seed": -5}, {"seed": 2**31}, {"lists": 0}])
 def test_settings_of_lists_that_cannot_be(settings: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(settings))):
         MemoryIndex.build(draw(50, 3), books(3), kind="ivf", ivf=IvfSettings(**settings))
@@ -347,7 +346,7 @@ def test_a_range_that_holds_too_much_stops_early() -> None:
                 looked += len(range(*at.indices(len(self))))
             return take(super().__getitem__(at))
 
-    search = ProvenSearch(codes.view(Counted), Z, ("fused",))
+    search = ProvenSearch(codes.view(Counted), Z, ("bytes",))
     with_all = sum(len(keys) for keys in search.range_keys(ask(2, 12), -100.0))
     assert with_all == 600_000
     everything, looked = looked, 0
@@ -355,17 +354,17 @@ def test_a_range_that_holds_too_much_stops_early() -> None:
     assert looked < everything / 4
 
 
-def test_tuning_by_few_queries_at_a_time_finds_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tuning_by_few_queries_at_a_time_finds_the_same(tmp_path: Path) -> None:
     MemoryIndex.build(draw(5000, 6), books(6), kind="ivf", ivf=IvfSettings(lists=30)).save(
         tmp_path / "a.faiss"
     )
     xq = ask(50, 24)
 
-    def points(block: int) -> list[tuple[float, float, float]]:
-        monkeypatch.setattr("gpq_faiss.indexes.file.FileIndex._fewer", lambda *_: block)
-        with open_file(tmp_path / "a.faiss", "8MB") as engine:
-            return [(p["nprobe"], p["recall"], round(p["share"], 9)) for p in engine.tune(0.9, queries=xq)]
+    def points(memory: str) -> list[tuple[float, float, float]]:
+        with open_file(tmp_path / "a.faiss", memory) as engine:
+            return [
+                (p["nprobe"], p["recall"], round(p["share"], 9))
+                for p in engine.tune(0.9, queries=xq, threads=1)
+            ]
 
-    assert points(50) == points(7)
+    assert points("8MB") == points("500kB")  # 32 queries at a time

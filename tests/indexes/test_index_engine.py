@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import faiss
 import numpy as np
 import pytest
@@ -14,16 +16,14 @@ from gpq_faiss.indexes.filters import Allow, Bitmap, Deny
 from gpq_faiss.indexes.lists import IvfSettings
 from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.indexes.opening import open_in_memory
+from gpq_faiss.indexes.plan import KINDS
 from gpq_faiss.indexes.proof import ProvenSearch
 from gpq_faiss.indexes.scanners import quantisation_bound, rounding_bound
 
 EXACT = ["exact", "grouped", "fused", "flat", "auto"]
 
 
-@pytest.fixture(autouse=True)
-def _shortlist_even_among_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small tests would otherwise score everything, and prove nothing."""
-    monkeypatch.setattr("gpq_faiss.indexes.proof.FULL", 0)
+N = 9000  # so many that not all are scored at once (indexes.proof.FULL)
 
 
 def codebooks(rng: np.random.Generator, M: int, K: int = 16, d: int = 12) -> np.ndarray:
@@ -48,7 +48,7 @@ def repetitive(rng: np.random.Generator, M: int, n: int, distinct: int, K: int =
 def test_exact_kinds_are_brute_force(M: int, kind: str) -> None:
     rng = np.random.default_rng([M, 1])
     Z = codebooks(rng, M)
-    n = 2500
+    n = N
     for codes in (pack_codes(rng.integers(0, 16, (n, M)), 16), repetitive(rng, M, n, 60)):
         ids = rng.permutation(10**12 + np.arange(n) * 7)
         engine = MemoryIndex.build(codes, Z, ids, kind=kind)
@@ -66,9 +66,9 @@ def test_exact_kinds_are_brute_force(M: int, kind: str) -> None:
 def test_other_codebook_sizes_are_searched_exactly(K: int) -> None:
     rng = np.random.default_rng(K)
     Z = codebooks(rng, 5, K)
-    codes = repetitive(rng, 5, 1500, 400, K)
+    codes = repetitive(rng, 5, N, 400, K)
     xq = rng.normal(size=(6, 60)).astype(np.float32)
-    expected = brute_force(xq, codes, Z, np.arange(1500), 40)
+    expected = brute_force(xq, codes, Z, np.arange(N), 40)
     for kind in ("exact", "grouped", "flat", "auto"):
         D, found = MemoryIndex.build(codes, Z, kind=kind).search(xq, 40)
         assert np.array_equal(found, expected[1])
@@ -94,8 +94,8 @@ def test_adversarial_tables_stay_exact(case: str) -> None:
         Z[:, 12:] = np.nextafter(Z[:, :4], np.float32(2))
     else:
         xq *= {"zero": 0.0, "huge": 1e18, "tiny": 1e-42}[case]
-    codes = pack_codes(rng.integers(0, 16, (4000, 8)), 16)
-    expected = brute_force(xq, codes, Z, np.arange(4000), 20)
+    codes = pack_codes(rng.integers(0, 16, (N, 8)), 16)
+    expected = brute_force(xq, codes, Z, np.arange(N), 20)
     for kind in ("exact", "grouped"):
         engine = MemoryIndex.build(codes, Z, kind=kind)
         D, found = engine.search(xq, 20)
@@ -151,8 +151,7 @@ def test_auto_groups_where_codes_repeat() -> None:
     assert (long.kind, long.distinct) == ("exact", None)
 
 
-def test_exact_goes_over_to_distinct_codes_where_ties_cost_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpq_faiss.indexes.memory.TIED", 20)
+def test_exact_goes_over_to_distinct_codes_where_ties_cost_more() -> None:
     rng = np.random.default_rng(11)
     Z = codebooks(rng, 6)
     codes = np.repeat(pack_codes(rng.integers(0, 16, (20, 6)), 16), 1000, axis=0)
@@ -162,25 +161,25 @@ def test_exact_goes_over_to_distinct_codes_where_ties_cost_more(monkeypatch: pyt
     assert engine.describe() == "exact, 20,000 items"
     seen = []
     for _ in range(4):
-        xq = rng.normal(size=(12, 72)).astype(np.float32)
+        xq = rng.normal(size=(30, 72)).astype(np.float32)
         for one, other in zip(engine.search(xq, 30), grouped.search(xq, 30), strict=True):
             assert np.array_equal(one, other)
         seen.append((engine.distinct, engine.stats()["queries"]))
-    assert seen == [(None, 12), (20, 24), (20, 36), (20, 48)]  # nothing is forgotten of what was before
-    assert engine.stats()["brute_forced"] <= 24
-    assert (engine.kind, engine.group) == ("exact", False)
+    assert [queries for _, queries in seen] == [30, 60, 90, 120]  # nothing is forgotten of what was before
+    assert {distinct for distinct, _ in seen[1:]} == {20}
+    assert engine.stats()["brute_forced"] <= 60
+    assert engine.plan == KINDS["exact"]
     assert engine.describe() == "exact, 20 distinct codes of 20,000 items"
     least = float(engine.search(xq, 30)[0][0, 5])
     for one, other in zip(engine.range_search(xq, least), grouped.range_search(xq, least), strict=True):
         assert np.array_equal(one, other)
     engine.add(codes[:1], [1])  # other items may be tied less
     assert engine.distinct is None
-    assert engine.search(xq, 30)[1].shape == (12, 30)
+    assert engine.search(xq, 30)[1].shape == (30, 30)
 
 
 def test_exact_stays_with_its_items_where_codes_that_differ_tie(monkeypatch: pytest.MonkeyPatch) -> None:
     """A query of zeros makes a tie that grouping would not resolve, and it is not tried again."""
-    monkeypatch.setattr("gpq_faiss.indexes.memory.TIED", 5)
     made: list[int] = []
     of = Groups.of
     monkeypatch.setattr(Groups, "of", lambda codes: made.append(len(codes)) or of(codes))
@@ -188,10 +187,10 @@ def test_exact_stays_with_its_items_where_codes_that_differ_tie(monkeypatch: pyt
     Z = codebooks(rng, 12)
     engine = MemoryIndex.build(pack_codes(rng.integers(0, 16, (20000, 12)), 16), Z, kind="exact")
     for _ in range(3):
-        D, found = engine.search(np.zeros((10, 144), np.float32), 40)
+        D, found = engine.search(np.zeros((20, 144), np.float32), 40)
         assert (D == 0).all()
         assert (found == np.arange(40)).all()
-    assert engine.stats()["brute_forced"] == 30
+    assert engine.stats()["brute_forced"] == 60
     assert engine.distinct is None
     assert made == [20000]
 
@@ -213,7 +212,7 @@ def test_groups_against_a_dictionary(size: int) -> None:
 def test_the_answer_depends_on_neither_batch_nor_threads(kind: str) -> None:
     rng = np.random.default_rng(8)
     Z = codebooks(rng, 8)
-    codes = repetitive(rng, 8, 6000, 3000)
+    codes = repetitive(rng, 8, N, 3000)
     xq = rng.normal(size=(70, 96)).astype(np.float32)
     engine = MemoryIndex.build(codes, Z, kind=kind)
     D, found = engine.search(xq, 15, threads=1)
@@ -249,7 +248,7 @@ def filters(ids: np.ndarray, rng: np.random.Generator):
 def test_filters_are_brute_force_over_what_they_allow(kind: str) -> None:
     rng = np.random.default_rng(9)
     Z = codebooks(rng, 6)
-    n, k = 2000, 12
+    n, k = 12_000, 12
     codes = repetitive(rng, 6, n, 900)
     xq = rng.normal(size=(5, 72)).astype(np.float32)
     for ids in (np.arange(n), rng.permutation(5 + 3 * np.arange(n))):
@@ -273,7 +272,8 @@ def test_filters_reach_fastscan_and_ivf_too() -> None:
     allowed = rng.choice(2000, 400, replace=False)
     for kind in ("fastscan", "ivf"):
         for group in (False, True):
-            engine = MemoryIndex.build(codes, Z, kind=kind, group=group, ivf=IvfSettings(lists=8, nprobe=8))
+            plan = dataclasses.replace(KINDS[kind], group=group)
+            engine = MemoryIndex.build(codes, Z, kind=plan, ivf=IvfSettings(lists=8, nprobe=8))
             for where in (Allow(allowed), Deny(allowed)):
                 D, found = engine.search(xq, 10, where=where)
                 assert (np.isin(found, allowed) == isinstance(where, Allow)).all()
@@ -341,7 +341,7 @@ def test_adding_removing_and_merging_equal_building_anew(kind: str) -> None:
     ids = rng.permutation(np.arange(3000) * 5 - 4000)
     ids[ids == -1] = 20001
     xq = rng.normal(size=(5, 72)).astype(np.float32)
-    settings = IvfSettings(centroids=rng.normal(size=(4, 72)).astype(np.float32), nprobe=4, form="fused")
+    settings = IvfSettings(centroids=rng.normal(size=(4, 72)).astype(np.float32), nprobe=4)
 
     def make(part: slice) -> MemoryIndex:
         return MemoryIndex.build(codes[part], Z, ids[part], kind=kind, ivf=settings)

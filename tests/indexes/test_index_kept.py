@@ -15,14 +15,9 @@ from gpq_faiss.indexes.filters import Allow
 from gpq_faiss.indexes.items import Items
 from gpq_faiss.indexes.lists import IvfSettings
 from gpq_faiss.indexes.memory import MemoryIndex
+from gpq_faiss.indexes.plan import Plan
 
-N = 6000
-
-
-@pytest.fixture(autouse=True)
-def _ties_are_soon_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpq_faiss.indexes.proof.FULL", 0)
-    monkeypatch.setattr("gpq_faiss.indexes.memory.TIED", 3)
+N = 10_000  # so many that not all are scored at once (indexes.proof.FULL)
 
 
 def made(distinct: int, queries: int = 80) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -87,7 +82,7 @@ def test_an_engine_that_is_to_keep_its_items_keeps_them_through_changes_and_filt
         engine.search(xq, 10)
         engine.search(xq, 10, where=where)
     assert engine.distinct is None
-    assert engine._restricted(where.mask(engine._items)).distinct is None
+    assert engine._restricted(where.mask(engine._items))[1].groups is None
 
 
 def test_where_memory_does_not_hold_distinct_codes_the_search_still_answers(
@@ -113,14 +108,16 @@ def test_where_memory_does_not_hold_distinct_codes_the_search_still_answers(
 @pytest.mark.parametrize("how", ["set", "tune"])
 def test_another_number_of_lists_reaches_the_filter_of_before(how: str) -> None:
     codes, Z, xq = made(3000, queries=20)
-    engine = MemoryIndex.build(codes, Z, kind="ivf", ivf=IvfSettings(lists=32, nprobe=1, form="fused"))
+    engine = MemoryIndex.build(
+        codes, Z, kind=Plan("ivf", "bytes", group=False), ivf=IvfSettings(lists=32, nprobe=1)
+    )
     where = np.arange(0, N, 5)
     few = engine.search(xq, 10, where=where)[0]
     if how == "set":
         engine.set_nprobe(32)
     else:
         engine.tune(1.0, queries=xq)
-    fresh = MemoryIndex.build(codes, Z, kind="ivf", ivf=engine.ivf)
+    fresh = MemoryIndex.build(codes, Z, kind=engine.plan, ivf=engine.ivf)
     D, _ = engine.search(xq, 10, where=where)
     assert np.array_equal(D, fresh.search(xq, 10, where=where)[0])
     assert (few <= D).all()

@@ -14,19 +14,22 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpq_faiss.build.coarse import Tables
-from gpq_faiss.build.lists import build_lists
+from gpq_faiss.build.stream import build_index
 from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.codes.checks import check_vectors
 from gpq_faiss.codes.encode import decode
 from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.faissio.layout import layout_of
+from gpq_faiss.faissio.storage import Packing, Storage
 from gpq_faiss.indexes.file import FileIndex, open_file
 from gpq_faiss.indexes.lists import IvfSettings
 from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.indexes.opening import open_in_memory
+from gpq_faiss.indexes.plan import Plan
 from gpq_faiss.indexes.probing import Probing
 
-FORMS = ["fastscan", "fused"]
+FORMS: list[Packing] = ["fastscan", "bytes"]
+LISTS = Storage("fastscan", lists=True)
 
 
 def books(rng: np.random.Generator, M: int, d: int = 4) -> np.ndarray:
@@ -143,7 +146,7 @@ def same(found: tuple[np.ndarray, np.ndarray], expected: tuple[np.ndarray, np.nd
     distinct=60,
     lists=3,
     own=False,
-    form="fused",
+    form="bytes",
     nprobe=3,
     k=7,
     scale=1.0,
@@ -201,9 +204,9 @@ def test_a_search_in_lists_has_one_meaning(
     k = min(k, n)
     centroids = rng.normal(size=(20, M * 4)).astype(np.float32) if own else None
     asked = IvfSettings(
-        lists=None if own or lists is None else min(lists, n), centroids=centroids, form=form, nprobe=nprobe
+        lists=None if own or lists is None else min(lists, n), centroids=centroids, nprobe=nprobe
     )
-    engine = MemoryIndex.build(codes, Z, ids, kind="ivf", ivf=asked, group=group)
+    engine = MemoryIndex.build(codes, Z, ids, kind=Plan("ivf", form, group=group), ivf=asked)
     allowed = np.ones(n, bool) if keep is None else rng.random(n) < keep
     where = None if keep is None else ids[allowed].tolist()
     expected = oracle(
@@ -226,7 +229,7 @@ def test_a_search_in_lists_has_one_meaning(
             for threads in (1, 2):
                 same(file.search(xq, k, where=where, threads=threads), expected)
             same(file.search(xq, k, where=where, block=2), expected)
-        same(open_in_memory(path, group=not group).search(xq, k, where=where), expected)
+        same(open_in_memory(path, Plan("ivf", group=not group)).search(xq, k, where=where), expected)
         everything = open_in_memory(path)
         everything.set_nprobe(10**6)
     flat = MemoryIndex.build(codes, Z, ids, kind="flat")
@@ -250,7 +253,7 @@ def test_what_faiss_shortlists_is_proven(M: int, distinct: int, form: Any, k: in
     Z, n = books(rng, M), 6000
     codes = some_codes(rng, n, M, distinct)
     xq = rng.normal(size=(20, M * 4)).astype(np.float32)
-    engine = MemoryIndex.build(codes, Z, kind="ivf", ivf=IvfSettings(lists=12, form=form, nprobe=3))
+    engine = MemoryIndex.build(codes, Z, kind=Plan("ivf", form), ivf=IvfSettings(lists=12, nprobe=3))
     with tempfile.TemporaryDirectory() as folder, open_file(engine.save(Path(folder) / "i.faiss")) as file:
         same(engine.search(xq, k), file.search(xq, k))
     engine.set_nprobe(12)
@@ -294,7 +297,7 @@ def test_there_are_no_more_lists_than_distinct_codes(tmp_path: Path, distinct: i
     if assignment == "memory":
         MemoryIndex.build(codes, Z, kind="ivf").save(path)
     else:
-        build_lists([Rows(codes, ids)], path, Z, IvfSettings(assignment=assignment))
+        build_index([Rows(codes, ids)], path, Z, LISTS, IvfSettings(assignment=assignment))
     xq = rng.normal(size=(50, 72)).astype(np.float32)
     with open_file(path) as engine:
         assert isinstance(engine, FileIndex)
@@ -337,7 +340,7 @@ def test_lists_that_are_given_stay_with_what_is_made_of_an_engine(tmp_path: Path
     list_of = (place.reshape(-1) % 12).astype(np.int32)
     centroids = rng.normal(size=(12, 24)).astype(np.float32)
     ivf = IvfSettings(centroids=centroids, nprobe=2, list_of=list_of)
-    engine = MemoryIndex.build(codes, Z, kind="ivf", ivf=ivf, group=group)
+    engine = MemoryIndex.build(codes, Z, kind=Plan("ivf", group=group), ivf=ivf)
     assert np.array_equal(lists_in(engine.to_faiss(), np.arange(n)), list_of)
     xq = rng.normal(size=(8, 24)).astype(np.float32)
     kept = {"codes": codes, "Z": Z, "ids": np.arange(n), "list_of": list_of}
@@ -362,16 +365,15 @@ def test_equal_codes_in_several_lists_are_not_taken_for_one() -> None:
     kept = {"codes": codes, "Z": Z, "ids": np.arange(n), "list_of": list_of, "centroids": unit}
     expected = oracle(xq, 9, 1, allowed=np.ones(n, bool), **kept)
     for group in (False, True):
-        same(MemoryIndex.build(codes, Z, kind="ivf", ivf=ivf, group=group).search(xq, 9), expected)
+        same(MemoryIndex.build(codes, Z, kind=Plan("ivf", group=group), ivf=ivf).search(xq, 9), expected)
 
 
-def test_ties_make_lists_go_over_to_distinct_codes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpq_faiss.indexes.memory.TIED", 1)
+def test_ties_make_lists_go_over_to_distinct_codes() -> None:
     rng = np.random.default_rng(5)
     Z, n = books(rng, 6), 30_000
     codes = some_codes(rng, n, 6, 40)
-    xq = rng.normal(size=(30, 24)).astype(np.float32)
-    engine = MemoryIndex.build(codes, Z, kind="ivf", ivf=IvfSettings(nprobe=8))
+    xq = rng.normal(size=(40, 24)).astype(np.float32)
+    engine = MemoryIndex.build(codes, Z, kind="ivf", ivf=IvfSettings(nprobe=40))
     before = engine.search(xq, 10)
     assert engine.distinct == len(np.unique(codes, axis=0))
     same(engine.search(xq, 10), before)
@@ -381,7 +383,7 @@ def test_ties_make_lists_go_over_to_distinct_codes(monkeypatch: pytest.MonkeyPat
         wanted = min(10, len(kept))
         D, found = engine.search(xq, 10, where=where)
         same((D[:, :wanted], found[:, :wanted]), part.search(xq, wanted))
-    held = MemoryIndex.build(codes, Z, kind="ivf", ivf=IvfSettings(nprobe=8))
+    held = MemoryIndex.build(codes, Z, kind="ivf", ivf=IvfSettings(nprobe=40))
     held.keep_items()
     same(held.search(xq, 10), before)
     assert held.distinct is None
@@ -393,7 +395,7 @@ def test_one_recall_is_tuned_for_in_memory_and_in_a_file(tmp_path: Path, form: A
     Z, n = books(rng, 6), 6000
     codes = some_codes(rng, n, 6, 900)
     xq = rng.normal(size=(40, 24)).astype(np.float32)
-    engine = MemoryIndex.build(codes, Z, kind="ivf", ivf=IvfSettings(lists=40, form=form))
+    engine = MemoryIndex.build(codes, Z, kind=Plan("ivf", form), ivf=IvfSettings(lists=40))
     exact = MemoryIndex.build(codes, Z, kind="flat").search(xq, 12)[1]
     with open_file(engine.save(tmp_path / "i.faiss")) as file:
         for recall in (0.3, 0.8, 1.0):
@@ -440,7 +442,9 @@ def test_the_scores_that_faiss_gives_of_lists_are_as_near_as_the_proof_takes_the
         Z = books(rng, M)
         codes = some_codes(rng, 3000, M, 0)
         for form in FORMS:
-            engine = MemoryIndex.build(codes, Z, kind="ivf", ivf=IvfSettings(lists=9, form=form))
+            engine = MemoryIndex.build(
+                codes, Z, kind=Plan("ivf", form, group=False), ivf=IvfSettings(lists=9)
+            )
             search = engine.searcher
             for scale in (1.0, 1e-3, 1e20):
                 xq = check_vectors(rng.normal(size=(25, M * 4)) * scale, M * 4, what="queries")
@@ -463,7 +467,7 @@ def test_fewer_lists_than_asked_for_are_said_aloud(
             made = MemoryIndex.build(codes, Z, kind="ivf", ivf=IvfSettings(lists=lists)).ivf.lists
         else:
             ivf = IvfSettings(lists=lists, assignment=assignment)
-            path = build_lists([Rows(codes, np.arange(500))], tmp_path / f"{lists}.faiss", Z, ivf)
+            path = build_index([Rows(codes, np.arange(500))], tmp_path / f"{lists}.faiss", Z, LISTS, ivf)
             with open_file(path) as engine:
                 made = engine.lists
         warned = [r.getMessage() for r in caplog.records if "asked for" in r.getMessage()]

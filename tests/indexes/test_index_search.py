@@ -17,11 +17,7 @@ from gpq_faiss.indexes.opening import open_in_memory
 from gpq_faiss.indexes.scanners import rounding_bound
 from gpq_faiss.indexes.threads import omp_threads
 
-
-@pytest.fixture(autouse=True)
-def _shortlist_even_among_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small tests would otherwise score everything, and prove nothing."""
-    monkeypatch.setattr("gpq_faiss.indexes.proof.FULL", 0)
+N = 9000  # so many that not all are scored at once (indexes.proof.FULL)
 
 
 def codebooks(rng: np.random.Generator, M: int, K: int, d: int = 12) -> np.ndarray:
@@ -54,7 +50,7 @@ def brute_force(xq: np.ndarray, codes: np.ndarray, Z: np.ndarray, ids: np.ndarra
 def test_search_is_brute_force(M: int, K: int) -> None:
     rng = np.random.default_rng([M, K])
     Z = codebooks(rng, M, K)
-    n = 3000
+    n = N
     codes = pack_codes(rng.integers(0, K, (n, M)), K)
     ids = rng.permutation(10**12 + np.arange(n) * 7)
     xq = rng.normal(size=(12, M * 12)).astype(np.float32)
@@ -74,8 +70,8 @@ def test_ties_are_ordered_by_id_even_across_the_cut(mapped: bool) -> None:
     rng = np.random.default_rng(8)
     Z = codebooks(rng, 6, 16)
     few = pack_codes(rng.integers(0, 16, (5, 6)), 16)
-    codes = few[rng.integers(0, 5, 4000)]
-    ids = np.arange(4000)[::-1] * 3 - 500 if mapped else np.arange(4000)
+    codes = few[rng.integers(0, 5, N)]
+    ids = np.arange(N)[::-1] * 3 - 500 if mapped else np.arange(N)
     xq = rng.normal(size=(6, 72)).astype(np.float32)
     searcher = open_in_memory(filled(Z, codes, np.ascontiguousarray(ids) if mapped else None), "fused")
     for k in (1, 7, 100):
@@ -94,10 +90,10 @@ def test_adversarial_scores_stay_exact(scale: float) -> None:
     Z = codebooks(rng, 8, 16)
     Z[:, 8:] = Z[:, :8]
     Z[:, 12:] = np.nextafter(Z[:, :4], np.float32(2))
-    codes = pack_codes(rng.integers(0, 16, (5000, 8)), 16)
+    codes = pack_codes(rng.integers(0, 16, (N, 8)), 16)
     xq = (rng.normal(size=(8, 96)) * scale).astype(np.float32)
     D, found = search_index(filled(Z, codes), xq, 20)
-    expected_D, expected_I = brute_force(xq, codes, Z, np.arange(5000), 20)
+    expected_D, expected_I = brute_force(xq, codes, Z, np.arange(N), 20)
     assert np.array_equal(found, expected_I)
     assert np.array_equal(D, expected_D)
 
@@ -120,7 +116,7 @@ def test_the_rounding_bound_holds_and_is_not_idle() -> None:
 def test_the_answer_depends_on_neither_batch_nor_threads_nor_form() -> None:
     rng = np.random.default_rng(6)
     Z = codebooks(rng, 12, 16)
-    codes = pack_codes(rng.integers(0, 16, (5000, 12)), 16)
+    codes = pack_codes(rng.integers(0, 16, (N, 12)), 16)
     xq = rng.normal(size=(30, 144)).astype(np.float32)
     D, found = search_index(filled(Z, codes), xq, 15)
     fused = inject_fused(Z)

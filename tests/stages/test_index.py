@@ -9,6 +9,7 @@ from pathlib import Path
 import faiss
 import numpy as np
 import pytest
+from index_factory import IDS, M, codebooks, d, features, make_model, make_rows, n
 from safetensors.numpy import save_file
 
 from gpq_faiss.codes.encode import decode, encode
@@ -22,48 +23,7 @@ from gpq_faiss.indexes.opening import open_in_memory
 from gpq_faiss.stages.export import export
 from gpq_faiss.stages.export_faiss import export_faiss
 from gpq_faiss.stages.index import index
-from gpq_faiss.store import Header, RowWriter, codebooks_fingerprint
-
-M, K, d, n = 6, 16, 12, 500
-IDS = np.random.default_rng(3).permutation(n) * 1000 + 2**50
-
-
-def codebooks(seed: int = 0) -> np.ndarray:
-    Z = np.random.default_rng(seed).normal(size=(M, K, d))
-    return (Z / np.linalg.norm(Z, axis=2, keepdims=True)).astype(np.float32)
-
-
-def features() -> np.ndarray:
-    x = np.random.default_rng(1).normal(size=(n, M, d))
-    return (x / np.linalg.norm(x, axis=2, keepdims=True)).reshape(n, M * d).astype(np.float32)
-
-
-def make_model(folder: Path, Z: np.ndarray, fingerprint: str = "model-1", **changes: object) -> Path:
-    folder.mkdir()
-    save_file({"codebooks": Z, "network.weight": np.ones(3, np.float32)}, folder / "model.safetensors")
-    document = {
-        "format_version": 1,
-        "model_fingerprint": fingerprint,
-        "codebooks_fingerprint": codebooks_fingerprint(Z),
-        **changes,
-    }
-    (folder / "config.json").write_text(json.dumps(document))
-    return folder
-
-
-def make_rows(
-    path: Path, kind: str, values: np.ndarray, ids: np.ndarray, Z: np.ndarray, fingerprint: str = "model-1"
-) -> Path:
-    header = Header(
-        kind=kind,  # type: ignore[arg-type]
-        width=values.shape[1],
-        model_fingerprint=fingerprint,
-        codebooks=Z,
-        data_fingerprint="data-1",
-    )
-    with RowWriter(path, header) as writer:
-        writer.append(values, ids, None)
-        return writer.finish()
+from gpq_faiss.store import codebooks_fingerprint
 
 
 @pytest.fixture

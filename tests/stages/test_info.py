@@ -24,7 +24,7 @@ from gpq_faiss.codes.encode import encode
 from gpq_faiss.data.split import load_split
 from gpq_faiss.encoder import Encoder
 from gpq_faiss.errors import DataError, MismatchError, UsageError
-from gpq_faiss.faissio.forms import FORMS, Form
+from gpq_faiss.faissio.storage import STORAGES
 from gpq_faiss.indexes.lists import IvfSettings
 from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.indexes.opening import open_in_memory
@@ -324,15 +324,15 @@ def test_rows_that_were_changed_are_noticed(files: dict[str, Path], tmp_path: Pa
 
 
 @pytest.mark.parametrize("ids", [True, False])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", STORAGES)
 def test_an_index_of_any_form_is_described(
-    files: dict[str, Path], tmp_path: Path, form: Form, *, ids: bool
+    files: dict[str, Path], tmp_path: Path, form: str, *, ids: bool
 ) -> None:
     engine = open_in_memory(files["index"])
     made = MemoryIndex.build(
         engine.codes, engine.codebooks, engine.ids if ids else None, ivf=IvfSettings(lists=2)
     )
-    found = info(made.save(tmp_path / "i.faiss", form))
+    found = info(made.save(tmp_path / "i.faiss", STORAGES[form]))
     assert (found["kind"], found["layout"], found["ntotal"]) == ("index", form, N)
     assert found["own_ids"] == (ids or form.startswith("ivf"))
 

@@ -1,8 +1,7 @@
-"""Building lists of any size within a memory budget, resumable by shard.
+"""Rows in the order of their lists, within a memory budget: the second phase of a build with lists.
 
-Rows are first collected as by :mod:`.stream`. Then each item's list is found and counted; the rows are moved, a chunk at
-a time, to where their list lies in two raw files; and list after list is written as Faiss has it. The sorted files are a
-second point to go on from. They need as much disk again as the index for a while.
+Each item's list is found and counted; the rows are moved, a chunk at a time, to where their list lies in two raw files, from which
+list after list is written as Faiss has it. The sorted files are a second point to go on from.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -21,104 +19,37 @@ from ..codes.checks import Codes, Floats, Ids
 from ..data.arrays import read_npy
 from ..errors import DataError, UsageError
 from ..faissio.header import BLOCK_ROWS, NPROBE_AT, list_bytes, list_header, pack_rows
-from ..faissio.io import check_index_output, read_sidecar, sidecar_path, stored_points
-from ..faissio.layout import Packing
+from ..faissio.io import read_sidecar, sidecar_path, stored_points
+from ..faissio.storage import Packing
 from ..files import fingerprint, open_own, read_json, write_error, write_json
-from ..indexes.lists import TRAIN_ROWS, IvfSettings, tell_fewer, train_centroids
+from ..indexes.lists import IvfSettings
 from ..progress import stage
-from ..store import codebooks_fingerprint
-from .coarse import Coarse, Nearest, Tables, choose
-from .shards import Shard
-from .stream import MEMORY, building, check_build, check_stored_ids, collect, publish
+from .coarse import choose, train
+from .hashed import HashedFile
 
 _LEAST_CHUNK = 1024
 _MOST_CHUNK = 1 << 25
 _log = logging.getLogger(__name__)
 
 
-def build_lists(
-    shards: Sequence[Shard],
-    out: str | Path,
-    codebooks: Floats,
-    ivf: IvfSettings | None = None,
-    *,
-    model_fingerprint: str | None = None,
-    memory: int = MEMORY,
-    overwrite: bool = False,
-    extra: dict[str, Any] | None = None,
-    finish: Callable[[Path], None] | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> Path:
-    """Write the rows of ``shards`` as one index file with lists, and its sidecar.
-
-    A plain Faiss index: ``IndexIVFPQFastScan`` (settings' form ``fastscan``) or ``IndexIVFPQ`` (``fused``), by_residual
-    False. In a list, items keep the order of the shards.
-
-    Args:
-        codebooks: float32 [M, 16, d], checked.
-        ivf: lists, centroids, form, nprobe, seed and way of assignment (:mod:`.coarse`).
-        memory: bytes that the arrays of the build may take (Python and its libraries take some 200 MB besides).
-        finish: what is still to be done to the file and its sidecar, before they are in place (:func:`store_nprobe`).
-        progress: called with rows done and rows in all; each row counts three times (collected, moved, written).
-
-    Returns:
-        ``out``
-
-    Raises:
-        UsageError: a budget below 16 MiB or too small for the lists, no shards, settings out of range.
-        DataError: a damaged shard, an id of -1 or one that occurs twice, a full disk; finished shards are kept.
-        OutputExistsError: ``out`` exists and ``overwrite`` is false.
-    """
-    check_build(shards, memory)
-    ivf = ivf or IvfSettings()
+def check_lists(ivf: IvfSettings, rows: int, Z: Floats, memory: int) -> None:
+    """Raises UsageError: settings out of range, or lists whose centroids do not fit the budget."""
     ivf.check()
-    total = sum(shard.rows for shard in shards)
-    lists, _ = choose(ivf, total)
-    D = int(codebooks.shape[0] * codebooks.shape[2])
-    if lists * D * 12 > memory:
+    lists, _ = choose(ivf, rows)
+    if lists * int(Z.shape[0] * Z.shape[2]) * 12 > memory:
         raise UsageError(
             f"the centroids of {lists:,} lists alone take more than {memory:,} bytes: raise --memory"
         )
-    out = check_index_output(out, overwrite=overwrite)
-    packing: Packing = "fused" if ivf.form == "fused" and len(codebooks) > 1 else "fastscan"
-    with building(out) as partial:
-        build = _Build(partial, codebooks, ivf, memory, total, progress)
-        known = fingerprint("build", codebooks_fingerprint(codebooks), str(model_fingerprint), "rows")
-        mark = fingerprint(known, *(shard.fingerprint for shard in shards), _mark_of(ivf))
-        if not build.sorted_before(mark):
-            size = code_size(int(codebooks.shape[0]), 16)
-            collect(partial, known, shards, size, memory, build.told)
-            check_stored_ids(partial / "ids.raw", shards, memory, out)
-            build.sort(mark)
-        own: dict[str, Any] = {**(extra or {}), "shards": len(shards), "engine": "ivf", "group": False}
-
-        def write(path: Path) -> tuple[int, str]:
-            found = build.write(path, packing)
-            own["ascending"] = build.ascending  # known once all is written
-            return found
-
-        publish(
-            out,
-            write,
-            f"ivf-{packing}",
-            total,
-            codebooks,
-            model_fingerprint,
-            own,
-            partial=partial,
-            finish=finish,
-        )
-    return out
 
 
-def _mark_of(ivf: IvfSettings) -> str:
-    """What of the settings decides which item goes where."""
-    centroids = b"" if ivf.centroids is None else np.ascontiguousarray(ivf.centroids, np.float32).tobytes()
-    return fingerprint(str(ivf.lists), centroids, str(ivf.seed), str(ivf.assignment))
+class ListSort:
+    """Puts the rows of ``codes.raw`` and ``ids.raw`` in ``folder`` in the order of their lists, and writes them so.
 
-
-class _Build:
-    """The phases after collecting. Everything lies in ``folder``."""
+    Args:
+        Z: codebooks, float32 [M, 16, d].
+        rows: how many.
+        tell: is told the rows done, of three rounds; the first is over.
+    """
 
     def __init__(
         self,
@@ -127,25 +58,19 @@ class _Build:
         ivf: IvfSettings,
         memory: int,
         rows: int,
-        progress: Callable[[int, int], None] | None,
+        tell: Callable[[int], None],
     ) -> None:
         self.folder, self.Z, self.ivf, self.memory, self.rows = folder, Z, ivf, memory, rows
         self.size = code_size(int(Z.shape[0]), 16)
-        self.progress = progress
+        self.tell = tell
         self.sizes: Ids = np.empty(0, np.int64)
         self.centroids: Floats = np.empty((0, 0), np.float32)
-        self.ascending = True
-
-    def told(self, done: int, _total: int) -> None:
-        """Progress of the first of three rounds."""
-        if self.progress is not None:
-            self.progress(done, 3 * self.rows)
 
     def sorted_before(self, mark: str) -> bool:
-        """Whether an earlier run, cut off later, has put these very rows in order."""
+        """Whether an earlier run, cut off later, has put the rows that ``mark`` names in order."""
         record = self.folder / "sorted.json"
         try:
-            if not record.exists() or read_json(record, "a build").get("mark") != mark:
+            if not record.exists() or read_json(record, "a build").get("mark") != self._mark(mark):
                 return False
             self.sizes = read_npy(self.folder / "sizes.npy", "the sizes of lists")
             self.centroids = read_npy(self.folder / "centroids.npy", "the centroids of lists")
@@ -161,23 +86,19 @@ class _Build:
         """Train, assign, and put the rows in the order of their lists."""
         (self.folder / "sorted.json").unlink(missing_ok=True)
         with stage("placing the lists"):
-            coarse = self.coarse()
+            coarse = train(self.ivf, self.rows, self._sample, self.Z, self.memory)
         lists = len(coarse.centroids)
-        way = "nearest centroid" if isinstance(coarse, Nearest) else "tables"
-        _log.info("%s: %d lists by %s", self.folder.name[1:].removesuffix(".building"), lists, way)
+        _log.info(
+            "%s: %d lists by %s", self.folder.name[1:].removesuffix(".building"), lists, coarse.description
+        )
         kind = np.uint16 if lists <= 1 << 16 else np.int32
         chunk = int(max(_LEAST_CHUNK, min(_MOST_CHUNK, (self.memory - lists * 64) // (6 * self.size + 48))))
-        step = (
-            max(256, self.memory // (coarse.centroids.shape[1] * 8))
-            if isinstance(coarse, Nearest)
-            else 1 << 20
-        )
         sizes = np.zeros(lists, np.int64)
         with (
             open_own(self.folder / "lists.raw", "wb") as file,
             stage("finding each row's list", self.rows, "row") as finding,
         ):
-            for codes in self._codes(min(step, chunk)):
+            for codes in self._codes(min(coarse.rows(self.memory), chunk)):
                 numbers = coarse.assign(codes).astype(kind)
                 sizes += np.bincount(numbers, minlength=lists)
                 file.write(numbers.tobytes())
@@ -188,28 +109,17 @@ class _Build:
         for name, array in (("sizes.npy", sizes), ("centroids.npy", coarse.centroids)):
             with open_own(self.folder / name, "wb") as file:
                 np.save(file, array)
-        write_json(self.folder / "sorted.json", {"mark": mark})
+        write_json(self.folder / "sorted.json", {"mark": self._mark(mark)})
         for name in ("codes.raw", "ids.raw", "progress.json"):
             (self.folder / name).unlink(missing_ok=True)
 
-    def coarse(self) -> Coarse:
-        """The way to the lists, trained on a sample that fits the budget."""
-        lists, way = choose(self.ivf, self.rows)
-        D = int(self.Z.shape[0] * self.Z.shape[2])
-        most = max(lists, self.memory // (D * 16))
-        if self.ivf.centroids is not None:
-            trained = self.ivf.trained(self._sample(1), self.Z)
-            assert trained.centroids is not None
-            return Nearest(trained.centroids, self.Z)
-        sample = self._sample(min(self.rows, lists * TRAIN_ROWS, most))
-        coarse: Coarse
-        if way == "tables":
-            coarse = Tables(sample, self.Z, lists, self.ivf.seed)
-        else:
-            coarse = Nearest(train_centroids(sample, self.Z, lists, self.ivf.seed), self.Z)
-        if self.ivf.lists is not None:
-            tell_fewer(lists, len(coarse.centroids))
-        return coarse
+    def _mark(self, mark: str) -> str:
+        """``mark``, and what of the settings decides which item goes where."""
+        ivf = self.ivf
+        centroids = (
+            b"" if ivf.centroids is None else np.ascontiguousarray(ivf.centroids, np.float32).tobytes()
+        )
+        return fingerprint(mark, str(ivf.lists), centroids, str(ivf.seed), str(ivf.assignment))
 
     def _sample(self, n: int) -> Codes:
         """Codes of random rows, uint8 [n, code_size]."""
@@ -273,58 +183,48 @@ class _Build:
                     cursor[number] = to + b - a
                     a = b
                 sorting.advance(n)
-                if self.progress is not None:
-                    self.progress(self.rows + start + n, 3 * self.rows)
+                self.tell(self.rows + start + n)
             for file in (codes_out, ids_out):
                 os.fsync(file.fileno())
 
-    def write(self, temporary: Path, packing: Packing) -> tuple[int, str]:
-        """Header and lists into one file; returns its size and SHA-256."""
-        digest = hashlib.sha256()
+    def write(self, file: HashedFile, packing: Packing) -> bool:
+        """Header and lists into one file; returns whether ids ascend in every list."""
         nprobe = min(self.ivf.nprobe, len(self.sizes))
         step = max(BLOCK_ROWS, min(1 << 22, self.memory // (8 * self.size)) // BLOCK_ROWS * BLOCK_ROWS)
+        ascending = True
+        file.put(list_header(packing, self.Z, self.centroids, nprobe, self.sizes))
+        bytes_of = list_bytes(packing, self.sizes, len(self.Z))
+        expected, done = file.size + int(bytes_of.sum()), 0
         with (
-            temporary.open("wb", buffering=1 << 20) as out,
             (self.folder / "codes.sorted").open("rb") as codes,
             (self.folder / "ids.sorted").open("rb") as ids,
-            stage("writing the index", self.rows, "row") as writing,
         ):
 
-            def put(data: Any) -> None:
-                out.write(data)
-                digest.update(data)
-
-            def put_ids(n: int) -> None:
-                last: int | None = None
+            def put_ids(n: int) -> bool:
+                rising, last = True, None
                 for start in range(0, n, step):
                     block = np.frombuffer(ids.read(8 * min(step, n - start)), "<i8")
-                    rising = bool((block[1:] > block[:-1]).all())
-                    self.ascending &= rising and (last is None or last < int(block[0]))
+                    rising &= bool((block[1:] > block[:-1]).all()) and (last is None or last < int(block[0]))
                     last = int(block[-1])
-                    put(block.data)
+                    file.put(block.data)
+                return rising
 
-            put(list_header(packing, self.Z, self.centroids, nprobe, self.sizes))
-            expected = out.tell() + int(list_bytes(packing, self.sizes, len(self.Z)).sum())
-            done = 0
-            for size in self.sizes.tolist():
-                if packing == "fastscan":
-                    put(int(size).to_bytes(8, "little"))
-                    put_ids(size)
-                    packed_bytes = int(list_bytes(packing, np.array([size]), len(self.Z))[0]) - 16 - 8 * size
-                    put(packed_bytes.to_bytes(8, "little"))
+            for size, held in zip(self.sizes.tolist(), bytes_of.tolist(), strict=True):
+                if packing == "fastscan":  # its lists have their ids first, and say how long both parts are
+                    file.put(size.to_bytes(8, "little"))
+                    ascending &= put_ids(size)
+                    file.put((held - 16 - 8 * size).to_bytes(8, "little"))
                 for start in range(0, size, step):
                     n = min(step, size - start)
                     block = np.frombuffer(codes.read(n * self.size), np.uint8).reshape(n, self.size)
-                    put(np.ascontiguousarray(pack_rows(packing, block, self.Z)).data)
-                if packing == "fused":
-                    put_ids(size)
+                    file.put(np.ascontiguousarray(pack_rows(packing, block, self.Z)).data)
+                if packing == "bytes":
+                    ascending &= put_ids(size)
                 done += size
-                writing.done = done
-                if self.progress is not None:
-                    self.progress(2 * self.rows + done, 3 * self.rows)
-            if out.tell() != expected:
-                raise DataError(f"{self.folder} was changed while it was read: build again")
-            return out.tell(), digest.hexdigest()
+                self.tell(2 * self.rows + done)
+        if file.size != expected:
+            raise DataError(f"{self.folder} was changed while it was read: build again")
+        return ascending
 
 
 def _put(handle: int, data: memoryview, at: int) -> None:

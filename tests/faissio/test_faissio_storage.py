@@ -14,13 +14,13 @@ from gpq_faiss.codes.blocks import unpack_blocks
 from gpq_faiss.codes.codebooks import inject
 from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import DataError, MismatchError, OutputExistsError, UsageError
-from gpq_faiss.faissio.forms import FORMS, faiss_form
 from gpq_faiss.faissio.io import load_index, save_index, sidecar_path
 from gpq_faiss.faissio.layout import layout_of
-from gpq_faiss.indexes.kinds import KINDS
+from gpq_faiss.faissio.storage import STORAGES, Storage, ivf_index, row_index
 from gpq_faiss.indexes.lists import IvfSettings, assign
 from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.indexes.opening import of_faiss, open_in_memory
+from gpq_faiss.indexes.plan import KINDS
 
 
 def codebooks(M: int, K: int = 16, seed: int = 0) -> np.ndarray:
@@ -36,15 +36,18 @@ def some(M: int, n: int = 203) -> tuple[np.ndarray, np.ndarray]:
 def form_of(form: str, M: int, ids: np.ndarray | None) -> object:
     codes, _ = some(M)
     Z = codebooks(M)
-    ivf = IvfSettings(lists=5, form="fused" if form.endswith("fused") else "fastscan").trained(codes, Z)
+    storage = STORAGES[form]
+    if not storage.lists:
+        return row_index(codes, ids, Z, storage.packing)
+    ivf = IvfSettings(lists=5).trained(codes, Z)
     list_of = assign(codes, Z, ivf.centroids)
-    return faiss_form(form, codes, ids, Z, centroids=ivf.centroids, list_of=list_of, nprobe=ivf.nprobe)
+    return ivf_index(codes, ids, Z, ivf.centroids, storage.packing, list_of, nprobe=ivf.nprobe)
 
 
 def convert(index: object, form: str, ivf: IvfSettings | None = None) -> object:
     """The same codes in another form; nothing is encoded again."""
-    listed = ivf is not None or (form.startswith("ivf") and layout_of(index).kind.startswith("ivf"))
-    return of_faiss(index, kind="ivf" if listed else "exact", ivf=ivf).to_faiss(form)
+    listed = ivf is not None or (form.startswith("ivf") and layout_of(index).storage.lists)
+    return of_faiss(index, kind="ivf" if listed else "exact", ivf=ivf).to_faiss(STORAGES[form])
 
 
 def by_id(index: object) -> dict[int, bytes]:
@@ -54,7 +57,7 @@ def by_id(index: object) -> dict[int, bytes]:
 
 @pytest.mark.parametrize("M", [2, 3, 8, 13])
 @pytest.mark.parametrize("own_ids", [False, True])
-@pytest.mark.parametrize("source", FORMS)
+@pytest.mark.parametrize("source", STORAGES)
 def test_every_form_becomes_every_other(source: str, own_ids: bool, M: int) -> None:
     codes, ids = some(M)
     index = form_of(source, M, ids if own_ids else None)
@@ -64,11 +67,11 @@ def test_every_form_becomes_every_other(source: str, own_ids: bool, M: int) -> N
     }
     xq = np.random.default_rng(1).normal(size=(3, M * 12)).astype(np.float32)
     truth = dict(zip(expected, score_codes(xq, codes, Z).T, strict=True))
-    for form in FORMS:
+    for form in STORAGES:
         other = convert(index, form)
         layout = layout_of(other)
         assert by_id(other) == expected
-        assert layout.kind == form
+        assert layout.storage == STORAGES[form]
         assert layout.mapped == (own_ids or form.startswith("ivf"))
         assert np.array_equal(layout.codebooks, Z)
         # and Faiss itself makes the same of it
@@ -80,7 +83,7 @@ def test_every_form_becomes_every_other(source: str, own_ids: bool, M: int) -> N
     assert by_id(index) == expected
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", STORAGES)
 def test_every_form_survives_the_disk(tmp_path: Path, form: str) -> None:
     _, ids = some(6)
     index = form_of(form, 6, ids)
@@ -122,20 +125,21 @@ def test_conversions_that_cannot_be_are_refused() -> None:
     wide, one = inject(codebooks(3, 32)), inject(codebooks(1))
     wide.add_sa_codes(np.zeros((2, 2), np.uint8))
     one.add_sa_codes(np.zeros((2, 1), np.uint8))
-    for form in FORMS[1:]:
+    for form in list(STORAGES)[1:]:
         with pytest.raises(UsageError, match="needs 16 codewords"):
             convert(wide, form)
     with pytest.raises(UsageError, match="needs two codebooks"):
         convert(one, "fused")
+    with pytest.raises(UsageError, match="4-bit codes in lists"):
+        of_faiss(wide, kind="flat").to_faiss(Storage("4-bit", lists=True))
     with pytest.raises(UsageError, match="choose from"):
-        convert(wide, "hnsw")
+        of_faiss(wide, kind="hnsw")
     with pytest.raises(DataError, match="is empty"):
         convert(inject(codebooks(3)), "ivf-fused")
     for settings, error, message in (
         (IvfSettings(lists=0), UsageError, "lists 0"),
         (IvfSettings(lists=999), UsageError, "999 lists"),
         (IvfSettings(nprobe=0), UsageError, "nprobe 0"),
-        (IvfSettings(form="hnsw"), UsageError, "IVF form"),
         (IvfSettings(centroids=np.zeros((2, 36), np.float32)), DataError, "centroid 0 is zero"),
         (IvfSettings(centroids=np.ones((2, 35), np.float32)), DataError, "35 dimensions"),
         (IvfSettings(centroids=np.full((2, 36), np.nan)), DataError, "NaN"),
@@ -180,7 +184,7 @@ def test_an_engine_comes_back_as_it_was(tmp_path: Path, kind: str, own_ids: bool
     xq = np.random.default_rng(1).normal(size=(4, 72)).astype(np.float32)
     path = engine.save(tmp_path / "e.faiss")
     back = open_in_memory(path)
-    assert (back.kind, back.group, back.model_fingerprint) == (engine.kind, engine.group, "m" * 16)
+    assert (back.plan, back.model_fingerprint) == (engine.plan, "m" * 16)
     for mine, others in zip(engine.search(xq, 20), back.search(xq, 20), strict=True):
         assert np.array_equal(mine, others)
     assert np.array_equal(back.ids, np.sort(ids) if own_ids else np.arange(len(codes)))

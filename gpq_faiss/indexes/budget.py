@@ -1,0 +1,82 @@
+"""How many queries and rows a search in place holds at a time."""
+
+from __future__ import annotations
+
+from ..errors import UsageError
+from ..faissio.header import Header
+
+LEAST_ROWS = 4096
+MOST_ROWS = 1 << 21  # a block that is read anew for every batch, and one that is kept (measured)
+KEPT_ROWS = 1 << 23
+_VISIT_BYTES = 64
+"""What a list that a query looks at takes while it is put in order."""
+
+
+class Budget:
+    """What fits in so many bytes.
+
+    Args:
+        memory: bytes.
+        header: of the file.
+        rows: codes in a block, at most (default: as many as fit and are still read faster).
+    """
+
+    def __init__(self, memory: int, header: Header, rows: int | None = None) -> None:
+        self.memory = memory
+        self._header, self._rows = header, rows
+        self.M, self.K, _ = (int(n) for n in header.codebooks.shape)
+        self.lists = 0 if header.centroids is None else len(header.sizes)
+
+    def queries(self, block: int, threads: int, k: int) -> int:
+        """Queries at a time, at most ``block``: half of the budget may go for them."""
+        return max(1, min(block, self.memory // (2 * self.query_bytes(threads, k))))
+
+    def query_bytes(self, threads: int, k: int) -> int:
+        """What a query takes: its tables and results."""
+        return k * 12 * (4 + 2 * threads) + self.M * self.K * 72
+
+    def rows_for(self, row_bytes: int, threads: int, queries: int, k: int) -> int:
+        """Rows of ``row_bytes`` that each thread may hold beside what the queries take.
+
+        Raises:
+            UsageError: the budget does not even hold the results.
+        """
+        rows = (self.memory - queries * self.query_bytes(threads, k)) // (threads * row_bytes)
+        if rows < LEAST_ROWS:
+            raise UsageError(
+                f"a memory budget of {self.memory:,} bytes is too small for {queries:,} queries with k = {k:,}: raise "
+                "it, or search fewer at a time"
+            )
+        return int(min(rows, MOST_ROWS))
+
+    def block_rows(self, threads: int, queries: int, k: int) -> int:
+        """Rows a block: what one row takes in memory, in each thread. Raises as :meth:`rows_for`."""
+        size = self._header.code_size
+        if self.lists:
+            return self._capped(self.rows_for(size * 6 + 40, threads, queries, k))
+        mapped = self._header.id_starts is not None
+        row = size * 5 + 40 if mapped else size * (3 if self._header.packing == "fastscan" else 4)
+        rows = self.rows_for(row, threads, queries, k)
+        return self._capped(max(LEAST_ROWS, min(rows, -(-self._header.n // threads))))
+
+    def resident(self, threads: int, queries: int, k: int) -> bool:
+        """Whether the budget holds all codes packed, beside a block a thread: they are then kept for later searches.
+
+        The file must be without ids, or these would have to be kept as well.
+        """
+        if self._header.id_starts is not None or self.K != 16:
+            return False
+        size = self._header.code_size
+        needed = int(self._header.n * size * 1.05) + threads * self.kept_rows(threads) * size * 3
+        return self.memory - needed > queries * self.query_bytes(threads, k)
+
+    def kept_rows(self, threads: int) -> int:
+        """Rows a block that is kept."""
+        return self._capped(max(LEAST_ROWS, min(KEPT_ROWS, -(-self._header.n // threads))))
+
+    def _capped(self, rows: int) -> int:
+        return rows if self._rows is None else min(rows, self._rows)
+
+    def fewer(self, block: int, nprobe: int) -> int:
+        """Queries at a time, so that the numbers of the lists that they look at take no more than an eighth of the budget."""
+        return max(1, min(block, self.memory // (8 * _VISIT_BYTES * nprobe))) if self.lists else block
