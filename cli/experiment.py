@@ -152,7 +152,7 @@ def run(
     from gpq_faiss.methods.registry import METHODS
 
     # The steps of every training are many; what is of interest here is each run as it ends.
-    logging.getLogger("gpq_faiss.stages.train").setLevel(logging.WARNING)
+    logging.getLogger("gpq_faiss.training.loop").setLevel(logging.WARNING)
     wanted = tuple(name.strip() for name in names.split(",") if name.strip()) if names is not None else None
     chosen = read_grid(grid).with_options(
         methods=tuple(METHODS) if wanted == ("all",) else wanted,

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from ..codes.bits import unpack_codes
-from ..config import from_dict, merge
+from ..config import from_dict
 from ..data.base import Dataset, FeatureDataset
 from ..data.labels import Labels
 from ..data.protocols import Split
@@ -38,7 +38,8 @@ from ..methods.registry import METHODS, make_builder, make_method
 from ..nn.device import resolve_device
 from ..progress import stage
 from ..stages.evaluate import input_neighbours
-from ..stages.train import Fitted, embed_rows, fit
+from ..training.loop import Fitted, RunOptions, fit
+from ..training.vectors import embed_rows
 from .cells import Cell
 
 Progress = Callable[[int, int, dict[str, float]], None]
@@ -147,6 +148,8 @@ def compute(
     *,
     earlier: Earlier | None = None,
     device: str = "cpu",
+    amp: bool = False,
+    validate_every: int = 100,
     checkpoint_seconds: float = 60.0,
     progress: Progress | None = None,
 ) -> Outcome:
@@ -157,8 +160,7 @@ def compute(
         dataset: its data.
         partial: folder for the checkpoints of a trained method; one that is there is continued.
         device: where a network runs.
-        checkpoint_seconds: between two checkpoints.
-        progress: called after each step of a training.
+        amp, validate_every, checkpoint_seconds, progress: of a training, as of :class:`gpq_faiss.training.loop.RunOptions`.
         earlier: what was trained before on these data; remembers the training of this run.
 
     Raises:
@@ -174,7 +176,10 @@ def compute(
     with one_thread():
         if METHODS[cell.method].deep:
             earlier = earlier or Earlier()
-            coded = _trained(cell, dataset, split, partial, device, checkpoint_seconds, progress, earlier)
+            options = RunOptions(
+                resolve_device(device), True, amp, validate_every, checkpoint_seconds, progress
+            )
+            coded = _trained(cell, dataset, split, partial, options, earlier)
         else:
             coded = _fitted(cell, dataset, split, labels)
         start = time.perf_counter()
@@ -213,26 +218,19 @@ def _trained(
     dataset: Dataset,
     split: Split,
     partial: Path,
-    device: str,
-    checkpoint_seconds: float,
-    progress: Progress | None,
+    options: RunOptions,
     earlier: Earlier,
 ) -> Coded:
     """A network by the training loop, its vectors, and its coder's codes."""
-    config = merge(
-        from_dict(dict(cell.settings)), {"training": {"checkpoint_seconds": float(checkpoint_seconds)}}
-    )
-    torch_device = resolve_device(device)
+    torch_device = options.device
     fitted = fit(
         make_builder(cell.method),
         dataset,
         split,
-        config,
+        from_dict(dict(cell.settings)),
         folder=partial,
         identity=f"{cell.identity} {torch_device.type}",
-        device=torch_device,
-        resume=True,
-        progress=progress,
+        options=options,
         earlier=earlier.of(cell),
     )
     earlier.keep(cell, fitted)

@@ -432,7 +432,7 @@ def _budget(experiment: Experiment) -> list[str]:
         return []
     own = []
     if experiment.about["data"]["perceptron"] and any(
-        run.about["settings"].get("network", {}).get("committee") for run in experiment.runs
+        run.about["settings"].get("method") in ("gpq-soft", "posterior") for run in experiment.runs
     ):
         own = [
             f"GPQ's committee moves with {COMMITTEE_RATE:g} times that rate, and an average of its weights is what counts."

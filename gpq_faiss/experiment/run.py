@@ -89,6 +89,7 @@ def run_experiment(
     jobs: int = 1,
     data_name: str | None = None,
     overwrite: bool = False,
+    checkpoint_seconds: float = 60.0,
     progress: Progress | None = None,
 ) -> Summary:
     """Make all runs of ``grid`` that are missing in the folder ``out``.
@@ -105,6 +106,7 @@ def run_experiment(
         data_name: what tables call the data; default: the data set's name without folders.
         overwrite: make also those again that are done; each is replaced once it is made. If that is cut off, the next call
             makes the rest of them, with or without ``overwrite``.
+        checkpoint_seconds: between two checkpoints of a training.
         progress: called as runs end.
 
     Raises:
@@ -145,7 +147,7 @@ def run_experiment(
         dict(data_args or {}),
         about["data"]["name"],
         device,
-        base.training.checkpoint_seconds,
+        checkpoint_seconds,
     )
     if overwrite:
         make_again(place, planned.cells)
@@ -199,7 +201,6 @@ def _changes(base: Config) -> dict[str, Any]:
     for section, values in now.items():
         if isinstance(values, dict):
             different = {k: v for k, v in values.items() if v != of_preset[section][k]}
-            different.pop("checkpoint_seconds", None)
             if different:
                 changed[section] = different
     return changed

@@ -15,8 +15,8 @@ from gpq_faiss.config import Config, merge, preset
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.reader import Reader
 from gpq_faiss.methods.gpq import build_gpq
+from gpq_faiss.methods.leave_one_out import least_error, leave_one_out
 from gpq_faiss.methods.posterior import PosteriorCodes
-from gpq_faiss.methods.shrinkage import least_error, leave_one_out
 from gpq_faiss.nn.heads import SubspaceHeads
 
 GRID = 2.0 ** (np.arange(33) / 4 - 5)
