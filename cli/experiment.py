@@ -124,6 +124,7 @@ Examples:
 @click.option(
     "--jobs", default=1, show_default=True, help="Runs at a time, each on one thread in a process of its own."
 )
+@click.option("--checkpoint-seconds", default=60.0, hidden=True)
 @device_option
 @overwrite_option
 @data_options
@@ -141,6 +142,7 @@ def run(
     config_file: str | None,
     data_name: str | None,
     jobs: int,
+    checkpoint_seconds: float,
     device: str,
     overwrite: bool,
     data_args: dict[str, Any],
@@ -182,6 +184,7 @@ def run(
         jobs=jobs,
         data_name=data_name,
         overwrite=overwrite,
+        checkpoint_seconds=checkpoint_seconds,
     )
     parts = [f"{summary.made:,} runs made", f"{summary.there:,} there before"]
     if summary.elsewhere:

@@ -106,7 +106,7 @@ def prepared(folder: Path, config: Config, n: int) -> PosteriorCodes:
 def test_a_committee_takes_the_noise_that_its_labels_call_for(tmp_path: Path) -> None:
     base = merge(
         preset("recommended"),
-        {"quantizer": {"codebooks": 2}, "network": {"committee_hidden": 4, "committee": 2}},
+        {"quantizer": {"codebooks": 2}, "posterior": {"committee_hidden": 4, "committee": 2}},
     )
     noise = {}
     for n in (12, 400):
@@ -126,9 +126,9 @@ def test_a_committee_takes_the_noise_that_its_labels_call_for(tmp_path: Path) ->
 def test_the_noise_stays_as_set_where_it_is_not_to_be_adapted(tmp_path: Path) -> None:
     base = merge(
         preset("recommended"),
-        {"quantizer": {"codebooks": 2}, "network": {"committee_hidden": 4, "committee": 2}},
+        {"quantizer": {"codebooks": 2}, "posterior": {"committee_hidden": 4, "committee": 2}},
     )
-    fixed = dataclasses.replace(base, network=dataclasses.replace(base.network, adapt_noise=False))
+    fixed = dataclasses.replace(base, posterior=dataclasses.replace(base.posterior, adapt_noise=False))
     behind_a_layer = dataclasses.replace(base, network=dataclasses.replace(base.network, hidden=(16,)))
     for config in (fixed, behind_a_layer):
         head = prepared(tmp_path, config, 12).network.backbone.head
