@@ -74,7 +74,7 @@ def ratio(ours: list[float], theirs: list[float]) -> dict[str, float]:
     return {"ratio": float(middle), "low": float(low), "high": float(high)}
 
 
-def with_backbone(backbone: str, bits: int = 48, *, amp: bool = False) -> Config:
+def with_backbone(backbone: str, bits: int = 48) -> Config:
     """The preset ``paper`` over a backbone."""
     base = preset("paper")
     return dataclasses.replace(
@@ -83,7 +83,6 @@ def with_backbone(backbone: str, bits: int = 48, *, amp: bool = False) -> Config
         network=dataclasses.replace(
             base.network, backbone=backbone, hidden=(512,) if backbone == "mlp" else ()
         ),
-        training=dataclasses.replace(base.training, amp=amp),
     )
 
 
@@ -105,7 +104,7 @@ class _Plain(nn.Module):
 
 def step_cost(backbone: str, batch: int, repeats: int, amp: bool) -> Row:
     """A step of GPQ on ``batch`` labelled and as many unlabelled items; the same items through backbone, linear and Adam."""
-    config = with_backbone(backbone, amp=amp)
+    config = with_backbone(backbone)
     generator = torch.Generator().manual_seed(0)
     shape = (2 * batch, 3, 32, 32) if backbone == "vgg" else (2 * batch, WIDTH)
     x = torch.rand(shape, generator=generator)

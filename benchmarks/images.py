@@ -52,17 +52,18 @@ from gpq_faiss.methods.trainable import TrainableMethod, TrainingBatch
 from gpq_faiss.nn.device import resolve_device
 from gpq_faiss.nn.model import build_extractor, input_description
 from gpq_faiss.report.plots import plot_validation
-from gpq_faiss.stages.train import embed_rows, fit
+from gpq_faiss.training.loop import RunOptions, fit
+from gpq_faiss.training.vectors import embed_rows
 
 GRID = Path(__file__).with_suffix(".toml")
 CLASSIFIER = "classifier"
 DATA_NAME = "CIFAR-10 (JPEG)"
 _CLOCK_STEPS = 10
 _COUNTS = (
-    "steps", "epochs", "batch_labelled", "learning_rate", "beta1", "weight_decay", "schedule", "decay", "decay_every", "validation",
-    "seed", "amp", "augment",
+    "steps", "epochs", "batch_labelled", "learning_rate", "beta1", "schedule", "decay", "decay_every", "validation", "seed", "augment",
 )  # fmt: skip
 """Settings of a training that the classifier's depends on."""
+_AMP, _VALIDATE_EVERY = True, 50
 
 Row = dict[str, Any]
 
@@ -168,7 +169,10 @@ def run_classifier(grid: Grid, data: Dataset, seed: int, options: argparse.Names
     config = validate(merge(baseline_config(base, perceptron=False), {"training": {"seed": seed}}))
     split = split_of(data, grid.protocol, seed, grid.labelled[0], database=grid.variations[0].database)
     # What counts here, so that settings of other methods that a later version has do not make the row another one.
-    counts = {k: getattr(config.training, k) for k in _COUNTS} | {"network": config.network.backbone}
+    counts = {k: getattr(config.training, k) for k in _COUNTS} | {
+        "network": config.network.backbone,
+        "amp": _AMP,
+    }
     identity = fingerprint(json.dumps(counts), data.fingerprint, split.hash, CLASSIFIER)
     done = Path(options.work) / f"{CLASSIFIER}_seed{seed}.json"
     if done.exists():
@@ -177,10 +181,9 @@ def run_classifier(grid: Grid, data: Dataset, seed: int, options: argparse.Names
             return row
     device = resolve_device(options.device)
     clock = Clock(done.with_suffix(".clock.jsonl"))
-    config = merge(config, {"training": {"checkpoint_seconds": 60.0}})
+    how = RunOptions(device, resume=True, amp=_AMP, validate_every=_VALIDATE_EVERY, progress=clock.tick)
     fitted = fit(
-        build_classifier, data, split, config, folder=done.with_suffix(".partial"), identity=identity, device=device,
-        resume=True, progress=clock.tick,
+        build_classifier, data, split, config, folder=done.with_suffix(".partial"), identity=identity, options=how
     )  # fmt: skip
     labels, coder = data.require_labels(), fitted.method.coder()
     with Reader(data, fitted.image_size) as reader:
@@ -233,7 +236,9 @@ def run_spec(spec: RunSpec, grid: Grid, data: Dataset, options: argparse.Namespa
         print(spec.label, flush=True)
         clock = Clock(path.with_suffix(".clock.jsonl"))
         partial = Path(options.work) / ".partial" / f"{spec.name}-{spec.identity}"
-        output = compute(spec, data, partial, device=options.device, progress=clock.tick)
+        output = compute(
+            spec, data, partial, device=options.device, amp=_AMP, validate_every=_VALIDATE_EVERY, progress=clock.tick
+        )  # fmt: skip
         write_run(path, spec, grid.name, data, DATA_NAME, output)
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -320,7 +325,7 @@ def markdown(results: dict[str, Any]) -> str:
             render(table, "markdown", digits=3),
             f"Random weights, {first['steps']:,} steps of {t['batch_labelled']} labelled + {t['batch_unlabelled']} unlabelled images "
             "(supervised methods: the labelled ones alone), "
-            f"bf16 autocast {'on' if t['amp'] else 'off'}, augmentation {t['augment']}, one thread, {results['device']}. "
+            f"bf16 autocast {'on' if _AMP else 'off'}, augmentation {t['augment']}, one thread, {results['device']}. "
             "That is a budget of minutes: nothing has converged, and the paper trains for far longer. Learning rates are the presets' "
             "(`recommended`'s for the methods that are not GPQ), where a row names no other.",
             "",

@@ -45,14 +45,15 @@ from gpq_faiss.evaluation.ranking import RankingResult, ScoreFunction, rank_code
 from gpq_faiss.evaluation.tables import render, summarise
 from gpq_faiss.files import read_json, write_json, write_text
 from gpq_faiss.methods.codewords import fit_codewords
+from gpq_faiss.methods.leave_one_out import MOST_ROWS, least_error, leave_one_out
 from gpq_faiss.methods.posterior import LEAST_SHARE
 from gpq_faiss.methods.posterior_codebooks import ClassCodebooks, fit_each_kind, weights_of_parts
 from gpq_faiss.methods.propagation import propagate
-from gpq_faiss.methods.shrinkage import MOST_ROWS, least_error, leave_one_out
 from gpq_faiss.nn.additive import query_form
 from gpq_faiss.nn.posterior import PosteriorNetwork, count_class_codebooks
 from gpq_faiss.report.plots import plot_tradeoff
-from gpq_faiss.stages.train import to_input, train
+from gpq_faiss.stages.train import train
+from gpq_faiss.training.vectors import to_input
 
 TITLE = "Class-posterior codes: the choices behind them"
 TABLE_SEEDS = (0, 1, 2)
@@ -110,7 +111,7 @@ class Variation:
         class_codebooks: how many hold the class.
         codes: kind of class codes; chosen: by expected mAP, as in a training.
         power: of the tempering; calibrated: as sure as left-out labels say; root: its square root.
-        feature_weight: as ``quantizer.feature_weight``; of no effect if all codebooks hold the class.
+        feature_weight: as ``posterior.feature_weight``; of no effect if all codebooks hold the class.
     """
 
     bits: int
@@ -131,7 +132,7 @@ def standard(bits: int, classes: int, feature_weight: float, class_codebooks: in
 
 def variations(classes: int) -> dict[str, list[tuple[str, Variation]]]:
     """The rows of every table: name of the row and what it shows, the same one in several tables where it has several names."""
-    weight = preset("recommended").quantizer.feature_weight
+    weight = preset("recommended").posterior.feature_weight
     kinds = {"probabilities": "sums of probabilities", "logits": "sums of logits", "chosen": "chosen"}
     longest = codebooks_for_bits(max(BITS))
     numbers = {
@@ -347,9 +348,9 @@ class Committee:
         x, y = self.centred(rows), labels.dense(rows)
         seen = np.isin(rows, self.split.labelled)
         at = np.flatnonzero(seen)
-        told, neighbours = propagate(x, at, y[seen])
+        found, neighbours = propagate(x, at, y[seen])
         ridge = leave_one_out(x[seen], y[seen]).accuracy
-        weight = preset("recommended").loss.propagation * y.shape[1] / len(at)
+        weight = preset("recommended").posterior.propagation * y.shape[1] / len(at)
         return {
             "labels": len(at),
             "items": int((~seen).sum()),
@@ -357,7 +358,7 @@ class Committee:
             "ridge_left_out": ridge,
             "ridge_true": right(ridge_predictions(x[seen], y[seen], x[~seen]), y[~seen]),
             "neighbours_left_out": neighbours,
-            "neighbours_true": right(told[~seen], y[~seen]),
+            "neighbours_true": right(found[~seen], y[~seen]),
             "passes": neighbours >= LEAST_SHARE * ridge,
         }
 

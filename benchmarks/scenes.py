@@ -49,7 +49,8 @@ from gpq_faiss.evaluation.tables import pivot, render, summarise
 from gpq_faiss.methods.coders import ProductCoder
 from gpq_faiss.methods.gpq import build_gpq
 from gpq_faiss.methods.registry import METHODS, make_method
-from gpq_faiss.stages.train import Fitted, embed_rows, fit
+from gpq_faiss.training.loop import Fitted, fit
+from gpq_faiss.training.vectors import embed_rows
 
 TITLE = "Natural scenes (multi-label), EfficientNet-Lite0 features: mAP of the full ranking"
 IMAGE_SIZE, WIDTH = 224, 256
@@ -174,7 +175,6 @@ def run_trained(name: str, bits: int, task: Task, earlier: Fitted | None) -> tup
             validate(config),
             folder=Path(scratch),
             identity="",
-            device=cpu,
             earlier=earlier,
         )
     with Reader(task.queries, 0) as reader:

@@ -27,7 +27,7 @@ def settings() -> list[tuple[str, str]]:
     return [
         (section.name, setting.name)
         for section in dataclasses.fields(Config)
-        if section.name != "preset"
+        if dataclasses.is_dataclass(getattr(Config(), section.name))
         for setting in dataclasses.fields(getattr(Config(), section.name))
     ]
 

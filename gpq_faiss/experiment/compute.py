@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from ..config import from_dict, merge
+from ..config import from_dict
 from ..data.base import Dataset
 from ..data.labels import Labels
 from ..data.protocols import Split
@@ -41,7 +41,8 @@ from ..methods.measure import (
 )
 from ..methods.registry import METHODS, make_builder
 from ..nn.device import resolve_device
-from ..stages.train import Fitted, embed_rows, fit
+from ..training.loop import Fitted, RunOptions, fit
+from ..training.vectors import embed_rows
 from .specs import RunSpec
 
 Progress = Callable[[int, int, dict[str, float]], None]
@@ -115,6 +116,8 @@ def compute(
     *,
     cache: TrainingCache | None = None,
     device: str = "cpu",
+    amp: bool = False,
+    validate_every: int = 100,
     checkpoint_seconds: float = 60.0,
     progress: Progress | None = None,
 ) -> RunOutput:
@@ -126,8 +129,7 @@ def compute(
         partial: folder for the checkpoints of a trained method; a checkpoint that is there is continued.
         cache: the latest training on these data; remembers the training of this run.
         device: where a network runs.
-        checkpoint_seconds: between two checkpoints.
-        progress: called after each step of a training.
+        amp, validate_every, checkpoint_seconds, progress: of a training, as of :class:`gpq_faiss.training.loop.RunOptions`.
 
     Raises:
         GpqError: of the method, the data or the device.
@@ -142,9 +144,10 @@ def compute(
     with one_thread():
         if METHODS[spec.method].deep:
             cache = cache or TrainingCache()
-            coded = _train_and_encode(
-                spec, dataset, split, partial, device, checkpoint_seconds, progress, cache
+            options = RunOptions(
+                resolve_device(device), True, amp, validate_every, checkpoint_seconds, progress
             )
+            coded = _train_and_encode(spec, dataset, split, partial, options, cache)
         else:
             coded = fit_and_encode(
                 spec.method,
@@ -194,26 +197,19 @@ def _train_and_encode(
     dataset: Dataset,
     split: Split,
     partial: Path,
-    device: str,
-    checkpoint_seconds: float,
-    progress: Progress | None,
+    options: RunOptions,
     cache: TrainingCache,
 ) -> Coded:
     """A network of the training loop, its vectors, and its coder's codes."""
-    config = merge(
-        from_dict(dict(spec.settings)), {"training": {"checkpoint_seconds": float(checkpoint_seconds)}}
-    )
-    torch_device = resolve_device(device)
+    torch_device = options.device
     fitted = fit(
         make_builder(spec.method),
         dataset,
         split,
-        config,
+        from_dict(dict(spec.settings)),
         folder=partial,
         identity=f"{spec.identity} {torch_device.type}",
-        device=torch_device,
-        resume=True,
-        progress=progress,
+        options=options,
         earlier=cache.get(spec),
     )
     cache.keep(spec, fitted)

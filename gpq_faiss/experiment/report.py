@@ -396,7 +396,7 @@ def _budget(experiment: Experiment) -> list[str]:
             f"them, learning rate {t['learning_rate']:g} ({t['schedule']})"
         )
         groups.setdefault(text, []).append(row_name(experiment, run))
-    committee = any(run.about["settings"].get("network", {}).get("committee") for run in trained)
+    committee = any(run.about["settings"].get("method") in ("gpq-soft", "posterior") for run in trained)
     own = []
     if experiment.about["data"]["perceptron"] and committee:
         own = [

@@ -105,6 +105,7 @@ def run_experiment(
     jobs: int = 1,
     data_name: str | None = None,
     overwrite: bool = False,
+    checkpoint_seconds: float = 60.0,
     progress: Progress | None = None,
 ) -> Summary:
     """Make all runs of ``grid`` that are missing in the folder ``out``.
@@ -121,6 +122,7 @@ def run_experiment(
         data_name: what tables call the data; default: the data set's name without folders.
         overwrite: make runs again that are done; each is replaced once it is made. If that is interrupted, the next call
             makes the rest of them, with or without ``overwrite``.
+        checkpoint_seconds: between two checkpoints of a training.
         progress: called as runs end.
 
     Raises:
@@ -155,7 +157,7 @@ def run_experiment(
         dict(data_args or {}),
         about["data"]["name"],
         device,
-        base.training.checkpoint_seconds,
+        checkpoint_seconds,
     )
     if overwrite:
         make_again(context, planned.specs)
@@ -202,7 +204,6 @@ def _changes(base: Config) -> dict[str, Any]:
     for section, values in now.items():
         if isinstance(values, dict):
             different = {k: v for k, v in values.items() if v != of_preset[section][k]}
-            different.pop("checkpoint_seconds", None)
             if different:
                 changed[section] = different
     return changed

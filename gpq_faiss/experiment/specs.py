@@ -226,5 +226,4 @@ def _settings(
     config = merge(
         config, {"quantizer": {"codebooks": codebooks_for_bits(bits, K)}, "training": {"seed": seed}}
     )
-    # How often the training saves does not change what it computes.
-    return to_dict(validate(merge(config, {"training": {"checkpoint_seconds": 0.0}})))
+    return to_dict(validate(config))

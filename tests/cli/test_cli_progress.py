@@ -205,7 +205,7 @@ def test_a_train_says_what_it_is_at(shop: Shop, tmp_path: Path, monkeypatch: pyt
     assert call("evaluate", out, shop.data, "--labels", shop.labels).exit_code == 0
     names = {one.name for one in seen}
     assert {
-        *("gpq train", "reading", "neighbours", "propagating labels", "training", "settling the codes"),
+        *("gpq train", "reading", "neighbours", "propagating labels", "training", "fitting codebooks"),
         *("gpq encode", "encoding", "features to codes", "gpq index", "indexing", "writing the index"),
         *("making lists", "finding each row's list", "sorting by lists"),
         *("gpq search", "opening the index", "encoding queries", "searching", "gpq evaluate", "ranking"),

@@ -21,7 +21,7 @@ from gpq_faiss.errors import DataError, UsageError
 from gpq_faiss.experiment.grid import built_in_grids, grid_from, method_config, read_grid
 from gpq_faiss.experiment.specs import RunSpec, plan, split_of
 from gpq_faiss.methods.registry import METHODS, make_builder
-from gpq_faiss.stages.train import resolve_image_size
+from gpq_faiss.training.loop import resolve_image_size
 
 
 @pytest.fixture(scope="module")
@@ -288,12 +288,12 @@ def test_settings_are_layered(digits: Dataset) -> None:
     assert config("gpq").loss.beta == 5.0
     assert config("gpq-h").loss.beta == 6.0
     assert (config("gpq-h").loss.lambda1, config("gpq-h").loss.lambda2) == (0.0, 0.0)
-    assert config("gpq-t").loss.metric == "triplet"
+    assert config("gpq-t").gpq.metric == "triplet"
     assert config("gpq").training.steps == 11
     assert config("gpq", second).training.steps == 9
     assert config("gpq", second).network == preset("recommended").network
     # A committee is GPQ's own; the others have a perceptron where there is nothing to convolve.
-    assert config("pqn", second).network.committee == config("pqn", second).network.heads == 0
+    assert config("pqn", second).method == "gpq"
     assert config("pqn", second).network.hidden == (512,)
     assert config("pqn", second, perceptron=False).network.hidden == ()
     # The budget is shared; what is GPQ's own is not.

@@ -289,12 +289,21 @@ def test_overwriting_leaves_a_run_to_the_process_that_is_at_it(tmp_path: Path) -
 def test_sigterm_ends_an_experiment_of_several_processes(tmp_path: Path) -> None:
     """Sent to the first process alone, as a batch system or ``kill`` does: all of them save and end."""
     config = "".join(f"{key} = {value}\n" for key, value in (SMALL | {"steps": 100_000}).items())
-    (tmp_path / "c.toml").write_text(f"[training]\n{config}checkpoint_seconds = 0.05\n")
+    (tmp_path / "c.toml").write_text(f"[training]\n{config}")
     (tmp_path / "g.toml").write_text(
         'methods = ["gpq"]\nbits = [12, 24]\nlabelled = ["20-per-class"]\npreset = "paper"\n'
     )
     out = tmp_path / "out"
-    run = ["experiment", "run", str(tmp_path / "g.toml"), "digits", "--config", str(tmp_path / "c.toml")]
+    run = [
+        "experiment",
+        "run",
+        str(tmp_path / "g.toml"),
+        "digits",
+        "--config",
+        str(tmp_path / "c.toml"),
+        "--checkpoint-seconds",
+        "0.05",
+    ]
     start = "from gpq_cli.main import cli; cli()"
     command = [sys.executable, "-c", start, "-q", *run, "--jobs", "2", "--out", str(out)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
@@ -400,12 +409,21 @@ def _log(path: Path) -> list[str]:
 def test_a_killed_experiment_goes_on_and_comes_to_the_same(tmp_path: Path) -> None:
     """kill -9 in the middle of a training: the processes end too, and the next call takes up the checkpoint."""
     config = "".join(f"{key} = {value}\n" for key, value in (SMALL | {"steps": 1000}).items())
-    (tmp_path / "c.toml").write_text(f"[training]\n{config}checkpoint_seconds = 0.05\n")
+    (tmp_path / "c.toml").write_text(f"[training]\n{config}")
     (tmp_path / "g.toml").write_text(
         'methods = ["gpq"]\nbits = [12, 24]\nlabelled = ["20-per-class"]\npreset = "paper"\n'
     )
 
-    run = ["experiment", "run", str(tmp_path / "g.toml"), "digits", "--config", str(tmp_path / "c.toml")]
+    run = [
+        "experiment",
+        "run",
+        str(tmp_path / "g.toml"),
+        "digits",
+        "--config",
+        str(tmp_path / "c.toml"),
+        "--checkpoint-seconds",
+        "0.05",
+    ]
     start = "from gpq_cli.main import cli; cli()"
     command = [sys.executable, "-c", start, *run, "--jobs", "2", "--out", str(tmp_path / "killed")]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
@@ -437,7 +455,7 @@ def test_a_training_that_is_shared_between_lengths_is_that_of_each_of_them(tmp_p
         methods=["posterior"],
         seeds=[0],
         preset="recommended",
-        config={"training": {**SMALL, "validation": 0.0}, "network": {"committee_hidden": 16}},
+        config={"training": {**SMALL, "validation": 0.0}, "posterior": {"committee_hidden": 16}},
     )
     together, alone = tmp_path / "together", tmp_path / "alone"
     run_experiment(grid, "digits", together)

@@ -22,10 +22,10 @@ from gpq_faiss.methods.base import Coder, scaled_rows
 from gpq_faiss.methods.classifier import ClassConfidence, Classifier
 from gpq_faiss.methods.float_features import FloatFeatures, dot_rows
 from gpq_faiss.methods.itq import ITQ
+from gpq_faiss.methods.leave_one_out import leave_one_out
 from gpq_faiss.methods.opq import OPQ
 from gpq_faiss.methods.pq import PQ, pad
 from gpq_faiss.methods.registry import ARRAY_METHODS, METHODS, make_builder, make_method
-from gpq_faiss.methods.shrinkage import leave_one_out
 
 WIDTH, CLASSES = 20, 3
 LENGTHS = {"pq": (12, 24, 16, 4), "opq": (12, 16), "itq": (12, 16, 5), "float": (12,), "classifier": (12,)}
