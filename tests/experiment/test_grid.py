@@ -121,7 +121,7 @@ _ONLY_WEIGHTS = (
         ({"preset": "best"}, "no preset 'best'"),
         ({"vectors": -1}, "vectors = -1"),
         ({"config": {"loss": {"lambda9": 1}}}, "unknown setting 'loss.lambda9'"),
-        ({"config": {"loss": {"lambda1": "big"}}}, "loss.lambda1 = 'big': float is expected"),
+        ({"config": {"loss": {"lambda1": "big"}}}, "loss.lambda1 = 'big': a number of at least 0 is needed"),
         ({"settings": {"lsh": {}}}, "no method 'lsh'"),
         ({"settings": {"gpq": {"los": {}}}}, "unknown setting 'los'"),
         ({"variation": ["x"]}, r"write \[\[variation\]\]"),
