@@ -48,6 +48,11 @@ from .options import describe_point, out_option, overwrite_option
 @click.option(
     "--recall", type=float, help="For ivf: choose nprobe for this recall of the top 10, such as 0.95."
 )
+@click.option(
+    "--no-names",
+    is_flag=True,
+    help="Do not write OUT.items.h5: names, labels and kept columns of the items, which results then lack.",
+)
 @overwrite_option
 def index(
     model_dir: str,
@@ -60,6 +65,7 @@ def index(
     list_form: str,
     nprobe: int | None,
     recall: float | None,
+    no_names: bool,
     overwrite: bool,
 ) -> None:
     """Build a Faiss index of codes.h5 or features.h5, with the 64-bit ids that they carry.
@@ -69,6 +75,8 @@ def index(
 
     With --memory, rows stream through files beside the output (of about its size; twice that for ivf), and a build that
     was cut off goes on with the first source that was not finished. Search such an index with gpq search --memory.
+
+    Names and labels of the items go into OUT.items.h5, and from there into results.
 
     With --recall, what each number of probed lists gives is printed before the path.
 
@@ -111,6 +119,7 @@ def index(
         ivf=IvfSettings(**settings) if settings else None,
         packing="bytes" if list_form == "fused" else None,
         recall=recall,
+        names=not no_names,
         overwrite=overwrite,
     )
     if recall is not None:

@@ -138,9 +138,9 @@ def _quiet() -> bool:
 
 device_option = click.option(
     "--device",
-    default="cpu",
+    default="auto",
     show_default=True,
-    help="cpu, cuda, cuda:N, or auto (a GPU where there is one).",
+    help="auto (a GPU where there is one), cpu, cuda or cuda:N. A GPU that is asked for and not there is an error.",
 )
 overwrite_option = click.option("--overwrite", is_flag=True, help="Replace an output that exists.")
 out_option = click.option("--out", required=True, metavar="PATH", help="Where to write.")

@@ -7,6 +7,7 @@ whatever the batch and the number of threads.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -477,8 +478,15 @@ class MemoryIndex:
             list_of = assign(codes, Z, ivf.centroids)
         return ivf_index(codes, own, Z, ivf.centroids, storage.packing, list_of, nprobe=ivf.nprobe)
 
-    def save(self, path: str | Path, storage: Storage | None = None, *, overwrite: bool = False) -> Path:
-        """Write a plain Faiss index (:meth:`to_faiss`) and its sidecar, which keeps the plan.
+    def save(
+        self,
+        path: str | Path,
+        storage: Storage | None = None,
+        *,
+        overwrite: bool = False,
+        extra: Mapping[str, Any] | None = None,
+    ) -> Path:
+        """Write a plain Faiss index (:meth:`to_faiss`) and its sidecar, which keeps the plan, and ``extra``.
 
         Raises:
             OutputExistsError: one of the files exists and ``overwrite`` is false.
@@ -486,7 +494,7 @@ class MemoryIndex:
             UsageError: see :meth:`to_faiss`.
         """
         path = check_index_output(path, overwrite=overwrite)
-        extra: dict[str, Any] = {"engine": self.kind, "group": self.plan.group}
+        extra = {"engine": self.kind, "group": self.plan.group, **(extra or {})}
         if self.ivf is not None and self.ivf.points:
             extra["operating_points"] = stored_points(self.ivf.points)
         return save_index(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
 from ..errors import DeviceError, UsageError
+
+log = logging.getLogger(__name__)
 
 
 def resolve_device(name: str) -> torch.device:
@@ -18,7 +21,10 @@ def resolve_device(name: str) -> torch.device:
         DeviceError: this machine has no such GPU.
     """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if not torch.cuda.is_available():
+            return torch.device("cpu")
+        log.info("on the GPU %s (--device cpu for the CPU)", torch.cuda.get_device_name(0))
+        return torch.device("cuda", 0)
     try:
         device = torch.device(name)
     except RuntimeError:

@@ -9,6 +9,7 @@ from pathlib import Path
 import faiss
 import numpy as np
 
+from ..build.item_files import ItemSources
 from ..build.shards import Hdf5Shard, Shard, is_index, is_parquet, open_shard
 from ..build.sort import store_nprobe
 from ..build.stream import MEMORY as STREAM_MEMORY
@@ -26,7 +27,7 @@ from ..indexes.memory import MemoryIndex
 from ..indexes.plan import Plan
 from ..inputs import check_memory, parse_bytes
 from ..progress import Progress, stage
-from ..store import RowReader
+from ..store import RowReader, items_path
 
 BLOCK = 65_536
 _TUNING = 256 << 20  # what tuning takes at least, for some hundred queries
@@ -42,6 +43,7 @@ def index(
     ivf: IvfSettings | None = None,
     packing: Packing | None = None,
     recall: float | None = None,
+    names: bool = True,
     overwrite: bool = False,
     block: int = BLOCK,
     progress: Progress | None = None,
@@ -65,6 +67,8 @@ def index(
         packing: for ``ivf``: how codes lie in the lists, ``fastscan`` (the default) or ``bytes``.
         recall: for ``ivf``: choose nprobe for this recall of the top 10 (:meth:`..indexes.memory.MemoryIndex.tune`; by
             stand-ins for queries, drawn from the items).
+        names: write what the sources know of the items (names, labels, kept columns) beside the index, into
+            ``out + ".items.h5"``: results then have it. A large index may do without.
         overwrite: replace existing files.
         block: rows at a time (without ``memory``).
         progress: called after each block.
@@ -85,6 +89,49 @@ def index(
         raise UsageError("nothing to index: name at least one file of codes or features")
     if any(Path(out).resolve() == Path(path).resolve() for path in sources):
         raise UsageError(f"{out} is the source itself: choose another output")
+    items = ItemSources.of(sources) if names else None
+    if items is not None and items.missing(out):
+        # A run that was killed after the index and before the names: they are all that is left to write.
+        items.write(Path(out))
+        return Path(out)
+    path = _build(
+        model_dir,
+        sources,
+        out,
+        kind=kind,
+        memory=memory,
+        ivf=ivf,
+        packing=packing,
+        recall=recall,
+        overwrite=overwrite,
+        block=block,
+        known={} if items is None else {"items": items.key},
+        progress=progress,
+    )
+    if items is None:
+        items_path(path).unlink(missing_ok=True)
+    else:
+        with stage("writing names"):
+            items.write(path)
+    return path
+
+
+def _build(
+    model_dir: str | Path,
+    sources: Sequence[str | Path],
+    out: str | Path,
+    *,
+    kind: str,
+    memory: str | int | None,
+    ivf: IvfSettings | None,
+    packing: Packing | None,
+    recall: float | None,
+    overwrite: bool,
+    block: int,
+    known: dict[str, str],
+    progress: Progress | None,
+) -> Path:
+    """The index and its sidecar, which gets ``known`` too. Raises as :func:`index`."""
     plan = Plan.of(kind)
     lists = plan.search == "ivf"
     if not lists and (ivf is not None or recall is not None or packing is not None):
@@ -101,7 +148,7 @@ def index(
     budget = None if memory is None else parse_bytes(memory)
     rows = not any(is_parquet(path) or is_index(path) for path in sources)
     if kind == "flat" and budget is None and len(sources) == 1 and rows:
-        return _flat(model, sources[0], out, block, progress)
+        return _flat(model, sources[0], out, known, block, progress)
     shards = [
         open_shard(
             path, model.codebooks, model.model_fingerprint, str(model.folder), codewords=model.codewords
@@ -109,8 +156,8 @@ def index(
         for path in sources
     ]
     if lists and budget is None:
-        return _lists(model, shards, out, plan, ivf, recall, block, progress)
-    extra = _origin(shards[0])
+        return _lists(model, shards, out, plan, ivf, recall, known, block, progress)
+    extra = _origin(shards[0]) | known
     if not lists and kind not in ("flat", "auto"):
         extra["engine"] = kind
     budget = budget or STREAM_MEMORY
@@ -149,6 +196,7 @@ def _lists(
     plan: Plan,
     ivf: IvfSettings | None,
     recall: float | None,
+    known: dict[str, str],
     block: int,
     progress: Progress | None,
 ) -> Path:
@@ -175,10 +223,17 @@ def _lists(
         with stage("tuning nprobe"):
             made.tune(recall, k=min(10, total))
     with stage("writing the index"):
-        return made.save(out, overwrite=True)
+        return made.save(out, overwrite=True, extra=known)
 
 
-def _flat(model: ModelHeader, source: str | Path, out: Path, block: int, progress: Progress | None) -> Path:
+def _flat(
+    model: ModelHeader,
+    source: str | Path,
+    out: Path,
+    known: dict[str, str],
+    block: int,
+    progress: Progress | None,
+) -> Path:
     """The plain form, made in memory. Raises as :func:`index`."""
     shard = Hdf5Shard(
         source, model.codebooks, model.model_fingerprint, str(model.folder), codewords=model.codewords
@@ -196,6 +251,6 @@ def _flat(model: ModelHeader, source: str | Path, out: Path, block: int, progres
             indexing.advance(len(ids))
             if progress is not None:
                 progress(indexing.done, shard.rows)
-    extra = _origin(shard)
+    extra = _origin(shard) | known
     with stage("writing the index"):
         return save_index(filled, out, model_fingerprint=model.model_fingerprint, overwrite=True, extra=extra)

@@ -7,6 +7,7 @@ program that has vectors already needs only :mod:`gpq_faiss.indexes`.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..build.item_files import open_items
 from ..data.base import BadItems, Dataset, ImageDataset
 from ..data.images import FileImages, is_image_name
 from ..data.labels import Labels
@@ -30,7 +32,7 @@ from ..nn.device import gpu_memory, resolve_device
 from ..nn.model import read_description
 from ..progress import Progress, stage
 from ..report.gallery import Ranked, save_gallery
-from ..store import RowReader, describe, write_arrays
+from ..store import Item, RowReader, describe, write_arrays
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +52,7 @@ class SearchResult:
         points: what each number of lists that was tried gave, where nprobe was chosen by recall.
         description: how it was searched, in words: what ``auto`` chose, say.
         min_score: the score asked for, where it was not ``k`` items.
+        items: by id, names, labels and kept columns of the items found; None where nothing is known beside the index.
     """
 
     ids: NDArray[np.int64]
@@ -60,6 +63,7 @@ class SearchResult:
     points: tuple[dict[str, float], ...] = ()
     description: str = ""
     min_score: float | None = None
+    items: Mapping[int, Item] | None = None
 
     @property
     def short(self) -> int:
@@ -67,7 +71,7 @@ class SearchResult:
         return int((self.ids == -1).any(axis=1).sum()) if self.min_score is None else 0
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: one entry a query, missing results left out."""
+        """For JSON: one entry per query, missing results left out; ``names``, ``labels`` and kept columns where they are known."""
         tuned = {"operating_points": list(self.points)} if self.points else {}
         return {
             **({"k": int(self.ids.shape[1])} if self.min_score is None else {"least": self.min_score}),
@@ -80,6 +84,7 @@ class SearchResult:
                     "name": name,
                     "ids": [int(i) for i in ids if i != -1],
                     "scores": [float(s) for i, s in zip(ids, scores, strict=True) if i != -1],
+                    **self._known([int(i) for i in ids if i != -1]),
                 }
                 for query, name, ids, scores in zip(
                     self.query_ids, self.query_names, self.ids, self.scores, strict=True
@@ -87,17 +92,46 @@ class SearchResult:
             ],
         }
 
+    def _known(self, ids: list[int]) -> dict[str, list[Any]]:
+        """Names, labels and kept columns of results, a list each."""
+        if self.items is None:
+            return {}
+        found = [self.items.get(i) for i in ids]
+        columns = list(dict.fromkeys(name for item in self.items.values() for name in item.texts))
+        plural = {name: "names" if name == "name" else name for name in columns}
+        known: dict[str, list[Any]] = {
+            plural[name]: [None if item is None else item.texts.get(name) for item in found]
+            for name in columns
+        }
+        if any(item.labels is not None for item in self.items.values()):
+            known["labels"] = [
+                None if item is None or item.labels is None else list(item.labels) for item in found
+            ]
+        return known
+
     def rows(self) -> list[dict[str, Any]]:
         """A row a result, for a table."""
         return [
-            {"query": name, "rank": rank, "id": str(i), "score": float(score)}
+            {"query": name, "rank": rank, "id": str(i), "score": float(score), **self._texts(i)}
             for name, ids, scores in zip(self.query_names, self.ids, self.scores, strict=True)
             for rank, (i, score) in enumerate(zip(ids.tolist(), scores.tolist(), strict=True), 1)
             if i != -1
         ]
 
+    def _texts(self, i: int) -> dict[str, str]:
+        """Name, labels and kept columns of a result, for a table."""
+        if self.items is None:
+            return {}
+        return {
+            column.removesuffix("s") if column == "names" else column: ", ".join(value or ())
+            if isinstance(value, list)
+            else value or ""
+            for column, (value,) in self._known([i]).items()
+        }
+
     def save_hdf5(self, path: str | Path) -> Path:
-        """Write datasets ``ids``, ``scores`` and ``query_ids``, as :class:`SearchResult` names and shapes them.
+        """Write datasets ``ids``, ``scores`` and ``query_ids``, as :class:`SearchResult` names and shapes them, and where names are
+        known ``names``, UTF-8 bytes [Q, k].
 
         Raises:
             DataError: it cannot be written.
@@ -107,6 +141,12 @@ class SearchResult:
             "scores": self.scores,
             "query_ids": self.query_ids,
         }
+        if self.items is not None and any(item.name is not None for item in self.items.values()):
+            names = [
+                [((item.name if item else None) or "").encode() for item in map(self.items.get, row)]
+                for row in self.ids.tolist()
+            ]
+            arrays["names"] = np.array(names).reshape(self.ids.shape)
         return write_arrays(
             path, arrays, {"kind": "results", "codebooks_fingerprint": self.codebooks_fingerprint}
         )
@@ -352,7 +392,7 @@ def open_on_device(
 def search(
     model: str | Path,
     index: str | Path,
-    queries: Dataset | str,
+    queries: Dataset | str | Path,
     *,
     k: int = 10,
     rows: str | None = None,
@@ -395,11 +435,19 @@ def search(
         DeviceError: the device is not there, or cannot hold or search the index; nothing is searched elsewhere instead.
         UsageError: options out of range or at odds, or what the device cannot do.
     """
+    queries = str(queries) if isinstance(queries, Path) else queries
     if k < 1:
         raise UsageError(f"-k {k}: at least 1 is needed")
     if recall is not None and nprobe is not None:
         raise UsageError("nprobe and recall both choose the lists to look at: give one")
     place = resolve_device(device)
+    if (
+        device == "auto"
+        and place.type != "cpu"
+        and (recall is not None or Plan.of(kind).search == "approximate")
+    ):
+        log.info("searching on the CPU, which alone can do this; the network runs on %s", place)
+        place = resolve_device("cpu")
     there = on_device or place.type != "cpu"
     if there and recall is not None:
         raise UsageError(
@@ -416,7 +464,7 @@ def search(
     with stage("opening the index"):
         if there:
             with gpu_memory(_FITS):
-                opened = open_on_device(index, device, kind, memory, nprobe)
+                opened = open_on_device(index, str(place), kind, memory, nprobe)
         else:
             opened = tunable = open_index(index, kind, memory, nprobe)
     if recall is not None and not opened.lists:
@@ -453,7 +501,9 @@ def search(
                     searching.advance(len(block))
             scores, found = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     # in the end, for it may have gone over to distinct codes
-    result = SearchResult(found, scores, ids, names, z_print, tuple(points), opened.describe(), min_score)
+    result = SearchResult(
+        found, scores, ids, names, z_print, tuple(points), opened.describe(), min_score, _items(index, found)
+    )
     if result.short:
         why = ["too few items pass the filter"] if where is not None else []
         if opened.plan.search == "approximate":
@@ -462,6 +512,16 @@ def search(
             "%d of %d queries have fewer than %d results: %s", result.short, len(ids), k, " or ".join(why)
         )
     return result
+
+
+def _items(index: str | Path, found: NDArray[np.int64]) -> dict[int, Item] | None:
+    """What the file beside the index knows of the items found; None where there is none."""
+    items = open_items(index)
+    if items is None:
+        return None
+    with items:
+        ids = np.unique(found[found != -1])
+        return {int(i): item for i, item in zip(ids, items.lookup(ids), strict=True) if item is not None}
 
 
 _FITS = "the index and a search of it do not fit: lower --memory, free the GPU, or take --device cpu"

@@ -52,7 +52,7 @@ def write_items(
     *,
     class_names: tuple[str, ...],
     columns: tuple[str, ...],
-    fingerprint: str,
+    key: str,
 ) -> Path:
     """Write the items of an index, wholly or not at all. Columns are written one after the other, as a stream.
 
@@ -61,7 +61,7 @@ def write_items(
         blocks: gives all items, in any order but always the same; ids are all different.
         class_names: C names; none where no item has a label.
         columns: text columns that every block has.
-        fingerprint: of the codebooks of the index, so that the file of another index is noticed.
+        key: names these items; the index's sidecar has it too, so that the file of another index is noticed.
     """
     path = Path(path)
     ids: list[NDArray[np.int64]] = []
@@ -86,7 +86,7 @@ def write_items(
                 attributes = {
                     "kind": "items",
                     "class_names": json.dumps(class_names if labels else ()),
-                    "codebooks_fingerprint": fingerprint,
+                    "key": key,
                 }
                 for name, value in attributes.items():
                     h5.attrs[name] = np.bytes_(value.encode())
@@ -119,24 +119,24 @@ class Items:
 
     Args:
         path: see :func:`items_path`.
-        fingerprint: of the codebooks of the index; None: not compared.
 
     Attributes:
+        key: as it was written.
         ntotal: how many there are.
         class_names: C names, none where no item has a label.
         columns: names of the text columns.
 
     Raises:
-        DataError: missing, damaged, foreign, or of another index.
+        DataError: missing, damaged or foreign.
     """
 
-    def __init__(self, path: str | Path, fingerprint: str | None = None) -> None:
+    def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._stack = contextlib.ExitStack()
         try:
             self._h5 = self._stack.enter_context(open_hdf5(self.path, _WHAT))
             with self._guard():
-                self._open(fingerprint)
+                self._open()
         except BaseException:
             self.close()
             raise
@@ -155,14 +155,10 @@ class Items:
             raise DataError(f"{self.path} has no attribute {name!r}: {_WHAT} is needed")
         return value.decode()
 
-    def _open(self, fingerprint: str | None) -> None:
+    def _open(self) -> None:
         if self._attribute("kind") != "items" or int(self._h5.attrs["format_version"]) != FORMAT_VERSION:
             raise DataError(f"{self.path} is not {_WHAT}")
-        own = self._attribute("codebooks_fingerprint")
-        if fingerprint is not None and own != fingerprint:
-            raise DataError(
-                f"{self.path} is of codebooks {own}, the index has {fingerprint}: remove it, or index the codes again"
-            )
+        self.key = self._attribute("key")
         self.ntotal = n = int(self._h5.attrs["ntotal"])
         self.class_names = tuple(str(c) for c in parse_json(self._attribute("class_names")))
         self._ids: NDArray[np.int64] | None = None
@@ -200,6 +196,23 @@ class Items:
             for row in np.unique(rows[rows >= 0]).tolist():
                 known[row] = self._item(row if self._rows is None else int(self._rows[row]))
         return [known.get(row) for row in rows.tolist()]
+
+    def blocks(self, size: int) -> Iterator[ItemBlock]:
+        """All items, in the order of the file, at most ``size`` at a time.
+
+        Raises:
+            DataError: the file is damaged.
+        """
+        with self._guard():
+            ids = np.arange(self.ntotal) if self._ids is None else np.empty(self.ntotal, np.int64)
+            if self._ids is not None:
+                ids[np.asarray(self._rows[()])] = self._ids
+            for start in range(0, self.ntotal, size):
+                part = slice(start, min(start + size, self.ntotal))
+                texts = {name: column.span(part.start, part.stop) for name, column in self._texts.items()}
+                yield ItemBlock(
+                    ids[part], None if self._labels is None else np.asarray(self._labels[part]), texts
+                )
 
     def _item(self, row: int) -> Item:
         if not 0 <= row < self.ntotal:

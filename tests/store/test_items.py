@@ -42,7 +42,7 @@ def write(path: Path, ids: NDArray[np.int64], names: list[str], labels: NDArray[
             part = slice(start, start + size)
             yield ItemBlock(ids[part], labels[part], {name: column[part] for name, column in texts.items()})
 
-    return write_items(path, blocks, class_names=CLASSES, columns=("name", "title"), fingerprint="books")
+    return write_items(path, blocks, class_names=CLASSES, columns=("name", "title"), key="mine")
 
 
 @settings(max_examples=40, deadline=None)
@@ -56,9 +56,13 @@ def test_items_are_found_by_id(data: st.DataObject) -> None:
     asked = np.array([*ids[::-1], -1, 41, 17], dtype=np.int64)
     with tempfile.TemporaryDirectory() as folder:
         path = write(Path(folder) / "i.h5", held, names, labels, data.draw(st.integers(1, 7)))
-        with Items(path, "books") as items:
+        with Items(path) as items:
             found = items.lookup(asked)
             assert items.columns == ("name", "title")
+            assert items.key == "mine"
+            blocks = list(items.blocks(3))
+    assert [int(i) for block in blocks for i in block.ids] == ids
+    assert [str(t) for block in blocks for t in block.texts["name"]] == names
     expected = {
         i: (name, name[::-1], tuple(c for c, bit in zip(CLASSES, (1, 2, 4), strict=True) if n & bit))
         for i, name, n in zip(ids, names, on, strict=True)
@@ -85,10 +89,7 @@ def test_ids_that_count_up_take_no_table(tmp_path: Path) -> None:
         ]
 
 
-def test_items_of_another_index_are_refused(tmp_path: Path) -> None:
-    write(tmp_path / "a.h5", np.arange(3), ["a", "b", "c"], np.zeros((3, 1), np.uint8), 2)
-    with pytest.raises(DataError, match="of codebooks books, the index has others"):
-        Items(tmp_path / "a.h5", "others")
+def test_where_the_items_of_an_index_lie() -> None:
     assert items_path("x/index.faiss") == Path("x/index.faiss.items.h5")
 
 

@@ -1,0 +1,145 @@
+"""The items file beside an index: names, labels and kept columns of all sources that it was built from."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..faissio.io import read_sidecar
+from ..files import fingerprint
+from ..store import ItemBlock, Items, RowReader, as_texts, items_path, write_items
+from .shards import is_index, is_parquet
+
+log = logging.getLogger(__name__)
+
+_ROWS = 1 << 15
+
+
+@dataclass(frozen=True)
+class ItemSources:
+    """What is known of the items of an index that is to be built.
+
+    Attributes:
+        paths: the sources.
+        key: names the items; the index's sidecar has it too, so that the file of another index is noticed.
+        class_names: of all sources.
+        columns: of all sources; where one lacks a column, its texts are empty.
+    """
+
+    paths: tuple[Path, ...]
+    key: str
+    class_names: tuple[str, ...]
+    columns: tuple[str, ...]
+
+    @classmethod
+    def of(cls, paths: Sequence[str | Path]) -> ItemSources | None:
+        """None where a source says nothing of its items (Parquet, an index without an items file), or none has names or labels.
+
+        Raises:
+            DataError: a source is damaged.
+        """
+        keys: list[str] = []
+        classes: dict[str, None] = {}
+        columns: set[str] = set()
+        for path in map(Path, paths):
+            if is_parquet(path):
+                return None
+            if is_index(path):
+                items = open_items(path)
+                if items is None:
+                    return None
+                with items:
+                    keys.append(items.key)
+                    classes.update(dict.fromkeys(items.class_names))
+                    columns.update(items.columns)
+            else:
+                with RowReader(path) as reader:
+                    keys.append(f"{reader.header.data_fingerprint} {reader.ntotal}")
+                    classes.update(dict.fromkeys(reader.header.class_names))
+                    columns.update(reader.text_columns)
+        if not classes and not columns:
+            return None
+        names = tuple(sorted(columns))
+        return cls(
+            tuple(map(Path, paths)), fingerprint("items", *keys, *classes, *names), tuple(classes), names
+        )
+
+    def missing(self, index: str | Path) -> bool:
+        """Whether ``index`` was built from these items, and its items file is not there yet."""
+        if not Path(index).is_file():
+            return False
+        sidecar = read_sidecar(index)
+        if sidecar is None or sidecar["extra"].get("items") != self.key:
+            return False
+        if not items_path(index).exists():
+            return True
+        with Items(items_path(index)) as items:
+            return items.key != self.key
+
+    def write(self, index: Path) -> Path:
+        """Write the items file of ``index``."""
+        return write_items(
+            items_path(index), self._blocks, class_names=self.class_names, columns=self.columns, key=self.key
+        )
+
+    def _blocks(self) -> Iterator[ItemBlock]:
+        for path in self.paths:
+            for block, classes in _blocks_of(path):
+                texts = {
+                    name: block.texts[name] if name in block.texts else as_texts([""] * len(block.ids))
+                    for name in self.columns
+                }
+                yield ItemBlock(block.ids, self._labels(block.labels, classes, len(block.ids)), texts)
+
+    def _labels(
+        self, packed: NDArray[np.uint8] | None, classes: tuple[str, ...], n: int
+    ) -> NDArray[np.uint8] | None:
+        """Packed over the classes of all sources."""
+        if not self.class_names or (packed is not None and classes == self.class_names):
+            return packed
+        wide = np.zeros((n, len(self.class_names)), np.uint8)
+        if packed is not None:
+            place = {name: c for c, name in enumerate(self.class_names)}
+            wide[:, [place[name] for name in classes]] = np.unpackbits(packed, axis=1, count=len(classes))
+        return np.packbits(wide, axis=1)
+
+
+def _blocks_of(path: Path) -> Iterator[tuple[ItemBlock, tuple[str, ...]]]:
+    if is_index(path):
+        items = open_items(path)
+        assert items is not None
+        with items:
+            for block in items.blocks(_ROWS):
+                yield block, items.class_names
+        return
+    with RowReader(path) as reader:
+        for start in range(0, reader.ntotal, _ROWS):
+            stop = min(reader.ntotal, start + _ROWS)
+            block = ItemBlock(reader.ids(start, stop), reader.labels(start, stop), reader.texts(start, stop))
+            yield block, reader.header.class_names
+
+
+def open_items(index: str | Path) -> Items | None:
+    """The items of an index file; None where there are none, or (said in the log) they are of another index.
+
+    Raises:
+        DataError: the items file is damaged.
+    """
+    path = items_path(index)
+    if not path.exists():
+        return None
+    sidecar = read_sidecar(index)
+    wanted = None if sidecar is None else sidecar["extra"].get("items")
+    items = Items(path)
+    if items.key == wanted:
+        return items
+    items.close()
+    log.warning(
+        "%s is of another index than %s: results come without names; index the codes again", path, index
+    )
+    return None

@@ -1,0 +1,145 @@
+"""Names, labels and kept columns from the data to the results, through every form of an index."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from commands import done
+from model_factory import make_model
+
+import gpq_faiss as gpq
+from gpq_faiss.build.item_files import open_items
+from gpq_faiss.errors import GpqError
+from gpq_faiss.store import items_path
+
+N = 120
+
+
+def data(folder: Path, stem: str, first: int, classes: list[str]) -> Path:
+    """Features with ids, names and labels, as codes."""
+    rng = np.random.default_rng(first)
+    np.savez(
+        folder / f"{stem}.npz",
+        features=rng.standard_normal((N, 20)).astype(np.float32),
+        ids=rng.permutation(N) * 3 + first,
+        names=np.array([f"{stem}/{i}.jpg" for i in range(N)]),
+        title=np.array([f"Title {i}" for i in range(N)]),
+        labels=np.arange(N) % len(classes),
+        class_names=np.array(classes),
+    )
+    out = folder / f"{stem}.codes.h5"
+    source = gpq.open_data(f"features:{folder / stem}.npz", keep="title")
+    return gpq.encode(folder / "model", source, out, features=folder / f"{stem}.features.h5")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    make_model(tmp_path / "model", width=20, M=4)
+    np.save(tmp_path / "queries.npy", np.random.default_rng(9).standard_normal((3, 20)).astype(np.float32))
+    data(tmp_path, "a", 0, ["cat", "dog"])
+    return tmp_path
+
+
+def truth(folder: Path, *stems: str) -> dict[int, tuple[str, str, str]]:
+    known = {}
+    for stem in stems:
+        held = np.load(folder / f"{stem}.npz")
+        for i, name, title, label in zip(
+            held["ids"], held["names"], held["title"], held["labels"], strict=True
+        ):
+            known[int(i)] = (str(name), str(title), str(held["class_names"][label]))
+    return known
+
+
+def check(folder: Path, index: Path, *stems: str) -> None:
+    known = truth(folder, *stems)
+    queries = json.loads(
+        json.dumps(gpq.search(folder / "model", index, folder / "queries.npy", k=7).to_dict())
+    )
+    for query in queries["queries"]:
+        assert len(query["ids"]) == 7
+        for i, name, title, labels in zip(
+            query["ids"], query["names"], query["title"], query["labels"], strict=True
+        ):
+            assert (name, title, *labels) == known[i]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"kind": "fastscan"},
+        {"kind": "ivf"},
+        {"kind": "exact"},
+        {"memory": "64MB"},
+        {"kind": "ivf", "memory": "64MB"},
+    ],
+)
+def test_every_index_gives_names(folder: Path, how: dict[str, str]) -> None:
+    codes = folder / "a.codes.h5"
+    check(folder, gpq.index(folder / "model", codes, folder / "i.faiss", **how), "a")  # type: ignore[arg-type]
+    # From features, and from the index itself.
+    by_features = gpq.index(folder / "model", folder / "a.features.h5", folder / "f.faiss", **how)  # type: ignore[arg-type]
+    check(folder, by_features, "a")
+    other = gpq.index(folder / "model", folder / "i.faiss", folder / "o.faiss", memory="64MB")
+    check(folder, other, "a")
+    assert items_path(other).read_bytes() != b""
+
+
+def test_merged_sources_keep_their_own_classes(folder: Path) -> None:
+    second = data(folder, "b", 1, ["emu", "dog", "fox"])
+    merged = gpq.index(folder / "model", [folder / "a.codes.h5", second], folder / "m.faiss")
+    check(folder, merged, "a", "b")
+
+
+def test_the_command_shows_names_in_every_form(folder: Path) -> None:
+    index = gpq.index(folder / "model", folder / "a.codes.h5", folder / "i.faiss")
+    call = ("search", folder / "model", index, folder / "queries.npy", "-k", "2")
+    table = done(*call)
+    found = json.loads(done(*call, "--format", "json"))["queries"][0]
+    assert found["names"][0] in table
+    assert found["title"][0] in table
+    done(*call, "--format", "h5", "--out", folder / "r.h5")
+    with h5py.File(folder / "r.h5") as h5:
+        assert h5["names"][0].tolist() == [name.encode() for name in found["names"]]
+
+
+def test_an_index_may_go_without(folder: Path) -> None:
+    index = gpq.index(folder / "model", folder / "a.codes.h5", folder / "i.faiss", names=False)
+    assert not items_path(index).exists()
+    assert "names" not in gpq.search(folder / "model", index, folder / "queries.npy").to_dict()["queries"][0]
+
+
+def test_names_of_another_index_are_not_shown(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    second = data(folder, "b", 1, ["emu", "dog"])
+    index = gpq.index(folder / "model", folder / "a.codes.h5", folder / "i.faiss")
+    other = gpq.index(folder / "model", second, folder / "o.faiss")
+    items_path(index).write_bytes(items_path(other).read_bytes())
+    caplog.set_level(logging.WARNING, logger="gpq_faiss")
+    assert open_items(index) is None
+    assert "of another index" in caplog.text
+    # Overwriting brings the right ones back.
+    gpq.index(folder / "model", folder / "a.codes.h5", index, overwrite=True)
+    check(folder, index, "a")
+
+
+def test_what_a_killed_run_left_out_is_written_by_the_next(folder: Path) -> None:
+    index = gpq.index(folder / "model", folder / "a.codes.h5", folder / "i.faiss")
+    before = items_path(index).read_bytes()
+    items_path(index).unlink()
+    gpq.index(folder / "model", folder / "a.codes.h5", index)
+    assert items_path(index).read_bytes() == before
+    with pytest.raises(GpqError, match="exists already"):
+        gpq.index(folder / "model", folder / "a.codes.h5", index)
+
+
+def test_a_failed_build_leaves_nothing(folder: Path) -> None:
+    make_model(folder / "other", width=20, M=3)
+    with pytest.raises(GpqError):
+        gpq.index(folder / "other", folder / "a.codes.h5", folder / "i.faiss")
+    assert not list(folder.glob("i.faiss*"))
