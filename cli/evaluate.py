@@ -25,6 +25,7 @@ Examples:
   gpq evaluate model digits --protocol 1 --compare pq,opq,itq
   gpq evaluate demo/model digits --compare demo/gpq,demo/paper,pq,classifier
   gpq evaluate model features:clip.npy --labels labels.npy --format json --out scores.json
+  gpq evaluate model digits --compare pq,classifier --format html --out report.html
 
 {DATA_HELP}
 """
@@ -59,10 +60,10 @@ Examples:
 @click.option(
     "--format",
     "format_",
-    type=click.Choice(["table", "json", "markdown", "csv", "latex"]),
+    type=click.Choice(["table", "json", "markdown", "csv", "latex", "html"]),
     default="table",
     show_default=True,
-    help="How the figures are given.",
+    help="How the figures are given; html is a page with plots and pictures, and needs --out.",
 )
 @click.option("--out", metavar="FILE", help="Write here instead of to the terminal.")
 @click.option("--plot", metavar="FILE", help="Draw the precision-recall curves: .png, .svg or .pdf.")
@@ -93,11 +94,13 @@ def evaluate(
     from gpq_faiss.evaluation.tables import render
     from gpq_faiss.files import check_output
     from gpq_faiss.report.figure import check_picture
-    from gpq_faiss.stages.evaluate import draw_evaluation
+    from gpq_faiss.stages.evaluate import draw_evaluation, save_evaluation_page
     from gpq_faiss.stages.evaluate import evaluate as run
 
     if out is not None:
         check_output(out, overwrite=overwrite)
+    if format_ == "html" and (out is None or not out.endswith(".html")):
+        raise UsageError("--format html writes a page: name it with --out FILE.html")
     if plot is not None:
         check_picture(plot, overwrite=overwrite)
     try:
@@ -121,6 +124,10 @@ def evaluate(
     )
     if plot is not None:
         draw_evaluation(result, plot, overwrite=overwrite)
+    if format_ == "html":
+        assert out is not None
+        click.echo(str(save_evaluation_page(result, dataset, out, ks=ks, overwrite=overwrite)))
+        return
     if format_ == "json":
         emit(result.to_dict(), out)
         return

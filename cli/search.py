@@ -69,13 +69,13 @@ from .options import (
 @click.option(
     "--format",
     "format_",
-    type=click.Choice(["table", "json", "h5", "png"]),
+    type=click.Choice(["table", "json", "h5", "png", "html"]),
     default="table",
     show_default=True,
-    help="How results are given; h5 and png need --out.",
+    help="How results are given; h5, png and html need --out.",
 )
 @click.option("--out", metavar="FILE", help="Write here instead of to the terminal.")
-@click.option("--images", metavar="DATA", help="For png: the images of the items, as DATA.")
+@click.option("--images", metavar="DATA", help="For png and html: the images of the items, as DATA.")
 @click.option("--threads", type=int, help="Threads of the search on the CPU.  [default: all cores]")
 @device_option
 @overwrite_option
@@ -120,6 +120,7 @@ def search(
       gpq search model index.faiss queries.npy --deny-ids seen.txt --threads 2
       gpq search model index.faiss queries.npy --min-score 3.5 --format json
       gpq search model index.faiss digits --rows 0:8 --format png --images digits --out ranked.png
+      gpq search model index.faiss digits --rows 0:8 --format html --images digits --out ranked.html
     """
     from gpq_faiss.data.id_files import read_ids
     from gpq_faiss.errors import UsageError
@@ -142,10 +143,12 @@ def search(
         where = Deny(read_ids(deny_ids))
     if out is not None:
         (check_picture if format_ == "png" else check_output)(out, overwrite=overwrite)
-    elif format_ in {"h5", "png"}:
+    elif format_ in {"h5", "png", "html"}:
         raise UsageError(f"--format {format_} needs --out FILE")
-    if format_ == "png" and images is None:
-        raise UsageError("--format png needs --images DATA, the images of the items in the index")
+    if format_ in {"png", "html"} and images is None:
+        raise UsageError(f"--format {format_} needs --images DATA, the images of the items in the index")
+    if format_ == "html" and out is not None and not out.endswith(".html"):
+        raise UsageError(f"--format html writes a page: --out {out} must end in .html")
     shown = open_dataset(images, data_args) if images is not None else None
     own = queries.endswith((".h5", ".hdf5"))
     # Half of the budget is for the search itself.
@@ -169,7 +172,7 @@ def search(
     if format_ != "json":
         for point in result.points:
             click.echo(describe_point(point))
-    if format_ == "png":
+    if format_ in {"png", "html"}:
         assert shown is not None
         assert out is not None
         asked = shown if isinstance(source, str) else source

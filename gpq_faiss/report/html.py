@@ -125,6 +125,11 @@ def gallery(rows: Sequence[Ranked]) -> str:
     return "\n".join(parts)
 
 
+def pictures(images: Sequence[tuple[NDArray[np.uint8], str]]) -> str:
+    """A row of pictures with their texts."""
+    return f'<div class="row">{"".join(_figure(image, text, "") for image, text in images)}</div>'
+
+
 def _figure(image: NDArray[np.uint8], text: str, mark: str) -> str:
     kind = f' class="{mark}"' if mark else ""
     return f"<figure{kind}>{picture(image, text)}<figcaption>{escape(text)}</figcaption></figure>"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import platform
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from .. import __version__
-from ..data.base import Dataset
+from ..data.base import Dataset, ImageDataset
 from ..data.labels import Labels
 from ..data.open import open_data
 from ..data.protocols import Split, load_split, make_split
@@ -28,6 +29,7 @@ from ..evaluation.likeness import Likeness, Neighbours
 from ..evaluation.metrics import RECALL_LEVELS
 from ..evaluation.ranking import RankingResult, usable_cores
 from ..evaluation.ties import Denominator, Ties
+from ..files import check_output
 from ..gpu.ranking import rank_on_device
 from ..methods.coders import ProductCoder
 from ..methods.measure import NO_LIKENESS, Coded, fit_and_encode, input_neighbours
@@ -35,6 +37,7 @@ from ..methods.registry import ARRAY_METHODS, METHODS, make_method
 from ..nn.device import gpu_memory
 from ..nn.model import read_description
 from ..progress import Progress, stage
+from ..report import html
 from ..report.plots import plot_pr_curves
 
 log = logging.getLogger(__name__)
@@ -59,6 +62,7 @@ class Evaluation:
         compared_likeness: name -> likeness of the others.
         compared_bits: name -> code length of the others; ``float`` and ``classifier`` have none.
         compared_fingerprints: name -> fingerprint, of the models among them.
+        queries: int64 [Q], positions of the queries in the data; ``ranking.ap`` is in their order.
     """
 
     ranking: RankingResult
@@ -75,6 +79,7 @@ class Evaluation:
     compared_likeness: dict[str, Likeness] = field(default_factory=dict)
     compared_bits: dict[str, int] = field(default_factory=dict)
     compared_fingerprints: dict[str, str] = field(default_factory=dict)
+    queries: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; ``map`` is the model's."""
@@ -124,6 +129,68 @@ class Evaluation:
 
 def _as_dict(found: Likeness | None) -> dict[str, Any] | None:
     return None if found is None else found.as_dict()
+
+
+_SHOWN = 10
+"""Best queries on a page, and worst."""
+
+
+def save_evaluation_page(
+    evaluation: Evaluation,
+    data: Dataset,
+    out: str | Path,
+    *,
+    ks: Sequence[int] = DEFAULT_KS,
+    overwrite: bool = False,
+) -> Path:
+    """One HTML file to send around: the table, precision-recall curves, and the best and worst queries with their pictures.
+
+    Args:
+        evaluation: of ``data``.
+        data: the data set; without images, queries are told by their names or ids.
+        out: the page, .html.
+        ks: of precision and recall.
+        overwrite: replace an existing file.
+
+    Raises:
+        UsageError: another ending. OutputExistsError: ``out`` exists and ``overwrite`` is false.
+    """
+    if Path(out).suffix.lower() != ".html":
+        raise UsageError(f"--out {out}: a page ends in .html")
+    check_output(out, overwrite=overwrite)
+    ranking = evaluation.ranking
+    about = [
+        f"{ranking.n_queries:,} queries, {ranking.n_database:,} items in the database, protocol {evaluation.protocol}, {evaluation.data}. "
+        f"{ranking.convention}",
+        *evaluation.notes,
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        curves = html.plot(draw_evaluation(evaluation, Path(folder) / "curves.svg"))
+    parts = [
+        html.table(evaluation.rows(ks)),
+        *map(html.note, about),
+        html.heading("Precision over recall"),
+        curves,
+    ]
+    order = np.argsort(ranking.ap, kind="stable")
+    for title, chosen in (("Best queries", order[::-1][:_SHOWN]), ("Worst queries", order[:_SHOWN])):
+        parts += [html.heading(title), _query_pictures(evaluation, data, chosen)]
+    return html.save_page(f"{evaluation.method} on {evaluation.data}", parts, out, overwrite=overwrite)
+
+
+def _query_pictures(evaluation: Evaluation, data: Dataset, chosen: NDArray[np.int64]) -> str:
+    rows = evaluation.queries[chosen]
+    names = data.texts.get("name")
+    called = [str(names[row]) if names is not None else f"id {data.ids[row]}" for row in rows.tolist()]
+    texts = [f"{name}: AP {ap:.4f}" for name, ap in zip(called, evaluation.ranking.ap[chosen], strict=True)]
+    if not isinstance(data, ImageDataset):
+        return html.table(
+            [{"query": n, "AP": float(a)} for n, a in zip(called, evaluation.ranking.ap[chosen], strict=True)]
+        )
+    images = data.read(rows)
+    return html.pictures(
+        [(image, text) for image, text in zip(images, texts, strict=True) if image is not None]
+    )
 
 
 def draw_evaluation(evaluation: Evaluation, out: str | Path, *, overwrite: bool = False) -> Path:
@@ -459,4 +526,5 @@ def evaluate(
         compared_likeness=found,
         compared_bits=lengths,
         compared_fingerprints={row: one.model.fingerprint for row in others if (one := entries[row])},
+        queries=split.query,
     )

@@ -31,6 +31,7 @@ from ..inputs import check_memory, parse_bytes
 from ..nn.device import gpu_memory, resolve_device
 from ..nn.model import read_description
 from ..progress import Progress, stage
+from ..report import html
 from ..report.gallery import Ranked, save_gallery
 from ..store import Item, RowReader, describe, write_arrays
 
@@ -161,7 +162,7 @@ def draw_results(
         result: of a search.
         items: the images of the index; their ids are those of the results.
         queries: the images of the queries.
-        out: .png, .svg or .pdf.
+        out: .png, .svg or .pdf; or .html, a page with the pictures and a table of the results inside.
 
     Raises:
         DataError: no images, or an id that ``items`` (or ``queries``) does not have.
@@ -205,6 +206,14 @@ def draw_results(
                 names=names if any(names) else None,
             )
         )
+    if Path(out).suffix.lower() == ".html":
+        parts = [
+            html.gallery(ranked),
+            html.heading("Results"),
+            html.table(result.rows()),
+            html.note(result.description),
+        ]
+        return html.save_page(f"{items.name}: {len(ranked)} queries", parts, out, overwrite=overwrite)
     return save_gallery(ranked, out, columns=result.ids.shape[1], overwrite=overwrite)
 
 
