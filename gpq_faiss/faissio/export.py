@@ -79,7 +79,7 @@ def export(
         model = read_model(model_dir)
         index = factory_index(model, factory)
         name = model.model_fingerprint
-        return save_index(index, out, model_fingerprint=name, overwrite=True, extra=model.tell())
+        return save_index(index, out, model_fingerprint=name, overwrite=True, extra=model.query_note())
     if factory is not None:
         raise UsageError(f"--factory {factory}: it belongs to --to faiss-factory, not to {to}")
     out = check_output(out, overwrite=overwrite)
@@ -177,7 +177,7 @@ def _meta(model: ModelHeader, to: str) -> dict[str, Any]:
         "code_bits": "least significant first: with 16 codewords the low half of byte p is codebook 2p, the high half 2p + 1",
         "codebooks_fingerprint": model.codebooks_fingerprint,
         "model_fingerprint": model.model_fingerprint,
-        **model.tell(),
+        **model.query_note(),
         "versions": {"gpq_faiss": __version__, "numpy": np.__version__},
     }
 

@@ -142,7 +142,7 @@ def decide(
 
 @dataclass(frozen=True)
 class QueryTables:
-    """What a search needs to know of its queries, to be found once for searches over many parts.
+    """Tables of some queries, made once for searches over many parts.
 
     Attributes:
         tables: :func:`..codes.scores.score_tables`.
@@ -264,20 +264,20 @@ class ProvenSearch:
         )
 
     def search_keys(
-        self, xq: Floats, k: int, floor: Floats | None = None, known: QueryTables | None = None
+        self, xq: Floats, k: int, floor: Floats | None = None, query_tables: QueryTables | None = None
     ) -> Keys:
         """Keys int64 [Q, k] of the ``k`` best of checked queries [Q, M*d], best first; one block of queries.
 
         Args:
             floor: float32 [Q]; what scores at most this is of no interest and may be missing (an empty key), because as
                 many better ones are known from elsewhere. It makes the proof easier.
-            known: what depends on the queries alone, where it is there.
+            query_tables: of these queries, where they were made before.
         """
-        if known is None:
+        if query_tables is None:
             tables = score_tables(xq, self.Z)
             prepared, slack = lookup_tables(tables), None
         else:
-            tables, prepared, slack = known.tables, known.prepared, known.slack
+            tables, prepared, slack = query_tables.tables, query_tables.prepared, query_tables.slack
         out = np.full((len(xq), k), EMPTY_KEY, np.int64)
         self.queries += len(xq)
         wanted = self._start(k)
@@ -299,7 +299,7 @@ class ProvenSearch:
     def search_one(self, query: Floats, k: int) -> tuple[Floats, Ids] | None:
         """Scores float32 [k] and positions int64 [k] of the ``k`` best of one checked query [M*d].
 
-        The answer of :meth:`search_keys`, sooner. None where that has to be asked.
+        The answer of :meth:`search_keys`, faster. None where that is needed.
         """
         if k > _ONE_MOST or self.packings[0] != "fastscan" or not isinstance(self.codes, np.ndarray):
             return None

@@ -64,7 +64,7 @@ def index(
         ivf: for ``ivf``: how lists are made.
         packing: for ``ivf``: how codes lie in the lists, ``fastscan`` (the default) or ``bytes``.
         recall: for ``ivf``: choose nprobe for this recall of the top 10 (:meth:`..indexes.memory.MemoryIndex.tune`; by
-            stand-ins for queries, drawn from the items).
+            sample queries, made of the items).
         overwrite: replace existing files.
         block: rows at a time (without ``memory``).
         progress: called after each block.

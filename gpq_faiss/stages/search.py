@@ -305,7 +305,7 @@ def query_vectors(
 
 
 _QUERIES = 1 << 14
-"""At a time, so that a search of many can tell how far it is."""
+"""Queries at a time, so that progress shows."""
 
 
 def open_on_device(
@@ -326,7 +326,7 @@ def open_on_device(
         memory: bytes that a search may use on the device beyond the index and the results (default: 1 GiB).
 
     Raises:
-        UsageError: kind ``fastscan``, whose rounded scores no device gives; ``memory`` that is too small.
+        UsageError: kind ``fastscan``, which has rounded scores on the CPU alone; ``memory`` that is too small.
         DeviceError: no such GPU, a Faiss without GPU code, or an index that does not fit on the GPU.
         DataError, MismatchError: as :func:`open_index`.
     """
@@ -452,7 +452,7 @@ def search(
                     parts.append(opened.search(block, k, where=where, threads=threads))
                     searching.advance(len(block))
             scores, found = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    # in the end, for it may have gone over to distinct codes
+    # in the end, for it may have switched to distinct codes
     result = SearchResult(found, scores, ids, names, z_print, tuple(points), opened.describe(), min_score)
     if result.short:
         why = ["too few items pass the filter"] if where is not None else []
