@@ -80,11 +80,7 @@ def index(
     """
     if block < 1:
         raise UsageError(f"block of {block} rows: it must be at least 1")
-    sources = [source] if isinstance(source, str | Path) else list(source)
-    if not sources:
-        raise UsageError("nothing to index: name at least one file of codes or features")
-    if any(Path(out).resolve() == Path(path).resolve() for path in sources):
-        raise UsageError(f"{out} is the source itself: choose another output")
+    sources = _sources(source, out)
     plan = Plan.of(kind)
     lists = plan.search == "ivf"
     if not lists and (ivf is not None or recall is not None or packing is not None):
@@ -134,6 +130,16 @@ def index(
         finish=tune,
         progress=progress,
     )
+
+
+def _sources(source: str | Path | Sequence[str | Path], out: str | Path) -> list[str | Path]:
+    """The sources as a list. Raises UsageError: there is none, or ``out`` is one."""
+    sources = [source] if isinstance(source, str | Path) else list(source)
+    if not sources:
+        raise UsageError("nothing to index: name at least one file of codes or features")
+    if any(Path(out).resolve() == Path(path).resolve() for path in sources):
+        raise UsageError(f"{out} is the source itself: choose another output")
+    return sources
 
 
 def _origin(source: Shard) -> dict[str, str]:
