@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= demo
 
-.PHONY: demo test lint lock notebooks clean
+.PHONY: demo test test-fast lint docs lock notebooks clean
 
 # uv resolves and unpacks several GB in seconds; it comes from the same registry as everything else.
 # Compiled once: where PYTHONDONTWRITEBYTECODE is set, each process would compile torch anew.
@@ -36,10 +36,18 @@ demo: $(VENV)/.ready
 test: $(VENV)/.ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
+# Tests without those marked slow: a minute, for while you work.
+test-fast: $(VENV)/.ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" -q
+
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The documentation site, in site/; any warning is an error.
+docs: $(VENV)/.ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # Run the scripts of the notebooks anew and write what they show.
 notebooks: $(VENV)/.ready
@@ -49,4 +57,4 @@ lock:
 	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --no-header --quiet --output-file requirements.lock
 
 clean:
-	rm -rf $(VENV) $(DEMO)
+	rm -rf $(VENV) $(DEMO) site

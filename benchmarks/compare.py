@@ -26,6 +26,16 @@ from typing import Any
 os.environ.setdefault("LANCE_LOG", "error")  # its warnings are about its future versions
 
 import numpy as np
+from common import (
+    data_path,
+    describe_machine,
+    make_parser,
+    open_features,
+    read_results,
+    require_data,
+    run_main,
+    save,
+)
 from engines import (
     PACKAGES,
     Floats,
@@ -44,23 +54,21 @@ from engines import (
     scann_trees,
     usearch_graphs,
 )
-from machine import describe_machine
 
 from gpq_faiss.config import Config, codebooks_for_bits, merge, preset, to_dict
 from gpq_faiss.data.base import FeatureDataset
-from gpq_faiss.data.open import open_data
 from gpq_faiss.data.protocols import make_split
 from gpq_faiss.encoder import Encoder
-from gpq_faiss.errors import GpqError, UsageError
+from gpq_faiss.errors import UsageError
 from gpq_faiss.evaluation.metrics import average_precision
 from gpq_faiss.evaluation.tables import render
-from gpq_faiss.faissio.export import export, factory_index
+from gpq_faiss.faissio.export import factory_index
 from gpq_faiss.faissio.model import read_model
-from gpq_faiss.files import read_json, write_json, write_text
+from gpq_faiss.files import write_json
 from gpq_faiss.report.plots import plot_tradeoff
+from gpq_faiss.stages.export import export
 from gpq_faiss.stages.train import train
 
-RESULTS = Path(__file__).parent / "results"
 TITLE = "Beside other engines: CIFAR-10 features, protocol 1"
 K = 100
 CUTS = (100, 1000)
@@ -111,7 +119,7 @@ class Bench:
     """
 
     def __init__(self, folder: Path, bits: int, seed: int, scratch: Path) -> None:
-        data = open_data(f"features:{folder / 'features.npy'}", labels=str(folder / "labels.npy"))
+        data = open_features(folder / "features.npy", folder / "labels.npy")
         assert isinstance(data, FeatureDataset)
         labels = data.require_labels()
         split = make_split(data, PROTOCOL, seed=seed, labelled=LABELLED)
@@ -373,8 +381,7 @@ def plot(group: dict[str, Any], bits: str, out: Path) -> Path:
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    data = os.environ.get("GPQ_DATA")
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser = make_parser(__doc__, "compare.json", out_help="JSON; .md and .png lie beside it")
     parser.add_argument("--bits", type=int, nargs="+", default=[48, 24])
     parser.add_argument(
         "--simulated", type=int, default=1_000_000, help="items of the second part; 0 leaves it out"
@@ -385,11 +392,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--data",
         type=Path,
-        default=Path(data) / "cifar10-features" if data else None,
+        default=data_path("cifar10-features"),
         help="folder of features.npy and labels.npy (default: $GPQ_DATA/cifar10-features)",
-    )
-    parser.add_argument(
-        "--out", type=Path, default=RESULTS / "compare.json", help="JSON; .md and .png lie beside it"
     )
     parser.add_argument("--redo", action="store_true", help="compute the tables again that are there")
     return parser.parse_args()
@@ -398,15 +402,8 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     """Make the tables that are missing."""
     options = parse()
-    if options.data is None:
-        raise UsageError(
-            "no data: pass --data FOLDER, or set GPQ_DATA to the folder that holds cifar10-features"
-        )
-    results: dict[str, Any] = (
-        read_json(options.out, "the results of this benchmark")
-        if options.out.exists()
-        else {"title": TITLE, "tables": {}}
-    )
+    require_data(options.data, "FOLDER", "cifar10-features")
+    results = read_results(options.out, {"title": TITLE, "tables": {}})
     for bits in options.bits:
         if bits % 8:
             raise UsageError(f"{bits} bits: 8-bit codebooks need a multiple of 8")
@@ -428,8 +425,7 @@ def main() -> None:
                     "rows": rows,
                 }
                 write_json(options.out, results)
-    write_json(options.out, results)
-    write_text(options.out.with_suffix(".md"), markdown(results))
+    save(results, options.out, markdown)
     most = max(results["tables"], key=int)
     for bits, group in results["tables"].items():
         name = options.out.stem + ("" if bits == most else f"-{bits}")
@@ -438,7 +434,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except GpqError as error:
-        sys.exit(f"compare.py: {error}")
+    run_main(main)

@@ -24,10 +24,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import faiss
 import numpy as np
 import torch
-from machine import describe_machine
+from common import describe_machine, make_parser, read_results, run_main, save, use_threads
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
@@ -37,9 +36,8 @@ from gpq_faiss.codes.encode import encode as encode_vectors
 from gpq_faiss.config import Config, codebooks_for_bits, preset
 from gpq_faiss.data.open import open_data
 from gpq_faiss.encoder import Encoder
-from gpq_faiss.errors import GpqError, UsageError
+from gpq_faiss.errors import UsageError
 from gpq_faiss.evaluation.tables import render
-from gpq_faiss.files import read_json, write_json, write_text
 from gpq_faiss.methods.gpq import GPQ
 from gpq_faiss.methods.trainable import TrainingBatch
 from gpq_faiss.nn.backbones import build_from_spec
@@ -48,7 +46,6 @@ from gpq_faiss.nn.model import build_network
 from gpq_faiss.stages.encode import encode
 from gpq_faiss.stages.train import train
 
-RESULTS = Path(__file__).parent / "results"
 TITLE = "Cost"
 PARTS = ("step", "train", "encode", "images", "memory")
 CLASSES, WIDTH = 10, 256
@@ -77,7 +74,7 @@ def ratio(ours: list[float], theirs: list[float]) -> dict[str, float]:
     return {"ratio": float(middle), "low": float(low), "high": float(high)}
 
 
-def with_backbone(backbone: str, bits: int = 48, *, amp: bool = False) -> Config:
+def with_backbone(backbone: str, bits: int = 48) -> Config:
     """The preset ``paper`` over a backbone."""
     base = preset("paper")
     return dataclasses.replace(
@@ -86,7 +83,6 @@ def with_backbone(backbone: str, bits: int = 48, *, amp: bool = False) -> Config
         network=dataclasses.replace(
             base.network, backbone=backbone, hidden=(512,) if backbone == "mlp" else ()
         ),
-        training=dataclasses.replace(base.training, amp=amp),
     )
 
 
@@ -108,7 +104,7 @@ class _Plain(nn.Module):
 
 def step_cost(backbone: str, batch: int, repeats: int, amp: bool) -> Row:
     """A step of GPQ on ``batch`` labelled and as many unlabelled items; the same items through backbone, linear and Adam."""
-    config = with_backbone(backbone, amp=amp)
+    config = with_backbone(backbone)
     generator = torch.Generator().manual_seed(0)
     shape = (2 * batch, 3, 32, 32) if backbone == "vgg" else (2 * batch, WIDTH)
     x = torch.rand(shape, generator=generator)
@@ -463,7 +459,7 @@ def of_part(part: str, options: argparse.Namespace) -> str:
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser = make_parser(__doc__, "cost.json")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--repeats", type=int, default=7, help="turns")
     parser.add_argument(
@@ -482,19 +478,15 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--sizes", type=int, nargs="+", default=[10_000, 1_000_000], help="rows, for the memory"
     )
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=RESULTS / "cost.json", help=".md lies beside it")
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure the parts asked for; the others keep what an earlier run found."""
     options = parse(arguments)
-    torch.set_num_threads(options.threads)
-    faiss.omp_set_num_threads(options.threads)
+    use_threads(options.threads)
     os.environ.setdefault("OMP_NUM_THREADS", str(options.threads))  # for the processes of the memory part
-    results: dict[str, Any] = {"title": TITLE, "parts": {}}
-    if options.out.exists():
-        results = read_json(options.out, "the results of this benchmark")
+    results = read_results(options.out, {"title": TITLE, "parts": {}})
     for part in options.parts:
         with tempfile.TemporaryDirectory(prefix="gpq-cost-") as scratch:
             rows = run_part(part, Path(scratch), options)
@@ -504,13 +496,8 @@ def main(arguments: list[str] | None = None) -> None:
             "command": f"python benchmarks/cost.py --parts {part} {of_part(part, options)} --threads {options.threads}",
         }
         print(render(rows), flush=True)
-        write_json(options.out, results)
-        write_text(options.out.with_suffix(".md"), markdown(results))
+        save(results, options.out, markdown)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except GpqError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    run_main(main)

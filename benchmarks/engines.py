@@ -386,7 +386,7 @@ def gpq_engines(group: str, Z: Floats, embed: Callable[[Floats], Floats]) -> Ite
 
 
 def gpq_in_faiss(group: str, empty: Any, name: str, bits: int, embed: Callable[[Floats], Floats]) -> Tool:
-    """An index that ``gpq export --to faiss-factory`` wrote, used as any Faiss index."""
+    """An index that ``gpq export --to factory`` wrote, used as any Faiss index."""
 
     def fill(items: Floats, folder: Path) -> Filled:
         index: Any = faiss.clone_index(empty)

@@ -12,24 +12,21 @@ mean nothing and say so.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from machine import describe_machine
+from common import describe_machine, make_parser, numbers, read_results, run_main, save
 from torch import Tensor
 
 from gpq_faiss.codes.checks import Floats
 from gpq_faiss.codes.encode import encode
 from gpq_faiss.codes.scores import score_tables
-from gpq_faiss.errors import DataError, GpqError
+from gpq_faiss.errors import DataError
 from gpq_faiss.evaluation.ranking import rank_codes
-from gpq_faiss.files import write_json, write_text
 from gpq_faiss.gpu.forms import check_gpu, clone_to_gpu, zero_lists
 from gpq_faiss.gpu.index import DeviceIndex, Part, Raw, Shortlisted
 from gpq_faiss.gpu.memory import FaissBudget
@@ -277,16 +274,9 @@ def markdown(result: dict[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
-def numbers(text: str) -> tuple[int, ...]:
-    """``"1,2"`` to (1, 2)."""
-    return tuple(int(part) for part in text.split(",") if part)
-
-
 def main() -> None:
     """Parse, run what is missing, write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, "gpu.json", whole=True)
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--items", type=numbers, default=(10_000_000, 100_000_000, 1_000_000_000))
     parser.add_argument("--bits", type=numbers, default=(12, 24, 32, 48))
@@ -304,14 +294,13 @@ def main() -> None:
     parser.add_argument("--rank-items", type=int, default=85_415)
     parser.add_argument("--rank-queries", type=int, default=2000)
     parser.add_argument("--check-items", type=int, default=100_000)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "gpu.json")
     args = parser.parse_args()
     started = time.perf_counter()
     device = device_of(args.device)
     if device.type == "cuda":
         check_gpu(int(device.index))
     parts: tuple[str, ...] = ("parity", "search", "encoding", "ranking")
-    held: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {}
+    held: dict[str, Any] = read_results(args.out, {})
     result: dict[str, Any] = {"machine": describe_machine(), "rehearsal": device.type == "cpu"} | {
         part: held.get(part, {}) for part in parts
     }
@@ -327,9 +316,7 @@ def main() -> None:
             return
         print(f"{part} {name}", file=sys.stderr, flush=True)
         result[part][name] = make()
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        write_json(args.out, result)
-        write_text(args.out.with_suffix(".md"), markdown(result))
+        save(result, args.out, markdown)
 
     for bits in args.bits:
         keep("parity", str(bits), lambda b=bits: parity(b, args.check_items, device, args.memory))  # type: ignore[misc]
@@ -345,7 +332,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except GpqError as error:
-        sys.exit(f"gpu.py: {error}")
+    run_main(main)

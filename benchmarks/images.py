@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -24,8 +22,16 @@ from typing import Any, cast
 import faiss
 import numpy as np
 import torch
-from machine import describe_machine
-from numpy.typing import NDArray
+from common import (
+    data_path,
+    describe_machine,
+    make_parser,
+    numbers,
+    require_data,
+    run_main,
+    save,
+    use_threads,
+)
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -33,31 +39,31 @@ from gpq_faiss.config import Config, merge, preset, to_dict, validate
 from gpq_faiss.data.base import Dataset
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.reader import Reader
-from gpq_faiss.errors import DataError, GpqError, UsageError
+from gpq_faiss.errors import DataError
 from gpq_faiss.evaluation.ranking import rank_codes
 from gpq_faiss.evaluation.tables import render
-from gpq_faiss.experiment.cells import Cell, plan, split_of
 from gpq_faiss.experiment.compute import compute
 from gpq_faiss.experiment.grid import Grid, baseline_config, read_grid
-from gpq_faiss.experiment.runfile import done_as, read_run, write_run
-from gpq_faiss.files import fingerprint, read_json, write_json, write_text
-from gpq_faiss.methods.coders import Coder, Floats
+from gpq_faiss.experiment.runfile import is_done, read_run, write_run
+from gpq_faiss.experiment.specs import RunSpec, plan, split_of
+from gpq_faiss.files import fingerprint, read_json, write_json
+from gpq_faiss.methods.base import Coder, Codes, Floats
 from gpq_faiss.methods.trainable import TrainableMethod, TrainingBatch
 from gpq_faiss.nn.device import resolve_device
 from gpq_faiss.nn.model import build_extractor, input_description
 from gpq_faiss.report.plots import plot_validation
-from gpq_faiss.stages.train import embed_rows, fit
+from gpq_faiss.training.loop import RunOptions, fit
+from gpq_faiss.training.vectors import embed_rows
 
 GRID = Path(__file__).with_suffix(".toml")
-RESULTS = Path(__file__).parent / "results"
 CLASSIFIER = "classifier"
 DATA_NAME = "CIFAR-10 (JPEG)"
 _CLOCK_STEPS = 10
 _COUNTS = (
-    "steps", "epochs", "batch_labelled", "learning_rate", "beta1", "weight_decay", "schedule", "decay", "decay_every", "validation",
-    "seed", "amp", "augment",
+    "steps", "epochs", "batch_labelled", "learning_rate", "beta1", "schedule", "decay", "decay_every", "validation", "seed", "augment",
 )  # fmt: skip
 """Settings of a training that the classifier's depends on."""
+_AMP, _VALIDATE_EVERY = True, 50
 
 Row = dict[str, Any]
 
@@ -111,14 +117,17 @@ class ClassNetwork(nn.Module):
 class ProbabilityCoder(Coder):
     """Class probabilities kept as they are; the score is p(query) · p(item), the chance that both are of one class."""
 
+    name = "class probabilities"
+
     def __init__(self, classes: int) -> None:
-        self.width, self.bits, self.code_size = classes, 32 * classes, 4 * classes
+        super().__init__(32 * classes)
+        self.width, self.code_size = classes, 4 * classes
 
-    def encode(self, vectors: Floats) -> NDArray[np.uint8]:
-        return np.ascontiguousarray(vectors, dtype=np.float32).view(np.uint8)
+    def _encode(self, x: Floats) -> Codes:
+        return x.view(np.uint8)
 
-    def score(self, xq: Floats, codes: NDArray[np.uint8]) -> Floats:
-        return np.asarray(xq @ np.ascontiguousarray(codes).view(np.float32).T)
+    def _score(self, xq: Floats, codes: Codes) -> Floats:
+        return np.asarray(xq @ codes.view(np.float32).T)
 
     def index(self) -> Any:
         return faiss.IndexFlatIP(self.width)
@@ -160,7 +169,10 @@ def run_classifier(grid: Grid, data: Dataset, seed: int, options: argparse.Names
     config = validate(merge(baseline_config(base, perceptron=False), {"training": {"seed": seed}}))
     split = split_of(data, grid.protocol, seed, grid.labelled[0], database=grid.variations[0].database)
     # What counts here, so that settings of other methods that a later version has do not make the row another one.
-    counts = {k: getattr(config.training, k) for k in _COUNTS} | {"network": config.network.backbone}
+    counts = {k: getattr(config.training, k) for k in _COUNTS} | {
+        "network": config.network.backbone,
+        "amp": _AMP,
+    }
     identity = fingerprint(json.dumps(counts), data.fingerprint, split.hash, CLASSIFIER)
     done = Path(options.work) / f"{CLASSIFIER}_seed{seed}.json"
     if done.exists():
@@ -169,10 +181,9 @@ def run_classifier(grid: Grid, data: Dataset, seed: int, options: argparse.Names
             return row
     device = resolve_device(options.device)
     clock = Clock(done.with_suffix(".clock.jsonl"))
-    config = merge(config, {"training": {"checkpoint_seconds": 60.0}})
+    how = RunOptions(device, resume=True, amp=_AMP, validate_every=_VALIDATE_EVERY, progress=clock.tick)
     fitted = fit(
-        build_classifier, data, split, config, folder=done.with_suffix(".partial"), identity=identity, device=device,
-        resume=True, progress=clock.tick,
+        build_classifier, data, split, config, folder=done.with_suffix(".partial"), identity=identity, options=how
     )  # fmt: skip
     labels, coder = data.require_labels(), fitted.method.coder()
     with Reader(data, fitted.image_size) as reader:
@@ -218,32 +229,34 @@ def with_clock(lines: list[dict[str, Any]], clock: Clock) -> list[dict[str, Any]
     return [line | {"cpu_seconds": at.get(line["step"])} for line in lines]
 
 
-def run_cell(cell: Cell, grid: Grid, data: Dataset, options: argparse.Namespace) -> None:
+def run_spec(spec: RunSpec, grid: Grid, data: Dataset, options: argparse.Namespace) -> None:
     """Make a run of the grid and write its file, as ``gpq experiment run`` does, with a clock beside it."""
-    path = Path(options.work) / f"{cell.name}.h5"
-    if done_as(path, cell) is None:
-        print(cell.label, flush=True)
+    path = Path(options.work) / f"{spec.name}.h5"
+    if not is_done(path, spec):
+        print(spec.label, flush=True)
         clock = Clock(path.with_suffix(".clock.jsonl"))
-        partial = Path(options.work) / ".partial" / f"{cell.name}-{cell.identity}"
-        outcome = compute(cell, data, partial, device=options.device, progress=clock.tick)
-        write_run(path, cell, grid.name, data, DATA_NAME, outcome)
+        partial = Path(options.work) / ".partial" / f"{spec.name}-{spec.identity}"
+        output = compute(
+            spec, data, partial, device=options.device, amp=_AMP, validate_every=_VALIDATE_EVERY, progress=clock.tick
+        )  # fmt: skip
+        write_run(path, spec, grid.name, data, DATA_NAME, output)
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def row_of(cell: Cell, options: argparse.Namespace) -> Row:
+def row_of(spec: RunSpec, options: argparse.Namespace) -> Row:
     """The figures of a run that is there."""
-    path = Path(options.work) / f"{cell.name}.h5"
+    path = Path(options.work) / f"{spec.name}.h5"
     run = read_run(path, {"ks", "precision", "log"})
     about, arrays = run.about, run.arrays
     lines = [json.loads(line) for line in bytes(arrays["log"]).decode().splitlines()]
     at_k = dict(zip(arrays["ks"].tolist(), arrays["precision"].tolist(), strict=True))
     return {
         "identity": about["identity"],
-        "method": cell.method,
-        "variation": cell.variation,
-        "bits": cell.bits,
+        "method": spec.method,
+        "variation": spec.variation,
+        "bits": spec.bits,
         "bits kept": about["bits_kept"],
-        "seed": cell.seed,
+        "seed": spec.seed,
         "map": run.map,
         "precision": {str(k): at_k[k] for k in (10, 100)},
         "convention": about["convention"],
@@ -312,7 +325,7 @@ def markdown(results: dict[str, Any]) -> str:
             render(table, "markdown", digits=3),
             f"Random weights, {first['steps']:,} steps of {t['batch_labelled']} labelled + {t['batch_unlabelled']} unlabelled images "
             "(supervised methods: the labelled ones alone), "
-            f"bf16 autocast {'on' if t['amp'] else 'off'}, augmentation {t['augment']}, one thread, {results['device']}. "
+            f"bf16 autocast {'on' if _AMP else 'off'}, augmentation {t['augment']}, one thread, {results['device']}. "
             "That is a budget of minutes: nothing has converged, and the paper trains for far longer. Learning rates are the presets' "
             "(`recommended`'s for the methods that are not GPQ), where a row names no other.",
             "",
@@ -342,15 +355,10 @@ def command(rows: list[Row]) -> str:
     return f"python benchmarks/images.py --methods {methods} --bits {bits or 0} --seeds {seeds}"
 
 
-def numbers(text: str) -> tuple[int, ...]:
-    """``12,48``."""
-    return tuple(int(part) for part in text.split(","))
-
-
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    data = os.environ.get("GPQ_DATA")
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    images = data_path("cifar10-jpeg.tar.gz")
+    parser = make_parser(__doc__, "cifar10-images.json", out_help=".md and .png lie beside it")
     parser.add_argument(
         "--methods", help=f"short names with commas, of the grid and {CLASSIFIER}; default: all of them"
     )
@@ -360,7 +368,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--grid", type=Path, default=GRID, help="a grid file of your own")
     parser.add_argument(
         "--data",
-        default=f"folder:{Path(data) / 'cifar10-jpeg.tar.gz'}" if data else None,
+        default=f"folder:{images}" if images else None,
         help="default: folder:$GPQ_DATA/cifar10-jpeg.tar.gz",
     )
     parser.add_argument(
@@ -370,21 +378,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--report-only", action="store_true", help="of the runs that are there")
     parser.add_argument("--note", action="append", default=[], help="a line for the Markdown")
-    parser.add_argument(
-        "--out", type=Path, default=RESULTS / "cifar10-images.json", help=".md and .png lie beside it"
-    )
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Make what is missing of the grid and the classifier, and report all that is there."""
     options = parse(arguments)
-    if options.data is None:
-        raise UsageError(
-            "no data: pass --data folder:PATH, or set GPQ_DATA to the folder of cifar10-jpeg.tar.gz"
-        )
-    torch.set_num_threads(1)
-    faiss.omp_set_num_threads(1)
+    require_data(options.data, "folder:PATH", "cifar10-jpeg.tar.gz")
+    use_threads(1)
     data = open_data(options.data)
     if len(data) != 60_000:
         raise DataError(f"{data.name} holds {len(data):,} images: the 60,000 of CIFAR-10 are expected")
@@ -392,10 +393,10 @@ def main(arguments: list[str] | None = None) -> None:
     wanted = (*whole.methods, CLASSIFIER) if options.methods is None else tuple(options.methods.split(","))
     grid = whole.with_options(bits=options.bits, seeds=options.seeds)
     Path(options.work).mkdir(parents=True, exist_ok=True)
-    cells = plan(grid, data, preset(grid.preset)).cells
-    for cell in cells:
-        if cell.method in wanted and not options.report_only:
-            run_cell(cell, grid, data, options)
+    specs = plan(grid, data, preset(grid.preset)).specs
+    for spec in specs:
+        if spec.method in wanted and not options.report_only:
+            run_spec(spec, grid, data, options)
     if CLASSIFIER in wanted and not options.report_only:
         for seed in grid.seeds:
             run_classifier(grid, data, seed, options)
@@ -406,9 +407,9 @@ def report(options: argparse.Namespace, grid: Grid, data: Dataset) -> None:
     """Write JSON, Markdown and picture of all runs that are there."""
     folder = Path(options.work)
     rows = [
-        row_of(cell, options)
-        for cell in plan(grid, data, preset(grid.preset)).cells
-        if done_as(folder / f"{cell.name}.h5", cell) is not None
+        row_of(spec, options)
+        for spec in plan(grid, data, preset(grid.preset)).specs
+        if is_done(folder / f"{spec.name}.h5", spec)
     ]
     rows += [
         read_json(path, "a row of this benchmark") for path in sorted(folder.glob(f"{CLASSIFIER}_seed*.json"))
@@ -425,9 +426,7 @@ def report(options: argparse.Namespace, grid: Grid, data: Dataset) -> None:
         "command": command(rows),
         "runs": rows,
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    write_json(options.out, results)
-    write_text(options.out.with_suffix(".md"), markdown(results))
+    save(results, options.out, markdown)
     timed = [r for r in rows if r["curve"] and all(line["cpu_seconds"] is not None for line in r["curve"])]
     plot_validation(
         {
@@ -445,8 +444,4 @@ def report(options: argparse.Namespace, grid: Grid, data: Dataset) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except GpqError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    run_main(main)

@@ -178,10 +178,7 @@ def prepare(root: Path) -> dict[str, Stage]:
     np.save(root / "x.npy", x)
     np.save(root / "y.npy", classes)
     settings = 'preset = "paper"\n[quantizer]\ncodebooks = 4\n[network]\nbackbone = "linear"\n[training]\n'
-    settings += (
-        "steps = 40\nbatch_labelled = 30\nbatch_unlabelled = 30\nvalidate_every = 10\nlearning_rate = 0.01\n"
-    )
-    settings += "checkpoint_seconds = 0.02\n"
+    settings += "steps = 40\nbatch_labelled = 30\nbatch_unlabelled = 30\nlearning_rate = 0.01\n"
     (root / "run.toml").write_text(settings)
     (root / "grid-run.toml").write_text(
         settings.replace("[quantizer]\ncodebooks = 4\n", "").replace("= 40", "= 20")
@@ -191,14 +188,33 @@ def prepare(root: Path) -> dict[str, Stage]:
     )
     data = (f"features:{root}/x.npy", "--labels", f"{root}/y.npy")
     config = ("--config", f"{root}/run.toml")
-    train = ("train", *data, "--labelled", "20-per-class", "--preset", "paper", *config)
+    train = (
+        "train",
+        *data,
+        "--labelled",
+        "20-per-class",
+        "--preset",
+        "paper",
+        *config,
+        "--checkpoint-seconds",
+        "0.02",
+    )
     model, codes = f"{root}/model", f"{root}/codes.h5"
     _gpq(*train, "--out", model)
     _gpq("encode", model, *data, "--out", codes)
     encode = ("encode", model, *data, "--batch-size", "50")
     index = ("index", model, codes)
     memory = ("--memory", "64MB")
-    run = ("experiment", "run", f"{root}/grid.toml", *data, "--config", f"{root}/grid-run.toml")
+    run = (
+        "experiment",
+        "run",
+        f"{root}/grid.toml",
+        *data,
+        "--config",
+        f"{root}/grid-run.toml",
+        "--checkpoint-seconds",
+        "0.02",
+    )
     return {
         "train": Stage(train, "m", ("--resume",)),
         "train, replacing": Stage(

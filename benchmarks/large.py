@@ -26,17 +26,17 @@ from typing import Any
 
 import faiss
 import numpy as np
-from machine import describe_machine
+from common import describe_machine, make_parser, numbers, read_results, run_main, save
 from numpy.typing import NDArray
-from search import Trained, clock, numbers, peak_bytes
+from search import Trained, clock, peak_bytes
 
 from gpq_faiss.build.shards import IndexShard, open_shard
 from gpq_faiss.build.stream import build_index
 from gpq_faiss.codes.scores import score_codes
-from gpq_faiss.errors import GpqError, UsageError
+from gpq_faiss.errors import UsageError
 from gpq_faiss.faissio.header import row_header
 from gpq_faiss.faissio.storage import Storage
-from gpq_faiss.files import atomic_path, write_json, write_text
+from gpq_faiss.files import atomic_path
 from gpq_faiss.indexes.file import open_file
 from gpq_faiss.indexes.lists import IvfSettings
 from gpq_faiss.inputs import parse_bytes
@@ -391,9 +391,7 @@ def markdown(result: dict[str, Any]) -> str:
 
 def main() -> None:
     """Parse, run what is missing, write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, "large.json", whole=True)
     parser.add_argument("--items", type=numbers, default=(1_000_000,))
     parser.add_argument("--data", required=True, help="features to train on, as gpq train takes them")
     parser.add_argument("--labels")
@@ -407,7 +405,6 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--limit", type=float, default=120.0, help="seconds a batch; longer ones are cut")
     parser.add_argument("--parts", default=",".join(PARTS))
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "large.json")
     parser.add_argument("--one", choices=("pool", *PARTS), help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
@@ -416,7 +413,7 @@ def main() -> None:
         done = make_pool(args) if args.one == "pool" else RUN[args.one](args, args.items[0])
         print(json.dumps(done))
         return
-    result: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {"sizes": {}}
+    result: dict[str, Any] = read_results(args.out, {"sizes": {}})
     result["machine"] = describe_machine()
     result["settings"] = {"k": K, "bits": BITS, "memory": args.memory, "threads": args.threads}
 
@@ -430,9 +427,7 @@ def main() -> None:
         return cell
 
     def keep() -> None:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        write_json(args.out, result)
-        write_text(args.out.with_suffix(".md"), markdown(result))
+        save(result, args.out, markdown)
 
     if "pool" not in result or not (args.folder / "pool.npz").exists():
         result["pool"] = run("pool", POOL)
@@ -449,7 +444,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except GpqError as error:
-        sys.exit(f"large.py: {error}")
+    run_main(main)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -24,9 +23,9 @@ from typing import Any
 import faiss
 import numpy as np
 import torch
-from machine import describe_machine
+from common import data_path, describe_machine, make_parser, read_results, run_main, save
 from numpy.typing import NDArray
-from nuswide_data import SIMULATED, as_dataset, default_root, read_labels, simulate
+from nuswide_data import SIMULATED, as_dataset, read_labels, simulate
 
 from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.codes.encode import encode as encode_vectors
@@ -36,16 +35,14 @@ from gpq_faiss.data.base import FeatureDataset
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.data.protocols import RULES, Split, make_split, unseen_items
 from gpq_faiss.encoder import Encoder
-from gpq_faiss.errors import DataError, GpqError
 from gpq_faiss.evaluation.ranking import RankingResult, rank_codes
 from gpq_faiss.evaluation.tables import render
-from gpq_faiss.files import fingerprint, read_json, write_json, write_text
+from gpq_faiss.files import fingerprint
 from gpq_faiss.indexes.memory import MemoryIndex
-from gpq_faiss.methods.pq import PQ, unpack_nibbles
+from gpq_faiss.methods.pq import PQ
 from gpq_faiss.stages.train import train
 
 TITLE = "NUS-WIDE at true size: real labels, simulated features"
-RESULTS = Path(__file__).parent / "results"
 METHODS = ("gpq", "pq")
 PRESET = {"1": "recommended", "2": "unseen-classes"}
 # Protocol 2 in the paper's table 1; under both protocols its images add up to the same number.
@@ -193,7 +190,7 @@ def run_pq(task: Task, stages: Stages) -> RankingResult:
     with stages("search"):
         index.search(xq[:SEARCHED], K)
     with stages("evaluate"):
-        return task.rank(method.score_tables(xq), unpack_nibbles(packed, method.M))
+        return task.rank(method.score_tables(xq), unpack_codes(packed, method.M, method.K))
 
 
 RUN: dict[str, Callable[[Task, Stages], RankingResult]] = {"gpq": run_gpq, "pq": run_pq}
@@ -241,14 +238,8 @@ def fill(results: dict[str, Any], data: FeatureDataset, folder: Path, options: a
             }
             cell["without_relevant"] = result.queries_without_relevant
             results["cells"].append(cell)
-            save(results, options.out)
+            save(results, options.out, markdown)
             print(f"protocol {protocol}, {bits} bits, {method}: mAP {result.map:.4f}", flush=True)
-
-
-def save(results: dict[str, Any], out: Path) -> None:
-    """JSON, and the Markdown that follows from it."""
-    write_json(out, results)
-    write_text(out.with_suffix(".md"), markdown(results))
 
 
 def markdown(results: dict[str, Any]) -> str:
@@ -376,12 +367,11 @@ def seed0(labels: Labels, data: FeatureDataset) -> list[dict[str, Any]]:
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser = make_parser(__doc__, "nuswide.json")
     parser.add_argument("--bits", type=int, nargs="+", default=[12, 24, 32, 48])
     parser.add_argument("--protocols", nargs="+", default=["1", "2"], choices=["1", "2"])
     parser.add_argument("--threads", type=int, default=2, help="of search and evaluation")
-    parser.add_argument("--data", type=Path, default=default_root(), help="default: $GPQ_DATA/nuswide")
-    parser.add_argument("--out", type=Path, default=RESULTS / "nuswide.json", help=".md lies beside it")
+    parser.add_argument("--data", type=Path, default=data_path("nuswide"), help="default: $GPQ_DATA/nuswide")
     return parser.parse_args(arguments)
 
 
@@ -393,11 +383,7 @@ def main(arguments: list[str] | None = None) -> None:
     labels = read_labels(options.data)
     with tempfile.TemporaryDirectory(prefix="gpq-nuswide-") as scratch:
         data = as_dataset(labels, simulate(labels), Path(scratch))
-        earlier = (
-            read_json(options.out, "the results of this benchmark") if options.out.exists() else {"cells": []}
-        )
-        if not isinstance(earlier, dict) or "cells" not in earlier:
-            raise DataError(f"{options.out} does not hold results of this benchmark: name another --out")
+        earlier = read_results(options.out, {"cells": []})
         results: dict[str, Any] = {
             "title": TITLE,
             "machine": describe_machine(),
@@ -414,13 +400,9 @@ def main(arguments: list[str] | None = None) -> None:
             "cells": earlier["cells"],
         }
         fill(results, data, Path(scratch), options)
-        save(results, options.out)
+        save(results, options.out, markdown)
     print(options.out.with_suffix(".md").read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except GpqError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    run_main(main)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import gzip
-import os
 from pathlib import Path
 
 import numpy as np
+from common import open_features, require_data
 from numpy.typing import NDArray
 
 from gpq_faiss.data.base import FeatureDataset
 from gpq_faiss.data.labels import Labels
-from gpq_faiss.data.open import open_data
-from gpq_faiss.errors import DataError, UsageError
+from gpq_faiss.errors import DataError
 
 CONCEPTS = 21
 WIDTH = 96
@@ -21,12 +20,6 @@ SIMULATED = (
     f"simulated features: a fixed random direction of {WIDTH} dimensions for each concept, the mean of an image's concepts "
     f"scaled to unit variance, plus Gaussian noise of {NOISE} deviations"
 )
-
-
-def default_root() -> Path | None:
-    """``$GPQ_DATA/nuswide``, or None where that is unset."""
-    data = os.environ.get("GPQ_DATA")
-    return Path(data) / "nuswide" if data else None
 
 
 def read_labels(root: Path | None) -> Labels:
@@ -41,8 +34,8 @@ def read_labels(root: Path | None) -> Labels:
     Raises:
         UsageError: no folder. DataError: the files are missing or damaged.
     """
-    if root is None:
-        raise UsageError("no data: pass --data FOLDER of the NUS-WIDE labels, or set GPQ_DATA")
+    require_data(root, "FOLDER", "the NUS-WIDE labels")
+    assert root is not None
     try:
         names = [line.split("\t")[1].strip() for line in (root / "label_ids.txt").read_text().splitlines()]
         with gzip.open(root / "mul_label_ids.txt.gz", "rt") as file:
@@ -76,8 +69,6 @@ def as_dataset(labels: Labels, x: NDArray[np.float32], folder: Path) -> FeatureD
     """
     np.save(folder / "features.npy", x)
     np.save(folder / "labels.npy", labels.dense(dtype=np.uint8))
-    data = open_data(f"features:{folder / 'features.npy'}", labels=str(folder / "labels.npy"))
-    if not isinstance(data, FeatureDataset):
-        raise DataError(f"{folder}/features.npy did not open as features")
+    data = open_features(folder / "features.npy", folder / "labels.npy")
     data.name = "nuswide:simulated-features"
     return data

@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -22,10 +20,17 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal, cast
 
-import faiss
 import numpy as np
 import torch
-from machine import describe_machine
+from common import (
+    data_path,
+    describe_machine,
+    make_parser,
+    open_features,
+    require_data,
+    run_main,
+    use_threads,
+)
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -35,23 +40,22 @@ from gpq_faiss.data.open import open_data
 from gpq_faiss.data.protocols import Split, make_split
 from gpq_faiss.data.reader import Reader
 from gpq_faiss.encoder import Encoder
-from gpq_faiss.errors import GpqError, UsageError
 from gpq_faiss.evaluation.likeness import Neighbours, likeness, nearest, spaced_queries
 from gpq_faiss.evaluation.ranking import RankingResult, ScoreFunction, rank_codes
 from gpq_faiss.evaluation.tables import render, summarise
 from gpq_faiss.files import read_json, write_json, write_text
 from gpq_faiss.methods.codewords import fit_codewords
+from gpq_faiss.methods.leave_one_out import MOST_ROWS, least_error, leave_one_out
 from gpq_faiss.methods.posterior import LEAST_SHARE
 from gpq_faiss.methods.posterior_codebooks import ClassCodebooks, fit_each_kind, weights_of_parts
 from gpq_faiss.methods.propagation import propagate
-from gpq_faiss.methods.shrinkage import MOST_ROWS, least_error, leave_one_out
 from gpq_faiss.nn.additive import query_form
 from gpq_faiss.nn.posterior import PosteriorNetwork, count_class_codebooks
 from gpq_faiss.report.plots import plot_tradeoff
-from gpq_faiss.stages.train import to_input, train
+from gpq_faiss.stages.train import train
+from gpq_faiss.training.vectors import to_input
 
 TITLE = "Class-posterior codes: the choices behind them"
-RESULTS = Path(__file__).parent / "results"
 TABLE_SEEDS = (0, 1, 2)
 """Of the tables of results: their queries are not looked at here."""
 QUERIES, LIKENESS_QUERIES = 500, 400
@@ -87,7 +91,7 @@ class Task:
         if not self.folder:
             return open_data("digits")
         root = data / self.folder
-        return open_data(f"features:{root / 'features.npy'}", labels=str(root / "labels.npy"))
+        return open_features(root / "features.npy", root / "labels.npy")
 
 
 TASKS = {
@@ -107,7 +111,7 @@ class Variation:
         class_codebooks: how many hold the class.
         codes: kind of class codes; chosen: by expected mAP, as in a training.
         power: of the tempering; calibrated: as sure as left-out labels say; root: its square root.
-        feature_weight: as ``quantizer.feature_weight``; of no effect if all codebooks hold the class.
+        feature_weight: as ``posterior.feature_weight``; of no effect if all codebooks hold the class.
     """
 
     bits: int
@@ -128,7 +132,7 @@ def standard(bits: int, classes: int, feature_weight: float, class_codebooks: in
 
 def variations(classes: int) -> dict[str, list[tuple[str, Variation]]]:
     """The rows of every table: name of the row and what it shows, the same one in several tables where it has several names."""
-    weight = preset("recommended").quantizer.feature_weight
+    weight = preset("recommended").posterior.feature_weight
     kinds = {"probabilities": "sums of probabilities", "logits": "sums of logits", "chosen": "chosen"}
     longest = codebooks_for_bits(max(BITS))
     numbers = {
@@ -344,9 +348,9 @@ class Committee:
         x, y = self.centred(rows), labels.dense(rows)
         seen = np.isin(rows, self.split.labelled)
         at = np.flatnonzero(seen)
-        told, neighbours = propagate(x, at, y[seen])
+        found, neighbours = propagate(x, at, y[seen])
         ridge = leave_one_out(x[seen], y[seen]).accuracy
-        weight = preset("recommended").loss.propagation * y.shape[1] / len(at)
+        weight = preset("recommended").posterior.propagation * y.shape[1] / len(at)
         return {
             "labels": len(at),
             "items": int((~seen).sum()),
@@ -354,7 +358,7 @@ class Committee:
             "ridge_left_out": ridge,
             "ridge_true": right(ridge_predictions(x[seen], y[seen], x[~seen]), y[~seen]),
             "neighbours_left_out": neighbours,
-            "neighbours_true": right(told[~seen], y[~seen]),
+            "neighbours_true": right(found[~seen], y[~seen]),
             "passes": neighbours >= LEAST_SHARE * ridge,
         }
 
@@ -538,33 +542,26 @@ def _add(line: tuple[list[float], list[float]], cells: list[Cell]) -> None:
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    data = os.environ.get("GPQ_DATA")
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser = make_parser(__doc__, "posterior.json", out_help="JSON; .md and .png lie beside it")
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[10, 11])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument(
         "--data",
         type=Path,
-        default=Path(data) if data else None,
+        default=data_path(),
         help="folder of cifar10-features and omniglot (default: $GPQ_DATA)",
     )
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "gpq-posterior")
-    parser.add_argument(
-        "--out", type=Path, default=RESULTS / "posterior.json", help="JSON; .md and .png lie beside it"
-    )
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Train what is missing, fit codebooks in every way, write figures and tables after each data set and seed."""
     options = parse(arguments)
-    if options.data is None and any(TASKS[name].folder for name in options.tasks):
-        raise UsageError(
-            "no data: pass --data FOLDER, or set GPQ_DATA to the folder of cifar10-features and omniglot"
-        )
-    torch.set_num_threads(options.threads)
-    faiss.omp_set_num_threads(options.threads)
+    if any(TASKS[name].folder for name in options.tasks):
+        require_data(options.data, "FOLDER", "cifar10-features and omniglot")
+    use_threads(options.threads)
     results: dict[str, Any] = {
         "title": TITLE,
         "machine": describe_machine(),
@@ -627,8 +624,4 @@ def fill(results: dict[str, Any], name: str, seed: int, options: argparse.Namesp
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except GpqError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    run_main(main)

@@ -10,8 +10,6 @@ sample of the queries, in rounds between the full runs, and its time for all of 
 from __future__ import annotations
 
 import argparse
-import sys
-import time
 import tracemalloc
 from collections.abc import Callable
 from functools import partial
@@ -19,20 +17,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from machine import describe_machine
+from common import data_path, describe_machine, make_parser, run_main, save, timed
 from numpy.typing import NDArray
-from nuswide_data import SIMULATED, default_root, read_labels, simulate
+from nuswide_data import SIMULATED, read_labels, simulate
 
+from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.data.protocols import protocol2
 from gpq_faiss.errors import GpqError
 from gpq_faiss.evaluation.ranking import RankingResult, rank_codes
 from gpq_faiss.evaluation.tables import render
-from gpq_faiss.files import write_json, write_text
-from gpq_faiss.methods.pq import PQ, unpack_nibbles
+from gpq_faiss.methods.pq import PQ
 
 QUERIES, DATABASE = 35_272, 85_415
-RESULTS = Path(__file__).parent / "results"
 TITLE = "Whole-ranking mAP at the size of NUS-WIDE, protocol 2"
 _BLOCK = 32  # queries a matrix product
 _TRACED = 2048  # queries whose memory is traced, apart from the timed runs
@@ -49,10 +46,9 @@ class Clock:
 
     def run(self, part: Callable[..., Any], *arguments: Any) -> Any:
         """Call ``part``, and add its time."""
-        wall, cpu = time.perf_counter(), time.process_time()
-        result = part(*arguments)
-        self.wall += time.perf_counter() - wall
-        self.cpu += time.process_time() - cpu
+        result, wall, cpu = timed(lambda: part(*arguments))
+        self.wall += wall
+        self.cpu += cpu
         return result
 
 
@@ -170,7 +166,7 @@ def measure(
     """All ways at one code length."""
     method = PQ(bits, seed=0).fit(x[base][:: max(1, len(base) // 20_000)])
     packed = method.encode(x[base])
-    codes, tables = unpack_nibbles(packed, method.M), method.score_tables(x[query])
+    codes, tables = unpack_codes(packed, method.M, method.K), method.score_tables(x[query])
     yq, yb = labels.take(query), labels.take(base)
     unit = x[query] / np.linalg.norm(x[query], axis=1, keepdims=True)
     numpy_way = Numpy(tables, codes, unit, method.decode(packed))
@@ -283,13 +279,12 @@ def markdown(results: dict[str, Any]) -> str:
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser = make_parser(__doc__, "ranking.json")
     parser.add_argument("--bits", type=int, nargs="+", default=[12, 24, 32, 48])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--numpy-queries", type=int, default=384, help="queries that numpy ranks")
     parser.add_argument("--queries", type=int, default=QUERIES)
-    parser.add_argument("--data", type=Path, default=default_root(), help="default: $GPQ_DATA/nuswide")
-    parser.add_argument("--out", type=Path, default=RESULTS / "ranking.json", help=".md lies beside it")
+    parser.add_argument("--data", type=Path, default=data_path("nuswide"), help="default: $GPQ_DATA/nuswide")
     return parser.parse_args(arguments)
 
 
@@ -315,14 +310,9 @@ def main(arguments: list[str] | None = None) -> None:
     }
     for bits in options.bits:
         results["cells"].append(measure(bits, x, labels, query, base, options))
-        write_json(options.out, results)
-        write_text(options.out.with_suffix(".md"), markdown(results))
+        save(results, options.out, markdown)
     print(options.out.with_suffix(".md").read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except GpqError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    run_main(main)

@@ -14,8 +14,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
-import sys
 import tarfile
 import tempfile
 import time
@@ -23,10 +21,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import faiss
 import numpy as np
 import torch
-from machine import describe_machine
+from common import (
+    data_path,
+    describe_machine,
+    make_parser,
+    open_features,
+    require_data,
+    run_main,
+    save,
+    use_threads,
+)
 from numpy.typing import NDArray
 
 from gpq_faiss.codes.bits import unpack_codes
@@ -37,17 +43,16 @@ from gpq_faiss.data.base import FeatureDataset
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.protocols import make_split
 from gpq_faiss.data.reader import Reader
-from gpq_faiss.errors import DataError, GpqError, UsageError
+from gpq_faiss.errors import DataError, UsageError
 from gpq_faiss.evaluation.ranking import RankingResult, rank_codes
 from gpq_faiss.evaluation.tables import pivot, render, summarise
-from gpq_faiss.files import write_json, write_text
 from gpq_faiss.methods.coders import ProductCoder
 from gpq_faiss.methods.gpq import build_gpq
 from gpq_faiss.methods.registry import METHODS, make_method
-from gpq_faiss.stages.train import Fitted, embed_rows, fit
+from gpq_faiss.training.loop import Fitted, fit
+from gpq_faiss.training.vectors import embed_rows
 
 TITLE = "Natural scenes (multi-label), EfficientNet-Lite0 features: mAP of the full ranking"
-RESULTS = Path(__file__).parent / "results"
 IMAGE_SIZE, WIDTH = 224, 256
 DATABASE = 1000
 TRAINED = {"posterior": "recommended", "gpq-paper": "paper"}
@@ -170,7 +175,6 @@ def run_trained(name: str, bits: int, task: Task, earlier: Fitted | None) -> tup
             validate(config),
             folder=Path(scratch),
             identity="",
-            device=cpu,
             earlier=earlier,
         )
     with Reader(task.queries, 0) as reader:
@@ -263,8 +267,7 @@ def markdown(results: dict[str, Any]) -> str:
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    data = os.environ.get("GPQ_DATA")
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser = make_parser(__doc__, "scenes.json")
     parser.add_argument("--bits", type=int, nargs="+", default=[12, 24, 32, 48])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument(
@@ -274,32 +277,25 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--data",
         type=Path,
-        default=Path(data) / "multilabel-scenes.tar.gz" if data else None,
+        default=data_path("multilabel-scenes.tar.gz"),
         help="default: $GPQ_DATA/multilabel-scenes.tar.gz",
     )
-    parser.add_argument("--out", type=Path, default=RESULTS / "scenes.json", help=".md lies beside it")
     return parser.parse_args(arguments)
 
 
 def _features(folder: Path, name: str, x: NDArray[np.float32], y: NDArray[np.float32]) -> FeatureDataset:
     np.save(folder / f"{name}.npy", x)
     np.save(folder / f"{name}-labels.npy", y.astype(np.uint8))
-    data = open_data(f"features:{folder / name}.npy", labels=str(folder / f"{name}-labels.npy"))
-    assert isinstance(data, FeatureDataset)
-    return data
+    return open_features(folder / f"{name}.npy", folder / f"{name}-labels.npy")
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Fill the grid with what is missing; results are written after every drawing."""
     options = parse(arguments)
-    if options.data is None:
-        raise UsageError(
-            "no data: pass --data ARCHIVE, or set GPQ_DATA to the folder of multilabel-scenes.tar.gz"
-        )
+    require_data(options.data, "ARCHIVE", "multilabel-scenes.tar.gz")
     if not all(1 <= n <= 500 for n in options.labelled):
         raise UsageError("--labelled: 1 to 500 are not in the database")
-    torch.set_num_threads(options.threads)
-    faiss.omp_set_num_threads(options.threads)
+    use_threads(options.threads)
     with tempfile.TemporaryDirectory(prefix="gpq-scenes-") as scratch:
         folder = Path(scratch)
         root = unpack(options.data, folder)
@@ -338,8 +334,7 @@ def main(arguments: list[str] | None = None) -> None:
                 results["cells"], results["convention"] = held["cells"], held["convention"]
         for seed in options.seeds:
             fill(results, folder, data, queries, seed, options)
-            write_json(options.out, results)
-            write_text(options.out.with_suffix(".md"), markdown(results))
+            save(results, options.out, markdown)
     print(options.out.with_suffix(".md").read_text(encoding="utf-8"))
 
 
@@ -382,8 +377,4 @@ def fill(
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except GpqError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    run_main(main)

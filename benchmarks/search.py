@@ -27,7 +27,7 @@ from typing import Any, cast
 import faiss
 import numpy as np
 import torch
-from machine import describe_machine
+from common import describe_machine, make_parser, numbers, read_results, run_main, save, timed
 from numpy.typing import NDArray
 
 from gpq_faiss.build.shards import Hdf5Shard
@@ -39,10 +39,9 @@ from gpq_faiss.config import codebooks_for_bits, preset
 from gpq_faiss.data.base import FeatureDataset
 from gpq_faiss.data.open import open_data
 from gpq_faiss.encoder import Encoder
-from gpq_faiss.errors import GpqError, UsageError
+from gpq_faiss.errors import UsageError
 from gpq_faiss.faissio.model import read_model
 from gpq_faiss.faissio.storage import Storage
-from gpq_faiss.files import write_json, write_text
 from gpq_faiss.indexes.file import open_file
 from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.inputs import parse_bytes
@@ -171,10 +170,8 @@ def clock(run: Callable[[], Any]) -> float:
 def clock_cores(run: Callable[[], Any]) -> tuple[float, float]:
     """Seconds of one call, and how many cores it had on average: below the number of threads where these wait, be it for
     each other or because other work takes the machine."""
-    start, busy = time.perf_counter(), time.process_time()
-    run()
-    seconds = time.perf_counter() - start
-    return seconds, (time.process_time() - busy) / seconds
+    _, seconds, busy = timed(run)
+    return seconds, busy / seconds
 
 
 def speed_group(
@@ -390,16 +387,9 @@ def markdown(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def numbers(text: str) -> tuple[int, ...]:
-    """``"1,2"`` to (1, 2)."""
-    return tuple(int(part) for part in text.split(",") if part)
-
-
 def main() -> None:
     """Parse, run what is missing, write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, "search.json", whole=True)
     parser.add_argument("-k", type=int, default=100, help="results a query")
     parser.add_argument(
         "--speed-only", action="store_true", help="neither the rule of grouping nor the cost of building"
@@ -419,14 +409,13 @@ def main() -> None:
     parser.add_argument(
         "--models", type=Path, help="where trained models are kept (default: a temporary folder)"
     )
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "search.json")
     parser.add_argument("--build-one", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.build_one is not None:
         with tempfile.TemporaryDirectory() as folder:
             print(json.dumps(build_one(args.build_one, args.build_memory, Path(folder))))
         return
-    result: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {"groups": {}}
+    result: dict[str, Any] = read_results(args.out, {"groups": {}})
     if result["groups"] and result["settings"]["k"] != args.k:
         raise UsageError(
             f"{args.out} is of k = {result['settings']['k']}: give another --out for k = {args.k}"
@@ -435,9 +424,7 @@ def main() -> None:
     result["settings"] = {"k": args.k, "steps": args.steps, "limit_seconds": args.limit}
 
     def keep() -> None:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        write_json(args.out, result)
-        write_text(args.out.with_suffix(".md"), markdown(result))
+        save(result, args.out, markdown)
 
     with tempfile.TemporaryDirectory() as scratch:
         sources: dict[str, Callable[[int, int, int], tuple[Floats, Codes, Floats]]] = {
@@ -484,7 +471,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except GpqError as error:
-        sys.exit(f"search.py: {error}")
+    run_main(main)

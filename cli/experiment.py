@@ -124,6 +124,7 @@ Examples:
 @click.option(
     "--jobs", default=1, show_default=True, help="Runs at a time, each on one thread in a process of its own."
 )
+@click.option("--checkpoint-seconds", default=60.0, hidden=True)
 @device_option
 @overwrite_option
 @data_options
@@ -141,6 +142,7 @@ def run(
     config_file: str | None,
     data_name: str | None,
     jobs: int,
+    checkpoint_seconds: float,
     device: str,
     overwrite: bool,
     data_args: dict[str, Any],
@@ -152,7 +154,7 @@ def run(
     from gpq_faiss.methods.registry import METHODS
 
     # The steps of every training are many; what is of interest here is each run as it ends.
-    logging.getLogger("gpq_faiss.stages.train").setLevel(logging.WARNING)
+    logging.getLogger("gpq_faiss.training.loop").setLevel(logging.WARNING)
     wanted = tuple(name.strip() for name in names.split(",") if name.strip()) if names is not None else None
     chosen = read_grid(grid).with_options(
         methods=tuple(METHODS) if wanted == ("all",) else wanted,
@@ -182,6 +184,7 @@ def run(
         jobs=jobs,
         data_name=data_name,
         overwrite=overwrite,
+        checkpoint_seconds=checkpoint_seconds,
     )
     parts = [f"{summary.made:,} runs made", f"{summary.there:,} there before"]
     if summary.elsewhere:

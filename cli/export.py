@@ -9,35 +9,46 @@ import click
 from .options import out_option, overwrite_option
 
 
+class _Target(click.Choice[str]):
+    """Takes the old name of a form too."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert("factory" if value == "faiss-factory" else value, param, ctx)
+
+
 @click.command()
-@click.argument("model_dir")
+@click.argument("source")
 @click.option(
     "--to",
     "to",
-    type=click.Choice(["numpy", "nanopq", "faiss-factory", "lancedb"]),
+    type=_Target(["faiss", "factory", "numpy", "nanopq", "lancedb", "onnx", "torch", "parquet"]),
     required=True,
-    help="The tool that reads it.",
+    help="The form, by the tool that reads it.",
 )
 @out_option
 @click.option(
     "--factory",
     metavar="STRING",
-    help="For faiss-factory: such as IDMap2,PQ12x4 or IVF10,PQ12x4fs.  [default: IDMap2,PQ of the model]",
+    help="For factory: such as IDMap2,PQ12x4 or IVF10,PQ12x4fs.  [default: IDMap2,PQ of the model]",
 )
 @overwrite_option
-def export(model_dir: str, to: Any, out: str, factory: str | None, overwrite: bool) -> None:
-    """Write the model's codebooks in the form that another tool takes.
+def export(source: str, to: Any, out: str, factory: str | None, overwrite: bool) -> None:
+    """Write a model, or codes, in the form that another tool takes. SOURCE is a model folder; for parquet, codes.h5.
 
-    numpy, nanopq and lancedb get an .npz file of float32 arrays (lancedb in the byte-fused form: two codebooks of 16 are
-    one of 256, for the same bytes). faiss-factory is an empty, trained index as faiss.index_factory makes it of STRING:
-    PQ of the model's codebooks, with fs for FastScan, half as many of 8 bits for the byte-fused form, IDMap2 for ids, or
-    IVF with one list a class of the model. docs/existing-pipelines.md shows how each is loaded.
+    faiss is an empty, trained IndexPQ (as gpq export-faiss writes it). factory is the same as faiss.index_factory makes it of
+    STRING: PQ of the model's codebooks, with fs for FastScan, half as many of 8 bits for the byte-fused form, IDMap2 for ids,
+    or IVF with one list per class of the model. numpy, nanopq and lancedb are .npz files of float32 codebooks (lancedb in the
+    byte-fused form: two codebooks of 16 are one of 256, for the same bytes). parquet is a table of ids, codes, names and labels.
+    onnx and torch are the network (gpq
+    export-encoder has more options for them). docs/existing-pipelines.md shows how each is loaded.
 
     \b
     Examples:
       gpq export model --to numpy --out codebooks.npz
-      gpq export model --to faiss-factory --factory PQ12x4fs --out fastscan.faiss
+      gpq export model --to factory --factory PQ12x4fs --out fastscan.faiss
+      gpq export model --to onnx --out encoder.onnx
+      gpq export codes.h5 --to parquet --out codes.parquet
     """
-    from gpq_faiss.faissio.export import export as run
+    from gpq_faiss.stages.export import export as run
 
-    click.echo(str(run(model_dir, out, to=to, factory=factory, overwrite=overwrite)))
+    click.echo(str(run(source, out, to=to, factory=factory, overwrite=overwrite)))

@@ -50,14 +50,27 @@ def data_options(command: F) -> F:
     @click.option(
         "--labels",
         metavar="FILE",
-        help="Labels of ready-made features: .npy with class numbers (-1: none) or 0/1 of every class; or text with a line an item: a "
-        "number or name, several with | between, nothing for none.",
+        help="Labels: a table (.csv, .parquet) with a column of ids or names of items and one of labels; or in the order of the items, of "
+        "features and lists: .npy with class numbers (-1: none) or 0/1 of every class, or text with one line per item. Several labels "
+        "have | between, nothing is no label.",
     )
     @click.option(
         "--ids",
         metavar="FILE",
-        help="Ids of ready-made features, what a search returns: .npy, or text with one a line.  [default: those in the file, "
+        help="Ids of the items, what a search returns: .npy, or text with one per line.  [default: those in the file, "
         "else positions]",
+    )
+    @click.option(
+        "--id-from",
+        type=click.Choice(["position", "path", "content"]),
+        default="position",
+        show_default=True,
+        help="Where ids come from without --ids: the place in the listing, the item's path, or its content.",
+    )
+    @click.option(
+        "--keep",
+        metavar="COLUMNS",
+        help="Columns of a table whose texts travel with the items to results, such as title,url.",
     )
     @click.option(
         "--root", metavar="DIR", help="Folder that relative image paths start from, or of a data set."
@@ -81,6 +94,8 @@ def data_options(command: F) -> F:
         *args: Any,
         labels: str | None,
         ids: str | None,
+        id_from: str,
+        keep: str | None,
         root: str | None,
         image_column: str,
         label_column: str,
@@ -92,6 +107,8 @@ def data_options(command: F) -> F:
         kwargs["data_args"] = {
             "labels": labels,
             "ids": ids,
+            "id_from": id_from,
+            "keep": keep or (),
             "root": root,
             "image_column": image_column,
             "label_column": label_column,

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from .data.open import open_data
     from .encoder import Encoder
     from .errors import GpqError
-    from .faissio.export import export
     from .indexes.filters import Allow, Deny
     from .indexes.opening import open_index
     from .indexes.protocol import Index
     from .nn.model import Model, load_model
     from .stages.encode import encode
     from .stages.evaluate import evaluate
+    from .stages.export import export
     from .stages.export_encoder import export_encoder
     from .stages.export_faiss import export_faiss
     from .stages.index import index
@@ -68,7 +68,7 @@ _WHERE = {
     "Model": "nn.model",
     "encode": "stages.encode",
     "evaluate": "stages.evaluate",
-    "export": "faissio.export",
+    "export": "stages.export",
     "export_encoder": "stages.export_encoder",
     "export_faiss": "stages.export_faiss",
     "index": "stages.index",

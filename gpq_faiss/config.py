@@ -2,19 +2,23 @@
 
 A run is one :class:`Config`. It starts from a preset (``paper``, ``authors``, ``gpq``, ``recommended`` or ``unseen-classes``); a TOML
 file and then the command line change single fields. The fingerprint names the whole of it, so that a cache or a checkpoint of another
-configuration is never taken for this one's.
+configuration is never taken for this one's. Ranges stand beside the fields; pydantic checks them.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
-import math
-import types
-import typing
+import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, cast, get_args, get_origin, get_type_hints
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from .errors import UsageError
 from .files import fingerprint
@@ -28,23 +32,33 @@ MOST_SIDE = 8192
 COMMITTEE_RATE = 2.0
 """How many times the learning rate class networks move with that are perceptrons."""
 
+_STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+def _power_of_two(value: int) -> int:
+    if value & (value - 1):
+        raise ValueError("a power of two is needed")
+    return value
+
+
+Count = Annotated[int, Ge(0), Le(2**31)]
+Positive = Annotated[int, Ge(1), Le(2**31)]
+Weight = Annotated[float, Ge(0)]
+Scale = Annotated[float, Gt(0)]
+Share = Annotated[float, Ge(0), Lt(1)]
+
 
 @dataclass(frozen=True)
 class QuantizerConfig:
     """M codebooks of K codewords in ``subdim`` dimensions; the code has ``M·log2 K`` bits."""
 
-    codebooks: int = 12
-    codewords: int = 16
-    subdim: int = 12
-    alpha: float = 20.0
+    __pydantic_config__ = _STRICT
+
+    codebooks: Annotated[int, Ge(1), Le(256)] = 12
+    codewords: Annotated[int, Ge(4), Le(256), AfterValidator(_power_of_two)] = 16
+    subdim: Annotated[int, Ge(1), Le(4096)] = 12
+    alpha: Scale = 20.0
     """Scale of the soft assignment (eq. 1)."""
-    reexpress: bool = False
-    """Quantise x' = s(x; α, W), as the codewords are z' = s(z; α, W). Beyond the paper."""
-    feature_weight: float = 0.0
-    """Of a committee: weight of the likeness of features in a score, from 0 to 1; that of the class is the rest. Each is measured in the
-    standard deviation of its own scores. Above 0, codebooks that the class does not need keep likeness. Beyond the paper."""
-    class_codebooks: int = 0
-    """Of a committee with ``feature_weight``: codebooks that hold the class; 0 = 1.2 for each bit of the class (4 for 10 classes)."""
 
     @property
     def bits(self) -> int:
@@ -61,113 +75,126 @@ class NetworkConfig:
     """The feature extractor F. ``backbone = "auto"`` is ``vgg`` for images of 16 pixels or more, and for embeddings and smaller
     images ``mlp`` where ``hidden`` is set, else ``linear``."""
 
+    __pydantic_config__ = _STRICT
+
     backbone: str = "auto"
     weights: str = "none"
     """``none`` (random), ``imagenet``, or the path of a weights file."""
-    image_size: int = 0
+    image_size: Annotated[int, Ge(0), Le(MOST_SIDE)] = 0
     """Side of the square input in pixels; 0 = the data's own size, or 224 where images differ in size."""
-    hidden: tuple[int, ...] = ()
-    """Hidden layers of the ``mlp`` backbone. None: one of 512 units, or with ``heads`` those of the heads alone."""
-    norm: Literal["none", "batch", "layer"] = "none"
-    dropout: float = 0.0
-    """Of the hidden layers of ``mlp`` and of the heads."""
-    heads: int = 0
-    """Hidden units of a perceptron of its own for every sub-space; 0 = one linear layer for all. Beyond the paper."""
-    noise: float = 0.0
-    """Gaussian noise that each head adds to standardised embeddings in training, in deviations. Beyond the paper."""
-    adapt_noise: bool = False
-    """Of a committee on features: its noise is not ``noise`` but what the labels at hand call for, found by leaving one out."""
-    committee: int = 0
-    """Class networks whose mean posterior is coded, or with ``loss.lambda0`` makes the pairs' targets (heads and codebook_start then have
-    no part); 0 = none. Beyond the paper."""
-    committee_hidden: int = 1024
-    """Hidden units of each class network; over convolutions they are linear layers."""
-    tap: Literal["block", "pool"] = "block"
-    """Of ``vgg``: whether the third block is averaged at its end, or after the max pool that follows (the authors' code)."""
-    batch_statistics: Literal["joint", "apart"] = "joint"
-    """Of batch norm in the training of GPQ without a committee: over labelled and unlabelled items together, or over each batch by itself
-    (the authors' code). Averages for inference are moved by both batches then, the labelled one first."""
+    hidden: tuple[Positive, ...] = ()
+    """Hidden layers of the ``mlp`` backbone. None: one of 512 units, or with class networks those of the class networks alone."""
+    dropout: Share = 0.0
+    """Of the hidden layers of ``mlp`` and of class networks."""
+    noise: Weight = 0.0
+    """Deviation of the Gaussian noise that is added to standardised embeddings in training. Beyond the paper."""
 
 
 @dataclass(frozen=True)
 class LossConfig:
-    """Weights and scales of ``λ0 L_NPQ + λ1 L_cls - λ2 L_SEM + λ3 L_reg``; in the paper λ0 = 1 and λ3 = 0."""
+    """Weights and scale of ``L_NPQ + λ1 L_cls - λ2 L_SEM``; class-posterior codes have no L_NPQ."""
 
-    lambda0: float = 1.0
-    lambda1: float = 0.1
-    lambda2: float = 0.1
-    lambda3: float = 0.0
-    """Weight of the score regression. Beyond the paper."""
-    propagation: float = 0.0
-    """Of a committee without convolutions: how many labels a class that is worth which labels say of unlabelled items, handed on from
-    neighbour to neighbour; 0 = nothing is. Beyond the paper."""
-    beta: float = 4.0
+    __pydantic_config__ = _STRICT
+
+    lambda1: Weight = 0.1
+    lambda2: Weight = 0.1
+    beta: Scale = 4.0
     """Scale of the cosine classifier (eq. 3)."""
+
+
+@dataclass(frozen=True)
+class GPQConfig:
+    """What the method of the paper alone has (``method = "gpq"``)."""
+
+    __pydantic_config__ = _STRICT
+
     classification: Literal["paper", "code"] = "code"
     """``paper``: cross entropy of β·cos, averaged over sub-spaces; ``code``: β²·cos averaged first (the authors' code)."""
-    entropy: Literal["paper", "code"] = "paper"
-    """``paper``: entropy of β·cos in each sub-space; ``code``: of β²·cos averaged over them first (the authors' code)."""
     metric: Literal["npair", "triplet"] = "npair"
-    """What λ0 weighs: the N-pair loss (eq. 2), or in its place the triplet loss of the paper's variant GPQ-T."""
-    margin: float = 0.1
-    """Of the triplet loss."""
+    """The N-pair loss (eq. 2), or in its place the triplet loss of the paper's variant GPQ-T."""
+    details: Literal["paper", "authors"] = "paper"
+    """``authors``: what the authors' released code does otherwise than the paper: the entropy is that of β²·cos averaged over the
+    sub-spaces; batch norm has the statistics of labelled and unlabelled items apart (averages for inference are moved by both batches, the
+    labelled one first); VGG's third block is averaged after the max pool that follows it; shifted crops are padded by the mean colour."""
+
+
+@dataclass(frozen=True)
+class PosteriorConfig:
+    """Class networks (``method = "gpq-soft"`` and ``"posterior"``), and the class-posterior codes of the latter. Beyond the paper."""
+
+    __pydantic_config__ = _STRICT
+
+    committee: Annotated[int, Ge(1), Le(1024)] = 6
+    """Class networks, whose mean posterior counts."""
+    committee_hidden: Positive = 1024
+    """Hidden units of each class network; over convolutions they are linear layers."""
+    adapt_noise: bool = True
+    """On features, take the noise that suits the labels at hand, found by leaving one out, in place of ``network.noise``."""
+    propagation: Weight = 20.0
+    """Weight of propagated labels, in labels per class; 0 = none are. Not over convolutions."""
+    feature_weight: Annotated[float, Ge(0), Le(1)] = 0.02
+    """Of class-posterior codes: weight of the similarity of features in a score; that of the class is the rest. Each is measured in the
+    standard deviation of its own scores. At 0 all codebooks hold the class."""
+    class_codebooks: Annotated[int, Ge(0), Le(256)] = 0
+    """Of class-posterior codes with ``feature_weight``: codebooks that hold the class; 0 = 1.2 for each bit of the class (4 for 10
+    classes)."""
 
 
 @dataclass(frozen=True)
 class PairsConfig:
-    """What GPQ with class networks (``network.committee`` and ``loss.lambda0`` above 0) does with their beliefs. Beyond the paper."""
+    """How GPQ with soft targets (``method = "gpq-soft"``) uses the class networks' probabilities. Beyond the paper."""
+
+    __pydantic_config__ = _STRICT
 
     targets: Literal["beliefs", "labels"] = "beliefs"
-    """Which pairs the N-pair loss sees: all, as similar as they are believed to be, or those of labelled items."""
+    """Pairs of the N-pair loss: all, as similar as the class probabilities say, or those of labelled items."""
     queries: Literal["beliefs", "items"] = "beliefs"
     """Whether queries are E[W | p], or the sub-vectors that an item has."""
     tables: Literal["auto", "trained", "fitted"] = "auto"
-    """Score tables of queries: as trained, fitted anew to the codes, or of these two what the beliefs of held-out items call better."""
+    """Score tables of queries: as trained, fitted to the codes, or the better of the two by the expected mAP of held-out items."""
 
 
 @dataclass(frozen=True)
 class TrainingConfig:
     """Optimisation. One epoch is one pass over the larger of the two sets, in batches of its size."""
 
-    steps: int = 1000
-    epochs: float = 0.0
+    __pydantic_config__ = _STRICT
+
+    steps: Positive = 1000
+    epochs: Weight = 0.0
     """Where not 0, counts instead of ``steps``."""
-    batch_labelled: int = 500
-    batch_unlabelled: int = 500
-    learning_rate: float = 2e-4
-    beta1: float = 0.5
-    weight_decay: float = 0.0
+    batch_labelled: Annotated[int, Ge(2), Le(2**31)] = 500
+    batch_unlabelled: Count = 500
+    learning_rate: Scale = 2e-4
+    beta1: Share = 0.5
     schedule: Literal["step", "cosine"] = "step"
-    decay: float = 0.95
-    decay_every: int = 100
+    decay: Scale = 0.95
+    decay_every: Positive = 100
     """Steps between two decays of the learning rate (schedule ``step``)."""
-    validation: float = 0.05
+    validation: Share = 0.05
     """Share of the labelled items held out of training to choose the best checkpoint; 0 = keep the last."""
-    validate_every: int = 100
-    checkpoint_seconds: float = 60.0
-    seed: int = 0
-    ema: float = 0.0
+    seed: Annotated[int, Ge(0), Le(MOST_SEED)] = 0
+    ema: Share = 0.0
     """Decay of the average of the weights that is exported; 0 = the last weights. Beyond the paper."""
-    codebook_start: float = 0.0
-    """Share of the steps that train the classifier alone; then the codewords are placed on the data by k-means and take part.
-    0 = random codewords from the first step, as in the paper; so it is too without a classification loss (``loss.lambda1 = 0``)."""
-    amp: bool = False
-    """bf16 autocast for the backbone."""
     augment: Literal["auto", "flip-crop", "crop", "none"] = "auto"
     """Of images: mirror and shifted crop as in the authors' recipe; ``auto`` does not mirror what means something else in a mirror
     (digits)."""
-    padding: Literal["black", "mean"] = "black"
-    """Of shifted crops: black, or the mean colour by which the network normalises (the authors' code)."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """All of one training run."""
+    """All of one training run. Sections of other methods than ``method`` have no effect."""
+
+    __pydantic_config__ = _STRICT
 
     preset: str = "paper"
+    method: Literal["gpq", "gpq-soft", "posterior"] = "gpq"
+    """``gpq``: the paper's; ``gpq-soft``: with soft targets of class networks; ``posterior``: class-posterior codes."""
     quantizer: QuantizerConfig = field(default_factory=QuantizerConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     loss: LossConfig = field(default_factory=LossConfig)
+    gpq: GPQConfig = field(default_factory=GPQConfig)
+    posterior: PosteriorConfig = field(default_factory=PosteriorConfig)
     pairs: PairsConfig = field(default_factory=PairsConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
 
@@ -178,12 +205,11 @@ class Config:
 
 _RECOMMENDED = Config(
     preset="recommended",
+    method="posterior",
     # Wide enough for 16 codewords of any dimensions: no score is rounded.
-    quantizer=QuantizerConfig(subdim=18, feature_weight=0.02),
-    network=NetworkConfig(dropout=0.5, noise=0.5, adapt_noise=True, committee=6),
-    loss=LossConfig(
-        lambda0=0.0, lambda1=1.0, lambda2=0.1, propagation=20.0, beta=20.0, classification="paper"
-    ),
+    quantizer=QuantizerConfig(subdim=18),
+    network=NetworkConfig(dropout=0.5, noise=0.5),
+    loss=LossConfig(lambda1=1.0, lambda2=0.1, beta=20.0),
     training=TrainingConfig(
         steps=800,
         batch_labelled=125,
@@ -203,24 +229,24 @@ PRESETS: dict[str, Config] = {
     # error: from random weights it would be another recipe under the same name.
     "authors": Config(
         preset="authors",
-        network=NetworkConfig(backbone="vgg", weights="imagenet", tap="pool", batch_statistics="apart"),
-        loss=LossConfig(classification="code", entropy="code"),
-        training=TrainingConfig(steps=3000, validation=0.0, padding="mean"),
+        network=NetworkConfig(backbone="vgg", weights="imagenet"),
+        gpq=GPQConfig(details="authors"),
+        training=TrainingConfig(steps=3000, validation=0.0),
     ),
-    # The paper's frame with soft targets: product codes by the nearest codeword, of beliefs of class networks.
+    # The paper's product codes by the nearest codeword, with the class networks' probabilities as soft targets.
     "gpq": dataclasses.replace(
         _RECOMMENDED,
         preset="gpq",
+        method="gpq-soft",
         quantizer=QuantizerConfig(subdim=24, alpha=8.0),
-        loss=dataclasses.replace(_RECOMMENDED.loss, lambda0=1.0),
     ),
     "recommended": _RECOMMENDED,
-    # Half of what is to be found is of classes that no label names: what lies near counts more than what the committee believes.
+    # Half of what is to be found is of classes that no label names: similar features count more than class probabilities.
     "unseen-classes": dataclasses.replace(
         _RECOMMENDED,
         preset="unseen-classes",
-        quantizer=dataclasses.replace(_RECOMMENDED.quantizer, feature_weight=0.1, class_codebooks=1),
-        loss=dataclasses.replace(_RECOMMENDED.loss, lambda2=0.4, propagation=0.0),
+        loss=dataclasses.replace(_RECOMMENDED.loss, lambda2=0.4),
+        posterior=PosteriorConfig(feature_weight=0.1, class_codebooks=1, propagation=0.0),
         training=dataclasses.replace(_RECOMMENDED.training, validation=0.05),
     ),
 }
@@ -252,60 +278,106 @@ def codebooks_for_bits(bits: int, codewords: int = 16) -> int:
     return bits // per_codebook
 
 
-T = TypeVar("T")
-
-
 def to_dict(config: Any) -> dict[str, Any]:
     """Plain nested dict of a config, ready for JSON."""
     return dataclasses.asdict(config)
 
 
-def _coerce(value: Any, kind: Any, where: str) -> Any:
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise UsageError(f"{where} has a number of {value.bit_length():,} bits: 64 are possible")
-    origin = typing.get_origin(kind)
-    if origin is Literal:
-        choices = typing.get_args(kind)
-        if value not in choices:
-            raise UsageError(f"{where} = {value!r}: choose one of {', '.join(map(str, choices))}")
-        return value
-    if origin is tuple:
-        if not isinstance(value, (list, tuple)):
-            raise UsageError(f"{where} = {value!r}: a list is expected")
-        return tuple(_coerce(v, typing.get_args(kind)[0], where) for v in value)
-    if origin in (types.UnionType, typing.Union):
-        return value
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise UsageError(f"{where} = {value!r}: {kind.__name__} is expected")
-    return value
+@functools.cache
+def _adapter() -> TypeAdapter[Config]:
+    return TypeAdapter(Config)
 
 
-def merge(config: T, changes: dict[str, Any], where: str = "") -> T:
-    """``config`` with ``changes`` (nested as in TOML) applied; types and names are checked.
+def merge(config: Config, changes: dict[str, Any]) -> Config:
+    """``config`` with ``changes`` (nested as in TOML) applied; names, types and ranges are checked.
 
     Raises:
-        UsageError: an unknown key, or a value of the wrong kind; the message gives its dotted name.
+        UsageError: an unknown key, or a value of the wrong kind or out of range; the message gives its dotted name.
     """
-    kinds = typing.get_type_hints(type(config))
-    new: dict[str, Any] = {}
+    values = _updated(to_dict(config), changes)
+    try:
+        # By way of JSON: there a list is a tuple and an object a section, and nothing else is converted.
+        return _adapter().validate_json(json.dumps(values, default=str))
+    except ValidationError as error:
+        raise UsageError(_message(error.errors(include_url=False)[0])) from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"settings that cannot be read: {error}") from None
+
+
+def _updated(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     for key, value in changes.items():
-        name = f"{where}{key}"
-        if key not in kinds:
-            raise UsageError(f"unknown setting '{name}': known here are {', '.join(kinds)}")
-        old = getattr(config, key)
-        if dataclasses.is_dataclass(old):
-            if not isinstance(value, dict):
-                raise UsageError(f"'{name}' is a section: write [{name}] and its settings below")
-            new[key] = merge(old, value, f"{name}.")
-        else:
-            new[key] = _coerce(value, kinds[key], name)
-    return dataclasses.replace(config, **new)  # type: ignore[type-var]
+        old = values.get(key)
+        nested = isinstance(old, dict) and isinstance(value, dict)
+        values[key] = _updated(cast(dict[str, Any], old), value) if nested else value
+    return values
+
+
+def _message(error: ErrorDetails) -> str:
+    """One line that names the setting and its range."""
+    *path, last = [str(part) for part in error["loc"] if not isinstance(part, int)]
+    name = ".".join([*path, last])
+    section: Any = Config
+    for part in path:
+        section = get_type_hints(section)[part]
+    kinds = get_type_hints(section, include_extras=True)
+    if last not in kinds:
+        return f"unknown setting '{name}': known here are {', '.join(kinds)}"
+    kind = kinds[last]
+    if dataclasses.is_dataclass(kind):
+        return f"'{name}' is a section: write [{name}] and its settings below"
+    value = repr(error["input"])
+    shown = value if len(value) <= 60 else f"{value[:57]}..."
+    return f"{name} = {shown}: {_describe(kind)}"
+
+
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+
+
+def _describe(kind: Any) -> str:
+    """What a setting of a type may be, for messages."""
+    if get_origin(kind) is Literal:
+        return f"choose one of {', '.join(map(str, get_args(kind)))}"
+    if get_origin(kind) is tuple:
+        return f"a list is needed; for each value {_describe(get_args(kind)[0])}"
+    base, *limits = get_args(kind) if get_origin(kind) is Annotated else (kind,)
+    noun = "a power of two" if any(isinstance(x, AfterValidator) for x in limits) else _KINDS[base]
+    words = {Ge: "of at least {ge:,}", Gt: "above {gt:,}", Le: "at most {le:,}", Lt: "below {lt:,}"}
+    spans = [words[type(x)].format(**dataclasses.asdict(x)) for x in limits if type(x) in words]
+    return " ".join([noun, *[" and ".join(spans)] * bool(spans), "is needed"])
+
+
+def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
+    """Nested changes of ``section.key=value`` texts, for :func:`merge`; values as in TOML, or plain text.
+
+    Raises:
+        UsageError: a text of another form.
+    """
+    changes: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        *path, last = name.strip().split(".")
+        if not equals or not last or not all(path) or name.strip() == "preset":
+            raise UsageError(f"--set {text}: write SECTION.KEY=VALUE, as in --set training.steps=400")
+        try:
+            parsed = tomllib.loads(f"value = {value}")
+            read = parsed["value"] if len(parsed) == 1 else value
+        except ValueError:
+            read = value.strip()
+        section = changes
+        for part in path:
+            section = section.setdefault(part, {})
+            if not isinstance(section, dict):
+                raise UsageError(f"--set {text}: '{part}' is no section")
+        section[last] = read
+    return changes
 
 
 def from_dict(values: dict[str, Any]) -> Config:
-    """The config that :func:`to_dict` wrote; missing keys take the preset's value."""
+    """The config that :func:`to_dict` wrote; missing keys take the preset's value.
+
+    Raises:
+        UsageError: unknown key or bad value.
+    """
     name = values.get("preset", "paper")
     return validate(merge(preset(str(name)), values))
 
@@ -342,107 +414,26 @@ def to_toml(config: Config) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _require(ok: bool, text: str) -> None:
-    if not ok:
-        raise UsageError(text)
-
-
 def validate(config: Config) -> Config:
-    """Return ``config`` if every number is in range.
+    """Return ``config`` if all settings are in range and go together.
 
     Raises:
         UsageError: naming the setting and its range.
     """
-    q, n, c, t = config.quantizer, config.network, config.loss, config.training
-    for section, settings in (("quantizer", q), ("network", n), ("loss", c), ("training", t)):
-        for key, value in vars(settings).items():
-            if isinstance(value, float):
-                _require(math.isfinite(value), f"{section}.{key} = {value}: a finite number is needed")
-    _require(1 <= q.codebooks <= 256, f"quantizer.codebooks = {q.codebooks}: 1 to 256 are possible")
-    _require(
-        4 <= q.codewords <= 256 and q.codewords & (q.codewords - 1) == 0,
-        f"quantizer.codewords = {q.codewords}: a power of two from 4 to 256 is needed",
-    )
-    _require(1 <= q.subdim <= 4096, f"quantizer.subdim = {q.subdim}: 1 to 4096 are possible")
-    _require(q.alpha > 0, f"quantizer.alpha = {q.alpha}: it must be above 0")
-    _require(
-        0 <= n.image_size <= MOST_SIDE,
-        f"network.image_size = {n.image_size}: 0 (the data's own) to {MOST_SIDE:,} pixels are possible",
-    )
-    _require(all(h > 0 for h in n.hidden), f"network.hidden = {list(n.hidden)}: layer widths must be above 0")
-    _require(0 <= n.dropout < 1, f"network.dropout = {n.dropout}: it must be in [0, 1)")
-    _require(n.heads >= 0, f"network.heads = {n.heads}: it must not be negative")
-    _require(n.noise >= 0, f"network.noise = {n.noise}: it must not be negative")
-    _require(
-        min(c.lambda0, c.lambda1, c.lambda2, c.lambda3) >= 0,
-        "loss.lambda0 to loss.lambda3 must not be negative",
-    )
-    _require(n.committee >= 0, f"network.committee = {n.committee}: it must not be negative")
-    _require(n.committee_hidden > 0, f"network.committee_hidden = {n.committee_hidden}: it must be above 0")
-    _require(
-        0 <= q.feature_weight <= 1,
-        f"quantizer.feature_weight = {q.feature_weight}: it must be in [0, 1]",
-    )
-    _require(
-        0 <= q.class_codebooks <= q.codebooks,
-        f"quantizer.class_codebooks = {q.class_codebooks}: 0 to quantizer.codebooks = {q.codebooks} are possible",
-    )
-    _require(
-        n.tap == "block" or n.backbone in ("vgg", "auto"),
-        f"network.tap = {n.tap}: network.backbone = {n.backbone} has no such place: set it to block, or take vgg",
-    )
-    _require(
-        n.batch_statistics == "joint" or t.batch_unlabelled != 1,
-        "network.batch_statistics = apart: one item has no statistics: set training.batch_unlabelled to 0 or above 1",
-    )
-    if n.committee:
-        _require(
-            n.batch_statistics == "joint" and c.entropy == "paper",
-            f"network.committee = {n.committee} has no part for network.batch_statistics and loss.entropy: set them to joint and paper",
-        )
-        _require(c.lambda1 > 0, f"network.committee = {n.committee} needs loss.lambda1 above 0")
-        _require(
-            c.lambda3 == 0 and not q.reexpress and n.heads == 0 and t.codebook_start == 0,
-            f"network.committee = {n.committee} has no part for loss.lambda3, quantizer.reexpress, network.heads and "
-            "training.codebook_start: set them to 0 and false",
-        )
-        _require(
-            c.lambda0 == 0 or (q.feature_weight == 0 and c.metric == "npair"),
-            f"network.committee = {n.committee} with loss.lambda0 = {c.lambda0} has no part for quantizer.feature_weight and "
-            "loss.metric: set them to 0 and npair",
-        )
-        _require(
-            config.pairs.tables != "fitted" or q.subdim > q.codewords,
-            f"pairs.tables = fitted: quantizer.subdim = {q.subdim} must be above quantizer.codewords = {q.codewords}",
-        )
-        _require(
-            q.subdim >= 3, f"quantizer.subdim = {q.subdim}: with network.committee at least 3 are needed"
-        )
-    else:
-        _require(
-            q.feature_weight == 0 and q.class_codebooks == 0,
-            "quantizer.feature_weight and quantizer.class_codebooks need a committee: set network.committee, or both to 0",
-        )
-        _require(
-            c.lambda0 + c.lambda3 > 0,
-            "loss.lambda0 and loss.lambda3 are both 0: nothing would train the codewords",
-        )
-    _require(c.propagation >= 0, f"loss.propagation = {c.propagation}: it must not be negative")
-    _require(c.beta > 0, f"loss.beta = {c.beta}: it must be above 0")
-    _require(c.margin >= 0, f"loss.margin = {c.margin}: it must not be negative")
-    _require(t.steps >= 1, f"training.steps = {t.steps}: at least 1 is needed")
-    _require(t.epochs >= 0, f"training.epochs = {t.epochs}: it must not be negative")
-    _require(t.batch_labelled >= 2, f"training.batch_labelled = {t.batch_labelled}: at least 2 are needed")
-    _require(
-        t.batch_unlabelled >= 0, f"training.batch_unlabelled = {t.batch_unlabelled}: it must not be negative"
-    )
-    _require(t.learning_rate > 0, f"training.learning_rate = {t.learning_rate}: it must be above 0")
-    _require(t.weight_decay >= 0, f"training.weight_decay = {t.weight_decay}: it must not be negative")
-    _require(0 <= t.beta1 < 1, f"training.beta1 = {t.beta1}: it must be in [0, 1)")
-    _require(t.decay > 0 and t.decay_every >= 1, "training.decay and training.decay_every must be above 0")
-    _require(0 <= t.validation < 1, f"training.validation = {t.validation}: it must be in [0, 1)")
-    _require(t.validate_every >= 1, f"training.validate_every = {t.validate_every}: at least 1 is needed")
-    _require(0 <= t.ema < 1, f"training.ema = {t.ema}: it must be in [0, 1)")
-    _require(0 <= t.codebook_start < 1, f"training.codebook_start = {t.codebook_start}: it must be in [0, 1)")
-    _require(0 <= t.seed <= MOST_SEED, f"training.seed = {t.seed}: 0 to {MOST_SEED} are possible")
+    config = merge(config, {})
+    q, t = config.quantizer, config.training
+    wrong = ""
+    if config.method == "gpq":
+        if config.gpq.details == "authors" and t.batch_unlabelled == 1:
+            wrong = (
+                "training.batch_unlabelled = 1: one item has no batch statistics: 0 or at least 2 are needed"
+            )
+    elif q.subdim < 3:
+        wrong = f"quantizer.subdim = {q.subdim}: at least 3 are needed with method = {config.method}"
+    elif not config.loss.lambda1:
+        wrong = f"loss.lambda1 = 0: it must be above 0 with method = {config.method}"
+    elif config.method == "gpq-soft" and config.pairs.tables == "fitted" and q.subdim <= q.codewords:
+        wrong = f"pairs.tables = fitted: quantizer.subdim = {q.subdim} must be above quantizer.codewords = {q.codewords}"
+    if wrong:
+        raise UsageError(wrong)
     return config

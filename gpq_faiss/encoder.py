@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .codes.checks import as_array
 from .codes.encode import check_items, items_are_codewords
 from .codes.encode import encode as encode_vectors
 from .data.base import Dataset, FeatureDataset
+from .data.held import to_images, to_vectors
 from .data.labels import rows_that
 from .data.reader import Reader
 from .errors import DataError, MismatchError
@@ -52,21 +52,21 @@ class Encoder:
             model.network.to(memory_format=torch.channels_last)
         return cls(model, torch_device, amp)
 
-    def embed(
-        self, values: NDArray[Any], *, queries: bool = False
-    ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Vectors float32 [n, M·d] of features float32 [n, width] or images uint8 [n, 3, size, size].
+    def embed(self, values: Any, *, queries: bool = False) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """Vectors float32 [n, M·d] of what a program holds.
 
         Args:
-            values: the items.
-            queries: whether an index is searched with the vectors; without it they are those that are coded. Models with a
-                committee (``recommended``) make different ones of them.
+            values: for a model of features, vectors [n, width] of any numbers (arrays, lists, tensors). For one of images: paths, encoded
+                bytes, PIL images, arrays or tensors [H, W, 3] or [3, H, W] of uint8 or of floats from 0 to 1; one, a list, or a batch. They
+                are brought to the model's size as in training.
+            queries: whether an index is searched with the vectors; without it they are those that are coded. Models with class networks
+                (``recommended``) make different ones of them.
 
         Returns:
             The vectors, and bool [n]: whether each has a direction in every sub-space (if not, it has no code).
 
         Raises:
-            DataError: not such an array (features of other numbers than float32 are converted).
+            DataError: what is no such item, or cannot be read; names its place.
         """
         vectors, fine = self._on_device(self._input(values), queries)
         return vectors.cpu().numpy(), fine.cpu().numpy()
@@ -96,21 +96,9 @@ class Encoder:
 
     def _input(self, values: Any) -> NDArray[Any]:
         """``values`` as the network takes them."""
-        array = as_array(values, "items to embed")
         if self.model.input_kind == "features":
-            width = self.model.input_width
-            if array.dtype.kind not in "fiu" or array.ndim != 2 or array.shape[1] != width:
-                raise DataError(
-                    f"items to embed: {array.dtype} {list(array.shape)}, expected numbers [n, {width}], as the model was trained on"
-                )
-            array = array.astype(np.float32, copy=False)
-            return np.require(array, requirements=("C", "W"))  # as torch takes arrays
-        size = self.model.image_size
-        if array.dtype != np.uint8 or array.ndim != 4 or array.shape[1:] != (3, size, size):
-            raise DataError(
-                f"items to embed: {array.dtype} {list(array.shape)}, expected images uint8 [n, 3, {size}, {size}]"
-            )
-        return np.require(array, requirements=("C", "W"))
+            return to_vectors(values, self.model.input_width)
+        return to_images(values, self.model.image_size)
 
     @torch.inference_mode()
     def _on_device(self, values: NDArray[Any], queries: bool) -> tuple[torch.Tensor, torch.Tensor]:

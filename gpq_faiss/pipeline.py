@@ -19,9 +19,9 @@ from pathlib import Path
 from .config import Config
 from .data.base import Dataset
 from .data.open import open_data
-from .faissio.export import export
 from .stages.encode import encode
 from .stages.evaluate import Evaluation, evaluate
+from .stages.export import export
 from .stages.export_encoder import export_encoder
 from .stages.export_faiss import export_faiss
 from .stages.index import index
@@ -67,6 +67,7 @@ def run(
     k: int = 10,
     compare: tuple[str, ...] = (),
     device: str = "cpu",
+    amp: bool = False,
     on_device: bool = False,
 ) -> PipelineResult:
     """Everything, from labelled and unlabelled data to a filled index and its figures.
@@ -80,12 +81,13 @@ def run(
         k: results of each.
         compare: methods and folders of models to evaluate beside it.
         device: where the network runs, the index is searched and the ranking is measured.
+        amp: train the backbone in bf16.
         on_device: search and rank in the form for devices, as a GPU always does (:func:`.search.search`).
     """
     folder = Path(folder)
     dataset = open_data(data) if isinstance(data, str) else data
     model = train(
-        dataset, folder / "model", config=config, labelled=labelled, protocol=protocol, device=device
+        dataset, folder / "model", config=config, labelled=labelled, protocol=protocol, amp=amp, device=device
     )
     codes = encode(model, dataset, folder / "codes.h5", device=device)
     empty = export_faiss(model, folder / "empty.faiss")

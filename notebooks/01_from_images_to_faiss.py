@@ -63,8 +63,9 @@ config = merge(
     preset("recommended"),
     {
         "quantizer": {"codebooks": 12, "codewords": 16},  # 12 × 4 bits = 48 bits
-        "network": {"backbone": "mlp", "committee_hidden": 128},
-        "training": {"steps": 400, "validate_every": 80, "seed": 0},
+        "network": {"backbone": "mlp"},
+        "posterior": {"committee_hidden": 128},
+        "training": {"steps": 400, "seed": 0},
     },
 )
 model = train(digits, run / "model", config=config, labelled="20-per-class", overwrite=True)

@@ -76,7 +76,7 @@ _, found_before = before.search(queries, 100)
 
 # %%
 data = open_data(f"features:{run / 'items.npy'}", labels=str(run / "labels.npy"))
-config = merge(preset("recommended"), {"network": {"committee_hidden": 128}, "training": {"steps": 400}})
+config = merge(preset("recommended"), {"posterior": {"committee_hidden": 128}, "training": {"steps": 400}})
 model = train(data, run / "model", config=config, protocol="none", overwrite=True)
 
 # %% [markdown]

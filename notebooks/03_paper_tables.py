@@ -48,7 +48,7 @@ display(Markdown(render(rows, "markdown")))
 
 # %%
 small = {
-    "network": {"committee": 2, "committee_hidden": 128},
+    "posterior": {"committee": 2, "committee_hidden": 128},
     "training": {"steps": 200, "batch_labelled": 100, "batch_unlabelled": 100},
 }
 grid = read_grid("table2").with_options(

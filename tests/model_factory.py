@@ -12,8 +12,8 @@ import torch
 from gpq_faiss import __version__
 from gpq_faiss.config import (
     Config,
-    LossConfig,
     NetworkConfig,
+    PosteriorConfig,
     QuantizerConfig,
     TrainingConfig,
     merge,
@@ -26,31 +26,17 @@ from gpq_faiss.nn.model import build_network, save_model
 from gpq_faiss.store import codebooks_fingerprint
 
 
-def reexpressed(**sections: dict[str, Any]) -> Config:
-    """Everything beyond the paper that needs no committee: heads, vectors re-expressed, the score regressed on relevance, codewords
-    placed on the data after a third of the steps, averaged weights.
+def averaged(**sections: dict[str, Any]) -> Config:
+    """The paper's method beyond the paper: a perceptron with dropout and noise, averaged weights.
 
     Args:
         sections: further changes, nested as in TOML: ``training={"steps": 60}``.
     """
     beyond: dict[str, dict[str, Any]] = {
-        "quantizer": {"reexpress": True},
-        "network": {"heads": 32, "dropout": 0.2, "noise": 0.5},
-        "loss": {
-            "lambda0": 0.3,
-            "lambda1": 1.0,
-            "lambda2": 0.5,
-            "lambda3": 10.0,
-            "beta": 20.0,
-            "classification": "paper",
-        },
-        "training": {
-            "learning_rate": 1e-3,
-            "beta1": 0.9,
-            "schedule": "cosine",
-            "ema": 0.99,
-            "codebook_start": 0.33,
-        },
+        "network": {"hidden": [32], "dropout": 0.2, "noise": 0.5},
+        "loss": {"lambda1": 1.0, "lambda2": 0.5, "beta": 20.0},
+        "gpq": {"classification": "paper"},
+        "training": {"learning_rate": 1e-3, "beta1": 0.9, "schedule": "cosine", "ema": 0.99},
     }
     return validate(merge(merge(preset("paper"), beyond), sections))
 
@@ -79,7 +65,6 @@ def make_model(
     image_size: int = 32,
     backbone: str = "auto",
     hidden: tuple[int, ...] = (24,),
-    norm: Literal["none", "batch", "layer"] = "none",
     dropout: float = 0.0,
     committee: int = 0,
     class_names: tuple[str, ...] = ("cat", "dog", "owl"),
@@ -105,17 +90,21 @@ def make_model(
     """
     config = Config(
         preset="paper",
+        method="posterior" if committee else "gpq",
         quantizer=QuantizerConfig(codebooks=M, codewords=K, subdim=d),
         network=NetworkConfig(
             backbone=backbone,
             image_size=image_size if kind == "images" else 0,
             hidden=hidden,
-            norm=norm,
             dropout=dropout,
-            committee=committee,
-            committee_hidden=16,
         ),
-        loss=LossConfig(lambda0=0.0) if committee else LossConfig(),
+        posterior=PosteriorConfig(
+            committee=max(1, committee),
+            committee_hidden=16,
+            adapt_noise=False,
+            propagation=0.0,
+            feature_weight=0.0,
+        ),
         training=TrainingConfig(steps=1, seed=seed),
     )
     input_: dict[str, Any]

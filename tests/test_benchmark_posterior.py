@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpq_faiss.methods.shrinkage import least_error
+from gpq_faiss.methods.leave_one_out import least_error
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

@@ -17,6 +17,7 @@ from gpq_faiss.config import (
     codebooks_for_bits,
     from_dict,
     merge,
+    parse_settings,
     preset,
     read_toml,
     to_dict,
@@ -54,12 +55,18 @@ def test_a_file_changes_single_settings_of_its_preset(tmp_path: Path) -> None:
     [
         ("[trainin]\nsteps = 1", "unknown setting 'trainin'"),
         ("[training]\nstep = 1", "unknown setting 'training.step'"),
-        ('[training]\nsteps = "many"', "training.steps = 'many': int"),
-        ("[training]\nsteps = true", "training.steps = True: int"),
+        ('[training]\nsteps = "many"', "training.steps = 'many': a whole number of at least 1"),
+        ("[training]\nsteps = true", "training.steps = True: a whole number"),
         ("[training]\nsteps = 1.5", "training.steps"),
         ("training = 3", "is a section"),
-        ('[loss]\nclassification = "both"', "choose one of paper, code"),
-        ("[network]\nhidden = 3", "a list"),
+        ('[gpq]\nclassification = "both"', "choose one of paper, code"),
+        ("[network]\nhidden = 3", "network.hidden = 3: a list"),
+        ("[network]\nhidden = [3, 0]", "network.hidden = 0: .* at least 1"),
+        ("[network]\ndropout = 1.0", r"network.dropout = 1.0: a number of at least 0 and below 1 is needed"),
+        ("[loss]\nbeta = nan", "loss.beta = nan: a number above 0 is needed"),
+        ("[loss]\nlambda1 = inf", "loss.lambda1 = inf"),
+        ("[quantizer]\ncodewords = 12", "codewords = 12: a power of two of at least 4 and at most 256"),
+        ('method = "pq"', "method = 'pq': choose one of gpq, gpq-soft, posterior"),
         ('preset = "best"', "no preset 'best'"),
     ],
 )
@@ -79,24 +86,59 @@ def test_a_file_that_is_no_toml_is_a_data_error(tmp_path: Path) -> None:
 
 
 def test_the_fingerprint_sees_every_setting() -> None:
-    seen = {Config().fingerprint()}
+    seen, count = {Config().fingerprint()}, 0
     for section in dataclasses.fields(Config):
         value = getattr(Config(), section.name)
         if not dataclasses.is_dataclass(value):
             continue
         for setting in dataclasses.fields(value):
-            old = getattr(value, setting.name)
-            new: Any = not old if isinstance(old, bool) else f"{old}x" if isinstance(old, str) else None
-            if new is None:
-                new = (*old, 1) if isinstance(old, tuple) else old + 1
-            changed = dataclasses.replace(value, **{setting.name: new})  # type: ignore[type-var]
+            # Another value, whether it could be or not: no field is left out.
+            changed = dataclasses.replace(value, **{setting.name: f"not {getattr(value, setting.name)}"})
             seen.add(dataclasses.replace(Config(), **{section.name: changed}).fingerprint())
-    total = sum(
-        len(dataclasses.fields(getattr(Config(), s.name)))
-        for s in dataclasses.fields(Config)
-        if dataclasses.is_dataclass(getattr(Config(), s.name))
-    )
-    assert len(seen) == total + 1
+            count += 1
+    assert len(seen) == count + 1
+
+
+def test_settings_on_the_command_line_are_typed_and_checked() -> None:
+    texts = [
+        "training.steps=4",
+        "network.backbone=vgg",
+        "network.hidden=[3, 4]",
+        "posterior.adapt_noise=false",
+    ]
+    config = merge(preset("recommended"), parse_settings([*texts, "loss.lambda2 = 1", "method=gpq"]))
+    assert (config.training.steps, config.network.backbone, config.network.hidden) == (4, "vgg", (3, 4))
+    assert (config.posterior.adapt_noise, config.loss.lambda2, config.method) == (False, 1.0, "gpq")
+    assert parse_settings(["network.weights=a=b"]) == {"network": {"weights": "a=b"}}
+    for wrong in ("training.steps", "=3", "training.=3", ".steps=3", "preset=paper", ""):
+        with pytest.raises(UsageError, match=r"write SECTION\.KEY=VALUE"):
+            parse_settings([wrong])
+    with pytest.raises(UsageError, match=r"'training\.steps' is no section|'steps' is no section"):
+        parse_settings(["training.steps=3", "training.steps.more=4"])
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        (
+            "gpq",
+            {"quantizer": {"subdim": 2}},
+            "quantizer.subdim = 2: at least 3 are needed with method = gpq-soft",
+        ),
+        (
+            "recommended",
+            {"loss": {"lambda1": 0.0}},
+            "loss.lambda1 = 0: it must be above 0 with method = posterior",
+        ),
+        ("gpq", {"pairs": {"tables": "fitted"}, "quantizer": {"subdim": 8}}, "subdim = 8 must be above"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(
+    name: str, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        validate(merge(preset(name), changes))
+    assert validate(merge(preset("paper"), changes)), "sections of other methods have no effect"
 
 
 @given(M=st.integers(1, 64), nbits=st.integers(2, 8))

@@ -26,7 +26,8 @@ from gpq_faiss.store import RowReader
 def quick(**training: object) -> Config:
     """The recommended preset, shortened."""
     changes = {
-        "network": {"backbone": "mlp", "committee_hidden": 64, "dropout": 0.0},
+        "network": {"backbone": "mlp", "dropout": 0.0},
+        "posterior": {"committee_hidden": 64},
         "quantizer": {"codebooks": 6},
         "training": {"steps": 200, "learning_rate": 3e-3, **training},
     }
@@ -136,8 +137,7 @@ def test_data_of_another_kind_or_width_are_refused(products: PipelineResult, tmp
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("amp", [False, True])
 def test_the_path_on_a_gpu(tmp_path: Path, amp: bool) -> None:
-    config = merge(quick(), {"training": {"amp": amp}})
-    out = run(open_digits(), tmp_path, config=config, labelled="20-per-class", device="cuda")
+    out = run(open_digits(), tmp_path, config=quick(), labelled="20-per-class", device="cuda", amp=amp)
     assert out.evaluation.ranking.map > 0.5
     # The same model on both devices: vectors agree to rounding, codes wherever the choice is not a close one.
     rows = np.arange(500)
@@ -158,9 +158,11 @@ def test_the_vgg_trains_on_a_gpu_in_bf16(tmp_path: Path) -> None:
         preset("paper"),
         {
             "network": {"backbone": "vgg", "image_size": 32},
-            "training": {"steps": 10, "amp": True, "batch_labelled": 64, "batch_unlabelled": 64},
+            "training": {"steps": 10, "batch_labelled": 64, "batch_unlabelled": 64},
         },
     )
-    model = train(open_digits(), tmp_path / "m", config=config, labelled="20-per-class", device="cuda")
+    model = train(
+        open_digits(), tmp_path / "m", config=config, labelled="20-per-class", device="cuda", amp=True
+    )
     _, vectors = Encoder.load(model, "cuda", amp=True).embed_rows(open_digits(), np.arange(64))
     assert np.isfinite(vectors).all()

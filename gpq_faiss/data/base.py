@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
+from ..store import Texts
 from .labels import Labels, Rows, rows_that
 
 
@@ -85,6 +86,7 @@ class Dataset(ABC):
         notes: what happened while loading, for people ("3 of 1,000 images missing, left out").
         official: uint8 [N], 0 train and 1 test, where the source comes with such a split.
         kind: ``images`` or ``features``.
+        texts: by name, texts StringDType [N] of the items; ``name`` is the path or key that tells an item.
     """
 
     name: str
@@ -94,11 +96,16 @@ class Dataset(ABC):
     notes: list[str] = field(default_factory=list)
     official: NDArray[np.uint8] | None = None
     kind: Literal["images", "features"]
+    texts: dict[str, Texts] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if self.ids.ndim != 1 or self.ids.dtype != np.int64:
             raise DataError(f"{self.name}: ids are {self.ids.dtype} {list(self.ids.shape)}, not int64 [N]")
-        for what, column in (("labels", self.labels), ("train/test marks", self.official)):
+        for what, column in (
+            ("labels", self.labels),
+            ("train/test marks", self.official),
+            *self.texts.items(),
+        ):
             if column is not None and len(column) != len(self.ids):
                 raise DataError(f"{self.name} has {len(self.ids):,} items but {len(column):,} {what}")
 
@@ -108,6 +115,18 @@ class Dataset(ABC):
     @abstractmethod
     def read(self, rows: Rows) -> Any:
         """The items at ``rows`` (a slice, or an array of positions), in that order."""
+
+    def texts_of_ids(self) -> dict[str, Callable[[NDArray[np.int64]], Texts]]:
+        """By name, what gives the texts of ids [n]; where an id occurs more than once, of the first such item."""
+        if not self.texts:
+            return {}
+        order = np.argsort(self.ids, kind="stable")
+        known = self.ids[order]
+
+        def taker(column: Texts) -> Callable[[NDArray[np.int64]], Texts]:
+            return lambda ids: column[order[np.searchsorted(known, ids)]]
+
+        return {name: taker(column) for name, column in self.texts.items()}
 
     def require_labels(self) -> Labels:
         """The labels.

@@ -80,7 +80,7 @@ def parse_labelled(spec: str) -> tuple[Literal["all", "count", "fraction", "file
     """What a ``--labelled`` means: the kind, and its number.
 
     Raises:
-        UsageError: a number that is neither N-per-class nor a fraction.
+        UsageError: a number that is neither N-per-class nor a fraction (0.05 or 5%).
     """
     if spec == "all":
         return "all", 1.0
@@ -89,7 +89,7 @@ def parse_labelled(spec: str) -> tuple[Literal["all", "count", "fraction", "file
             raise UsageError("--labelled 0-per-class: at least 1 item of each class must be labelled")
         return "count", int(match[1])
     try:
-        fraction = float(spec)
+        fraction = float(spec[:-1]) / 100 if spec.endswith("%") else float(spec)
     except ValueError:
         return "file", 0.0
     if not 0 < fraction <= 1:

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import glob
 import os
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError
+from ..errors import DataError, UsageError
 from ..files import fingerprint
 from ..inputs import check_file, check_memory
-from ..store import RowReader, read_hdf5_array
+from ..store import RowReader, Texts, as_texts, read_hdf5_array
 from .arrays import npz_array, npz_arrays
 from .base import FeatureDataset
 from .id_files import read_ids
 from .label_files import labels_from_array, labels_from_cells, read_labels, split_cell
 from .labels import Labels, Rows
 from .parquet import decoded_bytes, open_parquet, read_cells
+from .tables import missing_column
 from .vectors import (
     ArrayVectors,
+    ConcatVectors,
     Hdf5Vectors,
     NpyVectors,
     ParquetVectors,
@@ -34,6 +39,8 @@ FEATURES = ("features", "x", "data", "embeddings", "embedding", "vectors", "vect
 LABELS = ("labels", "label", "y")
 IDS = ("ids", "id")
 CLASS_NAMES = ("class_names", "classes")
+NAMES = ("name", "names", "path", "paths", "key", "keys")
+"""Of columns that tell an item: it is called so in results."""
 
 SUFFIXES = {
     ".npy": "npy",
@@ -52,6 +59,7 @@ class _Source:
     vectors: Vectors
     labels: Labels | None = None
     ids: NDArray[np.int64] | None = None
+    texts: dict[str, Texts] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -78,7 +86,7 @@ def _ids(array: NDArray[Any], where: str) -> NDArray[np.int64]:
     return array.astype(np.int64)
 
 
-def _npz(path: Path, want_labels: bool, memory: int | None) -> _Source:
+def _npz(path: Path, want_labels: bool, memory: int | None, keep: Sequence[str] = ()) -> _Source:
     there = npz_arrays(path)
     matrices = [name for name, head in there.items() if len(head.shape) == 2 and head.dtype.kind in "fiu"]
     name = first_of(FEATURES, list(there))
@@ -98,18 +106,30 @@ def _npz(path: Path, want_labels: bool, memory: int | None) -> _Source:
         source.labels = labels_from_array(array.shape, array.__getitem__, f"{path}: {label!r}", class_names)
     if (ids := first_of(IDS, list(there))) is not None:
         source.ids = _ids(npz_array(path, ids, memory), f"{path}: {ids!r}")
+    texts = {column: column for column in keep}
+    if (names_of := first_of(NAMES, list(there))) is not None:
+        texts["name"] = names_of
+    for column, array_name in texts.items():
+        if array_name not in there:
+            raise missing_column(path, array_name, list(there))
+        if there[array_name].dtype.kind != "U":
+            raise DataError(f"{path}: {array_name!r} is {there[array_name].dtype}: texts are needed")
+        source.texts[column] = as_texts(npz_array(path, array_name, memory).astype(str).tolist())
     return source
 
 
-def _hdf5(path: Path, want_labels: bool, memory: int | None) -> _Source:
+def _hdf5(path: Path, want_labels: bool, memory: int | None, keep: Sequence[str] = ()) -> _Source:
     features = read_hdf5_array(path, FEATURES)
     assert features is not None
     source = _Source(Hdf5Vectors(features))
+    if keep:
+        raise UsageError(f"--keep {','.join(keep)}: {path} has no columns to keep: use CSV, Parquet or .npz")
     check_memory(16 * len(features), f"{path}: ids and labels", memory)
     if features.name == "features" and read_hdf5_array(path, ["codebooks"], required=False) is not None:
         # Our own features.h5: its labels are packed, so no guess at their form could be right.
         with RowReader(path, kind="features") as reader:
             source.ids = reader.ids()
+            source.texts = reader.texts()
             packed = reader.labels() if want_labels else None
             if packed is not None:
                 source.labels = Labels(packed, reader.header.class_names)
@@ -125,20 +145,20 @@ def _hdf5(path: Path, want_labels: bool, memory: int | None) -> _Source:
     return source
 
 
-def _cell(value: Any) -> tuple[str, ...]:
+def label_cell(value: Any) -> tuple[str, ...]:
     """Labels of a Parquet cell: nothing, a number, a text, or a list of those."""
     if value is None or (isinstance(value, float) and np.isnan(value)):
         return ()
     if isinstance(value, str):
         return split_cell(value)
     if isinstance(value, list):
-        return tuple(dict.fromkeys(name for item in value for name in _cell(item)))
+        return tuple(dict.fromkeys(name for item in value for name in label_cell(item)))
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # pandas makes floats of a whole-number column with gaps
     return () if value == -1 else (str(value),)
 
 
-def _parquet(path: Path, want_labels: bool, memory: int | None) -> _Source:
+def _parquet(path: Path, want_labels: bool, memory: int | None, keep: Sequence[str] = ()) -> _Source:
     what = "a Parquet file of vectors"
     with open_parquet(path, what) as file:
         import pyarrow
@@ -162,13 +182,21 @@ def _parquet(path: Path, want_labels: bool, memory: int | None) -> _Source:
             name = free[0]
         label = first_of(LABELS, schema.names) if want_labels else None
         ids = first_of(IDS, schema.names)
+        named = first_of(NAMES, schema.names)
+        there = list(schema.names)
     source = _Source(ParquetVectors(path, name, memory))
     if label is not None:
-        cells = [_cell(value) for value in read_cells(path, label, what, memory)]
+        cells = [label_cell(value) for value in read_cells(path, label, what, memory)]
         if any(cells):
             source.labels = labels_from_cells(cells, f"{path}: {label!r}")
     if ids is not None:
         source.ids = _parquet_ids(path, ids, what, memory)
+    for column, cells_of in {**{c: c for c in keep}, **({"name": named} if named else {})}.items():
+        if cells_of not in there:
+            raise missing_column(path, cells_of, there)
+        source.texts[column] = as_texts(
+            "" if v is None else str(v) for v in read_cells(path, cells_of, what, memory)
+        )
     return source
 
 
@@ -181,11 +209,80 @@ def _parquet_ids(path: Path, name: str, what: str, memory: int | None) -> NDArra
         return _ids(column.to_numpy(), f"{path}: {name!r}")
 
 
+def files_of(path: str | os.PathLike[str]) -> list[Path]:
+    """The files that a path or a pattern (``*``, ``?``, ``[0-9]``) names, in the order of the numbers in their names.
+
+    Raises:
+        DataError: a pattern that no file matches.
+    """
+    file = Path(path).expanduser()
+    if not glob.has_magic(str(file)) or file.exists():
+        return [file]
+    found = sorted(glob.glob(str(file)), key=_natural)
+    if not found:
+        raise DataError(f"{file}: no file matches this pattern")
+    return [Path(name) for name in found]
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _open(file: Path, want_labels: bool, memory: int | None, keep: Sequence[str]) -> tuple[_Source, str]:
+    """What one file gives, and a hash of its content. Raises as :func:`open_features`."""
+    form = SUFFIXES.get(file.suffix.lower())
+    if form is None:
+        raise DataError(
+            f"{file}: features are read from {', '.join(SUFFIXES)}, not from {file.suffix or 'this'}"
+        )
+    try:
+        if check_file(file, "a file of features") == 0:
+            raise DataError(f"{file} is empty (0 bytes)")
+        if form == "npy":
+            if keep:
+                raise UsageError(
+                    f"--keep {','.join(keep)}: {file} has no columns to keep: use CSV, Parquet or .npz"
+                )
+            source = _Source(NpyVectors(file))
+        else:
+            source = {"npz": _npz, "hdf5": _hdf5, "parquet": _parquet}[form](file, want_labels, memory, keep)
+        return source, file_fingerprint(file)
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror or error}") from None
+
+
+def _joined(files: Sequence[Path], parts: Sequence[_Source]) -> _Source:
+    """The rows of several files, one after the other."""
+    for what, has in (
+        ("labels", [part.labels is not None for part in parts]),
+        ("ids", [part.ids is not None for part in parts]),
+        ("names", ["name" in part.texts for part in parts]),
+    ):
+        if any(has) and not all(has):
+            raise DataError(
+                f"{files[has.index(True)]} has {what}, {files[has.index(False)]} has none: all files or none may"
+            )
+    joined = _Source(ConcatVectors([part.vectors for part in parts], [str(file) for file in files]))
+    labels = [part.labels for part in parts if part.labels is not None]
+    if labels:
+        every = set().union(*(part.class_names for part in labels))
+        numbers = all(name.isascii() and name.isdigit() for name in every)
+        names = sorted(every, key=lambda name: (int(name), name) if numbers else (0, name))
+        joined.labels = Labels.concatenate(labels, names)
+    ids = [part.ids for part in parts if part.ids is not None]
+    if ids:
+        joined.ids = np.concatenate(ids)
+    for name in sorted(set.intersection(*(set(part.texts) for part in parts))):
+        joined.texts[name] = np.concatenate([part.texts[name] for part in parts])
+    return joined
+
+
 def open_features(
     path: str | os.PathLike[str],
     *,
     labels: str | os.PathLike[str] | None = None,
     ids: str | os.PathLike[str] | None = None,
+    keep: Sequence[str] = (),
     memory: int | None = None,
 ) -> FileFeatures:
     """Vectors of a file as a data set; rows are checked when they are read.
@@ -200,30 +297,22 @@ def open_features(
     Labels are class numbers with -1 for none, 0/1 rows, or (Parquet) names, with empty for none.
 
     Args:
-        path: the file.
+        path: the file, or a pattern (``shard-*.npy``) of several whose rows follow each other.
         labels: a file of labels in place of those inside: see :func:`~gpq_faiss.data.label_files.read_labels`.
         ids: a file of ids in place of those inside: see :func:`~gpq_faiss.data.id_files.read_ids`.
+        keep: columns of texts that travel with the items, besides their names (:data:`NAMES`).
         memory: budget in bytes for what a compressed file is unpacked to; default what is free.
 
     Raises:
+        UsageError: ``keep`` of a file without columns.
         DataError: missing, empty, truncated or foreign; larger than the budget; not a matrix of numbers; ids or labels that do not fit.
     """
-    file = Path(path).expanduser()
-    form = SUFFIXES.get(file.suffix.lower())
-    if form is None:
-        raise DataError(
-            f"{file}: features are read from {', '.join(SUFFIXES)}, not from {file.suffix or 'this'}"
-        )
-    try:
-        if check_file(file, "a file of features") == 0:
-            raise DataError(f"{file} is empty (0 bytes)")
-        if form == "npy":
-            source = _Source(NpyVectors(file))
-        else:
-            source = {"npz": _npz, "hdf5": _hdf5, "parquet": _parquet}[form](file, labels is None, memory)
-        content = file_fingerprint(file)
-    except OSError as error:
-        raise DataError(f"{file} cannot be read: {error.strerror or error}") from None
+    files = files_of(path)
+    wanted = labels is None
+    opened = [_open(file, wanted, memory, keep) for file in files]
+    source = opened[0][0] if len(opened) == 1 else _joined(files, [part for part, _ in opened])
+    content = opened[0][1] if len(opened) == 1 else fingerprint("several", *(mark for _, mark in opened))
+    file = files[0] if len(files) == 1 else Path(path)
     n, width = source.vectors.n, source.vectors.width
     check_memory(8 * n, f"{file}: the ids of its {n:,} rows", memory)
     notes: list[str] = []
@@ -231,7 +320,7 @@ def open_features(
         source.labels = read_labels(labels, n)
     if ids is not None:
         source.ids = read_ids(ids)
-    for what, column in (("labels", source.labels), ("ids", source.ids)):
+    for what, column in (("labels", source.labels), ("ids", source.ids), *source.texts.items()):
         if column is not None and len(column) != n:
             raise DataError(f"{file} has {n:,} rows but {len(column):,} {what}: one each is needed")
     own = np.arange(n, dtype=np.int64) if source.ids is None else source.ids
@@ -247,6 +336,7 @@ def open_features(
         ids=own,
         fingerprint=fingerprint("features", content, str((n, width)), mark, own.tobytes()),
         labels=source.labels,
+        texts=source.texts,
         notes=notes,
         width=width,
         vectors=source.vectors,

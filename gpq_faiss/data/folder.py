@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
+from ..store import as_texts
 from .archive import ArchiveImages, open_archive
 from .base import BadItems
 from .images import FileImages, check_max_bad, is_image_name, list_fingerprint, shown
@@ -180,6 +181,7 @@ def open_folder(path: str | os.PathLike[str], *, max_bad: float = 0.01) -> FileI
             fingerprint=print_,
             notes=notes,
             bad=bad,
+            texts={"name": as_texts(ordered)},
             paths=[f"{root}!{member}" for member in ordered],
             archive=archive,
             members=layout.order,
@@ -192,5 +194,6 @@ def open_folder(path: str | os.PathLike[str], *, max_bad: float = 0.01) -> FileI
         fingerprint=print_,
         notes=notes,
         bad=bad,
+        texts={"name": as_texts(ordered)},
         paths=[os.path.join(root, *member.split("/")) for member in ordered],
     )

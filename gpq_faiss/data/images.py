@@ -7,7 +7,7 @@ import hashlib
 import io
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from PIL import Image, UnidentifiedImageError
 
 from ..errors import DataError, UsageError
 from ..files import fingerprint
+from ..store import as_texts
 from .base import BadItems, ImageDataset
 from .labels import Labels, Rows
 
@@ -92,6 +93,27 @@ def _to_rgb(image: Image.Image) -> NDArray[np.uint8]:
         white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
         image = Image.alpha_composite(white, rgba)
     return np.array(image.convert("RGB"), dtype=np.uint8)
+
+
+def pillow_to_rgb(image: Image.Image, name: str = "image") -> NDArray[np.uint8]:
+    """Upright uint8 [H, W, 3] of an image that Pillow has opened.
+
+    Raises:
+        BrokenImageError: too large, with a side of one pixel, or it cannot be decoded.
+    """
+    if image.width * image.height > MAX_PIXELS or min(image.size) < MIN_SIDE:
+        raise BrokenImageError(
+            name,
+            f"{image.width} x {image.height} pixels: {MIN_SIDE} x {MIN_SIDE} to {MAX_PIXELS:,} are needed",
+        )
+    turn = _UPRIGHT.get(_orientation(image))
+    try:
+        image.load()
+        upright = image if turn is None else image.transpose(turn)
+        upright.format = image.format
+        return _to_rgb(upright)
+    except Exception as error:  # as in decode_image
+        raise BrokenImageError(name, f"cannot be decoded ({' '.join(str(error).split())[:200]})") from None
 
 
 def _orientation(image: Image.Image) -> int:
@@ -416,6 +438,7 @@ def listed_images(
     ids: NDArray[np.int64],
     official: NDArray[np.uint8] | None = None,
     notes: Sequence[str] = (),
+    texts: Mapping[str, Sequence[str]] | None = None,
     max_bad: float = 0.01,
 ) -> FileImages:
     """A data set of the files that some list names; those that do not exist are counted and left out.
@@ -429,6 +452,7 @@ def listed_images(
         paths: N paths to open.
         labels, ids, official: of all N; ids stay what they are when others are left out.
         notes: what the caller has to say; the missing files are added.
+        texts: further columns of N texts; ``names`` are the column ``name``.
         max_bad: fraction allowed, 0 .. 1.
 
     Raises:
@@ -470,6 +494,10 @@ def listed_images(
             "image files", [names[int(i)] for i in kept], sizes[kept], kept_labels, kept_ids
         ),
         notes=said,
+        texts={
+            column: as_texts(values[int(i)] for i in kept)
+            for column, values in {**(texts or {}), "name": names}.items()
+        },
         paths=[os.fspath(Path(paths[int(i)])) for i in kept],
         bad=BadItems(len(kept), max_bad),
     )

@@ -233,6 +233,17 @@ class Labels:
             out[start : start + len(block)][labelled] = block[labelled].argmax(axis=1)
         return out
 
+    @classmethod
+    def concatenate(cls, parts: Sequence[Labels], class_names: Sequence[str]) -> Labels:
+        """Labels of several sets of items, one after the other, over ``class_names``, which has the names of all."""
+        place = {name: c for c, name in enumerate(class_names)}
+        blocks = []
+        for part in parts:
+            wide = np.zeros((len(part), len(class_names)), np.uint8)
+            wide[:, [place[name] for name in part.class_names]] = part.dense(dtype=np.uint8)
+            blocks.append(np.packbits(wide, axis=1))
+        return cls(np.concatenate(blocks), tuple(class_names))
+
     def take(self, rows: Rows) -> Labels:
         """The labels of ``rows`` (a slice, positions or a mask), over the same classes."""
         return Labels(np.ascontiguousarray(self.packed[rows]), self.class_names)

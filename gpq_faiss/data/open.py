@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ..errors import DataError, UsageError
+from ..files import fingerprint
 from .base import Dataset
 from .cifar10 import open_cifar10
 from .digits import open_digits
@@ -14,6 +16,8 @@ from .embeddings import open_features
 from .fashion_mnist import open_fashion_mnist
 from .folder import open_folder
 from .images import check_max_bad, shown
+from .item_ids import IdFrom, with_ids
+from .label_tables import is_label_table, with_label_table
 from .lists import open_list
 from .nuswide import open_nuswide
 from .tables import DEFAULT_LABEL_COLUMN, open_table
@@ -90,6 +94,8 @@ def open_data(
     *,
     labels: str | None = None,
     ids: str | None = None,
+    id_from: IdFrom = "position",
+    keep: str | Sequence[str] = (),
     root: str | None = None,
     image_column: str = "image",
     label_column: str = DEFAULT_LABEL_COLUMN,
@@ -102,8 +108,11 @@ def open_data(
 
     Args:
         spec: one of :data:`FORMS`.
-        labels: file of labels, for ``features:`` and for a ``list:`` of bare paths.
-        ids: file of ids, for ``features:`` (:func:`.id_files.read_ids`).
+        labels: file of labels: one per line in the order of the items, for ``features:`` and for a ``list:`` of bare paths; or for any
+            source a table that names its items (:func:`.label_tables.with_label_table`).
+        ids: file of ids, one per item (:func:`.id_files.read_ids`).
+        id_from: where ids come from otherwise: ``position``, ``path`` or ``content`` (:func:`.item_ids.with_ids`).
+        keep: columns of ``csv``, ``parquet`` and ``features`` whose texts travel with the items to results; a list, or with commas.
         root: folder that the paths of ``list:``, ``csv:`` and ``parquet:`` start from (default: that of the
             file); where ``cifar10``, ``fashion-mnist`` and ``nuswide`` lie, as an alternative to ``:ROOT``.
         image_column, label_column: of ``csv:`` and ``parquet:``.
@@ -121,18 +130,65 @@ def open_data(
         root = None
     scheme, path = parse_spec(spec)
     check_max_bad(max_bad)
+    keep = [name.strip() for name in keep.split(",")] if isinstance(keep, str) else list(keep)
+    if any(not name or "." in name or "/" in name for name in keep) or len(set(keep)) < len(keep):
+        raise UsageError(f"--keep {','.join(keep)}: names of columns are needed, each once, without . and /")
     tables = {"csv", "parquet"}
+    table = labels if labels is not None and is_label_table(labels) else None
     _refuse(
         scheme,
         {
-            "--labels": (labels is not None, {"features", "list"}),
-            "--ids": (ids is not None, {"features"}),
+            "--labels": (labels is not None and table is None, {"features", "list"}),
+            "--keep": (bool(keep), tables | {"features"}),
             "--root": (root is not None, tables | {"list", "cifar10", "fashion-mnist", "nuswide"}),
             "--image-column": (image_column != "image", tables),
-            "--label-column": (label_column != DEFAULT_LABEL_COLUMN, tables),
+            "--label-column": (label_column != DEFAULT_LABEL_COLUMN and table is None, tables),
             "--concepts": (concepts != "21", {"nuswide"}),
         },
     )
+    dataset = _open(
+        scheme,
+        path,
+        spec,
+        root=root,
+        labels=labels if table is None else None,
+        image_column=image_column,
+        label_column=label_column if table is None else DEFAULT_LABEL_COLUMN,
+        concepts=concepts,
+        keep=keep,
+        ids=ids,
+        max_bad=max_bad,
+        download=download,
+        memory=memory,
+    )
+    if keep:
+        texts = (name + "\0" + "\0".join(dataset.texts[name].tolist()) for name in keep)
+        dataset = replace(dataset, fingerprint=fingerprint(dataset.fingerprint, "keep", *texts))
+    if ids is not None and id_from != "position":
+        raise UsageError(f"--ids {ids} and --id-from {id_from} both say which ids: give one of them")
+    dataset = with_ids(dataset, None if scheme == "features" else ids, id_from)
+    if table is None:
+        return dataset
+    return with_label_table(dataset, table, None if label_column == DEFAULT_LABEL_COLUMN else label_column)
+
+
+def _open(
+    scheme: str,
+    path: str | None,
+    spec: str,
+    *,
+    root: str | None,
+    labels: str | None,
+    image_column: str,
+    label_column: str,
+    concepts: str | Sequence[str],
+    keep: Sequence[str],
+    ids: str | None,
+    max_bad: float,
+    download: bool,
+    memory: int | None,
+) -> Dataset:
+    """The source itself. Raises as :func:`open_data`."""
     if scheme == "digits":
         return open_digits()
     if scheme in {"cifar10", "fashion-mnist", "nuswide"} and root is not None and path is not None:
@@ -142,7 +198,7 @@ def open_data(
     if scheme == "fashion-mnist":
         return open_fashion_mnist(path or root, download=download)
     assert path is not None
-    if not os.path.exists(Path(path).expanduser()):
+    if scheme != "features" and not os.path.exists(Path(path).expanduser()):
         raise DataError(f"{shown(path)} not found: the data of {scheme}: should be there")
     if scheme == "nuswide":
         return open_nuswide(path, concepts=concepts, max_bad=max_bad)
@@ -151,12 +207,13 @@ def open_data(
     if scheme == "list":
         return open_list(path, root=root, labels=labels, max_bad=max_bad)
     if scheme == "features":
-        return open_features(path, labels=labels, ids=ids, memory=memory)
+        return open_features(path, labels=labels, ids=ids, keep=keep, memory=memory)
     return open_table(
         path,
         form=scheme,
         root=root,
         image_column=image_column,
         label_column=label_column,
+        keep=keep,
         max_bad=max_bad,
     )

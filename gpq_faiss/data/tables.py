@@ -29,16 +29,18 @@ ID_COLUMN = "id"
 
 @dataclass(frozen=True)
 class Columns:
-    """What a table gave: N paths, N labels (None is unlabelled) or None, N ids or None, and where row i
-    stands."""
+    """What a table gave: N paths, N labels (None is unlabelled) or None, N ids or None, where row i
+    stands, and the columns of texts that are kept."""
 
     images: list[str]
     labels: list[tuple[str, ...]] | None
     ids: list[Any] | None
     where: list[str]
+    kept: dict[str, list[str]]
 
 
-def _missing_column(path: Path, column: str, there: Sequence[str], option: str) -> DataError:
+def missing_column(path: Path, column: str, there: Sequence[str], option: str = "--keep") -> DataError:
+    """The error of a column that is not there."""
     names = ", ".join(repr(name[:40]) for name in there[:20])
     return DataError(f"{path} has no column {column!r} (it has {names}): name it with {option}")
 
@@ -46,13 +48,19 @@ def _missing_column(path: Path, column: str, there: Sequence[str], option: str) 
 def _check_columns(path: Path, there: Sequence[str], image_column: str, label_column: str) -> bool:
     """Whether the label column is there. The default one may be absent (unlabelled queries), another not."""
     if image_column not in there:
-        raise _missing_column(path, image_column, there, "--image-column")
+        raise missing_column(path, image_column, there, "--image-column")
     if label_column not in there and label_column != DEFAULT_LABEL_COLUMN:
-        raise _missing_column(path, label_column, there, "--label-column")
+        raise missing_column(path, label_column, there, "--label-column")
     for column in (image_column, label_column, ID_COLUMN):
         if list(there).count(column) > 1:
             raise DataError(f"{path} has the column {column!r} twice: rename one of them")
     return label_column in there
+
+
+def _column(path: Path, name: str, there: Sequence[str]) -> int:
+    if name not in there:
+        raise missing_column(path, name, there)
+    return list(there).index(name)
 
 
 def split_labels(text: str) -> tuple[str, ...]:
@@ -60,7 +68,7 @@ def split_labels(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.strip() for part in text.split(SEPARATOR) if part.strip()))
 
 
-def _read_csv(path: Path, image_column: str, label_column: str) -> Columns:
+def _read_csv(path: Path, image_column: str, label_column: str, keep: Sequence[str]) -> Columns:
     delimiter = "\t" if path.suffix.lower() in {".tsv", ".tab"} else ","
     check_memory(4 * check_file(path, "a CSV table of images"), str(path))
     try:
@@ -75,7 +83,10 @@ def _read_csv(path: Path, image_column: str, label_column: str) -> Columns:
             image_at = header.index(image_column)
             label_at = header.index(label_column) if labelled else -1
             id_at = header.index(ID_COLUMN) if ID_COLUMN in header else -1
-            out = Columns([], [] if labelled else None, [] if id_at >= 0 else None, [])
+            kept_at = {name: _column(path, name, header) for name in keep}
+            out = Columns(
+                [], [] if labelled else None, [] if id_at >= 0 else None, [], {name: [] for name in keep}
+            )
             for row in reader:
                 if not any(field.strip() for field in row):
                     continue
@@ -89,6 +100,8 @@ def _read_csv(path: Path, image_column: str, label_column: str) -> Columns:
                     out.labels.append(split_labels(row[label_at]))
                 if out.ids is not None:
                     out.ids.append(row[id_at].strip())
+                for name, at in kept_at.items():
+                    out.kept[name].append(row[at])
     except UnicodeDecodeError:
         raise DataError(f"{path} is not UTF-8 text: a CSV table was expected") from None
     except OSError as error:
@@ -113,7 +126,7 @@ def _label_names(value: Any) -> tuple[str, ...]:
     return (str(value),)
 
 
-def _read_parquet(path: Path, image_column: str, label_column: str) -> Columns:
+def _read_parquet(path: Path, image_column: str, label_column: str, keep: Sequence[str]) -> Columns:
     what = "a Parquet table of images"
     with open_parquet(path, what) as file:
         there = list(file.schema_arrow.names)
@@ -126,7 +139,12 @@ def _read_parquet(path: Path, image_column: str, label_column: str) -> Columns:
             raise DataError(
                 f"{path} row {i}: column {image_column!r} holds {type(image).__name__}, a path is expected"
             )
-    return Columns([image or "" for image in images], labels, ids, [f"row {i}" for i in range(len(images))])
+    kept = {}
+    for name in keep:
+        _column(path, name, there)
+        kept[name] = ["" if value is None else str(value) for value in read_cells(path, name, what)]
+    where = [f"row {i}" for i in range(len(images))]
+    return Columns([image or "" for image in images], labels, ids, where, kept)
 
 
 def parse_ids(path: Path, values: Sequence[Any], where: Sequence[str]) -> NDArray[np.int64]:
@@ -172,6 +190,7 @@ def open_table(
     root: str | None = None,
     image_column: str = "image",
     label_column: str = DEFAULT_LABEL_COLUMN,
+    keep: Sequence[str] = (),
     max_bad: float = 0.01,
 ) -> FileImages:
     """Images of a table.
@@ -186,6 +205,7 @@ def open_table(
         root: folder that relative paths start from; default the table's own.
         image_column, label_column: names of the columns. Without the default ``label`` all items are
             unlabelled.
+        keep: further columns, whose texts travel with the items.
         max_bad: fraction of images that may be missing, and of the rest that may be broken.
 
     Raises:
@@ -194,7 +214,7 @@ def open_table(
         UsageError: ``max_bad`` out of range.
     """
     file = Path(path).expanduser()
-    columns = (_read_parquet if form == "parquet" else _read_csv)(file, image_column, label_column)
+    columns = (_read_parquet if form == "parquet" else _read_csv)(file, image_column, label_column, keep)
     if not columns.images:
         raise DataError(f"{file} has no rows: a table of images was expected")
     for i, image in enumerate(columns.images):
@@ -220,5 +240,6 @@ def open_table(
         labels=labels,
         ids=ids,
         notes=notes,
+        texts=columns.kept,
         max_bad=max_bad,
     )

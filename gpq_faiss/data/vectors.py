@@ -252,3 +252,41 @@ class ParquetVectors(Vectors):
 def first_of(names: Sequence[str], there: Sequence[str]) -> str | None:
     """The first of ``names`` that is ``there``."""
     return next((name for name in names if name in there), None)
+
+
+class ConcatVectors(Vectors):
+    """The rows of several sources, one after the other.
+
+    Raises:
+        DataError: their widths differ (names two).
+    """
+
+    def __init__(self, parts: Sequence[Vectors], names: Sequence[str]) -> None:
+        self.parts = list(parts)
+        self.width = parts[0].width
+        for part, name in zip(parts, names, strict=True):
+            if part.width != self.width:
+                raise DataError(f"{names[0]} has rows of {self.width} numbers, {name} of {part.width}")
+        self._ends = np.cumsum([part.n for part in parts])
+        self.n = int(self._ends[-1])
+
+    def read(self, rows: Rows) -> NDArray[Any]:
+        positions = np.arange(self.n)[rows]
+        part_of = np.searchsorted(self._ends, positions, side="right")
+        types = []
+        found = {}
+        for part in np.unique(part_of).tolist():
+            start = int(self._ends[part]) - self.parts[part].n
+            inside = positions[part_of == part] - start
+            whole = (
+                len(inside)
+                and int(inside[-1]) - int(inside[0]) == len(inside) - 1
+                and bool((np.diff(inside) == 1).all())
+            )
+            block = self.parts[part].read(slice(int(inside[0]), int(inside[-1]) + 1) if whole else inside)
+            found[part] = block
+            types.append(block.dtype)
+        out = np.empty((len(positions), self.width), np.result_type(*types) if types else np.float32)
+        for part, block in found.items():
+            out[part_of == part] = block
+        return out

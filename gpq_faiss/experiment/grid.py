@@ -357,41 +357,35 @@ def _count(lists: Sequence[Sequence[Any]]) -> int:
 
 
 # What the trained methods that are not GPQ take of a preset: the budget, the optimiser and the backbone. The rest is GPQ's own (its
-# heads, its losses, its average of the weights), and changes in it are none of theirs.
-_SHARED_NETWORK = ("backbone", "weights", "image_size", "hidden", "norm", "tap")
-_NOT_SHARED_TRAINING = ("ema", "codebook_start")
+# class networks, its losses, its average of the weights), and changes in it are none of theirs.
+_SHARED_NETWORK = ("backbone", "weights", "image_size", "hidden")
+_NOT_SHARED_TRAINING = ("ema",)
 # Where there is nothing to convolve they have the perceptron that does best there (docs/experiments.md); the noise is of features alone.
 BASELINE_PERCEPTRON: Changes = {"network": {"hidden": [512], "dropout": 0.2, "noise": 0.5}}
-
-_VARIANT_HEADS = 256
 
 
 def baseline_config(config: Config, *, perceptron: bool) -> Config:
     """Settings of the trained methods that are not GPQ, beside a GPQ of the settings ``config``."""
     network = {name: getattr(config.network, name) for name in _SHARED_NETWORK}
     training = {k: v for k, v in vars(config.training).items() if k not in _NOT_SHARED_TRAINING}
-    own = merge(Config(preset=config.preset), {"network": network, "training": training})
+    changes = {"network": network, "training": training, "gpq": {"details": config.gpq.details}}
+    own = merge(Config(preset=config.preset), changes)
     own = merge(own, {"quantizer": {"codewords": config.quantizer.codewords}})
     return merge(own, dict(BASELINE_PERCEPTRON)) if perceptron else own
 
 
-def variant_base(config: Config) -> Config:
-    """Settings that GPQ's variants of the paper start from: where the preset has a committee, heads and the paper's losses instead."""
-    if not getattr(config.network, "committee", 0):
+def variant_base(config: Config, *, perceptron: bool) -> Config:
+    """Settings that GPQ's variants of the paper start from: the method and the losses as printed, where the preset has class networks with
+    the network of the other methods."""
+    if config.method == "gpq":
         return config
-    printed = to_dict(Config().loss)
-    weights = {k: v for k, v in printed.items() if k.startswith("lambda") or k == "propagation"}
-    changes = {
-        "quantizer": {"feature_weight": 0.0, "class_codebooks": 0},
-        "network": {"committee": 0, "heads": _VARIANT_HEADS},
-        "loss": weights,
-    }
-    return merge(config, changes)
+    own = merge(config, {"method": "gpq", "loss": to_dict(Config().loss)})
+    return merge(own, dict(BASELINE_PERCEPTRON)) if perceptron else own
 
 
 def codes_posteriors(config: Config) -> bool:
     """Whether these are settings of class-posterior codes, not of GPQ."""
-    return bool(config.network.committee) and not config.loss.lambda0
+    return config.method == "posterior"
 
 
 def method_config(grid: Grid, variation: Variation, method: str, *, perceptron: bool, base: Config) -> Config:
@@ -408,8 +402,8 @@ def method_config(grid: Grid, variation: Variation, method: str, *, perceptron: 
     config = base if variation.preset is None else preset(variation.preset)
     if entry.module != "gpq":
         config = baseline_config(config, perceptron=perceptron)
-    elif "loss" in entry.changes:
-        config = variant_base(config)
+    elif entry.changes.keys() & {"loss", "gpq"}:
+        config = variant_base(config, perceptron=perceptron)
     elif codes_posteriors(config) != (method == "posterior"):
         # Two methods, each with a preset of its own where the grid's is the other's.
         config = preset("recommended" if method == "posterior" else "gpq")

@@ -343,23 +343,23 @@ def _gallery_row(run: Run, name: str, query: int, images: ImageDataset) -> Ranke
         pictures[1:],
         relevant=relevant,
         query_name=name,
-        names=[_told(classes, labels[int(i)]) for i in top],
+        names=[_class_text(classes, labels[int(i)]) for i in top],
     )
 
 
-def _told(classes: Sequence[str], packed: NDArray[np.uint8]) -> str:
+def _class_text(classes: Sequence[str], packed: NDArray[np.uint8]) -> str:
     """The names of an item's classes."""
     return " + ".join(str(classes[int(c)]) for c in np.flatnonzero(np.unpackbits(packed)[: len(classes)]))
 
 
 def _rows_of(images: ImageDataset, ids: Sequence[int]) -> NDArray[np.int64]:
-    place = {int(item): row for row, item in enumerate(images.ids)}
-    unknown = [item for item in ids if item not in place]
+    row_of = {int(item): row for row, item in enumerate(images.ids)}
+    unknown = [item for item in ids if item not in row_of]
     if unknown:
         raise MismatchError(
             f"{images.name} has no image with the id {unknown[0]}: give the images of the runs"
         )
-    return np.array([place[item] for item in ids], np.int64)
+    return np.array([row_of[item] for item in ids], np.int64)
 
 
 def _check_same_items(images: ImageDataset, rows: NDArray[np.int64], relevant: Sequence[bool]) -> None:

@@ -22,7 +22,7 @@ _LONG = ["data_set", "protocol", "method", "bits", "map"]
 def read_published(
     path: str | Path, data_set: str | None = None, protocol: str | None = None
 ) -> dict[tuple[str, int], float]:
-    """(method, bits) -> mAP, a share between 0 and 1. Empty cells are left out; percentages are refused.
+    """(method, bits) -> mAP, a share between 0 and 1. Empty fields are left out; percentages are refused.
 
     Args:
         path: the CSV.
@@ -81,7 +81,7 @@ def _read_long(
         if not any(text.strip() for text in line):
             continue
         if len(line) != len(_LONG):
-            raise DataError(f"{path}, line {number}: {len(line)} cells, not {len(_LONG)}: {','.join(_LONG)}")
+            raise DataError(f"{path}, line {number}: {len(line)} fields, not {len(_LONG)}: {','.join(_LONG)}")
         of_data, of_protocol, name, bits, share = (text.strip().lower() for text in line)
         _check_method(path, number, name)
         if not bits.isdecimal() or not int(bits):

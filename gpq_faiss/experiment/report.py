@@ -11,9 +11,9 @@ from typing import Any, Literal, get_args
 
 from ..config import COMMITTEE_RATE
 from ..errors import DataError, UsageError
-from ..evaluation.tables import Row, pivot, render, summarise
+from ..evaluation.tables import pivot, render, summarise
+from ..methods.measure import NO_LIKENESS
 from ..methods.registry import METHODS
-from ..stages.evaluate import NO_LIKENESS
 from .results import (
     Experiment,
     curve_rows,
@@ -21,7 +21,7 @@ from .results import (
     likeness_rows,
     main_rows,
     missing_runs,
-    place_in,
+    position,
     read_experiment,
     row_name,
     run_labelled,
@@ -43,7 +43,7 @@ class Table:
     """One table of a report.
 
     Attributes:
-        name: by which it is asked for: ``map``, ``published``, ``likeness``, ``depth``, ``pr``, ``seconds``, ``grid``, ``scale``.
+        name: as in ``--table``: ``map``, ``published``, ``likeness``, ``depth``, ``pr``, ``seconds``, ``grid``, ``scale``.
         caption: a sentence.
         rows: as :func:`gpq_faiss.evaluation.tables.render` takes them.
         head: of the first column.
@@ -81,11 +81,11 @@ def report(
         folder: of the experiment.
         form: ``text`` and ``markdown`` are a page, ``latex`` all tables, ``json`` all tables and all runs, ``csv`` one table.
         table: only this one; CSV holds one, the first if none is named.
-        published: figures from elsewhere, to be put beside the experiment's.
+        published: figures of a paper, to be put beside the experiment's.
         pictures: caption -> path, shown on a Markdown page.
 
     Raises:
-        UsageError: an unknown form, or a table that this experiment has not.
+        UsageError: an unknown form, or a table that this experiment does not have.
         DataError: no experiment there, no finished run, or a damaged one.
     """
     if form not in get_args(Form):
@@ -98,7 +98,7 @@ def report(
             raise UsageError(f"no table '{table}' here: choose one of {', '.join(t.name for t in tables)}")
         tables = chosen
     if form == "csv":
-        # It has no place for a note.
+        # CSV has no room for notes.
         for line in missing_runs(experiment).notes():
             log.warning("%s: %s", experiment.folder, line)
         return tables[0].text("csv")
@@ -115,73 +115,46 @@ def report(
 def tables_of(experiment: Experiment, published: _Published) -> list[Table]:
     """All tables of the experiment; the first is the one that it is about."""
     kind, longest = experiment.about["kind"], max(experiment.bits)
-    caption = f"{experiment.about['title']}: {experiment.about['data']['name']}, {_over_seeds(experiment)}"
     several = len(experiment.labelled) > 1
-    whole = Table("map", caption, main_rows(experiment), "bits" if not several else "")
-    tables = [whole]
+    caption = f"{experiment.about['title']}: {_data_and_seeds(experiment)}"
+    at = f"{longest} bits" + (f", {experiment.labelled[-1]}" if several else "")
+    first = Table("map", caption, main_rows(experiment), "" if several else "bits")
     if kind == "sensitivity":
         tables = [_sensitivity(experiment, panel) for panel in weight_panels(experiment)]
-    if kind == "scale":
-        tables = [_scale(experiment)]
+    elif kind == "scale":
+        tables = [Table("scale", caption, scale_rows(experiment), "method")]
+    else:
+        tables = [first]
     if published:
         tables.append(_beside(experiment, published))
-    at = f"{longest} bits" + (f", {experiment.labelled[-1]}" if several else "")
     if kind in ("table", "ablation") and experiment.about["data"]["perceptron"]:
-        kept = {row["method"]: row for row in likeness_rows(experiment, longest)}
-        tables[0] = replace(
-            whole,
-            caption=f"{caption}; NN10@100 at {at}",
-            rows=[row | {"NN10@100": kept.get(row["method"], {}).get("NN10@100")} for row in whole.rows],
-        )
-        more = ("within class", "distinct in tops")
-        tables.append(
-            Table(
-                "likeness",
-                f"NN10@100; within class and distinct items in tops (as a share of the places) at {at}",
-                [
-                    row | {name: kept.get(row["method"], {}).get(name) for name in more}
-                    for row in main_rows(experiment, "nn10_at_100")
-                ],
-                whole.head,
-            )
-        )
+        found = likeness_rows(experiment, longest)
+        beside = replace(first, caption=f"{caption}; NN10@100 at {at}")
+        tables[0] = replace(beside, rows=_joined(first.rows, found, "NN10@100"))
+        lengths = main_rows(experiment, "nn10_at_100")
+        about = f"NN10@100; within class and distinct items in tops (as a share of the places) at {at}"
+        rows = _joined(lengths, found, "within class", "distinct in tops")
+        tables.append(Table("likeness", about, rows, first.head))
     if kind in ("table", "ablation", "tsne", "voronoi"):
-        tables.append(
-            Table(
-                "depth",
-                f"Precision and recall at k, {at}",
-                depth_rows(experiment, longest, KS),
-                "k",
-            )
-        )
-        tables.append(
-            Table(
-                "pr",
-                f"Precision at levels of recall, {at}",
-                curve_rows(experiment, longest, LEVELS),
-                "recall",
-            )
-        )
+        depth, curve = depth_rows(experiment, longest, KS), curve_rows(experiment, longest, LEVELS)
+        tables.append(Table("depth", f"Precision and recall at k, {at}", depth, "k"))
+        tables.append(Table("pr", f"Precision at levels of recall, {at}", curve, "recall"))
     if kind in ("table", "ablation"):
-        tables.append(
-            Table(
-                "seconds",
-                "Seconds a run, over all lengths and seeds, one thread",
-                second_rows(experiment),
-                "",
-                1,
-            )
-        )
-    # A table tells by itself, wherever it is pasted, that it is not whole.
+        about = "Seconds per run, over all lengths and seeds, one thread"
+        tables.append(Table("seconds", about, second_rows(experiment), "", 1))
+    # A table that is copied elsewhere must itself say that it is not complete.
     short = missing_runs(experiment).short
     return [replace(t, caption=f"{t.caption} ({short})") for t in tables] if short else tables
 
 
-def _over_seeds(experiment: Experiment) -> str:
-    seeds = experiment.seeds
-    if len(seeds) == 1:
-        return f"seed {seeds[0]}"
-    return f"mean ± deviation over seeds {', '.join(map(str, seeds))}"
+def _data_and_seeds(experiment: Experiment) -> str:
+    return f"{experiment.about['data']['name']}, {experiment.over_seeds()}"
+
+
+def _joined(rows: list[dict[str, Any]], more: list[dict[str, Any]], *columns: str) -> list[dict[str, Any]]:
+    """Rows with columns of other rows of the same method."""
+    found = {row["method"]: row for row in more}
+    return [row | {name: found.get(row["method"], {}).get(name) for name in columns} for row in rows]
 
 
 def weights_of(run: Run) -> tuple[float, float]:
@@ -192,11 +165,11 @@ def weights_of(run: Run) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Panel:
-    """One grid over the weights: of a method, at a code length, with so many labels.
+    """One grid over the weights, of a method at a code length with a number of labels.
 
     Attributes:
         runs: by their weights.
-        name: what tells it from the others, empty where there is one.
+        name: how it differs from the others; empty where there is one.
     """
 
     method: str
@@ -212,7 +185,7 @@ class Panel:
 
 
 def weight_panels(experiment: Experiment) -> list[Panel]:
-    """The grids over the weights of those methods that have them, which are GPQ and its variants.
+    """The grids over the weights λ1 and λ2, one for each of GPQ and its variants.
 
     Raises:
         DataError: no run has them.
@@ -231,7 +204,7 @@ def weight_panels(experiment: Experiment) -> list[Panel]:
         Panel(
             *key,
             tuple(sorted(groups[key], key=weights_of)),
-            "-".join(str(part).replace(" ", "-") for part, told in zip(key, differ, strict=True) if told),
+            "-".join(str(part).replace(" ", "-") for part, varies in zip(key, differ, strict=True) if varies),
         )
         for key in keys
     ]
@@ -244,19 +217,19 @@ def _sensitivity(experiment: Experiment, panel: Panel) -> Table:
         for run in panel.runs
     ]
     rows = pivot(summarise(long, by=["method", "λ2"], values=["map"]), "method", "λ2", "map")
-    # A weight may be there with some of the others only: its column still has its place.
+    # Also where some combinations are missing, columns are in the order of the weights.
     columns = sorted({name for row in rows for name in row} - {"method"}, key=lambda name: float(name[5:]))
     rows = [{name: row.get(name) for name in ("method", *columns)} for row in rows]
     caption = (
-        f"mAP of {panel.at}, over λ1 and λ2: {experiment.about['data']['name']}, {_over_seeds(experiment)}"
+        f"mAP of {panel.at}, over λ1 and λ2: {experiment.about['data']['name']}, {experiment.over_seeds()}"
     )
     return Table(f"grid-{panel.name}" if panel.name else "grid", caption, rows, "")
 
 
 def scale_rows(experiment: Experiment) -> list[dict[str, Any]]:
-    """A line a method and size: unlabelled items, database, mAP, seconds.
+    """One line per method and size: unlabelled items, database, mAP, seconds.
 
-    Sizes beyond what the data have are the same run again, and count once.
+    Sizes beyond those of the data are the same run again, and count once.
     """
     once: dict[tuple[Any, ...], Run] = {}
     for run in experiment.runs:
@@ -282,7 +255,7 @@ def scale_rows(experiment: Experiment) -> list[dict[str, Any]]:
     return sorted(
         rows,
         key=lambda row: (
-            place_in(order, row["method"]),
+            position(order, row["method"]),
             0 if row["bits"] == "any" else row["bits"],
             experiment.labelled.index(row["labelled"]) if several else 0,
             -row["database"],
@@ -291,13 +264,8 @@ def scale_rows(experiment: Experiment) -> list[dict[str, Any]]:
     )
 
 
-def _scale(experiment: Experiment) -> Table:
-    caption = f"{experiment.about['title']}: {experiment.about['data']['name']}, {_over_seeds(experiment)}"
-    return Table("scale", caption, scale_rows(experiment), "method")
-
-
 def _beside(experiment: Experiment, published: _Published) -> Table:
-    """Every row of ours and the published figure of its method."""
+    """Each row of the experiment and the published figure of its method."""
     for bits in sorted({bits for _, bits in published} - set(experiment.bits)):
         log.warning("no run has %d bits: figures published for them are not shown", bits)
     labelled = experiment.labelled[-1]
@@ -308,14 +276,14 @@ def _beside(experiment: Experiment, published: _Published) -> Table:
         for bits in ([run.bits] if run.bits else experiment.bits)
     ]
     means = {(row["method"], row["bits"]): row["map"] for row in summarise(ours, ["method", "bits"], ["map"])}
-    # Row -> method; what is published of others comes in its place.
+    # Row -> method; other methods with a published figure have rows too.
     named = {
         row_name(experiment, run): run.method for run in experiment.runs if run_labelled(run) == labelled
     }
     named |= {name: name for name, _ in published if name not in named.values()}
     order = list(METHODS)
     rows = []
-    for name, method in sorted(named.items(), key=lambda item: place_in(order, item[1])):
+    for name, method in sorted(named.items(), key=lambda item: position(order, item[1])):
         row: dict[str, Any] = {"method": name}
         for bits in experiment.bits:
             row[f"{bits}, ours"] = means.get((name, bits))
@@ -340,7 +308,7 @@ def _page(experiment: Experiment, tables: list[Table], form: Form, pictures: Map
         if not i:
             parts += [f"{line}\n" for line in notes_of(experiment)]
     if marks:
-        # Beneath the picture too: readers do not see the text in its place.
+        # The caption is also below the picture, since readers do not see the alternative text.
         parts += [f"![{caption}]({path})\n\n{caption}.\n" for caption, path in pictures.items()]
     return "\n".join(parts)
 
@@ -349,17 +317,14 @@ def notes_of(experiment: Experiment) -> list[str]:
     """What is needed to read the tables: data, convention, budget, what differs from the paper, what is missing, machine."""
     about, first = experiment.about, experiment.runs[0].about
     counts = first["counts"]
-    over = _over_seeds(experiment)
+    over = experiment.over_seeds()
+    differ = len({json.dumps(run.about["counts"]) for run in experiment.runs}) > 1
     lines = [
         *missing_runs(experiment).notes(),
         f"{over[0].upper()}{over[1:]}. {first['convention']}. {about['data']['name']}, protocol {about['protocol']}, labelled "
         f"{', '.join(experiment.labelled)}: {counts['queries']:,} queries, {counts['labelled']:,} labelled and "
         f"{counts['unlabelled']:,} unlabelled items, {counts['database']:,} in the database"
-        + (
-            " (of the first run)."
-            if len({json.dumps(r.about["counts"]) for r in experiment.runs}) > 1
-            else "."
-        ),
+        + (" (of the first run)." if differ else "."),
         *_likeness(experiment),
         *_settings(experiment),
         *_budget(experiment),
@@ -371,13 +336,12 @@ def notes_of(experiment: Experiment) -> list[str]:
         if run.bits and run.bits != int(run.about["bits_kept"]):
             kept.setdefault(row_name(experiment, run), {})[run.bits] = int(run.about["bits_kept"])
     lines += [
-        f"{name}: {', '.join(map(str, bits.values()))} bits an item where {', '.join(map(str, bits))} are asked for."
+        f"{name}: {', '.join(map(str, bits.values()))} bits per item where {', '.join(map(str, bits))} are asked for."
         for name, bits in kept.items()
     ]
-    lines += [f"{name} has no line: {why}." for name, why in about["left_out"].items()]
+    lines += [f"{name} has no row: {why}." for name, why in about["left_out"].items()]
     lines += [f"Failed: {name}: {why}." for name, why in about["failed"].items()]
-    lines += _machines(experiment)
-    return lines
+    return lines + _machines(experiment)
 
 
 def _likeness(experiment: Experiment) -> list[str]:
@@ -386,16 +350,19 @@ def _likeness(experiment: Experiment) -> list[str]:
         return []
     if not experiment.about["data"]["perceptron"]:
         return [f"{NO_LIKENESS}."]
-    told = dict.fromkeys(run.likeness["definition"] for run in experiment.runs if run.likeness)
-    without = sum(not run.likeness for run in experiment.runs)
-    old = [f"{without:,} of {len(experiment.runs):,} runs are of earlier versions and have no NN10@100."]
-    return [f"{line}." for line in told] + old * bool(without)
+    definitions = dict.fromkeys(run.likeness["definition"] for run in experiment.runs if run.likeness)
+    return [f"{line}." for line in definitions]
+
+
+def _trained(experiment: Experiment) -> list[Run]:
+    """Runs of methods that the training loop trains."""
+    return [run for run in experiment.runs if "training" in run.about["settings"]]
 
 
 def _settings(experiment: Experiment) -> list[str]:
     """The preset, and what the command changed of it."""
     about = experiment.about
-    if not any("training" in run.about["settings"] for run in experiment.runs):
+    if not _trained(experiment):
         return []
     changed = [f"{part}.{k} = {v}" for part, values in about["changes"].items() for k, v in values.items()]
     line = f"Rows that do not say otherwise have the settings of the preset {about['preset']}"
@@ -404,48 +371,48 @@ def _settings(experiment: Experiment) -> list[str]:
 
 def _budget(experiment: Experiment) -> list[str]:
     """Steps and batches of the trained methods."""
-    groups: dict[str, list[str]] = {}
-    trained = [run for run in experiment.runs if "training" in run.about["settings"]]
-    # Where some runs have fewer items than a batch has room for.
-    small: dict[str, set[int]] = {"labelled": set(), "unlabelled": set()}
+    trained = _trained(experiment)
+    if not trained:
+        return []
+    # Batch sizes that some run cannot fill.
+    small: set[tuple[str, int]] = set()
     for run in trained:
         t, counts = run.about["settings"]["training"], run.about["counts"]
-        learnt = counts["labelled"] * (1 - t["validation"])  # the rest is held out
-        for name, there in (("labelled", learnt), ("unlabelled", counts["unlabelled"] or learnt)):
+        labelled = counts["labelled"] * (1 - t["validation"])  # the rest is held out
+        for name, there in (("labelled", labelled), ("unlabelled", counts["unlabelled"] or labelled)):
             if t[f"batch_{name}"] > there:
-                small[name].add(t[f"batch_{name}"])
+                small.add((name, t[f"batch_{name}"]))
 
     def batch(t: Mapping[str, Any], name: str) -> str:
         size = t[f"batch_{name}"]
-        return f"up to {size:,}" if size in small[name] else f"{size:,}"
+        return f"{'up to ' if (name, size) in small else ''}{size:,}"
 
+    groups: dict[str, list[str]] = {}
     for run in trained:
         t = run.about["settings"]["training"]
         length = f"{t['epochs']:g} epochs" if t["epochs"] else f"{t['steps']:,} steps"
-        labelled, pool = batch(t, "labelled"), batch(t, "unlabelled")
         text = (
-            f"{length} of {labelled} labelled items, and {pool} unlabelled ones for those that use "
+            f"{length} of {batch(t, 'labelled')} labelled items, and {batch(t, 'unlabelled')} unlabelled ones for those that use "
             f"them, learning rate {t['learning_rate']:g} ({t['schedule']})"
         )
         groups.setdefault(text, []).append(row_name(experiment, run))
-    if not groups:
-        return []
+    committee = any(run.about["settings"].get("method") in ("gpq-soft", "posterior") for run in trained)
     own = []
-    if experiment.about["data"]["perceptron"] and any(
-        run.about["settings"].get("network", {}).get("committee") for run in experiment.runs
-    ):
+    if experiment.about["data"]["perceptron"] and committee:
         own = [
-            f"GPQ's committee moves with {COMMITTEE_RATE:g} times that rate, and an average of its weights is what counts."
+            f"GPQ's committee is trained at {COMMITTEE_RATE:g} times that rate, and an average of its weights is used."
         ]
     if len(groups) == 1:
         return [f"Every trained method has {next(iter(groups))}, and the same split and data.", *own]
-    # What most have needs no list of names.
+    # The most common budget needs no list of names.
     usual = max(groups, key=lambda text: len(groups[text]))
-    lines = [f"{', '.join(dict.fromkeys(names))}: {text}." for text, names in groups.items() if text != usual]
+    others = [
+        f"{', '.join(dict.fromkeys(names))}: {text}." for text, names in groups.items() if text != usual
+    ]
     return [
-        f"Trained methods have {usual}, but for those named next, and all the same split and data.",
+        f"Trained methods have {usual}, except those named next; all have the same split and data.",
         *own,
-        *lines,
+        *others,
     ]
 
 
@@ -471,59 +438,25 @@ def _differs(experiment: Experiment) -> str:
 
 
 def _departures(experiment: Experiment) -> list[str]:
-    """Where methods depart from their own papers in what the figures depend on."""
+    """Where methods depart from their own papers in ways that change the figures."""
     there = {run.method for run in experiment.runs}
-    told = [f"{name}: {METHODS[name].departs}" for name in METHODS if name in there and METHODS[name].departs]
-    return [f"Departures from their papers that count: {'; '.join(told)}."] if told else []
+    departures = [f"{k}: {METHODS[k].departs}" for k in METHODS if k in there and METHODS[k].departs]
+    return [f"Departures from their papers that count: {'; '.join(departures)}."] if departures else []
 
 
 def _machines(experiment: Experiment) -> list[str]:
     lines = []
     for run in experiment.runs:
         machine, versions = run.about["machine"], run.about["versions"]
-        gpu = machine.get("gpu") or "no GPU"
-        told = ", ".join(f"{name} {version}" for name, version in versions.items())
-        line = (
-            f"Machine: {machine.get('cpu')}, {machine.get('cores')} cores, {machine.get('memory_gib')} GiB, {gpu}, "
-            f"{machine.get('os')}; {told}."
+        libraries = ", ".join(f"{name} {version}" for name, version in versions.items())
+        lines.append(
+            f"Machine: {machine.get('cpu')}, {machine.get('cores')} cores, {machine.get('memory_gib')} GiB, "
+            f"{machine.get('gpu') or 'no GPU'}, {machine.get('os')}; {libraries}."
         )
-        if line not in lines:
-            lines.append(line)
-    return lines
+    return list(dict.fromkeys(lines))
 
 
 def _json(experiment: Experiment, tables: list[Table]) -> str:
-    def loaded(rows: list[Row]) -> Any:
-        return json.loads(render(rows, "json"))
-
-    runs: list[Row] = [
-        {
-            "method": run.method,
-            "variation": run.variation,
-            "labelled": run.about.get("labelled"),
-            "bits": run.bits,
-            "bits_kept": run.about["bits_kept"],
-            "seed": run.seed,
-            "map": run.map,
-        }
-        for run in experiment.runs
-    ]
-    more = [
-        {
-            "precision": dict(zip(map(str, run.arrays["ks"]), run.arrays["precision"].tolist(), strict=True)),
-            "recall": dict(zip(map(str, run.arrays["ks"]), run.arrays["recall"].tolist(), strict=True)),
-            "precision_at_recall": {
-                f"{level:g}": float(value)
-                for level, value in zip(run.arrays["pr_recall"], run.arrays["pr_precision"], strict=True)
-            },
-            "likeness": run.likeness or None,
-            "seconds": run.about["seconds"],
-            "counts": run.about["counts"],
-            "split_hash": run.about["split_hash"],
-            "identity": run.about["identity"],
-        }
-        for run in experiment.runs
-    ]
     missing = missing_runs(experiment)
     value = {
         "experiment": {
@@ -536,8 +469,30 @@ def _json(experiment: Experiment, tables: list[Table]) -> str:
         },
         "notes": notes_of(experiment),
         "tables": {
-            table.name: {"caption": table.caption, "rows": loaded(list(table.rows))} for table in tables
+            table.name: {"caption": table.caption, "rows": json.loads(table.text("json"))} for table in tables
         },
-        "runs": [{**run, **extra} for run, extra in zip(loaded(runs), more, strict=True)],
+        "runs": [_run_json(run) for run in experiment.runs],
     }
     return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _run_json(run: Run) -> dict[str, Any]:
+    about, arrays = run.about, run.arrays
+    ks, levels = map(str, arrays["ks"]), (f"{level:g}" for level in arrays["pr_recall"])
+    return {
+        "method": run.method,
+        "variation": run.variation,
+        "labelled": about["labelled"],
+        "bits": run.bits,
+        "bits_kept": int(about["bits_kept"]),
+        "seed": run.seed,
+        "map": run.map,
+        "precision": dict(zip(ks, arrays["precision"].tolist(), strict=True)),
+        "recall": dict(zip(map(str, arrays["ks"]), arrays["recall"].tolist(), strict=True)),
+        "precision_at_recall": dict(zip(levels, arrays["pr_precision"].tolist(), strict=True)),
+        "likeness": run.likeness or None,
+        "seconds": about["seconds"],
+        "counts": about["counts"],
+        "split_hash": about["split_hash"],
+        "identity": about["identity"],
+    }

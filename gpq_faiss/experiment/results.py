@@ -1,4 +1,4 @@
-"""The runs of a folder, and the figures in them as rows.
+"""The runs of a folder, and their figures as rows.
 
 A *row* of a table is a method in a variation; its columns are code lengths (and numbers of labels, where there are several); its
 values are means and deviations over seeds.
@@ -6,8 +6,7 @@ values are means and deviations over seeds.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,9 +21,6 @@ from ..methods.registry import METHODS
 from .run import read_about
 from .runfile import FIGURES, Run, read_run
 
-_Cell = tuple[str, str, str, int, int]
-"""Method, variation, labels, length and seed."""
-
 
 @dataclass(frozen=True)
 class Experiment:
@@ -32,8 +28,8 @@ class Experiment:
 
     Attributes:
         folder: where it is.
-        about: what ``experiment.json`` says.
-        runs: in the order of the tables: methods as in the paper, then variations as in the grid, lengths, seeds.
+        about: the content of ``experiment.json``.
+        runs: in the order of the tables: methods as in the paper, then variations as in the grid, labels, lengths, seeds.
     """
 
     folder: Path
@@ -42,7 +38,7 @@ class Experiment:
 
     @property
     def bits(self) -> list[int]:
-        """Code lengths, ascending; those of methods without a code are not among them."""
+        """Code lengths, ascending, without the 0 of methods that keep no code."""
         return sorted({run.bits for run in self.runs} - {0}) or [0]
 
     @property
@@ -51,26 +47,33 @@ class Experiment:
 
     @cached_property
     def one_method(self) -> bool:
-        """Whether all runs are of one method, those that are yet to be made among them."""
-        planned = self.about.get("planned", {}).values()
+        """Whether all runs are of one method, those that are missing among them."""
+        planned = self.about["planned"].values()
         return len({run.method for run in self.runs} | {run["method"] for run in planned}) == 1
 
     @property
     def labelled(self) -> list[str]:
-        """What training saw, in the order of the grid; names of the kinds that ``--labelled`` takes."""
+        """The kinds of labelled set, as :func:`labelled_name` calls them, in the order of the grid."""
         order = [labelled_name(value) for value in self.about["labelled"]]
         found = {run_labelled(run) for run in self.runs}
         return [name for name in order if name in found] + sorted(found - set(order))
 
+    def over_seeds(self) -> str:
+        """What the figures are taken over, for captions."""
+        seeds = self.seeds
+        if len(seeds) == 1:
+            return f"seed {seeds[0]}"
+        return f"mean ± deviation over seeds {', '.join(map(str, seeds))}"
+
 
 @dataclass(frozen=True)
 class Missing:
-    """What a folder lacks of the runs that were asked for.
+    """The runs that were asked for and are not in the folder.
 
     Attributes:
         asked: how many were asked for.
-        runs: row of the table (and labels, where there are several kinds) -> the lengths and seeds that are not there.
-        outdated: runs that are there, but of other settings, data or versions than were asked for last.
+        runs: row of the table (and labels, where there are several kinds) -> the lengths and seeds that are missing.
+        outdated: runs of other settings, data or versions than were asked for last.
     """
 
     asked: int
@@ -89,11 +92,11 @@ class Missing:
         return ", ".join(parts)
 
     def notes(self, most: int = 12) -> list[str]:
-        """Lines for a report, that name ``most`` rows."""
+        """Lines for a report, which name at most ``most`` rows."""
         lines = []
         if self.runs:
             rows = [f"{row} ({', '.join(runs)})" for row, runs in self.runs.items()]
-            more = f"; and {len(rows) - most:,} rows more" if len(rows) > most else ""
+            more = f"; and {len(rows) - most:,} more rows" if len(rows) > most else ""
             lines.append(
                 f"Not complete: {self.count:,} of {self.asked:,} runs are missing: {'; '.join(rows[:most])}{more}. "
                 "Means are over the seeds that are there."
@@ -101,90 +104,51 @@ class Missing:
         if self.outdated:
             names = ", ".join(self.outdated[:most]) + (", ..." if len(self.outdated) > most else "")
             lines.append(
-                f"Out of date: {len(self.outdated):,} runs are of other settings, data or versions than were asked for last: {names}."
+                f"Out of date: {len(self.outdated):,} runs have other settings, data or versions than were asked for last: {names}."
             )
         return lines
 
 
 def missing_runs(experiment: Experiment) -> Missing:
-    """The runs that were asked for and are not there.
-
-    Of runs that the folder does not say of that they were asked for (those of earlier versions), every row should be there at every
-    length and seed.
-    """
+    """Compare the runs of the folder with those that were asked for."""
     there = {run.path.stem: str(run.about["identity"]) for run in experiment.runs}
-    asked: dict[str, dict[str, Any]] = experiment.about.get("planned", {})
+    asked: dict[str, dict[str, Any]] = experiment.about["planned"]
     kinds = {labelled_name(run["labelled"]) for run in asked.values()}
     several = len(kinds | set(experiment.labelled)) > 1
-    lacking: dict[str, list[str]] = {}
     methods, variations = list(METHODS), list(experiment.about["variations"])
-    in_order = sorted(
-        asked.items(),
-        key=lambda item: (
-            place_in(methods, item[1]["method"]),
-            place_in(variations, item[1]["variation"]),
-            item[1]["bits"],
-            item[1]["seed"],
+    lacking: dict[str, list[str]] = {}
+    absent = [run for name, run in asked.items() if name not in there]
+    for run in sorted(
+        absent,
+        key=lambda run: (
+            position(methods, run["method"]),
+            position(variations, run["variation"]),
+            run["bits"],
+            run["seed"],
         ),
-    )
-    for name, run in in_order:
-        if name in there:
-            continue
+    ):
         row = _name(run["method"], run["variation"], experiment.one_method)
         row += f", {labelled_name(run['labelled'])}" if several else ""
-        _note(lacking, row, run["bits"], run["seed"])
+        length = f"{run['bits']} bits " if run["bits"] else ""
+        lacking.setdefault(row, []).append(f"{length}seed {run['seed']}")
     outdated = [name for name, run in asked.items() if there.get(name, run["identity"]) != run["identity"]]
-    unasked = [run for run in experiment.runs if run.path.stem not in asked]
-    places = {
-        (run["method"], run["variation"], labelled_name(run["labelled"]), run["bits"], run["seed"])
-        for run in asked.values()
-    }
-    expected, holes = _holes(experiment, unasked, places, several)
-    for row, lengths in holes.items():
-        lacking.setdefault(row, []).extend(lengths)
-    return Missing(
-        len(asked) + expected, {row: tuple(lengths) for row, lengths in lacking.items()}, tuple(outdated)
-    )
+    return Missing(len(asked), {row: tuple(runs) for row, runs in lacking.items()}, tuple(outdated))
 
 
-def place_in(names: Sequence[str], name: str) -> int:
-    """Where it stands; what is not among them (of another version) comes last."""
+def position(names: Sequence[str], name: str) -> int:
+    """Where ``name`` stands among ``names``; last if it is not there."""
     return names.index(name) if name in names else len(names)
 
 
-def _holes(
-    experiment: Experiment, runs: Sequence[Run], asked: Collection[_Cell], several: bool
-) -> tuple[int, dict[str, list[str]]]:
-    """The number of runs of a full table of the rows of ``runs``, but for those ``asked`` for, and what is not there of it."""
-    total, lacking = 0, dict[str, list[str]]()
-    lengths, seeds = sorted({run.bits for run in runs} - {0}), sorted({run.seed for run in runs})
-    found = {(run.method, run.variation, run_labelled(run), run.bits, run.seed) for run in experiment.runs}
-    rows = {(run.method, run.variation, run_labelled(run)): run for run in runs}
-    for row, run in rows.items():
-        for bits, seed in itertools.product(lengths if run.bits else [0], seeds):
-            place = (*row, bits, seed)
-            if place in asked:
-                continue
-            total += 1
-            if place not in found:
-                name = row_name(experiment, run)
-                _note(lacking, f"{name}, {row[2]}" if several else name, bits, seed)
-    return total, lacking
-
-
-def _note(lacking: dict[str, list[str]], row: str, bits: int, seed: int) -> None:
-    lacking.setdefault(row, []).append(f"{bits} bits seed {seed}" if bits else f"seed {seed}")
-
-
 def labelled_name(value: Any) -> str:
-    """A ``labelled`` as tables show it."""
+    """A ``labelled`` as tables show it: all, a file's name, or as in "20 per class"."""
     text = "all" if value is None else Path(str(value)).name
-    return text.removesuffix("-per-class") + " a class" if text.endswith("-per-class") else text
+    return text.removesuffix("-per-class") + " per class" if text.endswith("-per-class") else text
 
 
 def run_labelled(run: Run) -> str:
     """See :func:`labelled_name`."""
-    return labelled_name(run.about.get("labelled"))
+    return labelled_name(run.about["labelled"])
 
 
 def read_experiment(folder: str | Path, names: Collection[str] = FIGURES) -> Experiment:
@@ -203,29 +167,29 @@ def read_experiment(folder: str | Path, names: Collection[str] = FIGURES) -> Exp
     runs = [read_run(path, names) for path in sorted(folder.glob("*.h5"))]
     if not runs:
         raise DataError(f"{folder} has no finished run{_failures(about)}: make some with gpq experiment run")
-    places: dict[tuple[Any, ...], Path] = {}
+    seen: dict[tuple[Any, ...], Path] = {}
     for run in runs:
-        place_of = (run.method, run.variation, str(run.about.get("labelled")), run.bits, run.seed)
-        if place_of in places:
-            raise DataError(f"{run.path} is the same run as {places[place_of].name}: delete one of them")
-        places[place_of] = run.path
+        key = (run.method, run.variation, str(run.about["labelled"]), run.bits, run.seed)
+        if key in seen:
+            raise DataError(f"{run.path} is the same run as {seen[key].name}: delete one of them")
+        seen[key] = run.path
     methods, variations = list(METHODS), list(about["variations"])
 
-    def place(run: Run) -> tuple[Any, ...]:
-        order, where = place_in(methods, run.method), place_in(variations, run.variation)
-        return order, where, run.variation, run_labelled(run), run.bits, run.seed
+    def order(run: Run) -> tuple[Any, ...]:
+        method, variation = position(methods, run.method), position(variations, run.variation)
+        return method, variation, run.variation, run_labelled(run), run.bits, run.seed
 
-    return Experiment(folder, about, tuple(sorted(runs, key=place)))
+    return Experiment(folder, about, tuple(sorted(runs, key=order)))
 
 
 def _failures(about: dict[str, Any]) -> str:
-    failed = about.get("failed", {})
+    failed = about["failed"]
     return f" ({len(failed)} failed)" if failed else ""
 
 
 def row_name(experiment: Experiment, run: Run) -> str:
-    """What the row of a run is called."""
-    kept = f" ({run.about['bits_kept']:,} bits an item)" if not run.bits else ""
+    """The name of a run's row."""
+    kept = f" ({run.about['bits_kept']:,} bits per item)" if not run.bits else ""
     return _name(run.method, run.variation, experiment.one_method, kept)
 
 
@@ -241,14 +205,14 @@ def row_names(experiment: Experiment) -> list[str]:
 
 
 def column_name(experiment: Experiment, bits: int, labelled: str) -> str:
-    """What a column is called: the bits, and the labels where there are several kinds."""
+    """The name of a column: the bits, and the labels where there are several kinds."""
     return str(bits) if len(experiment.labelled) == 1 else f"{bits} bits, {labelled}"
 
 
 def main_rows(experiment: Experiment, values: Literal["map", "nn10_at_100"] = "map") -> list[dict[str, Any]]:
-    """The table of the experiment: a line a row, a column a code length, each a mean and deviation over seeds.
+    """The table of the experiment: one line per row, one column per code length, each a mean and deviation over seeds.
 
-    What keeps no code has one figure for the whole line. Runs of earlier versions have no NN10@100.
+    A method that keeps no code has one figure for the whole line.
     """
     long: list[dict[str, Any]] = [
         {
@@ -266,67 +230,62 @@ def main_rows(experiment: Experiment, values: Literal["map", "nn10_at_100"] = "m
     return sorted(table, key=lambda row: names.index(str(row["method"])))
 
 
+def _means(
+    experiment: Experiment, runs: Iterable[Run], figures: Callable[[Run], Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """A line for each row, with means and deviations over seeds of the ``figures`` of a run."""
+    rows = [{"method": row_name(experiment, run), **figures(run)} for run in runs]
+    values = dict.fromkeys(name for row in rows for name in row if name != "method")
+    return summarise(rows, by=["method"], values=list(values))
+
+
 def depth_rows(experiment: Experiment, bits: int, ks: Sequence[int]) -> list[dict[str, Any]]:
     """Precision and recall at each k, at one code length (and the most labels), means over seeds."""
-    labelled = experiment.labelled[-1]
-    rows = []
-    for run in runs_at(experiment, bits, labelled):
+
+    def figures(run: Run) -> dict[str, float]:
         at = {int(k): i for i, k in enumerate(run.arrays["ks"])}
-        rows.append(
-            {
-                "method": row_name(experiment, run),
-                **{f"P@{k}": float(run.arrays["precision"][at[k]]) for k in ks if k in at},
-                **{f"R@{k}": float(run.arrays["recall"][at[k]]) for k in ks if k in at},
-            }
-        )
-    values = list(dict.fromkeys(name for row in rows for name in row if name != "method"))
-    values.sort(key=lambda name: name[0])
-    return summarise(rows, by=["method"], values=values)
+        both = (("P", run.arrays["precision"]), ("R", run.arrays["recall"]))
+        return {f"{letter}@{k}": float(values[at[k]]) for letter, values in both for k in ks if k in at}
+
+    rows = _means(experiment, runs_at(experiment, bits, experiment.labelled[-1]), figures)
+    # Precision first, also where some runs have more k than others.
+    return [{name: row[name] for name in sorted(row, key=lambda name: "mPR".index(name[0]))} for row in rows]
 
 
 def likeness_rows(experiment: Experiment, bits: int) -> list[dict[str, Any]]:
     """NN10@100, the same within the class, and distinct items in tops, at one code length (and the most labels), means over seeds.
 
-    Distinct items as a share of the most that there could be: ten times the queries measured, or the database if that is smaller.
+    Distinct items are a share of the most that are possible: ten times the queries measured, or the database if that is smaller.
     """
-    long = [
-        {
-            "method": row_name(experiment, run),
-            "NN10@100": run.likeness.get("nn10_at_100"),
-            "within class": run.likeness.get("within_class"),
-            "distinct in tops": _distinct_share(run),
+
+    def figures(run: Run) -> dict[str, float | None]:
+        found = run.likeness
+        if not found:
+            return dict.fromkeys(("NN10@100", "within class", "distinct in tops"))
+        most = min(NEAREST * found["queries"], run.about["counts"]["database"])
+        return {
+            "NN10@100": found["nn10_at_100"],
+            "within class": found["within_class"],
+            "distinct in tops": float(found["distinct_in_tops"] / most),
         }
-        for run in runs_at(experiment, bits, experiment.labelled[-1])
-    ]
-    values = ["NN10@100", "within class", "distinct in tops"]
-    return summarise(long, by=["method"], values=values)
 
-
-def _distinct_share(run: Run) -> float | None:
-    if not run.likeness:
-        return None
-    places = min(NEAREST * run.likeness["queries"], run.about["counts"]["database"])
-    return float(run.likeness["distinct_in_tops"] / places)
+    return _means(experiment, runs_at(experiment, bits, experiment.labelled[-1]), figures)
 
 
 def curve_rows(experiment: Experiment, bits: int, levels: Sequence[float]) -> list[dict[str, Any]]:
     """Interpolated precision at each level of recall, at one code length (and the most labels), means over seeds."""
-    rows = []
-    for run in runs_at(experiment, bits, experiment.labelled[-1]):
+
+    def figures(run: Run) -> dict[str, float]:
         recall, precision = run.arrays["pr_recall"], run.arrays["pr_precision"]
         at = {level: int(np.abs(recall - level).argmin()) for level in levels}
-        rows.append(
-            {"method": row_name(experiment, run)}
-            | {f"{level:g}": float(precision[i]) for level, i in at.items() if abs(recall[i] - level) < 1e-9}
-        )
-    values = list(dict.fromkeys(name for row in rows for name in row if name != "method"))
-    return summarise(rows, by=["method"], values=values)
+        return {f"{level:g}": float(precision[i]) for level, i in at.items() if abs(recall[i] - level) < 1e-9}
+
+    return _means(experiment, runs_at(experiment, bits, experiment.labelled[-1]), figures)
 
 
 def second_rows(experiment: Experiment) -> list[dict[str, Any]]:
-    """Seconds of fitting, encoding and ranking a run, over all lengths and seeds."""
-    rows = [{"method": row_name(experiment, run), **run.about["seconds"]} for run in experiment.runs]
-    return summarise(rows, by=["method"], values=["fit", "encode", "rank"])
+    """Seconds of fitting, encoding and ranking of a run, over all lengths and seeds."""
+    return _means(experiment, experiment.runs, lambda run: run.about["seconds"])
 
 
 def runs_at(experiment: Experiment, bits: int, labelled: str | None = None) -> list[Run]:

@@ -2,8 +2,8 @@
 
     grid, data  ─►  FOLDER/  (experiment.json, split_HASH.json, one HDF5 a run)
 
-A folder holds one experiment: one grid on one data set under one protocol. A second call makes only what is missing or would
-come out otherwise now; what failed is tried again.
+A folder holds one experiment: one grid on one data set under one protocol. A second call makes only the runs that are missing or
+would have other results now; what failed is tried again.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ..data.base import Dataset
 from ..data.open import open_data
 from ..errors import DataError, MismatchError, UsageError
 from ..files import check_output, read_json, recover, write_json
+from ..methods.measure import needs_perceptron
 from ..nn.device import resolve_device
 from ..progress import stage
-from ..stages.evaluate import needs_perceptron
-from .cells import Cell, plan
 from .grid import Grid, read_grid, refuse_the_grids_own
-from .workers import Finished, Place, make_again, run_cells, tidy
+from .specs import RunSpec, plan
+from .workers import RunContext, RunResult, make_again, make_runs, tidy
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +42,7 @@ _NEEDED: dict[str, type] = {
     "variations": list,
     "left_out": dict,
     "failed": dict,
+    "planned": dict,
 }
 
 Progress = Callable[..., None]
@@ -58,8 +59,8 @@ class Summary:
         there: runs that were done before.
         made: runs that this call made.
         failed: name of a run -> why.
-        elsewhere: runs that another process is at.
-        left_out: method -> why it has none.
+        elsewhere: runs in progress in another process.
+        left_out: method -> why it has no run.
     """
 
     folder: Path
@@ -69,6 +70,21 @@ class Summary:
     failed: dict[str, str] = field(default_factory=dict)
     elsewhere: list[str] = field(default_factory=list)
     left_out: Mapping[str, str] = field(default_factory=dict)
+
+    def add(self, result: RunResult) -> None:
+        """Count a run that has ended, and log it."""
+        spec = result.spec
+        if result.status == "done":
+            self.made += 1
+            seconds = ", ".join(f"{k} {v:.1f} s" for k, v in result.seconds.items())
+            n = self.there + self.made
+            log.info("%s: mAP %.4f (%s) [%d of %d]", spec.label, result.map, seconds, n, self.total)
+        elif result.status == "failed":
+            self.failed[spec.name] = result.text
+            log.warning("%s failed: %s", spec.label, result.text)
+        else:
+            self.elsewhere.append(spec.name)
+            log.info("%s: %s", spec.label, result.text)
 
 
 def plain_name(dataset: Dataset) -> str:
@@ -89,6 +105,7 @@ def run_experiment(
     jobs: int = 1,
     data_name: str | None = None,
     overwrite: bool = False,
+    checkpoint_seconds: float = 60.0,
     progress: Progress | None = None,
 ) -> Summary:
     """Make all runs of ``grid`` that are missing in the folder ``out``.
@@ -103,12 +120,13 @@ def run_experiment(
         device: where networks run.
         jobs: runs at a time, each on one thread in a process of its own.
         data_name: what tables call the data; default: the data set's name without folders.
-        overwrite: make also those again that are done; each is replaced once it is made. If that is cut off, the next call
+        overwrite: make runs again that are done; each is replaced once it is made. If that is interrupted, the next call
             makes the rest of them, with or without ``overwrite``.
+        checkpoint_seconds: between two checkpoints of a training.
         progress: called as runs end.
 
     Raises:
-        UsageError: a grid, a setting or an option that cannot be.
+        UsageError: a wrong grid, setting or option.
         DataError: data that cannot be read or split; a folder that cannot be written.
         MismatchError: the folder holds another experiment.
     """
@@ -120,86 +138,72 @@ def run_experiment(
     base = base or preset(grid.preset)
     refuse_the_grids_own(_changes(base))
     resolve_device(device)
-    folder = check_output(out, overwrite=True, folder=True)
-    if (
-        folder.exists()
-        and not (folder / ABOUT).exists()
-        and any(not path.name.startswith(".") for path in folder.iterdir())
-    ):
-        raise DataError(f"{folder} holds something else than an experiment: choose another --out")
+    folder = _check_folder(out)
     if dataset is None:
         dataset = open_data(data, **(data_args or {})) if isinstance(data, str) else data
     planned = plan(grid, dataset, base)
     about = _about(grid, dataset, base, data_name or plain_name(dataset), planned.left_out)
     folder.mkdir(exist_ok=True)
     about = _begin(folder, about, renamed=data_name is not None)
-    for cell in planned.cells:
-        path = folder / f"split_{cell.split_hash}.json"
+    for spec in planned.specs:
+        path = folder / f"split_{spec.split_hash}.json"
         recover(path)
         if not path.exists():
-            cell.split(dataset).save(path)
-    place = Place(
+            spec.split(dataset).save(path)
+    context = RunContext(
         folder,
         grid.name,
         data if isinstance(data, str) else "",
         dict(data_args or {}),
         about["data"]["name"],
         device,
-        base.training.checkpoint_seconds,
+        checkpoint_seconds,
     )
     if overwrite:
-        make_again(place, planned.cells)
-    done = {cell.name: place.done(cell) for cell in planned.cells}
-    todo = [cell for cell in planned.cells if done[cell.name] is None]
-    note_planned(folder, planned.cells, done)
-    tidy(place, [cell for cell in planned.cells if done[cell.name] is not None])
-    summary = Summary(folder, len(planned.cells), len(planned.cells) - len(todo), left_out=planned.left_out)
+        make_again(context, planned.specs)
+    done: list[RunSpec] = []
+    todo: list[RunSpec] = []
+    for spec in planned.specs:
+        (done if context.done(spec) else todo).append(spec)
+    note_planned(folder, planned.specs)
+    tidy(context, done)
+    summary = Summary(folder, len(planned.specs), len(done), left_out=planned.left_out)
     for name, why in planned.left_out.items():
         log.info("%s is left out: %s", name, why)
-    if summary.there:
+    if done:
         log.info("%d of %d runs are done", summary.there, summary.total)
-
-    def tell(finished: Finished) -> None:
-        cell = finished.cell
-        if finished.status == "done":
-            summary.made += 1
-            seconds = ", ".join(f"{k} {v:.1f} s" for k, v in finished.seconds.items())
-            log.info(
-                "%s: mAP %.4f (%s) [%d of %d]",
-                cell.label,
-                finished.map,
-                seconds,
-                summary.there + summary.made,
-                summary.total,
-            )
-        elif finished.status == "failed":
-            summary.failed[cell.name] = finished.text
-            log.warning("%s failed: %s", cell.label, finished.text)
-        else:
-            summary.elsewhere.append(cell.name)
-            log.info("%s: %s", cell.label, finished.text)
-        runs.advance()
-        if progress is not None:
-            progress(summary.there + summary.made + len(summary.failed), summary.total)
-
     if progress is not None:
         progress(summary.there, summary.total)
     with stage(grid.name, summary.total, "run", done=summary.there) as runs:
+
+        def report(result: RunResult) -> None:
+            summary.add(result)
+            runs.advance()
+            if progress is not None:
+                progress(summary.there + summary.made + len(summary.failed), summary.total)
+
         try:
-            run_cells(place, todo, dataset=dataset, jobs=jobs, tell=tell)
+            make_runs(context, todo, dataset=dataset, jobs=jobs, report=report)
         finally:
-            _note_failures(folder, planned.cells, summary)
+            _note_failures(folder, planned.specs, summary)
     return summary
 
 
+def _check_folder(out: str | Path) -> Path:
+    folder = check_output(out, overwrite=True, folder=True)
+    foreign = folder.exists() and not (folder / ABOUT).exists()
+    if foreign and any(not path.name.startswith(".") for path in folder.iterdir()):
+        raise DataError(f"{folder} holds something other than an experiment: choose another --out")
+    return folder
+
+
 def _changes(base: Config) -> dict[str, Any]:
-    """What ``base`` changes of its preset, nested."""
+    """The settings in which ``base`` differs from its preset, nested."""
     of_preset, now = to_dict(preset(base.preset)), to_dict(base)
     changed: dict[str, Any] = {}
     for section, values in now.items():
         if isinstance(values, dict):
             different = {k: v for k, v in values.items() if v != of_preset[section][k]}
-            different.pop("checkpoint_seconds", None)
             if different:
                 changed[section] = different
     return changed
@@ -234,16 +238,16 @@ def _about(
 
 
 def read_about(folder: str | Path) -> dict[str, Any]:
-    """What ``experiment.json`` of a folder says.
+    """The ``experiment.json`` of a folder.
 
     Raises:
         DataError: it is missing or damaged.
-        MismatchError: it is of another format.
+        MismatchError: it has another format.
     """
     path = Path(folder) / ABOUT
     about = read_json(path, "an experiment (gpq experiment run makes one)")
     if not isinstance(about, dict) or about.get("experiment_format") != _FORMAT:
-        raise MismatchError(f"{path} is no experiment of this version: choose another folder")
+        raise MismatchError(f"{path} is not an experiment of this version: choose another folder")
     for key, kind in _NEEDED.items():
         if not isinstance(about.get(key), kind):
             raise DataError(f"{path} is damaged ({key!r} is missing or wrong): choose another folder")
@@ -251,7 +255,7 @@ def read_about(folder: str | Path) -> dict[str, Any]:
 
 
 def _begin(folder: Path, about: dict[str, Any], *, renamed: bool) -> dict[str, Any]:
-    """Write what the folder is, or check that it is just that; methods left out and failures are carried on."""
+    """Write the description of the folder, or check that it agrees; methods left out, failures and planned runs are kept."""
     if not (folder / ABOUT).exists():
         write_json(folder / ABOUT, about)
         return about
@@ -259,57 +263,52 @@ def _begin(folder: Path, about: dict[str, Any], *, renamed: bool) -> dict[str, A
     for what in ("grid", "protocol", "labelled", "queries", "preset", "changes"):
         if before.get(what) != about[what]:
             raise MismatchError(
-                f"{folder} holds an experiment with {what} {before.get(what) or 'as it is'}, not {about[what] or 'as it is'}: "
+                f"{folder} holds an experiment with {what} {before.get(what) or 'not set'}, not {about[what] or 'not set'}: "
                 "choose another --out"
             )
     if before["data"]["fingerprint"] != about["data"]["fingerprint"]:
         raise MismatchError(
-            f"{folder} holds runs on {before['data']['name']}, and these data are others: choose another --out"
+            f"{folder} holds runs on {before['data']['name']}, and these data differ: choose another --out"
         )
     merged = (
         before
         | about
         | {
             "data": about["data"] if renamed else before["data"],
-            "left_out": before.get("left_out", {}) | about["left_out"],
-            "failed": before.get("failed", {}),
-            "planned": before.get("planned", {}),
+            "left_out": before["left_out"] | about["left_out"],
+            "failed": before["failed"],
+            "planned": before["planned"],
         }
     )
     write_json(folder / ABOUT, merged)
     return merged
 
 
-def note_planned(folder: Path, cells: tuple[Cell, ...], done: Mapping[str, str | None]) -> None:
-    """Keep which runs were asked for, in this call and those before it, so that a report can tell which of them are missing.
-
-    With each goes the identity of the file that counts as it: of one that is done, its own.
-    """
+def note_planned(folder: Path, specs: tuple[RunSpec, ...]) -> None:
+    """Record which runs were asked for, in this call and those before it, so that a report can say which of them are missing."""
     about = read_about(folder)
     asked = {
-        cell.name: {
-            "method": cell.method,
-            "bits": cell.bits,
-            "seed": cell.seed,
-            "variation": cell.variation,
-            "labelled": cell.labelled,
-            "identity": done[cell.name] or cell.identity,
+        spec.name: {
+            "method": spec.method,
+            "bits": spec.bits,
+            "seed": spec.seed,
+            "variation": spec.variation,
+            "labelled": spec.labelled,
+            "identity": spec.identity,
         }
-        for cell in cells
+        for spec in specs
     }
-    # A variation that the grid has no more is not waited for.
-    before = {
-        name: run for name, run in about.get("planned", {}).items() if run["variation"] in about["variations"]
-    }
+    # Variations that are no longer in the grid are not expected.
+    before = {name: run for name, run in about["planned"].items() if run["variation"] in about["variations"]}
     write_json(folder / ABOUT, about | {"planned": before | asked})
 
 
-def _note_failures(folder: Path, cells: tuple[Cell, ...], summary: Summary) -> None:
-    """Keep why runs failed for the report; runs that are done by now are forgotten."""
+def _note_failures(folder: Path, specs: tuple[RunSpec, ...], summary: Summary) -> None:
+    """Record why runs failed, for the report; runs that are done by now are removed."""
     about = read_about(folder)
     failed = {
         name: why
-        for name, why in about.get("failed", {}).items()
-        if name not in {cell.name for cell in cells} and not (folder / f"{name}.h5").exists()
+        for name, why in about["failed"].items()
+        if name not in {spec.name for spec in specs} and not (folder / f"{name}.h5").exists()
     }
     write_json(folder / ABOUT, about | {"failed": failed | summary.failed})

@@ -22,7 +22,7 @@ dataset                type                     meaning
 =====================  =======================  =============================================================
 
 Attributes say what the run is: method, bits, seed, variation, settings, data, split, times, machine, versions; and its mAP and
-``likeness`` (JSON of :class:`gpq_faiss.evaluation.likeness.Likeness`; null for images, absent in runs of earlier versions).
+``likeness`` (JSON of :class:`gpq_faiss.evaluation.likeness.Likeness`; null for images).
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from ..errors import DataError
 from ..faissio.blob import add_codes, from_bytes
 from ..inputs import parse_json
 from ..store import read_arrays, write_arrays
-from .cells import RUN_FORMAT, Cell
-from .compute import Outcome
+from .compute import RunOutput
 from .machine import describe_machine
+from .specs import RUN_FORMAT, RunSpec
 
 WHAT = "a run of gpq experiment"
 # Attribute -> type; those with a dict, list or None are JSON.
@@ -55,7 +55,6 @@ _NEEDED: dict[str, type] = {
     "seed": int,
     "variation": str,
     "protocol": str,
-    "condition": str,
     "identity": str,
     "split_hash": str,
     "map": float,
@@ -111,33 +110,34 @@ class Run:
 
     @property
     def likeness(self) -> Mapping[str, Any]:
-        """Of :meth:`gpq_faiss.evaluation.likeness.Likeness.as_dict`; empty for images and for runs of earlier versions."""
-        return self.about.get("likeness") or {}
+        """Of :meth:`gpq_faiss.evaluation.likeness.Likeness.as_dict`; empty for images."""
+        return self.about["likeness"] or {}
 
 
-def write_run(path: Path, cell: Cell, grid: str, dataset: Dataset, data_name: str, outcome: Outcome) -> Path:
+def write_run(
+    path: Path, spec: RunSpec, grid: str, dataset: Dataset, data_name: str, output: RunOutput
+) -> Path:
     """Write the file of a run, wholly or not at all.
 
     Raises:
         DataError: it cannot be written.
     """
-    attributes = dict(outcome.attributes)
+    attributes = dict(output.attributes)
     log = attributes.pop("log", [])
     machine = describe_machine()
     about = {
         "kind": "run",
         "format_version": RUN_FORMAT,
         "grid": grid,
-        "method": cell.method,
-        "bits": cell.bits,
-        "seed": cell.seed,
-        "variation": cell.variation,
-        "protocol": cell.protocol,
-        "labelled": cell.labelled,
-        "condition": cell.condition,
-        "identity": cell.identity,
-        "settings": dict(cell.settings),
-        "split_hash": cell.split_hash,
+        "method": spec.method,
+        "bits": spec.bits,
+        "seed": spec.seed,
+        "variation": spec.variation,
+        "protocol": spec.protocol,
+        "labelled": spec.labelled,
+        "identity": spec.identity,
+        "settings": dict(spec.settings),
+        "split_hash": spec.split_hash,
         "data": {"name": data_name, "fingerprint": dataset.fingerprint, "kind": dataset.kind},
         "machine": {k: v for k, v in machine.items() if k != "versions"},
         "versions": machine["versions"],
@@ -146,7 +146,7 @@ def write_run(path: Path, cell: Cell, grid: str, dataset: Dataset, data_name: st
         "complete": True,
     }
     text = "".join(json.dumps(line) + "\n" for line in log).encode()
-    arrays = outcome.arrays | ({"log": np.frombuffer(text, np.uint8)} if text else {})
+    arrays = output.arrays | ({"log": np.frombuffer(text, np.uint8)} if text else {})
     return write_arrays(path, arrays, about, compress=True)
 
 
@@ -175,8 +175,9 @@ def read_run(path: str | Path, names: Collection[str] = FIGURES) -> Run:
     for name, kind in _NEEDED.items():
         if not isinstance(about.get(name), kind):
             raise DataError(f"{path} is damaged ({name!r} is missing or wrong): delete it and run it again")
-    if not _is_likeness(about.get("likeness")):
-        raise DataError(f"{path} is damaged ('likeness' is wrong): delete it and run it again")
+    for name in ("labelled", "likeness"):  # they may be None
+        if name not in about or (name == "likeness" and not _is_likeness(about[name])):
+            raise DataError(f"{path} is damaged ({name!r} is missing or wrong): delete it and run it again")
     ap = arrays.get("ap")
     if ap is None or ap.ndim != 1 or len(ap) != about["counts"].get("queries"):
         raise DataError(f"{path} is damaged ('ap' is missing or wrong): delete it and run it again")
@@ -188,7 +189,7 @@ def read_run(path: str | Path, names: Collection[str] = FIGURES) -> Run:
 
 
 def _is_likeness(value: Any) -> bool:
-    """Whether it is what a run says of likeness: nothing, or its figures."""
+    """Whether it is the likeness of a run: None, or its figures."""
     if value is None:
         return True
     if not isinstance(value, dict) or not isinstance(value.get("definition"), str):
@@ -201,7 +202,7 @@ def _is_likeness(value: Any) -> bool:
 
 
 def _decoded(value: Any) -> Any:
-    """JSON where it is, else as it is."""
+    """Decoded where it is JSON, else unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -210,20 +211,14 @@ def _decoded(value: Any) -> Any:
         return value
 
 
-def done_as(path: Path, cell: Cell) -> str | None:
-    """The identity that the file of a run has, if it is there, whole, and of this cell's condition and settings; else None.
-
-    A damaged file is not done: the run is made again.
-    """
+def is_done(path: Path, spec: RunSpec) -> bool:
+    """Whether the file of a run is there, whole, and of this identity. A damaged file is not: the run is made again."""
     if not path.exists():
-        return None
+        return False
     try:
-        about = read_run(path).about
+        return bool(read_run(path).about["identity"] == spec.identity)
     except DataError:
-        return None
-    if about["condition"] != cell.condition or not cell.same_settings(about["settings"]):
-        return None
-    return str(about["identity"])
+        return False
 
 
 def filled_index(path: str | Path) -> Any:

@@ -1,23 +1,27 @@
 """Making the runs: one after the other in this process, or several at a time in processes of their own.
 
-A run that fails is told of in one line and takes no other with it, even if its process is killed. Each works in a folder of its
+A run that fails is reported in one line and does not stop the others, even if its process is killed. Each works in a folder of its
 own below ``.partial/``, under a lock, so that several calls may fill one folder; what a killed one leaves there is continued.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
 import multiprocessing
-import multiprocessing.connection
 import os
 import shutil
+import signal
 import threading
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,17 +30,17 @@ from ..data.open import open_data
 from ..errors import GpqError
 from ..files import discard, lock, open_own, recover, write_error
 from ..signals import ended_by_signals
-from .cells import Cell
-from .compute import Earlier, compute
-from .runfile import done_as, read_run, write_run
+from .compute import TrainingCache, compute
+from .runfile import is_done, read_run, write_run
+from .specs import RunSpec
 
 Status = Literal["done", "failed", "elsewhere"]
 _PARTIAL = ".partial"
 
 
 @dataclass(frozen=True)
-class Place:
-    """What all runs of an experiment share; it travels to the processes.
+class RunContext:
+    """What all runs of an experiment share; it is sent to the processes.
 
     Attributes:
         folder: where their files go.
@@ -50,79 +54,186 @@ class Place:
     folder: Path
     grid: str
     data: str
-    data_args: Mapping[str, Any]
+    data_args: Mapping[str, Any] = field(hash=False)
     data_name: str
     device: str = "cpu"
     checkpoint_seconds: float = 60.0
 
-    def file_of(self, cell: Cell) -> Path:
+    def file_of(self, spec: RunSpec) -> Path:
         """The file of a run."""
-        return self.folder / f"{cell.name}.h5"
+        return self.folder / f"{spec.name}.h5"
 
-    def again(self, cell: Cell) -> Path:
-        """A mark: the run is to be made again, and its file, if there is one, counts as none until that is done."""
-        return self.folder / _PARTIAL / f"{cell.name}.again"
+    def again(self, spec: RunSpec) -> Path:
+        """A mark: the run is to be made again, and its file does not count until that is done."""
+        return self.folder / _PARTIAL / f"{spec.name}.again"
 
-    def done(self, cell: Cell) -> str | None:
-        """As :func:`.runfile.done_as`, of the run's file; None too where it is to be made again."""
-        return None if self.again(cell).exists() else done_as(self.file_of(cell), cell)
+    def done(self, spec: RunSpec) -> bool:
+        """Whether the file of the run is there and counts."""
+        return not self.again(spec).exists() and is_done(self.file_of(spec), spec)
 
 
 @dataclass(frozen=True)
-class Finished:
-    """How a run ended: ``done``, ``failed`` (why is in ``text``), or under way in another process (``elsewhere``)."""
+class RunResult:
+    """How a run ended: ``done``, ``failed`` (``text`` says why), or in progress in another process (``elsewhere``)."""
 
-    cell: Cell
+    spec: RunSpec
     status: Status
     text: str = ""
     map: float | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
 
 
-def run_cell(place: Place, dataset: Dataset, cell: Cell, earlier: Earlier) -> Finished:
-    """Make one run and write its file, whatever happens in it; only ctrl-C gets out.
+def make_runs(
+    context: RunContext,
+    specs: Sequence[RunSpec],
+    *,
+    dataset: Dataset,
+    jobs: int,
+    report: Callable[[RunResult], None],
+) -> None:
+    """Make all runs, in their order, ``jobs`` at a time; ``report`` is called as each ends.
 
     Args:
-        earlier: see :func:`.compute.compute`.
+        context: of the experiment.
+        specs: the runs.
+        dataset: used where there is one job; the processes of several open the data themselves.
+        jobs: processes.
+        report: called in this thread.
+    """
+    if jobs > 1 and len(specs) > 1:
+        _make_in_processes(context, specs, min(jobs, len(specs)), report)
+        return
+    cache = TrainingCache()
+    for spec in specs:
+        report(make_run(context, dataset, spec, cache))
+
+
+def make_run(context: RunContext, dataset: Dataset, spec: RunSpec, cache: TrainingCache) -> RunResult:
+    """Make one run and write its file. Whatever fails is in the result; only a signal is raised.
+
+    Args:
+        context: of the experiment.
+        dataset: its data.
+        spec: the run.
+        cache: see :func:`.compute.compute`.
     """
     try:
-        with _claim(place, cell) as partial:
+        with _claim(context, spec) as partial:
             if partial is None:
-                return Finished(cell, "elsewhere", "another process is at it")
-            path = place.file_of(cell)
-            if place.done(cell) is None:  # another process may have finished it since
-                outcome = compute(
-                    cell,
+                return RunResult(spec, "elsewhere", "in progress in another process")
+            path = context.file_of(spec)
+            if not context.done(spec):  # another process may have finished it since
+                output = compute(
+                    spec,
                     dataset,
                     partial,
-                    earlier=earlier,
-                    device=place.device,
-                    checkpoint_seconds=place.checkpoint_seconds,
+                    cache=cache,
+                    device=context.device,
+                    checkpoint_seconds=context.checkpoint_seconds,
                 )
-                write_run(path, cell, place.grid, dataset, place.data_name, outcome)
-                place.again(cell).unlink(missing_ok=True)
+                write_run(path, spec, context.grid, dataset, context.data_name, output)
+                context.again(spec).unlink(missing_ok=True)
             run = read_run(path)
-            return Finished(cell, "done", map=run.map, seconds=run.about["seconds"])
+            return RunResult(spec, "done", map=run.map, seconds=run.about["seconds"])
     except GpqError as error:
-        return Finished(cell, "failed", _one_line(error))
+        return RunResult(spec, "failed", _one_line(error))
     except Exception as error:  # a defect of one method must not end the others
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(last.filename).name}:{last.lineno}"
-        return Finished(cell, "failed", f"{type(error).__name__} in {where}: {_one_line(error)}")
+        return RunResult(spec, "failed", f"{type(error).__name__} in {where}: {_one_line(error)}")
 
 
 def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:500]
 
 
+# ---------------------------------------------------------------------------------------------------------- processes
+
+
+def _make_in_processes(
+    context: RunContext, specs: Sequence[RunSpec], jobs: int, report: Callable[[RunResult], None]
+) -> None:
+    """Executors of one process each: a process that is killed fails only its own run, and is replaced."""
+    spawn = multiprocessing.get_context("spawn")
+    watched, alive = spawn.Pipe(duplex=False)
+
+    def executor() -> ProcessPoolExecutor:
+        arguments = (os.getpid(), watched)
+        return ProcessPoolExecutor(1, mp_context=spawn, initializer=_start, initargs=arguments)
+
+    waiting = deque(specs)
+    running: dict[Future[RunResult], tuple[RunSpec, ProcessPoolExecutor]] = {}
+    idle = [executor() for _ in range(jobs)]
+    try:
+        while waiting or running:
+            while waiting and idle:
+                spec, free = waiting.popleft(), idle.pop()
+                running[free.submit(_run_in_process, context, spec)] = spec, free
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                spec, free = running.pop(future)
+                try:
+                    report(future.result())
+                except BrokenProcessPool:
+                    report(RunResult(spec, "failed", "its process was killed (out of memory?)"))
+                    free.shutdown()
+                    free = executor()
+                idle.append(free)
+    finally:
+        # After a signal, which may have come to this process alone, the others save the state of their trainings and end.
+        if running:
+            alive.close()
+        for free in [*idle, *(free for _, free in running.values())]:
+            free.shutdown(cancel_futures=True)
+        alive.close()
+        watched.close()
+
+
+def _start(parent: int, watched: Connection) -> None:
+    """Prepare a process for :func:`_run_in_process`."""
+    # Ctrl-C comes to all processes of a terminal: the parent alone acts on it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(parent, watched), daemon=True).start()
+
+
+def _end_with(parent: int, watched: Connection) -> None:
+    """End the run in progress when the parent closes its end of ``watched``, and the process when the parent was killed: the next call
+    would find the runs locked."""
+    with contextlib.suppress(OSError, EOFError):
+        watched.poll(None)
+    if os.getppid() == parent:
+        os.kill(os.getpid(), signal.SIGTERM)
+    while os.getppid() == parent:
+        time.sleep(0.1)
+    os._exit(1)
+
+
+@functools.cache
+def _opened(context: RunContext) -> tuple[Dataset, TrainingCache]:
+    return open_data(context.data, **context.data_args), TrainingCache()
+
+
+def _run_in_process(context: RunContext, spec: RunSpec) -> RunResult:
+    try:
+        with ended_by_signals():
+            dataset, cache = _opened(context)
+            return make_run(context, dataset, spec, cache)
+    except GpqError as error:  # of the data
+        return RunResult(spec, "failed", _one_line(error))
+    except KeyboardInterrupt:  # the parent is ending
+        return RunResult(spec, "failed", "interrupted")
+
+
+# ------------------------------------------------------------------------------------------------------------- folders
+
+
 @contextlib.contextmanager
-def _claim(place: Place, cell: Cell) -> Iterator[Path | None]:
+def _claim(context: RunContext, spec: RunSpec) -> Iterator[Path | None]:
     """The folder that the run works in, or None if another process has it. Leftovers of other settings are removed.
 
-    The folder goes once the run's file is there.
+    The folder is removed once the run's file is there.
     """
-    root, out = place.folder / _PARTIAL, place.file_of(cell)
-    file = root / f"{cell.name}.lock"
+    root, out = context.folder / _PARTIAL, context.file_of(spec)
+    file = root / f"{spec.name}.lock"
     try:
         held = lock(file)
     except OSError as error:
@@ -130,10 +241,10 @@ def _claim(place: Place, cell: Cell) -> Iterator[Path | None]:
     if held is None:
         yield None
         return
-    mine = root / f"{cell.name}-{cell.identity}"
+    mine = root / f"{spec.name}-{spec.identity}"
     try:
         recover(out)
-        _clear(root, cell, keep=mine)
+        _clear(root, spec, keep=mine)
         yield mine
         if mine.exists():
             discard(mine, out)
@@ -145,161 +256,38 @@ def _claim(place: Place, cell: Cell) -> Iterator[Path | None]:
             root.rmdir()  # of the last one
 
 
-def _clear(root: Path, cell: Cell, *, keep: Path | None = None) -> None:
-    """Remove what was begun of a run, but the folder ``keep``; its lock is held."""
-    for other in root.glob(f"{glob.escape(cell.name)}-*"):
+def _clear(root: Path, spec: RunSpec, *, keep: Path | None = None) -> None:
+    """Remove unfinished work of a run, except the folder ``keep``; the caller holds its lock."""
+    for other in root.glob(f"{glob.escape(spec.name)}-*"):
         # The name of one run may begin that of another; what follows is an identity.
-        ending = other.name.removeprefix(f"{cell.name}-")
-        if other != keep and other.is_dir() and len(ending) == len(cell.identity):
+        ending = other.name.removeprefix(f"{spec.name}-")
+        if other != keep and other.is_dir() and len(ending) == len(spec.identity):
             shutil.rmtree(other, ignore_errors=True)
 
 
-def run_cells(
-    place: Place,
-    cells: Sequence[Cell],
-    *,
-    dataset: Dataset,
-    jobs: int,
-    tell: Callable[[Finished], None],
-) -> None:
-    """Make all runs, in their order, ``jobs`` at a time; ``tell`` hears of each as it ends.
+def make_again(context: RunContext, specs: Sequence[RunSpec]) -> None:
+    """Remove unfinished work of these runs, and mark them to be made again: each keeps its file until the new one is there.
 
-    Args:
-        dataset: used where there is one job; the processes of several open the data themselves.
-    """
-    if jobs == 1 or len(cells) <= 1:
-        earlier = Earlier()
-        for cell in cells:
-            tell(run_cell(place, dataset, cell, earlier))
-        return
-    _Pool(place, min(jobs, len(cells)), tell).run(cells)
-
-
-# ---------------------------------------------------------------------------------------------------------- processes
-
-
-def _work(place: Place, pipe: Any, parent: int) -> None:
-    """A process: cells come in, how they ended goes out, until the other side closes."""
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    with contextlib.suppress(EOFError, KeyboardInterrupt, BrokenPipeError), ended_by_signals():
-        try:
-            dataset: Dataset | None = open_data(place.data, **place.data_args)
-            problem = ""
-        except GpqError as error:
-            dataset, problem = None, _one_line(error)
-        earlier = Earlier()
-        while True:
-            cell: Cell = pipe.recv()
-            pipe.send(
-                run_cell(place, dataset, cell, earlier)
-                if dataset is not None
-                else Finished(cell, "failed", problem)
-            )
-
-
-def _end_with(parent: int) -> None:
-    """Do not outlive a parent that was killed: its next call would find the runs taken."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)
-
-
-class _Worker:
-    """A process and what it is doing."""
-
-    def __init__(self, place: Place) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(place, theirs, os.getpid()), daemon=True)
-        self.process.start()
-        theirs.close()
-        self.cell: Cell | None = None
-
-    def give(self, cell: Cell) -> None:
-        self.cell = cell
-        self.pipe.send(cell)
-
-    def stop(self) -> None:
-        self.pipe.close()
-        self.process.join()
-
-
-class _Pool:
-    """A fixed number of processes; one that dies costs the run that it was at, and is replaced."""
-
-    def __init__(self, place: Place, jobs: int, tell: Callable[[Finished], None]) -> None:
-        self.place, self.jobs, self.tell = place, jobs, tell
-
-    def run(self, cells: Sequence[Cell]) -> None:
-        waiting = deque(cells)
-        workers = [_Worker(self.place) for _ in range(self.jobs)]
-        try:
-            for worker in workers:
-                self._feed(worker, waiting)
-            while busy := [worker for worker in workers if worker.cell is not None]:
-                for pipe in multiprocessing.connection.wait([worker.pipe for worker in busy]):
-                    worker = next(w for w in busy if w.pipe is pipe)
-                    if self._hear(worker):
-                        self._feed(worker, waiting)
-                    else:
-                        workers.remove(worker)
-                        if waiting:
-                            workers.append(_Worker(self.place))
-                            self._feed(workers[-1], waiting)
-        except BaseException:
-            # A signal may have come to this process alone: a training saves its state and ends.
-            for worker in workers:
-                worker.process.terminate()
-            raise
-        finally:
-            for worker in workers:
-                worker.stop()
-
-    def _feed(self, worker: _Worker, waiting: deque[Cell]) -> None:
-        if waiting:
-            # A process that is dead already is heard of where all are: its end of the pipe is closed.
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                worker.give(waiting.popleft())
-
-    def _hear(self, worker: _Worker) -> bool:
-        """Pass on what a worker says; False if it is dead."""
-        cell, worker.cell = worker.cell, None
-        assert cell is not None
-        try:
-            self.tell(worker.pipe.recv())
-            return True
-        except (EOFError, ConnectionResetError):
-            worker.process.join()
-            code = worker.process.exitcode or 0
-            how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-            hint = " (out of memory?)" if code == -9 else ""
-            self.tell(Finished(cell, "failed", f"its process {how}{hint}"))
-            return False
-
-
-def make_again(place: Place, cells: Sequence[Cell]) -> None:
-    """Forget what was begun of these runs, and mark them to be made anew: each keeps its file until its new one is there.
-
-    A run that another process is at stays with it.
+    A run that another process is making is left to it.
 
     Raises:
         DataError: the folder cannot be written.
     """
-    for cell in cells:
-        with _claim(place, cell) as partial:
+    for spec in specs:
+        with _claim(context, spec) as partial:
             if partial is not None:
-                _clear(partial.parent, cell)
+                _clear(partial.parent, spec)
                 try:
-                    open_own(place.again(cell), "wb").close()
+                    open_own(context.again(spec), "wb").close()
                 except OSError as error:
-                    raise write_error(place.again(cell), error) from error
+                    raise write_error(context.again(spec), error) from error
 
 
-def tidy(place: Place, cells: Sequence[Cell]) -> None:
-    """Remove what processes that were killed at the very end of these runs, which are done, left of them."""
-    for cell in cells:
-        recover(place.file_of(cell))
-        if any((place.folder / _PARTIAL).glob(f"{glob.escape(cell.name)}[.-]*")):
-            with _claim(place, cell) as partial:
+def tidy(context: RunContext, specs: Sequence[RunSpec]) -> None:
+    """Remove what processes left that were killed at the very end of these runs, which are done."""
+    for spec in specs:
+        recover(context.file_of(spec))
+        if any((context.folder / _PARTIAL).glob(f"{glob.escape(spec.name)}[.-]*")):
+            with _claim(context, spec) as partial:
                 if partial is not None:
-                    _clear(partial.parent, cell)
+                    _clear(partial.parent, spec)

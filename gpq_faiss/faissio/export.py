@@ -8,7 +8,7 @@ form               what the file holds
 ``numpy``          ``.npz``: ``codebooks`` [M, K, d], ``fused`` [ceil(M/2), 256, 2d] (K = 16 only), ``meta``
 ``nanopq``         ``.npz``: ``codewords`` [M, K, d] for ``nanopq.PQ(M, K, metric="dot")``, ``meta``
 ``lancedb``        ``.npz``: ``pq_codebook`` [bytes, 256, width], ``ivf_centroids`` [1, D] of zeros, ``meta``
-``faiss-factory``  an empty, trained index as ``faiss.index_factory`` makes it of a string, and its sidecar
+``factory``        an empty, trained index as ``faiss.index_factory`` makes it of a string, and its sidecar
 =================  ==============================================================================================
 
 Arrays are float32; ``meta`` is a JSON text that names the model, the shape and how code bytes are laid out.
@@ -35,8 +35,7 @@ from ..files import atomic_path, check_output
 from .io import check_index_output, save_index
 from .model import ModelHeader, read_model, read_prototypes
 
-Target = Literal["numpy", "nanopq", "faiss-factory", "lancedb"]
-TARGETS: tuple[Target, ...] = ("numpy", "nanopq", "faiss-factory", "lancedb")
+Target = Literal["numpy", "nanopq", "factory", "lancedb"]
 FORMAT_VERSION = 1
 
 # What codebooks can be put into. No OPQ or PCA: a transform before the codes would undo the model's sub-spaces. No id map
@@ -44,7 +43,7 @@ FORMAT_VERSION = 1
 _FACTORY = re.compile(r"(?:IDMap2?,|IVF([1-9]\d{0,5}),)?PQ([1-9]\d{0,3})(?:x([1-9]\d?))?(fs)?(?:np)?")
 
 
-def export(
+def export_codebooks(
     model_dir: str | Path,
     out: str | Path,
     *,
@@ -56,9 +55,9 @@ def export(
 
     Args:
         model_dir: a model folder.
-        out: the file; ``faiss-factory`` puts the fingerprints into ``out + ".json"``.
+        out: the file; ``factory`` puts the fingerprints into ``out + ".json"``.
         to: see the table above.
-        factory: for ``faiss-factory``: the string, such as ``IDMap2,PQ12x4``, ``PQ12x4fs``, ``PQ6`` (byte-fused: half as
+        factory: for ``factory``: the string, such as ``IDMap2,PQ12x4``, ``PQ12x4fs``, ``PQ6`` (byte-fused: half as
             many codebooks of 8 bits, the same bytes; not of an odd number) or ``IVF10,PQ12x4fs`` (one list a class of
             the model, around its prototypes). Default: ``IDMap2,PQ`` with the model's own M and bits.
         overwrite: replace existing files.
@@ -67,21 +66,17 @@ def export(
         ``out``
 
     Raises:
-        UsageError: an unknown form; a string of another kind of index or of other codebooks; a form of 8-bit codes for
+        UsageError: a string of another kind of index or of other codebooks; a form of 8-bit codes for
             codebooks that have neither 16 nor 256 codewords.
         DataError, MismatchError: the model is damaged, or (lists) has no class prototypes.
         OutputExistsError: ``out`` exists and ``overwrite`` is false.
     """
-    if to not in TARGETS:
-        raise UsageError(f"--to {to}: choose from {', '.join(TARGETS)}")
-    if to == "faiss-factory":
+    if to == "factory":
         out = check_index_output(out, overwrite=overwrite)
         model = read_model(model_dir)
         index = factory_index(model, factory)
         name = model.model_fingerprint
         return save_index(index, out, model_fingerprint=name, overwrite=True, extra=model.query_note())
-    if factory is not None:
-        raise UsageError(f"--factory {factory}: it belongs to --to faiss-factory, not to {to}")
     out = check_output(out, overwrite=overwrite)
     model = read_model(model_dir)
     arrays = _ARRAYS[to](model.codebooks)
@@ -104,7 +99,7 @@ def byte_codebooks(Z: Floats) -> Floats:
 
 
 def factory_index(model: ModelHeader, factory: str | None = None) -> Any:
-    """The empty, trained Faiss index of a factory string. See :func:`export` for the strings and what is raised."""
+    """The empty, trained Faiss index of a factory string. See :func:`export_codebooks` for the strings and what is raised."""
     Z = model.codebooks
     M, K, _ = (int(n) for n in Z.shape)
     own = f"PQ{M}x{bits_per_code(K)}"

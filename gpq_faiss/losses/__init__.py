@@ -3,14 +3,12 @@
 from .classification import SubspaceClassification
 from .entropy import SubspaceEntropy
 from .npair import NPairPQLoss
-from .regression import ScoreRegressionLoss
 from .soft_npair import SoftNPairLoss
 from .soft_targets import SubspaceSoftTargets
 from .triplet import TripletPQLoss
 
 __all__ = [
     "NPairPQLoss",
-    "ScoreRegressionLoss",
     "SoftNPairLoss",
     "SubspaceClassification",
     "SubspaceEntropy",

@@ -22,7 +22,7 @@ class SubspaceEntropy(CosineLoss):
     * ``"code"``: the authors' code: softmax_c(mean_m β² x_m·w_mc), one entropy a row.
 
     The sub-prototypes maximise it and the network minimises it: pass sub-vectors that went through
-    :class:`~gpq_faiss.nn.quantizer.GradientReversal` *before* intra-normalisation, and subtract λ2 times this
+    :func:`~gpq_faiss.nn.quantizer.reverse_gradient` *before* intra-normalisation, and subtract λ2 times this
     value from the total loss. Labels are never looked at.
 
     Args:

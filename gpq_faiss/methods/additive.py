@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from ..codes.bits import pack_codes, unpack_codes
 from ..errors import DataError
-from .coders import Codes, Floats, TableCoder
+from .base import Codes, Floats
+from .coders import TableCoder
 
 _BLOCK = 4096  # rows; fixed, so that the code of a vector hardly depends on how many are encoded with it
 
@@ -138,23 +139,24 @@ class AdditiveCoder(TableCoder):
         DataError: codebooks of another form, or not finite.
     """
 
+    name = "additive codes"
+
     def __init__(self, codebooks: Floats, sweeps: int = 10) -> None:
         self.codebooks = check_additive(codebooks)
         self.sweeps = sweeps
         self.M, self.K, self.width = (int(n) for n in self.codebooks.shape)
-        self.bits = self.M * (self.K.bit_length() - 1)
+        super().__init__(self.M * (self.K.bit_length() - 1))
         self.code_size = (self.bits + 7) // 8
 
-    def encode(self, vectors: Floats) -> Codes:
-        """The codewords whose sum is near the vector, by iterated conditional modes."""
-        return pack_codes(iterated_conditional_modes(vectors, self.codebooks, self.sweeps), self.K)
+    def _encode(self, x: Floats) -> Codes:
+        return pack_codes(iterated_conditional_modes(x, self.codebooks, self.sweeps), self.K)
 
     def decode(self, codes: Codes) -> Floats:
         """The sums that codes stand for, float32 [n, D]."""
         return reconstruct(unpack_codes(codes, self.M, self.K), self.codebooks)
 
-    def score_tables(self, xq: Floats) -> Floats:
-        x = np.ascontiguousarray(xq, dtype=np.float32)
+    def score_tables(self, xq: NDArray[Any]) -> Floats:
+        x = self._inputs(xq, "queries")
         tables: Floats = (x @ self.codebooks.reshape(-1, self.width).T).reshape(len(x), self.M, self.K)
         return tables
 
@@ -168,6 +170,6 @@ class AdditiveCoder(TableCoder):
         index.is_trained = True
         return index
 
-    def search_input(self, xq: Floats) -> NDArray[Any]:
+    def search_input(self, xq: NDArray[Any]) -> NDArray[Any]:
         """The queries, each M times in a row."""
-        return np.tile(np.ascontiguousarray(xq, dtype=np.float32), (1, self.M))
+        return np.tile(self._inputs(xq, "queries"), (1, self.M))

@@ -1,8 +1,8 @@
-"""The one interface of all methods that the tables compare: fit, encode, score, and the Faiss index it ends in.
+"""The one interface of all codes that the tables compare: fit, encode, score, and a Faiss index.
 
-A method takes vectors as they come (features, or pixels), and makes of each item a row of bytes, its code. The score of a query
-and a code is larger for nearer items, and depends on the bytes of the code alone: items with equal codes have bit-equal scores, so
-that a ranking may score each distinct code once and tie its items exactly.
+A coder takes vectors (features, pixels, or the output of a trained network) and turns each into a row of bytes, its code. The score
+of a query and a code is larger for nearer items, and depends on the bytes of the code alone: items with equal codes have bit-equal
+scores, so that a ranking may score each distinct code once and tie its items exactly.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ Floats = NDArray[np.float32]
 Codes = NDArray[np.uint8]
 
 
-class Method(ABC):
+class Coder(ABC):
     """Codes for similarity search.
 
-    Sub-classes implement :meth:`_fit`, :meth:`_encode` and :meth:`_score`, which are given checked arguments.
+    Two kinds. What learns from a matrix of vectors (PQ, ITQ ...) implements :meth:`_fit`. What is made of a trained network's
+    codebooks (:mod:`gpq_faiss.methods.coders`) is ready to use, and has nothing to fit. Sub-classes implement :meth:`_encode` and
+    :meth:`_score`, whose arguments are checked.
 
     Args:
-        bits: length of the code in bits. Methods that are not bound to a length (``float``, ``classifier``) say so and do
-            without; their :attr:`bits` is what an item really takes, known after :meth:`fit`.
+        bits: length of the code in bits. ``float`` and ``classifier`` ignore it; their :attr:`bits` is what an item takes, known
+            after :meth:`fit`.
         seed: of everything random in :meth:`fit`.
 
     Raises:
-        UsageError: ``bits`` is not positive, or the method has no code of that length; ``seed`` is negative.
+        UsageError: ``bits`` is not positive, or there is no code of that length; ``seed`` is negative.
     """
 
     name: str = ""
@@ -40,6 +42,8 @@ class Method(ABC):
     """Length of the input vectors; 0 before :meth:`fit`."""
     code_size: int = 0
     """Bytes of one code; 0 where it is not known before :meth:`fit`."""
+    extra_bits: int = 0
+    """Bits of a code beyond :attr:`bits`."""
 
     def __init__(self, bits: int, *, seed: int = 0) -> None:
         if bits <= 0:
@@ -56,7 +60,7 @@ class Method(ABC):
 
         Args:
             x: float32 [N, width], all rows of the training set: labelled and unlabelled ones.
-            labels: of these rows (unlabelled rows have none); methods without supervision do not look at them.
+            labels: of these rows (unlabelled rows have none); unsupervised methods ignore them.
             seed: in place of the constructor's.
 
         Raises:
@@ -105,33 +109,50 @@ class Method(ABC):
             )
         if codes.shape[1] != self.code_size:
             raise MismatchError(
-                f"{self.name}: codes of {codes.shape[1]} bytes, but this method's have {self.code_size}: "
+                f"{self.name}: codes of {codes.shape[1]} bytes, but this coder's have {self.code_size}: "
                 "give codes that it encoded"
             )
         return self._score(xq, np.ascontiguousarray(codes))
+
+    def score_tables(self, xq: NDArray[Any]) -> Floats | None:
+        """Score of every codeword for every query, float32 [Q, M, K], where the score of a code is the sum of M entries; else None.
+
+        Args:
+            xq: float32 [Q, width], queries.
+
+        Raises:
+            UsageError, DataError, MismatchError: as for :meth:`encode`.
+        """
+        del xq
+        return None
 
     @abstractmethod
     def index(self) -> Any:
         """A trained, empty ``faiss.Index`` (or ``faiss.IndexBinary``) that ranks as :meth:`score` does.
 
-        It takes what :meth:`index_input` gives, both to ``add`` and to ``search``.
+        It is searched with :meth:`search_input`. :func:`gpq_faiss.methods.coders.fill` adds codes; indexes of coders that are fitted
+        take :meth:`search_input` of vectors in ``add`` as well.
 
         Raises:
             UsageError: not fitted yet.
         """
 
-    def index_input(self, x: NDArray[Any]) -> NDArray[Any]:
-        """What :meth:`index` is fed with for the vectors ``x``: they themselves, unless the method says otherwise."""
-        return self._inputs(x, "vectors")
+    def search_input(self, xq: NDArray[Any]) -> NDArray[Any]:
+        """What :meth:`index` is searched with for query vectors float32 [Q, width]: by default the vectors themselves.
+
+        Raises:
+            UsageError, DataError, MismatchError: as for :meth:`encode`.
+        """
+        return self._inputs(xq, "vectors")
 
     def settings(self) -> dict[str, Any]:
-        """All hyper-parameters, ready for JSON: two methods of equal settings and data give equal codes."""
+        """All hyper-parameters, ready for JSON: equal settings and data give equal codes."""
         return {"method": self.name, "seed": self.seed}
 
-    # ------------------------------------------------------------------------------------------- what methods implement
+    # ------------------------------------------------------------------------------------------- what sub-classes implement
 
-    @abstractmethod
-    def _fit(self, x: Floats, labels: Labels | None) -> None: ...
+    def _fit(self, x: Floats, labels: Labels | None) -> None:
+        raise UsageError(f"{self.name}: its codewords are given: there is nothing to fit")
 
     @abstractmethod
     def _encode(self, x: Floats) -> Codes: ...

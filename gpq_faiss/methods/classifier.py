@@ -25,16 +25,16 @@ from torch import Tensor, nn
 
 from ..data.labels import Labels
 from ..errors import DataError, UsageError
-from .base import Codes, Floats, Method
+from .base import Coder, Codes, Floats
 from .float_features import dot_rows
+from .leave_one_out import MOST_ROWS, leave_one_out
 from .posterior import LEAST_SHARE
 from .propagation import items_to_compare, propagate
-from .shrinkage import MOST_ROWS, leave_one_out
 
 _ENCODE_ROWS = 4096  # fixed, so that a vector's probabilities do not depend on how many are asked for
 
 
-class Classifier(Method):
+class Classifier(Coder):
     """Linear - ReLU - dropout - linear - softmax on standardised and noisy inputs, trained by AdamW on the labelled rows.
 
     Args:
@@ -47,10 +47,10 @@ class Classifier(Method):
         dropout: share of hidden units left out in each step.
         input_dropout: share of inputs left out in each step.
         noise: deviation of Gaussian noise on the standardised inputs in each step; None: what the labels call for, as for
-            GPQ's committee (:mod:`.shrinkage`).
+            GPQ's committee (:mod:`.leave_one_out`).
         networks: how many are trained, one after the other; their probabilities are averaged.
         propagation: weight of the labels that propagate to unlabelled rows (:mod:`.propagation`), in labels per class, as
-            ``loss.propagation`` of a training; 0: none do.
+            ``posterior.propagation`` of a training; 0: none do.
 
     Raises:
         UsageError: a hyper-parameter that cannot be.
@@ -130,9 +130,9 @@ class Classifier(Method):
         self._require_fit()
         return faiss.IndexFlatIP(self.code_size // 4)
 
-    def index_input(self, x: NDArray[Any]) -> NDArray[Any]:
+    def search_input(self, xq: NDArray[Any]) -> NDArray[Any]:
         """The class probabilities."""
-        return self.probabilities(x)
+        return self.probabilities(xq)
 
     def _fit(self, x: Floats, labels: Labels | None) -> None:
         if labels is None or not labels.has().any():
@@ -152,10 +152,10 @@ class Classifier(Method):
             learnt = self._standardised(x[rows])
             found = leave_one_out(*(a[:: -(-len(rows) // MOST_ROWS)] for a in (learnt.numpy(), y)))
             noise = found.noise if self.noise is None else self.noise
-            told = self._propagated(x, rows, y, found.accuracy)
+            pseudo_labels = self._propagated(x, rows, y, found.accuracy)
             targets = torch.from_numpy(y / y.sum(axis=1, keepdims=True))
             self.losses = []
-            self._nets = [self._train(learnt, targets, noise, told) for _ in range(self.networks)]
+            self._nets = [self._train(learnt, targets, noise, pseudo_labels) for _ in range(self.networks)]
 
     def _propagated(
         self, x: Floats, labelled: NDArray[np.int64], y: Floats, accuracy: float
@@ -170,14 +170,14 @@ class Classifier(Method):
         if rows is None:
             return None
         compared = self._standardised(x[rows])
-        told, right = propagate(compared.numpy(), np.searchsorted(rows, labelled), y)
+        pseudo_labels, right = propagate(compared.numpy(), np.searchsorted(rows, labelled), y)
         unlabelled = np.isin(rows, others)
         if right < LEAST_SHARE * accuracy:
             return None
-        return compared[unlabelled], torch.from_numpy(told[unlabelled].astype(np.float32)), weight
+        return compared[unlabelled], torch.from_numpy(pseudo_labels[unlabelled].astype(np.float32)), weight
 
     def _train(
-        self, x: Tensor, y: Tensor, noise: float, told: tuple[Tensor, Tensor, float] | None
+        self, x: Tensor, y: Tensor, noise: float, pseudo_labels: tuple[Tensor, Tensor, float] | None
     ) -> nn.Sequential:
         net = nn.Sequential(
             nn.Dropout(self.input_dropout),
@@ -200,8 +200,8 @@ class Classifier(Method):
             rows = order[at : at + batch]
             at += batch
             loss = nn.functional.cross_entropy(net(seen(x[rows])), y[rows])
-            if told is not None:
-                others, p, weight = told
+            if pseudo_labels is not None:
+                others, p, weight = pseudo_labels
                 some = torch.randint(len(others), (self.batch,))
                 loss = loss + weight * nn.functional.cross_entropy(net(seen(others[some])), p[some])
             optimizer.zero_grad(set_to_none=True)
@@ -249,7 +249,7 @@ class PropagatedClassifier(Classifier):
         super().__init__(bits, seed=seed, propagation=20.0)
 
 
-class ClassConfidence(Method):
+class ClassConfidence(Coder):
     """The likeliest class of an item and how sure the classifier is of it, in ``bits``: what a code of a classifier is worth at least.
 
     As many bits as the class needs hold it; the others, 16 at most, hold the probability of that class as one of equal parts of [0, 1].
@@ -276,13 +276,13 @@ class ClassConfidence(Method):
         return {**self.classifier.settings(), **super().settings(), "bits": self.bits}
 
     def index(self) -> Any:
-        """``faiss.IndexFlatIP`` over the class probabilities that codes stand for; it takes those of :meth:`index_input`."""
+        """``faiss.IndexFlatIP`` over the class probabilities that codes stand for; it is searched with :meth:`search_input`."""
         self._require_fit()
         return faiss.IndexFlatIP(self.classifier.code_size // 4)
 
-    def index_input(self, x: NDArray[Any]) -> NDArray[Any]:
+    def search_input(self, xq: NDArray[Any]) -> NDArray[Any]:
         """The class probabilities."""
-        return self.classifier.probabilities(x)
+        return self.classifier.probabilities(xq)
 
     def _fit(self, x: Floats, labels: Labels | None) -> None:
         self.classifier.fit(x, labels, seed=self.seed)

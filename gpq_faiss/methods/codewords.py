@@ -1,7 +1,7 @@
 """Codewords that add up to given vectors. Beyond the paper.
 
 Every codebook starts with the same centroids of k-means, each at a smaller scale than the one before, as digits of a number have places;
-then codes (beam search) and codewords (least squares) are found in turns (Babenko and Lempitsky, "Additive quantization", CVPR 2014).
+then codes (beam search) and codewords (least squares) are found alternately (Babenko and Lempitsky, "Additive quantization", CVPR 2014).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ..nn.additive import assign
 
 _LLOYD_STEPS = 25
 _STARTS = 5
-"""Of k-means; the best is taken. One that misses a class costs more than all the rest."""
-_TURNS = 10
+"""Of k-means; the best is taken. One that misses a class costs more than all else."""
+_ITERATIONS = 10
 PLACE = 0.4
-"""Scale of a codebook to that of the one before, at the start of the turns."""
+"""Scale of a codebook to that of the one before, at the start."""
 _RIDGE = 1e-3
-"""Codewords are settled but for a vector that one codebook gains and another loses: the shortest are taken."""
+"""Codewords are determined up to a vector that one codebook gains and another loses: the shortest are taken."""
 
 
 def fit_codewords(targets: Tensor, M: int, K: int, *, seed: int) -> Tensor:
@@ -46,7 +46,7 @@ def fit_codewords(targets: Tensor, M: int, K: int, *, seed: int) -> Tensor:
         raise DataError("the network's outputs became infinite: lower training.learning_rate")
     scales = PLACE ** np.arange(M, dtype=np.float32)
     start = (scales / scales.sum())[:, None, None] * kmeans(x, K, seed)
-    return _in_turns(torch.from_numpy(x), torch.from_numpy(start))
+    return _alternate(torch.from_numpy(x), torch.from_numpy(start))
 
 
 def kmeans(x: NDArray[np.float32], K: int, seed: int) -> NDArray[np.float32]:
@@ -64,11 +64,11 @@ def kmeans(x: NDArray[np.float32], K: int, seed: int) -> NDArray[np.float32]:
     return np.ascontiguousarray(kmeans.centroids, dtype=np.float32)
 
 
-def _in_turns(x: Tensor, codewords: Tensor) -> Tensor:
-    """Codes and codewords in turns, from ``codewords`` float [M, K, E]. All codebooks are solved for at once, where
+def _alternate(x: Tensor, codewords: Tensor) -> Tensor:
+    """Codes and codewords alternately, from ``codewords`` float [M, K, E]. All codebooks are solved for at once, where
     :func:`.additive.update_codebooks` takes one after the other: here E is small, and its further term is not wanted."""
     M, K, E = codewords.shape
-    for _ in range(_TURNS):
+    for _ in range(_ITERATIONS):
         chosen = torch.nn.functional.one_hot(assign(x, codewords), K).flatten(1).double()
         gram = chosen.T @ chosen + _RIDGE * torch.eye(M * K, dtype=torch.double)
         codewords = torch.linalg.solve(gram, chosen.T @ x.double()).float().reshape(M, K, E)

@@ -37,7 +37,8 @@ from ..errors import DataError, UsageError
 from ..losses.npair import multihot
 from ..nn.backbones import Backbone
 from ..nn.model import build_extractor, input_description
-from .coders import Floats, ProductCoder
+from .base import Floats
+from .coders import ProductCoder
 from .memory import TrainingVectors
 from .trainable import TrainableMethod, TrainingBatch
 

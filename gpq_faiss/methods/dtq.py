@@ -42,7 +42,7 @@ from ..losses.npair import multihot
 from ..nn.backbones import Backbone
 from ..nn.model import build_extractor, input_description
 from .additive import AdditiveCoder, iterated_conditional_modes, reconstruct, update_codebooks
-from .coders import Floats
+from .base import Floats
 from .dqn import BoundedNetwork, fit_product_codebooks
 from .memory import TrainingVectors
 from .trainable import TrainableMethod, TrainingBatch

@@ -12,11 +12,11 @@ import faiss
 import numpy as np
 
 from ..data.labels import Labels
-from .base import Codes, Floats, Method, unit_rows
+from .base import Coder, Codes, Floats, unit_rows
 from .pq import behind
 
 
-class FloatFeatures(Method):
+class FloatFeatures(Coder):
     """Exact cosine similarity of the input vectors; the code is the unit vector as float32 bytes.
 
     Args:

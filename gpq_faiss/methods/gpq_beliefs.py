@@ -1,17 +1,15 @@
-"""GPQ with soft targets: λ0 L_NPQ + λ1 L_cls - λ2 L_SEM over beliefs of class networks, labelled and unlabelled items alike.
+"""GPQ with soft targets: L_NPQ + λ1 L_cls - λ2 L_SEM over class probabilities, labelled and unlabelled items alike.
 
 Of the paper's losses only those of the classifier see unlabelled items; the N-pair loss (eq. 2), which makes the codes, sees the labels
-alone. Here class networks, trained in the same steps by labels and the entropy mini-max (:class:`.posterior.PosteriorCodes`), say of
-every item what it is, and pairs are as similar as they are likely to share a class, t_ij = p_i·p_j: the unlabelled items, of which there
-are more, and which are those that will be searched, make the codes. What believes is the average of the class networks' weights, which
-is steadier than they are.
+alone. Here class networks, trained in the same steps by labels and the entropy mini-max (:class:`.posterior.PosteriorCodes`), predict the
+class of every item, and pairs are as similar as they are likely to share a class, t_ij = p_i·p_j. So unlabelled items, of which there are
+more, take part in making the codes. Probabilities are those of the average of the class networks' weights, which is steadier than they are.
 
 Sub-vectors, codewords Z and sub-prototypes W are the paper's: one codeword, the nearest, for each sub-vector; W classifies sub-vectors
-(eq. 3, with beliefs for labels) and has its entropy maximised where the network has it minimised (eq. 4). Queries are E[W | p].
+(eq. 3, with class probabilities for labels) and has its entropy maximised where the network has it minimised (eq. 4). Queries are E[W | p].
 
-After the training the queries' score tables may be fitted anew to the codes as they are, by least squares on p_i·p_j: better with few
-classes, worse with many. Which it is, is told without labels: by the mean average precision that the beliefs of items which took no part
-in the fitting let expect.
+After the training the queries' score tables may be fitted to the final codes by least squares on p_i·p_j: better with few classes, worse
+with many. The choice needs no labels: it goes by the expected mean average precision of items that took no part in the fitting.
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ _RATE = 5.0
 """How many times the learning rate what makes the codes moves with: two small layers, codewords and prototypes, that see no noise and have
 nothing to learn by heart."""
 _RIDGE = 1e-3
-"""Tables are settled but for what one codebook gains and another loses: the shortest are taken."""
+"""Tables are determined up to what one codebook gains and another loses: the shortest are taken."""
 
 
 class BeliefGPQ(AveragedMethod[BeliefNetwork]):
@@ -90,10 +88,10 @@ class BeliefGPQ(AveragedMethod[BeliefNetwork]):
         target = self._targets(batch.y, p)
         raw = net.raw_subvectors(p)
         x = intra_normalize(raw, net.M)
-        words = straight_through(x, net.codewords.raw, self.config.quantizer.alpha)
-        scores = net.scores(net.expected(target) if net.own_queries else x, words)
+        codewords = straight_through(x, net.codewords.raw, self.config.quantizer.alpha)
+        scores = net.scores(net.expected(target) if net.own_queries else x, codewords)
         parts["npair"] = self.npair(scores, target, target)
-        total = total + loss.lambda0 * parts["npair"]
+        total = total + parts["npair"]
         prototypes = net.classifier.raw
         parts["classification"] = self.classification(x, prototypes, target)
         total = total + loss.lambda1 * parts["classification"]
@@ -105,7 +103,7 @@ class BeliefGPQ(AveragedMethod[BeliefNetwork]):
 
     @torch.no_grad()
     def _beliefs(self, x: Tensor, amp: bool) -> Tensor:
-        """What the class networks, as they would be exported, believe of items; float [B, C]."""
+        """Class probabilities of items, float [B, C], by the class networks as they would be exported."""
         source = self.exported()
         training = source.training
         p = source.eval().belief(x, amp)
@@ -113,7 +111,7 @@ class BeliefGPQ(AveragedMethod[BeliefNetwork]):
         return p
 
     def _targets(self, y: Tensor, p: Tensor) -> Tensor:
-        """Class probabilities of a batch, float [B + U, C]: the labels of the first B, and what is believed of the others, or nothing."""
+        """Class probabilities of a batch, float [B + U, C]: the labels of the first B, and predictions of the others, or zeros."""
         known = y / y.sum(dim=1, keepdim=True).clamp_min(1)
         others = p[len(y) :]
         if self.config.pairs.targets == "labels":
@@ -121,7 +119,7 @@ class BeliefGPQ(AveragedMethod[BeliefNetwork]):
         return torch.cat([known.to(p.dtype), others])
 
     @torch.no_grad()
-    def settle(self, sample: Callable[[int], Iterator[Tensor]], *, final: bool = False) -> None:
+    def fit_codebooks(self, sample: Callable[[int], Iterator[Tensor]], *, final: bool = False) -> None:
         """Make queries of W; after the training of the tables that are set, or found, to be best."""
         source = self.exported().eval()
         tables: Tensor | None = None
@@ -180,5 +178,5 @@ def fit_tables(p: Tensor, codes: Tensor, K: int) -> Tensor:
 
 def score_codes(p: Tensor, tables: Tensor, codes: Tensor) -> Tensor:
     """Scores float [Q, n] of items of ``codes`` int64 [n, M] for queries of beliefs ``p`` float [Q, C] by ``tables`` float [M, K, C]."""
-    said = tables[torch.arange(len(tables), device=codes.device), codes].sum(dim=1)
-    return p @ said.T
+    items = tables[torch.arange(len(tables), device=codes.device), codes].sum(dim=1)
+    return p @ items.T

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from ..data.labels import Labels
 from ..errors import DataError, UsageError
-from .base import Codes, Floats, Method
+from .base import Coder, Codes, Floats
 from .coders import SignCoder
 
 
-class BinaryMethod(Method):
+class BinaryMethod(Coder):
     """A method whose codes are bits compared by Hamming distance; sub-classes implement :meth:`project`.
 
     Bit i of a code is the sign of coordinate i (1 above 0), in byte i // 8, lowest bit first, as Faiss packs them. The
@@ -45,9 +45,9 @@ class BinaryMethod(Method):
         self._require_fit()
         return faiss.IndexBinaryFlat(8 * self.code_size)
 
-    def index_input(self, x: NDArray[Any]) -> NDArray[Any]:
-        """The codes: a binary index takes nothing else."""
-        return self.encode(x)
+    def search_input(self, xq: NDArray[Any]) -> NDArray[Any]:
+        """The queries' codes, uint8 [Q, code_size]: a binary index takes nothing else."""
+        return self.encode(xq)
 
     def score_tables(self, xq: NDArray[Any]) -> Floats:
         """As :meth:`.coders.SignCoder.score_tables`, of queries float32 [Q, width]."""

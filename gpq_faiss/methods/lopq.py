@@ -29,10 +29,11 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
+from ..codes.bits import unpack_codes
 from ..data.labels import Labels
 from ..errors import DataError, UsageError
-from .base import Codes, Floats, Method, scaled_rows
-from .pq import CODEWORDS, NBITS, behind, unpack_nibbles
+from .base import Coder, Codes, Floats, scaled_rows
+from .pq import CODEWORDS, NBITS, behind
 
 LEAST = 8 * CODEWORDS
 """Training vectors that a cell needs for codebooks of its own."""
@@ -40,7 +41,7 @@ _PER_CELL = 256  # training vectors a cell, on average
 _BLOCK_BYTES = 64 << 20  # of temporary arrays
 
 
-class LOPQ(Method):
+class LOPQ(Coder):
     """Locally optimised product quantiser with M = bits / 4 codebooks of 16 codewords in each cell.
 
     Args:
@@ -183,7 +184,7 @@ class LOPQ(Method):
     def decode(self, codes: NDArray[Any]) -> Floats:
         """Reconstructions float32 [n, width] of codes: of the vectors scaled to length 1 where ``normalize`` is set."""
         cell = self.cell_of(codes)
-        assignment = unpack_nibbles(np.ascontiguousarray(codes[:, : self._pq_bytes]), self.M)
+        assignment = unpack_codes(np.ascontiguousarray(codes[:, : self._pq_bytes]), self.M, CODEWORDS)
         words = self.codebooks[cell[:, None], np.arange(self.M), assignment].reshape(len(codes), -1)
         x = self.centroids[cell].copy()
         for c in np.unique(cell):
@@ -212,7 +213,7 @@ class LOPQ(Method):
         cell = self.cell_of(codes)
         if len(cell) and cell.max() >= len(self.centroids):
             raise DataError(f"{self.name}: a code has cell {cell.max()}, but there are {len(self.centroids)}")
-        assignment = unpack_nibbles(np.ascontiguousarray(codes[:, : self._pq_bytes]), self.M)
+        assignment = unpack_codes(np.ascontiguousarray(codes[:, : self._pq_bytes]), self.M, CODEWORDS)
         scores = np.empty((len(xq), len(codes)), np.float32)
         for c in np.unique(cell):
             rows = np.flatnonzero(cell == c)

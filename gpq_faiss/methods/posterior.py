@@ -1,8 +1,8 @@
-"""Class-posterior codes: λ1 L_cls - λ2 L_SEM train class networks, and codewords add up to what these believe. Not in the paper.
+"""Class-posterior codes: λ1 L_cls - λ2 L_SEM train class networks, and codewords add up to their posteriors. Not in the paper.
 
 The cosine classifiers and the entropy mini-max of the paper (eq. 3, 4) train N class networks on labelled and unlabelled items; these
-also learn what the labels say of the unlabelled items around them, which counts for more the fewer labels there are
-(:mod:`.propagation`). Their mean posterior says of any two items how likely they share a class, p·p'. Codewords are then placed so that
+also learn pseudo-labels, propagated from the labels to unlabelled neighbours, which have the more weight the fewer labels there are
+(:mod:`.propagation`). By their mean posterior two items share a class with the probability p·p'. Codewords are then fitted so that
 their sums are near the posteriors of unlabelled items (:mod:`.codewords`), which makes the score of a code nearly that probability.
 Reasons and figures: ``docs/recommended.md``.
 """
@@ -28,9 +28,9 @@ from ..nn.posterior import PosteriorNetwork
 from ..nn.quantizer import reverse_gradient
 from .averaged import AveragedMethod
 from .codewords import fit_codewords
+from .leave_one_out import MOST_ROWS, leave_one_out
 from .posterior_codebooks import fit_class_codebooks, weights_of_parts
 from .propagation import items_to_compare, propagate
-from .shrinkage import MOST_ROWS, leave_one_out
 from .trainable import TrainableMethod, TrainingBatch
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 _ITEMS = 20_000
 """Unlabelled items that codebooks are fitted to."""
 LEAST_SHARE = 0.85
-"""Of the accuracy of a linear model: labels are propagated where neighbours know at least that much of left-out labels."""
+"""Of the accuracy of a linear model: labels are propagated where neighbours predict at least that share of left-out labels."""
 
 
 class PosteriorCodes(AveragedMethod[PosteriorNetwork]):
@@ -49,25 +49,25 @@ class PosteriorCodes(AveragedMethod[PosteriorNetwork]):
         "quantizer.codebooks",
         "quantizer.codewords",
         "quantizer.subdim",
-        "quantizer.feature_weight",
-        "quantizer.class_codebooks",
+        "posterior.feature_weight",
+        "posterior.class_codebooks",
     )
 
     def __init__(self, network: PosteriorNetwork, config: Config) -> None:
         super().__init__(network, config)
-        loss = config.loss
-        self.classification = SubspaceClassification(loss.classification, loss.beta)
-        self.propagation = SubspaceSoftTargets(loss.beta)
-        self.entropy = SubspaceEntropy(loss.beta)
+        beta = config.loss.beta
+        self.classification = SubspaceClassification("paper", beta)
+        self.propagation = SubspaceSoftTargets(beta)
+        self.entropy = SubspaceEntropy(beta)
         self.accuracy: float | None = None
-        """How often the likeliest class of an item will be its own, as far as the labels say; None: not known, as of images
-        that are convolved."""
+        """Expected share of items whose likeliest class is their own, estimated from the labels; None: unknown, as with
+        convolutions."""
         self.rows = np.empty(0, np.int64)
         """Of all training items, ascending; after :meth:`fit_labels` of those that labels are propagated between."""
-        self.told: Tensor | None = None
-        """Class probabilities float32 [n, C] of the items ``rows``, as propagated labels tell them (zeros: nothing); None: none are."""
+        self.pseudo_labels: Tensor | None = None
+        """Class probabilities float32 [n, C] of the items ``rows`` by label propagation (zeros: unknown); None: none are propagated."""
         self.weight = 0.0
-        """Of the cross entropy with these."""
+        """Of the cross entropy with the pseudo-labels."""
 
     def fit_inputs(self, reader: Reader, rows: NDArray[np.int64]) -> None:
         """As every method's; and remember which items there are."""
@@ -75,9 +75,9 @@ class PosteriorCodes(AveragedMethod[PosteriorNetwork]):
         self.rows = np.unique(rows)
 
     def fit_labels(self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32]) -> None:
-        """Learn from the labels how often the committee will be right, what they say of the unlabelled items around them, and the
-        noise of features, if ``network.adapt_noise`` asks for it and the class networks see the features themselves. Of images that are
-        convolved nothing is learnt: how their pixels lie says little."""
+        """Estimate the committee's accuracy from the labels, propagate them to unlabelled items, and adapt the noise of features, if
+        ``posterior.adapt_noise`` is set and the class networks see the features themselves. With convolutions nothing is estimated:
+        distances of pixels mean little."""
         backbone = self.network.backbone
         if not isinstance(backbone, MLP):
             return
@@ -88,7 +88,7 @@ class PosteriorCodes(AveragedMethod[PosteriorNetwork]):
         log.info("%d labelled items, left out one by one: %.0f %% right", len(rows), 100 * found.accuracy)
         head = backbone.head
         bare = backbone.spec.kind == "features" and not backbone.spec.hidden
-        if self.config.network.adapt_noise and bare and isinstance(head, SubspaceHeads):
+        if self.config.posterior.adapt_noise and bare and isinstance(head, SubspaceHeads):
             head.noise = found.noise
             log.info("noise of deviation %.2f on the inputs", found.noise)
         self._propagate(reader, rows, y)
@@ -102,10 +102,10 @@ class PosteriorCodes(AveragedMethod[PosteriorNetwork]):
             self.average.load_state_dict(other.average.trained(), strict=False)
 
     def _propagate(self, reader: Reader, labelled: NDArray[np.int64], y: NDArray[np.float32]) -> None:
-        """Tell unlabelled items what labels say of them, where it would count for enough; as many of them as can be compared."""
+        """Make pseudo-labels of unlabelled items by label propagation, where their weight is large enough."""
         began = time.monotonic()
         config = self.config
-        weight = config.loss.propagation * y.shape[1] / len(labelled)
+        weight = config.posterior.propagation * y.shape[1] / len(labelled)
         if not config.training.batch_unlabelled:
             return
         assert isinstance(self.network.backbone, MLP)
@@ -123,18 +123,18 @@ class PosteriorCodes(AveragedMethod[PosteriorNetwork]):
         x, there = self._vectors(reader, self.rows)
         self.rows = self.rows[there]
         seen = np.isin(labelled, self.rows)
-        told, accuracy = propagate(x, np.searchsorted(self.rows, labelled[seen]), y[seen])
+        pseudo_labels, accuracy = propagate(x, np.searchsorted(self.rows, labelled[seen]), y[seen])
         if self.accuracy is not None and accuracy < LEAST_SHARE * self.accuracy:
             log.info(
-                "labels are not propagated: by its neighbours %.0f %% of the left-out labels would be right",
+                "labels are not propagated: neighbours predict only %.0f %% of the left-out labels",
                 100 * accuracy,
             )
             return
-        self.told = torch.from_numpy(told.astype(np.float32))
+        self.pseudo_labels = torch.from_numpy(pseudo_labels.astype(np.float32))
         self.weight = weight
         log.info(
             "labels propagated to %d items in %.0f s, of weight %.2f",
-            int(told.any(axis=1).sum()) - int(seen.sum()),
+            int(pseudo_labels.any(axis=1).sum()) - int(seen.sum()),
             time.monotonic() - began,
             weight,
         )
@@ -151,11 +151,11 @@ class PosteriorCodes(AveragedMethod[PosteriorNetwork]):
         pixels = backbone.input(torch.from_numpy(values).float() / 255).flatten(1)
         return (pixels - pixels.mean(dim=0)).numpy(), there
 
-    def _told(self, rows: NDArray[np.int64]) -> Tensor:
-        """What the items ``rows`` were told, float32 [n, C]; zeros for those that were not compared."""
-        assert self.told is not None
+    def _pseudo_labels_of(self, rows: NDArray[np.int64]) -> Tensor:
+        """Pseudo-labels of the items ``rows``, float32 [n, C]; zeros for those that took no part in the propagation."""
+        assert self.pseudo_labels is not None
         at = np.searchsorted(self.rows, rows).clip(max=len(self.rows) - 1)
-        return self.told[at] * torch.from_numpy(self.rows[at] == rows)[:, None]
+        return self.pseudo_labels[at] * torch.from_numpy(self.rows[at] == rows)[:, None]
 
     def optimizer(self, config: TrainingConfig) -> torch.optim.Optimizer:
         """As every method's, with larger steps for class networks that are perceptrons."""
@@ -179,9 +179,9 @@ class PosteriorCodes(AveragedMethod[PosteriorNetwork]):
         prototypes = net.classifier.raw
         parts = {"classification": self.classification(net.directions(raw[:n]), prototypes, batch.y)}
         total = loss.lambda1 * parts["classification"]
-        if self.told is not None and len(x) > n:
-            told = self._told(batch.unlabelled_rows).to(raw.device)
-            parts["propagation"] = self.propagation(net.directions(raw[n:]), prototypes, told)
+        if self.pseudo_labels is not None and len(x) > n:
+            pseudo_labels = self._pseudo_labels_of(batch.unlabelled_rows).to(raw.device)
+            parts["propagation"] = self.propagation(net.directions(raw[n:]), prototypes, pseudo_labels)
             total = total + loss.lambda1 * self.weight * parts["propagation"]
         if loss.lambda2 and len(x) > n:
             parts["entropy"] = self.entropy(net.directions(reverse_gradient(raw[n:])), prototypes)
@@ -189,8 +189,8 @@ class PosteriorCodes(AveragedMethod[PosteriorNetwork]):
         return {"total": total, **parts}
 
     @torch.no_grad()
-    def settle(self, sample: Callable[[int], Iterator[Tensor]], *, final: bool = False) -> None:
-        """Fit the codebooks to what the committee, as it is now, believes of unlabelled items; in the end to more of them."""
+    def fit_codebooks(self, sample: Callable[[int], Iterator[Tensor]], *, final: bool = False) -> None:
+        """Fit the codebooks to the committee's posteriors of unlabelled items; with ``final`` to more of them."""
         source = self.exported().eval()
         parts = [source.features(x) for x in sample(_ITEMS if final else _ITEMS // 4)]
         features = torch.cat([features for features, _ in parts])
@@ -214,7 +214,7 @@ class PosteriorCodes(AveragedMethod[PosteriorNetwork]):
             posterior.cpu(),
             tempered.cpu(),
             residual.cpu(),
-            self.config.quantizer.feature_weight,
+            self.config.posterior.feature_weight,
         )
         for network in (source, self.network):
             device = network.tables.device

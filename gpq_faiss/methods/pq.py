@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from ..data.labels import Labels
 from ..errors import DataError, UsageError
-from .base import Codes, Floats, Method, scaled_rows
+from .base import Codes, Floats, scaled_rows
+from .coders import TableCoder
 
 NBITS = 4
 """Bits a codebook: 16 codewords, as everywhere in the paper's comparison."""
@@ -30,7 +31,7 @@ CODEWORDS = 1 << NBITS
 _BLOCK_BYTES = 64 << 20  # of temporary arrays
 
 
-class PQ(Method):
+class PQ(TableCoder):
     """Product quantiser with M = bits / 4 codebooks of 16 codewords.
 
     Args:
@@ -45,6 +46,7 @@ class PQ(Method):
     """
 
     name = "pq"
+    K = CODEWORDS
 
     def __init__(self, bits: int, *, seed: int = 0, iterations: int = 25, normalize: bool = True) -> None:
         super().__init__(bits, seed=seed)
@@ -169,15 +171,6 @@ class PQ(Method):
             np.einsum("qmkd,qmkd->qmk", difference, difference, out=tables[i : i + block])
         return np.negative(tables, out=tables)
 
-    def _score(self, xq: Floats, codes: Codes) -> Floats:
-        tables = self.score_tables(xq)
-        assignment = unpack_nibbles(codes, self.M)
-        scores = np.zeros((len(xq), len(codes)), np.float32)
-        # Added in the order of the parts whatever the codes around: equal codes get equal bits.
-        for m in range(self.M):
-            scores += tables[:, m, assignment[:, m]]
-        return scores
-
 
 def pad(x: Floats, width: int) -> Floats:
     """``x`` with zero columns appended up to ``width``."""
@@ -186,14 +179,6 @@ def pad(x: Floats, width: int) -> Floats:
     wide = np.zeros((len(x), width), np.float32)
     wide[:, : x.shape[1]] = x
     return wide
-
-
-def unpack_nibbles(codes: Codes, M: int) -> NDArray[np.uint8]:
-    """Codeword numbers uint8 [n, M] of 4-bit codes as Faiss packs them: low nibble first."""
-    both = np.empty((len(codes), codes.shape[1], 2), np.uint8)
-    both[:, :, 0] = codes & 15
-    both[:, :, 1] = codes >> 4
-    return np.ascontiguousarray(both.reshape(len(codes), 2 * codes.shape[1])[:, :M])
 
 
 def behind(transforms: list[Any], inner: Any) -> Any:

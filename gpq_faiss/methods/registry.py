@@ -1,8 +1,8 @@
 """All methods by their short names, in the order of the paper's tables: what ``--compare`` and the experiments take.
 
-Two kinds. *Array* methods (:class:`~gpq_faiss.methods.base.Method`) learn from a matrix of features; they are made by
+Two kinds. *Array* methods (:class:`~gpq_faiss.methods.base.Coder`) learn from a matrix of features; they are made by
 :func:`make_method`. *Trained* methods (:class:`~gpq_faiss.methods.trainable.TrainableMethod`) are networks that the one loop of
-:mod:`gpq_faiss.stages.train` trains; :func:`make_builder` gives what the loop builds them with. A module is imported when a method of it
+:mod:`gpq_faiss.training.loop` trains; :func:`make_builder` gives what the loop builds them with. A module is imported when a method of it
 is asked for: a list of names needs neither Faiss nor torch.
 """
 
@@ -19,13 +19,13 @@ from ..errors import UsageError
 
 if TYPE_CHECKING:
     from ..data.base import Dataset
-    from .base import Method
+    from .base import Coder
     from .trainable import TrainableMethod
 
 Learns = Literal["semi-supervised", "supervised", "unsupervised"]
 CodeKind = Literal["quantiser", "binary", "none"]
 Builder = Callable[["Config", "Dataset", int, int], "TrainableMethod"]
-"""``(config, dataset, image_size, n_classes) -> TrainableMethod``, as :func:`gpq_faiss.stages.train.fit` takes it."""
+"""``(config, dataset, image_size, n_classes) -> TrainableMethod``, as :func:`gpq_faiss.training.loop.fit` takes it."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ METHODS: dict[str, MethodEntry] = {
         "gpq without classifiers and entropy (λ1 = λ2 = 0)",
         {"loss": {"lambda1": 0.0, "lambda2": 0.0}},
     ),
-    "gpq-t": _gpq("gpq with the triplet loss in place of the N-pair loss", {"loss": {"metric": "triplet"}}),
+    "gpq-t": _gpq("gpq with the triplet loss in place of the N-pair loss", {"gpq": {"metric": "triplet"}}),
     "posterior": dataclasses.replace(
         _gpq(
             "class-posterior codes: codewords that add up to what class networks believe, and to what that leaves of the features",
@@ -305,7 +305,7 @@ def find_method(name: str) -> MethodEntry:
     return METHODS[name]
 
 
-def make_method(name: str, bits: int, seed: int = 0) -> Method:
+def make_method(name: str, bits: int, seed: int = 0) -> Coder:
     """An array method that is not fitted yet.
 
     Raises:
@@ -318,7 +318,7 @@ def make_method(name: str, bits: int, seed: int = 0) -> Method:
         )
     if seed < 0:
         raise UsageError(f"{name}: seed {seed}: it must not be negative")
-    made: Method = entry.load()(bits)
+    made: Coder = entry.load()(bits)
     made.seed = seed
     return made
 

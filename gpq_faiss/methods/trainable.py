@@ -1,8 +1,8 @@
 """What the training loop needs of a method that learns by gradient.
 
-The loop (:mod:`gpq_faiss.stages.train`) is the same for all: it draws batches, calls :meth:`TrainableMethod.losses`, steps the
+The loop (:mod:`gpq_faiss.training.loop`) is the same for all: it draws batches, calls :meth:`TrainableMethod.losses`, steps the
 optimizer, and keeps the weights that rank the held-out items best. A method is its losses, the network that it exports, and
-the :class:`~gpq_faiss.methods.coders.Coder` that makes bytes of that network's vectors.
+the :class:`~gpq_faiss.methods.base.Coder` that makes bytes of that network's vectors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..config import TrainingConfig
 from ..data.base import FeatureDataset
 from ..data.reader import Reader
 from ..nn.backbones import Backbone
-from .coders import Coder
+from .base import Coder
 
 _NO_ROWS = np.empty(0, np.int64)
 
@@ -54,8 +54,8 @@ class TrainableMethod(nn.Module, ABC):
     uses_unlabelled: bool = True
     """Whether batches hold unlabelled items; those of supervised methods do not."""
     codes_only: tuple[str, ...] = ()
-    """Settings (``section.key``) that only the final :meth:`settle` depends on: without held-out items, a training is the same whatever
-    they are, and :meth:`adopt` can stand for it."""
+    """Settings (``section.key``) that only the final :meth:`fit_codebooks` depends on: without held-out items, a training is the same
+    whatever they are, and :meth:`adopt` can stand for it."""
 
     @abstractmethod
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
@@ -94,20 +94,15 @@ class TrainableMethod(nn.Module, ABC):
         raise NotImplementedError(type(other).__name__)
 
     def optimizer(self, config: TrainingConfig) -> torch.optim.Optimizer:
-        """Adam as the paper has it, with decoupled weight decay where it is not 0."""
+        """Adam as the paper has it."""
         parameters = [p for p in self.parameters() if p.requires_grad]
-        betas = (config.beta1, 0.999)
-        if config.weight_decay:
-            return torch.optim.AdamW(
-                parameters, lr=config.learning_rate, betas=betas, weight_decay=config.weight_decay
-            )
-        return torch.optim.Adam(parameters, lr=config.learning_rate, betas=betas)
+        return torch.optim.Adam(parameters, lr=config.learning_rate, betas=(config.beta1, 0.999))
 
     def before_step(self, step: int, steps: int, sample: Callable[[int], Iterator[Tensor]]) -> None:
         """Called before step ``step`` of ``steps``; ``sample(n)`` gives blocks of up to n training inputs in all."""
         del step, steps, sample
 
-    def settle(self, sample: Callable[[int], Iterator[Tensor]], *, final: bool = False) -> None:
+    def fit_codebooks(self, sample: Callable[[int], Iterator[Tensor]], *, final: bool = False) -> None:
         """Called before :meth:`coder` is, at each validation, and with ``final`` once after the training; ``sample`` as in
         :meth:`before_step`. For methods whose codewords follow from the network as it is."""
         del sample, final

@@ -20,27 +20,20 @@ from .inputs import IMAGENET_MEAN, IMAGENET_STD, FeatureInput, ImageInput, Mode
 from .weights import first_line, imagenet_state, load_into, read_weights
 
 Kind = Literal["images", "features"]
-Norm = Literal["none", "batch", "layer"]
 Tap = Literal["block", "pool"]
 
 #: Names of the backbones, besides ``timm/NAME``.
 BACKBONES = ("vgg", "alexnet", "cnnf", "mlp", "linear")
 #: Widths of the hidden layers of ``mlp`` where none are named.
 DEFAULT_HIDDEN = (512,)
-_ACTIVATIONS: dict[str, type[nn.Module]] = {
-    "relu": nn.ReLU,
-    "gelu": nn.GELU,
-    "silu": nn.SiLU,
-    "tanh": nn.Tanh,
-}
 
 
 @dataclass(frozen=True)
 class BackboneSpec:
     """All that is needed to build the same architecture again (weights apart); plain values, ready for JSON.
 
-    ``in_width`` is 0 for images, ``image_size`` is 0 for features. ``hidden``, ``norm``, ``dropout`` and
-    ``activation`` concern ``mlp`` alone, ``tap`` concerns ``vgg`` alone.
+    ``in_width`` is 0 for images, ``image_size`` is 0 for features. ``hidden`` and ``dropout``
+    concern ``mlp`` alone, ``tap`` concerns ``vgg`` alone.
     """
 
     name: str
@@ -49,9 +42,7 @@ class BackboneSpec:
     in_width: int = 0
     image_size: int = 0
     hidden: tuple[int, ...] = DEFAULT_HIDDEN
-    norm: Norm = "none"
     dropout: float = 0.0
-    activation: str = "relu"
     tap: Tap = "block"
 
     def to_dict(self) -> dict[str, Any]:
@@ -254,17 +245,13 @@ class CNNF(Backbone):
 
 
 class MLP(Backbone):
-    """Hidden layers of (linear, norm, activation, dropout), then the head; without hidden layers: ``linear``.
+    """Hidden layers of (linear, ReLU, dropout), then the head; without hidden layers: ``linear``.
 
     Features come in as they are, images flattened (so only at ``spec.image_size``).
     """
 
     def __init__(self, spec: BackboneSpec) -> None:
         super().__init__(spec)
-        if spec.activation not in _ACTIVATIONS:
-            raise UsageError(f"activation {spec.activation!r} is not one of {', '.join(_ACTIVATIONS)}")
-        if spec.norm not in get_args(Norm):
-            raise UsageError(f"norm {spec.norm!r} is not one of {', '.join(get_args(Norm))}")
         if not 0 <= spec.dropout < 1 or any(width < 1 for width in spec.hidden):
             raise UsageError(
                 f"mlp with hidden {list(spec.hidden)} and dropout {spec.dropout}: "
@@ -276,10 +263,7 @@ class MLP(Backbone):
             linear = nn.Linear(width, hidden)
             nn.init.kaiming_normal_(linear.weight, nonlinearity="relu")
             nn.init.zeros_(linear.bias)
-            layers.append(linear)
-            if spec.norm != "none":
-                layers.append(nn.BatchNorm1d(hidden) if spec.norm == "batch" else nn.LayerNorm(hidden))
-            layers.append(_ACTIVATIONS[spec.activation]())
+            layers += [linear, nn.ReLU()]
             if spec.dropout > 0:
                 layers.append(nn.Dropout(spec.dropout))
             width = hidden
@@ -412,9 +396,7 @@ def build_backbone(
     image_size: int | None = None,
     weights: str = "none",
     hidden: tuple[int, ...] = DEFAULT_HIDDEN,
-    norm: Norm = "none",
     dropout: float = 0.0,
-    activation: str = "relu",
     tap: Tap = "block",
     seed: int = 0,
     generator: torch.Generator | None = None,
@@ -431,9 +413,7 @@ def build_backbone(
             ``.safetensors`` file of this architecture or of torchvision's (``vgg16_bn``, ``alexnet``) or
             timm's.
         hidden: widths of the hidden layers of ``mlp``.
-        norm: ``none``, ``batch`` or ``layer`` norm in each hidden layer of ``mlp``.
         dropout: after each hidden layer of ``mlp``, in [0, 1).
-        activation: ``relu``, ``gelu``, ``silu`` or ``tanh``, of ``mlp``.
         tap: where ``vgg`` averages its third block: at its ``block``'s end, or after the ``pool`` that follows.
         seed: of the random initialisation; torch's global generators are left as they were.
         generator: where given, the seed is drawn from it instead.
@@ -452,9 +432,7 @@ def build_backbone(
         in_width=(in_width or 0) if kind == "features" else 0,
         image_size=(image_size or 0) if kind == "images" else 0,
         hidden=tuple(hidden),
-        norm=norm,
         dropout=dropout,
-        activation=activation,
         tap=tap,
     )
     if generator is not None:

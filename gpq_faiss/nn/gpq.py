@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .quantizer import Codebooks, SubspaceClassifier, intra_normalize, reexpress, soft_assign
+from .quantizer import Codebooks, SubspaceClassifier, intra_normalize, reexpress
 
 
 class GPQNetwork(nn.Module):
@@ -18,8 +18,6 @@ class GPQNetwork(nn.Module):
         d: dimensions of a sub-vector.
         C: classes.
         alpha: scale of the soft assignment that makes z' of Z and W.
-        reexpress_vectors: quantise x' = s(x; α, W) instead of x. The codewords are z' = s(z; α, W) anyway and lie in the cone
-            of the sub-prototypes; so do the vectors then, as mixtures of classes by their posterior. Not in the paper.
         generator: source of the first codewords and prototypes.
     """
 
@@ -37,7 +35,6 @@ class GPQNetwork(nn.Module):
         C: int,
         *,
         alpha: float,
-        reexpress_vectors: bool = False,
         generator: torch.Generator,
     ) -> None:
         super().__init__()
@@ -46,27 +43,14 @@ class GPQNetwork(nn.Module):
         self.classifier = SubspaceClassifier(M, C, d, generator=generator)
         self.M = M
         self.alpha = alpha
-        self.reexpress_vectors = reexpress_vectors
-        if reexpress_vectors and d >= C:
-            # Classes that have nothing in common at first: mixtures of them then tell how much of each they hold.
-            with torch.no_grad():
-                self.classifier.raw.copy_(
-                    torch.linalg.qr(self.classifier.raw.transpose(1, 2))[0].transpose(1, 2)
-                )
 
     def codebooks(self) -> Tensor:
         """z', float [M, K, d], unit-norm: what trains, encodes and is exported."""
         return reexpress(self.codewords.raw, self.classifier.raw, self.alpha)
 
     def directions(self, raw: Tensor) -> Tensor:
-        """The backbone's output [B, M·d] as unit-norm sub-vectors [B, M, d], for the classifier."""
+        """The backbone's output [B, M·d] as unit-norm sub-vectors [B, M, d], which are classified and quantised."""
         return intra_normalize(raw, self.M)
-
-    def vectors(self, directions: Tensor) -> Tensor:
-        """What is quantised of the directions [B, M, d]: themselves, or re-expressed."""
-        if self.reexpress_vectors:
-            return soft_assign(directions, self.classifier.raw, self.alpha)
-        return directions
 
     def raw(self, x: Tensor, *, queries: bool = False, amp: bool = False) -> Tensor:
         """The backbone's output float32 [B, M·d]; the same for items and queries."""
@@ -78,7 +62,7 @@ class GPQNetwork(nn.Module):
 
     def finish(self, raw: Tensor) -> Tensor:
         """What is quantised of the backbone's output, float32 [B, M·d], each of the M sub-vectors unit-norm."""
-        return self.vectors(self.directions(raw)).flatten(1)
+        return self.directions(raw).flatten(1)
 
     def queries(self, x: Tensor) -> Tensor:
         """What an index is searched with: as :meth:`forward`."""

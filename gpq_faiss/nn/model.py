@@ -79,16 +79,31 @@ def save_model(
     overwrite: bool,
     done_with: Path | None = None,
 ) -> None:
-    """Write the whole folder or nothing; ``overwrite`` and ``done_with`` as for :func:`gpq_faiss.files.atomic_folder`.
+    """Write a model folder, the whole of it or nothing.
+
+    Args:
+        out: the folder.
+        network, codebooks: what was trained; codebooks float32 [M, K, d].
+        description: for ``config.json``, beside what network and codebooks determine.
+        extra: further text files by name.
+        split: saved as ``split.json``.
+        overwrite, done_with: as for :func:`gpq_faiss.files.atomic_folder`.
 
     Raises:
         DataError: it cannot be written.
     """
     state = {f"network.{k}": v.detach().cpu().contiguous().clone() for k, v in network.state_dict().items()}
     state["codebooks"] = torch.from_numpy(np.ascontiguousarray(codebooks))
+    determined = {
+        "format_version": FORMAT_VERSION,
+        "asymmetric": network.asymmetric,
+        "items_are_codewords": network.items_are_codewords,
+        "codebooks_fingerprint": codebooks_fingerprint(codebooks),
+        "model_fingerprint": state_fingerprint(state),
+    }
     with atomic_folder(out, overwrite=overwrite, done_with=done_with) as folder:
         save_tensors(state, folder / "model.safetensors")
-        write_json(folder / "config.json", description | {"model_fingerprint": state_fingerprint(state)})
+        write_json(folder / "config.json", determined | description)
         for name, text in extra.items():
             (folder / name).write_text(text, encoding="utf-8")
         split.save(folder / "split.json")
@@ -122,8 +137,9 @@ def build_extractor(
     if backbone == "auto":
         pictures = kind == "images" and input_["image_size"] >= VGG.SMALLEST
         backbone = "vgg" if pictures else "mlp" if n.hidden else "linear"
-    # A perceptron that is asked for has a hidden layer: of its own, or in the heads.
-    hidden = n.hidden or (() if n.heads or n.committee else DEFAULT_HIDDEN)
+    own_networks = config.method != "gpq"
+    # A perceptron that is asked for has a hidden layer: of its own, or in the class networks.
+    hidden = n.hidden or (() if own_networks else DEFAULT_HIDDEN)
     net = build_backbone(
         backbone,
         kind=kind,
@@ -132,12 +148,11 @@ def build_extractor(
         out_width=out_width,
         weights=n.weights,
         hidden=hidden,
-        norm=n.norm,
         dropout=n.dropout,
-        tap=n.tap,
+        tap="pool" if config.gpq.details == "authors" else "block",
         generator=generator,
     )
-    if n.noise and not n.heads and not n.committee and kind == "features" and isinstance(net, MLP):
+    if n.noise and not own_networks and kind == "features" and isinstance(net, MLP):
         net.layers.insert(0, _Noise(n.noise))
     return net
 
@@ -152,64 +167,65 @@ def build_network(
         input_: as for :func:`build_extractor`.
         n_classes: C.
     """
-    n, q = config.network, config.quantizer
-    # One generator for everything, so that the seed settles the first weights whatever was drawn before.
+    q = config.quantizer
+    # One generator for everything, so that the seed determines the first weights whatever was drawn before.
     generator = torch.Generator().manual_seed(config.training.seed)
     net = build_extractor(config, input_, q.width, generator)
-    width = cast(nn.Linear, net.head).in_features
-    noise = n.noise if input_["kind"] == "features" else 0.0
-    if n.committee and not isinstance(net, MLP):
-        # Convolutions learn the features: with perceptrons on top they learn more slowly.
-        head = nn.Linear(width, n.committee * CLASS_DIM, device="meta").to_empty(device="cpu")
-        nn.init.xavier_uniform_(head.weight, generator=generator)
-        nn.init.zeros_(head.bias)
-        net.head = head
-    elif n.heads or n.committee:
-        net.head = SubspaceHeads(
+    shape = (q.codebooks, q.codewords, q.subdim)
+    if config.method == "gpq":
+        return GPQNetwork(net, *shape, n_classes, alpha=q.alpha, generator=generator)
+    A = q.codebooks
+    if config.posterior.feature_weight:
+        A = min(A, config.posterior.class_codebooks or count_class_codebooks(A, n_classes))
+    # GPQ with soft targets makes codewords of its own: those that its class networks have are then as few as can be.
+    soft = config.method == "gpq-soft"
+    committee = _build_class_networks(
+        config,
+        input_["kind"],
+        n_classes,
+        net,
+        shape=(1, 1, 3) if soft else shape,
+        A=1 if soft else A,
+        generator=generator,
+    )
+    if not soft:
+        return committee
+    own_queries = config.pairs.queries == "beliefs"
+    return BeliefNetwork(committee, *shape, n_classes, own_queries=own_queries, generator=generator)
+
+
+def _build_class_networks(
+    config: Config,
+    kind: str,
+    n_classes: int,
+    backbone: Backbone,
+    *,
+    shape: tuple[int, int, int],
+    A: int,
+    generator: torch.Generator,
+) -> PosteriorNetwork:
+    """Class networks in place of the head of ``backbone``, with codebooks of ``shape`` (M, K, d), of which A hold the class."""
+    n, p = config.network, config.posterior
+    width = cast(nn.Linear, backbone.head).in_features
+    if isinstance(backbone, MLP):
+        noise = n.noise if kind == "features" else 0.0
+        backbone.head = SubspaceHeads(
             width,
-            n.committee or q.codebooks,
-            n.committee_hidden if n.committee else n.heads,
-            CLASS_DIM if n.committee else q.subdim,
+            p.committee,
+            p.committee_hidden,
+            CLASS_DIM,
             dropout=n.dropout,
             noise=noise,
             generator=generator,
         )
-    if n.committee:
-        # GPQ with soft targets makes codewords of its own: those that a committee has are then as few as can be.
-        own = config.loss.lambda0 > 0
-        A = q.class_codebooks or count_class_codebooks(q.codebooks, n_classes)
-        committee = PosteriorNetwork(
-            net,
-            n.committee,
-            1 if own else q.codebooks,
-            1 if own else q.codewords,
-            3 if own else q.subdim,
-            n_classes,
-            width=width,
-            beta=config.loss.beta,
-            A=1 if own else A if q.feature_weight else q.codebooks,
-            generator=generator,
-        )
-        if not own:
-            return committee
-        return BeliefNetwork(
-            committee,
-            q.codebooks,
-            q.codewords,
-            q.subdim,
-            n_classes,
-            own_queries=config.pairs.queries == "beliefs",
-            generator=generator,
-        )
-    return GPQNetwork(
-        net,
-        q.codebooks,
-        q.codewords,
-        q.subdim,
-        n_classes,
-        alpha=q.alpha,
-        reexpress_vectors=q.reexpress,
-        generator=generator,
+    else:
+        # Convolutions learn the features: with perceptrons on top they learn more slowly.
+        head = nn.Linear(width, p.committee * CLASS_DIM, device="meta").to_empty(device="cpu")
+        nn.init.xavier_uniform_(head.weight, generator=generator)
+        nn.init.zeros_(head.bias)
+        backbone.head = head
+    return PosteriorNetwork(
+        backbone, p.committee, *shape, n_classes, width=width, beta=config.loss.beta, A=A, generator=generator
     )
 
 

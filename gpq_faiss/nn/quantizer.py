@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import DataError, UsageError
+from ..errors import UsageError
 
 #: Sub-vectors shorter than this are divided by it instead of by their norm. It bounds the Jacobian of the
 #: normalisation (torch's default of 1e-12 lets one dead sub-vector send gradients of 1e12 into the network),
@@ -175,29 +175,6 @@ def reverse_gradient(x: Tensor, scale: float = 1.0) -> Tensor:
     return cast(Tensor, _ReverseGradient.apply(x, scale))
 
 
-class GradientReversal(nn.Module):
-    """The gradient reversal layer of the entropy mini-max (eq. 4), placed before intra-normalisation.
-
-    One minimisation of ``-λ2 * entropy`` then has the sub-prototypes maximise the entropy of the unlabelled
-    sub-vectors, while the network behind this layer minimises it.
-
-    Args:
-        scale: factor of the reversed gradient.
-    """
-
-    def __init__(self, scale: float = 1.0) -> None:
-        super().__init__()
-        self.scale = scale
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Identity; shape and dtype as given."""
-        return reverse_gradient(x, self.scale)
-
-    def extra_repr(self) -> str:
-        """The scale, for ``print(module)``."""
-        return f"scale={self.scale}"
-
-
 def _normal_unit(shape: tuple[int, int, int], generator: torch.Generator | None) -> Tensor:
     """Directions uniform on the sphere, drawn on the CPU so that a seed means the same on every device."""
     if generator is None:
@@ -228,7 +205,7 @@ class _SubspaceVectors(nn.Module):
 class Codebooks(_SubspaceVectors):
     """The raw codewords Z: M codebooks of K codewords of d dimensions.
 
-    Starts with uniform random directions; :meth:`initialise` takes them from data instead.
+    Starts with uniform random directions.
 
     Args:
         M: number of codebooks.
@@ -242,81 +219,6 @@ class Codebooks(_SubspaceVectors):
 
     def __init__(self, M: int, K: int, d: int = 12, *, generator: torch.Generator | None = None) -> None:
         super().__init__(M, K, d, generator)
-
-    @torch.no_grad()
-    def initialise(
-        self, samples: Tensor, *, iterations: int = 0, generator: torch.Generator | None = None
-    ) -> None:
-        """Place the codewords on data: distinct samples, optionally improved by spherical k-means.
-
-        With ``iterations`` = 0 every codebook takes K samples without replacement. Otherwise the codewords
-        are spread by k-means++ on the cosine distance and moved by that many Lloyd steps; a codeword that no
-        sample chooses moves to the sample that its own codeword represents worst.
-
-        Args:
-            samples: float [N, D] or [N, M, d], N >= K; normalised here.
-            iterations: Lloyd steps.
-            generator: source of the draws, a CPU generator (``None``: seed 0).
-
-        Raises:
-            DataError: fewer samples than codewords, or a sample without a direction.
-            UsageError: the samples do not have M sub-vectors of d dimensions.
-        """
-        M, K, d = self.raw.shape
-        x = _split(samples, M)
-        if x.shape[2] != d:
-            raise UsageError(
-                f"samples of shape {list(samples.shape)} given to codebooks of shape {[M, K, d]}"
-            )
-        if len(x) < K:
-            raise DataError(f"{len(x)} samples cannot initialise {K} codewords: give at least {K}")
-        bad = zero_subvectors(x, M).any(1)
-        if bool(bad.any()):
-            row = int(bad.nonzero()[0, 0])
-            raise DataError(
-                f"sample {row} has a zero or non-finite sub-vector, which has no direction: leave it out"
-            )
-        generator = generator or torch.Generator().manual_seed(0)
-        x = unit(x).float()
-        for m in range(M):
-            chosen = _spherical_kmeans(x[:, m], K, iterations, generator)
-            self.raw[m].copy_(chosen)
-
-
-def _draw(weight: Tensor, generator: torch.Generator) -> int:
-    """One index with probability proportional to ``weight`` [N], by inversion on the CPU (any N)."""
-    cumulative = weight.double().cpu().cumsum(0)
-    point = torch.rand((), generator=generator, dtype=torch.float64) * cumulative[-1]
-    return min(int(torch.searchsorted(cumulative, point, right=True)), len(weight) - 1)
-
-
-def _spherical_kmeans(x: Tensor, K: int, iterations: int, generator: torch.Generator) -> Tensor:
-    """K unit-norm centres [K, d] of the unit-norm rows x [N, d]; see :meth:`Codebooks.initialise`."""
-    if iterations == 0:
-        pick = torch.randperm(len(x), generator=generator)[:K]
-        return x[pick.to(x.device)]
-    pick_first = int(torch.randint(len(x), (), generator=generator))
-    centres = [x[pick_first]]
-    distance = (1 - x @ centres[0]).clamp_min(0)
-    while len(centres) < K:
-        # With fewer than K distinct samples every distance ends at zero: any sample will do.
-        spread = distance if bool(distance.sum() > 0) else torch.ones_like(distance)
-        centres.append(x[_draw(spread, generator)])
-        distance = torch.minimum(distance, (1 - x @ centres[-1]).clamp_min(0))
-    Z = torch.stack(centres)
-    for _ in range(iterations):
-        Z = _lloyd_step(x, Z)
-    return Z
-
-
-def _lloyd_step(x: Tensor, Z: Tensor) -> Tensor:
-    """Centres Z [K, d] moved to the mean direction of their samples, unused ones to the worst served samples."""
-    best, assignment = (x @ Z.T).max(dim=1)
-    total = torch.zeros_like(Z).index_add_(0, assignment, x)
-    empty = torch.bincount(assignment, minlength=len(Z)) == 0
-    total[empty] = x[best.argsort()[: int(empty.sum())]]
-    # Opposite samples may cancel out: such a centre stays where it is.
-    return torch.where(total.norm(dim=1, keepdim=True) > NORM_EPS, unit(total), Z)
 
 
 class SubspaceClassifier(_SubspaceVectors):

@@ -48,7 +48,7 @@ def _header(kind: str, encoder: Encoder, dataset: Dataset) -> Header:
         data_fingerprint=dataset.fingerprint,
         class_names=labels.class_names if labels else (),
         multi_label=labels.multi_label if labels else False,
-        extra={"amp": encoder.amp},
+        extra={"amp": encoder.amp, **({"texts": sorted(dataset.texts)} if dataset.texts else {})},
     )
 
 
@@ -158,7 +158,7 @@ def encode(
     if not keep_features:
         with RowWriter(out, header, overwrite=overwrite, resume=resume) as writer:
             _from_network(encoder, dataset, writer, batch_size, progress, as_codes=True)
-            return writer.finish()
+            return writer.finish(dataset.texts_of_ids())
 
     path = Path(features) if features is not None else default_features_path(out)
     if path.resolve() == out.resolve():
@@ -171,7 +171,7 @@ def encode(
         check_output(path, overwrite=overwrite)
         with RowWriter(path, feature_header, overwrite=overwrite, resume=resume) as writer:
             _from_network(encoder, dataset, writer, batch_size, progress, as_codes=False)
-            writer.finish()
+            writer.finish(dataset.texts_of_ids())
     with RowReader(path) as reader, RowWriter(out, header, overwrite=overwrite, resume=resume) as writer:
         block = max(1, _FLUSH_BYTES // (4 * reader.header.width))
         codewords = items_are_codewords(encoder.model.description)  # the file may be another program's
@@ -184,7 +184,7 @@ def encode(
                     check_items(vectors, codes, encoder.model.codebooks, what=str(path), first_row=start)
                 writer.append(codes, reader.ids(start, stop), reader.labels(start, stop))
                 coding.done = stop
-        return writer.finish()
+        return writer.finish(dataset.texts_of_ids())
 
 
 def _from_network(

@@ -8,31 +8,30 @@ from __future__ import annotations
 
 import logging
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from .. import __version__
-from ..codes.bits import unpack_codes
-from ..codes.scores import score_tables
-from ..data.base import Dataset, FeatureDataset
+from ..data.base import Dataset
 from ..data.labels import Labels
 from ..data.open import open_data
 from ..data.protocols import Split, load_split, make_split
-from ..data.reader import Reader
 from ..encoder import Encoder
 from ..errors import DataError, MismatchError, UsageError
-from ..evaluation.likeness import Likeness, Neighbours, likeness, nearest, spaced_queries
+from ..evaluation.likeness import Likeness, Neighbours
 from ..evaluation.metrics import RECALL_LEVELS
-from ..evaluation.ranking import RankingResult, rank_codes, usable_cores
+from ..evaluation.ranking import RankingResult, usable_cores
 from ..evaluation.ties import Denominator, Ties
 from ..gpu.ranking import rank_on_device
+from ..methods.coders import ProductCoder
+from ..methods.measure import NO_LIKENESS, Coded, fit_and_encode, input_neighbours
 from ..methods.registry import ARRAY_METHODS, METHODS, make_method
-from ..nn.backbones import VGG
 from ..nn.device import gpu_memory
 from ..nn.model import read_description
 from ..progress import Progress, stage
@@ -41,14 +40,6 @@ from ..report.plots import plot_pr_curves
 log = logging.getLogger(__name__)
 
 DEFAULT_KS = (1, 10, 100, 1000)
-# Of what is compared with: training rows, their bytes, and rows of the database at a time.
-_FIT_ROWS, _FIT_BYTES, _BLOCK = 100_000, 8 << 30, 16_384
-# Of a block of inputs that neighbours are looked for in: rows, and bytes as float64.
-_NEAR_ROWS, _NEAR_BYTES = 4096, 64 << 20
-NO_LIKENESS = (
-    "NN10@100 is not reported for images, whose pixels say little of what is alike: take features of them"
-)
-"""A note where there is no likeness."""
 
 
 @dataclass(frozen=True)
@@ -276,146 +267,40 @@ def _database(split: Split, labels: Labels) -> tuple[NDArray[np.int64], list[str
     ]
 
 
-def needs_perceptron(dataset: Dataset) -> bool:
-    """Whether the items are no food for convolutions: ready-made features, or images too small for them (digits)."""
-    size = getattr(dataset, "native_size", None)
-    return dataset.kind == "features" or (size is not None and size < VGG.SMALLEST)
-
-
-def _inputs(dataset: Dataset, image_size: int, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-    """What the other methods start from: the features, or the pixels of the images in [0, 1]."""
-    parts: list[NDArray[np.float32]] = []
-    with Reader(dataset, image_size) as reader:
-        for start in range(0, len(rows), 4096):
-            values, ok = reader.fetch(rows[start : start + 4096])
-            if not ok.all():
-                raise DataError(
-                    f"{dataset.name}: broken images cannot be compared on: leave them out of the data"
-                )
-            scale = np.float32(1 / 255 if values.dtype == np.uint8 else 1)
-            parts.append(values.reshape(len(values), -1).astype(np.float32) * scale)
-    return np.concatenate(parts)
-
-
-def input_neighbours(
-    dataset: Dataset,
-    image_size: int,
-    query_rows: NDArray[np.int64],
-    base_rows: NDArray[np.int64],
-    labels: Labels,
-) -> Neighbours | None:
-    """What likeness is measured against: the items nearest to some queries by their features, or the pixels of tiny images.
-
-    Args:
-        dataset: what is read, the database a block at a time.
-        image_size: side that images are read at.
-        query_rows, base_rows: positions of all queries and of the database, all of them readable.
-        labels: of the whole data set.
-
-    Returns:
-        None for images that convolutions are for.
-    """
-    if not needs_perceptron(dataset):
-        return None
-    chosen = spaced_queries(len(query_rows))
-    rows = query_rows[chosen]
-    with stage("likeness", len(base_rows)) as nearing:
-        xq = _inputs(dataset, image_size, rows)
-        size = max(1, min(_NEAR_ROWS, _NEAR_BYTES // (8 * xq.shape[1])))
-
-        def blocks() -> Iterator[NDArray[np.float32]]:
-            for start in range(0, len(base_rows), size):
-                yield _inputs(dataset, image_size, base_rows[start : start + size])
-                nearing.done = min(start + size, len(base_rows))
-
-        return nearest(chosen, xq, blocks(), labels.take(rows), labels.take(base_rows))
-
-
-def _compare(
-    name: str,
-    encoder: Encoder,
-    dataset: Dataset,
-    split: Split,
-    database: NDArray[np.int64],
-    labels: Labels,
-    bits: int,
-    options: dict[str, Any],
-    neighbours: Neighbours | None,
-) -> tuple[RankingResult, Likeness | None]:
-    seed = int(encoder.model.description["config"]["training"]["seed"])
-    pool = np.sort(np.concatenate([split.labelled, split.unlabelled]))
-    pool = pool[:: -(-len(pool) // _FIT_ROWS)]
-    # Methods that learn from labels see those of the training and no others.
-    pool = np.union1d(pool, split.labelled)
-    size = encoder.model.image_size
-    width = dataset.width if isinstance(dataset, FeatureDataset) else 3 * size**2
-    needed = 4 * width * (len(pool) + len(split.query))
-    if needed > _FIT_BYTES:
-        raise UsageError(
-            f"--compare {name}: {len(pool):,} training items of {width:,} numbers each need {needed / 2**30:.0f} GiB; "
-            "compare on features of the images instead"
-        )
-    method = make_method(name, bits, seed=seed)
-    method.fit(_inputs(dataset, size, pool), split.training_labels(labels).take(pool))
-    queries = _inputs(dataset, size, split.query)
-    blocks = [database[i : i + _BLOCK] for i in range(0, len(database), _BLOCK)]
-    codes = np.concatenate([method.encode(_inputs(dataset, size, rows)) for rows in blocks])
-
-    def score(q: NDArray[np.int64], distinct: NDArray[np.uint8]) -> NDArray[np.float32]:
-        return method.score(queries[q], distinct)
-
-    ranking = rank_codes(score, codes, labels.take(split.query), labels.take(database), **options)
-    if neighbours is None:
-        return ranking, None
-    ids = dataset.ids[database]
-    return ranking, likeness(score, codes, neighbours, n_queries=len(split.query), ids=ids)
-
-
-@dataclass(frozen=True)
-class _Coded:
-    """What a model made of queries and database: their positions, score tables float32 [Q, M, K] and codewords uint8 [N, M]."""
-
-    query: NDArray[np.int64]
-    base: NDArray[np.int64]
-    tables: NDArray[np.float32]
-    columns: NDArray[np.uint8]
-
-
 def _encode(
-    encoder: Encoder, dataset: Dataset, queries: NDArray[np.int64], rows: NDArray[np.int64], tell: Progress
-) -> _Coded:
-    """Queries and database as ``encoder`` codes them; ``tell`` is called with the items done and the items in all."""
+    encoder: Encoder, dataset: Dataset, queries: NDArray[np.int64], rows: NDArray[np.int64], advance: Progress
+) -> Coded:
+    """Queries and database as ``encoder`` codes them; ``advance`` is called with the items done and the items in all."""
     total = len(queries) + len(rows)
     query_rows, xq = encoder.embed_rows(
-        dataset, queries, queries=True, progress=lambda done, _: tell(done, total)
+        dataset, queries, queries=True, progress=lambda done, _: advance(done, total)
     )
-    there: list[NDArray[np.int64]] = []
+    readable: list[NDArray[np.int64]] = []
     codes: list[NDArray[np.uint8]] = []
     with stage("encoding", len(rows)) as encoding:
         for positions, packed in encoder.code_batches(dataset, rows):
-            there.append(positions)
+            readable.append(positions)
             codes.append(packed)
             encoding.advance(len(positions))
-            tell(len(queries) + encoding.done, total)
-    codebooks = encoder.model.codebooks
-    M, K, _ = codebooks.shape
-    return _Coded(
-        query_rows,
-        np.concatenate(there),
-        score_tables(xq, codebooks),
-        unpack_codes(np.concatenate(codes), M, K),
-    )
+            advance(len(queries) + encoding.done, total)
+    coder = ProductCoder(encoder.model.codebooks)
+    return Coded(coder, query_rows, np.concatenate(readable), xq, np.concatenate(codes))
 
 
-def _rank(
-    encoder: Encoder, coded: _Coded, labels: Labels, options: Mapping[str, Any], on_device: bool
+def _rank_on_device(
+    coded: Coded, labels: Labels, device: torch.device, options: Mapping[str, Any]
 ) -> RankingResult:
-    relevance = labels.take(coded.query), labels.take(coded.base)
-    if on_device or encoder.device.type != "cpu":
-        settings = {key: value for key, value in options.items() if key != "threads"}
-        with gpu_memory("the ranking of one block does not fit: free the GPU, or take --device cpu"):
-            return rank_on_device(coded.tables, coded.columns, *relevance, device=encoder.device, **settings)
-    return rank_codes(coded.tables, coded.columns, *relevance, **options)
+    tables, columns = coded.scorer
+    settings = {key: value for key, value in options.items() if key != "threads"}
+    with gpu_memory("the ranking of one block does not fit: free the GPU, or take --device cpu"):
+        return rank_on_device(
+            np.asarray(tables),
+            columns,
+            labels.take(coded.query_rows),
+            labels.take(coded.base_rows),
+            device=device,
+            **settings,
+        )
 
 
 def _rank_all(
@@ -429,41 +314,51 @@ def _rank_all(
     on_device: bool,
     progress: Progress | None,
 ) -> tuple[dict[str, RankingResult], dict[str, Likeness]]:
-    """Rankings and likeness by row; no likeness at all for images (:func:`needs_perceptron`). The first entry is a model."""
+    """Rankings and likeness by row; no likeness at all for images (:func:`needs_perceptron`). The first entry is a model.
+
+    Methods are compared on the queries and items that the first model could read.
+    """
     first = next(iter(entries.values()))
     assert first is not None
-    labels = dataset.require_labels()
+    labels, image_size = dataset.require_labels(), first.model.image_size
+    seed = int(first.model.description["config"]["training"]["seed"])
     rankings: dict[str, RankingResult] = {}
     found: dict[str, Likeness] = {}
     neighbours: Neighbours | None = None
-    models = [name for name, one in entries.items() if one is not None]
-    base = rows
-    for name, one in entries.items():
+    models = [name for name, encoder in entries.items() if encoder is not None]
+    queries, base = split.query, rows
+    for name, encoder in entries.items():
         if rankings:
             log.info("comparing with %s", name)
-        if one is None:
+        if encoder is None:
             with stage(name):
-                rankings[name], like = _compare(
-                    name, first, dataset, split, base, labels, code_bits(first), options, neighbours
+                coded = fit_and_encode(
+                    name,
+                    code_bits(first),
+                    seed,
+                    dataset,
+                    split,
+                    image_size=image_size,
+                    queries=queries,
+                    database=base,
                 )
-            if like is not None:
-                found[name] = like
-            continue
+        else:
 
-        def tell(done: int, total: int, before: int = models.index(name)) -> None:
-            if progress is not None:
-                progress(before * total + done, len(models) * total)
+            def advance(done: int, total: int, before: int = models.index(name)) -> None:
+                if progress is not None:
+                    progress(before * total + done, len(models) * total)
 
-        coded = _encode(one, dataset, split.query, rows, tell)
+            coded = _encode(encoder, dataset, split.query, rows, advance)
         if not rankings:
-            base = coded.base
+            queries, base = coded.query_rows, coded.base_rows
             options = options | {"ks": [at for at in ks if at <= len(base)]}
-            neighbours = input_neighbours(dataset, one.model.image_size, coded.query, base, labels)
-        rankings[name] = _rank(one, coded, labels, options, on_device)
+            neighbours = input_neighbours(dataset, image_size, queries, base, labels)
+        if encoder is not None and (on_device or encoder.device.type != "cpu"):
+            rankings[name] = _rank_on_device(coded, labels, encoder.device, options)
+        else:
+            rankings[name] = coded.rank(labels, **options)
         if neighbours is not None:
-            with stage("likeness"):
-                ids, Q = dataset.ids[base], len(coded.query)
-                found[name] = likeness(coded.tables, coded.columns, neighbours, n_queries=Q, ids=ids)
+            found[name] = coded.likeness(neighbours, dataset)
     return rankings, found
 
 

@@ -16,6 +16,7 @@ from ..errors import DataError, MismatchError, UsageError
 from ..inputs import check_memory, parse_json
 from .foreign import dataset, open_hdf5
 from .header import FORMAT_VERSION, Header, Kind
+from .texts import TextColumn, Texts, text_columns
 
 _MAX_CODEBOOK_BYTES = 64 << 20
 _WHAT = "a features or codes file made by 'gpq encode'"
@@ -129,6 +130,9 @@ class RowReader:
             if column.chunks and column.id.get_num_chunks() != chunks:
                 raise DataError(f"{name!r} lacks some of its {chunks:,} chunks: damaged")
             self._columns[name] = column
+        self._texts = {
+            name: TextColumn(self._h5, name, self.ntotal, self.path) for name in text_columns(self._h5)
+        }
 
     def _span(self, start: int, stop: int | None) -> tuple[int, int]:
         stop = self.ntotal if stop is None else stop
@@ -171,6 +175,17 @@ class RowReader:
             labels = np.asarray(column[start:stop], dtype=np.uint8)
             self.header.check_rows(np.empty((0, self.header.width), np.uint8), labels, str(self.path))
         return labels
+
+    def texts(self, start: int = 0, stop: int | None = None) -> dict[str, Texts]:
+        """Text columns of rows ``start:stop``, by name: the path or key of each item is ``name``. Raises as :meth:`block`."""
+        start, stop = self._span(start, stop)
+        with self._guard():
+            return {name: column.span(start, stop) for name, column in self._texts.items()}
+
+    @property
+    def text_columns(self) -> tuple[str, ...]:
+        """Names of the text columns."""
+        return tuple(self._texts)
 
     def blocks(
         self, size: int = 65_536
@@ -224,6 +239,7 @@ def describe(path: str | Path) -> dict[str, Any]:
             "bits": header.bits,
             "classes": list(header.class_names),
             "labelled": labelled,
+            "texts": list(reader.text_columns),
             "multi_label": header.multi_label,
             "model_fingerprint": header.model_fingerprint,
             "codebooks_fingerprint": header.codebooks_fingerprint,

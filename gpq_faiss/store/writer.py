@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -32,6 +32,7 @@ from ..files import (
 from ..progress import stage
 from .header import CACHE_BYTES, FORMAT_VERSION, Header
 from .sink import Sink, read_exactly, write_at
+from .texts import Texts, write_texts
 
 _CHUNK_BYTES = 1 << 20
 
@@ -190,8 +191,11 @@ class RowWriter:
             self._committed = self.rows, self.state
         self._last_commit = time.monotonic()
 
-    def finish(self) -> Path:
+    def finish(self, texts: Mapping[str, Callable[[NDArray[np.int64]], Texts]] | None = None) -> Path:
         """Turn the rows into the file, atomically, and remove the partial.
+
+        Args:
+            texts: by name, what gives the texts of ids [n]: a column each.
 
         Raises:
             DataError: no row was appended, or the disk is full (the partial stays, so nothing is lost).
@@ -203,7 +207,7 @@ class RowWriter:
             sink = Sink(temporary)
             try:
                 with h5py.File(sink, "w", libver=("v110", "v110"), rdcc_nbytes=CACHE_BYTES) as h5:
-                    self._fill(h5, sink)
+                    self._fill(h5, sink, texts or {})
                 sink.check()
             except Exception:
                 sink.check()  # HDF5's own complaint is a consequence of the first error
@@ -213,7 +217,7 @@ class RowWriter:
         self.close()
         return self.path
 
-    def _fill(self, h5: Any, sink: Sink) -> None:
+    def _fill(self, h5: Any, sink: Sink, texts: Mapping[str, Callable[[NDArray[np.int64]], Texts]]) -> None:
         header = self.header
         for name, (dtype, width) in header.columns().items():
             row_bytes = dtype.itemsize * max(1, width)
@@ -238,6 +242,8 @@ class RowWriter:
                     column[start : start + n] = np.frombuffer(data, dtype).reshape(n, *tail)
                     sink.check()
                     writing.advance(n)
+        for name in sorted(texts):
+            write_texts(h5, name, map(texts[name], self._id_blocks()))
         h5.create_dataset("codebooks", data=header.codebooks.astype("<f4"), fletcher32=True, chunks=True)
         versions = {"gpq_faiss": __version__, "numpy": np.__version__, "h5py": h5py.__version__}
         attributes: dict[str, Any] = {
@@ -259,6 +265,14 @@ class RowWriter:
             # a heap without one, where a flipped bit sent HDF5 2.0 into an endless loop.
             h5.attrs[name] = np.bytes_(value.encode()) if isinstance(value, str) else value
         sink.check()
+
+    def _id_blocks(self) -> Iterator[NDArray[np.int64]]:
+        """The ids of all rows, in their order."""
+        file, size = self._files["ids"], _CHUNK_BYTES // 8
+        for start in range(0, self.rows, size):
+            n = min(size, self.rows - start)
+            file.seek(8 * start)
+            yield np.frombuffer(read_exactly(file, 8 * n, file.name), "<i8")
 
     def close(self) -> None:
         """Let go of the partial (it stays for a later run, unless it holds nothing)."""

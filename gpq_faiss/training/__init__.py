@@ -1,1 +1,1 @@
-"""What a training needs beside its method: batches and checkpoints."""
+"""Training by gradient: the loop, its batches and checkpoints, and the folders that it writes."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from pathlib import Path
 
 import torch
@@ -42,6 +43,12 @@ class RunState:
     Args:
         folder: of the unfinished run.
         method, optimizer: whose state it is.
+
+    Attributes:
+        step, seconds: steps and time so far.
+        best, best_step, best_state: the best validation mAP, its step (0: none yet) and weights.
+        lines: of the log.
+        saved: when the last checkpoint was written, by the monotonic clock.
     """
 
     def __init__(self, folder: Path, method: TrainableMethod, optimizer: torch.optim.Optimizer) -> None:
@@ -54,6 +61,16 @@ class RunState:
         self.best_step = 0
         self.best_state: dict[str, Tensor] = {}
         self.lines: list[str] = []
+        self._began = self.saved = time.monotonic()
+
+    def start(self) -> None:
+        """Start the clock of this process, after the seconds of earlier ones."""
+        self.saved = time.monotonic()
+        self._began = self.saved - self.seconds
+
+    def tick(self) -> None:
+        """Bring :attr:`seconds` up to date."""
+        self.seconds = time.monotonic() - self._began
 
     @property
     def checkpoint(self) -> Path:
@@ -71,6 +88,7 @@ class RunState:
         Raises:
             DataError: it cannot be written.
         """
+        self.tick()
         tensors = {f"method.{k}": v for k, v in self.method.state_dict().items()}
         tensors |= {f"best.{k}": v for k, v in self.best_state.items()}
         for i, state in self.optimizer.state_dict()["state"].items():
@@ -90,6 +108,7 @@ class RunState:
             raise write_error(self.folder, error) from error
         with atomic_path(self.checkpoint) as temporary:
             save_tensors(tensors, temporary, metadata={"state": json.dumps(meta)})
+        self.saved = time.monotonic()
 
     def load(self, identity: str) -> None:
         """Take up the checkpoint.

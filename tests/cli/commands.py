@@ -29,7 +29,6 @@ steps = 30
 batch_labelled = 30
 batch_unlabelled = 30
 learning_rate = 0.01
-validate_every = 10
 validation = 0.2
 """
 

@@ -201,7 +201,7 @@ def test_a_gpu_that_is_not_there_is_one_line(shop: Shop, tmp_path: Path) -> None
 SLOW = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # where tests run in the background it is ignored
-import gpq_faiss.encode, gpq_faiss.train
+import gpq_faiss.encoder, gpq_faiss.stages.encode, gpq_faiss.training.loop
 from gpq_cli.main import cli
 
 def slow(function, seconds):
@@ -210,7 +210,7 @@ def slow(function, seconds):
         return function(*arguments, **options)
     return slowed
 
-gpq_faiss.stages.train.learning_rate = slow(gpq_faiss.stages.train.learning_rate, 0.02)
+gpq_faiss.training.loop.learning_rate = slow(gpq_faiss.training.loop.learning_rate, 0.02)
 gpq_faiss.encoder.Encoder._on_device = slow(gpq_faiss.encoder.Encoder._on_device, 0.05)
 gpq_faiss.stages.encode._FLUSH_SECONDS = 0.0
 print("ready", flush=True)
@@ -252,7 +252,7 @@ def test_a_signal_in_a_training_is_one_line_and_resume_reaches_the_same_codes(
     shop: Shop, tmp_path: Path, number: signal.Signals
 ) -> None:
     settings = tmp_path / "run.toml"
-    settings.write_text(shop.settings.read_text() + "checkpoint_seconds = 0.4\n")
+    settings.write_text(shop.settings.read_text())
     call = [
         "train",
         shop.data,
@@ -260,6 +260,8 @@ def test_a_signal_in_a_training_is_one_line_and_resume_reaches_the_same_codes(
         shop.labels,
         "--preset",
         "paper",
+        "--checkpoint-seconds",
+        "0.4",
         "--config",
         settings,
         "--steps",

@@ -374,7 +374,7 @@ def changed_model(shop: Shop, folder: Path, *keys: str, value: object) -> Path:
     [
         (("config", "network"), {"backbone": "mlp", "hidden": [1 << 21]}),
         (("config", "network"), {"backbone": "mlp", "hidden": [4] * 100_000}),
-        (("config", "network", "heads"), 1 << 20),
+        (("config", "posterior", "committee"), 1 << 20),
         (("config", "quantizer", "subdim"), 4096),
         (("config", "quantizer", "codewords"), 256),
         (("input", "width"), 1 << 22),

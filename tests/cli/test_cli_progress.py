@@ -29,7 +29,7 @@ from gpq_faiss.progress import Stage, describe, duration, stage, under_way
 SCRIPT = """
 import logging, sys, time, tqdm
 from gpq_cli import progress
-from gpq_faiss import stages
+from gpq_faiss import progress as stages
 stages.LONG = 0.2
 log = logging.getLogger("gpq_faiss.test")
 progress.Watcher.__init__.__kwdefaults__.update(look=0.02, first=0.1, apart=0.15)
@@ -205,7 +205,7 @@ def test_a_train_says_what_it_is_at(shop: Shop, tmp_path: Path, monkeypatch: pyt
     assert call("evaluate", out, shop.data, "--labels", shop.labels).exit_code == 0
     names = {one.name for one in seen}
     assert {
-        *("gpq train", "reading", "neighbours", "propagating labels", "training", "settling the codes"),
+        *("gpq train", "reading", "neighbours", "propagating labels", "training", "fitting codebooks"),
         *("gpq encode", "encoding", "features to codes", "gpq index", "indexing", "writing the index"),
         *("making lists", "finding each row's list", "sorting by lists"),
         *("gpq search", "opening the index", "encoding queries", "searching", "gpq evaluate", "ranking"),

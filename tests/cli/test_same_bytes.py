@@ -25,7 +25,7 @@ def make(shop: Shop, root: Path) -> None:
     done("encode", model, *data, "--out", codes)
     done("export-faiss", model, "--out", root / "empty.faiss")
     done("export", model, "--to", "numpy", "--out", root / "codebooks.npz")
-    done("export", model, "--to", "faiss-factory", "--out", root / "factory.faiss")
+    done("export", model, "--to", "factory", "--out", root / "factory.faiss")
     for ending in ("onnx", "pt2"):
         done("export-encoder", model, "--out", root / f"encoder.{ending}")
     lists = ("--kind", "ivf", "--lists", "4", "--recall", "0.9")

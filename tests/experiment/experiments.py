@@ -6,7 +6,7 @@ from typing import Any
 
 from gpq_faiss.experiment.grid import Grid, grid_from
 
-SMALL: dict[str, Any] = {"steps": 20, "batch_labelled": 40, "batch_unlabelled": 40, "validate_every": 10}
+SMALL: dict[str, Any] = {"steps": 20, "batch_labelled": 40, "batch_unlabelled": 40}
 
 
 def small_grid(**changes: Any) -> Grid:

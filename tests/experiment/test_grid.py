@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import tomllib
 from pathlib import Path
@@ -19,10 +18,10 @@ from gpq_faiss.config import Config, from_dict, merge, preset, validate
 from gpq_faiss.data.base import Dataset
 from gpq_faiss.data.open import open_data
 from gpq_faiss.errors import DataError, UsageError
-from gpq_faiss.experiment.cells import Cell, plan, split_of
 from gpq_faiss.experiment.grid import built_in_grids, grid_from, method_config, read_grid
+from gpq_faiss.experiment.specs import RunSpec, plan, split_of
 from gpq_faiss.methods.registry import METHODS, make_builder
-from gpq_faiss.stages.train import resolve_image_size
+from gpq_faiss.training.loop import resolve_image_size
 
 
 @pytest.fixture(scope="module")
@@ -201,13 +200,13 @@ def test_the_page_on_experiments_names_the_grids_and_its_example_is_one() -> Non
 # --------------------------------------------------------------------------------------------------------------- plans
 
 
-def test_cells_are_the_whole_grid_seeds_outermost(digits: Dataset) -> None:
+def test_runs_are_the_whole_grid_seeds_outermost(digits: Dataset) -> None:
     grid = small_grid(
         variation=[{}, {"name": "more", "methods": ["gpq"], "config": {"loss": {"lambda2": 0.5}}}]
     )
-    cells = plan(grid, digits, preset("paper")).cells
-    # A method that keeps no code has one cell a seed.
-    assert [(c.method, c.bits, c.seed, c.variation) for c in cells[: len(cells) // 2]] == [
+    specs = plan(grid, digits, preset("paper")).specs
+    # A method that keeps no code has one run per seed.
+    assert [(c.method, c.bits, c.seed, c.variation) for c in specs[: len(specs) // 2]] == [
         ("gpq", 12, 0, ""),
         ("gpq", 24, 0, ""),
         ("pq", 12, 0, ""),
@@ -216,10 +215,10 @@ def test_cells_are_the_whole_grid_seeds_outermost(digits: Dataset) -> None:
         ("gpq", 12, 0, "more"),
         ("gpq", 24, 0, "more"),
     ]
-    assert [c.seed for c in cells] == sorted(c.seed for c in cells)
-    assert len({c.name for c in cells}) == len({c.identity for c in cells}) == len(cells)
-    assert all(re.fullmatch(r"[a-z0-9._-]+", c.name) for c in cells)
-    of = {(c.method, c.bits, c.seed, c.variation): c for c in cells}
+    assert [c.seed for c in specs] == sorted(c.seed for c in specs)
+    assert len({c.name for c in specs}) == len({c.identity for c in specs}) == len(specs)
+    assert all(re.fullmatch(r"[a-z0-9._-]+", c.name) for c in specs)
+    of = {(c.method, c.bits, c.seed, c.variation): c for c in specs}
     settings = of["gpq", 24, 1, "more"].settings
     assert settings["quantizer"]["codebooks"] == 6
     assert settings["training"]["seed"] == 1
@@ -228,10 +227,10 @@ def test_cells_are_the_whole_grid_seeds_outermost(digits: Dataset) -> None:
     assert of["gpq", 24, 1, ""].settings["loss"]["lambda2"] == 0.1
 
 
-def test_a_cell_is_another_when_anything_that_matters_is(digits: Dataset) -> None:
+def test_a_run_is_another_when_anything_that_matters_is(digits: Dataset) -> None:
     def identity(base: Any = None, **changes: Any) -> str:
         grid = small_grid(**({"methods": ["gpq"], "bits": [12], "seeds": [0]} | changes))
-        return plan(grid, digits, base or preset("paper")).cells[0].identity
+        return plan(grid, digits, base or preset("paper")).specs[0].identity
 
     same = identity()
     assert identity(title="another title", kind="ablation") == same
@@ -248,33 +247,10 @@ def test_a_cell_is_another_when_anything_that_matters_is(digits: Dataset) -> Non
         identity(config={"training": {"steps": 21}}),
         identity(base=preset("recommended")),
         identity(variation=[{"database": 100}]),
-        plan(small_grid(methods=["pq"], bits=[12]), digits, preset("paper")).cells[0].identity,
-        plan(small_grid(methods=["pq"], bits=[24]), digits, preset("paper")).cells[0].identity,
+        plan(small_grid(methods=["pq"], bits=[12]), digits, preset("paper")).specs[0].identity,
+        plan(small_grid(methods=["pq"], bits=[24]), digits, preset("paper")).specs[0].identity,
     ]
     assert len({same, *others}) == len(others) + 1
-
-
-def test_a_setting_that_came_later_changes_nothing_while_it_is_off(digits: Dataset) -> None:
-    cell = plan(small_grid(methods=["gpq"], bits=[12], seeds=[0]), digits, preset("paper")).cells[0]
-    stored = json.loads(json.dumps(cell.settings))
-    assert cell.same_settings(stored)
-    assert not cell.same_settings(stored | {"preset": "recommended"})
-    assert not cell.same_settings(stored | {"gone": 1})
-    assert not cell.same_settings(stored | {"loss": stored["loss"] | {"lambda1": 0.2}})
-    older = stored | {"loss": {k: v for k, v in stored["loss"].items() if k != "metric"}}
-    assert cell.same_settings(older)
-    triplet = dataclasses.replace(cell, settings=stored | {"loss": stored["loss"] | {"metric": "triplet"}})
-    assert not triplet.same_settings(older)
-    # A setting that is no more: as good as none where it was off.
-    for off in (0, 0.0, False):
-        assert cell.same_settings(stored | {"loss": stored["loss"] | {"gone": off}})
-        assert cell.same_settings(older | {"gone": off})
-        assert not cell.same_settings(stored | {"loss": stored["loss"] | {"gone": off, "lambda1": 0.2}})
-    for on in (0.5, True, "soft"):
-        assert not cell.same_settings(stored | {"loss": stored["loss"] | {"gone": on}})
-    pq = plan(small_grid(methods=["pq"], bits=[12]), digits, preset("paper")).cells[0]
-    assert pq.same_settings(dict(pq.settings))
-    assert not pq.same_settings({k: v for k, v in pq.settings.items() if k != "seed"})
 
 
 def test_several_numbers_of_labels_are_told_apart(digits: Dataset) -> None:
@@ -285,14 +261,14 @@ def test_several_numbers_of_labels_are_told_apart(digits: Dataset) -> None:
         labelled=["5-per-class", "0.1"],
         variation=[{}, {"name": "own", "labelled": "9-per-class"}],
     )
-    cells = plan(grid, digits, preset("paper")).cells
-    assert [(c.variation, c.labelled) for c in cells] == [
+    specs = plan(grid, digits, preset("paper")).specs
+    assert [(c.variation, c.labelled) for c in specs] == [
         ("", "5-per-class"),
         ("own", "9-per-class"),
         ("", "0.1"),
     ]
-    assert len({c.name for c in cells}) == 3
-    assert "5-per-class" in cells[0].name
+    assert len({c.name for c in specs}) == 3
+    assert "5-per-class" in specs[0].name
 
 
 def test_settings_are_layered(digits: Dataset) -> None:
@@ -312,12 +288,12 @@ def test_settings_are_layered(digits: Dataset) -> None:
     assert config("gpq").loss.beta == 5.0
     assert config("gpq-h").loss.beta == 6.0
     assert (config("gpq-h").loss.lambda1, config("gpq-h").loss.lambda2) == (0.0, 0.0)
-    assert config("gpq-t").loss.metric == "triplet"
+    assert config("gpq-t").gpq.metric == "triplet"
     assert config("gpq").training.steps == 11
     assert config("gpq", second).training.steps == 9
     assert config("gpq", second).network == preset("recommended").network
     # A committee is GPQ's own; the others have a perceptron where there is nothing to convolve.
-    assert config("pqn", second).network.committee == config("pqn", second).network.heads == 0
+    assert config("pqn", second).method == "gpq"
     assert config("pqn", second).network.hidden == (512,)
     assert config("pqn", second, perceptron=False).network.hidden == ()
     # The budget is shared; what is GPQ's own is not.
@@ -347,8 +323,8 @@ def test_settings_of_networks_are_no_other_run_of_what_is_none(digits: Dataset) 
             {"name": "few, paper", "database": 100, "preset": "paper"},
         ],
     )
-    cells = plan(grid, digits, preset("paper")).cells
-    assert [(c.method, c.variation) for c in cells] == [
+    specs = plan(grid, digits, preset("paper")).specs
+    assert [(c.method, c.variation) for c in specs] == [
         ("gpq", "few"),
         ("pq", "few"),
         ("gpq", "few, paper"),
@@ -360,8 +336,8 @@ def test_settings_of_networks_are_no_other_run_of_what_is_none(digits: Dataset) 
 
 def test_a_revision_of_a_method_makes_its_runs_anew(digits: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     def identities() -> dict[str, str]:
-        cells = plan(small_grid(bits=[12], seeds=[0]), digits, preset("paper")).cells
-        return {cell.method: cell.identity for cell in cells}
+        specs = plan(small_grid(bits=[12], seeds=[0]), digits, preset("paper")).specs
+        return {spec.method: spec.identity for spec in specs}
 
     before = identities()
     newer = dataclasses.replace(METHODS["pq"], revision=METHODS["pq"].revision + 1)
@@ -372,10 +348,10 @@ def test_a_revision_of_a_method_makes_its_runs_anew(digits: Dataset, monkeypatch
 
 def test_queries_are_as_many_as_are_asked_for(digits: Dataset, tmp_path: Path) -> None:
     def queries(spec: str) -> np.ndarray:
-        (cell,) = plan(
+        (spec,) = plan(
             small_grid(methods=["pq"], bits=[12], seeds=[0], queries=spec), digits, preset("paper")
-        ).cells
-        return cell.split(digits).query
+        ).specs
+        return spec.split(digits).query
 
     few = queries("7-per-class")
     assert (digits.require_labels().dense(few).sum(axis=0) == 7).all()
@@ -400,7 +376,7 @@ def test_what_cannot_be_is_said_before_anything_runs(digits: Dataset) -> None:
         plan(small_grid(labelled=["500-per-class"]), digits, preset("paper"))
     planned = plan(small_grid(methods=["gpq-f", "pq"]), digits, preset("paper"))
     assert set(planned.left_out) == {"gpq-f"}
-    assert {c.method for c in planned.cells} == {"pq"}
+    assert {c.method for c in planned.specs} == {"pq"}
 
 
 def test_gpq_f_sees_small_images_at_the_size_that_its_network_takes(tmp_path: Path) -> None:
@@ -414,11 +390,11 @@ def test_gpq_f_sees_small_images_at_the_size_that_its_network_takes(tmp_path: Pa
         methods=["gpq-f", "gpq"], bits=[12], seeds=[0], labelled=["2-per-class"], queries="1-per-class"
     )
 
-    def cells(base: Config) -> dict[str, Cell]:
-        return {cell.method: cell for cell in plan(grid, images, base).cells}
+    def specs(base: Config) -> dict[str, RunSpec]:
+        return {spec.method: spec for spec in plan(grid, images, base).specs}
 
-    found = cells(preset("paper"))
-    sizes = {name: cell.settings["network"]["image_size"] for name, cell in found.items()}
+    found = specs(preset("paper"))
+    sizes = {name: spec.settings["network"]["image_size"] for name, spec in found.items()}
     assert sizes == {"gpq-f": 224, "gpq": 0}
     variant = found["gpq-f"]
     config = from_dict(dict(variant.settings))
@@ -427,7 +403,7 @@ def test_gpq_f_sees_small_images_at_the_size_that_its_network_takes(tmp_path: Pa
         assert made.exported()(torch.rand(1, 3, 224, 224)).shape == (1, config.quantizer.width)
     # What is set counts.
     base = merge(preset("paper"), {"network": {"image_size": 100}})
-    assert cells(base)["gpq-f"].settings["network"]["image_size"] == 100
+    assert specs(base)["gpq-f"].settings["network"]["image_size"] == 100
 
 
 def test_smaller_sets_are_parts_of_larger_ones(digits: Dataset) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,10 @@ from experiment.experiments import SMALL, small_grid
 
 from gpq_faiss.config import preset
 from gpq_faiss.data.open import open_data
-from gpq_faiss.experiment.cells import plan
 from gpq_faiss.experiment.report import scale_rows, weight_panels
 from gpq_faiss.experiment.results import Experiment, Run, missing_runs, read_experiment, row_names
 from gpq_faiss.experiment.run import note_planned, run_experiment
+from gpq_faiss.experiment.specs import plan
 
 DIGITS = open_data("digits")
 
@@ -26,20 +25,8 @@ def made(folder: Path, **changes: Any) -> Path:
 
 def ask(folder: Path, **changes: Any) -> None:
     """As a call that is cut off before its first run."""
-    cells = plan(small_grid(**changes), DIGITS, preset("paper")).cells
-    note_planned(folder, cells, {cell.name: None for cell in cells})
-
-
-def test_a_run_is_missing_once(tmp_path: Path) -> None:
-    """Asked for now, and a hole in the table that an earlier version left."""
-    folder = made(tmp_path / "x", methods=["pq"], bits=[12], seeds=[0])
-    made(folder, methods=["itq"], bits=[24], seeds=[0])
-    about = json.loads((folder / "experiment.json").read_text())
-    (folder / "experiment.json").write_text(json.dumps(about | {"planned": {}}))
-    ask(folder, methods=["pq"], bits=[24], seeds=[0])
-    missing = missing_runs(read_experiment(folder))
-    assert dict(missing.runs) == {"pq": ("24 bits seed 0",), "itq": ("12 bits seed 0",)}
-    assert (missing.count, missing.asked) == (2, 4)
+    specs = plan(small_grid(**changes), DIGITS, preset("paper")).specs
+    note_planned(folder, specs)
 
 
 def test_what_is_missing_is_called_as_the_tables_call_it(tmp_path: Path) -> None:
@@ -61,7 +48,7 @@ def test_labels_of_which_no_run_is_there_are_named(tmp_path: Path) -> None:
     for path in folder.glob("*10-per-class*.h5"):
         path.unlink()
     missing = missing_runs(read_experiment(folder))
-    assert (dict(missing.runs), missing.asked) == ({"pq, 10 a class": ("12 bits seed 0",)}, 2)
+    assert (dict(missing.runs), missing.asked) == ({"pq, 10 per class": ("12 bits seed 0",)}, 2)
 
 
 def test_runs_of_a_method_that_is_no_more_are_reported_last(tmp_path: Path) -> None:

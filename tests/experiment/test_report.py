@@ -19,7 +19,6 @@ from gpq_faiss.data.base import ImageDataset
 from gpq_faiss.data.open import open_data
 from gpq_faiss.errors import DataError, MismatchError, OutputExistsError, UsageError
 from gpq_faiss.experiment import pictures
-from gpq_faiss.experiment.cells import plan
 from gpq_faiss.experiment.grid import Grid
 from gpq_faiss.experiment.pictures import draw, tsne
 from gpq_faiss.experiment.published import read_published
@@ -27,6 +26,7 @@ from gpq_faiss.experiment.report import report
 from gpq_faiss.experiment.results import missing_runs, read_experiment
 from gpq_faiss.experiment.run import note_planned, run_experiment
 from gpq_faiss.experiment.runfile import read_run
+from gpq_faiss.experiment.specs import plan
 from gpq_faiss.report.maps import (
     FlatCodebook,
     cell_borders,
@@ -72,7 +72,7 @@ def by_hand(done: Path) -> dict[tuple[str, int], tuple[float, float]]:
 
 def float_row(done: Path) -> str:
     _, about = read_arrays(done / "float_any_seed0.h5", "a run", set())
-    return f"float ({about['bits_kept']:,} bits an item)"
+    return f"float ({about['bits_kept']:,} bits per item)"
 
 
 def rows_of(done: Path) -> list[str]:
@@ -119,11 +119,11 @@ def test_tables_for_people_show_the_same(done: Path, by_hand: dict[Any, Any], fo
             assert f"{mean:.4f} {plus} {deviation:.4f}" in line
     if form != "latex":
         assert "What differs from the paper: the data are digits" in text
-        assert "gpq-f has no line" in text
+        assert "gpq-f has no row" in text
         assert "expected value over random order within ties" in text
         assert "20 steps of 40 labelled items" in text
         assert "Rows that do not say otherwise have the settings of the preset paper." in text
-        assert "protocol 1, labelled 20 a class: 100 queries, 200 labelled and 1,497 unlabelled" in text
+        assert "protocol 1, labelled 20 per class: 100 queries, 200 labelled and 1,497 unlabelled" in text
         assert "Machine: " in text
 
 
@@ -153,21 +153,15 @@ def test_likeness_stands_beside_map(done: Path) -> None:
     assert "NN10@100: share of a query's 10 nearest items" in report(done, "markdown")
 
 
-def test_runs_of_earlier_versions_have_no_likeness_and_a_wrong_one_is_damage(
-    done: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "old"
+@pytest.mark.parametrize("value", [None, '{"nn10_at_100": "much"}'], ids=["missing", "wrong"])
+def test_a_run_without_its_likeness_is_damaged(done: Path, tmp_path: Path, value: str | None) -> None:
+    folder = tmp_path / "damaged"
     shutil.copytree(done, folder)
-    for seed in (0, 1):
-        with h5py.File(folder / f"pq_24bits_seed{seed}.h5", "r+") as h5:
-            del h5.attrs["likeness"]
-    text = report(folder, "text", table="map")
-    line = next(line for line in text.splitlines() if line.startswith("pq "))
-    assert line.rstrip().endswith("–")
-    assert "2 of 14 runs are of earlier versions and have no NN10@100" in report(folder, "text")
     with h5py.File(folder / "pq_24bits_seed0.h5", "r+") as h5:
-        h5.attrs["likeness"] = '{"nn10_at_100": "much"}'
-    with pytest.raises(DataError, match="'likeness' is wrong"):
+        del h5.attrs["likeness"]
+        if value is not None:
+            h5.attrs["likeness"] = value
+    with pytest.raises(DataError, match="'likeness' is missing or wrong"):
         report(folder, "text")
 
 
@@ -235,10 +229,9 @@ def test_runs_that_no_call_came_to_are_missing_too(tmp_path: Path) -> None:
     """A seed and a method of which nothing is there: the files alone could not tell."""
     folder = made(tmp_path / "x", methods=["pq"], bits=[12], seeds=[0])
     assert missing_runs(read_experiment(folder)).short == ""
-    about = json.loads((folder / "experiment.json").read_text())
     # An interrupted call has noted what it was asked for before its first run.
-    cells = plan(small_grid(methods=["pq", "itq"], bits=[12], seeds=[0, 1]), DIGITS, preset("paper")).cells
-    note_planned(folder, cells, {cell.name: None for cell in cells})
+    specs = plan(small_grid(methods=["pq", "itq"], bits=[12], seeds=[0, 1]), DIGITS, preset("paper")).specs
+    note_planned(folder, specs)
     found = missing_runs(read_experiment(folder))
     assert (found.asked, found.count, found.outdated) == (4, 3, ())
     assert dict(found.runs) == {"pq": ("12 bits seed 1",), "itq": ("12 bits seed 0", "12 bits seed 1")}
@@ -247,19 +240,14 @@ def test_runs_that_no_call_came_to_are_missing_too(tmp_path: Path) -> None:
     assert missing_runs(read_experiment(folder)).count == 3
     made(folder, methods=["pq", "itq"], bits=[12], seeds=[0, 1])
     assert missing_runs(read_experiment(folder)).short == ""
-    # A folder of an earlier version does not say: a full table of what is there is expected.
-    (folder / "itq_12bits_seed1.h5").unlink()
-    (folder / "experiment.json").write_text(json.dumps(about | {"planned": {}}))
-    found = missing_runs(read_experiment(folder))
-    assert (found.asked, dict(found.runs)) == (4, {"itq": ("12 bits seed 1",)})
 
 
 def test_a_run_of_other_settings_is_out_of_date_until_it_is_made_again(tmp_path: Path) -> None:
     few = {"training": SMALL | {"steps": 2}}
     folder = made(tmp_path / "x", methods=["gpq"], bits=[12], seeds=[0], config=few)
     changed = small_grid(methods=["gpq"], bits=[12], seeds=[0], config={"training": SMALL | {"steps": 3}})
-    cells = plan(changed, DIGITS, preset("paper")).cells
-    note_planned(folder, cells, {cell.name: None for cell in cells})
+    specs = plan(changed, DIGITS, preset("paper")).specs
+    note_planned(folder, specs)
     assert missing_runs(read_experiment(folder)).outdated == ("gpq_12bits_seed0",)
     assert "Out of date: 1 runs" in report(folder)
     assert run_experiment(changed, DIGITS, folder).made == 1
@@ -343,7 +331,7 @@ def test_of_many_published_tables_the_experiments_own_is_taken(tmp_path: Path) -
         ("cifar10,1,lsh,12,0.5", "no method 'lsh'"),
         ("cifar10,1,gpq,x,0.5", "'x' is no code length"),
         ("cifar10,1,gpq,12,58", "'58' is no mAP"),
-        ("cifar10,1,gpq,12", "4 cells, not 5"),
+        ("cifar10,1,gpq,12", "4 fields, not 5"),
         ("cifar10,1,gpq,12,0.1\ncifar10,1,gpq,12,0.1", "line 3: 'gpq' of 12 bits is there twice"),
     ):
         path.write_text(f"{head}{row}\n")
@@ -471,11 +459,13 @@ def test_sensitivity_has_a_table_and_a_picture_for_each_method_with_weights(tmp_
     }
     made(more, kind="sensitivity", config={"training": SMALL | {"steps": 2}}, **few)
     value = json.loads(report(more, "json"))
-    assert list(value["tables"]) == ["grid-5-a-class", "grid-20-a-class"]
+    assert list(value["tables"]) == ["grid-5-per-class", "grid-20-per-class"]
     assert all(
-        cell["n"] == 1 for row in value["tables"]["grid-5-a-class"]["rows"] for cell in list(row.values())[1:]
+        spec["n"] == 1
+        for row in value["tables"]["grid-5-per-class"]["rows"]
+        for spec in list(row.values())[1:]
     )
-    # A corner that is missing leaves its cell empty, and the columns in order.
+    # A corner that is missing leaves its spec empty, and the columns in order.
     for path in folder.glob("gpq_*lambda1-0.0-lambda2-0.0*.h5"):
         path.unlink()
     rows = json.loads(report(folder, "json"))["tables"]["grid-gpq"]["rows"]
@@ -539,7 +529,7 @@ def test_scale_keeps_lengths_and_numbers_of_labels_apart(
     assert [(r["bits"], r["labelled"], r["database"]) for r in rows] == [
         (bits, labelled, n)
         for bits in (12, 24)
-        for labelled in ("5 a class", "20 a class")
+        for labelled in ("5 per class", "20 per class")
         for n in (400, 100)
     ]
     drawn: list[dict[str, Any]] = []
@@ -547,8 +537,8 @@ def test_scale_keeps_lengths_and_numbers_of_labels_apart(
         pictures, "plot_curves", lambda lines, path, **options: drawn.append(dict(lines)) or path
     )
     assert len(draw(folder, tmp_path / "p")) == len(drawn) == 2
-    assert list(drawn[0]) == [f"pq, {bits} bits, {n} a class" for bits in (12, 24) for n in (5, 20)]
-    sizes, values = drawn[0]["pq, 24 bits, 5 a class"]
+    assert list(drawn[0]) == [f"pq, {bits} bits, {n} per class" for bits in (12, 24) for n in (5, 20)]
+    sizes, values = drawn[0]["pq, 24 bits, 5 per class"]
     assert sizes.tolist() == [100, 400]
     assert values[1] == rows[4]["mAP"]["mean"]
 
@@ -598,9 +588,9 @@ def test_borders_of_cells_are_equally_near_to_two_codewords() -> None:
     assert (np.diff(angles) > 0).all()
     nearness = np.sort(np.stack([np.cos(angles), np.sin(angles)], axis=1) @ Z.T, axis=1)
     np.testing.assert_allclose(nearness[:, -1], nearness[:, -2], atol=1e-12)
-    # Each cell has one codeword.
-    cells = np.searchsorted(angles, np.arctan2(Z[:, 1], Z[:, 0])) % 16
-    assert sorted(cells) == list(range(16))
+    # Each spec has one codeword.
+    specs = np.searchsorted(angles, np.arctan2(Z[:, 1], Z[:, 0])) % 16
+    assert sorted(specs) == list(range(16))
 
 
 def test_pictures_refuse_what_they_cannot_draw(tmp_path: Path) -> None:

@@ -28,11 +28,11 @@ from gpq_faiss.errors import DataError, MismatchError, UsageError
 from gpq_faiss.evaluation.metrics import average_precision
 from gpq_faiss.evaluation.ranking import rank_scores
 from gpq_faiss.experiment import workers
-from gpq_faiss.experiment.cells import Cell, plan
 from gpq_faiss.experiment.compute import TOP, compute, top_rows
 from gpq_faiss.experiment.run import read_about, run_experiment
-from gpq_faiss.experiment.runfile import done_as, filled_index, read_run
-from gpq_faiss.experiment.workers import Finished, Place, run_cells
+from gpq_faiss.experiment.runfile import filled_index, is_done, read_run
+from gpq_faiss.experiment.specs import RunSpec, plan
+from gpq_faiss.experiment.workers import RunContext, RunResult, make_runs
 from gpq_faiss.faissio.blob import from_bytes
 from gpq_faiss.store import read_arrays
 
@@ -184,12 +184,12 @@ def test_a_damaged_run_is_made_again(tmp_path: Path) -> None:
     run_experiment(grid, DIGITS, tmp_path)
     path = tmp_path / "pq_12bits_seed0.h5"
     whole = content(path)
-    cell = plan(grid, DIGITS, preset("paper")).cells[0]
-    assert done_as(path, cell) == cell.identity
+    spec = plan(grid, DIGITS, preset("paper")).specs[0]
+    assert is_done(path, spec)
     data = bytearray(path.read_bytes())
     for damaged in (b"", data[: len(data) // 2], b"not HDF5 at all", data[:200] + b"\0" * (len(data) - 200)):
         path.write_bytes(damaged)
-        assert done_as(path, cell) is None
+        assert not is_done(path, spec)
         with pytest.raises(DataError, match="pq_12bits_seed0"):
             read_run(path)
     assert run_experiment(grid, DIGITS, tmp_path).made == 1
@@ -219,11 +219,11 @@ def test_a_folder_holds_one_experiment(done: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", x)
     np.save(tmp_path / "y.npy", np.arange(200) % 2)
     other = open_data(f"features:{tmp_path / 'x.npy'}", labels=str(tmp_path / "y.npy"))
-    with pytest.raises(MismatchError, match="runs on digits, and these data are others"):
+    with pytest.raises(MismatchError, match="runs on digits, and these data differ"):
         run_experiment(pq, other, folder, base=changed)
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "experiment.json").write_text("[]")
-    with pytest.raises(MismatchError, match="no experiment of this version"):
+    with pytest.raises(MismatchError, match="not an experiment of this version"):
         run_experiment(pq, DIGITS, tmp_path / "foreign")
 
 
@@ -249,14 +249,14 @@ def test_overwriting_replaces_run_by_run(tmp_path: Path, monkeypatch: pytest.Mon
     real = compute
     made: list[str] = []
 
-    def watched(cell: Cell, *args: Any, **kwargs: Any) -> Any:
+    def watched(spec: RunSpec, *args: Any, **kwargs: Any) -> Any:
         there = {path.name: path.stat().st_ino for path in tmp_path.glob("*.h5")}
         assert there.keys() == old.keys()
         assert {name for name in old if there[name] != old[name]} == {f"{name}.h5" for name in made}
         if len(made) == stop:
             raise KeyboardInterrupt
-        made.append(cell.name)
-        return real(cell, *args, **kwargs)
+        made.append(spec.name)
+        return real(spec, *args, **kwargs)
 
     monkeypatch.setattr(workers, "compute", watched)
     stop = 1
@@ -289,12 +289,21 @@ def test_overwriting_leaves_a_run_to_the_process_that_is_at_it(tmp_path: Path) -
 def test_sigterm_ends_an_experiment_of_several_processes(tmp_path: Path) -> None:
     """Sent to the first process alone, as a batch system or ``kill`` does: all of them save and end."""
     config = "".join(f"{key} = {value}\n" for key, value in (SMALL | {"steps": 100_000}).items())
-    (tmp_path / "c.toml").write_text(f"[training]\n{config}checkpoint_seconds = 0.05\n")
+    (tmp_path / "c.toml").write_text(f"[training]\n{config}")
     (tmp_path / "g.toml").write_text(
         'methods = ["gpq"]\nbits = [12, 24]\nlabelled = ["20-per-class"]\npreset = "paper"\n'
     )
     out = tmp_path / "out"
-    run = ["experiment", "run", str(tmp_path / "g.toml"), "digits", "--config", str(tmp_path / "c.toml")]
+    run = [
+        "experiment",
+        "run",
+        str(tmp_path / "g.toml"),
+        "digits",
+        "--config",
+        str(tmp_path / "c.toml"),
+        "--checkpoint-seconds",
+        "0.05",
+    ]
     start = "from gpq_cli.main import cli; cli()"
     command = [sys.executable, "-c", start, "-q", *run, "--jobs", "2", "--out", str(out)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
@@ -323,10 +332,10 @@ def test_a_failed_run_leaves_the_others_alone(
 ) -> None:
     real = compute
 
-    def broken(cell: Cell, *args: Any, **kwargs: Any) -> Any:
-        if cell.bits == 24:
+    def broken(spec: RunSpec, *args: Any, **kwargs: Any) -> Any:
+        if spec.bits == 24:
             raise ZeroDivisionError("a defect\nover two lines")
-        return real(cell, *args, **kwargs)
+        return real(spec, *args, **kwargs)
 
     monkeypatch.setattr(workers, "compute", broken)
     grid = small_grid(methods=["pq", "itq"], seeds=[0])
@@ -365,9 +374,9 @@ def test_a_run_that_another_process_has_is_left_to_it(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_processes_give_what_one_process_gives_and_one_may_die(done: Path, tmp_path: Path) -> None:
     grid = small_grid(vectors=30, methods=["gpq", "pq"])
-    cells = plan(grid, DIGITS, preset("paper")).cells
-    place = Place(tmp_path, "small", "digits", {}, "digits")
-    heard: list[Finished] = []
+    specs = plan(grid, DIGITS, preset("paper")).specs
+    place = RunContext(tmp_path, "small", "digits", {}, "digits")
+    heard: list[RunResult] = []
 
     def kill() -> None:
         while not multiprocessing.active_children():
@@ -378,13 +387,13 @@ def test_processes_give_what_one_process_gives_and_one_may_die(done: Path, tmp_p
 
     killer = threading.Thread(target=kill)
     killer.start()
-    run_cells(place, cells, dataset=DIGITS, jobs=2, tell=heard.append)
+    make_runs(place, specs, dataset=DIGITS, jobs=2, report=heard.append)
     killer.join()
-    assert {finished.cell.name for finished in heard} == {cell.name for cell in cells}
+    assert {finished.spec.name for finished in heard} == {spec.name for spec in specs}
     failed = [finished for finished in heard if finished.status == "failed"]
-    assert [f.text for f in failed] == ["its process was killed by signal 9 (out of memory?)"]
-    finished = [f.cell.name for f in heard if f.status == "done"]
-    assert len(finished) == len(cells) - 1
+    assert [f.text for f in failed] == ["its process was killed (out of memory?)"]
+    finished = [f.spec.name for f in heard if f.status == "done"]
+    assert len(finished) == len(specs) - 1
     for name in finished:
         alone, beside = content(done / f"{name}.h5"), content(tmp_path / f"{name}.h5")
         assert alone.keys() == beside.keys()
@@ -400,12 +409,21 @@ def _log(path: Path) -> list[str]:
 def test_a_killed_experiment_goes_on_and_comes_to_the_same(tmp_path: Path) -> None:
     """kill -9 in the middle of a training: the processes end too, and the next call takes up the checkpoint."""
     config = "".join(f"{key} = {value}\n" for key, value in (SMALL | {"steps": 1000}).items())
-    (tmp_path / "c.toml").write_text(f"[training]\n{config}checkpoint_seconds = 0.05\n")
+    (tmp_path / "c.toml").write_text(f"[training]\n{config}")
     (tmp_path / "g.toml").write_text(
         'methods = ["gpq"]\nbits = [12, 24]\nlabelled = ["20-per-class"]\npreset = "paper"\n'
     )
 
-    run = ["experiment", "run", str(tmp_path / "g.toml"), "digits", "--config", str(tmp_path / "c.toml")]
+    run = [
+        "experiment",
+        "run",
+        str(tmp_path / "g.toml"),
+        "digits",
+        "--config",
+        str(tmp_path / "c.toml"),
+        "--checkpoint-seconds",
+        "0.05",
+    ]
     start = "from gpq_cli.main import cli; cli()"
     command = [sys.executable, "-c", start, *run, "--jobs", "2", "--out", str(tmp_path / "killed")]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
@@ -437,7 +455,7 @@ def test_a_training_that_is_shared_between_lengths_is_that_of_each_of_them(tmp_p
         methods=["posterior"],
         seeds=[0],
         preset="recommended",
-        config={"training": {**SMALL, "validation": 0.0}, "network": {"committee_hidden": 16}},
+        config={"training": {**SMALL, "validation": 0.0}, "posterior": {"committee_hidden": 16}},
     )
     together, alone = tmp_path / "together", tmp_path / "alone"
     run_experiment(grid, "digits", together)

@@ -16,10 +16,11 @@ from gpq_faiss.codes.codebooks import pad_vectors
 from gpq_faiss.codes.encode import encode
 from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import OutputExistsError, UsageError
-from gpq_faiss.faissio.export import TARGETS, byte_codebooks, export
+from gpq_faiss.faissio.export import byte_codebooks
 from gpq_faiss.faissio.io import load_index
 from gpq_faiss.faissio.layout import layout_of
 from gpq_faiss.faissio.model import read_model
+from gpq_faiss.stages.export import export
 
 N, Q, TOP = 700, 4, 20
 CLASSES = 3
@@ -152,7 +153,7 @@ def test_factory_strings_of_bytes_search_as_faiss_does(tmp_path: Path, string: s
 def test_an_odd_codebook_shares_no_byte_with_vectors_to_come(tmp_path: Path) -> None:
     model = make_model(tmp_path / "model", M=5)
     with pytest.raises(UsageError, match=r"which is PQ5x4$"):
-        export(model, tmp_path / "o.faiss", to="faiss-factory", factory="PQ3")
+        export(model, tmp_path / "o.faiss", to="factory", factory="PQ3")
 
 
 @pytest.mark.parametrize("string", ["PQ{M}x4fs", "IVF3,PQ{M}x4fs"])
@@ -178,7 +179,7 @@ def _factory(model: Path, folder: Path, string: str | None) -> tuple[Any, dict[s
     M = len(read_model(model).codebooks)
     if string is not None:
         string = string.format(M=M, half=M // 2)
-    out = export(model, folder / "empty.faiss", to="faiss-factory", factory=string)
+    out = export(model, folder / "empty.faiss", to="factory", factory=string)
     index, stated = load_index(out)
     assert index.ntotal == 0
     # What the string means to Faiss is what was written.
@@ -203,7 +204,7 @@ def _factory(model: Path, folder: Path, string: str | None) -> tuple[Any, dict[s
 def test_factory_strings_that_cannot_hold_the_codebooks(tmp_path: Path, string: str, why: str) -> None:
     model = make_model(tmp_path / "model")
     with pytest.raises(UsageError, match=why):
-        export(model, tmp_path / "o.faiss", to="faiss-factory", factory=string)
+        export(model, tmp_path / "o.faiss", to="factory", factory=string)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
@@ -215,7 +216,7 @@ def test_a_factory_string_belongs_to_faiss(tmp_path: Path) -> None:
         export(model, tmp_path / "o.npz", to="pickle")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("to", TARGETS)
+@pytest.mark.parametrize("to", ["faiss", "factory", "numpy", "nanopq", "lancedb"])
 def test_an_output_that_exists_is_kept_unless_asked_and_replaced_whole(tmp_path: Path, to: Any) -> None:
     model, out = make_model(tmp_path / "model"), tmp_path / "o"
     out.write_bytes(b"mine")
@@ -227,7 +228,7 @@ def test_an_output_that_exists_is_kept_unless_asked_and_replaced_whole(tmp_path:
     export(model, out, to=to, overwrite=True)
     assert out.read_bytes() == first != b"mine"
     assert {path.name for path in tmp_path.iterdir()} == {"model", "o"} | (
-        {"o.json"} if to == "faiss-factory" else set()
+        {"o.json"} if to in ("faiss", "factory") else set()
     )
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gpq_faiss.errors import UsageError
 from gpq_faiss.losses import NPairPQLoss, SubspaceClassification, SubspaceEntropy, TripletPQLoss
-from gpq_faiss.nn.quantizer import GradientReversal, intra_normalize, reexpress, soft_assign
+from gpq_faiss.nn.quantizer import intra_normalize, reexpress, reverse_gradient, soft_assign
 
 Vector = list[float]
 
@@ -262,7 +262,7 @@ def test_entropy_minimax_pulls_both_ways() -> None:
     generator = torch.Generator().manual_seed(1)
     raw = torch.randn(20, 12, generator=generator, dtype=torch.float64).requires_grad_()
     W = torch.randn(3, 4, 4, generator=generator, dtype=torch.float64).requires_grad_()
-    entropy, reverse = SubspaceEntropy(4.0), GradientReversal()
+    entropy, reverse = SubspaceEntropy(4.0), reverse_gradient
 
     def value(r: Tensor, w: Tensor) -> Tensor:
         return entropy(intra_normalize(reverse(r), 3), w)

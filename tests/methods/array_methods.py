@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.evaluation.ranking import rank_codes
-from gpq_faiss.methods.base import Method
+from gpq_faiss.methods.base import Coder
 
 QUERIES = 100
 """The first digits of :func:`digits` are asked for among the others."""
@@ -25,7 +25,7 @@ def digits() -> tuple[NDArray[np.float32], Labels]:
     return source.data[order].astype(np.float32), Labels.from_ids(source.target[order])
 
 
-def digits_map(method: Method) -> float:
+def digits_map(method: Coder) -> float:
     """mAP of a fitted method over digits; chance is 0.1."""
     x, y = digits()
     return rank_codes(
@@ -36,11 +36,11 @@ def digits_map(method: Method) -> float:
     ).map
 
 
-def assert_bits_rank_as_score(method: Method, xq: NDArray[np.float32], xb: NDArray[np.float32]) -> None:
+def assert_bits_rank_as_score(method: Coder, xq: NDArray[np.float32], xb: NDArray[np.float32]) -> None:
     """Hamming distances of the binary index are the scores, turned round."""
     index = method.index()
     assert isinstance(index, faiss.IndexBinaryFlat)
-    index.add(method.index_input(xb))
-    distances, ids = index.search(method.index_input(xq), len(xb))
+    index.add(method.search_input(xb))
+    distances, ids = index.search(method.search_input(xq), len(xb))
     scores = method.score(xq, method.encode(xb))
     np.testing.assert_array_equal(np.take_along_axis(scores, ids, axis=1), -distances)

@@ -21,7 +21,8 @@ from gpq_faiss.data.reader import Reader
 from gpq_faiss.evaluation.ranking import rank_codes
 from gpq_faiss.experiment.grid import baseline_config
 from gpq_faiss.methods.trainable import TrainableMethod, TrainingBatch
-from gpq_faiss.stages.train import Fitted, MethodBuilder, Progress, embed_rows, fit
+from gpq_faiss.training.loop import Fitted, MethodBuilder, Progress, RunOptions, fit
+from gpq_faiss.training.vectors import embed_rows
 
 CPU = torch.device("cpu")
 _FOLDER = tempfile.TemporaryDirectory(prefix="digits-")
@@ -54,7 +55,6 @@ def quick_config(bits: int = 16, steps: int = 60, seed: int = 0, **training: Any
         "batch_labelled": 60,
         "batch_unlabelled": 60,
         "validation": 0.0,
-        "validate_every": 10,
         "learning_rate": 3e-3,
     }
     return validate(
@@ -81,6 +81,8 @@ def fitted(
     *,
     resume: bool = False,
     progress: Progress | None = None,
+    validate_every: int = 10,
+    checkpoint_seconds: float = 60.0,
 ) -> Fitted:
     return fit(
         build,
@@ -89,9 +91,7 @@ def fitted(
         config,
         folder=folder,
         identity="test",
-        device=CPU,
-        resume=resume,
-        progress=progress,
+        options=RunOptions(CPU, resume, False, validate_every, checkpoint_seconds, progress),
     )
 
 

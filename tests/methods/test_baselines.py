@@ -14,17 +14,18 @@ import torch
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
+from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.errors import DataError, MismatchError, UsageError
 from gpq_faiss.evaluation.ranking import rank_codes
-from gpq_faiss.methods.base import Method, scaled_rows
+from gpq_faiss.methods.base import Coder, scaled_rows
 from gpq_faiss.methods.classifier import ClassConfidence, Classifier
 from gpq_faiss.methods.float_features import FloatFeatures, dot_rows
 from gpq_faiss.methods.itq import ITQ
+from gpq_faiss.methods.leave_one_out import leave_one_out
 from gpq_faiss.methods.opq import OPQ
-from gpq_faiss.methods.pq import PQ, pad, unpack_nibbles
+from gpq_faiss.methods.pq import PQ, pad
 from gpq_faiss.methods.registry import ARRAY_METHODS, METHODS, make_builder, make_method
-from gpq_faiss.methods.shrinkage import leave_one_out
 
 WIDTH, CLASSES = 20, 3
 LENGTHS = {"pq": (12, 24, 16, 4), "opq": (12, 16), "itq": (12, 16, 5), "float": (12,), "classifier": (12,)}
@@ -51,7 +52,7 @@ BASELINES = ("opq", "pq", "itq", "float", "classifier")
 """What is tested here; the other methods have files of their own."""
 
 
-def quick(name: str, bits: int, seed: int = 0) -> Method:
+def quick(name: str, bits: int, seed: int = 0) -> Coder:
     """The method with a small budget."""
     if name == "classifier":
         return Classifier(bits, seed=seed, steps=60, batch=64, hidden=16, learning_rate=1e-2)
@@ -61,7 +62,7 @@ def quick(name: str, bits: int, seed: int = 0) -> Method:
 
 
 @pytest.fixture(scope="module")
-def fitted() -> dict[tuple[str, int], Method]:
+def fitted() -> dict[tuple[str, int], Coder]:
     return {case: quick(*case).fit(X, Y) for case in CASES}
 
 
@@ -70,14 +71,14 @@ def fitted() -> dict[tuple[str, int], Method]:
 
 @pytest.mark.parametrize(("name", "bits"), CASES)
 def test_score_is_the_distance_of_the_faiss_index(
-    fitted: dict[tuple[str, int], Method], name: str, bits: int
+    fitted: dict[tuple[str, int], Coder], name: str, bits: int
 ) -> None:
     method = fitted[name, bits]
     index = method.index()
     assert index.is_trained
     assert index.ntotal == 0
-    index.add(method.index_input(XB))
-    distances, ids = index.search(method.index_input(XQ), len(XB))
+    index.add(method.search_input(XB))
+    distances, ids = index.search(method.search_input(XQ), len(XB))
     scores = method.score(XQ, method.encode(XB))
     sign = 1 if index.metric_type == faiss.METRIC_INNER_PRODUCT else -1
     tolerance = 0 if name == "itq" else 2e-5
@@ -90,7 +91,7 @@ def test_score_is_the_distance_of_the_faiss_index(
 
 @pytest.mark.parametrize(("name", "bits"), CASES)
 def test_equal_codes_have_bit_equal_scores(
-    fitted: dict[tuple[str, int], Method], name: str, bits: int
+    fitted: dict[tuple[str, int], Coder], name: str, bits: int
 ) -> None:
     method = fitted[name, bits]
     codes = method.encode(XB)
@@ -106,7 +107,7 @@ def test_equal_codes_have_bit_equal_scores(
 
 
 @pytest.mark.parametrize(("name", "bits"), CASES)
-def test_codes_repeat_by_seed(fitted: dict[tuple[str, int], Method], name: str, bits: int) -> None:
+def test_codes_repeat_by_seed(fitted: dict[tuple[str, int], Coder], name: str, bits: int) -> None:
     method = fitted[name, bits]
     of_torch, of_numpy = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
     again = quick(name, bits).fit(X, Y)
@@ -121,9 +122,7 @@ def test_codes_repeat_by_seed(fitted: dict[tuple[str, int], Method], name: str, 
 
 
 @pytest.mark.parametrize(("name", "bits"), CASES)
-def test_codes_do_not_depend_on_the_batch(
-    fitted: dict[tuple[str, int], Method], name: str, bits: int
-) -> None:
+def test_codes_do_not_depend_on_the_batch(fitted: dict[tuple[str, int], Coder], name: str, bits: int) -> None:
     method = fitted[name, bits]
     whole = method.encode(XB)
     parts = np.concatenate([method.encode(XB[:0]), method.encode(XB[:1]), method.encode(XB[1:])])
@@ -134,7 +133,7 @@ def test_codes_do_not_depend_on_the_batch(
 
 
 @pytest.mark.parametrize(("name", "bits"), CASES)
-def test_ranks_well_above_chance(fitted: dict[tuple[str, int], Method], name: str, bits: int) -> None:
+def test_ranks_well_above_chance(fitted: dict[tuple[str, int], Coder], name: str, bits: int) -> None:
     method = fitted[name, bits]
     result = rank_codes(lambda q, codes: method.score(XQ[q], codes), method.encode(XB), YQ, YB)
     assert result.map > (0.95 if name == "classifier" else 0.5)
@@ -198,12 +197,12 @@ def test_pq_trains_on_every_row() -> None:
 
 
 @pytest.mark.parametrize("M", [1, 2, 3, 5])
-def test_unpack_nibbles(M: int) -> None:
+def test_faiss_packs_as_unpack_codes_reads(M: int) -> None:
     expected = np.array(list(itertools.islice(itertools.product(range(16), repeat=M), 0, 5000, 7)), np.uint8)
     pq = faiss.ProductQuantizer(M, M, 4)
     faiss.copy_array_to_vector(np.tile(np.arange(16, dtype=np.float32), M), pq.centroids)
     codes = pq.compute_codes(expected.astype(np.float32))
-    np.testing.assert_array_equal(unpack_nibbles(codes, M), expected)
+    np.testing.assert_array_equal(unpack_codes(codes, M, 16), expected)
 
 
 # ------------------------------------------------------------------------------------------------------------ OPQ
@@ -479,7 +478,7 @@ def test_the_classifier_has_the_noise_that_its_labels_call_for() -> None:
 # -------------------------------------------------------------------------------------------------------- real data
 
 
-def _map(method: Method, x: NDArray[np.float32], y: Labels, query: slice, base: slice) -> float:
+def _map(method: Coder, x: NDArray[np.float32], y: Labels, query: slice, base: slice) -> float:
     queries = x[query]
     codes = method.encode(x[base])
     return rank_codes(lambda q, c: method.score(queries[q], c), codes, y.take(query), y.take(base)).map

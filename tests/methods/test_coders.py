@@ -20,7 +20,8 @@ from gpq_faiss.methods.additive import (
     reconstruct,
     update_codebooks,
 )
-from gpq_faiss.methods.coders import Coder, ProductCoder, SignCoder, fill
+from gpq_faiss.methods.base import Coder
+from gpq_faiss.methods.coders import ProductCoder, SignCoder, fill
 
 Floats = NDArray[np.float32]
 

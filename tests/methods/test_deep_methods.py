@@ -92,19 +92,20 @@ def test_the_index_ranks_as_the_score(name: str) -> None:
 
 
 @each_method
-def test_the_seed_settles_the_codes_also_of_a_run_that_was_cut(name: str, tmp_path: Path) -> None:
+def test_the_seed_determines_the_codes_also_of_a_run_that_was_cut(name: str, tmp_path: Path) -> None:
     build = builder(name)
 
     def cut(step: int, steps: int, figures: dict[str, float]) -> None:
         if step == 7:
             raise InterruptedError
 
-    short: dict[str, Any] = {"bits": 12, "steps": 12, "validation": 0.2, "validate_every": 4}
-    whole = fitted(build, features(), quick_config(**short), tmp_path / "whole")
-    often = quick_config(**short, checkpoint_seconds=0.0)
+    short: dict[str, Any] = {"bits": 12, "steps": 12, "validation": 0.2}
+    often: dict[str, Any] = {"checkpoint_seconds": 0.0}
+    four: dict[str, Any] = {"validate_every": 4}
+    whole = fitted(build, features(), quick_config(**short), tmp_path / "whole", **four)
     with pytest.raises(InterruptedError):
-        fitted(build, features(), often, tmp_path / "cut", progress=cut)
-    again = fitted(build, features(), often, tmp_path / "cut", resume=True)
+        fitted(build, features(), quick_config(**short), tmp_path / "cut", progress=cut, **often, **four)
+    again = fitted(build, features(), quick_config(**short), tmp_path / "cut", resume=True, **often, **four)
     assert again.run.step == 12
     states = [run.method.state_dict() for run in (whole, again)]
     assert states[0].keys() == states[1].keys()
@@ -112,7 +113,7 @@ def test_the_seed_settles_the_codes_also_of_a_run_that_was_cut(name: str, tmp_pa
         assert torch.equal(value, states[1][key]), key
     codes = codes_of(whole.method, features())
     np.testing.assert_array_equal(codes, codes_of(again.method, features()))
-    other = fitted(build, features(), quick_config(**short, seed=1), tmp_path / "other")
+    other = fitted(build, features(), quick_config(**short, seed=1), tmp_path / "other", **four)
     assert not np.array_equal(codes, codes_of(other.method, features()))
 
 

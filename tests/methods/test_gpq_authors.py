@@ -20,7 +20,8 @@ from gpq_faiss.errors import DataError, UsageError
 from gpq_faiss.losses import NPairPQLoss, SubspaceClassification
 from gpq_faiss.methods.gpq import GPQ
 from gpq_faiss.methods.trainable import TrainingBatch
-from gpq_faiss.nn.backbones import VGG, build_backbone
+from gpq_faiss.nn.augment import random_flip_crop
+from gpq_faiss.nn.backbones import MLP, VGG, build_backbone
 from gpq_faiss.nn.gpq import GPQNetwork
 from gpq_faiss.nn.model import build_network
 from gpq_faiss.nn.quantizer import soft_assign
@@ -43,29 +44,29 @@ def test_it_differs_from_paper_in_what_is_known_of_the_code() -> None:
     assert changed == {
         "network.backbone": "vgg",
         "network.weights": "imagenet",
-        "network.tap": "pool",
-        "network.batch_statistics": "apart",
-        "loss.entropy": "code",
+        "gpq.details": "authors",
         "training.steps": 3000,
         "training.validation": 0.0,
-        "training.padding": "mean",
     }
-    assert ours["loss"]["classification"] == "code"
+    assert ours["gpq"]["classification"] == "code"
 
 
-def small(**network: Any) -> GPQ:
+def small(details: str = "authors") -> GPQ:
     """GPQ of the preset over a perceptron with batch norm."""
     changes = {
         "quantizer": {"codebooks": M, "codewords": 4, "subdim": D},
-        "network": {"backbone": "mlp", "tap": "block", "hidden": [HIDDEN], "norm": "batch", "weights": "none"}
-        | network,
+        "network": {"backbone": "mlp", "hidden": [HIDDEN], "weights": "none"},
+        "gpq": {"details": details},
     }
     config = validate(merge(preset("authors"), changes))
     net = build_network(config, {"kind": "features", "width": WIDTH}, C)
     assert isinstance(net, GPQNetwork)
+    assert isinstance(net.backbone, MLP)
+    norm = torch.nn.BatchNorm1d(HIDDEN)
+    net.backbone.layers.insert(1, norm)
     with torch.no_grad():
-        net.backbone.get_submodule("layers.1").weight.copy_(torch.linspace(0.5, 1.5, HIDDEN))
-        net.backbone.get_submodule("layers.1").bias.copy_(torch.linspace(-0.2, 0.3, HIDDEN))
+        norm.weight.copy_(torch.linspace(0.5, 1.5, HIDDEN))
+        norm.bias.copy_(torch.linspace(-0.2, 0.3, HIDDEN))
     return GPQ(net, config).train()
 
 
@@ -88,11 +89,11 @@ def by_hand(gpq: GPQ, parts: list[NDArray[Any]]) -> NDArray[Any]:
     return np.concatenate(out)
 
 
-@pytest.mark.parametrize("statistics", ["apart", "joint"])
-def test_batch_statistics_and_entropy_are_those_of_a_plain_calculation(statistics: str) -> None:
-    gpq, given = small(batch_statistics=statistics), batch()
+@pytest.mark.parametrize("details", ["authors", "paper"])
+def test_batch_statistics_and_entropy_are_those_of_a_plain_calculation(details: str) -> None:
+    gpq, given = small(details), batch()
     x = given.x.double().numpy()
-    raw = by_hand(gpq, [x[:LABELLED], x[LABELLED:]] if statistics == "apart" else [x])
+    raw = by_hand(gpq, [x[:LABELLED], x[LABELLED:]] if details == "authors" else [x])
     parts = {k: v.item() for k, v in gpq.losses(given, amp=False).items()}
     split = raw.reshape(ITEMS, M, D)
     directions = split / np.linalg.norm(split, axis=2, keepdims=True)
@@ -100,9 +101,12 @@ def test_batch_statistics_and_entropy_are_those_of_a_plain_calculation(statistic
     unit = (W / W.norm(dim=2, keepdim=True)).numpy()
     entropy = 0.0
     for item in directions[LABELLED:]:
-        vote = np.mean([16 * unit[m] @ item[m] for m in range(M)], axis=0)
-        p = np.exp(vote) / np.exp(vote).sum()
-        entropy -= p @ np.log(p) / (ITEMS - LABELLED)
+        logits = [4 * unit[m] @ item[m] for m in range(M)]
+        if details == "authors":  # one vote of all sub-spaces, scaled by β²
+            logits = [4 * np.mean(logits, axis=0)]
+        for row in logits:
+            p = np.exp(row) / np.exp(row).sum()
+            entropy -= p @ np.log(p) / (ITEMS - LABELLED) / len(logits)
     assert parts["entropy"] == pytest.approx(entropy, rel=1e-5)
     labelled = torch.from_numpy(directions[:LABELLED])
     y = given.y.double()
@@ -116,7 +120,7 @@ def test_batch_statistics_and_entropy_are_those_of_a_plain_calculation(statistic
 
 def test_apart_and_joint_differ_and_both_batches_move_the_averages() -> None:
     given = batch()
-    apart, joint = small(), small(batch_statistics="joint")
+    apart, joint = small(), small("paper")
     h = apart.network.backbone.get_submodule("layers.0")(
         given.x
     ).detach()  # what batch norm sees, before any step
@@ -135,7 +139,7 @@ def test_apart_and_joint_differ_and_both_batches_move_the_averages() -> None:
 def test_without_unlabelled_items_there_is_one_batch() -> None:
     given = batch()
     alone = dataclasses.replace(given, x=given.x[:LABELLED])
-    apart, joint = (small(batch_statistics=s).losses(alone, amp=False) for s in ("apart", "joint"))
+    apart, joint = (small(s).losses(alone, amp=False) for s in ("authors", "paper"))
     assert {k: v.item() for k, v in apart.items()} == {k: v.item() for k, v in joint.items()}
 
 
@@ -208,35 +212,32 @@ def test_it_starts_from_the_imagenet_weights_and_ends_in_a_model(
     assert evaluate(out, pictures).method == "gpq (authors)"
 
 
-def test_padding_matters_where_crops_are_shifted(pictures: str, imagenet: Path, tmp_path: Path) -> None:
+def test_crops_are_padded_by_the_mean_colour(
+    pictures: str, imagenet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     vgg = build_backbone("vgg", kind="images", image_size=16, out_width=4, seed=99)
     torch.save(vgg.state_dict(), imagenet)
-    found = {}
-    for padding in ("mean", "black"):
-        for augment in ("crop", "none"):
-            out = tmp_path / f"{padding}-{augment}"
-            train(pictures, out, config=short(padding=padding, augment=augment), labelled="5-per-class")
-            found[padding, augment] = (out / "model.safetensors").read_bytes()
-    assert found["mean", "crop"] != found["black", "crop"]
-    assert found["mean", "none"] == found["black", "none"]
+    seen: list[torch.Tensor | None] = []
+
+    def spy(x: torch.Tensor, *args: Any, colour: torch.Tensor | None, **options: Any) -> torch.Tensor:
+        seen.append(colour)
+        return random_flip_crop(x, *args, colour=colour, **options)
+
+    monkeypatch.setattr("gpq_faiss.training.loop.random_flip_crop", spy)
+    for details in ("authors", "paper"):
+        config = merge(short(augment="crop"), {"gpq": {"details": details}})
+        train(pictures, tmp_path / details, config=config, labelled="5-per-class")
+    mean, black = seen
+    assert black is None
+    assert mean is not None
+    torch.testing.assert_close(mean.flatten(), torch.tensor([0.485, 0.456, 0.406]), check_dtype=False)
 
 
 @pytest.mark.parametrize(
     ("start", "changes", "message"),
     [
-        (
-            "authors",
-            {"network": {"backbone": "alexnet"}},
-            "network.tap = pool: network.backbone = alexnet has no such place",
-        ),
-        ("authors", {"training": {"batch_unlabelled": 1}}, "one item has no statistics"),
-        ("gpq", {"network": {"batch_statistics": "apart"}}, "has no part for network.batch_statistics"),
-        ("recommended", {"loss": {"entropy": "code"}}, "has no part for .* loss.entropy"),
-        (
-            "paper",
-            {"training": {"padding": "white"}},
-            "training.padding = 'white': choose one of black, mean",
-        ),
+        ("authors", {"training": {"batch_unlabelled": 1}}, "one item has no batch statistics"),
+        ("paper", {"gpq": {"details": "mine"}}, "gpq.details = 'mine': choose one of paper, authors"),
     ],
 )
 def test_settings_that_cannot_be_together(start: str, changes: dict[str, Any], message: str) -> None:

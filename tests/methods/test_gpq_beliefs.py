@@ -41,13 +41,8 @@ LABELLED, ITEMS = 12, 20
 def config_of(**sections: dict[str, Any]) -> Config:
     small = {
         "quantizer": {"codebooks": M, "codewords": 8, "subdim": 12},
-        "network": {
-            "committee": 2,
-            "committee_hidden": 16,
-            "dropout": 0.0,
-            "noise": 0.0,
-            "adapt_noise": False,
-        },
+        "network": {"dropout": 0.0, "noise": 0.0},
+        "posterior": {"committee": 2, "committee_hidden": 16, "adapt_noise": False},
     }
     return validate(merge(merge(preset("gpq"), small), sections))
 
@@ -115,7 +110,8 @@ def test_the_losses_are_those_of_class_networks_and_of_pairs(targets: str, queri
     """All terms against loops over items, sub-spaces and pairs."""
     gpq = method(
         pairs={"targets": targets, "queries": queries},
-        loss={"lambda0": 0.7, "lambda1": 0.9, "lambda2": 0.3, "propagation": 0.0},
+        loss={"lambda1": 0.9, "lambda2": 0.3},
+        posterior={"propagation": 0.0},
     )
     given = batch()
     parts = {k: v.item() for k, v in gpq.losses(given, amp=False).items()}
@@ -150,7 +146,7 @@ def test_the_losses_are_those_of_class_networks_and_of_pairs(targets: str, queri
     assert parts["classification"] == pytest.approx(classification, rel=1e-4)
     assert parts["entropy"] == pytest.approx(entropy, rel=1e-4, abs=1e-6)
     assert parts["total"] == pytest.approx(
-        theirs["total"] + 0.7 * npair + 0.9 * classification - 0.3 * entropy, rel=1e-4
+        theirs["total"] + npair + 0.9 * classification - 0.3 * entropy, rel=1e-4
     )
     assert {k.removeprefix("class_") for k in parts if k.startswith("class_")} == set(theirs) - {"total"}
 
@@ -245,11 +241,11 @@ def test_tables_are_those_that_are_asked_for_or_better_by_belief(tables: str) ->
     with torch.no_grad():
         gpq.network.codewords.raw.mul_(3)  # of any length
     gpq.average = None
-    gpq.settle(_world(gpq), final=False)
+    gpq.fit_codebooks(_world(gpq), final=False)
     as_trained = gpq.network.prototypes.clone()
     with torch.no_grad():
         p = torch.cat([gpq.network.eval().belief(x) for x in _world(gpq)(400)])
-    gpq.settle(_world(gpq), final=True)
+    gpq.fit_codebooks(_world(gpq), final=True)
     same = torch.equal(as_trained, gpq.network.prototypes)
     if tables != "auto":
         assert same == (tables == "trained")
@@ -269,7 +265,7 @@ def test_better_trained_tables_are_kept(monkeypatch: pytest.MonkeyPatch) -> None
     gpq.average = None
     monkeypatch.setattr("gpq_faiss.methods.gpq_beliefs.fit_tables", lambda p, codes, K: -torch.ones(M, K, C))
     before = gpq.network.prototypes.clone()
-    gpq.settle(_world(gpq), final=True)
+    gpq.fit_codebooks(_world(gpq), final=True)
     torch.testing.assert_close(gpq.network.prototypes, before)
 
 
@@ -278,7 +274,6 @@ def test_better_trained_tables_are_kept(monkeypatch: pytest.MonkeyPatch) -> None
     [
         ({"quantizer": {"neighbours": 0.3}}, "neighbours"),
         ({"loss": {"metric": "triplet"}}, "metric"),
-        ({"loss": {"lambda3": 1.0}}, "lambda3"),
         ({"pairs": {"tables": "fitted"}, "quantizer": {"subdim": 8}}, "subdim = 8 must be above"),
         ({"pairs": {"tables": "best"}}, "pairs.tables"),
     ],
@@ -300,7 +295,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         preset("gpq"),
         {
             "quantizer": {"codebooks": 6},
-            "network": {"committee": 3, "committee_hidden": 64},
+            "posterior": {"committee": 3, "committee_hidden": 64},
             "training": {"steps": 150, "learning_rate": 3e-3},
         },
     )
@@ -372,8 +367,8 @@ def test_a_stopped_training_goes_on_to_the_same_codes(tmp_path: Path) -> None:
         preset("gpq"),
         {
             "quantizer": {"codebooks": 3},
-            "network": {"committee": 2, "committee_hidden": 16},
-            "training": {"steps": 12, "validate_every": 4},
+            "posterior": {"committee": 2, "committee_hidden": 16},
+            "training": {"steps": 12},
         },
     )
 
@@ -381,9 +376,15 @@ def test_a_stopped_training_goes_on_to_the_same_codes(tmp_path: Path) -> None:
         if step == 7:
             raise KeyboardInterrupt
 
-    config = merge(config, {"training": {"checkpoint_seconds": 0.0}})
     with pytest.raises(KeyboardInterrupt):
-        train(open_digits(), tmp_path / "cut", config=config, labelled="5-per-class", progress=stop)
+        train(
+            open_digits(),
+            tmp_path / "cut",
+            config=config,
+            labelled="5-per-class",
+            checkpoint_seconds=0.0,
+            progress=stop,
+        )
     cut = train(open_digits(), tmp_path / "cut", config=config, labelled="5-per-class", resume=True)
     whole = train(open_digits(), tmp_path / "whole", config=config, labelled="5-per-class")
     prints = [json.loads((f / "config.json").read_text())["model_fingerprint"] for f in (cut, whole)]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from model_factory import reexpressed
+from model_factory import averaged
 
 from gpq_faiss.config import (
     Config,
@@ -21,26 +21,25 @@ from gpq_faiss.config import (
 )
 from gpq_faiss.data.digits import open_digits
 from gpq_faiss.data.protocols import make_split
-from gpq_faiss.errors import UsageError
 from gpq_faiss.losses import NPairPQLoss, TripletPQLoss
 from gpq_faiss.methods.gpq import GPQ, build_gpq
 from gpq_faiss.methods.trainable import TrainingBatch
 from gpq_faiss.nn.backbones import CNNF
 from gpq_faiss.nn.model import build_network
-from gpq_faiss.stages.train import fit
+from gpq_faiss.training.loop import RunOptions, fit
 
-BASES = {"paper": preset("paper"), "reexpressed": reexpressed()}
+BASES = {"paper": preset("paper"), "averaged": averaged()}
 
 
-def small(loss: LossConfig, base: str = "paper", **training: object) -> Config:
+def small(loss: LossConfig | None = None, base: str = "paper", metric: str = "npair") -> Config:
     config = BASES[base]
     return validate(
         replace(
             config,
             quantizer=replace(config.quantizer, codebooks=3, subdim=6),
             network=NetworkConfig(hidden=(24,)),
-            loss=loss,
-            training=replace(config.training, **training),  # type: ignore[arg-type]
+            loss=loss or config.loss,
+            gpq=replace(config.gpq, metric=metric),
         )
     )
 
@@ -58,8 +57,7 @@ def batch() -> TrainingBatch:
 
 def test_gpq_t_replaces_the_npair_loss_by_triplets() -> None:
     """The total, with the triplet term worked out by a loop over anchors and positives."""
-    weights = LossConfig(lambda0=0.7, metric="triplet", margin=0.3)
-    gpq = method(small(weights))
+    gpq = method(small(metric="triplet"))
     parts = gpq.losses(batch(), amp=False)
     assert set(parts) == {"total", "triplet", "classification", "entropy"}
     net, given = gpq.network, batch()
@@ -80,20 +78,18 @@ def test_gpq_t_replaces_the_npair_loss_by_triplets() -> None:
                 continue
             below = negatives[negatives < s[a, p]]
             n = below.max() if len(below) else negatives.min()
-            lost.append(max(0.0, 0.3 + n - s[a, p]))
+            lost.append(max(0.0, 0.1 + n - s[a, p]))
     assert parts["triplet"].item() == pytest.approx(np.mean(lost), rel=1e-4)
-    expected = 0.7 * parts["triplet"] + 0.1 * parts["classification"] - 0.1 * parts["entropy"]
+    expected = parts["triplet"] + 0.1 * parts["classification"] - 0.1 * parts["entropy"]
     torch.testing.assert_close(parts["total"], expected)
 
 
-def test_the_margin_and_the_metric_are_settings() -> None:
-    assert isinstance(method(small(LossConfig())).metric, NPairPQLoss)
-    triplet = method(small(LossConfig(metric="triplet"))).metric
+def test_the_metric_is_a_setting() -> None:
+    assert isinstance(method(small()).metric, NPairPQLoss)
+    triplet = method(small(metric="triplet")).metric
     assert isinstance(triplet, TripletPQLoss)
     assert triplet.margin == 0.1
-    assert small(LossConfig()).fingerprint() != small(LossConfig(metric="triplet")).fingerprint()
-    with pytest.raises(UsageError, match=r"loss\.margin"):
-        small(LossConfig(margin=-0.1))
+    assert small().fingerprint() != small(metric="triplet").fingerprint()
 
 
 @pytest.mark.parametrize("base", list(BASES))
@@ -102,7 +98,7 @@ def test_gpq_h_has_the_metric_loss_alone(base: str) -> None:
     gpq = method(small(loss, base))
     parts = gpq.losses(batch(), amp=False)
     assert not {"classification", "entropy"} & set(parts)
-    parts["total"].backward()  # from the first step, whatever codebook_start says
+    parts["total"].backward()
     # The sub-prototypes still carry z' = s(z; α, W).
     assert gpq.network.classifier.raw.grad is not None
     assert gpq.network.classifier.raw.grad.any()
@@ -118,11 +114,11 @@ def test_gpq_f_takes_cnn_f() -> None:
 
 
 @pytest.mark.parametrize(
-    "loss",
-    [LossConfig(metric="triplet"), LossConfig(lambda1=0.0, lambda2=0.0)],
+    "config",
+    [small(metric="triplet"), small(LossConfig(lambda1=0.0, lambda2=0.0))],
     ids=["gpq-t", "gpq-h"],
 )
-def test_variants_train_on_digits(loss: LossConfig, tmp_path: Path) -> None:
+def test_variants_train_on_digits(config: Config, tmp_path: Path) -> None:
     dataset = open_digits()
     split = make_split(dataset, "1", seed=0, labelled="50-per-class")
     training = TrainingConfig(
@@ -131,9 +127,8 @@ def test_variants_train_on_digits(loss: LossConfig, tmp_path: Path) -> None:
         batch_unlabelled=50,
         learning_rate=3e-3,
         validation=0.2,
-        validate_every=30,
     )
-    config = replace(small(loss), training=training)
+    config = replace(config, training=training)
 
     def run(name: str, learning_rate: float) -> float:
         changed = replace(config, training=replace(training, learning_rate=learning_rate))
@@ -144,7 +139,7 @@ def test_variants_train_on_digits(loss: LossConfig, tmp_path: Path) -> None:
             changed,
             folder=tmp_path / name,
             identity=name,
-            device=torch.device("cpu"),
+            options=RunOptions(validate_every=30),
         )
         return fitted.run.best
 

@@ -68,15 +68,15 @@ def test_the_index_ranks_as_the_score(method: LOPQ) -> None:
     assert isinstance(index, faiss.IndexShards)
     assert index.is_trained
     assert index.ntotal == 0
-    index.add(method.index_input(XB[:70]))
-    index.add(method.index_input(XB[70:]))
+    index.add(method.search_input(XB[:70]))
+    index.add(method.search_input(XB[70:]))
     assert index.ntotal == len(XB)
-    distances, ids = index.search(method.index_input(XQ), len(XB))
+    distances, ids = index.search(method.search_input(XQ), len(XB))
     assert (np.sort(ids, axis=1) == np.arange(len(XB))).all()
     scores = method.score(XQ, method.encode(XB))
     scale = np.abs(scores).max()
     np.testing.assert_allclose(np.take_along_axis(scores, ids, axis=1) / scale, -distances / scale, atol=2e-6)
-    few, of_few = index.search(method.index_input(XQ), 5)
+    few, of_few = index.search(method.search_input(XQ), 5)
     np.testing.assert_array_equal(of_few, ids[:, :5])
     np.testing.assert_array_equal(few, distances[:, :5])
 

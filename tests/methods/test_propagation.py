@@ -332,8 +332,7 @@ def config_of(propagation: float = 20.0, **training: Any) -> Config:
             preset("recommended"),
             {
                 "quantizer": {"codebooks": 3},
-                "network": {"committee": 2, "committee_hidden": 64},
-                "loss": {"propagation": propagation},
+                "posterior": {"committee": 2, "committee_hidden": 64, "propagation": propagation},
                 "training": small,
             },
         )
@@ -400,38 +399,38 @@ def test_of_images_the_pixels_are_compared_unless_they_are_convolved(backbone: s
         made.fit_inputs(reader, rows)
         made.fit_labels(reader, labelled, y)
         if backbone == "vgg":
-            assert made.told is None
+            assert made.pseudo_labels is None
             assert made.accuracy is None
             return
         pixels = reader.fetch(rows)[0].reshape(600, -1).astype(np.float32) / 255
-    assert made.told is not None
+    assert made.pseudo_labels is not None
     assert made.accuracy is not None
     assert 0.7 < made.accuracy < 1
     # The three channels are of one grey, and are divided by deviations that differ.
     scale = np.repeat([0.229, 0.224, 0.225], 64).astype(np.float32)
     expected, _ = propagate((pixels - pixels.mean(axis=0)) / scale, labelled, y)
-    np.testing.assert_allclose(made.told.numpy(), expected, atol=1e-3)
+    np.testing.assert_allclose(made.pseudo_labels.numpy(), expected, atol=1e-3)
     others = np.setdiff1d(rows, labelled)
     truth = digits.require_labels().dense(others).argmax(axis=1)
-    assert (made.told[others].numpy().argmax(axis=1) == truth).mean() > 0.9
+    assert (made.pseudo_labels[others].numpy().argmax(axis=1) == truth).mean() > 0.9
     assert isinstance(made.network.backbone.head, SubspaceHeads)
     assert made.network.backbone.head.noise == build_gpq(config, digits, size, 10).network.backbone.head.noise
 
 
 def test_labels_are_propagated_where_they_are_few(data: Any) -> None:
     few, many, pool = np.arange(4), np.arange(450), np.arange(450, 900)
-    assert prepared(data, config_of(), few, pool).told is not None
-    assert prepared(data, config_of(4.0), many, pool).told is None
-    assert prepared(data, config_of(0.0), few, pool).told is None
-    assert prepared(data, config_of(300.0), many, pool).told is not None
-    # With no others, or none in the batches, there is nobody to tell.
-    assert prepared(data, config_of(300.0), many, many).told is None
-    assert prepared(data, config_of(batch_unlabelled=0), few, pool).told is None
-    with pytest.raises(UsageError, match=r"loss\.propagation = -1"):
+    assert prepared(data, config_of(), few, pool).pseudo_labels is not None
+    assert prepared(data, config_of(4.0), many, pool).pseudo_labels is None
+    assert prepared(data, config_of(0.0), few, pool).pseudo_labels is None
+    assert prepared(data, config_of(300.0), many, pool).pseudo_labels is not None
+    # With no others, or none in the batches, nothing is propagated.
+    assert prepared(data, config_of(300.0), many, many).pseudo_labels is None
+    assert prepared(data, config_of(batch_unlabelled=0), few, pool).pseudo_labels is None
+    with pytest.raises(UsageError, match=r"posterior\.propagation = -1"):
         config_of(-1.0)
 
 
-def test_of_too_many_items_some_are_told_by_the_seed(
+def test_of_too_many_items_some_are_chosen_by_the_seed(
     data: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(propagation, "most_items", lambda width, classes: 100)
@@ -458,9 +457,9 @@ def test_of_too_many_items_some_are_told_by_the_seed(
     )
     torch.testing.assert_close(made[0].losses(batch, amp=False)["propagation"], loss, rtol=1e-3, atol=1e-4)
     assert (expected[asked].any(axis=1)).sum() <= 96
-    # Half of what can be compared are labelled, or more: then nothing is told, and that is said.
+    # Half of what can be compared are labelled, or more: then nothing is propagated, and the log says so.
     assert not caplog.records
-    assert prepared(data, config_of(300.0), np.arange(60), pool).told is None
+    assert prepared(data, config_of(300.0), np.arange(60), pool).pseudo_labels is None
     assert "60 labelled items are too many to compare" in caplog.text
 
 
@@ -482,16 +481,16 @@ def test_a_gpu_learns_it_as_well(data: Any, tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_cut_goes_on_as_if_it_had_not_been(data: Any, tmp_path: Path) -> None:
-    config = config_of(steps=30, validate_every=10, checkpoint_seconds=0.0)
+    config, often = config_of(steps=30), {"validate_every": 10, "checkpoint_seconds": 0.0}
 
     def cut(step: int, steps: int, figures: dict[str, float]) -> None:
         if step == 17:
             raise InterruptedError
 
-    whole = train(data, tmp_path / "whole", config=config, labelled="2-per-class")
+    whole = train(data, tmp_path / "whole", config=config, labelled="2-per-class", **often)
     with pytest.raises(InterruptedError):
-        train(data, tmp_path / "cut", config=config, labelled="2-per-class", progress=cut)
-    again = train(data, tmp_path / "cut", config=config, labelled="2-per-class", resume=True)
+        train(data, tmp_path / "cut", config=config, labelled="2-per-class", **often, progress=cut)
+    again = train(data, tmp_path / "cut", config=config, labelled="2-per-class", **often, resume=True)
     codes = [encode(model, data, tmp_path / f"{model.name}.h5").read_bytes() for model in (whole, again)]
     assert (whole / "model.safetensors").read_bytes() == (again / "model.safetensors").read_bytes()
     assert codes[0] == codes[1]

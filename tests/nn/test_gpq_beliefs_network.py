@@ -28,7 +28,7 @@ def network(M: int = 3, K: int = 8, d: int = 12, *, queries: str = "beliefs", se
             preset("gpq"),
             {
                 "quantizer": {"codebooks": M, "codewords": K, "subdim": d},
-                "network": {"committee": 2, "committee_hidden": 16},
+                "posterior": {"committee": 2, "committee_hidden": 16},
                 "pairs": {"queries": queries},
                 "training": {"seed": seed},
             },

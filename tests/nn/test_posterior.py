@@ -52,13 +52,13 @@ CLASS_CODEBOOKS = (3, 2)
 
 
 def config_of(A: int = 3, **training: object) -> Config:
-    features = {} if A == 3 else {"feature_weight": 0.3, "class_codebooks": A}
+    features = {"feature_weight": 0.0} if A == 3 else {"feature_weight": 0.3, "class_codebooks": A}
     return validate(
         merge(
             preset("recommended"),
             {
-                "quantizer": {"codebooks": 3, "feature_weight": 0.0, **features},
-                "network": {"committee": 4, "committee_hidden": 16},
+                "quantizer": {"codebooks": 3},
+                "posterior": {"committee": 4, "committee_hidden": 16, **features},
                 "training": training,
             },
         )
@@ -80,7 +80,7 @@ def network(A: int = 3, *, width: int = WIDTH) -> PosteriorNetwork:
 @functools.cache
 def _network(A: int, width: int) -> PosteriorNetwork:
     made = method(A, width=width, ema=0.0)
-    made.settle(Sampler(items(600, width=width)))
+    made.fit_codebooks(Sampler(items(600, width=width)))
     return made.network.eval()
 
 
@@ -111,7 +111,7 @@ def scored(net: PosteriorNetwork, ask: Tensor, codes: Tensor) -> Tensor:
 
 
 class Sampler:
-    """What :meth:`settle` draws from; remembers how many items it was asked for."""
+    """What :meth:`fit_codebooks` draws from; remembers how many items it was asked for."""
 
     def __init__(self, x: Tensor) -> None:
         self.x = x
@@ -186,13 +186,13 @@ def test_beside_feature_codebooks_the_power_is_the_square_root() -> None:
 def test_a_known_accuracy_tempers_what_is_coded() -> None:
     made = method()
     draw = Sampler(items(600))
-    made.settle(draw)
+    made.fit_codebooks(draw)
     first = made.codebooks().copy()
     assert float(made.exported().power) == pytest.approx(TEMPERATURE_POWER)
     p = made.exported().posterior(made.exported().features(items(600))[1])
     # Between what the greatest and the least power give.
     made.accuracy = float(0.8 * p.amax(dim=1).mean() + 0.2 / C)
-    made.settle(draw)
+    made.fit_codebooks(draw)
     assert made.average is not None
     assert float(made.average.power) == float(made.network.power) != pytest.approx(TEMPERATURE_POWER)
     assert float(made.average.tempered(p).amax(dim=1).mean()) == pytest.approx(made.accuracy, abs=1e-4)
@@ -255,7 +255,7 @@ def test_of_images_the_residual_is_that_of_evened_features() -> None:
 def test_class_codebooks_grow_with_the_bits_of_the_class(C: int, expected: int) -> None:
     assert count_class_codebooks(12, C) == expected
     assert count_class_codebooks(3, C) == min(expected, 3)
-    config = merge(preset("recommended"), {"network": {"committee": 1, "committee_hidden": 4}})
+    config = merge(preset("recommended"), {"posterior": {"committee": 1, "committee_hidden": 4}})
     net = build_network(config, {"kind": "features", "width": 4}, C)
     assert isinstance(net, PosteriorNetwork)
     assert expected == net.A
@@ -369,7 +369,7 @@ def test_settling_fits_codebooks_to_what_the_average_believes(A: int) -> None:
     assert made.average is not None
     random = made.codebooks().copy()
     draw = Sampler(items(700))
-    made.settle(draw)
+    made.fit_codebooks(draw)
     net = made.exported()
     assert net is made.average
     features, posterior = seen(net, items(700))
@@ -385,16 +385,16 @@ def test_settling_fits_codebooks_to_what_the_average_believes(A: int) -> None:
     if A < 3:
         expected = fit_codewords(net.residual(features, posterior), 1, 16, seed=made.config.training.seed)
         torch.testing.assert_close(net.feature_codewords, expected, rtol=1e-4, atol=1e-5)
-    made.settle(draw, final=True)
+    made.fit_codebooks(draw, final=True)
     assert draw.asked[1] > draw.asked[0] >= 1000
 
 
 @pytest.mark.parametrize("w", [0.02, 0.5, 1.0])
 def test_class_and_features_are_weighed_in_their_own_deviations(w: float) -> None:
-    config = merge(config_of(2, ema=0.0), {"quantizer": {"feature_weight": w}})
+    config = merge(config_of(2, ema=0.0), {"posterior": {"feature_weight": w}})
     net = build_network(config, {"kind": "features", "width": WIDTH}, C)
     assert isinstance(net, PosteriorNetwork)
-    PosteriorCodes(net, config).settle(Sampler(items(600)))
+    PosteriorCodes(net, config).fit_codebooks(Sampler(items(600)))
     net.eval()
     x = items(600)
     codes = net.codes(x)
@@ -410,24 +410,24 @@ def test_class_and_features_are_weighed_in_their_own_deviations(w: float) -> Non
 def test_codewords_follow_the_network() -> None:
     made = method(ema=0.0)
     draw = Sampler(items(600))
-    made.settle(draw)
+    made.fit_codebooks(draw)
     first = made.codebooks().copy()
-    made.settle(draw)
+    made.fit_codebooks(draw)
     np.testing.assert_array_equal(made.codebooks(), first)
     with torch.no_grad():
         made.network.classifier.raw.add_(torch.randn(made.network.classifier.raw.shape))
-    made.settle(draw)
+    made.fit_codebooks(draw)
     assert not np.allclose(made.codebooks(), first, atol=0.01)
 
 
-def test_too_few_items_to_settle_on_are_refused() -> None:
+def test_too_few_items_for_codebooks_are_refused() -> None:
     with pytest.raises(DataError, match="15 items cannot place 16 codewords"):
-        method().settle(Sampler(items(15)))
+        method().fit_codebooks(Sampler(items(15)))
 
 
 def test_a_saved_state_brings_the_codewords_back() -> None:
     made = method(2)
-    made.settle(Sampler(items(600)))
+    made.fit_codebooks(Sampler(items(600)))
     fresh = method(2)
     fresh.load_state_dict(made.state_dict())
     x = items(10, 3)
@@ -450,9 +450,7 @@ def test_the_loss_is_that_of_the_class_networks() -> None:
     with torch.no_grad():
         v = net.features(batch().x)[1].reshape(45, 4, CLASS_DIM)
         v = v / v.norm(dim=2, keepdim=True)
-        classification = SubspaceClassification(loss.classification, loss.beta)(
-            v[:15], net.classifier.raw, batch().y
-        )
+        classification = SubspaceClassification("paper", loss.beta)(v[:15], net.classifier.raw, batch().y)
         entropy = SubspaceEntropy(loss.beta)(v[15:], net.classifier.raw)
     torch.testing.assert_close(parts["classification"].detach(), classification)
     torch.testing.assert_close(parts["entropy"].detach(), entropy)
@@ -596,18 +594,13 @@ def test_an_infinite_item_is_not_encoded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("section", "changes", "named"),
     [
-        ("network", {"committee": -1}, "network.committee"),
-        ("network", {"heads": 16}, "network.heads"),
-        ("network", {"committee_hidden": 0}, "network.committee_hidden"),
+        ("posterior", {"committee": 0}, "posterior.committee"),
+        ("posterior", {"committee_hidden": 0}, "posterior.committee_hidden"),
+        ("posterior", {"feature_weight": 1.5}, "posterior.feature_weight"),
+        ("posterior", {"feature_weight": -0.1}, "posterior.feature_weight"),
+        ("posterior", {"class_codebooks": -1}, "posterior.class_codebooks"),
         ("loss", {"lambda1": 0.0}, "loss.lambda1"),
-        ("loss", {"lambda3": 1.0}, "loss.lambda3"),
-        ("training", {"codebook_start": 0.25}, "training.codebook_start"),
-        ("quantizer", {"reexpress": True}, "quantizer.reexpress"),
-        ("quantizer", {"feature_weight": 1.5}, "quantizer.feature_weight"),
-        ("quantizer", {"feature_weight": -0.1}, "quantizer.feature_weight"),
-        ("quantizer", {"class_codebooks": 4}, "quantizer.class_codebooks"),
         ("quantizer", {"subdim": 2}, "quantizer.subdim"),
-        ("network", {"committee": 0}, "nothing would train the codewords"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(section: str, changes: dict[str, float], named: str) -> None:
@@ -619,9 +612,8 @@ def test_settings_that_cannot_be_are_refused(section: str, changes: dict[str, fl
         validate(config)
 
 
-@pytest.mark.parametrize("changes", [{"feature_weight": 0.5}, {"class_codebooks": 1}])
-def test_feature_codebooks_need_a_committee(changes: dict[str, float]) -> None:
-    paper = preset("paper")
-    config = dataclasses.replace(paper, quantizer=dataclasses.replace(paper.quantizer, **changes))
-    with pytest.raises(UsageError, match="need a committee"):
-        validate(config)
+def test_more_class_codebooks_than_codebooks_are_all_of_them() -> None:
+    config = merge(config_of(2), {"posterior": {"class_codebooks": 9}})
+    net = build_network(validate(config), {"kind": "features", "width": WIDTH}, C)
+    assert isinstance(net, PosteriorNetwork)
+    assert net.A == net.M == 3

@@ -99,7 +99,6 @@ def test_a_model_is_as_readable_as_other_files(model: Path) -> None:
         (NetworkConfig(), {"kind": "features", "width": 9}, ("linear", ())),
         (NetworkConfig(hidden=(7,)), {"kind": "features", "width": 9}, ("mlp", (7,))),
         (NetworkConfig(backbone="mlp"), {"kind": "features", "width": 9}, ("mlp", (512,))),
-        (NetworkConfig(backbone="mlp", heads=5), {"kind": "features", "width": 9}, ("mlp", ())),
     ],
 )
 def test_the_network_that_is_chosen(

@@ -17,18 +17,18 @@ from gpq_faiss.nn.model import read_description
 from gpq_faiss.pipeline import train
 from gpq_faiss.stages.evaluate import draw_evaluation, evaluate, model_name
 
-SMALL = {"committee_hidden": 16, "dropout": 0.0, "committee": 2}
+SMALL = {"committee_hidden": 16, "committee": 2, "propagation": 0.0}
 
 
 def few_steps(name: str, codebooks: int = 3) -> Config:
     """A preset, shortened until it takes a second."""
     base = preset(name)
-    network = {"backbone": "mlp", **(SMALL if base.network.committee else {})}
+    network = {"backbone": "mlp", "dropout": 0.0}
     return merge(
         base,
         {
             "network": network,
-            "loss": {"propagation": 0.0},
+            "posterior": SMALL,
             "quantizer": {"codebooks": codebooks},
             "training": {"steps": 10},
         },

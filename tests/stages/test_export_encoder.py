@@ -43,7 +43,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A features model with all that an mlp can have, and a VGG at 32 pixels."""
     root = tmp_path_factory.mktemp("models")
     return {
-        "features": make_model(root / "mlp", "features", M=M, K=K, d=D, norm="batch", dropout=0.3, seed=3),
+        "features": make_model(root / "mlp", "features", M=M, K=K, d=D, dropout=0.3, seed=3),
         "images": make_model(root / "vgg", "images", M=M, K=K, d=D, backbone="vgg", seed=4),
     }
 

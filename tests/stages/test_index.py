@@ -14,13 +14,13 @@ from safetensors.numpy import save_file
 
 from gpq_faiss.codes.encode import decode, encode
 from gpq_faiss.errors import DataError, MismatchError, OutputExistsError, UsageError
-from gpq_faiss.faissio.export import export
 from gpq_faiss.faissio.io import load_index, read_sidecar, sidecar_path
 from gpq_faiss.faissio.layout import layout_of
 from gpq_faiss.faissio.model import read_model, read_prototypes
 from gpq_faiss.indexes.file import open_file
 from gpq_faiss.indexes.lists import IvfSettings
 from gpq_faiss.indexes.opening import open_in_memory
+from gpq_faiss.stages.export import export
 from gpq_faiss.stages.export_faiss import export_faiss
 from gpq_faiss.stages.index import index
 from gpq_faiss.store import codebooks_fingerprint
@@ -126,7 +126,7 @@ def test_an_export_says_where_queries_have_vectors_of_their_own(
     assert not caplog.messages
     assert "asymmetric" not in read_sidecar(tmp_path / "plain.faiss")["extra"]
     own = make_model(tmp_path / "own", codebooks(), asymmetric=True)
-    for target in ("faiss", "numpy", "faiss-factory"):
+    for target in ("faiss", "numpy", "factory"):
         caplog.clear()
         out = tmp_path / f"own.{target}"
         if target == "faiss":

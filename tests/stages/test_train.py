@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -33,9 +34,13 @@ from gpq_faiss.methods.registry import METHODS
 from gpq_faiss.nn.gpq import GPQNetwork
 from gpq_faiss.nn.model import build_network, load_model
 from gpq_faiss.signals import Terminated, ended_by_signals
-from gpq_faiss.stages.train import count_steps, learning_rate, train
+from gpq_faiss.stages.train import train as train_any
 from gpq_faiss.training.batches import EpochSampler, hold_out, training_batches
 from gpq_faiss.training.checkpoint import RunState
+from gpq_faiss.training.loop import count_steps, learning_rate
+
+train = functools.partial(train_any, validate_every=4)
+often = functools.partial(train, checkpoint_seconds=0.0)
 
 
 def small(**changes: object) -> Config:
@@ -44,7 +49,6 @@ def small(**changes: object) -> Config:
         "steps": 12,
         "batch_labelled": 60,
         "batch_unlabelled": 60,
-        "validate_every": 4,
         "validation": 0.1,
         **changes,
     }
@@ -189,17 +193,16 @@ CHILD = """
 import sys
 from gpq_faiss.data.digits import open_digits
 from gpq_faiss.signals import Terminated, ended_by_signals
-from gpq_faiss.train import train
 sys.path.insert(0, {tests!r})
-from test_train import small
-train(open_digits(), sys.argv[1], config=small(steps=60, checkpoint_seconds=0.0), labelled="30-per-class",
+from test_train import often, small
+often(open_digits(), sys.argv[1], config=small(steps=60), labelled="30-per-class",
       resume="--resume" in sys.argv, progress=lambda step, steps, figures: print(step, flush=True))
 """
 
 
 def test_a_killed_run_resumes_to_the_same_codes(tmp_path: Path) -> None:
     script = CHILD.format(tests=str(Path(__file__).parent))
-    root = str(Path(__file__).parent.parent)
+    root = os.pathsep.join(str(folder) for folder in Path(__file__).parents[1:3])
     environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
     cut = tmp_path / "cut"
     child = subprocess.Popen(
@@ -243,15 +246,15 @@ def test_a_run_of_an_earlier_revision_is_not_gone_on_with(
         if step == 7:
             raise InterruptedError
 
-    config = small(checkpoint_seconds=0.0)
+    config = small()
     with pytest.raises(InterruptedError):
-        train(open_digits(), tmp_path / "m", config=config, labelled="30-per-class", progress=stop)
+        often(open_digits(), tmp_path / "m", config=config, labelled="30-per-class", progress=stop)
     newer = replace(METHODS["gpq"], revision=METHODS["gpq"].revision + 1)
     with monkeypatch.context() as patched:
         patched.setitem(METHODS, "gpq", newer)
         with pytest.raises(DataError, match="begun with other settings, data or versions"):
-            train(open_digits(), tmp_path / "m", config=config, labelled="30-per-class", resume=True)
-    train(open_digits(), tmp_path / "m", config=config, labelled="30-per-class", resume=True)
+            often(open_digits(), tmp_path / "m", config=config, labelled="30-per-class", resume=True)
+    often(open_digits(), tmp_path / "m", config=config, labelled="30-per-class", resume=True)
 
 
 def test_a_finished_run_is_left_alone_by_resume(trained: Path) -> None:
@@ -277,10 +280,10 @@ def cut(step: int) -> Callable[[int, int, dict[str, float]], None]:
 def train_digits(
     out: Path, *, stop: int = 0, resume: bool = False, overwrite: bool = False, **changes: object
 ) -> Path:
-    return train(
+    return often(
         open_digits(),
         out,
-        config=small(checkpoint_seconds=0.0, **changes),
+        config=small(**changes),
         labelled="30-per-class",
         resume=resume,
         overwrite=overwrite,
@@ -302,8 +305,8 @@ def test_a_run_that_replaces_a_model_can_be_resumed(tmp_path: Path) -> None:
         train_digits(out, seed=2, resume=True)
     assert (partial / "checkpoint.safetensors").exists()
     steps: list[int] = []
-    config = small(checkpoint_seconds=0.0, seed=1)
-    train(
+    config = small(seed=1)
+    often(
         open_digits(),
         out,
         config=config,
@@ -355,8 +358,8 @@ def test_one_training_at_a_time_into_a_folder(tmp_path: Path) -> None:
                 train("features:/nowhere.npy", out, config=small(), **options)
             refused.append(str(caught.value))
 
-    config = small(steps=2, checkpoint_seconds=0.0)
-    train(open_digits(), out, config=config, labelled="30-per-class", progress=second)
+    config = small(steps=2)
+    often(open_digits(), out, config=config, labelled="30-per-class", progress=second)
     assert len(refused) == 6
     assert sorted(os.listdir(tmp_path)) == ["m"]
 
@@ -401,7 +404,7 @@ def test_a_signal_saves_the_step_under_way(
 ) -> None:
     """And has the effect that it would have had: here its handler of before is called."""
     out = tmp_path / "m"
-    config = small(steps=60, checkpoint_seconds=3600.0)
+    config = small(steps=60)
     found = signal.getsignal(number)
     # A shell's background jobs are born with ctrl-C ignored, and what is ignored stays so.
     signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
@@ -415,7 +418,14 @@ def test_a_signal_saves_the_step_under_way(
 
     before = signal.getsignal(number)
     with ended_by_signals(), pytest.raises(KeyboardInterrupt) as caught:
-        train(open_digits(), out, config=config, labelled="30-per-class", progress=send)
+        train(
+            open_digits(),
+            out,
+            config=config,
+            labelled="30-per-class",
+            checkpoint_seconds=3600.0,
+            progress=send,
+        )
     assert signal.getsignal(number) == before
     assert isinstance(caught.value, Terminated) == (number != signal.SIGINT)
     steps: list[int] = []
@@ -440,7 +450,7 @@ def test_training_lowers_the_loss(tmp_path: Path) -> None:
 
 
 def test_images_through_the_vgg(tmp_path: Path) -> None:
-    config = small(steps=2, batch_labelled=8, batch_unlabelled=8, validate_every=2, validation=0.0)
+    config = small(steps=2, batch_labelled=8, batch_unlabelled=8, validation=0.0)
     config = replace(config, network=NetworkConfig(backbone="vgg", image_size=16))
     folder = train(open_digits(), tmp_path / "m", config=config, labelled="2-per-class")
     model = load_model(folder)

@@ -15,8 +15,8 @@ from gpq_faiss.config import Config, merge, preset
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.reader import Reader
 from gpq_faiss.methods.gpq import build_gpq
+from gpq_faiss.methods.leave_one_out import least_error, leave_one_out
 from gpq_faiss.methods.posterior import PosteriorCodes
-from gpq_faiss.methods.shrinkage import least_error, leave_one_out
 from gpq_faiss.nn.heads import SubspaceHeads
 
 GRID = 2.0 ** (np.arange(33) / 4 - 5)
@@ -106,7 +106,7 @@ def prepared(folder: Path, config: Config, n: int) -> PosteriorCodes:
 def test_a_committee_takes_the_noise_that_its_labels_call_for(tmp_path: Path) -> None:
     base = merge(
         preset("recommended"),
-        {"quantizer": {"codebooks": 2}, "network": {"committee_hidden": 4, "committee": 2}},
+        {"quantizer": {"codebooks": 2}, "posterior": {"committee_hidden": 4, "committee": 2}},
     )
     noise = {}
     for n in (12, 400):
@@ -126,9 +126,9 @@ def test_a_committee_takes_the_noise_that_its_labels_call_for(tmp_path: Path) ->
 def test_the_noise_stays_as_set_where_it_is_not_to_be_adapted(tmp_path: Path) -> None:
     base = merge(
         preset("recommended"),
-        {"quantizer": {"codebooks": 2}, "network": {"committee_hidden": 4, "committee": 2}},
+        {"quantizer": {"codebooks": 2}, "posterior": {"committee_hidden": 4, "committee": 2}},
     )
-    fixed = dataclasses.replace(base, network=dataclasses.replace(base.network, adapt_noise=False))
+    fixed = dataclasses.replace(base, posterior=dataclasses.replace(base.posterior, adapt_noise=False))
     behind_a_layer = dataclasses.replace(base, network=dataclasses.replace(base.network, hidden=(16,)))
     for config in (fixed, behind_a_layer):
         head = prepared(tmp_path, config, 12).network.backbone.head

@@ -1,0 +1,130 @@
+"""What the benchmarks share: command lines, data, results files, timing, and errors in one line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import faiss
+import torch
+
+from gpq_faiss.data.base import FeatureDataset
+from gpq_faiss.data.open import open_data
+from gpq_faiss.errors import DataError, GpqError, UsageError
+from gpq_faiss.experiment.machine import describe_machine
+from gpq_faiss.files import read_json, write_json, write_text
+
+__all__ = [
+    "RESULTS",
+    "data_path",
+    "describe_machine",
+    "make_parser",
+    "numbers",
+    "open_features",
+    "read_results",
+    "require_data",
+    "run_main",
+    "save",
+    "timed",
+    "use_threads",
+]
+
+RESULTS = Path(__file__).parent / "results"
+Value = TypeVar("Value")
+
+
+def make_parser(
+    doc: str | None, out: str, *, whole: bool = False, out_help: str = ".md lies beside it"
+) -> argparse.ArgumentParser:
+    """A parser with ``--out``.
+
+    Args:
+        doc: the script's docstring.
+        out: name of the results file.
+        whole: show the docstring in ``--help``, not its first line alone.
+        out_help: of ``--out``.
+    """
+    text = doc or ""
+    parser = argparse.ArgumentParser(
+        description=text if whole else text.split("\n", 1)[0],
+        formatter_class=argparse.RawDescriptionHelpFormatter if whole else argparse.HelpFormatter,
+    )
+    parser.add_argument("--out", type=Path, default=RESULTS / out, help=out_help)
+    return parser
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """``"1,2"`` to (1, 2)."""
+    return tuple(int(part) for part in text.split(",") if part)
+
+
+def data_path(*names: str) -> Path | None:
+    """A path below the folder ``$GPQ_DATA``, or None where that is unset."""
+    data = os.environ.get("GPQ_DATA")
+    return Path(data, *names) if data else None
+
+
+def require_data(value: Any, form: str, what: str) -> None:
+    """Refuse to go on without data.
+
+    Raises:
+        UsageError: ``value`` is None.
+    """
+    if value is None:
+        raise UsageError(f"no data: pass --data {form}, or set GPQ_DATA to the folder of {what}")
+
+
+def open_features(features: Path, labels: Path) -> FeatureDataset:
+    """Open features and labels of two .npy files."""
+    data = open_data(f"features:{features}", labels=str(labels))
+    if not isinstance(data, FeatureDataset):
+        raise DataError(f"{features} did not open as features")
+    return data
+
+
+def use_threads(threads: int) -> None:
+    """Let torch and Faiss use so many threads."""
+    torch.set_num_threads(threads)
+    faiss.omp_set_num_threads(threads)
+
+
+def timed(call: Callable[[], Value]) -> tuple[Value, float, float]:
+    """The result of a call, and its wall and CPU seconds."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    result = call()
+    return result, time.perf_counter() - wall, time.process_time() - cpu
+
+
+def read_results(out: Path, fresh: dict[str, Any]) -> dict[str, Any]:
+    """The results of an earlier run, or ``fresh`` ones.
+
+    Raises:
+        DataError: the file is damaged, or holds something else.
+    """
+    if not out.exists():
+        return fresh
+    held = read_json(out, "the results of this benchmark")
+    if not isinstance(held, dict) or not fresh.keys() <= held.keys():
+        raise DataError(f"{out} does not hold results of this benchmark: name another --out")
+    return held
+
+
+def save(results: dict[str, Any], out: Path, markdown: Callable[[dict[str, Any]], str]) -> None:
+    """Write the JSON, and the Markdown that follows from it."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_json(out, results)
+    write_text(out.with_suffix(".md"), markdown(results))
+
+
+def run_main(main: Callable[[], None]) -> None:
+    """Run a script; an error is one line, and its exit code."""
+    try:
+        main()
+    except GpqError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

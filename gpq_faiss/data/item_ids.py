@@ -1,0 +1,92 @@
+"""Ids that do not depend on the order of a listing: from an item's name or from its content."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DataError, UsageError
+from ..files import fingerprint
+from ..progress import stage
+from .base import Dataset
+from .id_files import read_ids
+from .images import FileImages
+
+IdFrom = Literal["position", "path", "content"]
+ID_FROM: tuple[IdFrom, ...] = ("position", "path", "content")
+_BLOCK = 1024
+
+
+def stable_id(content: bytes) -> int:
+    """63 bits of BLAKE2b: the same on every machine, never negative."""
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") >> 1
+
+
+def with_ids(dataset: Dataset, ids: str | None = None, id_from: IdFrom = "position") -> Dataset:
+    """``dataset`` with other ids.
+
+    Args:
+        dataset: its own ids are kept for ``position``.
+        ids: a file of int64 ids, one per item (:func:`.id_files.read_ids`).
+        id_from: ``path``: from the name of each item, as listed, so that the same file has the same id in every listing that names it
+            alike; ``content``: from the bytes of its file, or of its vector.
+
+    Raises:
+        UsageError: items without names have ids from their paths.
+        DataError: another number of ids than of items; two items would have the same id (names both).
+    """
+    if id_from not in ID_FROM:
+        raise UsageError(f"--id-from {id_from}: choose from {', '.join(ID_FROM)}")
+    if ids is not None:
+        new = read_ids(ids, "--ids")
+        if len(new) != len(dataset):
+            raise DataError(f"--ids {ids} has {len(new):,} ids, {dataset.name} has {len(dataset):,} items")
+    elif id_from == "path":
+        if "name" not in dataset.texts:
+            raise UsageError(f"--id-from path: items of {dataset.name} have no paths: use content or --ids")
+        new = np.array([stable_id(name.encode()) for name in dataset.texts["name"].tolist()], dtype=np.int64)
+    elif id_from == "content":
+        with stage("ids from content", len(dataset)) as reading:
+            found = []
+            for content in _contents(dataset):
+                found.append(stable_id(content))
+                reading.done = len(found)
+        new = np.array(found, dtype=np.int64)
+    else:
+        return dataset
+    _check_different(dataset, new, "the content of" if id_from == "content" else "the id of")
+    return replace(dataset, ids=new, fingerprint=fingerprint(dataset.fingerprint, "ids", new.tobytes()))
+
+
+def _contents(dataset: Dataset) -> Iterator[bytes]:
+    if isinstance(dataset, FileImages):
+        for i in range(len(dataset)):
+            source = dataset.source(i)
+            try:
+                yield source if isinstance(source, bytes) else Path(source).read_bytes()
+            except OSError as error:
+                raise DataError(f"{dataset.item_name(i)} cannot be read: {error.strerror}") from None
+        return
+    for rows in dataset.spans(_BLOCK):
+        block = dataset.read(rows)
+        for row in block:
+            yield row.tobytes() if row is not None else b""
+
+
+def _check_different(dataset: Dataset, ids: NDArray[np.int64], what: str) -> None:
+    order = np.argsort(ids, kind="stable")
+    twice = np.flatnonzero(ids[order][1:] == ids[order][:-1])
+    if not twice.size:
+        return
+    names = dataset.texts.get("name")
+    pair = [int(order[twice[0]]), int(order[twice[0] + 1])]
+    first, second = (str(names[i]) if names is not None else f"item {i}" for i in pair)
+    raise DataError(
+        f"{dataset.name}: {second} has {what} {first} ({len(twice):,} such pairs): leave one out, or give other ids"
+    )

@@ -1,0 +1,229 @@
+"""The single runs of a grid, in the order in which they are made, and what names each of them.
+
+A run is done when its file has the run's identity: a hash over the settings, the data, the split, the revision of the method, and
+the versions of the libraries that compute it. So a run is made again when its results could differ.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..config import Config, codebooks_for_bits, merge, to_dict, validate
+from ..data.base import Dataset
+from ..data.protocols import Split, make_split
+from ..errors import UsageError
+from ..files import fingerprint
+from ..methods.measure import needs_perceptron
+from ..methods.registry import METHODS, find_method, make_method
+from .grid import Grid, Variation, method_config
+from .machine import versions
+
+RUN_FORMAT = 1
+"""Of the run files; part of every identity."""
+_FEWER_UNLABELLED, _FEWER_DATABASE = range(100, 102)  # streams of random numbers
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One run: a method at one code length, seed and variation of the settings, on one split.
+
+    Attributes:
+        method: short name.
+        bits: code length asked for; 0 for a method that keeps no code.
+        seed: of the split, the weights and the batches.
+        variation: its name; empty for the methods without changes.
+        settings: everything that determines the codes except the data: a config's dict, or an array method's settings.
+        protocol, labelled, queries, unlabelled, database: what the split is made of.
+        several_labelled: whether the grid has several ``labelled``, so that names must tell them apart.
+        vectors: items of the database whose vectors are kept.
+        split_hash: of the split.
+        identity: hash over everything that the results depend on.
+    """
+
+    method: str
+    bits: int
+    seed: int
+    variation: str
+    settings: Mapping[str, Any]
+    protocol: str
+    labelled: str | None
+    queries: str | None
+    unlabelled: int | None
+    database: int | None
+    several_labelled: bool
+    vectors: int
+    split_hash: str
+    identity: str
+
+    @property
+    def name(self) -> str:
+        """Of its file, without the ending; unique in the grid."""
+        parts = [self.method, f"{self.bits}bits" if self.bits else "any", f"seed{self.seed}"]
+        if self.variation:
+            parts.append(_slug(self.variation))
+        if self.several_labelled:
+            parts.append(_slug(self.labelled or "labelled by the protocol"))
+        return "_".join(parts)
+
+    @property
+    def label(self) -> str:
+        """For messages."""
+        length = f" {self.bits} bits" if self.bits else ""
+        more = [self.variation, str(self.labelled) if self.several_labelled else ""]
+        details = ", ".join(part for part in more if part)
+        return f"{self.method}{length} seed {self.seed}" + (f" ({details})" if details else "")
+
+    def split(self, dataset: Dataset) -> Split:
+        """The roles of the items.
+
+        Raises:
+            DataError: too few items.
+            UsageError: an argument that the protocol does not take.
+        """
+        return split_of(
+            dataset,
+            self.protocol,
+            self.seed,
+            self.labelled,
+            queries=self.queries,
+            unlabelled=self.unlabelled,
+            database=self.database,
+        )
+
+
+def _slug(text: str) -> str:
+    """Part of a file name: readable, and never the same for two texts."""
+    readable = re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")[:40]
+    return f"{readable}-{fingerprint(text)[:4]}"
+
+
+def split_of(
+    dataset: Dataset,
+    protocol: str,
+    seed: int,
+    labelled: str | None,
+    *,
+    queries: str | None = None,
+    unlabelled: int | None = None,
+    database: int | None = None,
+) -> Split:
+    """The split of a protocol, with at most ``unlabelled`` and ``database`` items in these roles (None: all).
+
+    A smaller choice is part of a larger one of the same seed.
+    """
+    split = make_split(dataset, protocol, seed=seed, labelled=labelled, queries=queries)
+    for role, count, stream in (
+        ("unlabelled", unlabelled, _FEWER_UNLABELLED),
+        ("database", database, _FEWER_DATABASE),
+    ):
+        rows = getattr(split, role)
+        if count is not None and count < len(rows):
+            chosen = np.random.default_rng([seed, stream]).permutation(rows)[:count]
+            smaller: dict[str, Any] = {role: np.sort(chosen)}
+            split = dataclasses.replace(split, **smaller)
+    return split
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All runs of a grid, and the methods that have none.
+
+    Attributes:
+        specs: seeds outermost, so that an interrupted grid is a whole table of fewer seeds.
+        left_out: method -> why it has no run on these data.
+    """
+
+    specs: tuple[RunSpec, ...]
+    left_out: Mapping[str, str]
+
+
+def plan(grid: Grid, dataset: Dataset, base: Config) -> Plan:
+    """The runs of ``grid`` on ``dataset``.
+
+    Args:
+        grid: what to run.
+        dataset: the data.
+        base: settings of the trained methods before the grid's own: the preset with the changes of ``--config``.
+
+    Raises:
+        UsageError: wrong settings; a code length that a method does not have; a method that is not installed.
+        DataError: the data have too few items for the protocol.
+    """
+    perceptron = needs_perceptron(dataset)
+    used = [name for name in METHODS if any(name in grid.methods_of(v) for v in grid.variations)]
+    left_out = {name: METHODS[name].images_only for name in used if perceptron and METHODS[name].images_only}
+    for name in used:
+        if name not in left_out:
+            find_method(name).load()
+    splits: dict[tuple[Any, ...], str] = {}
+    computing = json.dumps(versions(), sort_keys=True)
+    specs: list[RunSpec] = []
+    for seed, labelled, variation in _splits_of(grid):
+        role = (seed, labelled, variation.unlabelled, variation.database)
+        sizes = {"unlabelled": variation.unlabelled, "database": variation.database}
+        if role not in splits:
+            split = split_of(dataset, grid.protocol, seed, labelled, queries=grid.queries, **sizes)
+            splits[role] = split.hash
+        methods = [name for name in grid.methods_of(variation) if name not in left_out]
+        for method, bits in ((m, b) for m in methods for b in (grid.bits if METHODS[m].any_length else (0,))):
+            settings = _settings(grid, variation, method, bits, seed, perceptron=perceptron, base=base)
+            condition = fingerprint(
+                str(RUN_FORMAT),
+                f"{method} {METHODS[method].revision}",
+                str(bits),
+                dataset.fingerprint,
+                splits[role],
+                computing,
+                str(grid.vectors),
+            )
+            specs.append(
+                RunSpec(
+                    method=method,
+                    bits=bits,
+                    seed=seed,
+                    variation=variation.name,
+                    settings=settings,
+                    protocol=grid.protocol,
+                    labelled=labelled,
+                    queries=grid.queries,
+                    **sizes,
+                    several_labelled=len(grid.labelled) > 1,
+                    vectors=grid.vectors,
+                    split_hash=splits[role],
+                    identity=fingerprint(condition, json.dumps(settings, sort_keys=True)),
+                )
+            )
+    if not specs:
+        why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
+        raise UsageError(f"grid {grid.name}: nothing to run ({why or 'no method'})")
+    return Plan(tuple(specs), left_out)
+
+
+def _splits_of(grid: Grid) -> Iterator[tuple[int, str | None, Variation]]:
+    """Seed, labelled and variation, in the order of the runs."""
+    for seed, number in itertools.product(grid.seeds, range(len(grid.labelled))):
+        for variation in grid.variations:
+            choices = grid.labelled_of(variation)
+            if number < len(choices):  # a variation with labels of its own runs once
+                yield seed, choices[number], variation
+
+
+def _settings(
+    grid: Grid, variation: Variation, method: str, bits: int, seed: int, *, perceptron: bool, base: Config
+) -> dict[str, Any]:
+    if not METHODS[method].deep:
+        return make_method(method, bits or 32, seed).settings()
+    config = method_config(grid, variation, method, perceptron=perceptron, base=base)
+    K = config.quantizer.codewords
+    config = merge(
+        config, {"quantizer": {"codebooks": codebooks_for_bits(bits, K)}, "training": {"seed": seed}}
+    )
+    return to_dict(validate(config))

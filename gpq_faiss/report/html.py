@@ -1,0 +1,130 @@
+"""Pages that people send around: one HTML file with its tables, plots and pictures inside, and nothing loaded from elsewhere."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DataError
+from ..files import check_output, write_text
+from .gallery import Ranked
+
+_SIDE = 160
+"""Pixels: larger pictures are made smaller."""
+_STYLE = """
+:root{color-scheme:light dark;--line:#8884;--right:#1a9850;--wrong:#d73027}
+body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:75rem;padding:0 1rem}
+h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2rem}
+table{border-collapse:collapse;display:block;overflow-x:auto}
+th,td{padding:.25rem .7rem;border-bottom:1px solid var(--line);text-align:left;white-space:nowrap}
+td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
+.row{display:flex;gap:.6rem;overflow-x:auto;padding:.6rem 0;border-bottom:1px solid var(--line)}
+figure{margin:0;flex:none;width:7rem;font-size:.75rem;overflow-wrap:anywhere}
+figure img{width:7rem;height:7rem;object-fit:contain;border:3px solid var(--line);box-sizing:border-box;background:#8881}
+figure.query{margin-right:1rem}figure.right img{border-color:var(--right)}figure.wrong img{border-color:var(--wrong)}
+img.pixels{image-rendering:pixelated}.plot svg{max-width:100%;height:auto;background:#fff}
+p.note{color:#777}
+"""
+
+
+def save_page(title: str, parts: Sequence[str], out: str | Path, *, overwrite: bool = False) -> Path:
+    """Write a page. ``parts`` are HTML: what the functions below return.
+
+    Raises:
+        OutputExistsError: ``out`` exists and ``overwrite`` is false.
+    """
+    path = check_output(out, overwrite=overwrite)
+    body = "\n".join(parts)
+    write_text(
+        path,
+        "<!doctype html>\n"
+        f'<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>\n'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'\">\n"
+        f"<style>{_STYLE}</style></head>\n<body><h1>{escape(title)}</h1>\n{body}\n</body></html>\n",
+    )
+    return path
+
+
+def heading(text: str) -> str:
+    """A heading."""
+    return f"<h2>{escape(text)}</h2>"
+
+
+def note(text: str) -> str:
+    """A paragraph in grey."""
+    return f'<p class="note">{escape(text)}</p>'
+
+
+def table(rows: Sequence[Mapping[str, Any]], digits: int = 4) -> str:
+    """A table of rows that all have the keys of the first: floats with ``digits`` places, None as a dash."""
+    if not rows:
+        return note("nothing to show")
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    numeric = {c for c in columns if any(isinstance(row.get(c), int | float) for row in rows)}
+
+    def cell(value: Any, column: str, tag: str) -> str:
+        text = "–" if value is None else f"{value:.{digits}f}" if isinstance(value, float) else str(value)
+        return f"<{tag}{' class=n' if column in numeric else ''}>{escape(text)}</{tag}>"
+
+    head = "".join(cell(c, c, "th") for c in columns)
+    body = "".join(f"<tr>{''.join(cell(row.get(c), c, 'td') for c in columns)}</tr>\n" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table>"
+
+
+def plot(svg: str | Path) -> str:
+    """The plot of an SVG file that this package drew.
+
+    Raises:
+        DataError: it cannot be read, or is no SVG.
+    """
+    try:
+        text = Path(svg).read_text(encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"{svg} cannot be read: {error.strerror}") from None
+    start = text.find("<svg")
+    if start < 0:
+        raise DataError(f"{svg} is no SVG picture")
+    return f'<div class="plot">{text[start:]}</div>'
+
+
+def picture(image: NDArray[np.uint8], alt: str) -> str:
+    """An image uint8 [H, W, 3] or [H, W], inside the page; large ones are made smaller."""
+    from PIL import Image
+
+    small = Image.fromarray(image)
+    pixels = ' class="pixels"' if max(small.size) < 64 else ""
+    small.thumbnail((_SIDE, _SIDE))
+    stream = io.BytesIO()
+    # PNG keeps small pictures as they are; photographs would be ten times larger in it.
+    small.save(stream, "PNG" if pixels else "JPEG", **({} if pixels else {"quality": 85}))
+    kind = "png" if pixels else "jpeg"
+    data = base64.b64encode(stream.getvalue()).decode()
+    return f'<img{pixels} alt="{escape(alt, quote=True)}" src="data:image/{kind};base64,{data}">'
+
+
+def gallery(rows: Sequence[Ranked]) -> str:
+    """Each query and its results, framed green where they are relevant and red where they are not."""
+    parts = []
+    for row in rows:
+        cells = [_figure(row.query, row.query_name or "query", "query")]
+        for j, image in enumerate(row.results):
+            known = row.relevant[j] if row.relevant is not None else None
+            mark = "" if known is None else "right" if known else "wrong"
+            texts = [row.names[j]] if row.names is not None and row.names[j] else []
+            texts += [f"{row.scores[j]:.4f}"] if row.scores is not None else []
+            cells.append(_figure(image, " · ".join(texts) or f"result {j + 1}", mark))
+        parts.append(f'<div class="row">{"".join(cells)}</div>')
+    return "\n".join(parts)
+
+
+def _figure(image: NDArray[np.uint8], text: str, mark: str) -> str:
+    kind = f' class="{mark}"' if mark else ""
+    return f"<figure{kind}>{picture(image, text)}<figcaption>{escape(text)}</figcaption></figure>"

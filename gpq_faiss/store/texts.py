@@ -1,0 +1,105 @@
+"""A column of texts in HDF5: UTF-8 bytes one after the other, and where each text ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DataError
+from .foreign import dataset
+
+MOST_BYTES = 1 << 16
+"""UTF-8 bytes of one text."""
+_CHUNK = 1 << 16  # bytes: what is unpacked to read one text
+_PREFIX = "text."
+
+Texts = NDArray[Any]
+"""StringDType [N]."""
+
+
+def as_texts(values: Iterable[str]) -> Texts:
+    """A column of texts, StringDType [N]. What is no UTF-8 (a file's name may be any bytes) becomes a backslash and digits."""
+    plain = [v.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") for v in values]
+    return np.array(plain, dtype=np.dtypes.StringDType())
+
+
+def text_columns(h5: Any) -> list[str]:
+    """Names of the text columns of an open file, sorted."""
+    found = [key.removeprefix(_PREFIX) for key in h5 if key.startswith(_PREFIX)]
+    return sorted(name for name in found if not name.endswith(".ends"))
+
+
+def write_texts(h5: Any, name: str, blocks: Iterable[Texts]) -> None:
+    """Append ``blocks`` as the column ``name`` of an open, new file.
+
+    Raises:
+        DataError: a text of more than :data:`MOST_BYTES` bytes; names it.
+    """
+    options = {"compression": "gzip", "compression_opts": 1, "shuffle": True, "fletcher32": True}
+    data = h5.create_dataset(
+        f"{_PREFIX}{name}", (0,), "u1", maxshape=(None,), chunks=(_CHUNK,), **{**options, "shuffle": False}
+    )
+    ends = h5.create_dataset(
+        f"{_PREFIX}{name}.ends", (0,), "<i8", maxshape=(None,), chunks=(_CHUNK // 8,), **options
+    )
+    size = count = 0
+    for block in blocks:
+        encoded = [text.encode() for text in block.tolist()]
+        lengths = np.array([len(text) for text in encoded], dtype=np.int64)
+        if lengths.size and int(lengths.max()) > MOST_BYTES:
+            raise DataError(
+                f"{name} {encoded[int(lengths.argmax())][:40]!r}... has {int(lengths.max()):,} bytes: shorten it to {MOST_BYTES:,}"
+            )
+        joined = np.frombuffer(b"".join(encoded), np.uint8)
+        data.resize((size + len(joined),))
+        ends.resize((count + len(lengths),))
+        data[size:] = joined
+        ends[count:] = size + np.cumsum(lengths)
+        size, count = size + len(joined), count + len(lengths)
+
+
+class TextColumn:
+    """A column that :func:`write_texts` wrote, read by rows.
+
+    Raises:
+        DataError: it has another number of texts than ``n``, or is damaged.
+    """
+
+    def __init__(self, h5: Any, name: str, n: int, path: Path) -> None:
+        self._data = dataset(h5, f"{_PREFIX}{name}", path)
+        self._ends = dataset(h5, f"{_PREFIX}{name}.ends", path)
+        self._where = f"{path}: {name!r}"
+        if (
+            self._data.dtype != np.uint8
+            or self._ends.dtype != np.int64
+            or self._data.ndim != 1
+            or self._ends.shape != (n,)
+        ):
+            raise DataError(f"{self._where} is no column of {n:,} texts: damaged or foreign")
+
+    def span(self, start: int, stop: int) -> Texts:
+        """Texts of rows ``start:stop``."""
+        if start == stop:
+            return as_texts([])
+        first = max(0, start - 1)
+        ends = np.asarray(self._ends[first:stop])
+        if start == 0:
+            ends = np.concatenate([[0], ends])
+        lengths = np.diff(ends)
+        if ends[0] < 0 or ends[-1] > self._data.shape[0] or lengths.min() < 0 or lengths.max() > MOST_BYTES:
+            raise DataError(f"{self._where} has texts of impossible lengths: damaged")
+        joined = np.asarray(self._data[int(ends[0]) : int(ends[-1])]).tobytes()
+        try:
+            at = (ends - ends[0]).tolist()
+            return as_texts(joined[a:b].decode() for a, b in pairwise(at))
+        except UnicodeDecodeError:
+            raise DataError(f"{self._where} holds bytes that are no text: damaged") from None
+
+    def take(self, rows: NDArray[np.int64]) -> Texts:
+        """Texts at ``rows`` [n], in their order."""
+        return as_texts(str(self.span(row, row + 1)[0]) for row in rows.tolist())

@@ -1,0 +1,338 @@
+"""The training loop, for every method that trains by gradient.
+
+Every batch is a function of the seed and the step alone, and a checkpoint holds the rest of the state; so a run that was
+killed and resumed takes the same steps as one that was not, and on the CPU reaches the same codes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..config import Config, TrainingConfig
+from ..data.base import Dataset, FeatureDataset, ImageDataset
+from ..data.labels import Labels
+from ..data.protocols import Split
+from ..data.reader import Reader
+from ..errors import DataError
+from ..methods.trainable import TrainableMethod, TrainingBatch
+from ..nn.augment import random_flip_crop
+from ..progress import stage
+from ..signals import held_signals
+from .batches import LABELLED, SAMPLE, STEP, UNLABELLED, EpochSampler, hold_out, training_batches
+from .checkpoint import RunState
+from .vectors import to_input, validation_map
+
+log = logging.getLogger(__name__)
+
+_LAST = 5.0  # seconds of training that are worth a checkpoint after the last step
+
+Progress = Callable[[int, int, dict[str, float]], None]
+"""Called after each step with the step, the number of steps and the latest figures."""
+
+MethodBuilder = Callable[[Config, Dataset, int, int], TrainableMethod]
+"""``(config, dataset, image_size, n_classes) -> TrainableMethod``, with weights from ``config.training.seed``."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a training runs.
+
+    Attributes:
+        device: where the network is.
+        resume: go on from the checkpoint, if there is one.
+        amp: bf16 autocast for the backbone.
+        validate_every: steps between two lines of the log and two validations.
+        checkpoint_seconds: time between two checkpoints.
+        progress: called after each step.
+    """
+
+    device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
+    resume: bool = False
+    amp: bool = False
+    validate_every: int = 100
+    checkpoint_seconds: float = 60.0
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What :func:`fit` gives.
+
+    Attributes:
+        method: with the weights that ranked the held-out items best (the last ones, without such items).
+        run: steps, seconds, the lines of the log, the best figure.
+        labels: those that the training saw.
+        seen, held: labelled items that it trained on, and that it held out for validation.
+        image_size: side of the images that the network takes; 0 for features.
+    """
+
+    method: TrainableMethod
+    run: RunState
+    labels: Labels
+    seen: int
+    held: int
+    image_size: int
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What a training learns from, and how it runs.
+
+    Attributes:
+        config: a checked one.
+        options: of the run.
+        reader: of the items.
+        labels: those that the training may see.
+        seen, held: int64, labelled rows that are trained on, and held out for validation.
+        pool: int64, the unlabelled rows; without any, ``seen``.
+    """
+
+    config: Config
+    options: RunOptions
+    reader: Reader
+    labels: Labels
+    seen: NDArray[np.int64]
+    held: NDArray[np.int64]
+    pool: NDArray[np.int64]
+
+    @property
+    def steps(self) -> int:
+        """Of the optimizer; counted alike for every method, so that supervised ones get as many."""
+        return count_steps(self.config.training, len(self.seen), len(self.pool))
+
+    def sample(self, n: int) -> Iterator[Tensor]:
+        """Blocks of up to n items of the pool in all, always the same ones."""
+        rng = np.random.default_rng([self.config.training.seed, SAMPLE])
+        chosen = np.sort(rng.permutation(self.pool)[:n])
+        for start in range(0, len(chosen), 500):
+            yield to_input(self.reader.fetch(chosen[start : start + 500])[0], self.options.device)
+
+    def batches(self, run: RunState) -> Iterator[TrainingBatch]:
+        """The batches of all steps that are left of ``run``, on the device."""
+        training, method, device, steps = self.config.training, run.method, self.options.device, self.steps
+        labelled = EpochSampler(self.seen, training.batch_labelled, training.seed, LABELLED)
+        unlabelled = None
+        if training.batch_unlabelled and method.uses_unlabelled:
+            unlabelled = EpochSampler(self.pool, training.batch_unlabelled, training.seed, UNLABELLED)
+        augment = _augmentation(training, self.reader.dataset)
+        # What the network's normalisation turns into 0.
+        colour = method.extractors()[0].input.mean if self.config.gpq.details == "authors" else None
+        left = range(run.step, steps)
+        drawn = training_batches(self.reader, labelled, unlabelled, left)
+        for step, (values, rows, others) in zip(left, drawn, strict=True):
+            generator = torch.Generator().manual_seed(_step_seed(training.seed, step))
+            x = to_input(values, device)
+            if augment != "none":
+                x = random_flip_crop(x, generator, flip=augment == "flip-crop", colour=colour)
+            y = torch.from_numpy(self.labels.dense(rows)).to(device, non_blocking=True)
+            yield TrainingBatch(x, y, step, steps, generator, rows, others)
+
+
+def fit(
+    build: MethodBuilder,
+    dataset: Dataset,
+    split: Split,
+    config: Config,
+    *,
+    folder: Path,
+    identity: str,
+    options: RunOptions | None = None,
+    earlier: Fitted | None = None,
+) -> Fitted:
+    """Train a method of any kind; :func:`gpq_faiss.stages.train.train` is this with GPQ and the model folder around it.
+
+    Args:
+        build: makes the method.
+        dataset, split: the data, and which labels of it may be seen.
+        config: a checked one.
+        folder: where checkpoints go.
+        identity: names settings and data; a checkpoint of another one is not continued.
+        options: how to run.
+        earlier: a training that held nothing out, on the same data with the same settings but for the method's ``codes_only``: it
+            is not run again, and codes alone are fitted.
+
+    Raises:
+        DataError: nothing to learn from, a class without a label, a loss that is not finite, unreadable data.
+    """
+    options = options or RunOptions()
+    # From here on there are no labels but those that the training may see.
+    labels = split.training_labels(dataset.require_labels())
+    _check_labels(dataset, labels)
+    held = hold_out(labels, split.labelled, config.training.validation, config.training.seed)
+    seen = np.setdiff1d(split.labelled, held)
+    pool = split.unlabelled if len(split.unlabelled) else seen
+    image_size = resolve_image_size(config, dataset)
+    with Reader(dataset, image_size) as reader:
+        if reader.preload():
+            log.info("%s: %d items in memory", dataset.name, len(dataset))
+        task = _Task(config, options, reader, labels, seen, held, pool)
+        method = build(config, dataset, image_size, labels.n_classes)
+        if earlier is not None:
+            method.adopt(earlier.method)
+            method.to(options.device)
+            run = earlier.run
+        else:
+            _prepare(method, task)
+            run = RunState(folder, method, method.optimizer(config.training))
+            if options.resume and run.checkpoint.exists():
+                run.load(identity)
+                log.info("resumed at step %d of %d", run.step, task.steps)
+            _loop(task, run, identity)
+            if held.size and run.best_step:
+                method.load_state_dict(run.best_state)
+        with stage("fitting codebooks"):
+            method.fit_codebooks(task.sample, final=True)
+    return Fitted(method, run, labels, len(seen), len(held), image_size)
+
+
+def _loop(task: _Task, run: RunState, identity: str) -> None:
+    """The steps that are left: batch, losses, Adam, validation, checkpoint."""
+    options, method, steps = task.options, run.method, task.steps
+    # A step is done, and can be gone on from exactly, before a signal takes effect.
+    with held_signals() as interrupted, stage("training", steps, "step", done=run.step) as trained:
+        run.start()
+        method.train()
+        for batch in task.batches(run):
+            losses = _step(task, run, batch)
+            figures: dict[str, float] = {}
+            if run.step % options.validate_every == 0 or run.step == steps:
+                figures = _validate(task, run, losses)
+            trained.done = run.step
+            trained.figures = figures or trained.figures
+            stop = interrupted()
+            # What comes after the last step may be cut off as well.
+            due = min(options.checkpoint_seconds, math.inf if run.step < steps else _LAST)
+            if stop or time.monotonic() - run.saved >= due:
+                _check_finite(float(losses["total"].detach()), run.step)
+                run.save(identity)
+            if stop:
+                raise KeyboardInterrupt
+            if options.progress is not None:
+                options.progress(run.step, steps, figures)
+        run.tick()
+
+
+def _step(task: _Task, run: RunState, batch: TrainingBatch) -> dict[str, Tensor]:
+    """One step of the optimizer; its losses."""
+    training, method, optimizer = task.config.training, run.method, run.optimizer
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate(training, batch.step, batch.steps) * group.get("times", 1.0)
+    method.before_step(batch.step, batch.steps, task.sample)
+    optimizer.zero_grad(set_to_none=True)
+    with _dropout_seed(training.seed, batch.step, task.options.device):
+        losses = method.losses(batch, amp=task.options.amp)
+    losses["total"].backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    method.after_step(batch.step)
+    run.step += 1
+    return losses
+
+
+def _validate(task: _Task, run: RunState, losses: dict[str, Tensor]) -> dict[str, float]:
+    """Log a line and keep the best weights; the figures of this step."""
+    run.tick()
+    figures = {k: float(v.detach()) for k, v in losses.items()}
+    _check_finite(figures["total"], run.step)
+    line: dict[str, float] = {
+        "step": run.step,
+        "seconds": round(run.seconds, 3),
+        "lr": run.optimizer.param_groups[0]["lr"],
+    }
+    line |= {k: round(v, 6) for k, v in figures.items()}
+    if task.held.size:
+        method = run.method
+        method.fit_codebooks(task.sample)
+        figures["map"] = validation_map(method, task.reader, task.held, task.labels, task.options.device)
+        line["validation_map"] = round(figures["map"], 6)
+        if figures["map"] > run.best:
+            run.keep_best(figures["map"])
+        method.train()
+    run.lines.append(json.dumps(line))
+    log.info("step %d of %d  %s", run.step, task.steps, "  ".join(f"{k} {v:.4f}" for k, v in figures.items()))
+    return figures
+
+
+def _prepare(method: TrainableMethod, task: _Task) -> None:
+    """What a method works out before the first step; then put it on the device."""
+    with stage("statistics of the inputs"):
+        method.fit_inputs(task.reader, np.sort(np.concatenate([task.seen, task.pool])))
+    with stage("statistics of the labels"):
+        method.fit_labels(task.reader, task.seen, task.labels.dense(task.seen))
+    method.to(task.options.device)
+    if task.options.device.type == "cuda" and task.reader.image_size:
+        # The convolutions' tensor-core kernels want channels last on both sides.
+        method.to(memory_format=torch.channels_last)
+
+
+def learning_rate(config: TrainingConfig, step: int, steps: int) -> float:
+    """The learning rate of step ``step`` (from 0) of ``steps``."""
+    if config.schedule == "cosine":
+        return config.learning_rate * 0.5 * (1 + math.cos(math.pi * step / steps))
+    return config.learning_rate * float(config.decay ** (step // config.decay_every))
+
+
+def count_steps(config: TrainingConfig, labelled: int, unlabelled: int) -> int:
+    """Steps of a run: as set, or from ``epochs`` (passes over the set that needs more batches)."""
+    if not config.epochs:
+        return config.steps
+    per_epoch = math.ceil(labelled / min(config.batch_labelled, labelled))
+    if unlabelled and config.batch_unlabelled:
+        per_epoch = max(per_epoch, math.ceil(unlabelled / min(config.batch_unlabelled, unlabelled)))
+    return max(1, math.ceil(config.epochs * per_epoch))
+
+
+def resolve_image_size(config: Config, dataset: Dataset) -> int:
+    """Side of the images that the network takes: as set, that of the data, or 224 where they differ; 0 for features."""
+    if isinstance(dataset, FeatureDataset):
+        return 0
+    assert isinstance(dataset, ImageDataset)
+    return config.network.image_size or dataset.native_size or 224
+
+
+def _check_labels(dataset: Dataset, labels: Labels) -> None:
+    counts = labels.counts()
+    if not counts.any():
+        raise DataError(f"{dataset.name}: no item is labelled for the training; see --labelled")
+    for c in np.flatnonzero(counts == 0):
+        raise DataError(
+            f"{dataset.name}: no labelled item for class '{labels.class_names[c]}': label one, or leave the class out"
+        )
+
+
+def _check_finite(loss: float, step: int) -> None:
+    if not math.isfinite(loss):
+        raise DataError(f"the loss became {loss} at step {step}: lower training.learning_rate")
+
+
+def _augmentation(config: TrainingConfig, dataset: Dataset) -> str:
+    """``flip-crop``, ``crop`` or ``none`` for these data."""
+    if not isinstance(dataset, ImageDataset):
+        return "none"
+    if config.augment == "auto":
+        return "flip-crop" if dataset.mirrors else "crop"
+    return config.augment
+
+
+def _step_seed(seed: int, step: int) -> int:
+    return int(np.random.default_rng([seed, STEP, step]).integers(2**62))
+
+
+@contextlib.contextmanager
+def _dropout_seed(seed: int, step: int, device: torch.device) -> Iterator[None]:
+    """Dropout draws from torch's global generators: seed them for this step and put them back as they were."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(_step_seed(seed, step) ^ 1)
+        yield

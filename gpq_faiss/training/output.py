@@ -1,0 +1,138 @@
+"""The model folder that a training writes, and the folder of its unfinished run beside it: what may be replaced or continued."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import DataError, OutputExistsError, UsageError
+from ..files import (
+    check_output,
+    fingerprint,
+    read_json,
+    recover,
+    unfinished,
+    write_error,
+    write_json,
+)
+from .checkpoint import BEGUN, CHECKPOINT, other_run
+
+
+@dataclass(frozen=True)
+class Output:
+    """The folder ``model`` of a training, and what it may do with what is there.
+
+    Attributes:
+        model: the folder; an unfinished run lies beside it as ``.NAME.partial``.
+        resume: go on with an unfinished run; a finished model of the same identity is left as it is.
+        overwrite: replace the folder and begin anew.
+
+    Raises:
+        UsageError: ``resume`` with ``overwrite``, or a folder without a name.
+    """
+
+    model: Path
+    resume: bool
+    overwrite: bool
+
+    def __post_init__(self) -> None:
+        if self.resume and self.overwrite:
+            raise UsageError("--resume continues a run and --overwrite begins a new one: give one of them")
+        if not self.model.name:
+            raise UsageError(f"--out {self.model} names no folder of its own: give the model's folder a name")
+
+    @property
+    def partial(self) -> Path:
+        """The folder of the unfinished run."""
+        return self.model.with_name(f".{self.model.name}.partial")
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is a model."""
+        return (self.model / "config.json").exists()
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the folder for this process alone; nothing is held where there is nothing to write.
+
+        Raises:
+            OutputExistsError: the folder, or an unfinished run, is there.
+            DataError: another process trains into it, it cannot be written, or it holds something else than a model.
+        """
+        recover(self.model)
+        if self.resume and self.finished and not self.partial.exists():
+            yield
+            return
+        check_output(self.model, overwrite=True, folder=True)
+        with unfinished(self.partial, self.model, keep=(CHECKPOINT,)):
+            self._check()
+            yield
+
+    def _check(self) -> None:
+        if (self.partial / CHECKPOINT).exists() and not (self.resume or self.overwrite):
+            raise OutputExistsError(
+                f"an unfinished run is at {self.partial}: go on with --resume, or begin anew with --overwrite"
+            )
+        if self.resume and self.finished:
+            return
+        check_output(self.model, overwrite=self.overwrite, folder=True)
+        if self.overwrite and self.model.exists() and not self.finished and any(self.model.iterdir()):
+            raise DataError(
+                f"{self.model} holds something else than a model: it is not replaced; choose another --out"
+            )
+
+    def begin(self, identity: str) -> bool:
+        """Prepare the run of ``identity``; whether there is anything to train.
+
+        Raises:
+            OutputExistsError: a finished model of another identity is there.
+            DataError: an unfinished run of another identity is there, or the folder cannot be written.
+        """
+        if self.resume and self.finished and not self._replaces(identity):
+            if self._settings().get("run_identity") != identity:
+                raise OutputExistsError(
+                    f"{self.model} is a finished model of other settings or data: choose another --out, or --overwrite it"
+                )
+            return False
+        if self.overwrite:
+            self._begin_anew(identity)
+        return True
+
+    def _begin_anew(self, identity: str) -> None:
+        """Remove an unfinished run, and note that the one that begins is to replace the model, if there is one.
+
+        The model stays until the new one is complete; with the note, ``resume`` may replace it too.
+        """
+        try:
+            for name in (CHECKPOINT, BEGUN):
+                (self.partial / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise write_error(self.partial, error) from error
+        if self.finished:
+            write_json(self.partial / BEGUN, {"identity": identity, "replaces": self._mark()})
+
+    def _replaces(self, identity: str) -> bool:
+        """Whether the unfinished run was begun to replace the very model that is there.
+
+        Raises:
+            DataError: it was, with other settings or data.
+        """
+        if not (self.partial / BEGUN).exists():
+            return False
+        begun = read_json(self.partial / BEGUN, "the beginning of a training")
+        if not isinstance(begun, dict) or begun.get("replaces") != self._mark():
+            return False
+        if begun.get("identity") != identity:
+            raise other_run(self.partial)
+        return True
+
+    def _settings(self) -> dict[str, object]:
+        settings: dict[str, object] = read_json(self.model / "config.json", "a model's settings")
+        return settings
+
+    def _mark(self) -> str:
+        """Names a model as it lies there."""
+        return fingerprint(json.dumps(self._settings(), sort_keys=True))

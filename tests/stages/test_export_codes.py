@@ -1,0 +1,89 @@
+"""Codes as Parquet: the same rows, read by others, and taken back by ``gpq index``."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from model_factory import make_model
+
+import gpq_faiss as gpq
+from gpq_faiss.errors import DataError, GpqError
+from gpq_faiss.store import RowReader
+
+pq = pytest.importorskip("pyarrow.parquet")
+ROOT = Path(__file__).parents[2]
+
+
+def prepare(folder: Path, M: int) -> Path:
+    model = make_model(folder / "model", width=20, M=M)
+    rng = np.random.default_rng(1)
+    names = np.array([f"item-{i}" for i in range(300)])
+    np.savez(
+        folder / "x.npz",
+        features=rng.standard_normal((300, 20)).astype(np.float32),
+        labels=rng.integers(-1, 3, 300),
+        ids=rng.permutation(300) * 7,
+        names=names,
+    )
+    np.save(folder / "queries.npy", rng.standard_normal((2, 20)).astype(np.float32))
+    return gpq.encode(model, f"features:{folder / 'x.npz'}", folder / "codes.h5")
+
+
+@pytest.mark.parametrize("M", [3, 4])
+def test_the_table_has_the_rows_of_the_codes(tmp_path: Path, M: int) -> None:
+    codes = prepare(tmp_path, M)
+    out = gpq.export(codes, tmp_path / "codes.parquet", to="parquet")
+    table = pq.read_table(out)
+    with RowReader(codes) as reader:
+        np.testing.assert_array_equal(np.array(table["codes"].to_pylist()), reader.block())
+        assert table["id"].to_pylist() == reader.ids().tolist()
+        assert table["name"].to_pylist() == [f"item-{i}" for i in range(300)]
+        classes = reader.header.class_names
+        packed = reader.labels()
+        assert packed is not None
+        on = np.unpackbits(packed, axis=1, count=len(classes))
+        assert table["labels"].to_pylist() == [[classes[c] for c in np.flatnonzero(row)] for row in on]
+        about = json.loads(table.schema.metadata[b"gpq_faiss"])
+        assert about["model_fingerprint"] == reader.header.model_fingerprint
+    first = out.read_bytes()
+    gpq.export(codes, out, to="parquet", overwrite=True)
+    assert out.read_bytes() == first
+    by_codes = gpq.index(tmp_path / "model", codes, tmp_path / "a.faiss")
+    by_table = gpq.index(tmp_path / "model", out, tmp_path / "b.faiss")
+    xq = np.random.default_rng(2).standard_normal((5, gpq.open_index(by_codes).width)).astype(np.float32)
+    for first_, second in zip(
+        gpq.open_index(by_codes).search(xq, 9), gpq.open_index(by_table).search(xq, 9), strict=True
+    ):
+        np.testing.assert_array_equal(first_, second)
+
+
+@pytest.mark.parametrize("M", [3, 4])
+def test_duckdb_ranks_as_the_index_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, M: int) -> None:
+    pytest.importorskip("duckdb")
+    monkeypatch.chdir(tmp_path)
+    codes = prepare(tmp_path, M)
+    gpq.export(codes, "codes.parquet", to="parquet")
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "databases.md").read_text(), re.S)
+    names: dict[str, object] = {}
+    exec(block, names)  # noqa: S102
+    found = names["found"]
+    assert isinstance(found, list)
+    gpq.index("model", codes, "index.faiss")
+    scores, ids = gpq.open_index("index.faiss").search(names["xq"], 10)
+    np.testing.assert_allclose([score for _, score in found], scores[0], atol=1e-5)
+    assert {i for i, s in found if s > scores[0, -1] + 1e-5} <= set(ids[0].tolist())
+
+
+def test_a_model_is_no_codes_file(tmp_path: Path) -> None:
+    codes = prepare(tmp_path, 3)
+    with pytest.raises(GpqError, match="features"):
+        gpq.export(tmp_path / "features.h5", tmp_path / "o.parquet", to="parquet")
+    with pytest.raises(DataError):
+        gpq.export(tmp_path / "model", tmp_path / "o.parquet", to="parquet")
+    with pytest.raises(GpqError):
+        gpq.export(codes, tmp_path / "o.npz", to="numpy")
+    assert not (tmp_path / "o.parquet").exists()
