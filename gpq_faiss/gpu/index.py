@@ -23,13 +23,13 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from ..codes.checks import Floats, Ids, check_count
+from ..codes.checks import Floats, Ids
 from ..errors import DataError, UsageError
 from ..indexes.filters import Filter, FilterCache, mask_of, over_fetch
 from ..indexes.items import IdMap
 from ..indexes.plan import KINDS, Plan
 from ..indexes.ranges import LIMIT, check_min_score, too_many
-from ..indexes.threads import check_k, check_threads
+from ..indexes.threads import check_k, check_nprobe, check_threads
 from ..store import codebooks_fingerprint
 from .calls import faiss_within
 from .lists import Lists, agree
@@ -403,11 +403,7 @@ class DeviceIndex:
         return lims.cpu().numpy(), scores.cpu().numpy(), ids.cpu().numpy()
 
     def _check_nprobe(self, nprobe: int | None) -> int | None:
-        if nprobe is None:
-            return None
-        if not self.lists:
-            raise UsageError(f"{self.describe()}: it has no lists that nprobe could choose from")
-        return min(check_count(nprobe, "nprobe"), self.lists)
+        return None if nprobe is None else check_nprobe(nprobe, 0, self.lists, self.describe())
 
     def _parts(self, where: Filter | None) -> list[Part]:
         """What to search. That of the last filter is kept, since filters tend to serve several searches."""

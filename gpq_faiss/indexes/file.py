@@ -43,7 +43,7 @@ from .plan import Plan
 from .probing import Probing
 from .proof import QueryTables
 from .ranges import LIMIT, Part, check_min_score, collect
-from .threads import check_block, check_k, check_threads, omp_threads
+from .threads import check_block, check_k, check_nprobe, check_threads, omp_threads
 from .tune import OperatingPoint, operating_points, sample_queries_of
 
 MEMORY = "1GB"
@@ -364,11 +364,7 @@ class FileIndex:
 
     def check_nprobe(self, nprobe: int | None) -> int:
         """``nprobe`` or the default, at most all lists. Raises UsageError: below 1, or there are no lists."""
-        if nprobe is None:
-            return self.nprobe
-        if not self.lists:
-            raise UsageError(f"{self.path} has no lists: nprobe belongs to kind 'ivf'")
-        return min(check_count(nprobe, "nprobe"), self.lists)
+        return check_nprobe(nprobe, self.nprobe, self.lists, str(self.path))
 
     def set_nprobe(self, nprobe: int) -> None:
         """Lists that each query probes from now on, at most all. Raises as :meth:`check_nprobe`."""
@@ -409,19 +405,7 @@ class FileIndex:
         queries: ArrayLike | None = None,
         threads: int | None = None,
     ) -> list[OperatingPoint]:
-        """Set the smallest nprobe that reaches a recall, and report what others give (:func:`.tune.operating_points`).
-
-        Args:
-            recall: mean share of the exact top ``k``, ties ordered by id, above 0 and at most 1.
-            queries: [Q, M*d] like those to come (default: :meth:`sample_queries`).
-
-        Returns:
-            Operating points, by ascending nprobe. The chosen one is the first whose recall suffices.
-
-        Raises:
-            UsageError: no lists, or ``recall`` or ``k`` out of range.
-            DataError: unfit queries.
-        """
+        """Set the smallest nprobe that reaches a recall, as :meth:`.memory.MemoryIndex.tune`."""
         check_recall(recall)
         if self._probing is None:
             raise UsageError(f"{self.path} has no lists, so no nprobe to tune: build it with kind 'ivf'")

@@ -20,7 +20,6 @@ from ..codes.checks import (
     Floats,
     Ids,
     check_codebooks,
-    check_count,
     check_recall,
     check_vectors,
 )
@@ -36,7 +35,7 @@ from .ivf import IvfSearch
 from .lists import IvfSettings, assign
 from .plan import Plan
 from .ranges import LIMIT, Part, check_min_score, collect
-from .threads import BLOCK, check_block, check_k, omp_threads
+from .threads import BLOCK, check_block, check_k, check_nprobe, omp_threads
 from .tune import OperatingPoint, operating_points, sample_queries_of
 
 _SAMPLE = 256  # sample queries
@@ -311,11 +310,7 @@ class MemoryIndex:
 
     def check_nprobe(self, nprobe: int | None) -> int:
         """``nprobe`` or the default, at most all lists. Raises UsageError: below 1, or there are no lists."""
-        if nprobe is None:
-            return self.nprobe
-        if not self.lists:
-            raise UsageError(f"an index of kind {self.kind!r} has no lists: nprobe belongs to kind 'ivf'")
-        return min(check_count(nprobe, "nprobe"), self.lists)
+        return check_nprobe(nprobe, self.nprobe, self.lists, f"an index of kind {self.kind!r}")
 
     def set_nprobe(self, nprobe: int) -> None:
         """Lists that each query probes from now on, at most all. Raises as :meth:`check_nprobe`."""
@@ -442,6 +437,8 @@ class MemoryIndex:
             UsageError: see :meth:`build`.
         """
         plan = Plan.of(kind)
+        if kind == "ivf" and self.lists:  # by name: lists keep their packing
+            plan = dataclasses.replace(plan, packing=self.plan.packing)
         plan.check(self.K)
         chosen = ivf or self.ivf
         same = chosen is not None and self.ivf is not None and chosen.centroids is self.ivf.centroids
