@@ -44,7 +44,7 @@ from .options import describe_point, out_option, overwrite_option
     show_default=True,
     help="For ivf: 4-bit FastScan lists, the fastest; or 8-bit ones, which plain Faiss can map into memory.",
 )
-@click.option("--nprobe", type=int, help="For ivf: lists that a query looks at.  [default: 8]")
+@click.option("--nprobe", type=int, help="For ivf: lists that a query probes.  [default: 8]")
 @click.option(
     "--recall", type=float, help="For ivf: choose nprobe for this recall of the top 10, such as 0.95."
 )

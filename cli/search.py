@@ -36,9 +36,7 @@ from .options import (
     help="Keep the search within this much, such as 2GB; an index too large for it is searched in place on disk. With a GPU: what a "
     "search may use there beside the index.",
 )
-@click.option(
-    "--nprobe", type=int, help="For ivf: lists that a query looks at.  [default: that of the index]"
-)
+@click.option("--nprobe", type=int, help="For ivf: lists that a query probes.  [default: that of the index]")
 @click.option(
     "--recall",
     type=float,

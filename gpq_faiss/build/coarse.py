@@ -20,13 +20,13 @@ from ..codes.bits import unpack_codes
 from ..codes.checks import Codes, Floats
 from ..codes.codebooks import fuse, pad_vectors
 from ..errors import UsageError
-from ..indexes.lists import TRAIN_ROWS, IvfSettings, assign, spherical_kmeans, tell_fewer, train_centroids
+from ..indexes.lists import TRAIN_ROWS, IvfSettings, assign, spherical_kmeans, train_centroids, warn_fewer
 
 Assignment = Literal["nearest", "tables"]
 TABLES_FROM = 2e10
-"""Items x lists from which ``tables`` is taken unless told otherwise (minutes of ``nearest`` on a core)."""
+"""Items x lists from which ``tables`` is taken by default (minutes of ``nearest`` on a core)."""
 _PARTS = 3
-_MOST = 16_384  # lists, unless told otherwise
+_MOST = 16_384  # lists, by default
 _CLUSTERS = 64
 
 
@@ -199,5 +199,5 @@ def train(ivf: IvfSettings, rows: int, sample: Callable[[int], Codes], Z: Floats
         else Nearest(train_centroids(codes, Z, lists, ivf.seed), Z)
     )
     if ivf.lists is not None:
-        tell_fewer(lists, len(coarse.centroids))
+        warn_fewer(lists, len(coarse.centroids))
     return coarse

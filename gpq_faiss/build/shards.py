@@ -110,7 +110,7 @@ class Hdf5Shard:
 class ParquetShard:
     """Parquet with a column ``codes`` (binary, or lists of uint8) and ``id`` or ``ids`` (64-bit integers).
 
-    Parquet says nothing of the model; the codes are believed to be of it.
+    Parquet says nothing of the model; the codes are taken to be of it.
 
     Raises:
         DataError: not Parquet, damaged, or without these columns; pyarrow is not installed.

@@ -48,7 +48,7 @@ class ListSort:
     Args:
         Z: codebooks, float32 [M, 16, d].
         rows: how many.
-        tell: is told the rows done, of three rounds; the first is over.
+        tell: called with the rows done, of three rounds; the first is over.
     """
 
     def __init__(

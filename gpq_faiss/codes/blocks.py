@@ -1,4 +1,4 @@
-"""Codes out of FastScan's blocks. Faiss packs 32 codes into a block for its registers and offers no way back to all of them.
+"""Codes out of FastScan's blocks. Faiss packs 32 codes into a block for its registers and offers nothing to unpack all of them.
 
 Where a block keeps each 4-bit index is not assumed: Faiss packs a block of known indices once a size, and that is read.
 """
@@ -38,9 +38,7 @@ def _places(M: int, rows: int) -> NDArray[np.int64]:
     places = np.full(rows * M + 1, -1, np.int64)
     places[found] = np.arange(len(found))
     if (places[1:] < 0).any():
-        raise RuntimeError(
-            "this Faiss packs FastScan codes in a way that is not understood: report its version"
-        )
+        raise RuntimeError("this Faiss packs FastScan codes in an unknown order: report its version")
     return places[1:].reshape(rows, M)
 
 

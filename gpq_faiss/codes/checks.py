@@ -1,4 +1,4 @@
-"""What arrays must be before Faiss sees them; Faiss itself takes nearly anything without a word."""
+"""What arrays must be before Faiss sees them; Faiss itself takes nearly anything silently."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class _Encoder:
         self.what = what
         self.first = _first_of_equals(Z)
         self.index = product_index(Z)
-        # Equal codewords are never told apart by the fast way; very small codebooks Faiss searches as fast.
+        # Equal codewords are never told apart by the fast path; very small codebooks Faiss searches as fast.
         self.fast = self.first is None and Z.shape[1] > 4
 
     def __call__(self, block: NDArray[Any], first_row: int) -> Codes:
@@ -132,7 +132,7 @@ class _Encoder:
         if len(close):
             codes[close] = self._slow(rows[close])
         if 2 * len(close) > len(rows):
-            self.fast = False  # codewords so alike that the fast way is a detour
+            self.fast = False  # codewords so alike that the fast path is a detour
         return codes
 
     def _slow(self, rows: Floats) -> Codes:

@@ -76,7 +76,7 @@ def export_codebooks(
         model = read_model(model_dir)
         index = factory_index(model, factory)
         name = model.model_fingerprint
-        return save_index(index, out, model_fingerprint=name, overwrite=True, extra=model.tell())
+        return save_index(index, out, model_fingerprint=name, overwrite=True, extra=model.query_note())
     out = check_output(out, overwrite=overwrite)
     model = read_model(model_dir)
     arrays = _ARRAYS[to](model.codebooks)
@@ -172,7 +172,7 @@ def _meta(model: ModelHeader, to: str) -> dict[str, Any]:
         "code_bits": "least significant first: with 16 codewords the low half of byte p is codebook 2p, the high half 2p + 1",
         "codebooks_fingerprint": model.codebooks_fingerprint,
         "model_fingerprint": model.model_fingerprint,
-        **model.tell(),
+        **model.query_note(),
         "versions": {"gpq_faiss": __version__, "numpy": np.__version__},
     }
 

@@ -41,7 +41,7 @@ _MAX_CODEBOOKS = 64 << 20  # bytes
 
 @dataclass(frozen=True, eq=False)
 class Header:
-    """What an index file says of itself before its codes.
+    """The header of an index file.
 
     Attributes:
         packing: how the codes lie.
@@ -51,7 +51,7 @@ class Header:
         code_starts: int64 [lists], byte where the codes of each list begin.
         id_starts: int64 [lists], byte where its ids begin; None where an id is a position.
         centroids: float32 [lists, M*d]; None without lists.
-        nprobe: lists that a query looks at unless told otherwise.
+        nprobe: lists that a query probes by default.
         rows: codes in a block of FastScan.
     """
 
@@ -109,7 +109,7 @@ def row_header(packing: Packing, Z: Floats, n: int, *, mapped: bool) -> tuple[by
     With ``mapped`` the ids follow, 8 bytes each (the index is an ``IndexIDMap``).
 
     Raises:
-        DataError: this version of Faiss writes such files in another way.
+        DataError: this version of Faiss writes such files in another format.
     """
     data = bytearray(faiss.serialize_index(_empty(packing, Z)).tobytes())
     at = _HEADER + 24 + 8 + _centroid_bytes(packing, Z)  # three sizes of the quantizer, then its centroids
@@ -158,7 +158,7 @@ def list_header(packing: Packing, Z: Floats, centroids: Floats, nprobe: int, siz
     """What a file with lists of these sizes has before the first of them.
 
     Raises:
-        DataError: this version of Faiss writes such files in another way.
+        DataError: this version of Faiss writes such files in another format.
     """
     lists = len(centroids)
     nothing = np.empty((0, (len(Z) + 1) // 2), np.uint8)
@@ -191,7 +191,9 @@ def list_bytes(packing: Packing, sizes: Ids, M: int, rows: int = BLOCK_ROWS) -> 
 
 
 def _other_faiss() -> DataError:
-    return DataError(f"Faiss {faiss.__version__} writes its index files in another way: use another version")
+    return DataError(
+        f"Faiss {faiss.__version__} writes its index files in another format: use another version"
+    )
 
 
 # Reading --------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What a Faiss index holds, verified: the one place that looks inside an index before it is believed.
+"""What a Faiss index holds, verified: the one place that looks inside an index before it is used.
 
 Faiss checks little after reading: a file with the ids of another index, a centroid array of the wrong size or another
 metric opens well and answers nonsense, or reads beyond its arrays. :func:`layout_of` accepts the forms that this

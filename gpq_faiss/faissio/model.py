@@ -49,8 +49,8 @@ class ModelHeader:
         """Whether queries have vectors of their own."""
         return self.document.get("asymmetric") is True
 
-    def tell(self) -> dict[str, Any]:
-        """For what is exported: says in the log, and returns for the file, that queries have vectors of their own."""
+    def query_note(self) -> dict[str, Any]:
+        """What an exported file says of queries that have vectors of their own; the log says it too."""
         if not self.asymmetric:
             return {}
         _log.info(

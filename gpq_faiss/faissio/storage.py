@@ -129,7 +129,7 @@ def ivf_index(
         ids: int64 [n], or None where an id is a position.
         centroids: float32 [lists, M*d].
         list_of: int32 [n], the list of each code.
-        nprobe: lists that a query looks at unless told otherwise.
+        nprobe: lists that a query probes by default.
     """
     in_bytes = packing == "bytes"
     books = fuse(Z) if in_bytes and len(Z) > 1 else Z

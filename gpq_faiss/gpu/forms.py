@@ -1,7 +1,7 @@
 """Indexes on GPUs: through Faiss' GPU IVFPQ, and by torch where Faiss has none.
 
 Faiss has no flat PQ on the GPU: ``index_cpu_to_gpu`` refuses an IndexPQ, or with several GPUs leaves it on the CPU
-without a word. The equivalent is an IVFPQ whose coarse centroids are all zero, so that its residuals are the vectors
+silently. The equivalent is an IVFPQ whose coarse centroids are all zero, so that its residuals are the vectors
 themselves. Its codes must be 8-bit (the byte-fused codebooks read the same bytes) and of certain lengths (padded with
 codebooks of zero vectors). One list is scanned by one block of threads, so the items go round-robin into several lists
 with the same zero centroid, all of them probed: the same result with more parallelism.
@@ -112,7 +112,7 @@ def real_lists(codes: Codes, Z: Floats, list_of: NDArray[np.int32], centroids: F
         codes: uint8 [n, code_size], checked. Z: float32 [M, K, d].
         list_of: int32 [n], the list of each code.
         centroids: float32 [lists, M*d]; held times :data:`CENTROID_SCALE`, see the head of this file.
-        nprobe: lists looked at.
+        nprobe: lists probed.
 
     Raises:
         UsageError: as :func:`ivf_form`; ``nprobe`` not in 1..2,048.
@@ -203,7 +203,7 @@ def clone_to_gpu(ivf: Any, device: int, memory: int = MEMORY, *, positions: bool
 
 
 def check_on_gpu(index: Any, device: int) -> None:
-    """Make sure that ``index`` lies on GPU ``device``: Faiss may leave one on the CPU without a word.
+    """Make sure that ``index`` lies on GPU ``device``: Faiss may leave one on the CPU silently.
 
     Raises:
         DeviceError: it lies on the CPU or on another GPU.

@@ -5,7 +5,7 @@ place they keep any. So, as on the CPU (:mod:`..index.proof`), they only shortli
 order, and where that does not prove the top k, torch scores all codes of that query. Answers are therefore those of the
 exact kinds of :mod:`..index.memory`, to the bit.
 
-Filters go past Faiss: its own GPU kernels ignore a selector without a word (only those of cuVS, which are not used here,
+Filters go past Faiss: its own GPU kernels ignore a selector silently (only those of cuVS, which are not used here,
 have one). What was shortlisted from all codes and passes is the answer where enough of it does; else torch scores what
 passes, on the same device.
 """
@@ -23,18 +23,18 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from ..codes.checks import Floats, Ids, check_count
+from ..codes.checks import Floats, Ids
 from ..errors import DataError, UsageError
 from ..indexes.filters import Filter, FilterCache, mask_of, over_fetch
 from ..indexes.items import IdMap
 from ..indexes.plan import KINDS, Plan
 from ..indexes.ranges import LIMIT, check_min_score, too_many
-from ..indexes.threads import check_k, check_threads
+from ..indexes.threads import check_k, check_nprobe, check_threads
 from ..store import codebooks_fingerprint
 from .calls import faiss_within
 from .lists import Lists, agree
 from .memory import MAX_K, MEMORY, FaissBudget, Mode
-from .proof import SPARE, settle
+from .proof import SPARE, decide
 from .scan import DeviceGroups, Scan
 from .tensors import EMPTY_KEY, MAX_ROWS, best_of, keys_of, split_keys, vectors_on
 
@@ -54,7 +54,7 @@ class Searcher(Protocol):
 
 
 class Shortlisted:
-    """Faiss shortlists from all codes, exact scores prove, :class:`.scan.Scan` settles the rest.
+    """Faiss shortlists from all codes, exact scores prove, :class:`.scan.Scan` searches for the rest.
 
     Args:
         scan: the codes.
@@ -86,7 +86,7 @@ class Shortlisted:
         with self._lock:
             found = faiss_within(self.index, queries, wanted, self.budget)
         held = torch.full((len(queries),), n, dtype=torch.int64, device=queries.device)
-        best, proven = settle(self.scan, queries, self.scan.tables(queries), found, k, held)
+        best, proven = decide(self.scan, queries, self.scan.tables(queries), found, k, held)
         self.tried += len(queries)
         open_ = (~proven).nonzero()[:, 0]
         self.proven += len(queries) - len(open_)
@@ -182,7 +182,7 @@ class Part:
 
     def search_keys(self, queries: Tensor, k: int, nprobe: int | None = None) -> Tensor:
         """int64 keys [q, min(k, items)] of positions among all."""
-        # not cut to the items of this part: which lists are looked at depends on how many results are asked for
+        # not cut to the items of this part: which lists are probed depends on how many results are asked for
         searcher = self.searcher
         options = (nprobe,) if isinstance(searcher, Lists) else ()
         keys = searcher.search_keys(queries, k, *options)
@@ -311,13 +311,13 @@ class DeviceIndex:
 
         Scores are those of :func:`..codes.scores.score_codes`, equal scores come by ascending id (with
         ``search="approximate"``: Faiss' own). More than 2,048 results come from torch alone. Of an index with lists, only the
-        ``nprobe`` nearest that hold items are looked at, exactly, and more where these hold fewer than ``k``.
+        ``nprobe`` nearest that hold items are probed, exactly, and more where these hold fewer than ``k``.
 
         Args:
             xq: [Q, M*d]. An array: results are arrays. A tensor on :attr:`device`: results are tensors there, and
                 nothing passes through the host.
             k: 1..ntotal.
-            nprobe: for lists: how many a query looks at, and more where these hold fewer than ``k`` (default: as the index
+            nprobe: for lists: how many a query probes, and more where these hold fewer than ``k`` (default: as the index
                 that this was made of).
             threads: of the CPU, which has nothing to do here.
             where: only items that pass this filter, as :meth:`..index.memory.MemoryIndex.search` takes it; lists then hold just
@@ -326,7 +326,7 @@ class DeviceIndex:
 
         Returns:
             D float32 [Q, k], larger first; I int64 [Q, k]; -inf and -1 where fewer items pass (with
-            ``search="approximate"`` also where the lists looked at hold fewer).
+            ``search="approximate"`` also where the lists probed hold fewer).
 
         Raises:
             UsageError: ``k`` or ``nprobe`` out of range, or more than the working memory sorts; a tensor on another device;
@@ -403,11 +403,7 @@ class DeviceIndex:
         return lims.cpu().numpy(), scores.cpu().numpy(), ids.cpu().numpy()
 
     def _check_nprobe(self, nprobe: int | None) -> int | None:
-        if nprobe is None:
-            return None
-        if not self.lists:
-            raise UsageError(f"{self.describe()}: it has no lists that nprobe could choose from")
-        return min(check_count(nprobe, "nprobe"), self.lists)
+        return None if nprobe is None else check_nprobe(nprobe, 0, self.lists, self.describe())
 
     def _parts(self, where: Filter | None) -> list[Part]:
         """What to search. That of the last filter is kept, since filters tend to serve several searches."""

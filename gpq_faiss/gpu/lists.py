@@ -1,6 +1,6 @@
-"""Lists of an IVF on a device: only the lists nearest to a query are looked at, and within these the answer is exact.
+"""Lists of an IVF on a device: only the lists nearest to a query are probed, and within these the answer is exact.
 
-A query looks at the ``nprobe`` nearest lists that hold items, and at more, nearest first, where these hold fewer than the
+A query probes the ``nprobe`` nearest lists that hold items, and at more, nearest first, where these hold fewer than the
 results asked for. Of a filter only what it lets through counts. Torch finds the lists; Faiss, where it is there, shortlists
 from just these, and torch decides as in :mod:`.index`: exact scores, ties by position.
 
@@ -22,7 +22,7 @@ from ..codes.checks import Floats
 from ..indexes.probing import whole_centroids
 from .calls import faiss_within
 from .memory import MAX_K, MEMORY, FaissBudget
-from .proof import SPARE, settle
+from .proof import SPARE, decide
 from .scan import Scan
 from .tensors import EMPTY_KEY, best_of, keys_of
 
@@ -38,7 +38,7 @@ class DeviceLists:
     Args:
         list_of: int32 [n], the list of each code.
         centroids: float32 [lists, M*d].
-        nprobe: lists that a query looks at.
+        nprobe: lists that a query probes.
         memory: bytes for what is held at once.
 
     Attributes:
@@ -73,7 +73,7 @@ class DeviceLists:
         self.held = total.nonzero()[:, 0]
 
     def nprobe(self, asked: int | None = None) -> int:
-        """Lists that a query looks at where they hold enough (default: as made); empty ones do not count."""
+        """Lists that a query probes where they hold enough (default: as made); empty ones do not count."""
         return min(self.wanted if asked is None else asked, len(self.held))
 
     def restricted(self, mask: Tensor) -> DeviceLists:
@@ -92,7 +92,7 @@ class DeviceLists:
         return max(1, min(_ROWS, self.memory // (_ORDER * max(1, len(self.held)))))
 
     def nearest(self, queries: Tensor, k: int, nprobe: int | None = None) -> tuple[Tensor, Tensor]:
-        """The lists that each query looks at: int64 [q, p], nearest first, and int64 [q], how many of them it looks at.
+        """The lists that each query probes: int64 [q, p], nearest first, and int64 [q], how many of them it looks at.
 
         Args:
             queries: float32 [q, M*d] on the device, at most :meth:`rows`. k: results asked for.
@@ -206,7 +206,7 @@ class Lists:
                 with self._lock:
                     found = faiss_within(self.index, queries[some], wanted, self.budget, own)
                 held = self.lists.sizes[own].sum(dim=1)
-                best[some], proven = settle(self.scan, queries[some], tables[some], found, k, held)
+                best[some], proven = decide(self.scan, queries[some], tables[some], found, k, held)
                 self.tried += len(some)
                 self.proven += int(proven.sum())
                 open_[some] = ~proven

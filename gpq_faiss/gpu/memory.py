@@ -19,9 +19,9 @@ from typing import Any, Literal
 from ..errors import UsageError
 
 MAX_K = 2048
-"""The most results, and lists looked at, of Faiss' GPU kernels."""
+"""The most results, and lists probed, of Faiss' GPU kernels."""
 PIECE = 3 << 29
-"""The most that Faiss sets aside as temporary memory, in bytes; whatever more it is told, it takes this."""
+"""The most that Faiss sets aside as temporary memory, in bytes; it takes no more, whatever is set."""
 _CHUNKS = 8  # parts of the lists of a query, from each of which k are selected
 _COLUMNS = 1 << 16  # centroids that are scored in one piece, at least
 _FIXED = 2 * 16_384 + 32 * 256  # scratch of prefix sums; each allocation is rounded up to 256 bytes
@@ -41,7 +41,7 @@ class FaissBudget:
     Attributes:
         memory: bytes allowed.
         lists: of the index.
-        nprobe: lists that a query looks at.
+        nprobe: lists that a query probes.
         longest: codes of the longest list; every list looked at is taken to be as long.
         size: bytes of a code, padded to what Faiss takes.
         width: dimensions of a query, padded likewise.
@@ -110,5 +110,5 @@ class FaissBudget:
 
 
 MEMORY = 1 << 30
-"""Bytes of scores and keys that a search holds at once, unless told otherwise."""
+"""Bytes of scores and keys that a search holds at once, by default."""
 Mode = Literal["shard", "replica"]

@@ -58,7 +58,7 @@ def to_gpu(
             bytes an item). ``approximate``: Faiss alone, with its own scores, lists and choice among ties, k up to 2,048, no
             filters and ranges, no second copy of the codes on the GPU, and as much memory as one query needs.
         lists: of the flat form (default: by the number of items).
-        group: search distinct codes (default: as the index does, or has gone over to; a Faiss index does not).
+        group: search distinct codes (default: as the index does, or has switched to; a Faiss index does not).
         memory: bytes that Faiss and torch may each use on a device while searching, beyond codes, ids, centroids and
             results. Faiss gets as many queries at once as fit (:mod:`.memory`).
 
@@ -143,7 +143,7 @@ class Source:
             if source.lists:
                 held = cls.of(source.to_faiss(), group)
             else:
-                groups = source.groups  # also those of an exact index that has gone over to them
+                groups = source.groups  # also those of an exact index that has switched to them
                 chosen = groups is not None if group is None else group
                 held = cls(
                     source.codes,

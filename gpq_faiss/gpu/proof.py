@@ -18,7 +18,7 @@ SPARE = 32
 _UNIT = 2.0**-23  # twice the relative error of one float32 operation
 
 
-def settle(
+def decide(
     scan: Scan, queries: Tensor, tables: Tensor, found: tuple[Tensor, Tensor], k: int, held: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The best of what was shortlisted.
@@ -40,7 +40,7 @@ def settle(
         more = best.new_full((len(best), k - best.shape[1]), EMPTY_KEY)
         best = torch.cat([best, more], dim=1)
     slack = _rounding(scan, queries)
-    # What is promised of Faiss is seen to where it can be: scores that lie further off prove nothing.
+    # Faiss' scores are checked where they can be: those that lie further off prove nothing.
     near = (approximate - exact).abs() <= slack[:, None]
     proven = (near | ~there).all(dim=1) & (there.sum(dim=1) == held.clamp_max(there.shape[1]))
     least = torch.where(there, approximate, torch.inf).amin(dim=1)

@@ -80,21 +80,8 @@ def rank_on_device(
     check_cut(k, denominator)
     ks = check_ks(ks)
     points = np.zeros(0) if levels is None else check_levels(levels)
-    given = tables if isinstance(tables, Tensor) else tensor_of(np.ascontiguousarray(tables))
-    if given.ndim != 3 or given.dtype != torch.float32:
-        raise DataError(f"tables must be float32 [Q, M, K], not {given.dtype} {tuple(given.shape)}")
+    given, array = _checked(tables, codes)
     Q, M, K = given.shape
-    array = np.asarray(codes)
-    if array.ndim != 2 or array.dtype != np.uint8:
-        raise DataError(f"codes must be uint8 [N, M], not {array.dtype} {array.shape}")
-    if not len(array):
-        raise DataError("the database is empty: nothing to rank")
-    if array.shape[1] != M:
-        raise UsageError(
-            f"codes have {array.shape[1]} codewords each, the tables {M} codebooks: unpack the codes first"
-        )
-    if int(array.max()) >= K:
-        raise DataError(f"codeword {array.max()} is out of range: the codebooks have {K}")
     total = len(array)
     queries, labels = same_width(
         label_rows(query_labels, "query labels", Q), label_rows(database_labels, "database labels", total)
@@ -153,6 +140,26 @@ def rank_on_device(
         k=k,
         denominator=denominator,
     )
+
+
+def _checked(tables: ArrayLike | Tensor, codes: NDArray[np.uint8]) -> tuple[Tensor, NDArray[np.uint8]]:
+    """Tables float32 [Q, M, K] and codes uint8 [N, M]. Raises as :func:`rank_on_device`."""
+    given = tables if isinstance(tables, Tensor) else tensor_of(np.ascontiguousarray(tables))
+    if given.ndim != 3 or given.dtype != torch.float32:
+        raise DataError(f"tables must be float32 [Q, M, K], not {given.dtype} {tuple(given.shape)}")
+    _, M, K = given.shape
+    array = np.asarray(codes)
+    if array.ndim != 2 or array.dtype != np.uint8:
+        raise DataError(f"codes must be uint8 [N, M], not {array.dtype} {array.shape}")
+    if not len(array):
+        raise DataError("the database is empty: nothing to rank")
+    if array.shape[1] != M:
+        raise UsageError(
+            f"codes have {array.shape[1]} codewords each, the tables {M} codebooks: unpack the codes first"
+        )
+    if int(array.max()) >= K:
+        raise DataError(f"codeword {array.max()} is out of range: the codebooks have {K}")
+    return given, array
 
 
 def _words(packed: NDArray[np.uint8], width: int) -> NDArray[np.int64]:

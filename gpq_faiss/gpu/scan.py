@@ -241,7 +241,7 @@ class DeviceGroups:
         """Every item of the groups ``keys`` int64 [r] of query ``rows`` int64 [r], in no order.
 
         Raises:
-            DataError: more than ``limit``; ``min_score`` is told then.
+            DataError: more than ``limit``; which names ``min_score``.
         """
         scores, groups = split_keys(keys)
         sizes = self.sizes[groups]

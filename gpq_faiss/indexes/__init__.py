@@ -1,7 +1,7 @@
-"""What users hold: an index in memory or over a file. Nothing here needs torch.
+"""Indexes to search: in memory (:mod:`.memory`) or over a file that stays on disk (:mod:`.file`); :mod:`.opening` chooses.
 
-- ``protocol``: what every index is; ``opening``: the one that suits a file; ``memory`` and ``file``: the two there are
-- ``proof``: shortlists and exact scores; ``scanners``: Faiss' scans and how far they are off; ``single``: one query
-- ``ivf``: lists in memory; ``lists``: how they are made; ``probing``: which of them a query looks at; ``tune``: how many
-- ``items``: codes by ascending id; ``filters``; ``ranges``; ``threads``; ``kinds``: the names of ways to search
+- ``protocol``: what every index is; ``plan``: how one in memory is searched; ``engine``: what searches it
+- ``proof``, ``single``, ``ivf``: shortlist and proof, over all codes, for one query, within lists; ``scanners``: what shortlists
+- ``lists``, ``probing``, ``tune``: how lists are made, which of them a query probes, and how many it takes for a recall
+- ``items``: codes by ascending id; ``filters``; ``ranges``; ``threads``; ``best``, ``blocks``, ``budget``: of a file
 """

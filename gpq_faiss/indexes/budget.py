@@ -78,5 +78,5 @@ class Budget:
         return rows if self._rows is None else min(rows, self._rows)
 
     def fewer(self, block: int, nprobe: int) -> int:
-        """Queries at a time, so that the numbers of the lists that they look at take no more than an eighth of the budget."""
+        """Queries at a time, so that the numbers of the lists that they probe take no more than an eighth of the budget."""
         return max(1, min(block, self.memory // (8 * _VISIT_BYTES * nprobe))) if self.lists else block

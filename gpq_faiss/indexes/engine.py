@@ -34,13 +34,13 @@ class Engine:
         Z: codebooks, float32 [M, K, d], checked.
         plan: how to search.
         ivf: for lists: how to make them (default: k-means), and the list of each of these very codes, where it is known.
-        may_group: go over to distinct codes where ties cost more than grouping does.
+        may_group: switch to distinct codes where ties cost more than grouping does.
 
     Attributes:
         plan: as given, with ``group`` decided.
         ivf: with centroids; None without lists.
         list_of: int32 [n]; None without lists.
-        may_group: whether it may still go over to distinct codes.
+        may_group: whether it may still switch to distinct codes.
 
     Raises:
         UsageError, DataError: ``ivf`` does not fit (:meth:`.lists.IvfSettings.trained`).
@@ -69,7 +69,7 @@ class Engine:
             self.ivf = dataclasses.replace((ivf or IvfSettings()).trained(codes, Z), list_of=None)
             known = None if ivf is None else ivf.list_of
             self.list_of = known if known is not None and len(known) == len(codes) else self._assigned(groups)
-        # in one piece, so that a search in another thread never has one without the other
+        # in one piece, so that another thread never sees one without the other
         self._held = self._searching(groups)
 
     def _assigned(self, groups: Groups | None) -> NDArray[np.int32]:
@@ -117,7 +117,7 @@ class Engine:
         return len(searcher.probing.sizes) if isinstance(searcher, IvfSearch) else 0
 
     def set_nprobe(self, nprobe: int) -> None:
-        """Lists that a query looks at from now on."""
+        """Lists that a query probes from now on."""
         searcher = self.searcher
         assert isinstance(searcher, IvfSearch)
         assert self.ivf is not None
@@ -166,7 +166,7 @@ class Engine:
         return D, positions
 
     def _search_one(self, query: Floats, k: int, threads: int | None) -> tuple[Floats, Ids] | None:
-        """:meth:`search` of one query [M*d], where there is a shorter way."""
+        """:meth:`search` of one query [M*d], where there is a faster path."""
         searcher, groups = self._held
         if not isinstance(searcher, ProvenSearch) or self.plan.search == "approximate":
             return None
@@ -185,7 +185,7 @@ class Engine:
         return ProvenSearch(self.codes, self.Z), None
 
     def _regroup(self, searcher: Searcher) -> None:
-        """Go over to distinct codes where ties have cost as much as that does; the answers stay the same."""
+        """Switch to distinct codes where ties have cost as much as that does; the answers stay the same."""
         n = len(self.codes)
         if isinstance(searcher, IvfSearch):
             due = searcher.scored >= TIED * n

@@ -6,9 +6,9 @@ What a block must beat to matter is known from the blocks before, which makes mo
 form needs no packing; and where the budget holds all packed codes of a file without ids, they are kept for the searches to
 come.
 
-Of a file with lists, each list that some query of a batch looks at is read once, and searched for those queries. The answer
-is exact within the lists looked at (:mod:`.probing`); with all of them it is that of the exact search. A file without lists
-is one list that every query looks at.
+Of a file with lists, each list that some query of a batch probes is read once, and searched for those queries. The answer
+is exact within the lists probed (:mod:`.probing`); with all of them it is that of the exact search. A file without lists
+is one list that every query probes.
 
 A search looks before and after whether the file was written to, and fails if it was.
 """
@@ -43,13 +43,13 @@ from .plan import Plan
 from .probing import Probing
 from .proof import QueryTables
 from .ranges import LIMIT, Part, check_min_score, collect
-from .threads import check_block, check_k, check_threads, omp_threads
-from .tune import OperatingPoint, operating_points, stand_in_queries
+from .threads import check_block, check_k, check_nprobe, check_threads, omp_threads
+from .tune import OperatingPoint, operating_points, sample_queries_of
 
 MEMORY = "1GB"
 FAST_BATCH = 4  # queries from which packing a block for FastScan pays
 ALIGNED = 384  # FastScan's own blocks, of 32 to 128 codes, stay whole
-_SAMPLE = 128  # stand-ins for queries
+_SAMPLE = 128  # sample queries
 
 Asked = list[tuple[int, NDArray[np.int64] | None]]
 """Lists, each with the rows of the queries that look at it (None: all)."""
@@ -67,7 +67,7 @@ class FileIndex:
         model_fingerprint: of the model, where the sidecar names it.
         budget: what a search holds at a time.
         lists: how many; 0 where there are none.
-        nprobe: lists that a query looks at unless :meth:`search` is told otherwise; 0 where there are none.
+        nprobe: lists that a query probes by default; 0 where there are none.
         points: operating points of the last :meth:`tune`.
 
     Raises:
@@ -179,7 +179,7 @@ class FileIndex:
         Args:
             xq: [Q, M*d].
             k: 1..ntotal; a place without an item, as a filter may leave it, gets score -inf and id -1.
-            nprobe: lists that a query looks at (default: :attr:`nprobe`); all of them give the exact answer.
+            nprobe: lists that a query probes (default: :attr:`nprobe`); all of them give the exact answer.
             where, threads: as :meth:`.memory.MemoryIndex.search`.
             block: queries at a time; codes are read once for each block.
 
@@ -302,7 +302,7 @@ class FileIndex:
         return best
 
     def _asked(self, xq: Floats, nprobe: int, k: int, count: Callable[[Ids], Ids] | None) -> Asked:
-        """Each list that any query looks at, with the rows of these queries; lists near to some query first."""
+        """Each list that any query probes, with the rows of these queries; lists near to some query first."""
         if self._probing is None:
             return [(0, None)]
         nearest = self._probing.lists(xq, nprobe, k, count)
@@ -364,14 +364,10 @@ class FileIndex:
 
     def check_nprobe(self, nprobe: int | None) -> int:
         """``nprobe`` or the default, at most all lists. Raises UsageError: below 1, or there are no lists."""
-        if nprobe is None:
-            return self.nprobe
-        if not self.lists:
-            raise UsageError(f"{self.path} has no lists: nprobe belongs to kind 'ivf'")
-        return min(check_count(nprobe, "nprobe"), self.lists)
+        return check_nprobe(nprobe, self.nprobe, self.lists, str(self.path))
 
     def set_nprobe(self, nprobe: int) -> None:
-        """Lists that each query looks at from now on, at most all. Raises as :meth:`check_nprobe`."""
+        """Lists that each query probes from now on, at most all. Raises as :meth:`check_nprobe`."""
         self.nprobe = self.check_nprobe(nprobe)
 
     def nearest_lists(self, xq: Floats, nprobe: int) -> Ids:
@@ -384,7 +380,7 @@ class FileIndex:
         return self._header.codes(self._source, number, start, stop)
 
     def sample_queries(self, n: int = _SAMPLE, *, noise: float = 0.5, seed: int = 0) -> Floats:
-        """Queries where there are none (:func:`.tune.stand_in_queries`): float32 [min(n, ntotal), M*d]."""
+        """Sample queries, where there are no real ones (:func:`.tune.sample_queries_of`): float32 [min(n, ntotal), M*d]."""
         ends = np.cumsum(self.sizes)
 
         def codes_at(rows: Ids) -> Codes:
@@ -399,7 +395,7 @@ class FileIndex:
             )
 
         with self.unchanged():
-            return stand_in_queries(self.ntotal, codes_at, self.codebooks, n, noise=noise, seed=seed)
+            return sample_queries_of(self.ntotal, codes_at, self.codebooks, n, noise=noise, seed=seed)
 
     def tune(
         self,
@@ -409,19 +405,7 @@ class FileIndex:
         queries: ArrayLike | None = None,
         threads: int | None = None,
     ) -> list[OperatingPoint]:
-        """Set the least nprobe that reaches a recall, and say what others give (:func:`.tune.operating_points`).
-
-        Args:
-            recall: mean share of the exact top ``k``, ties ordered by id, above 0 and at most 1.
-            queries: [Q, M*d] like those to come (default: :meth:`sample_queries`).
-
-        Returns:
-            Operating points, by ascending nprobe. The chosen one is the first whose recall suffices.
-
-        Raises:
-            UsageError: no lists, or ``recall`` or ``k`` out of range.
-            DataError: unfit queries.
-        """
+        """Set the smallest nprobe that reaches a recall, as :meth:`.memory.MemoryIndex.tune`."""
         check_recall(recall)
         if self._probing is None:
             raise UsageError(f"{self.path} has no lists, so no nprobe to tune: build it with kind 'ivf'")

@@ -4,7 +4,7 @@ Items go to lists without residuals, so GPQ's codebooks stay valid under any coa
 that the codes stand for, or vectors of one's own such as the model's class prototypes. Faiss shortlists from the lists, by
 FastScan (4-bit) or byte-fused tables; the shortlisted are scored again, and where that does not prove the top k, all items
 of these lists are scored, as in :mod:`.proof`. So the answer is exact within the lists, ties ordered by id. What is
-approximate is which lists are looked at; with all of them it equals the exact search.
+approximate is which lists are probed; with all of them it equals the exact search.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class IvfSearch:
 
     Attributes:
         probing: the order of the lists.
-        nprobe: lists that a query looks at, at least.
+        nprobe: lists that a query probes, at least.
         queries: searched so far.
         retried: of these, whose first candidates did not prove the top k.
         brute_forced: of these, with all codes of their lists scored; ``scored``: codes that were so.
@@ -91,12 +91,12 @@ class IvfSearch:
         return max(1, CANDIDATE_BYTES // held)
 
     def search_keys(self, xq: Floats, k: int, items: int | None = None, nprobe: int | None = None) -> Keys:
-        """Keys [Q, k] of the best in the lists that each query looks at; empty keys where these hold fewer codes.
+        """Keys [Q, k] of the best in the lists that each query probes; empty keys where these hold fewer codes.
 
         Args:
             xq: checked queries, float32 [Q, M*d].
             items: that the lists are to hold together, where they can (default: ``k``).
-            nprobe: lists that each query looks at, at least (default: :attr:`nprobe`).
+            nprobe: lists that each query probes, at least (default: :attr:`nprobe`).
         """
         lists = self.probing.lists(xq, nprobe or self.nprobe, k if items is None else items)
         total = np.where(lists >= 0, self._sizes[lists], 0).sum(axis=1)

@@ -32,7 +32,7 @@ class IvfSettings:
         lists: how many, at most (default: about the square root of the codes): k-means makes no more than there are
             distinct codes in its sample, and leaves out empty ones. Ignored where ``centroids`` are given.
         centroids: float32 [lists, M*d], of any length (only their direction counts); None: k-means.
-        nprobe: lists that a query looks at, at least (:mod:`.probing`).
+        nprobe: lists that a query probes, at least (:mod:`.probing`).
         seed: of k-means.
         points: operating points found by tuning (:meth:`.memory.MemoryIndex.tune`), for the record.
         list_of: int32, the list of each code, where it is known; used for just those codes.
@@ -80,12 +80,12 @@ class IvfSettings:
             rows = np.sort(rng.choice(n, min(n, lists * TRAIN_ROWS), replace=False))
             centroids = train_centroids(codes[rows], Z, lists, self.seed)
             if self.lists is not None:
-                tell_fewer(lists, len(centroids))
+                warn_fewer(lists, len(centroids))
         lists = len(centroids)
         return dataclasses.replace(self, lists=lists, centroids=centroids, nprobe=min(self.nprobe, lists))
 
 
-def tell_fewer(asked: int, made: int) -> None:
+def warn_fewer(asked: int, made: int) -> None:
     """Log that there are fewer lists than were asked for, if so."""
     if made < asked:
         _log.warning("%d of the %d lists asked for: the codes are not different enough for more", made, asked)

@@ -21,7 +21,6 @@ from ..codes.checks import (
     Floats,
     Ids,
     check_codebooks,
-    check_count,
     check_recall,
     check_vectors,
 )
@@ -37,10 +36,10 @@ from .ivf import IvfSearch
 from .lists import IvfSettings, assign
 from .plan import Plan
 from .ranges import LIMIT, Part, check_min_score, collect
-from .threads import BLOCK, check_block, check_k, omp_threads
-from .tune import OperatingPoint, operating_points, stand_in_queries
+from .threads import BLOCK, check_block, check_k, check_nprobe, omp_threads
+from .tune import OperatingPoint, operating_points, sample_queries_of
 
-_SAMPLE = 256  # stand-ins for queries
+_SAMPLE = 256  # sample queries
 
 
 class MemoryIndex:
@@ -65,7 +64,7 @@ class MemoryIndex:
         model_fingerprint: str | None = None,
         may_group: bool = True,
     ) -> None:
-        """For :meth:`build`: the arguments are believed."""
+        """For :meth:`build`: the arguments are not checked."""
         self.codebooks = codebooks
         self.M, self.K, self.d = (int(n) for n in codebooks.shape)
         self.width = self.M * self.d
@@ -187,7 +186,7 @@ class MemoryIndex:
         Args:
             xq: [Q, M*d]; a positive factor on a query changes no order.
             k: 1..ntotal.
-            nprobe: for lists: how many a query looks at (default: :attr:`nprobe`), and more where these hold fewer than ``k``.
+            nprobe: for lists: how many a query probes (default: :attr:`nprobe`), and more where these hold fewer than ``k``.
             where: only items that pass this filter; a place without an item gets score -inf and id -1.
             threads: for this call (default: as many as Faiss uses).
             block: queries at a time, at most.
@@ -289,7 +288,7 @@ class MemoryIndex:
         return self._filtered.get(mask, make)
 
     def keep_items(self) -> None:
-        """Never go over to distinct codes unasked, which take memory of their own; nor do engines that are made from it."""
+        """Never switch to distinct codes unasked, which take memory of their own; nor do engines that are made from it."""
         self._may_group = self._engine.may_group = False
         self._filtered.clear()
 
@@ -302,7 +301,7 @@ class MemoryIndex:
 
     @property
     def nprobe(self) -> int:
-        """Lists that a query looks at unless :meth:`search` is told otherwise; 0 where there are none."""
+        """Lists that a query probes by default; 0 where there are none."""
         return 0 if self.ivf is None else self.ivf.nprobe
 
     @property
@@ -312,27 +311,23 @@ class MemoryIndex:
 
     def check_nprobe(self, nprobe: int | None) -> int:
         """``nprobe`` or the default, at most all lists. Raises UsageError: below 1, or there are no lists."""
-        if nprobe is None:
-            return self.nprobe
-        if not self.lists:
-            raise UsageError(f"an index of kind {self.kind!r} has no lists: nprobe belongs to kind 'ivf'")
-        return min(check_count(nprobe, "nprobe"), self.lists)
+        return check_nprobe(nprobe, self.nprobe, self.lists, f"an index of kind {self.kind!r}")
 
     def set_nprobe(self, nprobe: int) -> None:
-        """Lists that each query looks at from now on, at most all. Raises as :meth:`check_nprobe`."""
+        """Lists that each query probes from now on, at most all. Raises as :meth:`check_nprobe`."""
         self._engine.set_nprobe(self.check_nprobe(nprobe))
 
     def sample_queries(self, n: int = _SAMPLE, *, noise: float = 0.5, seed: int = 0) -> Floats:
-        """Queries where there are none (:func:`.tune.stand_in_queries`): float32 [min(n, ntotal), M*d]."""
+        """Sample queries, where there are no real ones (:func:`.tune.sample_queries_of`): float32 [min(n, ntotal), M*d]."""
         codes = self.codes
-        return stand_in_queries(
+        return sample_queries_of(
             self.ntotal, lambda rows: codes[rows], self.codebooks, n, noise=noise, seed=seed
         )
 
     def tune(
         self, recall: float, *, k: int = 10, queries: ArrayLike | None = None, threads: int | None = 1
     ) -> list[OperatingPoint]:
-        """Set the least nprobe that reaches a recall, and say what others give (:func:`.tune.operating_points`).
+        """Set the smallest nprobe that reaches a recall, and report what others give (:func:`.tune.operating_points`).
 
         Args:
             recall: mean share of the exact top ``k``, ties ordered by id, above 0 and at most 1.
@@ -443,6 +438,8 @@ class MemoryIndex:
             UsageError: see :meth:`build`.
         """
         plan = Plan.of(kind)
+        if kind == "ivf" and self.lists:  # by name: lists keep their packing
+            plan = dataclasses.replace(plan, packing=self.plan.packing)
         plan.check(self.K)
         chosen = ivf or self.ivf
         same = chosen is not None and self.ivf is not None and chosen.centroids is self.ivf.centroids

@@ -86,7 +86,7 @@ def open_index(
     memory: str | int | None = None,
     nprobe: int | None = None,
 ) -> MemoryIndex | FileIndex:
-    """Open an index file in the way that suits it: in memory, or in place where the budget does not hold it.
+    """Open an index file in memory, or in place where the budget does not hold it.
 
     Args:
         kind: see :data:`.plan.KINDS`. ``auto``: lists where the file has lists, else exact; in memory each

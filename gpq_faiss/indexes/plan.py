@@ -6,7 +6,7 @@ These are separate choices (:class:`Plan`). The names that commands have for the
 kind            what a search does
 ==============  =====================================================================================================
 ``exact``       FastScan shortlists, float tables re-score and prove (:mod:`.proof`): equals brute force; where ties keep
-                defeating the proof, it goes over to distinct codes, once that would have been cheaper
+                defeating the proof, it switches to distinct codes, once that would have been cheaper
                 (:data:`.engine.TIED`)
 ``grouped``     the same over distinct codes, each stored once with its items; the cost follows distinct codes
 ``auto``        ``grouped`` where few enough codes are distinct (:data:`..codes.groups.GROUP_SHARE`), else ``exact``
@@ -35,7 +35,7 @@ class Plan:
     """How codes are searched.
 
     Attributes:
-        search: ``exact``, ``approximate`` (FastScan's own scores) or ``ivf`` (exact within the lists looked at).
+        search: ``exact``, ``approximate`` (FastScan's own scores) or ``ivf`` (exact within the lists probed).
         packing: how codes lie for what shortlists. FastScan, where codebooks have 16 codewords, else float tables.
         group: whether equal codes are searched once, which changes no answer; None: where that is faster.
     """

@@ -1,6 +1,6 @@
-"""Which lists a query looks at: the same ones in memory and in a file, whatever the batch.
+"""Which lists a query probes: the same ones in memory and in a file, whatever the batch.
 
-A query looks at the ``nprobe`` lists whose centroids are nearest, of those that hold an item (and one that the filter
+A query probes the ``nprobe`` lists whose centroids are nearest, of those that hold an item (and one that the filter
 lets through, where there is a filter). Where these hold fewer than ``k`` items, it goes on to the next lists until they
 hold ``k``, or until there are no more. Within these lists the answer is exact, ties ordered by id.
 
@@ -48,7 +48,7 @@ def whole_centroids(centroids: Floats) -> tuple[NDArray[np.float64], float]:
 
 
 class Probing:
-    """The order in which queries look at lists.
+    """The order in which queries probe lists.
 
     Args:
         centroids: float32 [lists, D]; only their direction counts.
@@ -88,7 +88,7 @@ class Probing:
         return out
 
     def lists(self, xq: Floats, nprobe: int, k: int, count: Callable[[Ids], Ids] | None = None) -> Ids:
-        """The lists that each query looks at, nearest first: int64 [Q, most of them], -1 after the last.
+        """The lists that each query probes, nearest first: int64 [Q, most of them], -1 after the last.
 
         Args:
             xq: float32 [Q, D], finite.

@@ -142,17 +142,17 @@ def decide(
 
 @dataclass(frozen=True)
 class QueryTables:
-    """What a search needs to know of its queries, to be found once for searches over many parts.
+    """Tables of some queries, made once for searches over many parts.
 
     Attributes:
         tables: :func:`..codes.scores.score_tables`.
         prepared: :func:`..codes.scores.lookup_tables` of these.
-        slack: of :class:`FastScan`.
+        slack: of :class:`FastScan`; None where it is not made yet.
     """
 
     tables: Floats
     prepared: Floats
-    slack: Floats
+    slack: Floats | None = None
 
     @classmethod
     def of(cls, xq: Floats, Z: Floats) -> QueryTables:
@@ -162,7 +162,8 @@ class QueryTables:
 
     def take(self, rows: Any) -> QueryTables:
         """Of some of the queries."""
-        return QueryTables(self.tables[rows], self.prepared[rows], self.slack[rows])
+        slack = None if self.slack is None else self.slack[rows]
+        return QueryTables(self.tables[rows], self.prepared[rows], slack)
 
 
 class ProvenSearch:
@@ -264,20 +265,18 @@ class ProvenSearch:
         )
 
     def search_keys(
-        self, xq: Floats, k: int, floor: Floats | None = None, known: QueryTables | None = None
+        self, xq: Floats, k: int, floor: Floats | None = None, query_tables: QueryTables | None = None
     ) -> Keys:
         """Keys int64 [Q, k] of the ``k`` best of checked queries [Q, M*d], best first; one block of queries.
 
         Args:
             floor: float32 [Q]; what scores at most this is of no interest and may be missing (an empty key), because as
                 many better ones are known from elsewhere. It makes the proof easier.
-            known: what depends on the queries alone, where it is there.
+            query_tables: of these queries, where they were made before.
         """
-        if known is None:
+        if query_tables is None:
             tables = score_tables(xq, self.Z)
-            prepared, slack = lookup_tables(tables), None
-        else:
-            tables, prepared, slack = known.tables, known.prepared, known.slack
+            query_tables = QueryTables(tables, lookup_tables(tables))
         out = np.full((len(xq), k), EMPTY_KEY, np.int64)
         self.queries += len(xq)
         wanted = self._start(k)
@@ -289,17 +288,17 @@ class ProvenSearch:
         if 4 * wanted >= self.n if floored and self.packings[0] in self._scanners else self._in_full(wanted):
             self.exhaustive += len(xq)
         else:
-            open_ = self._prove(xq, tables, prepared, k, wanted, out, floor, slack)
+            open_ = self._prove(xq, query_tables, k, wanted, out, floor)
             self.brute_forced += len(open_)
         if len(open_):
             least = None if floor is None else floor[open_]
-            out[open_] = score_all(prepared[open_], self.codes, self.M, self.K, k, least)
+            out[open_] = score_all(query_tables.prepared[open_], self.codes, self.M, self.K, k, least)
         return out
 
     def search_one(self, query: Floats, k: int) -> tuple[Floats, Ids] | None:
         """Scores float32 [k] and positions int64 [k] of the ``k`` best of one checked query [M*d].
 
-        The answer of :meth:`search_keys`, sooner. None where that has to be asked.
+        The answer of :meth:`search_keys`, faster. None where that is needed.
         """
         if k > _ONE_MOST or self.packings[0] != "fastscan" or not isinstance(self.codes, np.ndarray):
             return None
@@ -326,21 +325,20 @@ class ProvenSearch:
     def _prove(
         self,
         xq: Floats,
-        tables: Floats,
-        prepared: Floats,
+        query_tables: QueryTables,
         k: int,
         wanted: int,
         out: Keys,
         floor: Floats | None,
-        slack: Floats | None,
     ) -> NDArray[np.intp]:
         """Fill the rows of ``out`` that can be proven; returns the others."""
         open_ = np.arange(len(xq))
         tied: list[NDArray[np.intp]] = []
         for number, packing in enumerate(self.packings):
             last = number + 1 == len(self.packings)
-            if slack is None or packing != "fastscan":
-                slack = self.scanner(packing).slack(xq, tables)
+            slack = query_tables.slack if packing == "fastscan" else None
+            if slack is None:
+                slack = self.scanner(packing).slack(xq, query_tables.tables)
             if number:
                 self.rescored += len(open_)
                 wanted = k + max(32, k // 4)
@@ -359,7 +357,15 @@ class ProvenSearch:
                 for start in range(0, len(open_), step):
                     part = slice(start, start + step)
                     proven[part], reaching[part], needed[part] = self._shortlist(
-                        self.scanner(packing), xq, slack, prepared, open_[part], k, wanted, out, floor
+                        self.scanner(packing),
+                        xq,
+                        slack,
+                        query_tables.prepared,
+                        open_[part],
+                        k,
+                        wanted,
+                        out,
+                        floor,
                     )
                 if number == attempt == 0:
                     self.retried += int((~proven).sum())

@@ -17,7 +17,7 @@ from ..errors import DataError, UsageError
 from .proof import ProvenSearch
 
 LIMIT = 10_000_000
-"""Results of a range search, unless told otherwise: while they are collected and put in order each takes some 50 bytes, so that a
+"""Results of a range search, by default: while they are collected and put in order each takes some 50 bytes, so that a
 score set too low ends in an error before half a gigabyte."""
 _MOST = float(np.finfo(np.float32).max)
 

@@ -16,10 +16,10 @@ OperatingPoint = dict[str, float]
 """``nprobe``, ``recall``, ``seconds_per_query`` (all queries as one batch) and ``share`` of the items looked at."""
 
 
-def stand_in_queries(
+def sample_queries_of(
     n: int, codes_at: Callable[[Ids], Codes], Z: Floats, queries: int, *, noise: float, seed: int
 ) -> Floats:
-    """Queries where there are none: vectors of random items, each sub-vector moved off its codeword.
+    """Sample queries: vectors of random items, each sub-vector moved off its codeword.
 
     Args:
         n: items.
@@ -28,7 +28,7 @@ def stand_in_queries(
         noise: length of the move, in random directions (codewords have length 1).
 
     Returns:
-        float32 [min(queries, n), M*d]. A stand-in: real queries tune better.
+        float32 [min(queries, n), M*d]. Real queries tune better.
     """
     rng = np.random.default_rng([seed, 1])
     queries = min(queries, n)
@@ -50,7 +50,7 @@ def operating_points(
     recall: float,
     run: Callable[[int], object],
 ) -> tuple[int, list[OperatingPoint]]:
-    """The least nprobe that reaches a recall, and what others give.
+    """The smallest nprobe that reaches a recall, and what others give.
 
     Recall is the mean share of the exact top ``k``, ties ordered by id, that is found. As a search is exact within the
     lists that it looks at, these are the results that lie in such lists: one exact search gives the recall of every

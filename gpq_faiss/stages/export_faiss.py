@@ -31,4 +31,4 @@ def export_faiss(model_dir: str | Path, out: str | Path, *, overwrite: bool = Fa
     out = check_index_output(out, overwrite=overwrite)
     model = read_model(model_dir)
     empty, name = inject(model.codebooks), model.model_fingerprint
-    return save_index(empty, out, model_fingerprint=name, overwrite=True, extra=model.tell())
+    return save_index(empty, out, model_fingerprint=name, overwrite=True, extra=model.query_note())

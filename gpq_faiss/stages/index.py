@@ -66,7 +66,7 @@ def index(
         ivf: for ``ivf``: how lists are made.
         packing: for ``ivf``: how codes lie in the lists, ``fastscan`` (the default) or ``bytes``.
         recall: for ``ivf``: choose nprobe for this recall of the top 10 (:meth:`..indexes.memory.MemoryIndex.tune`; by
-            stand-ins for queries, drawn from the items).
+            sample queries, made of the items).
         names: write what the sources know of the items (names, labels, kept columns) beside the index, into
             ``out + ".items.h5"``: results then have it. A large index may do without.
         overwrite: replace existing files.
@@ -84,11 +84,7 @@ def index(
     """
     if block < 1:
         raise UsageError(f"block of {block} rows: it must be at least 1")
-    sources = [source] if isinstance(source, str | Path) else list(source)
-    if not sources:
-        raise UsageError("nothing to index: name at least one file of codes or features")
-    if any(Path(out).resolve() == Path(path).resolve() for path in sources):
-        raise UsageError(f"{out} is the source itself: choose another output")
+    sources = _sources(source, out)
     items = ItemSources.of(sources) if names else None
     if items is not None and items.missing(out):
         # A run that was killed after the index and before the names: they are all that is left to write.
@@ -181,6 +177,16 @@ def _build(
         finish=tune,
         progress=progress,
     )
+
+
+def _sources(source: str | Path | Sequence[str | Path], out: str | Path) -> list[str | Path]:
+    """The sources as a list. Raises UsageError: there is none, or ``out`` is one."""
+    sources = [source] if isinstance(source, str | Path) else list(source)
+    if not sources:
+        raise UsageError("nothing to index: name at least one file of codes or features")
+    if any(Path(out).resolve() == Path(path).resolve() for path in sources):
+        raise UsageError(f"{out} is the source itself: choose another output")
+    return sources
 
 
 def _origin(source: Shard) -> dict[str, str]:

@@ -283,7 +283,7 @@ def open_queries(queries: str, **data_args: Any) -> Dataset:
         return open_data(f"folder:{queries}", **data_args)
     if is_image_name(queries):
         if not path.is_file():
-            raise DataError(f"{queries} not found: an image should be there")
+            raise DataError(f"{queries} not found: no such image")
         return FileImages(
             name=queries,
             ids=np.zeros(1, dtype=np.int64),
@@ -354,7 +354,7 @@ def query_vectors(
 
 
 _QUERIES = 1 << 14
-"""At a time, so that a search of many can tell how far it is."""
+"""Queries at a time, so that progress shows."""
 
 
 def open_on_device(
@@ -375,7 +375,7 @@ def open_on_device(
         memory: bytes that a search may use on the device beyond the index and the results (default: 1 GiB).
 
     Raises:
-        UsageError: kind ``fastscan``, whose rounded scores no device gives; ``memory`` that is too small.
+        UsageError: kind ``fastscan``, which has rounded scores on the CPU alone; ``memory`` that is too small.
         DeviceError: no such GPU, a Faiss without GPU code, or an index that does not fit on the GPU.
         DataError, MismatchError: as :func:`open_index`.
     """
@@ -445,10 +445,6 @@ def search(
         UsageError: options out of range or at odds, or what the device cannot do.
     """
     queries = str(queries) if isinstance(queries, Path) else queries
-    if k < 1:
-        raise UsageError(f"-k {k}: at least 1 is needed")
-    if recall is not None and nprobe is not None:
-        raise UsageError("nprobe and recall both choose the lists to look at: give one")
     place = resolve_device(device)
     if (
         device == "auto"
@@ -458,15 +454,7 @@ def search(
         log.info("searching on the CPU, which alone can do this; the network runs on %s", place)
         place = resolve_device("cpu")
     there = on_device or place.type != "cpu"
-    if there and recall is not None:
-        raise UsageError(
-            f"recall is measured on the CPU, which {place} is not to use: search with --device cpu and that recall once, and "
-            "give the nprobe that it finds"
-        )
-    if min_score is not None and (nprobe is not None or recall is not None):
-        raise UsageError(
-            "all items from a least score on are sought in all lists: leave out nprobe and recall"
-        )
+    _check_options(k, nprobe, recall, min_score, str(place) if there else None)
     z_print = read_description(model)["codebooks_fingerprint"]
     opened: Index
     tunable = None
@@ -502,14 +490,8 @@ def search(
                     *opened.range_search(vectors, min_score, where=where, threads=threads)
                 )
         else:
-            parts = []
-            with stage("searching", len(vectors), "query") as searching:
-                for start in range(0, len(vectors), _QUERIES):
-                    block = vectors[start : start + _QUERIES]
-                    parts.append(opened.search(block, k, where=where, threads=threads))
-                    searching.advance(len(block))
-            scores, found = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    # in the end, for it may have gone over to distinct codes
+            scores, found = _search_all(opened, vectors, k, where, threads)
+    # in the end, for it may have switched to distinct codes
     result = SearchResult(
         found, scores, ids, names, z_print, tuple(points), opened.describe(), min_score, _items(index, found)
     )
@@ -531,6 +513,39 @@ def _items(index: str | Path, found: NDArray[np.int64]) -> dict[int, Item] | Non
     with items:
         ids = np.unique(found[found != -1])
         return {int(i): item for i, item in zip(ids, items.lookup(ids), strict=True) if item is not None}
+
+
+def _check_options(
+    k: int, nprobe: int | None, recall: float | None, min_score: float | None, device: str | None
+) -> None:
+    """Raises UsageError: options out of range or at odds; ``device`` is where the index is searched, None: the CPU's index."""
+    if k < 1:
+        raise UsageError(f"-k {k}: at least 1 is needed")
+    if recall is not None and nprobe is not None:
+        raise UsageError("nprobe and recall both choose the lists to look at: give one")
+    if device is not None and recall is not None:
+        raise UsageError(
+            f"recall is measured on the CPU, which {device} is not to use: search with --device cpu and that recall once, and "
+            "give the nprobe that it finds"
+        )
+    if min_score is not None and (nprobe is not None or recall is not None):
+        raise UsageError(
+            "all items from a least score on are sought in all lists: leave out nprobe and recall"
+        )
+
+
+def _search_all(
+    index: Index, vectors: NDArray[np.float32], k: int, where: Filter | None, threads: int | None
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Scores and ids [Q, k] of all queries, a block at a time."""
+    parts = []
+    with stage("searching", len(vectors), "query") as searching:
+        for start in range(0, len(vectors), _QUERIES):
+            block = vectors[start : start + _QUERIES]
+            parts.append(index.search(block, k, where=where, threads=threads))
+            searching.advance(len(block))
+    scores, found = zip(*parts, strict=True)
+    return np.concatenate(scores), np.concatenate(found)
 
 
 _FITS = "the index and a search of it do not fit: lower --memory, free the GPU, or take --device cpu"

@@ -16,7 +16,7 @@ import pytest
 from build_progress import progress_of
 
 from gpq_faiss.build.shards import Hdf5Shard, ParquetShard
-from gpq_faiss.build.stream import build_index
+from gpq_faiss.build.stream import build_index, check_stored_ids
 from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.codes.codebooks import inject
 from gpq_faiss.errors import DataError, MismatchError, UsageError
@@ -173,19 +173,16 @@ def test_ids_that_cannot_be_are_refused(tmp_path: Path, ids: list[int]) -> None:
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_repeated_ids_are_found_part_by_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_ids_are_found_part_by_part(tmp_path: Path) -> None:
     """Many ids at a small budget: several passes, each over a part of the ids."""
-    monkeypatch.setattr("gpq_faiss.build.stream.LEAST_MEMORY", 1)
-    rng = np.random.default_rng(2)
-    ids = rng.permutation(20_000) * 64
-    assert build_index(
-        shards(tmp_path, ids), tmp_path / "a.faiss", codebooks(), Storage("4-bit"), memory=40_000
-    ).exists()
-    for p in tmp_path.glob("*.h5"):
-        p.unlink()
+    ids = np.random.default_rng(2).permutation(20_000) * 64
+    parts, stored, out = shards(tmp_path, ids), tmp_path / "ids.raw", tmp_path / "i.faiss"
+    stored.write_bytes(ids.astype("<i8").tobytes())
+    assert check_stored_ids(stored, parts, 40_000, out)
     ids[17_001] = ids[3]
-    with pytest.raises(DataError, match=f"id {ids[3]} occurs"):
-        build_index(shards(tmp_path, ids), tmp_path / "b.faiss", codebooks(), Storage("4-bit"), memory=40_000)
+    stored.write_bytes(ids.astype("<i8").tobytes())
+    with pytest.raises(DataError, match=rf"id {ids[3]} occurs more than once, in \S*0.h5 and in \S*2.h5"):
+        check_stored_ids(stored, parts, 40_000, out)
 
 
 def test_shards_of_another_model_are_refused(tmp_path: Path) -> None:

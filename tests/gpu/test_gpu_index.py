@@ -317,7 +317,7 @@ def test_the_benchmark_runs_from_end_to_end(tmp_path: Path) -> None:
     refused = run()
     assert refused.returncode == 1
     assert refused.stderr.count("\n") == 1
-    assert refused.stderr.startswith("gpu.py: GPU 0 was asked for")
+    assert refused.stderr.startswith("error: GPU 0 was asked for")
     assert not out.exists()
     late = run("--device", "cpu", "--within", "0")
     assert late.returncode == 0, late.stderr

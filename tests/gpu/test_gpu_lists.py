@@ -127,7 +127,7 @@ def test_lists_keep_their_centroids_and_probes(device: str) -> None:
     assert same(put(engine, device, via="torch").search(xq, 20), engine.search(xq, 20))
     # FastScan shortlists by rounded tables; its lists are the same
     assert engine.ivf is not None
-    fast = engine.to("ivf")
+    fast = engine.to(Plan("ivf", "fastscan"))
     assert same(put(fast, device).search(xq, 20), engine.search(xq, 20))
     # all lists: the exact answer, also beyond what Faiss gives
     everything = engine.to("ivf", ivf=dataclasses.replace(engine.ivf, nprobe=30))

@@ -340,7 +340,7 @@ def test_lists_that_are_given_stay_with_what_is_made_of_an_engine(tmp_path: Path
     list_of = (place.reshape(-1) % 12).astype(np.int32)
     centroids = rng.normal(size=(12, 24)).astype(np.float32)
     ivf = IvfSettings(centroids=centroids, nprobe=2, list_of=list_of)
-    engine = MemoryIndex.build(codes, Z, kind=Plan("ivf", group=group), ivf=ivf)
+    engine = MemoryIndex.build(codes, Z, kind=Plan("ivf", "bytes", group=group), ivf=ivf)
     assert np.array_equal(lists_in(engine.to_faiss(), np.arange(n)), list_of)
     xq = rng.normal(size=(8, 24)).astype(np.float32)
     kept = {"codes": codes, "Z": Z, "ids": np.arange(n), "list_of": list_of}
@@ -348,6 +348,7 @@ def test_lists_that_are_given_stay_with_what_is_made_of_an_engine(tmp_path: Path
     for where, allowed in ((None, np.ones(n, bool)), (range(0, n, 2), np.arange(n) % 2 == 0)):
         same(engine.search(xq, 20, where=where), oracle(xq, 20, 2, allowed=allowed, **kept))
     more = engine.to("ivf", ivf=dataclasses.replace(engine.ivf, nprobe=5))
+    assert more.plan.packing == engine.plan.packing
     same(more.search(xq, 20), oracle(xq, 20, 5, allowed=np.ones(n, bool), **kept))
     again = open_in_memory(engine.save(tmp_path / "i.faiss"))
     assert np.array_equal(lists_in(again.to_faiss(), np.arange(n)), list_of)
