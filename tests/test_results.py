@@ -49,7 +49,7 @@ def committed(name: str) -> dict[str, dict[str, float]]:
 def table_under(text: str, first: str) -> list[list[str]]:
     """Cells of the rows of the Markdown table whose head begins with ``first``, without head and rule."""
     lines = text[text.index(f"\n{first}") + 1 :].splitlines()
-    rows = [line for line in lines[: next(i for i, line in enumerate(lines) if not line.startswith("|"))]]
+    rows = lines[: next(i for i, line in enumerate(lines) if not line.startswith("|"))]
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[2:]]
 
 
