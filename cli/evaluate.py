@@ -12,10 +12,10 @@ from .options import DATA_HELP, data_options, device_option, emit, open_dataset,
 @click.command(
     help=f"""Measure a model on labelled DATA: mAP, likeness, precision and recall at k, precision-recall curve.
 
-Queries and database are those that the training set apart. mAP is over the full ranking and takes its expected value over
-random order within ties, unless told otherwise. With --device cuda the network and the ranking run on the GPU, with the same
-figures; methods that it is compared with run on the CPU. NN10@100 is the share of a query's ten nearest items by their features that are
-among its first 100 results.
+Queries and database are those of the split that the model was trained with. mAP is over the full ranking and takes its expected
+value over random order within ties, unless --ties says otherwise. With --device cuda the network and the ranking run on the GPU,
+with the same figures; methods compared with run on the CPU. NN10@100 is the share of a query's ten nearest items by their features
+that are among its first 100 results.
 
 --compare puts other rows into the table: methods, which are fitted on the same items, and folders of models that were trained on
 the same split. A model's row has the name of its method and its preset.
@@ -34,12 +34,16 @@ Examples:
 @click.argument("data")
 @click.option("--protocol", help="1, 2, transfer[:SHARE|CLASSES] or gpq-authors.  [default: the training's]")
 @click.option("--seed", type=int, help="Seed of the split, for data that the model was not trained on.")
-@click.option("--labelled", default="all", help="Labelled part of the split, for data not of the training.")
+@click.option(
+    "--labelled",
+    default="all",
+    help="Labelled part of the split, for data that the model was not trained on.",
+)
 @click.option(
     "--compare",
     default="",
     metavar="NAMES",
-    help="What to show beside it, with commas: pq, opq, itq, float, classifier, folders of models.",
+    help="What to compare with, with commas: pq, opq, itq, float, classifier, folders of models.",
 )
 @click.option("--at", default="1,10,100,1000", show_default=True, help="The k of precision and recall.")
 @click.option("-k", "k", type=int, help="mAP@k instead of the full ranking.")

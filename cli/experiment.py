@@ -188,7 +188,7 @@ def run(
     )
     parts = [f"{summary.made:,} runs made", f"{summary.there:,} there before"]
     if summary.elsewhere:
-        parts.append(f"{len(summary.elsewhere):,} under way in another process")
+        parts.append(f"{len(summary.elsewhere):,} in progress in another process")
     parts += [f"{name} left out ({why})" for name, why in summary.left_out.items()]
     click.echo(f"{summary.folder}: {'; '.join(parts)}")
     if summary.failed:
@@ -196,8 +196,8 @@ def run(
         reasons: dict[str, list[str]] = {}
         for name, why in summary.failed.items():
             reasons.setdefault(why, []).append(name)
-        told = "; ".join(f"{', '.join(which)}: {why}" for why, which in reasons.items())
-        raise DataError(f"{count:,} of {summary.total:,} runs failed: {told}")
+        reasons_text = "; ".join(f"{', '.join(which)}: {why}" for why, which in reasons.items())
+        raise DataError(f"{count:,} of {summary.total:,} runs failed: {reasons_text}")
 
 
 @experiment.command(

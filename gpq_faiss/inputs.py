@@ -27,7 +27,7 @@ def check_file(path: Path, what: str) -> int:
     try:
         status = path.stat()
     except FileNotFoundError:
-        raise DataError(f"{path} not found: {what} should be there") from None
+        raise DataError(f"{path} not found: {what} is expected") from None
     except (OSError, ValueError) as error:  # a NUL in the name is a ValueError
         raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     if stat.S_ISDIR(status.st_mode):

@@ -253,7 +253,7 @@ def test_the_path_on_a_device_is_that_of_the_cpu(products: PipelineResult) -> No
     expected = evaluate(products.model, open_digits(), compare=("pq",))
     assert evaluation.ranking.map == pytest.approx(expected.ranking.map, abs=1e-12)
     assert evaluation.compared["pq"].map == expected.compared["pq"].map
-    assert "methods that it is compared with were ranked on the CPU" in evaluation.notes
+    assert "methods compared with were ranked on the CPU" in evaluation.notes
 
 
 # The command line -----------------------------------------------------------------------------------------------------

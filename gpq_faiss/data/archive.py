@@ -114,7 +114,7 @@ def _index(path: Path, stream: IO[bytes], length: int) -> tuple[list[tuple[str, 
 
 
 def open_archive(path: Path, *, limit: int = MAX_UNPACKED) -> Archive:
-    """Index the images of a ``.tar`` or ``.tar.gz`` (told by the content).
+    """Index the images of a ``.tar`` or ``.tar.gz`` (recognised by the content).
 
     A plain tar stays on disk; a gzipped one is unpacked into memory, at most ``limit`` bytes of it, whatever
     its headers say.
@@ -138,7 +138,7 @@ def open_archive(path: Path, *, limit: int = MAX_UNPACKED) -> Archive:
     except DataError:
         raise
     except FileNotFoundError:
-        raise DataError(f"{path} not found: an archive of images should be there") from None
+        raise DataError(f"{path} not found: give an archive of images") from None
     except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
         why = " ".join(str(error).split()) or type(error).__name__
         raise DataError(f"{path} is not a readable tar archive ({shown(why)}): damaged or foreign") from None

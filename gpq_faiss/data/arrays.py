@@ -28,7 +28,7 @@ ZIP_ERRORS = (
 
 
 class NpyHeader(NamedTuple):
-    """What the header of a ``.npy`` file says.
+    """The header of a ``.npy`` file.
 
     Attributes:
         offset: of the first byte of the array.

@@ -36,7 +36,7 @@ def open_cifar10(root: str | None = None, *, download: bool = True) -> ArrayImag
 
     The batches are pickles. torchvision's class compares the MD5 of every batch with the published value
     before it unpickles any, and that of the class names likewise, so a foreign file is refused, never
-    executed; nothing here reads them another way.
+    executed; nothing here reads them in other ways.
 
     Args:
         root: folder that holds (or gets) ``cifar-10-batches-py/`` or ``cifar-10-python.tar.gz``; default
@@ -47,7 +47,7 @@ def open_cifar10(root: str | None = None, *, download: bool = True) -> ArrayImag
         The set, ``official`` marking train (0) and test (1); ids are the positions.
 
     Raises:
-        DataError: not there and not to be had, or damaged; says which file to put where.
+        DataError: not found and not available for download, or damaged; names the file and where to put it.
     """
     from torchvision.datasets import CIFAR10
     from torchvision.datasets.utils import check_integrity
@@ -55,7 +55,7 @@ def open_cifar10(root: str | None = None, *, download: bool = True) -> ArrayImag
     folder = Path(root).expanduser() if root is not None else CACHE.expanduser()
     archive = folder / CIFAR10.filename
     remedy = (
-        f"place {CIFAR10.filename} (python version, MD5 {CIFAR10.tgz_md5}) or the unpacked "
+        f"put {CIFAR10.filename} (python version, MD5 {CIFAR10.tgz_md5}) or the unpacked "
         f"{CIFAR10.base_folder}/ in {folder}, or name its folder with --root"
     )
     if root is not None and not folder.is_dir() and not download:

@@ -50,7 +50,7 @@ def draw(
 
 
 def read_rows(path: str | Path, ids: NDArray[np.int64], what: str = "--labelled") -> Rows:
-    """Positions of the items that a file names: a ``.npy`` of whole numbers, or text with one a line.
+    """Positions of the items that a file names: a ``.npy`` of whole numbers, or text with one per line.
 
     The numbers are ids if all of them are ids of the data set, else row numbers (from 0).
 
@@ -59,14 +59,14 @@ def read_rows(path: str | Path, ids: NDArray[np.int64], what: str = "--labelled"
     """
     found = read_ids(path, what)
     if not len(found):
-        raise DataError(f"{what} {path} holds no number: ids or row numbers, one a line, are needed")
+        raise DataError(f"{what} {path} holds no number: ids or row numbers, one per line, are needed")
     values = np.unique(found)
     order = np.argsort(ids, kind="stable")
-    place = np.searchsorted(ids[order], values)
-    known = place < len(ids)
-    known[known] = ids[order][place[known]] == values[known]
+    found = np.searchsorted(ids[order], values)
+    known = found < len(ids)
+    known[known] = ids[order][found[known]] == values[known]
     if known.all():
-        return np.sort(order[place]).astype(np.int64)
+        return np.sort(order[found]).astype(np.int64)
     if values[0] >= 0 and values[-1] < len(ids):
         return values
     unknown = values[~known]

@@ -298,8 +298,8 @@ def open_features(
 
     Args:
         path: the file, or a pattern (``shard-*.npy``) of several whose rows follow each other.
-        labels: a file of labels in place of those inside: see :func:`~gpq_faiss.data.label_files.read_labels`.
-        ids: a file of ids in place of those inside: see :func:`~gpq_faiss.data.id_files.read_ids`.
+        labels: a file of labels instead of those inside: see :func:`~gpq_faiss.data.label_files.read_labels`.
+        ids: a file of ids instead of those inside: see :func:`~gpq_faiss.data.id_files.read_ids`.
         keep: columns of texts that travel with the items, besides their names (:data:`NAMES`).
         memory: budget in bytes for what a compressed file is unpacked to; default what is free.
 

@@ -49,7 +49,7 @@ def _open(path: Path) -> gzip.GzipFile | io.BufferedReader:
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """Read an idx file of unsigned bytes, plain or gzipped (told by its first bytes, not by its name).
+    """Read an idx file of unsigned bytes, plain or gzipped (recognised by its first bytes, not by its name).
 
     Args:
         path: the file.
@@ -75,12 +75,12 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
             size = math.prod(shape)
             if not 0 < size <= _MAX_BYTES:
                 raise DataError(
-                    f"{path} says it holds {' x '.join(map(str, shape))} bytes: damaged or foreign"
+                    f"the header of {path} announces {' x '.join(map(str, shape))} bytes: damaged or foreign"
                 )
             data = stream.read(size)
             rest = stream.read(1)
     except FileNotFoundError:
-        raise DataError(f"{path} not found: a file of Fashion-MNIST should be there") from None
+        raise DataError(f"{path} not found: this file of Fashion-MNIST is needed") from None
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"cannot read {path}: {' '.join(str(error).split())}") from None
     if len(data) != size:
@@ -113,7 +113,7 @@ def _download(folder: Path) -> None:
         why = getattr(error, "reason", None) or error
         raise DataError(
             f"fashion-mnist cannot be had ({' '.join(str(why).split())}): "
-            f"place {', '.join(_PARTS)} (or .gz) in {folder}, "
+            f"put {', '.join(_PARTS)} (or .gz) in {folder}, "
             "install Debian's dataset-fashion-mnist, or name their folder with --root"
         ) from None
 
@@ -140,16 +140,14 @@ def open_fashion_mnist(root: str | None = None, *, download: bool = True) -> Arr
         folder, files = DEBIAN, _find_all(DEBIAN)
     if len(files) < len(_PARTS) and download:
         if files:
-            # A folder with some of the files is the user's own: say what it lacks rather than mix in others.
+            # A folder with some of the files is the user's own: name what is missing instead of mixing in others.
             download = False
         else:
             _download(folder)
             files = _find_all(folder)
     lacking = [part for part in _PARTS if part not in files]
     if lacking:
-        raise DataError(
-            f"fashion-mnist: {', '.join(lacking)} (or .gz) not found in {folder}: place them there"
-        )
+        raise DataError(f"fashion-mnist: {', '.join(lacking)} (or .gz) not found in {folder}: put them there")
     images, targets = [], []
     for x_part, y_part in (_PARTS[:2], _PARTS[2:]):
         x, y = read_idx(files[x_part], 3), read_idx(files[y_part], 1)

@@ -155,7 +155,7 @@ def open_folder(path: str | os.PathLike[str], *, max_bad: float = 0.01) -> FileI
         archive = open_archive(root)
         names, sizes, others = archive.names, archive.sizes, archive.others
     else:
-        raise DataError(f"{root} not found: a folder of images, or a .tar.gz of one, should be there")
+        raise DataError(f"{root} not found: give a folder of images, or a .tar.gz of one")
     if not names:
         raise DataError(f"{root} has no image in it ({others:,} other files): a folder per class is expected")
     layout = layout_of(names)

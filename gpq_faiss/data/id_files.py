@@ -24,7 +24,7 @@ def as_int64(ids: NDArray[Any], what: str) -> NDArray[np.int64]:
 
 
 def read_ids(path: str | os.PathLike[str], what: str = "") -> NDArray[np.int64]:
-    """Whole numbers int64 [n] from a ``.npy`` file, or from text with one on a line; what follows a ``#`` is passed over.
+    """Whole numbers int64 [n] from a ``.npy`` file, or from text with one on a line; what follows a ``#`` is ignored.
 
     Args:
         what: the option that names the file, for errors.
@@ -34,7 +34,7 @@ def read_ids(path: str | os.PathLike[str], what: str = "") -> NDArray[np.int64]:
     """
     path = Path(path).expanduser()
     where = f"{what} {path}".strip()
-    content = "a list of ids, one whole number a line,"
+    content = "a list of ids, one whole number per line,"
     try:
         if path.suffix == ".npy":
             found = read_npy(path, content)
@@ -47,7 +47,7 @@ def read_ids(path: str | os.PathLike[str], what: str = "") -> NDArray[np.int64]:
         raise DataError(f"{where} cannot be read: {error.strerror}") from None
     except (ValueError, OverflowError) as error:
         why = " ".join(str(error).split())[:100]
-        raise DataError(f"{where} is not a list of ids ({why}): write one whole number a line") from None
+        raise DataError(f"{where} is not a list of ids ({why}): write one whole number per line") from None
     if found.ndim != 1 or found.dtype.kind not in "iu":
         raise DataError(f"{where}: {found.dtype} {list(found.shape)}, expected a list of ids (whole numbers)")
     return as_int64(found, where)

@@ -24,7 +24,7 @@ from .base import BadItems, ImageDataset
 from .labels import Labels, Rows
 
 MAX_PIXELS = 64 * 1024 * 1024
-"""Larger images (by what their header says) are refused before any of their pixels is decoded."""
+"""Larger images (by their header) are refused before any of their pixels is decoded."""
 
 MIN_SIDE = 2
 """A one-pixel side has no content that a network could look at; such files are placeholders of failed
@@ -231,7 +231,7 @@ def load_batch(
         pool: threads that share the work (Pillow decodes without the interpreter lock); None does it here.
 
     Returns:
-        (uint8 [n_ok, 3, size, size], ok bool [n]): a broken image takes no place in the array.
+        (uint8 [n_ok, 3, size, size], ok bool [n]): broken images are not in the array.
 
     Raises:
         DataError: more images are broken than the data set's limit allows.
@@ -451,7 +451,7 @@ def listed_images(
         names: N names as the list has them, for the messages and the fingerprint.
         paths: N paths to open.
         labels, ids, official: of all N; ids stay what they are when others are left out.
-        notes: what the caller has to say; the missing files are added.
+        notes: of the caller; missing files are added.
         texts: further columns of N texts; ``names`` are the column ``name``.
         max_bad: fraction allowed, 0 .. 1.
 

@@ -1,4 +1,4 @@
-"""Labels that come beside vectors: arrays, columns and files of one label (or several) an item."""
+"""Labels that come beside vectors: arrays, columns and files of one label (or several) per item."""
 
 from __future__ import annotations
 
@@ -107,12 +107,12 @@ def split_cell(text: str) -> tuple[str, ...]:
 
 
 def _from_text(path: Path, n: int) -> Labels:
-    lines = read_text(path, "labels, one item a line,").splitlines()
+    lines = read_text(path, "labels, one item per line,").splitlines()
     delimiter = "\t" if any("\t" in line for line in lines[:10]) else ","
     try:
         rows = list(csv.reader(lines, delimiter=delimiter, strict=True)) if lines else []
     except csv.Error as error:
-        raise DataError(f"{path} is not a list of labels, one item a line ({error})") from None
+        raise DataError(f"{path} is not a list of labels, one item per line ({error})") from None
     if len(rows) == n + 1:
         rows = rows[1:]  # a header line
     # A list that ends in unlabelled items may have lost their empty lines, but guessing which would be worse.
@@ -125,10 +125,10 @@ def _from_text(path: Path, n: int) -> Labels:
         return labels_from_cells([split_cell(row[0]) if row else () for row in rows], str(path))
     if len(widths) > 1 or any(not row for row in rows):
         raise DataError(
-            f"{path} has lines of different lengths: one label a line, or 0/1 of every class, is needed"
+            f"{path} has lines of different lengths: one label per line, or 0/1 of every class, is needed"
         )
     if any(cell.strip() not in ("0", "1") for row in rows for cell in row):
-        raise DataError(f"{path} has several columns that are not all 0 or 1: one label a line is needed")
+        raise DataError(f"{path} has several columns that are not all 0 or 1: one label per line is needed")
     multihot = np.array([[cell.strip() == "1" for cell in row] for row in rows], dtype=np.uint8)
     return labels_from_array(multihot.shape, multihot.__getitem__, str(path))
 
@@ -136,7 +136,7 @@ def _from_text(path: Path, n: int) -> Labels:
 def read_labels(path: str | os.PathLike[str], n: int) -> Labels:
     """The labels of ``n`` items from a file.
 
-    ``.npy``: class numbers [N], -1 for none, or 0/1 [N, C]. Anything else is text with an item a line (an empty line
+    ``.npy``: class numbers [N], -1 for none, or 0/1 [N, C]. Anything else is text with one item per line (an empty line
     is unlabelled): a class number, a name, several with ``|`` between, or 0/1 of every class with commas; a header
     line is passed over.
 

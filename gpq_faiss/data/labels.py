@@ -1,6 +1,6 @@
 """Labels of a data set as packed multi-hot rows: one form for single-label, multi-label and unlabelled items.
 
-A bit a class (``np.packbits`` order: class 0 is the highest bit of byte 0) keeps the 195,834 x 81 labels of
+One bit per class (``np.packbits`` order: class 0 is the highest bit of byte 0) keeps the 195,834 x 81 labels of
 NUS-WIDE in 2 MB, and "shares at least one label", the relevance of every protocol, is a byte-wise AND.
 """
 
@@ -85,7 +85,7 @@ class Labels:
 
     @classmethod
     def from_ids(cls, ids: NDArray[Any] | Sequence[int], class_names: Sequence[str] | None = None) -> Labels:
-        """Labels from one class number an item; -1 is unlabelled. Names default to the class numbers.
+        """Labels from one class number per item; -1 is unlabelled. Names default to the class numbers.
 
         Args:
             ids: integers [N] in -1 .. C-1.
@@ -226,7 +226,7 @@ class Labels:
         """
         if self.multi_label:
             several = np.flatnonzero(self.per_item > 1)
-            raise DataError(f"one label an item is needed, but {rows_that(several, 'have')} several")
+            raise DataError(f"one label per item is needed, but {rows_that(several, 'have')} several")
         out = np.full(len(self), -1, dtype=np.int64)
         for start, block in self._blocks():
             labelled = block.any(axis=1)

@@ -1,4 +1,4 @@
-"""``list:FILE``: the text lists that hashing papers pass around, one image a line with its labels behind
+"""``list:FILE``: the text lists that hashing papers pass around, one image per line with its labels behind
 it."""
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def class_names_beside(path: Path, n_classes: int, *, exact: bool) -> tuple[str,
     for name in _NAME_FILES:
         file = path.parent / name
         if file.is_file():
-            names = tuple(line for _, line in read_lines(file, "class names, one a line"))
+            names = tuple(line for _, line in read_lines(file, "class names, one per line"))
             fits = len(names) == n_classes if exact else len(names) >= n_classes
             if fits and len(set(names)) == len(names):
                 return names
@@ -114,7 +114,7 @@ def _parse(
 
 
 def labels_file(path: Path, n_items: int) -> Labels:
-    """Labels from a file of their own: text (0/1 columns or one class number a line) or ``.npy`` (ids or
+    """Labels from a file of their own: text (0/1 columns or one class number per line) or ``.npy`` (ids or
     multi-hot).
 
     Raises:
@@ -128,7 +128,7 @@ def labels_file(path: Path, n_items: int) -> Labels:
     else:
         parsed = _parse(path, read_lines(path, "labels, a row for each image"), with_path=False)[1]
         if parsed is None:
-            raise DataError(f"{path} holds no labels: 0/1 columns or one class number a line are expected")
+            raise DataError(f"{path} holds no labels: 0/1 columns or one class number per line are expected")
         labels = parsed
     if len(labels) != n_items:
         raise DataError(f"{path} has labels of {len(labels):,} items, but {n_items:,} images are listed")

@@ -47,7 +47,7 @@ def _find(root: Path, names: Sequence[str], *, folder: bool) -> Path | None:
 
 
 def read_binary_column(path: Path, n_items: int) -> NDArray[np.bool_]:
-    """One ``Labels_CONCEPT.txt``: a 0 or 1 a line.
+    """One ``Labels_CONCEPT.txt``: 0 or 1 per line.
 
     Returns:
         bool [n_items].
@@ -58,7 +58,7 @@ def read_binary_column(path: Path, n_items: int) -> NDArray[np.bool_]:
     try:
         data = np.frombuffer(path.read_bytes(), dtype=np.uint8)
     except FileNotFoundError:
-        raise DataError(f"{path} not found: a 0 or 1 for each image should be there") from None
+        raise DataError(f"{path} not found: a file with 0 or 1 for each image is needed") from None
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from None
     digit = (data == ord("0")) | (data == ord("1"))
@@ -160,7 +160,7 @@ def open_nuswide(
     """
     folder = Path(root).expanduser()
     if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder: the root of NUS-WIDE should be there")
+        raise DataError(f"{folder} is not a folder: give the root folder of NUS-WIDE")
     image_list = _find(folder, _IMAGE_LISTS, folder=False)
     label_folder = _find(folder, _LABEL_FOLDERS, folder=True)
     image_folders = [path for name in _IMAGE_FOLDERS if (path := _inside(folder, name)) and path.is_dir()]
@@ -171,14 +171,14 @@ def open_nuswide(
     ):
         if part is None:
             raise DataError(
-                f"nuswide: {official_name} not found in {folder}: place that part of NUS-WIDE there"
+                f"nuswide: {official_name} not found in {folder}: put that part of NUS-WIDE there"
             )
     assert image_list is not None
     assert label_folder is not None
     names = [line.replace("\\", "/") for _, line in read_lines(image_list, "the image list of NUS-WIDE")]
     concept_list = _find(folder, _CONCEPT_LISTS, folder=False)
     if concept_list is not None:
-        concept_names = [line for _, line in read_lines(concept_list, "concept names, one a line")]
+        concept_names = [line for _, line in read_lines(concept_list, "concept names, one per line")]
     else:
         files = sorted(path.stem for path in label_folder.glob("Labels_*.txt"))
         concept_names = [stem.removeprefix("Labels_") for stem in files]

@@ -199,7 +199,7 @@ def _open(
         return open_fashion_mnist(path or root, download=download)
     assert path is not None
     if scheme != "features" and not os.path.exists(Path(path).expanduser()):
-        raise DataError(f"{shown(path)} not found: the data of {scheme}: should be there")
+        raise DataError(f"{shown(path)} not found: give the path of the data after {scheme}:")
     if scheme == "nuswide":
         return open_nuswide(path, concepts=concepts, max_bad=max_bad)
     if scheme == "folder":

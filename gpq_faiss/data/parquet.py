@@ -71,7 +71,7 @@ def decoded_bytes(file: Any, column: str, groups: Sequence[int] | None = None) -
 
 
 def read_cells(path: Path, column: str, what: str, memory: int | None = None) -> list[Any]:
-    """A column as Python values, one a row; equal texts of a page are one object.
+    """A column as Python values, one per row; equal texts of a page are one object.
 
     Args:
         memory: budget in bytes; default what is free.

@@ -388,7 +388,7 @@ def authors_split(labels: Labels, labelled: str | None = None, *, seed: int = 0)
 
     Raises:
         UsageError: another form of ``labelled``.
-        DataError: several labels an item, or a class with too few.
+        DataError: several labels per item, or a class with too few.
     """
     count = 500
     if labelled not in (None, "all"):

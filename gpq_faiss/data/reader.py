@@ -23,7 +23,7 @@ Batch = tuple[NDArray[Any], NDArray[np.bool_]]
 class Reader:
     """Reads batches by position: features float32 [n, width] or images uint8 [n, 3, size, size].
 
-    A broken image takes no place in the array; the mask tells which of the rows asked for are there.
+    Broken images are not in the array; a mask tells which of the rows asked for are.
 
     Args:
         dataset: what to read.
@@ -46,7 +46,7 @@ class Reader:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # A batch under way is not worth waiting for after ctrl-C.
+        # After ctrl-C, do not wait for a batch in progress.
         self._ahead.shutdown(wait=kind is None, cancel_futures=True)
         self._decoders.shutdown(wait=kind is None, cancel_futures=True)
 

@@ -78,7 +78,7 @@ class Split:
         return masked if self.seen_classes is None else masked.select_classes(np.array(self.seen_classes))
 
     def save(self, path: str | Path) -> None:
-        """Write as JSON: a byte an item, compressed.
+        """Write as JSON: one byte per item, compressed.
 
         Raises:
             DataError: it cannot be written.

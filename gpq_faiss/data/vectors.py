@@ -66,7 +66,7 @@ def check_array(shape: tuple[int, ...], dtype: np.dtype[Any], where: str) -> Non
         DataError: names ``where``.
     """
     if len(shape) != 2 or dtype.kind not in "fiu" or dtype.itemsize > 8:
-        raise DataError(f"{where} is {dtype} {list(shape)}: numbers [N, width] are needed, a row an item")
+        raise DataError(f"{where} is {dtype} {list(shape)}: numbers [N, width] are needed, one row per item")
     if 0 in shape:
         raise DataError(f"{where} is {list(shape)}: there is no row, or no column")
 
@@ -78,7 +78,7 @@ def gather(
     run: Callable[[int, int], NDArray[Any]],
 ) -> NDArray[Any]:
     """Rows at ``positions`` (any order, repeats allowed) by reading runs ``(start, stop)`` in the file's order."""
-    wanted, place = np.unique(positions, return_inverse=True)
+    wanted, inverse = np.unique(positions, return_inverse=True)
     out = np.empty((len(wanted), shape[1]), dtype)
     row_bytes = dtype.itemsize * shape[1]
     gap, longest = max(1, _GAP_BYTES // row_bytes), max(1, _RUN_BYTES // row_bytes)
@@ -92,7 +92,7 @@ def gather(
         block = run(int(wanted[first]), int(wanted[last - 1]) + 1)
         out[first:last] = block[wanted[first:last] - wanted[first]]
         first = last
-    return out[place]
+    return out[inverse]
 
 
 class NpyVectors(Vectors):

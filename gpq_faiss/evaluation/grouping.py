@@ -69,7 +69,7 @@ def label_rows(labels: LabelsLike, what: str, length: int) -> Bytes:
     array = np.asarray(labels.packed) if isinstance(labels, PackedLabels) else np.asarray(labels)
     if len(array.shape) not in (1, 2) or array.shape[0] != length:
         raise DataError(
-            f"{what}: shape {array.shape} does not belong to {length:,} items: give a row an item"
+            f"{what}: shape {array.shape} does not belong to {length:,} items: give one row per item"
         )
     if array.ndim == 2:
         if array.dtype == bool:
@@ -151,7 +151,7 @@ class Relevance:
             result[self.codes[entries]] = self.counts[entries]  # a code has one entry of a set at most
             return result
         found = self.code_counts * meets.take(self.code_sets)
-        if len(found) == n_codes:  # one entry a code: every code has one, as every code has an item
+        if len(found) == n_codes:  # one entry per code: every code has one, as every code has an item
             return found
         np.add.reduceat(found, self.code_starts[:-1], out=result)
         return result

@@ -62,11 +62,11 @@ class Likeness:
     within_class: float | None
     """The same among items that share a label with the query; 1 where these are no more than k. None: no query shares one."""
     distinct_in_tops: int
-    """Distinct items among the first ten results of all queries measured, ties in order of id."""
+    """Distinct items among the first ten results of all queries measured, ties by id."""
     queries: int
     """How many were measured."""
     definition: str
-    """What the figures are, in a sentence."""
+    """The definition of the figures, in a sentence."""
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -80,7 +80,7 @@ class Likeness:
 
 
 def definition(queries: int, total: int, k: int = 100) -> str:
-    """A sentence that says what the figures are, to be printed and stored beside them."""
+    """A sentence that defines the figures, to be printed and stored beside them."""
     chosen = (
         f"all {total:,} queries" if queries == total else f"{queries:,} of {total:,} queries, evenly spaced"
     )
@@ -88,7 +88,7 @@ def definition(queries: int, total: int, k: int = 100) -> str:
         f"NN{NEAREST}@{k}: share of a query's {NEAREST} nearest items by exact cosine of the inputs that are among its first {k} "
         f"results, expected value over random order within ties, mean over {chosen}; within class: the same with database and "
         f"ranking restricted to items that share a label with the query; distinct in tops: different items among the first "
-        f"{NEAREST} results of all these queries, ties in order of id"
+        f"{NEAREST} results of all these queries, ties by id"
     )
 
 
@@ -126,7 +126,7 @@ def nearest(
         raise UsageError(f"n = {n} nearest items: it must be at least 1")
     queries, xq = np.asarray(queries, np.int64), np.asarray(xq)
     if xq.ndim != 2 or queries.shape != (len(xq),):
-        raise DataError(f"{queries.shape} queries and inputs {xq.shape}: a row [W] a query is needed")
+        raise DataError(f"{queries.shape} queries and inputs {xq.shape}: one row [W] per query is needed")
     total = len(np.asarray(getattr(database_labels, "packed", database_labels)))
     of_queries, of_items = same_width(
         label_rows(query_labels, "query labels", len(xq)),
@@ -207,7 +207,7 @@ def likeness(
     if not len(queries):
         raise DataError("no query to measure the likeness of its results")
     if k < 1:
-        raise UsageError(f"k = {k}: a ranking has at least one place")
+        raise UsageError(f"k = {k}: it must be at least 1")
     distinct, code_of = distinct_rows(np.ascontiguousarray(codes))
     prepared = _scorer(scorer, distinct)
     counts = np.bincount(code_of, minlength=len(distinct))
@@ -270,7 +270,7 @@ def _share(keys: Keys, counts: Ints, code_of: Ints, wanted: Ints, k: int) -> flo
 
 
 def _first(keys: Keys, counts: Ints, code_by_id: Ints) -> Ints:
-    """The first results, as places in the order of ids; equal scores in that order."""
+    """The first results, as positions in the order of ids; equal scores in that order."""
     last, before, _ = _cut(keys, counts, NEAREST)
     of_items = keys[code_by_id]
     tied = np.flatnonzero(of_items == last)[: NEAREST - before]

@@ -1,6 +1,6 @@
 """Retrieval measures as pure functions: arrays in, numbers out, ties accounted for, the convention named.
 
-Scores are "larger is better". ``relevant`` says which items count. A query without any relevant item counts 0
+Scores are "larger is better". ``relevant`` marks the items that count. A query without any relevant item counts 0
 and is reported in :attr:`Measure.without_relevant`, so that nobody averages it away unseen.
 
 >>> import numpy as np
@@ -43,7 +43,7 @@ RECALL_LEVELS: Floats = np.linspace(0.0, 1.0, 21)
 
 @dataclass(frozen=True)
 class Measure:
-    """Values of a measure, a row a query, and how they were computed."""
+    """Values of a measure, one row per query, and how they were computed."""
 
     values: Floats
     """[Q], or [Q, len(ks)] for measures at several k."""
@@ -59,7 +59,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class Curve:
-    """Precision over recall, a row a query."""
+    """Precision over recall, one row per query."""
 
     recall: Floats
     """[L] the recall levels, or [Q, N] the expected recall at each rank."""
@@ -195,7 +195,7 @@ def check_ks(ks: Sequence[int]) -> list[int]:
     result = [int(k) for k in ks]
     for k in result:
         if k < 1:
-            raise UsageError(f"k={k} is below 1: a ranking has at least one place")
+            raise UsageError(f"k={k} is below 1: it must be at least 1")
     return result
 
 
@@ -254,7 +254,7 @@ def _groups(
     if ties == "id" and ids is not None:
         key = np.asarray(ids)
         if key.shape != s.shape[1:] or len(np.unique(key)) != len(key):
-            raise DataError(f"ids must be {s.shape[1]} different numbers, one an item")
+            raise DataError(f"ids must be {s.shape[1]} different numbers, one per item")
         order = np.argsort(key)
         s, h = s[:, order], h[:, order]
     h = h.astype(np.int64)

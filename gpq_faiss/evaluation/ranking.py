@@ -46,7 +46,7 @@ _TASK = 128  # queries a task; fixed, so that the result does not depend on the 
 
 @dataclass(frozen=True)
 class RankingResult:
-    """Measures of a ranking; ``convention`` says how they were computed."""
+    """Measures of a ranking; ``convention`` describes how they were computed."""
 
     map: float
     """Mean of ``ap`` over all queries; those without relevant items count 0."""
@@ -128,7 +128,7 @@ def rank_codes(
         rows: int64, the database rows that count; all if not given. ``exclude`` still speaks of rows of the
             whole.
         exclude: int64 [Q], a database row that is left out for that query (itself, in leave-one-out), or -1.
-        memory: bytes for all blocks in work together; one query a block and thread is the least.
+        memory: bytes for all blocks in work together; at least one query per block and thread.
         threads: blocks in work at a time. The result does not depend on it.
 
     Raises:
@@ -275,7 +275,7 @@ class _Database:
         if ids is not None:
             key = np.asarray(ids)
             if key.shape != (total,) or key.dtype.kind not in "iu":
-                raise DataError(f"ids must be {total:,} integers, one a database row")
+                raise DataError(f"ids must be {total:,} integers, one per database row")
             key = key[chosen]
             if len(np.unique(key)) != len(key):
                 raise DataError("ids must differ: ties cannot be ordered by equal ids")
@@ -415,7 +415,7 @@ def _excluded(exclude: ArrayLike | None, n_queries: int, database: _Database) ->
         return None
     given = np.asarray(exclude)
     if given.shape != (n_queries,) or given.dtype.kind not in "iu":
-        raise DataError(f"exclude must be {n_queries:,} database rows (or -1), one a query")
+        raise DataError(f"exclude must be {n_queries:,} database rows (or -1), one per query")
     if n_queries and (given.min() < -1 or given.max() >= database.total):
         raise DataError(f"exclude names rows outside the database of {database.total:,}")
     position = np.full(database.total + 1, -1, dtype=np.int64)  # the last entry serves -1

@@ -33,7 +33,7 @@ Floats = NDArray[np.float64]
 
 _TIE_NAMES = {
     "expected": "expected value over random order within ties",
-    "id": "ties in order of id",
+    "id": "ties by id",
     "best": "relevant items first within ties",
     "worst": "relevant items last within ties",
 }
@@ -45,7 +45,7 @@ _DENOMINATOR_NAMES = {
 
 
 def check_ties(ties: str) -> None:
-    """Refuse an unknown way to order ties (:class:`UsageError`)."""
+    """Refuse an unknown order of ties (:class:`UsageError`)."""
     if ties not in get_args(Ties):
         raise UsageError(f"ties={ties!r} is unknown: use one of {', '.join(get_args(Ties))}")
 
@@ -56,13 +56,13 @@ def check_cut(k: int | None, denominator: str) -> None:
     if denominator not in get_args(Denominator):
         raise UsageError(f"denominator={denominator!r} is unknown: use one of {get_args(Denominator)}")
     if k is not None and k < 1:
-        raise UsageError(f"k={k} is below 1: a ranking has at least one place")
+        raise UsageError(f"k={k} is below 1: it must be at least 1")
     if k is None and denominator != "relevant":
         raise UsageError(f"denominator={denominator!r} belongs to mAP@k: give k, or use 'relevant'")
 
 
 def convention(what: str, ties: str, k: int | None = None, denominator: str | None = None) -> str:
-    """One line that says how a figure was computed, to be printed and stored beside it."""
+    """One line that describes how a figure was computed, to be printed and stored beside it."""
     parts = [what if k is None else f"{what}@{k}"]
     if denominator is not None:
         parts.append("full ranking" if k is None else f"top {k} of the ranking")

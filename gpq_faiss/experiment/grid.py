@@ -33,8 +33,8 @@ A grid file has these keys, all of them checked; anything else is an error::
     "loss.lambda1" = [0.0, 0.1]
     "loss.lambda2" = [0.0, 0.1]
 
-Without ``[[variation]]`` and ``[product]`` there is one variation, that changes nothing. A method that is no network has none of these
-settings: of variations that differ in nothing else it is in the first.
+Without ``[[variation]]`` and ``[product]`` there is one variation, which changes nothing. A method that is not a network has none of
+these settings: of variations that differ in nothing else, it is in the first.
 """
 
 from __future__ import annotations
@@ -58,22 +58,22 @@ Changes = Mapping[str, Any]
 
 BUILT_IN = Path(__file__).parent / "grids"
 _MOST_CELLS = 100_000
-# Settings that a grid has a key of its own for -> the key.
+# Settings for which a grid has its own key -> the key.
 _OF_THE_GRID = {"preset": "preset", "training.seed": "seeds", "quantizer.codebooks": "bits"}
-# Settings that a report of this kind tells apart -> what it calls them; no others may differ in it.
-_TOLD: dict[str, tuple[str, ...]] = {"sensitivity": ("lambda1", "lambda2"), "scale": ()}
+# Kind of report -> the weights that it shows; variations may differ in nothing else.
+_SHOWN: dict[str, tuple[str, ...]] = {"sensitivity": ("lambda1", "lambda2"), "scale": ()}
 
 
 @dataclass(frozen=True)
 class Variation:
-    """One way of running the methods of a grid.
+    """A change to the settings or sets with which methods are run.
 
     Attributes:
         name: as in the tables; empty for the methods as they are.
         config: settings changed.
         methods: short names, or None for all of the grid.
-        preset: in place of the grid's, or None.
-        labelled: in place of the grid's, or None.
+        preset: instead of the grid's, or None.
+        labelled: instead of the grid's, or None.
         unlabelled, database: how many items, or None for all.
     """
 
@@ -125,15 +125,15 @@ class Grid:
             ("labelled", self.labelled),
         ):
             if not values:
-                raise UsageError(f"grid {self.name}: no {what}: give one at least")
+                raise UsageError(f"grid {self.name}: no {what}: give at least one")
             if len(set(values)) != len(values):
-                raise UsageError(f"grid {self.name}: {what} names something twice")
+                raise UsageError(f"grid {self.name}: {what} has an entry twice")
         for name in self.methods:
             find_method(name)
         for name in self.settings:
             if not find_method(name).deep:
                 raise UsageError(
-                    f"settings.{name}: only networks have settings, and {name} is none: leave it out"
+                    f"settings.{name}: only networks have settings, and {name} is not one: leave it out"
                 )
         for n in self.bits:
             if not 1 <= n <= 4096:
@@ -146,7 +146,7 @@ class Grid:
         names = [variation.name for variation in self.variations]
         for name in names:
             if names.count(name) > 1:
-                raise UsageError(f"grid {self.name}: two variations are called '{name}': rename one")
+                raise UsageError(f"grid {self.name}: two variations are named '{name}': rename one")
         self._try_settings()
 
     def _try_settings(self) -> None:
@@ -162,18 +162,18 @@ class Grid:
                 if count is not None and count < 1:
                     raise UsageError(f"variation '{variation.name}': {what} = {count}: at least 1 is needed")
 
-        if self.kind in _TOLD and len({self._but_for(_TOLD[self.kind], v) for v in self.variations}) > 1:
-            told = " and ".join(f"loss.{name}" for name in _TOLD[self.kind]) or "the numbers of items"
+        if self.kind in _SHOWN and len({self._without(_SHOWN[self.kind], v) for v in self.variations}) > 1:
+            shown = " and ".join(f"loss.{name}" for name in _SHOWN[self.kind]) or "the numbers of items"
             raise UsageError(
-                f"grid {self.name}: a report of kind {self.kind} shows {told} and nothing else that variations change: "
+                f"grid {self.name}: a report of kind {self.kind} shows {shown} and nothing else that variations change: "
                 'take kind = "ablation"'
             )
 
-    def _but_for(self, told: tuple[str, ...], variation: Variation) -> str:
-        """All that a variation changes, but for the weights ``told``, or, without any, the numbers of items."""
-        loss = {k: v for k, v in variation.config.get("loss", {}).items() if k not in told}
+    def _without(self, shown: tuple[str, ...], variation: Variation) -> str:
+        """All that a variation changes, except the weights ``shown``, or, without any, the numbers of items."""
+        loss = {k: v for k, v in variation.config.get("loss", {}).items() if k not in shown}
         config = {k: v for k, v in {**variation.config, "loss": loss}.items() if v}
-        items = (variation.unlabelled, variation.database, variation.labelled) if told else ()
+        items = (variation.unlabelled, variation.database, variation.labelled) if shown else ()
         return repr((sorted(config.items()), variation.preset or self.preset, items))
 
     def methods_of(self, variation: Variation) -> tuple[str, ...]:
@@ -201,7 +201,7 @@ class Grid:
         return self.labelled if variation.labelled is None else (variation.labelled,)
 
     def with_options(self, **changes: Any) -> Grid:
-        """A copy with the fields that are given and not None; a title that names the protocol names the one that is taken."""
+        """A copy with the fields that are given and not None; a protocol in the title is replaced too."""
         given = {k: v for k, v in changes.items() if v is not None}
         title = self.title.replace(
             f"protocol {self.protocol}", f"protocol {given.get('protocol', self.protocol)}"
@@ -210,7 +210,7 @@ class Grid:
 
 
 def refuse_the_grids_own(changes: Changes) -> None:
-    """Settings that every run has of the grid are no settings to change.
+    """Refuse changes to settings that follow from the grid.
 
     Raises:
         UsageError: one of them is among ``changes``; the message names the key of the grid.
@@ -218,7 +218,7 @@ def refuse_the_grids_own(changes: Changes) -> None:
     for name, key in _OF_THE_GRID.items():
         section, dot, setting = name.partition(".")
         if section in changes and (not dot or setting in changes[section]):
-            raise UsageError(f"{name} is not changed as a setting: the grid's {key} say it")
+            raise UsageError(f"{name} is not changed as a setting: it follows from the grid's {key}")
 
 
 def built_in_grids() -> dict[str, Path]:

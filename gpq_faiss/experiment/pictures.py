@@ -31,7 +31,7 @@ from .results import (
 from .runfile import FIGURES, Run, read_run
 
 _GALLERY_QUERIES, _GALLERY_COLUMNS, _GALLERY_ROWS = 3, 10, 30
-_EMPTY = np.zeros((32, 32, 3), np.uint8)  # in place of an image that cannot be read
+_EMPTY = np.zeros((32, 32, 3), np.uint8)  # instead of an image that cannot be read
 _PANELS = 9
 
 
@@ -118,7 +118,7 @@ def _curves(experiment: Experiment, where: Any, overwrite: bool) -> dict[str, Pa
 
 
 def _likeness(experiment: Experiment, path: Path, overwrite: bool) -> dict[str, Path]:
-    """mAP over NN10@100 at the longest code: a colour a method, a marker a row."""
+    """mAP over NN10@100 at the longest code: one colour per method, one marker per row."""
     bits = max(experiment.bits)
     column = "NN10@100"
     rows = {str(row["method"]): row for row in main_rows(experiment)}
@@ -127,8 +127,8 @@ def _likeness(experiment: Experiment, path: Path, overwrite: bool) -> dict[str, 
         name = str(like["method"])
         quality = rows[name].get(str(bits)) if name in rows else None
         if isinstance(quality, Spread) and isinstance(like[column], Spread):
-            ways = groups.setdefault(name.split(" ", 1)[0], {})
-            ways[name] = ([like[column].mean], [quality.mean])
+            points = groups.setdefault(name.split(" ", 1)[0], {})
+            points[name] = ([like[column].mean], [quality.mean])
     if not groups:
         return {}
     caption = f"mAP over {column} at {bits} bits"
@@ -165,7 +165,7 @@ def _heat_maps(experiment: Experiment, where: Any, overwrite: bool) -> dict[str,
 def _scales(experiment: Experiment, where: Any, overwrite: bool) -> dict[str, Path]:
     """mAP over unlabelled items (with the whole database), and mAP and ranking time over the database.
 
-    A line a method, code length and number of labels.
+    One line per method, code length and number of labels.
     """
     lines_of: dict[str, list[dict[str, Any]]] = {}
     for row in scale_rows(experiment):
@@ -298,7 +298,7 @@ def _codebooks(experiment: Experiment, where: Any, overwrite: bool) -> dict[str,
 
 
 def _galleries(experiment: Experiment, images: Dataset, where: Any, overwrite: bool) -> dict[str, Path]:
-    """The best results of a few queries, a line a row of the tables."""
+    """The best results of a few queries, one line per row of the tables."""
     if not isinstance(images, ImageDataset):
         raise MismatchError(f"{images.name} holds {images.kind}: galleries need the images")
     bits, seed = max(experiment.bits), experiment.seeds[0]
@@ -365,7 +365,7 @@ def _rows_of(images: ImageDataset, ids: Sequence[int]) -> NDArray[np.int64]:
 def _check_same_items(images: ImageDataset, rows: NDArray[np.int64], relevant: Sequence[bool]) -> None:
     """Whether the images, by their own labels, are relevant to the query where the items of the run are.
 
-    The numbers of items say little: images in another order have the same ones. Classes may be numbered otherwise.
+    Ids alone prove little: images in another order have the same ones. Classes may be numbered differently.
     """
     if images.labels is None or not images.labels.has(rows).all():
         return

@@ -15,13 +15,13 @@ dataset                type                     meaning
 ``codes``              uint8 [N, W]             as Faiss packs them (not of methods that keep no code)
 ``index``              uint8 [B]                a trained, empty Faiss index that ranks as the method does
 ``search_input``       [Q, ...]                 what it is searched with
-``top_ids``            int64 [Q, 1000]          the best ids of each query, ties in order of the database
+``top_ids``            int64 [Q, 1000]          the best ids of each query, ties by position
 ``vectors``            float32 [n, D]           of some items, where the grid asks for them
 ``codebooks``          float32 [M, K, d]        of trained quantisers
 ``log``                uint8 [B]                JSON lines of the training
 =====================  =======================  =============================================================
 
-Attributes say what the run is: method, bits, seed, variation, settings, data, split, times, machine, versions; and its mAP and
+Attributes describe the run: method, bits, seed, variation, settings, data, split, times, machine, versions; and its mAP and
 ``likeness`` (JSON of :class:`gpq_faiss.evaluation.likeness.Likeness`; null for images).
 """
 

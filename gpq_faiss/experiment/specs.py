@@ -42,7 +42,7 @@ class RunSpec:
         variation: its name; empty for the methods without changes.
         settings: everything that determines the codes except the data: a config's dict, or an array method's settings.
         protocol, labelled, queries, unlabelled, database: what the split is made of.
-        several_labelled: whether the grid has several ``labelled``, so that names must tell them apart.
+        several_labelled: whether the grid has several ``labelled``, so that names must contain it.
         vectors: items of the database whose vectors are kept.
         split_hash: of the split.
         identity: hash over everything that the results depend on.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe & Ito's palette: told apart with any colour vision, and in print.
+# Okabe & Ito's palette: distinguishable with any colour vision, and in print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444", "#B8A800")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
 _DATES: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
@@ -36,7 +36,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save_figure(figure: Figure, path: Path, *, dpi: int = 160) -> Path:
-    """Write the figure as its ending says; no date and nothing random goes into the file, so equal pictures are equal files."""
+    """Write the figure in the format of its ending; no date and nothing random goes into the file, so equal pictures are equal files."""
     from matplotlib import rc_context
 
     form = path.suffix.lower().lstrip(".")

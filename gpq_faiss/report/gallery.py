@@ -34,12 +34,12 @@ class Ranked:
     results: Sequence[Image]
     """In rank order."""
     scores: Sequence[float] | None = None
-    """One a result, printed beneath it."""
+    """One per result, printed beneath it."""
     relevant: Sequence[bool | None] | None = None
-    """One a result: a green frame for True, red for False, grey for None (not known)."""
+    """One per result: a green frame for True, red for False, grey for None (not known)."""
     query_name: str = ""
     names: Sequence[str] | None = None
-    """One a result (its class, say), printed before the score."""
+    """One per result (its class, say), printed before the score."""
 
 
 def save_gallery(
@@ -54,7 +54,7 @@ def save_gallery(
 
     Args:
         rows: a query each, drawn from top to bottom.
-        columns: results a query at most.
+        columns: results per query at most.
 
     Raises:
         UsageError: another ending, or ``columns`` below 1. DataError: no rows, images of another kind, lists

@@ -34,7 +34,7 @@ def plot_curves(
     log_x: bool = False,
     overwrite: bool = False,
 ) -> Path:
-    """A line a method, told apart by colour and dashes, so that there may be many.
+    """One line per method, distinguished by colour and dashes, so that there may be many.
 
     Args:
         curves: name -> (x [P], y [P]).

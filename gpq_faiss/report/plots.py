@@ -29,7 +29,7 @@ def plot_pr_curves(
     title: str | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Precision over recall, a line a method.
+    """Precision over recall, one line per method.
 
     Args:
         curves: name -> (recall [L], precision [L]).
@@ -61,7 +61,7 @@ def plot_map_bits(
     y: str = "mAP",
     overwrite: bool = False,
 ) -> Path:
-    """mAP over code length, a line a method, with an error bar of one deviation where there are several runs.
+    """mAP over code length, one line per method, with an error bar of one deviation where there are several runs.
 
     Args:
         series: name -> {bits: a value, a :class:`Spread`, or the values of several runs}.
@@ -95,7 +95,7 @@ def plot_validation(
     y: str = "validation mAP",
     overwrite: bool = False,
 ) -> Path:
-    """A measure against training time, a line a run, its best point marked.
+    """A measure against training time, one line per run, its best point marked.
 
     Args:
         series: name -> (seconds since the start [P], value [P]). The axis is in seconds, minutes or hours, by
@@ -134,10 +134,10 @@ def plot_tradeoff(
     logarithmic: bool = True,
     overwrite: bool = False,
 ) -> Path:
-    """Quality over speed (or another cost, or another quality): a point a way, or a line through its settings.
+    """Quality over speed (or another cost, or another quality): one point per tool, or a line through its settings.
 
     Args:
-        groups: group -> way -> (speed [P]; quality [P]). A group has a colour, a way in it a marker.
+        groups: group -> tool -> (speed [P]; quality [P]). A group has a colour, a tool in it a marker.
         x: what the speed is, for the axis; ``y`` likewise.
         logarithmic: whether the axis of the speed is, which then has to be above 0.
 
@@ -151,7 +151,7 @@ def plot_tradeoff(
     style_axes(axes, title, x, y)
     if logarithmic:
         axes.set_xscale("log")
-    # An entry without a line heads the ways of a group in the legend, but for a way of the group's own name.
+    # An entry without a line heads the tools of a group in the legend, except for a tool with the group's own name.
     entries: list[Line2D] = []
     for i, (group, ways) in enumerate(_some(groups).items()):
         if not all(name.startswith(group) for name in ways):
@@ -159,9 +159,7 @@ def plot_tradeoff(
         for j, (name, points) in enumerate(_some(ways).items()):
             speed, quality = _pair(name, *points)
             if logarithmic and not (speed > 0).all():
-                raise DataError(
-                    f"line {name!r}: a speed of {speed.min():g} has no place on a logarithmic axis"
-                )
+                raise DataError(f"line {name!r}: a speed of {speed.min():g} cannot be on a logarithmic axis")
             order = np.argsort(speed)
             entries += axes.plot(
                 speed[order], quality[order], color=_colour(i), marker=MARKERS[j % len(MARKERS)], markersize=6,

@@ -54,11 +54,10 @@ class Evaluation:
         method: of the model, as tables name it (:func:`model_name`).
         bits: code length.
         protocol, split_hash: which queries and database.
-        compared: name -> ranking of other models and methods on the same split; methods are trained without labels unless they say
-            otherwise. All names are different, that of the model included.
+        compared: name -> ranking of other models and methods on the same split. No name is that of the model.
         notes: for people.
         device: where the rankings of models were measured.
-        likeness: of the model; None for images (:func:`needs_perceptron`).
+        likeness: of the model; None for images (:func:`gpq_faiss.methods.measure.needs_perceptron`).
         compared_likeness: name -> likeness of the others.
         compared_bits: name -> code length of the others; ``float`` and ``classifier`` have none.
         compared_fingerprints: name -> fingerprint, of the models among them.
@@ -111,7 +110,7 @@ class Evaluation:
         }
 
     def rows(self, ks: Sequence[int] = ()) -> list[dict[str, Any]]:
-        """A row a model or method, for a table."""
+        """One row per model or method, for a table."""
         kept = {self.method: self.likeness, **self.compared_likeness}
         bits = {self.method: self.bits, **self.compared_bits}
         return [
@@ -218,7 +217,7 @@ def code_bits(encoder: Encoder) -> int:
     return int(M * (K.bit_length() - 1))
 
 
-# The preset whose name says no more than that of its method.
+# Method -> the preset that its row does not name.
 _NATURAL = {"gpq": "gpq", "posterior": "recommended"}
 
 
@@ -230,7 +229,7 @@ def model_name(description: Mapping[str, Any]) -> str:
 
 
 def _trained_on(folder: Path, description: Mapping[str, Any]) -> tuple[str, str, int]:
-    """Fingerprint of the data, protocol and seed of a model's training. Raises DataError: ``config.json`` does not tell."""
+    """Fingerprint of the data, protocol and seed of a model's training. Raises DataError: ``config.json`` lacks them."""
     try:
         split = description["split"]
         return str(description["data"]["fingerprint"]), str(split["protocol"]), int(split["seed"])
@@ -254,9 +253,9 @@ def _check_same_split(first: Path, other: Path) -> None:
         )
     a, b = load_split(first / "split.json"), load_split(other / "split.json")
     if (a.name, a.hash) != (b.name, b.hash):
-        told = [f"protocol {s.name}, seed {s.seed}, {len(s.labelled):,} labelled" for s in (b, a)]
+        splits = [f"protocol {s.name}, seed {s.seed}, {len(s.labelled):,} labelled" for s in (b, a)]
         raise MismatchError(
-            f"--compare {other}: it was trained on another split ({told[0]}) than {first} ({told[1]}): train it with the same "
+            f"--compare {other}: it was trained on another split ({splits[0]}) than {first} ({splits[1]}): train it with the same "
             "--protocol, --seed, --labelled and --queries"
         )
 
@@ -266,8 +265,8 @@ def _open_compared(
 ) -> dict[str, Encoder | None]:
     """What is compared: the name of its row -> the model, or None for a method that is fitted here; the first model is the first entry.
 
-    A folder is a model, unless its name is that of a method that is fitted here. Models that would have the same name are told apart
-    by their folders.
+    A folder is a model, unless its name is that of a method that is fitted here. Models that would have the same name are named
+    with their folders.
 
     Raises:
         DataError, DeviceError, MismatchError, UsageError: as :func:`evaluate` tells.
@@ -291,8 +290,8 @@ def _open_compared(
         models[name].check(dataset)
     names = [model_name(one.model.description) for one in models.values()]
     rows = {
-        place: f"{name}: {place}" if names.count(name) > 1 else name
-        for place, name in zip(models, names, strict=True)
+        path: f"{name}: {path}" if names.count(name) > 1 else name
+        for path, name in zip(models, names, strict=True)
     }
     return {rows.get(name, name): models.get(name) for name in (str(folder), *compare)}
 
@@ -381,7 +380,7 @@ def _rank_all(
     on_device: bool,
     progress: Progress | None,
 ) -> tuple[dict[str, RankingResult], dict[str, Likeness]]:
-    """Rankings and likeness by row; no likeness at all for images (:func:`needs_perceptron`). The first entry is a model.
+    """Rankings and likeness by row; no likeness for images. The first entry is a model.
 
     Methods are compared on the queries and items that the first model could read.
     """
@@ -472,13 +471,13 @@ def evaluate(
         MismatchError: a model takes other data, or was trained on another split of these.
         UsageError: something in ``compare`` is neither a method nor a model, or there twice.
     """
-    # What cannot be is refused before the data are encoded, which may take hours.
+    # Wrong arguments are refused before the data are encoded, which may take hours.
     threads = usable_cores() if threads is None else threads
     if threads < 1:
         raise UsageError(f"{threads} threads: it must be at least 1")
     for at in (*ks, *([] if k is None else [k])):
         if at < 1:
-            raise UsageError(f"k = {at}: a ranking has at least one place")
+            raise UsageError(f"k = {at}: it must be at least 1")
     encoder = Encoder.load(model, device)
     dataset = open_data(data) if isinstance(data, str) else data
     encoder.check(dataset)
@@ -494,7 +493,7 @@ def evaluate(
     if encoder.model.class_names != labels.class_names:
         notes.append("the classes are not those of the training")
     if (on_device or encoder.device.type != "cpu") and None in entries.values():
-        notes.append("methods that it is compared with were ranked on the CPU")
+        notes.append("methods compared with were ranked on the CPU")
     rankings, found = _rank_all(
         entries,
         dataset,

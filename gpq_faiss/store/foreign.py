@@ -32,7 +32,7 @@ _LEAST_STORED = 1 << 20  # bytes that need not be stored: small arrays that were
 
 @contextlib.contextmanager
 def open_hdf5(path: Path, what: str) -> Iterator[Any]:
-    """Open for reading; ``what`` says in errors what the file should be.
+    """Open for reading; ``what`` names the expected file in errors.
 
     Raises:
         DataError: missing, empty, foreign, truncated, or damaged, on opening or in the body.
@@ -65,7 +65,7 @@ def dataset(h5: Any, name: str, path: Path) -> Any:
     if link is None:
         raise DataError(f"{path} has no dataset {name!r}")
     if not isinstance(link, h5py.HardLink):
-        raise DataError(f"{path}: {name!r} is a link to another place, which is not followed")
+        raise DataError(f"{path}: {name!r} is a link, which is not followed")
     found = h5[name]
     if not isinstance(found, h5py.Dataset):
         raise DataError(f"{path}: {name!r} is not a dataset")
@@ -128,7 +128,7 @@ class Hdf5Array:
                 raise DataError(f"{self.path} changed while it was read: start again")
             if isinstance(rows, slice):
                 return np.asarray(found[rows])
-            wanted, place = np.unique(np.arange(len(self))[rows], return_inverse=True)
+            wanted, inverse = np.unique(np.arange(len(self))[rows], return_inverse=True)
             out = np.empty((len(wanted), *self.shape[1:]), self.dtype)
             row_bytes = self.dtype.itemsize * int(np.prod(self.shape[1:]))
             longest = max(1, _RUN_BYTES // max(1, row_bytes))
@@ -145,7 +145,7 @@ class Hdf5Array:
                 run = found[int(wanted[first]) : int(wanted[last - 1]) + 1]
                 out[first:last] = run[wanted[first:last] - wanted[first]]
                 first = last
-            return out[place]
+            return out[inverse]
 
 
 def read_hdf5_array(path: str | Path, names: Sequence[str], *, required: bool = True) -> Hdf5Array | None:

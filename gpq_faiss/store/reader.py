@@ -114,7 +114,7 @@ class RowReader:
         if self.header.codebooks_fingerprint != self._text("codebooks_fingerprint"):
             raise DataError("the codebooks are not those that the file was written with: it is damaged")
         if self.header.fingerprint() != self._text("header_fingerprint"):
-            raise DataError("what it says of itself is not what was written: it is damaged")
+            raise DataError("its description is not what was written: it is damaged")
         self.versions: dict[str, str] = self._json("versions", dict)
         self.ntotal = int(attrs["ntotal"])
         self._columns: dict[str, Any] = {}
@@ -215,7 +215,7 @@ class RowReader:
 
 
 def describe(path: str | Path) -> dict[str, Any]:
-    """What ``gpq info`` says of a features or codes file, as JSON values. All of it is read, so that damage is noticed.
+    """What ``gpq info`` shows of a features or codes file, as JSON values. All of it is read, so that damage is noticed.
 
     Raises:
         DataError: not such a file, or a damaged one.

@@ -106,7 +106,7 @@ class RowWriter:
             file.truncate(self.rows * dtype.itemsize * max(1, width))
 
     def _progress(self) -> tuple[int, dict[str, Any]] | None:
-        """Rows and state of a partial that fits the header, or None (and say why it is discarded)."""
+        """Rows and state of a partial that fits the header, or None (and log why it is discarded)."""
         file = self.partial / "progress.json"
         if not file.exists():
             return None
@@ -115,7 +115,7 @@ class RowWriter:
             progress = read_json(file, "the progress of a partial file")
             rows, state = int(progress["rows"]), dict(progress["state"])
             if progress["header"] == self.header.fingerprint():
-                why = "its columns are shorter than its progress says"
+                why = "its columns are shorter than its recorded progress"
                 for name, (dtype, width) in self.header.columns().items():
                     if (self.partial / f"{name}.raw").stat().st_size < rows * dtype.itemsize * max(1, width):
                         break
@@ -138,7 +138,7 @@ class RowWriter:
         """Append n rows.
 
         Args:
-            values: float32 or uint8 [n, width], as the kind says.
+            values: float32 or uint8 [n, width], depending on the kind.
             ids: int64 [n].
             labels: uint8 [n, ceil(C/8)], packed; needed exactly where the header has class names.
             state: as :meth:`set_state`, bound to these very rows whatever interrupts the caller.

@@ -169,7 +169,7 @@ def test_what_does_not_belong_together_is_refused() -> None:
             nearest(np.arange(3), x, blocks, y, y)
     with pytest.raises(DataError, match="rows of 2 numbers"):
         nearest(np.arange(3), x, [np.ones((3, 4), np.float32)], y, y)
-    with pytest.raises(DataError, match="a row"):
+    with pytest.raises(DataError, match="one row"):
         nearest(np.arange(2), x, [x], y, y)
     with pytest.raises(UsageError, match="at least 1"):
         nearest(np.arange(3), x, [x], y, y, 0)
@@ -177,5 +177,5 @@ def test_what_does_not_belong_together_is_refused() -> None:
     tables = np.ones((3, 1, 2), np.float32)
     with pytest.raises(DataError, match="uint8"):
         likeness(tables, np.zeros((4, 1), np.uint8), near, n_queries=3)
-    with pytest.raises(UsageError, match="at least one place"):
+    with pytest.raises(UsageError, match="must be at least 1"):
         likeness(tables, np.zeros((3, 1), np.uint8), near, n_queries=3, k=0)

@@ -233,7 +233,7 @@ def test_arguments_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="give its name"):
         run_experiment("table2", DIGITS, tmp_path, jobs=2)
     for changes, key in (({"training": {"seed": 5}}, "seeds"), ({"quantizer": {"codebooks": 9}}, "bits")):
-        with pytest.raises(UsageError, match=f"the grid's {key} say it"):
+        with pytest.raises(UsageError, match=f"it follows from the grid's {key}"):
             run_experiment(small_grid(), DIGITS, tmp_path, base=merge(preset("paper"), changes))
     all_labelled = small_grid(methods=["pq"], bits=[12], seeds=[0], labelled=["all"])
     summary = run_experiment(all_labelled, DIGITS, tmp_path)

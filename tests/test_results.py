@@ -1,0 +1,104 @@
+"""Figures: those of the documents are the committed ones, and those of the presets stay where they are."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from gpq_faiss.config import merge, preset
+from gpq_faiss.data.digits import open_digits
+from gpq_faiss.stages.evaluate import evaluate
+from gpq_faiss.stages.train import train
+
+ROOT = Path(__file__).parent.parent
+MAIN, FEW, ALL = "default-cifar10", "default-cifar10-few", "table2"
+
+# Row of the README's table of results -> rows of the committed files.
+README_ROWS = {
+    "class-posterior codes, the default": (MAIN, "posterior"),
+    "– all bits for the class": (MAIN, "posterior (all codebooks for the class)"),
+    "DTQ, learning rate 2e-3": (MAIN, "dtq (learning rate 2e-3)"),
+    "SDH": (MAIN, "sdh"),
+    "GPQ, the paper's losses with the network and training of the others": (
+        ALL,
+        "gpq (preset paper, network and training of the others)",
+    ),
+    "OPQ": (MAIN, "opq"),
+    "*exact float features*": (MAIN, "float"),
+    "*classifier; six of them: class probabilities, no code*": (MAIN, "classifier; classifier-6"),
+    "*the likeliest class and its probability*": (MAIN, "class-confidence"),
+}
+
+
+@cache
+def committed(name: str) -> dict[str, dict[str, float]]:
+    """Row -> column -> mean, of the first table of a results file."""
+    tables = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())["tables"]
+    return {
+        re.sub(r" \([\d,]+ bits (an|per) item\)", "", row["method"]): {
+            column: cell["mean"] for column, cell in row.items() if isinstance(cell, dict)
+        }
+        for row in tables["map"]["rows"]
+    }
+
+
+def table_under(text: str, first: str) -> list[list[str]]:
+    """Cells of the rows of the Markdown table whose head begins with ``first``, without head and rule."""
+    lines = text[text.index(f"\n{first}") + 1 :].splitlines()
+    rows = lines[: next(i for i, line in enumerate(lines) if not line.startswith("|"))]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[2:]]
+
+
+def check(where: str, text: str, file: str, rows: str, column: str) -> None:
+    """Assert that a cell holds the committed figures of some rows, as far as it has figures."""
+    for shown, row in zip(text.split("; "), rows.split("; "), strict=False):
+        if shown:
+            value = committed(file)[row][column]
+            # Some figures were rounded from the four digits of the committed tables.
+            assert float(shown) == pytest.approx(value, abs=0.00056), f"{where}: {file}, {row}, {column}"
+
+
+def test_the_readme_has_the_committed_figures() -> None:
+    table = table_under((ROOT / "README.md").read_text(), "| | 12 bits |")
+    assert {line[0] for line in table} <= README_ROWS.keys()
+    assert len(table) >= 5
+    for label, *cells in table:
+        file, rows = README_ROWS[label]
+        for text, column in zip(cells, ("12", "24", "48", "NN10@100"), strict=False):
+            check(label, text, file, rows, column)
+        check(f"{label}, few labels", cells[4], FEW, rows, "48")
+
+
+def test_the_page_of_results_has_the_committed_figures() -> None:
+    table = table_under((ROOT / "docs" / "results.md").read_text(), "| data | 12 bits |")
+    assert len(table) == 4
+    for label, *cells in table:
+        (file,) = re.findall(r"results/([\w-]+)\.md", label)
+        for text, column in zip(cells, ("12", "24", "48", "NN10@100"), strict=False):
+            check(label, text, file, "posterior", column)
+        for text, row in zip(cells[4:], ("classifier", "classifier-6", "classifier-propagated"), strict=True):
+            check(label, text, file, row, "48")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "expected"),
+    [
+        (
+            "recommended",
+            {"network": {"committee": 2, "committee_hidden": 128}, "training": {"steps": 60}},
+            0.841,
+        ),
+        ("paper", {"training": {"steps": 150}}, 0.481),
+    ],
+)
+def test_short_trainings_of_the_presets_rank_as_before(
+    tmp_path: Path, name: str, changes: dict[str, dict[str, int]], expected: float
+) -> None:
+    """On digits, 20 labels per class, 12 bits: cheaper than the presets, but by the same code."""
+    config = merge(merge(preset(name), {"quantizer": {"codebooks": 3}}), changes)
+    train(open_digits(), tmp_path / "model", config=config, labelled="20-per-class")
+    assert evaluate(tmp_path / "model", open_digits()).ranking.map == pytest.approx(expected, abs=0.02)
