@@ -122,7 +122,7 @@ _ONLY_WEIGHTS = (
         ({"preset": "best"}, "no preset 'best'"),
         ({"vectors": -1}, "vectors = -1"),
         ({"config": {"loss": {"lambda9": 1}}}, "unknown setting 'loss.lambda9'"),
-        ({"config": {"loss": {"lambda1": "big"}}}, "loss.lambda1 = 'big': float is expected"),
+        ({"config": {"loss": {"lambda1": "big"}}}, "loss.lambda1 = 'big': a number of at least 0"),
         ({"settings": {"lsh": {}}}, "no method 'lsh'"),
         ({"settings": {"gpq": {"los": {}}}}, "unknown setting 'los'"),
         ({"variation": ["x"]}, r"write \[\[variation\]\]"),
@@ -261,9 +261,9 @@ def test_a_setting_that_came_later_changes_nothing_while_it_is_off(digits: Datas
     assert not cell.same_settings(stored | {"preset": "recommended"})
     assert not cell.same_settings(stored | {"gone": 1})
     assert not cell.same_settings(stored | {"loss": stored["loss"] | {"lambda1": 0.2}})
-    older = stored | {"loss": {k: v for k, v in stored["loss"].items() if k != "metric"}}
+    older = stored | {"gpq": {k: v for k, v in stored["gpq"].items() if k != "metric"}}
     assert cell.same_settings(older)
-    triplet = dataclasses.replace(cell, settings=stored | {"loss": stored["loss"] | {"metric": "triplet"}})
+    triplet = dataclasses.replace(cell, settings=stored | {"gpq": stored["gpq"] | {"metric": "triplet"}})
     assert not triplet.same_settings(older)
     # A setting that is no more: as good as none where it was off.
     for off in (0, 0.0, False):
