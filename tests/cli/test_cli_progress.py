@@ -29,7 +29,7 @@ from gpq_faiss.progress import Stage, describe, duration, stage, under_way
 SCRIPT = """
 import logging, sys, time, tqdm
 from gpq_cli import progress
-from gpq_faiss import stages
+from gpq_faiss import progress as stages
 stages.LONG = 0.2
 log = logging.getLogger("gpq_faiss.test")
 progress.Watcher.__init__.__kwdefaults__.update(look=0.02, first=0.1, apart=0.15)
