@@ -237,9 +237,16 @@ class Committee:
         """The committee with other numbers of codebooks, still to be placed."""
         net = self.network
         generator = torch.Generator().manual_seed(self.seed)
-        width = net.axes.shape[0]
+        width = net.principal_axes.shape[0]
         return PosteriorNetwork(
-            net.backbone, net.N, M, self.K, net.d, net.C, width=width, beta=net.beta, A=A, generator=generator
+            net.backbone,
+            net.N,
+            (M, self.K, net.d),
+            net.C,
+            width=width,
+            beta=net.beta,
+            A=A,
+            generator=generator,
         )
 
     @cached_property
@@ -292,7 +299,7 @@ class Committee:
         codes = torch.cat([net.assign(features, p) for features, p in self.database.blocks()])
         packed = codes.numpy().astype(np.uint8)
         vectors = query_form(net.query_targets(self.queries.features, self.queries.posterior), net.basis)
-        tables = torch.einsum("qmd,mkd->qmk", vectors, net.words).numpy()
+        tables = torch.einsum("qmd,mkd->qmk", vectors, net.pq_codewords).numpy()
         ranking = rank_codes(tables, packed, self.query_labels, self.database_labels)
         return {
             "kind": "logits" if found.by_logits else "probabilities",

@@ -147,7 +147,7 @@ class PairsConfig:
     __pydantic_config__ = _STRICT
 
     targets: Literal["beliefs", "labels"] = "beliefs"
-    """Pairs of the N-pair loss: all, as similar as the class probabilities say, or those of labelled items."""
+    """Pairs of the N-pair loss: all, with similarities by the class probabilities, or those of labelled items."""
     queries: Literal["beliefs", "items"] = "beliefs"
     """Whether queries are E[W | p], or the sub-vectors that an item has."""
     tables: Literal["auto", "trained", "fitted"] = "auto"

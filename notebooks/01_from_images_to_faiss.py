@@ -68,7 +68,9 @@ config = merge(
         "training": {"steps": 400, "seed": 0},
     },
 )
-model = train(digits, run / "model", config=config, labelled="20-per-class", overwrite=True)
+model = train(
+    digits, run / "model", config=config, labelled="20-per-class", validate_every=80, overwrite=True
+)
 print(sorted(file.name for file in model.iterdir()))
 
 # %% [markdown]

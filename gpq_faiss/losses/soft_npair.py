@@ -1,6 +1,7 @@
 """The N-pair product quantisation loss (eq. 2) with class probabilities in place of labels. Not in the paper.
 
-With labels, items that have none never reach the loss that makes the codes. A belief says of any two items how likely they share a class,
+With labels, items that have none never reach the loss that makes the codes. Class probabilities give the probability
+that two items share a class,
 t_ij = p_i·p_j, and with labels that are certain (one-hot rows) these are the targets of eq. 2.
 """
 

@@ -22,7 +22,7 @@ class SubspaceSoftTargets(CosineLoss):
         super().__init__(beta)
 
     def forward(self, x: Tensor, W: Tensor, p: Tensor) -> Tensor:
-        """The loss, a scalar; 0 where no row says anything.
+        """The loss, a scalar; 0 where all rows are zeros.
 
         Args:
             x: float [B, M, d], unit-norm sub-vectors.
@@ -30,5 +30,5 @@ class SubspaceSoftTargets(CosineLoss):
             p: float [B, C], rows that sum to 1; rows of zeros do not enter.
         """
         log_q = (self.beta * subspace_cosine(x, W)).log_softmax(dim=-1).mean(dim=1)
-        told = (p > 0).any(dim=1).sum()
-        return -(p.to(log_q.dtype) * log_q).sum() / told.clamp_min(1)
+        known = (p > 0).any(dim=1).sum()
+        return -(p.to(log_q.dtype) * log_q).sum() / known.clamp_min(1)

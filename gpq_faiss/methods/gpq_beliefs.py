@@ -41,7 +41,7 @@ _CHOSEN_BY = 0.2
 """Share of these that takes no part in the fitting; a fifth of them are the queries of the choice."""
 _RATE = 5.0
 """How many times the learning rate what makes the codes moves with: two small layers, codewords and prototypes, that see no noise and have
-nothing to learn by heart."""
+nothing to overfit to."""
 _RIDGE = 1e-3
 """Tables are determined up to what one codebook gains and another loses: the shortest are taken."""
 
@@ -127,7 +127,7 @@ class BeliefGPQ(AveragedMethod[BeliefNetwork]):
             p = torch.cat([source.belief(x) for x in sample(_ITEMS)])
             tables = self._tables(source, p)
         for network in {self.network, source}:
-            network.answer(tables)
+            network.set_queries(tables)
 
     def _tables(self, source: BeliefNetwork, p: Tensor) -> Tensor | None:
         """Score tables fitted to items of beliefs float [n, C], or None where the trained ones are better, or no others can be."""

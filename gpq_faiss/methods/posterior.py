@@ -225,5 +225,5 @@ class PosteriorCodes(AveragedMethod[PosteriorNetwork]):
                 weights.to(device),
                 by_logits=found.by_logits,
             )
-            for name in ("power", "axes", "offset", "prediction"):
+            for name in ("power", "principal_axes", "offset", "prediction"):
                 getattr(network, name).copy_(getattr(source, name))

@@ -5,10 +5,10 @@
 
 *Sums of logits*: codewords add up to logits (codes by the least cross entropy), so that they multiply probabilities, as the digits of an
 error-correcting code do. Their score tables are then fitted to the codes by the N-pair loss of the paper (eq. 2) with soft targets: pairs
-of items are alike with the probability p_i·p_j. Right for many classes.
+of items are similar with the probability p_i·p_j. Right for many classes.
 
-Which is better depends on the number of classes, the bits and how sure the network is. The beliefs themselves tell: the expected mAP of
-held-out unlabelled items, if every pair is relevant with the probability p_i·p_j. No label takes part.
+Which is better depends on the number of classes, the bits and the confidence of the network. The choice goes by the expected mAP of
+held-out unlabelled items, if every pair is relevant with the probability p_i·p_j. It needs no label.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .codewords import PLACE, fit_codewords, kmeans
 log = logging.getLogger(__name__)
 
 _ROUNDS = 10
-"""Of codes and codewords in turns."""
+"""Of codes and codewords alternately."""
 _ITEMS = 10_000
 """That logit codewords and tables are fitted to."""
 _QUERIES = 200
@@ -73,7 +73,7 @@ class ClassCodebooks:
 
     def scores(self, posterior: Tensor, codes: Tensor) -> Tensor:
         """Scores float [Q, n] of codes int64 [n, A] for posteriors float [Q, C]."""
-        return posterior @ _sums(self.tables, codes).T
+        return posterior @ _add_codewords(self.tables, codes).T
 
 
 def fit_class_codebooks(posterior: Tensor, tempered: Tensor, A: int, K: int, *, seed: int) -> ClassCodebooks:
@@ -108,16 +108,16 @@ def fit_each_kind(
         DataError: fewer items than codewords, or probabilities that are not finite.
     """
     p, t = posterior.float().cpu(), tempered.float().cpu()
-    sums = fit_codewords(t, A, K, seed=seed)
+    additive_codewords = fit_codewords(t, A, K, seed=seed)
     # Held-out items rank the others; with hardly any items all do, since there is nothing to choose by.
     order = torch.from_numpy(np.random.default_rng([seed, len(p)]).permutation(len(p)))
     held = order[: min(_QUERIES, len(p) // 5)]
     rest = order[len(held) :][:_ITEMS]
     if not len(held) or len(rest) < K:
-        return (ClassCodebooks(False, sums, sums, math.nan),)
+        return (ClassCodebooks(False, additive_codewords, additive_codewords, math.nan),)
     kinds = []
     for kind in (
-        ClassCodebooks(False, sums, sums, math.nan),
+        ClassCodebooks(False, additive_codewords, additive_codewords, math.nan),
         _fit_logits(p[rest], t[rest], A, K, seed=seed, expected=math.nan),
     ):
         # Items of equal codes get bit-equal scores, so that their order does not matter.
@@ -168,7 +168,7 @@ def weights_of_parts(
 def fit_logit_codewords(targets: Tensor, M: int, K: int, *, seed: int) -> Tensor:
     """Codewords float32 [M, K, C] whose sums are logits of nearly the target probabilities float [n, C].
 
-    Codes (:func:`.additive.assign_logits`) and codewords (cross entropy, Adam) are found in turns.
+    Codes (:func:`.additive.assign_logits`) and codewords (cross entropy, Adam) are found alternately.
     """
     logits = (targets + _FLOOR).log()
     logits = logits - logits.mean(dim=1, keepdim=True)
@@ -177,17 +177,17 @@ def fit_logit_codewords(targets: Tensor, M: int, K: int, *, seed: int) -> Tensor
     codewords = (scales / scales.sum())[:, None, None] * start
     for _ in range(_ROUNDS):
         codes = torch.cat([assign_logits(block, codewords) for block in _blocks(targets)])
-        words = codewords.clone().requires_grad_(True)
-        optimizer = torch.optim.Adam([words], lr=_LOGIT_RATE)
+        trained = codewords.clone().requires_grad_(True)
+        optimizer = torch.optim.Adam([trained], lr=_LOGIT_RATE)
         for _ in range(_LOGIT_STEPS):
-            log_p = _sums(words, codes).log_softmax(dim=1)
+            log_p = _add_codewords(trained, codes).log_softmax(dim=1)
             loss = -(targets * log_p).sum(dim=1).mean()
-            loss = loss + _LOGIT_RIDGE * words.square().sum(dim=2).mean()
+            loss = loss + _LOGIT_RIDGE * trained.square().sum(dim=2).mean()
             optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         # A number added to all logits changes no probability.
-        codewords = (words - words.mean(dim=2, keepdim=True)).detach().clamp(-_LIMIT, _LIMIT)
+        codewords = (trained - trained.mean(dim=2, keepdim=True)).detach().clamp(-_LIMIT, _LIMIT)
     return codewords
 
 
@@ -209,7 +209,7 @@ def fit_tables(posterior: Tensor, codes: Tensor, start: Tensor, *, seed: int) ->
         for group in optimizer.param_groups:
             group["lr"] = _TABLE_RATE * 0.5 * (1 + math.cos(math.pi * step / _TABLE_STEPS))
         q, i = torch.randint(len(posterior), (2, batch), generator=generator)
-        scores = posterior[q] @ _sums(tables, codes[i]).T
+        scores = posterior[q] @ _add_codewords(tables, codes[i]).T
         loss: Tensor = loss_of(scores, posterior[q], posterior[i])
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -241,7 +241,7 @@ def expected_map(scores: Tensor, relevance: Tensor) -> float:
     return total / max(counted, 1)
 
 
-def _sums(codewords: Tensor, codes: Tensor) -> Tensor:
+def _add_codewords(codewords: Tensor, codes: Tensor) -> Tensor:
     """Sums float [n, C] of the codewords [M, K, C] that codes int64 [n, M] name."""
     M, K, C = codewords.shape
     return functional.embedding_bag(codes + K * torch.arange(M), codewords.reshape(M * K, C), mode="sum")

@@ -67,7 +67,7 @@ class SH(BinaryMethod):
         variances, vectors = np.linalg.eigh(covariance / len(x))
         order = np.argsort(-variances, kind="stable")[: self.bits]
         axes: NDArray[np.float64] = vectors[:, order].T
-        # An eigenvector's sign is a matter of chance, so it is settled: its largest entry is positive.
+        # An eigenvector's sign is arbitrary: here its largest entry is positive.
         largest = np.abs(axes).argmax(axis=1)
         axes *= np.where(axes[np.arange(len(axes)), largest] < 0, -1, 1)[:, None]
         self._mean = mean.astype(np.float32)

@@ -105,8 +105,8 @@ def product_form(codewords: Tensor, d: int) -> tuple[Tensor, Tensor, Tensor]:
     longest = coordinates.norm(dim=2).max().clamp_min(1e-12)
     # One scale for all codebooks: their tables are added.
     inside = coordinates / longest
-    words = torch.cat([inside, _missing(inside), torch.zeros_like(inside[..., :1])], dim=2)
-    return coordinates @ basis.transpose(1, 2), basis, functional.normalize(words, dim=2)
+    pq_codewords = torch.cat([inside, _missing(inside), torch.zeros_like(inside[..., :1])], dim=2)
+    return coordinates @ basis.transpose(1, 2), basis, functional.normalize(pq_codewords, dim=2)
 
 
 def query_form(queries: Tensor, basis: Tensor) -> Tensor:

@@ -1,14 +1,14 @@
-"""A GPQ network that knows what it does not see a label of: class networks say what an item is, and its code is made of that.
+"""The network of GPQ with soft targets: items and queries are made of the class probabilities ("beliefs") of class networks.
 
 ::
 
     x ─► class networks ─► belief p ─┬─► sub-vectors x_m ─► the nearest codeword of each sub-space
                                      └─► queries E[W | p] = Σ_c p_c w_mc
 
-The paper's network makes sub-vectors straight from the features, and searches with those of the query. Here both go by the mean belief of
-several class networks, which is right more often than any one of them. A query that is half a cat and half a dog asks for half the score
-of a cat and half that of a dog in every sub-space, whatever its own codeword would be: queries have vectors of their own, as long as the
-belief is sure. Not in the paper.
+The paper's network makes sub-vectors straight from the features, and searches with those of the query. Here both depend on the mean
+probabilities of several class networks, which are right more often than any one of them. A query that is half a cat and half a dog asks for
+half the score of a cat and half that of a dog in every sub-space, whatever its own codeword would be: queries have vectors of their own,
+the longer the more confident p is. Not in the paper.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .quantizer import Codebooks, SubspaceClassifier, intra_normalize, subspace_
 HIDDEN = 512
 """Hidden units between belief and sub-vectors."""
 _FLOOR = 1e-3
-"""Added to probabilities before their logarithm: how sure the surest are is of no use to a code of a few bits."""
+"""Added to probabilities before their logarithm: differences among the most confident are of no use to a code of a few bits."""
 _SPREAD = 2.0
 """What the centred logarithms are divided by."""
 _FIRST_SCALE = 10.0
@@ -49,7 +49,7 @@ class BeliefNetwork(nn.Module):
     Attributes:
         codewords, classifier: Z and W, [M, K, d - 1] and [M, C, d - 1], of any length.
         log_scale: logarithm of what the mean score of the sub-spaces is multiplied by in training.
-        prototypes: float [M, C, d], query vectors of items that are surely of a class (:meth:`answer`).
+        prototypes: float [M, C, d], query vectors of items of a class with certainty (:meth:`set_queries`).
     """
 
     asymmetric = True
@@ -80,7 +80,7 @@ class BeliefNetwork(nn.Module):
         )
         self.prototypes: Tensor
         self.register_buffer("prototypes", torch.zeros(M, C, d))
-        self.answer()
+        self.set_queries()
 
     @property
     def backbone(self) -> nn.Module:
@@ -132,11 +132,11 @@ class BeliefNetwork(nn.Module):
 
     @torch.no_grad()
     def trained_tables(self) -> Tensor:
-        """What a query that is surely of class c scores with each codeword, as trained: float [M, K, C]."""
+        """What a query of class c with certainty scores with each codeword, as trained: float [M, K, C]."""
         return torch.einsum("mkd,mcd->mkc", self.codewords(), self.classifier())
 
     @torch.no_grad()
-    def answer(self, tables: Tensor | None = None) -> None:
+    def set_queries(self, tables: Tensor | None = None) -> None:
         """Set what queries are made of: W as it is, or what realises the score tables float [M, K, C], times one positive factor.
 
         A sub-vector realises any table of K scores if there are K independent codewords, which takes d > K: then its coordinates are the

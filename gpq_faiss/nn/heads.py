@@ -11,9 +11,8 @@ from ..errors import UsageError
 class SubspaceHeads(nn.Module):
     """M two-layer perceptrons side by side: float [B, in_width] to [B, M·d].
 
-    Sub-vectors that share all but a linear layer err together, and M of them say little more than one. Networks of their own err
-    apart, so that their codes vote: an item between two classes is given to the one by some sub-spaces and to the other by the rest,
-    which keeps in a sum of unit-norm parts what each of them must forget, how certain it is.
+    Sub-vectors that share all but a linear layer err together, and M of them are hardly better than one. Networks of their own err
+    independently, so that their mean is right more often.
 
     Args:
         in_width: width of the trunk's features.

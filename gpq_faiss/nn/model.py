@@ -225,7 +225,7 @@ def _build_class_networks(
         nn.init.zeros_(head.bias)
         backbone.head = head
     return PosteriorNetwork(
-        backbone, p.committee, *shape, n_classes, width=width, beta=config.loss.beta, A=A, generator=generator
+        backbone, p.committee, shape, n_classes, width=width, beta=config.loss.beta, A=A, generator=generator
     )
 
 
@@ -352,11 +352,11 @@ def load_model(folder: str | Path, device: torch.device | None = None) -> Model:
         )
     try:
         # The folder has the weights: nothing is to be downloaded.
-        settled = {
+        values = {
             **description["config"],
             "network": {**description["config"]["network"], "weights": "none"},
         }
-        config = from_dict(settled)
+        config = from_dict(values)
         input_, n_classes = _checked_input(description["input"]), len(description["class_names"])
         weights = {k.removeprefix("network."): v for k, v in state.items()}
         if len(config.network.hidden) > len(weights):

@@ -1,18 +1,18 @@
-"""Class-posterior codes: a committee of classifiers, and codewords that add up to what it believes. Not in the paper.
+"""Class-posterior codes: a committee of class networks, and codewords that add up to its posterior. Not in the paper.
 
     x ─► trunk ─┬─► N class networks ─► mean posterior p ─► class codebooks: codewords that add up to p, or to its logits
-                └─► features less what p says of them: r ─► feature codebooks: codewords that add up to r
+                └─► features less their prediction from p: r ─► feature codebooks: codewords that add up to r
 
-The score of a query and an item is, nearly, the probability that they share a class, plus a small weight times the likeness of their
-features. The first codebooks hold the class; the others hold what the class does not say, so that items of one class are still ranked by
-likeness. Both are sums of codewords (:mod:`.additive`), so an inner-product ``IndexPQ`` holds them.
+The score of a query and an item is, nearly, the probability that they share a class, plus a small weight times the similarity of their
+features. The first codebooks hold the class; the others hold what p does not predict, so that items of one class are still ranked by
+similarity. Both are sums of codewords (:mod:`.additive`), so an inner-product ``IndexPQ`` holds them.
 
 With few classes, codewords add up to the tempered posterior p' (least squares). With many classes a few codewords cannot add up to a
 probability vector; codewords that add up to *logits* multiply probabilities, like the digits of an error-correcting code. The score tables
 are then another choice than the codes: those that rank best (:mod:`gpq_faiss.methods.posterior_codebooks`).
 
-p' is p tempered, because a network that has seen the labels is surer than it is right: codewords near p itself go to doubtful items, and
-the sure ones share a handful of codes.
+p' is p tempered, because a network is overconfident after its training: codewords near p itself would go to doubtful items, and the
+confident ones would share a handful of codes.
 """
 
 from __future__ import annotations
@@ -52,9 +52,7 @@ class PosteriorNetwork(nn.Module):
     Args:
         backbone: its ``head`` is the N class networks, float [B, N·CLASS_DIM].
         N: class networks.
-        M: codebooks.
-        K: codewords of each.
-        d: dimensions of a sub-vector.
+        shape: M, K, d: codebooks, codewords of each, dimensions of a sub-vector.
         C: classes.
         width: of the trunk's features.
         beta: scale of the cosines that posteriors are made of.
@@ -63,15 +61,15 @@ class PosteriorNetwork(nn.Module):
 
     Attributes:
         power: float [], power that tempers an item's class probabilities.
-        axes, offset, prediction: float [width, E], [E], [C, E], what feature codebooks code of the trunk's features; E may be 0.
+        principal_axes, offset, prediction: float [width, E], [E], [C, E], what feature codebooks code of the trunk's features; E may be 0.
         tables: float [A, K, C], class codewords, whose sum the posterior of a query is scored with.
         logits: float [A, K, C], class codewords that codes are chosen by: ``by_logits`` their sum is an item's logits, else they are
             ``tables`` and their sum is p'.
         feature_codewords: float [M - A, K, E].
         weights: float [2], of the two parts of a query.
         by_logits: bool [], how class codes are chosen.
-        words: float [M, K, d], the unit-norm codewords of the product quantiser.
-        prototypes: float [M, C, d], query vectors of items of average features that are surely of a class.
+        pq_codewords: float [M, K, d], the unit-norm codewords of the product quantiser.
+        prototypes: float [M, C, d], query vectors of items of average features and certain class.
     """
 
     asymmetric = True
@@ -83,9 +81,7 @@ class PosteriorNetwork(nn.Module):
         self,
         backbone: Backbone,
         N: int,
-        M: int,
-        K: int,
-        d: int,
+        shape: tuple[int, int, int],
         C: int,
         *,
         width: int,
@@ -94,12 +90,13 @@ class PosteriorNetwork(nn.Module):
         generator: torch.Generator,
     ) -> None:
         super().__init__()
+        M, K, d = shape
         self.backbone = backbone
         self.classifier = SubspaceClassifier(N, C, CLASS_DIM, generator=generator)
         self.N, self.M, self.A, self.d, self.C = N, M, A, d, C
         self.beta = beta
         E = min(DIRECTIONS, width) if self.A < M else 0
-        self.axes: Tensor
+        self.principal_axes: Tensor
         self.offset: Tensor
         self.prediction: Tensor
         self.power: Tensor
@@ -109,9 +106,9 @@ class PosteriorNetwork(nn.Module):
         self.weights: Tensor
         self.by_logits: Tensor
         self.basis: Tensor
-        self.words: Tensor
+        self.pq_codewords: Tensor
         self.prototypes: Tensor
-        self.register_buffer("axes", torch.eye(width, E))
+        self.register_buffer("principal_axes", torch.eye(width, E))
         self.register_buffer("offset", torch.zeros(E))
         self.register_buffer("prediction", torch.zeros(C, E))
         # With the weights: codewords are of no use with another.
@@ -123,7 +120,7 @@ class PosteriorNetwork(nn.Module):
             "weights",
             "by_logits",
             "basis",
-            "words",
+            "pq_codewords",
             "prototypes",
         ):
             self.register_buffer(name, None)
@@ -148,7 +145,7 @@ class PosteriorNetwork(nn.Module):
 
     def codebooks(self) -> Tensor:
         """Codewords, float [M, K, d], unit-norm: what is exported."""
-        return self.words
+        return self.pq_codewords
 
     def features(self, x: Tensor, amp: bool = False) -> tuple[Tensor, Tensor]:
         """The trunk's features float [B, width], and the class networks' outputs float [B, N·CLASS_DIM]."""
@@ -172,12 +169,14 @@ class PosteriorNetwork(nn.Module):
         return even / even.sum(dim=1, keepdim=True)
 
     def residual(self, features: Tensor, posterior: Tensor) -> Tensor:
-        """What class probabilities do not say of the features: unit-norm float [B, E].
+        """What class probabilities do not predict of the features: unit-norm float [B, E].
 
         The features' direction less its linear prediction from the posterior, in the principal axes of what is left.
         """
         direction = functional.normalize(self.even(features), dim=1)
-        return functional.normalize(direction @ self.axes - posterior @ self.prediction - self.offset, dim=1)
+        return functional.normalize(
+            direction @ self.principal_axes - posterior @ self.prediction - self.offset, dim=1
+        )
 
     def assign(self, features: Tensor, posterior: Tensor) -> Tensor:
         """Codes int64 [B, M] of items by their trunk's features float [B, width] and posteriors float [B, C]."""
@@ -206,8 +205,8 @@ class PosteriorNetwork(nn.Module):
             cost = (tempered - self.tables[classes].sum(dim=1)).square().sum(dim=1)
         if self.A < self.M:
             left = self.residual(features, posterior)
-            said = self.feature_codewords[torch.arange(self.M - self.A), codes[:, self.A :]].sum(dim=1)
-            cost = cost + (left - said).square().sum(dim=1)
+            coded = self.feature_codewords[torch.arange(self.M - self.A), codes[:, self.A :]].sum(dim=1)
+            cost = cost + (left - coded).square().sum(dim=1)
         return cost
 
     def query_targets(self, features: Tensor, posterior: Tensor) -> Tensor:
@@ -224,7 +223,7 @@ class PosteriorNetwork(nn.Module):
         if queries:
             return query_form(self.query_targets(features, posterior), self.basis).flatten(1)
         codes = self.assign(features, posterior)
-        items = self.words[torch.arange(self.M, device=codes.device), codes].flatten(1)
+        items = self.pq_codewords[torch.arange(self.M, device=codes.device), codes].flatten(1)
         # An input that the network cannot take (infinite, say) has no nearest codeword: it must not look as if it had.
         return items + 0 * posterior.sum(dim=1, keepdim=True)
 
@@ -235,22 +234,23 @@ class PosteriorNetwork(nn.Module):
     @torch.no_grad()
     def fit_power(self, posterior: Tensor, accuracy: float) -> None:
         """Set the power by which the greatest of the class probabilities float [n, C] is ``accuracy`` on average, from
-        :data:`LEAST_POWER` to 1. Half of that (its square root) where feature codebooks tell sure items apart."""
+        :data:`LEAST_POWER` to 1. Half of that (its square root) where feature codebooks separate confident items."""
         log_p = posterior.double().clamp_min(1e-30).log()
 
-        def sureness(power: float) -> float:
+        def confidence(power: float) -> float:
             return float((power * log_p).softmax(dim=1).amax(dim=1).mean())
 
         low, high = LEAST_POWER, 1.0
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
-            low, high = (middle, high) if sureness(middle) < accuracy else (low, middle)
+            low, high = (middle, high) if confidence(middle) < accuracy else (low, middle)
         power = (low + high) / 2
         self.power.fill_(power if self.A == self.M else power**0.5)
 
     @torch.no_grad()
     def fit_residual(self, features: Tensor, posterior: Tensor) -> None:
-        """Learn what class probabilities float [n, C] say of the trunk's features float [n, width], and the principal axes of the rest."""
+        """Fit the linear prediction of the trunk's features float [n, width] from class probabilities float [n, C], and the principal axes
+        of the rest."""
         if self.A == self.M:
             return
         direction = functional.normalize(self.even(features), dim=1).double().cpu()
@@ -260,10 +260,10 @@ class PosteriorNetwork(nn.Module):
         prediction = torch.linalg.solve(gram, p.T @ direction)
         left = direction - p @ prediction
         _, vectors = torch.linalg.eigh(left.T @ left)
-        axes = vectors.flip(1)[:, : self.axes.shape[1]]
+        axes = vectors.flip(1)[:, : self.principal_axes.shape[1]]
         # The sign of an eigenvector is arbitrary: the greatest entry is positive.
         axes = axes * axes.gather(0, axes.abs().argmax(dim=0, keepdim=True)).sign()
-        self.axes.copy_(axes)
+        self.principal_axes.copy_(axes)
         self.prediction.copy_((prediction @ axes)[:-1])
         self.offset.copy_((prediction @ axes)[-1])
 
@@ -278,10 +278,10 @@ class PosteriorNetwork(nn.Module):
         E = feature_codewords.shape[2]
         # Both parts at one scale: the weights are the queries' own.
         scales = _longest(tables), _longest(feature_codewords)
-        sums = [functional.pad(tables / scales[0], (0, E))]
+        additive_codewords = [functional.pad(tables / scales[0], (0, E))]
         if self.A < self.M:
-            sums.append(functional.pad(feature_codewords / scales[1], (self.C, 0)))
-        kept, self.basis, self.words = product_form(torch.cat(sums), self.d)
+            additive_codewords.append(functional.pad(feature_codewords / scales[1], (self.C, 0)))
+        kept, self.basis, self.pq_codewords = product_form(torch.cat(additive_codewords), self.d)
         # Codes are chosen by what sub-vectors of d dimensions hold of the codewords: all of them from K + 2 dimensions on.
         self.tables = kept[: self.A, :, : self.C] * scales[0]
         self.feature_codewords = kept[self.A :, :, self.C :] * scales[1]

@@ -45,7 +45,7 @@ class EpochSampler:
 
 
 def hold_out(labels: Labels, labelled: NDArray[np.int64], share: float, seed: int) -> NDArray[np.int64]:
-    """A share of the labelled rows for validation, evenly over the classes; empty if it would be under two a class."""
+    """A share of the labelled rows for validation, evenly over the classes; empty if it would be under two per class."""
     count = round(share * len(labelled))
     if count < 2 * labels.n_classes:
         return np.empty(0, np.int64)

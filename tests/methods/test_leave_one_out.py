@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.linear_model import RidgeCV
 
 from gpq_faiss.config import Config, merge, preset
 from gpq_faiss.data.open import open_data
@@ -57,6 +58,18 @@ def test_no_other_noise_errs_less_on_items_left_out(seed: int, n: int, width: in
     np.testing.assert_allclose(predicted, expected, atol=1e-5 * (1 + np.abs(expected).max()))
     errors = [left_out_error(x.astype(float), y.astype(float), sigma) for sigma in GRID]
     assert left_out_error(x.astype(float), y.astype(float), found) <= min(errors) * (1 + 1e-6) + 1e-9
+
+
+@pytest.mark.parametrize(("n", "width"), [(30, 8), (20, 40), (300, 16)])
+def test_errors_are_those_of_ridge_cv(n: int, width: int) -> None:
+    rng = np.random.default_rng(n)
+    y = np.eye(3, dtype=np.float32)[np.arange(n) % 3]
+    x = (y @ rng.normal(size=(3, width)) + 2 * rng.normal(size=(n, width))).astype(np.float32)
+    found, predicted = least_error(x, y)
+    ridge = RidgeCV(alphas=n * GRID**2, store_cv_results=True).fit(x.astype(float), y)
+    assert ridge.alpha_ == pytest.approx(n * found**2)
+    squared = ridge.cv_results_[:, :, np.flatnonzero(np.isclose(GRID, found))[0]]
+    np.testing.assert_allclose((y - predicted) ** 2, squared, atol=1e-9)
 
 
 def test_fewer_labels_and_fainter_ones_call_for_more_noise() -> None:

@@ -88,7 +88,7 @@ def test_queries_score_what_their_belief_expects_of_the_sub_prototypes() -> None
 def test_queries_realise_any_score_tables_but_for_one_factor(K: int, more: int, M: int, seed: int) -> None:
     net = network(M, K, K + more, seed=seed)
     tables = torch.randn(M, K, C, generator=torch.Generator().manual_seed(seed))
-    net.answer(tables)
+    net.set_queries(tables)
     x = items()
     wanted = torch.einsum("bc,mkc->bmk", net.belief(x), tables)
     found = torch.einsum("bmd,mkd->bmk", net.queries(x).view(40, M, -1), net.codebooks())
@@ -100,13 +100,13 @@ def test_queries_realise_any_score_tables_but_for_one_factor(K: int, more: int, 
 
 def test_tables_need_as_many_dimensions_as_codewords() -> None:
     with pytest.raises(UsageError, match="more than 8 dimensions"):
-        network(d=8).answer(torch.zeros(3, 8, C))
+        network(d=8).set_queries(torch.zeros(3, 8, C))
 
 
 @torch.no_grad()
 def test_prototypes_are_the_queries_of_sure_items() -> None:
     net = network()
-    net.answer(torch.randn(3, 8, C, generator=torch.Generator().manual_seed(3)))
+    net.set_queries(torch.randn(3, 8, C, generator=torch.Generator().manual_seed(3)))
     net.committee.posterior = lambda raw: torch.eye(C)  # type: ignore[method-assign, assignment, misc]
     torch.testing.assert_close(net.queries(items(C)).view(C, 3, 12).transpose(0, 1), net.prototypes)
 

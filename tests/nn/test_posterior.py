@@ -352,7 +352,7 @@ def test_prototypes_are_queries_for_one_class(A: int) -> None:
     tables = fit_codewords(torch.eye(C).repeat(8, 1), A, 16, seed=0)
     net.place(tables, tables, net.feature_codewords, net.weights, by_logits=False)
     codes = torch.cat([assign(torch.eye(C), net.tables), torch.zeros(C, 3 - A, dtype=torch.long)], dim=1)
-    vectors = net.words[torch.arange(3), codes]
+    vectors = net.pq_codewords[torch.arange(3), codes]
     scores = torch.einsum("cmd,mqd->cq", vectors, net.prototypes)
     assert scores.argmax(dim=1).tolist() == list(range(C))
 
@@ -568,7 +568,7 @@ def test_the_prototypes_of_a_model_are_its_queries_for_one_class(model: Path) ->
     # Placed anew they say the same; directions of no weight may be others.
     again = copy.deepcopy(net)
     again.place(net.logits, net.tables, net.feature_codewords, net.weights, by_logits=net._by_logits)
-    scores = [torch.einsum("mcd,mkd->mck", n.prototypes, n.words) for n in (again, net)]
+    scores = [torch.einsum("mcd,mkd->mck", n.prototypes, n.pq_codewords) for n in (again, net)]
     torch.testing.assert_close(*scores, rtol=0, atol=1e-4)
 
 
