@@ -56,7 +56,7 @@ class PipelineResult:
     evaluation: Evaluation
 
 
-def run(
+def run(  # noqa: PLR0913
     data: Dataset | str,
     folder: str | Path,
     *,

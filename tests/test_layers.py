@@ -99,3 +99,19 @@ def test_libraries_stay_in_their_rooms() -> None:
             if room not in ONLY_IN.get(top, {room}) or (top == "torch" and room in NO_TORCH):
                 wrong.append(f"{file.relative_to(PACKAGE)}:{line} imports {top}")
     assert not wrong
+
+
+LONGEST = 80
+"""Lines of a function, its docstring and signature left out."""
+
+
+def test_no_function_is_too_long_to_read() -> None:
+    wrong = []
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                body = node.body[1:] if ast.get_docstring(node) else node.body
+                lines = body[-1].end_lineno - body[0].lineno + 1 if body and body[-1].end_lineno else 0
+                if lines > LONGEST:
+                    wrong.append(f"{file.relative_to(PACKAGE)}:{node.lineno} {node.name}: {lines} lines")
+    assert not wrong

@@ -36,7 +36,7 @@ _MAX_ROWS = 1 << 20
 _log = logging.getLogger(__name__)
 
 
-def build_index(
+def build_index(  # noqa: PLR0913
     shards: Sequence[Shard],
     out: str | Path,
     codebooks: Floats,

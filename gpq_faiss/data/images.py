@@ -429,7 +429,7 @@ def check_max_bad(max_bad: float) -> None:
         raise UsageError(f"max-bad {max_bad} is no fraction: give 0 (none may be bad) to 1 (all may)")
 
 
-def listed_images(
+def listed_images(  # noqa: PLR0913
     name: str,
     names: Sequence[str],
     paths: Sequence[str],

@@ -89,7 +89,7 @@ def _refuse(scheme: str, given: dict[str, tuple[bool, set[str]]]) -> None:
             )
 
 
-def open_data(
+def open_data(  # noqa: PLR0913
     spec: str,
     *,
     labels: str | None = None,
@@ -172,7 +172,7 @@ def open_data(
     return with_label_table(dataset, table, None if label_column == DEFAULT_LABEL_COLUMN else label_column)
 
 
-def _open(
+def _open(  # noqa: PLR0913
     scheme: str,
     path: str | None,
     spec: str,

@@ -92,7 +92,7 @@ def usable_cores() -> int:
         return os.cpu_count() or 1
 
 
-def rank_codes(
+def rank_codes(  # noqa: PLR0913
     scorer: NDArray[np.float32] | ScoreFunction,
     codes: Bytes,
     query_labels: LabelsLike,
@@ -150,7 +150,7 @@ def rank_codes(
     return _rank(plan, prepared, n_queries, len(distinct), code_of, query_labels, database, exclude)
 
 
-def rank_scores(
+def rank_scores(  # noqa: PLR0913
     scores: NDArray[Any] | RowFunction,
     query_labels: LabelsLike,
     database_labels: LabelsLike,
@@ -363,7 +363,7 @@ def _rank(
     )
 
 
-def result_of(
+def result_of(  # noqa: PLR0913
     ap: Floats,
     without: NDArray[np.bool_],
     precision: Floats,

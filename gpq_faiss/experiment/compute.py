@@ -109,7 +109,7 @@ def _without(spec: RunSpec, codes_only: tuple[str, ...]) -> str:
     return json.dumps([spec.method, spec.split_hash, settings], sort_keys=True)
 
 
-def compute(
+def compute(  # noqa: PLR0913
     spec: RunSpec,
     dataset: Dataset,
     partial: Path,

@@ -93,7 +93,7 @@ def plain_name(dataset: Dataset) -> str:
     return f"{kind}:{Path(path).name}" if colon else Path(kind).name
 
 
-def run_experiment(
+def run_experiment(  # noqa: PLR0913
     grid: Grid | str | Path,
     data: Dataset | str,
     out: str | Path,

@@ -45,7 +45,7 @@ _EULER = 0.5772156649015329
 _LEAST = float(np.finfo(np.float64).tiny)
 
 
-def rank_on_device(
+def rank_on_device(  # noqa: PLR0913
     tables: ArrayLike | Tensor,
     codes: NDArray[np.uint8],
     query_labels: LabelsLike,

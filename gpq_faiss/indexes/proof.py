@@ -381,7 +381,7 @@ class ProvenSearch:
                 wanted *= 4
         return np.sort(np.concatenate([open_, *tied]))
 
-    def _shortlist(
+    def _shortlist(  # noqa: PLR0913
         self,
         scanner: Scanner,
         xq: Floats,

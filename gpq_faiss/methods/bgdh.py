@@ -234,7 +234,7 @@ class BGDH(TrainableMethod):
 
     name = "bgdh"
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         backbone: Backbone,
         bits: int,

@@ -58,7 +58,7 @@ class Classifier(Coder):
 
     name = "classifier"
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         bits: int = 1,
         *,

@@ -115,7 +115,7 @@ class DTQ(TrainableMethod):
     fitted: Tensor
     codes: Tensor
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         backbone: Backbone,
         M: int,

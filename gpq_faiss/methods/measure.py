@@ -93,7 +93,7 @@ class Coded:
             return likeness(*self.scorer, neighbours, n_queries=len(self.query_rows), ids=ids)
 
 
-def fit_and_encode(
+def fit_and_encode(  # noqa: PLR0913
     name: str,
     bits: int,
     seed: int,

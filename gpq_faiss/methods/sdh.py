@@ -64,7 +64,7 @@ class SDH(BinaryMethod):
 
     name = "sdh"
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         bits: int,
         *,

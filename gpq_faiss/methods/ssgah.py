@@ -238,7 +238,7 @@ class SSGAH(TrainableMethod):
 
     name = "ssgah"
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         backbone: Backbone,
         *,

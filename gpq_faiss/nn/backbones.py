@@ -387,7 +387,7 @@ def build_from_spec(spec: BackboneSpec, *, weights: str = "none", seed: int = 0)
     return backbone
 
 
-def build_backbone(
+def build_backbone(  # noqa: PLR0913
     name: str,
     *,
     kind: Kind,

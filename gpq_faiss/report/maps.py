@@ -72,7 +72,7 @@ def plot_curves(
     return save_figure(figure, path)
 
 
-def plot_heat_map(
+def plot_heat_map(  # noqa: PLR0913
     values: ArrayLike,
     out: str | Path,
     *,
