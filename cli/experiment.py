@@ -124,7 +124,7 @@ Examples:
 @click.option(
     "--jobs", default=1, show_default=True, help="Runs at a time, each on one thread in a process of its own."
 )
-@click.option("--checkpoint-seconds", default=60.0, hidden=True)
+@click.option("--checkpoint-seconds", default=60.0, hidden=True, help="Seconds between two checkpoints.")
 @device_option
 @overwrite_option
 @data_options

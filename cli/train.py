@@ -30,7 +30,16 @@ _SETTINGS: dict[str, tuple[str, type]] = {
     "seed": ("training.seed", int),
     "augment": ("training.augment", str),
 }
-_RARE_DATA_OPTIONS = {"image_column", "label_column", "concepts", "max_bad", "max_unreadable", "no_download"}
+_RARE_DATA_OPTIONS = {
+    "id_from",
+    "keep",
+    "image_column",
+    "label_column",
+    "concepts",
+    "max_bad",
+    "max_unreadable",
+    "no_download",
+}
 
 
 def _settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -99,8 +108,8 @@ Examples:
 )
 @_settings_options
 @click.option("--amp", is_flag=True, help="Run the backbone in bf16.")
-@click.option("--validate-every", default=100, hidden=True)
-@click.option("--checkpoint-seconds", default=60.0, hidden=True)
+@click.option("--validate-every", default=100, hidden=True, help="Steps between two validations.")
+@click.option("--checkpoint-seconds", default=60.0, hidden=True, help="Seconds between two checkpoints.")
 @device_option
 @click.option("--resume", is_flag=True, help="Go on with an unfinished run.")
 @overwrite_option

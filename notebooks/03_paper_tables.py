@@ -138,7 +138,7 @@ display(Image(run / "plots" / "sensitivity-12.png", width=420))
 
 # %%
 flat = read_grid("voronoi").with_options(labelled=("20-per-class",), bits=(8,), vectors=150)
-run_experiment(flat, digits, run / "voronoi", base=merge(preset("recommended"), small))
+run_experiment(flat, digits, run / "voronoi", base=merge(preset("paper"), {"training": small["training"]}))
 draw(run / "voronoi", run / "plots", overwrite=True)
 display(Image(run / "plots" / "voronoi.png", width=560))
 

@@ -89,7 +89,7 @@ def test_the_page_of_results_has_the_committed_figures() -> None:
     [
         (
             "recommended",
-            {"network": {"committee": 2, "committee_hidden": 128}, "training": {"steps": 60}},
+            {"posterior": {"committee": 2, "committee_hidden": 128}, "training": {"steps": 60}},
             0.841,
         ),
         ("paper", {"training": {"steps": 150}}, 0.481),

@@ -101,11 +101,12 @@ def build_index(  # noqa: PLR0913
             if sort is not None:
                 sort.sort(mark)
         with atomic_paths(out, sidecar_path(out), done_with=partial) as (temporary, temporary_sidecar):
-            with HashedFile(temporary) as file, stage("writing the index", rows, "row"):
+            with HashedFile(temporary) as file, stage("writing the index", rows, "row") as writing:
                 if sort is None:
                     _write_rows(file, partial, codebooks, storage.packing, rows, mapped=mapped, memory=memory)
                 else:
                     note["ascending"] = sort.write(file, storage.packing)
+                writing.done = rows
             document = sidecar_document(
                 storage.name, rows, codebooks, file.size, file.sha256, model_fingerprint, note
             )

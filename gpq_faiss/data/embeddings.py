@@ -230,8 +230,8 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 def _open(file: Path, want_labels: bool, memory: int | None, keep: Sequence[str]) -> tuple[_Source, str]:
     """What one file gives, and a hash of its content. Raises as :func:`open_features`."""
-    form = SUFFIXES.get(file.suffix.lower())
-    if form is None:
+    form = SUFFIXES.get(file.suffix.lower(), "")
+    if not form and file.exists():
         raise DataError(
             f"{file}: features are read from {', '.join(SUFFIXES)}, not from {file.suffix or 'this'}"
         )

@@ -23,7 +23,7 @@ def resolve_device(name: str) -> torch.device:
     if name == "auto":
         if not torch.cuda.is_available():
             return torch.device("cpu")
-        log.info("on the GPU %s (--device cpu for the CPU)", torch.cuda.get_device_name(0))
+        log.info("on the first GPU (--device cpu for the CPU)")
         return torch.device("cuda", 0)
     try:
         device = torch.device(name)

@@ -21,6 +21,7 @@ from ..errors import DataError, UsageError
 from ..faissio.io import check_index_output, save_index
 from ..faissio.model import ModelHeader, read_model
 from ..faissio.storage import Packing
+from ..files import recover
 from ..indexes.file import open_file
 from ..indexes.lists import IvfSettings
 from ..indexes.memory import MemoryIndex
@@ -86,6 +87,7 @@ def index(
         raise UsageError(f"block of {block} rows: it must be at least 1")
     sources = _sources(source, out)
     items = ItemSources.of(sources) if names else None
+    recover(out)
     if items is not None and items.missing(out):
         # A run that was killed after the index and before the names: they are all that is left to write.
         items.write(Path(out))

@@ -159,7 +159,7 @@ def test_search_in_every_form(shop: Shop, tmp_path: Path) -> None:
     assert found["k"] == 5
     assert len(found["queries"]) == 7
     for i, query in enumerate(found["queries"]):
-        assert set(query) == {"id", "name", "ids", "scores"}
+        assert set(query) == {"id", "name", "ids", "scores", "labels"}
         assert query["id"] == i
         assert len(query["ids"]) == len(query["scores"]) == 5
         assert query["scores"] == sorted(query["scores"], reverse=True)

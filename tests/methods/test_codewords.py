@@ -39,7 +39,7 @@ def test_turns_end_no_worse_than_they_began(
 ) -> None:
     x = make(1500)
     found = fit_codewords(x, M, 8, seed=0)
-    monkeypatch.setattr(module, "_TURNS", 0)
+    monkeypatch.setattr(module, "_ITERATIONS", 0)
     start = fit_codewords(x, M, 8, seed=0)
     # The first codebook of the start is the largest; the others are the same at smaller scales.
     scales = start.flatten(1).norm(dim=1)
@@ -53,9 +53,9 @@ def test_turns_end_no_worse_than_they_began(
 def test_a_turn_is_the_least_squares_of_the_codes(monkeypatch: pytest.MonkeyPatch) -> None:
     """No other codewords are nearer to the vectors with these codes, but for the small weight on their length."""
     x = belief(400)
-    monkeypatch.setattr(module, "_TURNS", 0)
+    monkeypatch.setattr(module, "_ITERATIONS", 0)
     codes = assign(x, fit_codewords(x, 3, 4, seed=0)).numpy()
-    monkeypatch.setattr(module, "_TURNS", 1)
+    monkeypatch.setattr(module, "_ITERATIONS", 1)
     found = fit_codewords(x, 3, 4, seed=0).double().numpy()
     A = np.zeros((400, 12))
     for m in range(3):
