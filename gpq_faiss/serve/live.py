@@ -241,7 +241,8 @@ class LiveIndex:
             raise DataError(
                 f"{self.path} is changed by another process: end it first, or serve without --writable"
             )
-        recover(self.path)
+        for path in (self.path, log_path(self.path)):
+            recover(path)
 
     def _logged(self) -> Changes:
         """The changes on disk. Read before the index: a compaction replaces the index first, and then cuts the log."""
@@ -303,11 +304,12 @@ class LiveIndex:
             answers: list[int | DataError] = []
             for given, code in asked:
                 number = following if given is None else given
+                if number >= 1 << 63:
+                    answers.append(TakenIdError("there is no larger id left: give the id of the item"))
+                    continue
                 there = decided[number] if number in decided else snapshot.has(number)
                 if code is None and not there:
                     answers.append(UnknownItemError(f"no item has the id {number}"))
-                elif code is not None and number >= 1 << 63:
-                    answers.append(TakenIdError("there is no larger id left: give the id of the item"))
                 elif code is not None and there:
                     answers.append(
                         TakenIdError(f"an item has the id {number} already: remove it first, or give another")

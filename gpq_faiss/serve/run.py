@@ -66,16 +66,22 @@ def serve(
         raise UsageError("--writable lets requests change the index: a token is needed (--token)")
     if compact_after < 1:
         raise UsageError(f"compact after {compact_after} changes: it must be at least 1")
-    with contextlib.ExitStack() as stack:
-        bound = stack.enter_context(_bound(settings.host, port))
+    with _bound(settings.host, port) as bound:
         with stage("loading the model"):
             encoder = Encoder.load(model, device)
         catalogue = None if data is None else Catalogue(data)
         live = LiveIndex(
             index, encoder.model.codebooks, kind=kind, writable=writable, compact_after=compact_after
         )
-        stack.callback(live.close)
-        service = Service(encoder, live, catalogue, threads=threads)
+        try:
+            asyncio.run(_run(Service(encoder, live, catalogue, threads=threads), settings, bound))
+        finally:
+            live.close(compact=False)  # where it never started
+
+
+def run(service: Service, settings: Settings, port: int) -> None:
+    """Serve what is made already, as :func:`serve`. Raises UsageError: the port cannot be bound."""
+    with _bound(settings.host, port) as bound:
         asyncio.run(_run(service, settings, bound))
 
 

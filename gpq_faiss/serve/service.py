@@ -167,18 +167,19 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._decoders, self.catalogue.thumbnail, row)
 
     def _vectors(self, inputs: Sequence[Input], *, queries: bool) -> list[Floats | DataError]:
-        """float32 [D] of each; the network sees those that need it together."""
+        """float32 [D] of each. On a GPU the network sees all together; on the CPU that saves nothing, and one by one the vector of an
+        input does not depend, in its last bits, on what it came with."""
         found: list[Floats | DataError] = [one.values for one in inputs]
         raw = [n for n, one in enumerate(inputs) if one.form != "vector"]
-        if raw:
+        parts = [[n] for n in raw] if self.encoder.device.type == "cpu" else [raw] if raw else []
+        for part in parts:
             with self._network:
-                vectors, fine = self.encoder.embed(np.stack([inputs[n].values for n in raw]), queries=queries)
-            for n, vector, good in zip(raw, vectors, fine, strict=True):
-                found[n] = (
-                    vector
-                    if good
-                    else DataError(f"{inputs[n].form}: it has no direction in some sub-space, and so no code")
+                vectors, fine = self.encoder.embed(
+                    np.stack([inputs[n].values for n in part]), queries=queries
                 )
+            for n, vector, good in zip(part, vectors, fine, strict=True):
+                what = f"{inputs[n].form}: it has no direction in some sub-space, and so no code"
+                found[n] = vector if good else DataError(what)
         return found
 
     # Searching -------------------------------------------------------------------------------------------------------
