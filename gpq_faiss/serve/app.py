@@ -17,6 +17,7 @@ from fastapi.responses import JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match
 from starlette.types import ASGIApp
 
 from .. import __version__
@@ -104,10 +105,6 @@ def create_app(service: Service, settings: Settings) -> ASGIApp:
     )
     info = _info(service, settings)
 
-    def may_read(credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]) -> None:
-        if not settings.open_to_read:
-            _check(settings, credentials)
-
     def may_manage(credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]) -> None:
         _check(settings, credentials)
 
@@ -116,12 +113,14 @@ def create_app(service: Service, settings: Settings) -> ASGIApp:
             raise HTTPException(403, "the service is read-only (--writable)")
         _check(settings, credentials)
 
-    read, manage, write = Depends(may_read), Depends(may_manage), Depends(may_write)
+    manage, write = Depends(may_manage), Depends(may_write)
+    # What needs no token does not ask for one in /openapi.json either.
+    read = [] if settings.open_to_read else [manage]
 
     @app.post(
         "/search",
         response_model_exclude_none=True,
-        dependencies=[read],
+        dependencies=read,
         responses=_problems(401, 404, 413, 415, 422),
         openapi_extra=schemas(SearchRequest, info),
     )
@@ -172,7 +171,7 @@ def create_app(service: Service, settings: Settings) -> ASGIApp:
     @app.get(
         "/items/{id}",
         response_model_exclude_none=True,
-        dependencies=[read],
+        dependencies=read,
         responses=_problems(401, 404, 422),
     )
     async def item(number: Number) -> Item:
@@ -182,7 +181,7 @@ def create_app(service: Service, settings: Settings) -> ASGIApp:
 
     @app.get(
         "/items/{id}/thumbnail",
-        dependencies=[read],
+        dependencies=read,
         response_class=Response,
         responses={
             200: {
@@ -209,7 +208,7 @@ def create_app(service: Service, settings: Settings) -> ASGIApp:
         await service.reload()
         return Reloaded(ntotal=service.live.snapshot.ntotal)
 
-    @app.get("/info", dependencies=[read], responses=_problems(401))
+    @app.get("/info", dependencies=read, responses=_problems(401))
     async def about() -> Info:
         """What is served, and its limits."""
         return _info(service, settings)
@@ -221,7 +220,7 @@ def create_app(service: Service, settings: Settings) -> ASGIApp:
 
     @app.get(
         "/metrics",
-        dependencies=[read],
+        dependencies=read,
         response_class=Response,
         responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **_problems(401)},
     )
@@ -343,8 +342,12 @@ def _info(service: Service, settings: Settings) -> Info:
 def _handlers() -> dict[int | type[Exception], Callable[[Request, Any], Coroutine[Any, Any, Response]]]:
     """Every refusal is JSON of one line."""
 
-    async def of_http(_: Request, error: HTTPException) -> Response:
-        return JSONResponse({"error": str(error.detail)}, error.status_code, error.headers)
+    async def of_http(request: Request, error: HTTPException) -> Response:
+        headers = dict(error.headers or {})
+        if error.status_code == 405:  # a path may have several routes, of which Starlette names one
+            routes = [one for one in request.app.routes if one.matches(request.scope)[0] != Match.NONE]
+            headers["allow"] = ", ".join(sorted({name for one in routes for name in one.methods}))
+        return JSONResponse({"error": str(error.detail)}, error.status_code, headers)
 
     async def of_gpq(_: Request, error: GpqError) -> Response:
         status = next(status for kind, status in _STATUS if isinstance(error, kind))

@@ -44,9 +44,8 @@ function element(tag, name, text) {
   return made;
 }
 
-async function picture(image, id) {
+async function picture(image, id, instead) {
   const path = `/items/${id}/thumbnail`;
-  const instead = () => image.replaceWith(element("span", "none", `#${id}`));
   image.addEventListener("load", () => image.classList.toggle("small", image.naturalWidth <= 64));
   image.addEventListener("error", instead);
   if (!sessionStorage.getItem("token")) {
@@ -74,7 +73,7 @@ function card(result) {
     image.alt = "";
     image.loading = "lazy";
     button.append(image);
-    picture(image, result.id);
+    picture(image, result.id, () => image.replaceWith(element("span", "none", `#${result.id}`)));
   }
   button.append(element("span", "", name));
   if (labels) button.append(element("span", "labels", labels));
@@ -179,8 +178,7 @@ function begin(id) {
   const image = asked(`item ${id}`);
   image.hidden = !state.info.thumbnails;
   if (state.info.thumbnails) {
-    image.addEventListener("error", () => (image.hidden = true));
-    picture(image, id);
+    picture(image, id, () => (image.hidden = true));
   }
   search();
 }
