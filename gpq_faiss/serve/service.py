@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import threading
@@ -103,7 +104,14 @@ class Service:
         return self.live.snapshot.index.width
 
     async def start(self) -> None:
-        """Look after the index file from now on."""
+        """Search once, so that the first client does not wait for what libraries put off, and look after the index file from now on."""
+        model = self.encoder.model
+        if model.input_kind == "images":
+            first = Input("image", np.zeros((3, model.image_size, model.image_size), np.uint8))
+        else:
+            first = Input("features", np.ones(model.input_width, np.float32))
+        with contextlib.suppress(DataError):  # it may have no direction
+            await self.search(first, 10)
         if self._watch:
             self._watcher = asyncio.create_task(self._watching())
 
