@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import threading
@@ -110,8 +109,7 @@ class Service:
             first = Input("image", np.zeros((3, model.image_size, model.image_size), np.uint8))
         else:
             first = Input("features", np.ones(model.input_width, np.float32))
-        with contextlib.suppress(DataError):  # it may have no direction
-            await self.search(first, 10)
+        await asyncio.to_thread(self._search, [Query(first, 10, EVERYTHING)])
         if self._watch:
             self._watcher = asyncio.create_task(self._watching())
 
