@@ -83,6 +83,7 @@ def process(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pr
     popen.wait()
 
 
+@pytest.mark.slow
 def test_requests_of_any_form_get_documented_answers(process: Process, tmp_path: Path) -> None:
     """Schemathesis makes requests from /openapi.json, right and wrong ones. An image or a vector without a direction is refused for what
     it holds, which no schema says: so accepted is not expected of every right one."""
