@@ -113,7 +113,7 @@ def serve_faiss(engine: str, index: Path, model: Path, port: int) -> None:
         FaissIndex(live.snapshot.index, engine),  # type: ignore[arg-type]
         Changes.none(live.snapshot.index.codes.shape[1]),
     )
-    run(Service(encoder, live, watch=False), Settings(rate=0), port)
+    run(Service(encoder, live, watch=False), Settings(port=port, rate=0))
 
 
 def free_port() -> int:
@@ -290,8 +290,8 @@ def _fork_service(index: Path, model: Path, port: int, compact_after: int) -> in
     pid = os.fork()
     if pid == 0:
         try:
-            settings = Settings(token=TOKEN, rate=0)
-            serve(index, model, settings=settings, port=port, writable=True, compact_after=compact_after)
+            settings = Settings(port=port, token=TOKEN, rate=0)
+            serve(index, model, settings=settings, writable=True, compact_after=compact_after)
         finally:
             os._exit(1)
     return pid

@@ -123,6 +123,7 @@ def serve(
 
     settings = Settings(
         host=host,
+        port=port,
         token=token,
         names=names,
         max_upload=parse_bytes(max_upload),
@@ -130,6 +131,7 @@ def serve(
         max_k=max_k,
         rate=rate,
         timeout=timeout,
+        threads=threads,
     )
     dataset = None if data is None else open_dataset(data, data_args)
     run(
@@ -137,10 +139,8 @@ def serve(
         model_dir,
         data=dataset,
         settings=settings,
-        port=port,
         kind=kind,
         writable=writable,
         compact_after=compact_after,
         device=device,
-        threads=threads,
     )

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from importlib import resources
 from typing import Annotated, Any
 
@@ -103,7 +103,6 @@ def create_app(service: Service, settings: Settings) -> ASGIApp:
         lifespan=lifespan,
         exception_handlers=_handlers(),
     )
-    info = _info(service, settings)
 
     def may_manage(credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]) -> None:
         _check(settings, credentials)
@@ -117,12 +116,25 @@ def create_app(service: Service, settings: Settings) -> ASGIApp:
     # What needs no token does not ask for one in /openapi.json either.
     read = [] if settings.open_to_read else [manage]
 
+    _add_searches(app, service, settings, read)
+    _add_changes(app, service, settings, write, manage)
+    _add_facts(app, service, settings, read)
+    for path, content, kind in _page():
+        app.add_api_route(
+            path, functools.partial(_static, content, kind), methods=["GET"], include_in_schema=False
+        )
+    return Guard(app, settings, service.metrics)
+
+
+def _add_searches(app: FastAPI, service: Service, settings: Settings, read: Sequence[Any]) -> None:
+    """Routes that find and show items."""
+
     @app.post(
         "/search",
         response_model_exclude_none=True,
         dependencies=read,
         responses=_problems(401, 404, 413, 415, 422),
-        openapi_extra=schemas(SearchRequest, info),
+        openapi_extra=schemas(SearchRequest, _info(service, settings)),
     )
     async def search(request: Request) -> SearchResponse:
         """Find the k best items for an image, a vector, features, or an item's id. Items with equal scores come by ascending id."""
@@ -145,28 +157,6 @@ def create_app(service: Service, settings: Settings) -> ASGIApp:
         return SearchResponse(
             results=results, took_ms=round(1000 * took, 3), ntotal=service.live.snapshot.ntotal
         )
-
-    @app.post(
-        "/items",
-        status_code=201,
-        dependencies=[write],
-        responses=_problems(401, 403, 409, 413, 415, 422, 507),
-        openapi_extra=schemas(AddRequest, info),
-    )
-    async def add(request: Request) -> Changed:
-        """Add an item. When this is answered, it is on disk and found by every search."""
-        asked, image = await read_request(request, AddRequest, settings)
-        number = asked.id if "id" in asked.model_fields_set else None
-        if number == -1:
-            raise DataError("id: -1 marks a missing result: choose another")
-        given = await _input(service, asked, image, settings)
-        return Changed(id=await service.add(given, number))
-
-    @app.delete("/items/{id}", dependencies=[write], responses=_problems(401, 403, 404, 422, 507))
-    async def remove(number: Number) -> Changed:
-        """Remove an item. When this is answered, it is on disk, and no search finds it."""
-        await service.remove(number)
-        return Changed(id=number)
 
     @app.get(
         "/items/{id}",
@@ -202,11 +192,41 @@ def create_app(service: Service, settings: Settings) -> ASGIApp:
             raise HTTPException(404, f"there is no picture of the item {number}")
         return Response(made[0], media_type=made[1], headers={"cache-control": "private, max-age=3600"})
 
+
+def _add_changes(app: FastAPI, service: Service, settings: Settings, write: Any, manage: Any) -> None:
+    """Routes that change what is searched."""
+
+    @app.post(
+        "/items",
+        status_code=201,
+        dependencies=[write],
+        responses=_problems(401, 403, 409, 413, 415, 422, 507),
+        openapi_extra=schemas(AddRequest, _info(service, settings)),
+    )
+    async def add(request: Request) -> Changed:
+        """Add an item. When this is answered, it is on disk and found by every search."""
+        asked, image = await read_request(request, AddRequest, settings)
+        number = asked.id if "id" in asked.model_fields_set else None
+        if number == -1:
+            raise DataError("id: -1 marks a missing result: choose another")
+        given = await _input(service, asked, image, settings)
+        return Changed(id=await service.add(given, number))
+
+    @app.delete("/items/{id}", dependencies=[write], responses=_problems(401, 403, 404, 422, 507))
+    async def remove(number: Number) -> Changed:
+        """Remove an item. When this is answered, it is on disk, and no search finds it."""
+        await service.remove(number)
+        return Changed(id=number)
+
     @app.post("/reload", dependencies=[manage], responses=_problems(401, 422))
     async def reload() -> Reloaded:
         """Search the index file that is at its path now. Where it cannot be opened, the old one is searched on."""
         await service.reload()
         return Reloaded(ntotal=service.live.snapshot.ntotal)
+
+
+def _add_facts(app: FastAPI, service: Service, settings: Settings, read: Sequence[Any]) -> None:
+    """Routes that say what is served, and how it does."""
 
     @app.get("/info", dependencies=read, responses=_problems(401))
     async def about() -> Info:
@@ -227,12 +247,6 @@ def create_app(service: Service, settings: Settings) -> ASGIApp:
     async def metrics() -> Response:
         """Counts and times, as Prometheus reads them."""
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    for path, content, kind in _page():
-        app.add_api_route(
-            path, functools.partial(_static, content, kind), methods=["GET"], include_in_schema=False
-        )
-    return Guard(app, settings, service.metrics)
 
 
 def _page() -> list[tuple[str, bytes, str]]:

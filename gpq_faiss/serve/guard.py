@@ -43,6 +43,7 @@ class Settings:
 
     Attributes:
         host: address that it binds. Any but a loopback address needs a token for everything but the page and its health.
+        port: of it; 0 is any free one.
         token: what writers send, and readers of a service that others reach.
         names: host names by which it is called, beside those of the address.
         max_upload: bytes of a request.
@@ -50,12 +51,14 @@ class Settings:
         max_k: results.
         rate: requests a second of one client, on average; 0 for any number.
         timeout: seconds of a request.
+        threads: of a search; default all cores.
 
     Raises:
         UsageError: a value out of range, or no token where one is needed.
     """
 
     host: str = "127.0.0.1"
+    port: int = 8000
     token: str | None = None
     names: tuple[str, ...] = ()
     max_upload: int = 16 << 20
@@ -63,6 +66,7 @@ class Settings:
     max_k: int = 1000
     rate: float = 200.0
     timeout: float = 30.0
+    threads: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_upload", "max_pixels", "max_k"):
@@ -70,6 +74,8 @@ class Settings:
                 raise UsageError(f"{name.replace('_', ' ')} {getattr(self, name)}: it must be at least 1")
         if not self.timeout > 0 or not self.rate >= 0:
             raise UsageError("timeout must be above 0, and rate 0 or more")
+        if not 0 <= self.port < 1 << 16:
+            raise UsageError(f"port {self.port}: it must be from 0 to 65535")
         if self.token is not None and (len(self.token) < 16 or not self.token.isascii() or " " in self.token):
             raise UsageError(
                 "the token must have at least 16 ASCII characters and no spaces (openssl rand -hex 32)"

@@ -36,12 +36,10 @@ def serve(
     *,
     data: Dataset | None = None,
     settings: Settings | None = None,
-    port: int = 8000,
     kind: Kind = "auto",
     writable: bool = False,
     compact_after: int = COMPACT_AFTER,
     device: str = "cpu",
-    threads: int | None = None,
 ) -> None:
     """Serve an index over HTTP until SIGINT or SIGTERM; SIGHUP has the index file opened again.
 
@@ -50,12 +48,10 @@ def serve(
         model: folder of the model whose codes it holds.
         data: of the items, for names, labels and pictures; its ids are those of the index.
         settings: address, token and limits.
-        port: 0 is any free one.
         kind: how the index is searched.
         writable: take items to add and to remove, which needs a token.
         compact_after: changes after which the index file is written anew.
         device: where the network runs.
-        threads: of a search; default all cores.
 
     Raises:
         UsageError: the port cannot be bound; writable without a token.
@@ -66,7 +62,7 @@ def serve(
         raise UsageError("--writable lets requests change the index: a token is needed (--token)")
     if compact_after < 1:
         raise UsageError(f"compact after {compact_after} changes: it must be at least 1")
-    with _bound(settings.host, port) as bound:
+    with _bound(settings.host, settings.port) as bound:
         with stage("loading the model"):
             encoder = Encoder.load(model, device)
         catalogue = None if data is None else Catalogue(data)
@@ -74,22 +70,20 @@ def serve(
             index, encoder.model.codebooks, kind=kind, writable=writable, compact_after=compact_after
         )
         try:
-            asyncio.run(_run(Service(encoder, live, catalogue, threads=threads), settings, bound))
+            asyncio.run(_run(Service(encoder, live, catalogue, threads=settings.threads), settings, bound))
         finally:
             live.close(compact=False)  # where it never started
 
 
-def run(service: Service, settings: Settings, port: int) -> None:
+def run(service: Service, settings: Settings) -> None:
     """Serve what is made already, as :func:`serve`. Raises UsageError: the port cannot be bound."""
-    with _bound(settings.host, port) as bound:
+    with _bound(settings.host, settings.port) as bound:
         asyncio.run(_run(service, settings, bound))
 
 
 @contextlib.contextmanager
 def _bound(host: str, port: int) -> Iterator[socket.socket]:
     """A listening socket, before anything slow is done. Raises UsageError: it cannot be bound."""
-    if not 0 <= port < 1 << 16:
-        raise UsageError(f"port {port}: it must be from 0 to 65535")
     try:
         address = "127.0.0.1" if host == "localhost" else host
         family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
