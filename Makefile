@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= demo
 
-.PHONY: demo test test-fast lint docs lock notebooks clean
+.PHONY: demo serve-demo test test-fast lint docs lock notebooks clean
 
 # uv resolves and unpacks several GB in seconds; it comes from the same registry as everything else.
 # Compiled once: where PYTHONDONTWRITEBYTECODE is set, each process would compile torch anew.
@@ -31,6 +31,14 @@ demo: $(VENV)/.ready
 	@echo
 	@echo "Ranked results: $(DEMO)/ranked.png"
 	@echo "Index:          $(DEMO)/index.faiss   (python -c \"import faiss; print(faiss.read_index('$(DEMO)/index.faiss').ntotal)\")"
+
+# The digits, their index and the page at http://127.0.0.1:8000/, by the products of `make demo` where they are there; else by a short
+# training of the preset paper.
+serve-demo: $(VENV)/.ready
+	@test -d $(DEMO)/model || $(BIN)/gpq train digits --labelled 20-per-class --preset paper --backbone mlp --bits 48 --seed 0 --out $(DEMO)/model
+	@test -f $(DEMO)/codes.h5 || $(BIN)/gpq encode $(DEMO)/model digits --out $(DEMO)/codes.h5
+	@test -f $(DEMO)/index.faiss || $(BIN)/gpq index $(DEMO)/model $(DEMO)/codes.h5 --out $(DEMO)/index.faiss
+	$(BIN)/gpq serve $(DEMO)/index.faiss --model $(DEMO)/model --data digits
 
 # Two workers; each keeps to one thread, so that they do not fight for the cores.
 test: $(VENV)/.ready

@@ -24,11 +24,13 @@ COMMANDS = {
     "export": ("export", "export"),
     "index": ("index", "index"),
     "search": ("search", "search"),
+    "serve": ("serve", "serve"),
     "evaluate": ("evaluate", "evaluate"),
     "export-encoder": ("export_encoder", "export_encoder"),
     "experiment": ("experiment", "experiment"),
     "info": ("info", "info"),
 }
+ENDLESS = {"serve"}
 
 
 def loudness(command: Any) -> Any:
@@ -54,7 +56,9 @@ def loud(command: click.Command) -> click.Command:
         if inner is None or isinstance(made, click.Group):
             return None
         # The stage of the whole: no work goes on without a word, whether or not it has stages of its own.
-        with told(**ctx.obj), stage(ctx.command_path):
+        # A service has no end to wait for: only the stages within it are shown.
+        whole = contextlib.nullcontext() if made.name in ENDLESS else stage(ctx.command_path)
+        with told(**ctx.obj), whole:
             return inner(*args, **kwargs)
 
     made.callback = functools.update_wrapper(run, inner) if inner is not None else run

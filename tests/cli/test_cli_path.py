@@ -166,7 +166,7 @@ def test_search_in_every_form(shop: Shop, tmp_path: Path) -> None:
         # Well separated clusters: the neighbours of a query are of its class.
         assert {item % 3 for item in query["ids"]} == {i % 3}
     table = done(*search).splitlines()
-    assert table[0].split() == ["query", "rank", "id", "score"]
+    assert table[0].split() == ["query", "rank", "id", "score", "labels"]
     rows = [line.split() for line in table if line.split() and line.split()[0].isdigit()]
     assert [int(row[2]) for row in rows] == [i for query in found["queries"] for i in query["ids"]]
 

@@ -1,0 +1,451 @@
+"""The service under load, and killed while it writes.
+
+    OMP_NUM_THREADS=1 python benchmarks/serve.py --seconds 600 --kills 100
+
+Load: a million items with simulated codes, 64 clients that each send a query as soon as the last one is answered, on one machine with the
+service. The same service, process and batches around Faiss's own indexes is the measure. Kills: writers add and remove items, the service
+gets SIGKILL, and what it acknowledged must be there when it is opened again, and nothing else but what was under way, whole or not at all.
+
+Ends with exit code 1 if a request fails or a change is lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+from machine import describe_machine
+from numpy.typing import NDArray
+
+from gpq_faiss.codes.bits import pack_codes
+from gpq_faiss.codes.codebooks import inject
+from gpq_faiss.codes.encode import decode, encode
+from gpq_faiss.config import merge, preset, validate
+from gpq_faiss.data.open import open_data
+from gpq_faiss.encoder import Encoder
+from gpq_faiss.faissio.io import save_index
+from gpq_faiss.faissio.model import read_model
+from gpq_faiss.files import write_json, write_text
+from gpq_faiss.serve.changes import Changes
+from gpq_faiss.serve.guard import Settings
+from gpq_faiss.serve.live import LiveIndex, Snapshot
+from gpq_faiss.serve.run import run, serve
+from gpq_faiss.serve.service import Service
+from gpq_faiss.stages.train import train
+
+TOKEN = "0123456789abcdef"  # noqa: S105  (of services that live for seconds, on a loopback address)
+ENGINES = ("gpq", "IndexPQFastScan", "IndexPQ")
+_STARTED = 120.0  # seconds that a service may take to answer
+
+
+# Data -------------------------------------------------------------------------------------------------------------------
+
+
+def make_model(folder: Path, bits: int) -> Path:
+    """A small model: the codebooks are what matters here."""
+    rng = np.random.default_rng(0)
+    classes = np.arange(300) % 3
+    x = rng.standard_normal((3, 16))[classes] + 0.4 * rng.standard_normal((300, 16))
+    np.save(folder / "x.npy", x.astype(np.float32))
+    np.save(folder / "y.npy", classes)
+    changes = {
+        "quantizer": {"codebooks": bits // 4},
+        "network": {"backbone": "linear"},
+        "training": {"steps": 20, "batch_labelled": 30, "batch_unlabelled": 30},
+    }
+    config = validate(merge(preset("paper"), changes))
+    data = open_data(f"features:{folder / 'x.npy'}", labels=str(folder / "y.npy"))
+    return train(data, folder / "model", config=config, labelled="20-per-class")
+
+
+def make_index(model: Path, out: Path, n: int, seed: int = 0) -> Path:
+    """``n`` items around 10,000 codes, with each codeword another one in three of ten."""
+    header = read_model(model)
+    M, K, _ = header.codebooks.shape
+    rng = np.random.default_rng(seed)
+    indices = rng.integers(0, K, (min(n, 10_000), M))[rng.integers(0, min(n, 10_000), n)]
+    other = rng.random((n, M)) < 0.3
+    indices[other] = rng.integers(0, K, int(other.sum()))
+    index = faiss.IndexIDMap2(inject(header.codebooks))
+    index.add_sa_codes(pack_codes(indices, K), np.arange(n, dtype=np.int64))
+    return save_index(index, out, model_fingerprint=header.model_fingerprint, overwrite=True)
+
+
+# Services ---------------------------------------------------------------------------------------------------------------
+
+
+class FaissIndex:
+    """Faiss alone in the place of :class:`gpq_faiss.indexes.memory.MemoryIndex`; no filters."""
+
+    def __init__(self, own: Any, engine: str) -> None:
+        self.codebooks, self.codes, self.ids, self.width = own.codebooks, own.codes, own.ids, own.width
+        self.ntotal, self.fingerprint = own.ntotal, own.fingerprint
+        flat = inject(own.codebooks)
+        flat.add_sa_codes(own.codes)
+        self.index = flat if engine == "IndexPQ" else faiss.IndexPQFastScan(flat)
+
+    def search(self, xq: Any, k: int, **_: Any) -> tuple[Any, Any]:
+        """As Faiss has it."""
+        found: tuple[Any, Any] = self.index.search(xq, k)
+        return found
+
+
+def serve_faiss(engine: str, index: Path, model: Path, port: int) -> None:
+    """The service around one of Faiss's indexes."""
+    encoder = Encoder.load(model)
+    live = LiveIndex(index, encoder.model.codebooks, kind="exact")
+    live.snapshot = Snapshot.of(
+        FaissIndex(live.snapshot.index, engine),  # type: ignore[arg-type]
+        Changes.none(live.snapshot.index.codes.shape[1]),
+    )
+    run(Service(encoder, live, watch=False), Settings(port=port, rate=0))
+
+
+def free_port() -> int:
+    """A port that nobody has now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(port: int, alive: Any) -> None:
+    """Until the service answers. Raises AssertionError: it does not, or ``alive()`` says that it ended."""
+    end = time.monotonic() + _STARTED
+    while time.monotonic() < end:
+        assert alive(), "the service ended by itself"
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+            connection.request("GET", "/healthz")
+            if connection.getresponse().status == 200:
+                connection.close()
+                return
+        time.sleep(0.02)
+    raise AssertionError("the service does not answer")
+
+
+# Load -------------------------------------------------------------------------------------------------------------------
+
+
+async def _client(port: int, bodies: list[bytes], end: float, times: list[float], errors: list[str]) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    n = 0
+    while time.perf_counter() < end:
+        began = time.perf_counter()
+        writer.write(bodies[n % len(bodies)])
+        n += 1
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
+        body = await reader.readexactly(length)
+        times.append(time.perf_counter() - began)
+        if b" 200 " not in head.split(b"\r\n")[0] or body.count(b'"id"') != 10:
+            errors.append(head.split(b"\r\n")[0].decode() + " " + body[:200].decode())
+    writer.close()
+
+
+async def _clients(
+    port: int, requests: list[list[bytes]], seconds: float, pid: int
+) -> tuple[list[float], list[str], list[float]]:
+    times: list[float] = []
+    errors: list[str] = []
+    memory: list[float] = []
+    end = time.perf_counter() + seconds
+    clients = [asyncio.create_task(_client(port, bodies, end, times, errors)) for bodies in requests]
+    while time.perf_counter() < end:
+        memory.append(resident(pid))
+        await asyncio.sleep(min(5.0, seconds / 4))
+    for failed in await asyncio.gather(*clients, return_exceptions=True):
+        if failed is not None:
+            errors.append(repr(failed))
+    memory.append(resident(pid))
+    return times, errors, memory
+
+
+def resident(pid: int) -> float:
+    """MiB of a process in memory."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def processor_seconds(pid: int) -> float:
+    """That a process has used so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def load(
+    engine: str, index: Path, model: Path, *, seconds: float, clients: int, warm: float = 3.0
+) -> dict[str, Any]:
+    """Latencies in ms, errors, and memory in MiB of a service under load."""
+    port = free_port()
+    if engine == "gpq":
+        call = [sys.executable, "-m", "gpq_cli", "-q", "serve", str(index), "--model", str(model)]
+        call += ["--kind", "exact", "--rate", "0", "--port", str(port)]
+    else:
+        call = [sys.executable, __file__, "--engine", engine, str(index), str(model), str(port)]
+    process = subprocess.Popen(call, cwd=Path(__file__).parent.parent)
+    try:
+        wait_for(port, lambda: process.poll() is None)
+        header = read_model(model)
+        M, K, _ = header.codebooks.shape
+        rng = np.random.default_rng(1)
+        vectors = decode(pack_codes(rng.integers(0, K, (clients * 50, M)), K), header.codebooks)
+        vectors = vectors + 0.1 * rng.standard_normal(vectors.shape).astype(np.float32)
+        requests = [[_request(v) for v in part] for part in vectors.reshape(clients, 50, -1)]
+        asyncio.run(_clients(port, requests, warm, process.pid))
+        before = processor_seconds(process.pid)
+        times, errors, memory = asyncio.run(_clients(port, requests, seconds, process.pid))
+        used = processor_seconds(process.pid) - before
+    finally:
+        process.terminate()
+        code = process.wait(timeout=60)
+    ms = 1e3 * np.array(times)
+    minutes = max(1, round(12 * seconds / 60) // 12)
+    steps = np.array_split(np.array(memory), min(len(memory), minutes))
+    return {
+        "engine": engine,
+        "seconds": seconds,
+        "clients": clients,
+        "requests": len(ms),
+        "per_second": len(ms) / seconds,
+        "processor_ms": 1e3 * used / len(ms),
+        "load_average": os.getloadavg()[1],
+        "errors": len(errors),
+        "first_errors": errors[:5],
+        "exit_code": code,
+        **{f"p{p}_ms": float(np.percentile(ms, p)) for p in (50, 95, 99)},
+        "rss_mib": {"first": memory[0], "last": memory[-1], "by_minute": [float(s.mean()) for s in steps]},
+    }
+
+
+def _request(vector: NDArray[np.float32]) -> bytes:
+    body = json.dumps({"vector": [round(float(x), 5) for x in vector], "k": 10}).encode()
+    head = "POST /search HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+
+
+# Kills ------------------------------------------------------------------------------------------------------------------
+
+
+class Writer(threading.Thread):
+    """Adds and removes items of its own ids, one at a time, until the service is gone.
+
+    Attributes:
+        acknowledged: id to code, or None where it is removed: what must hold.
+        under_way: the change that was sent and not answered: it may hold.
+    """
+
+    def __init__(
+        self, port: int, ids: range, vectors: NDArray[np.float32], codes: NDArray[np.uint8], seed: int
+    ) -> None:
+        super().__init__()
+        self.port, self.ids, self.vectors, self.codes = port, ids, vectors, codes
+        self.rng = np.random.default_rng(seed)
+        self.acknowledged: dict[int, bytes | None] = {}
+        self.under_way: tuple[int, bytes | None] | None = None
+        self.failed: str | None = None
+        self.changes = 0
+
+    def run(self) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        headers = {"authorization": f"Bearer {TOKEN}", "content-type": "application/json"}
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            while self.failed is None:
+                number = int(self.rng.integers(self.ids.start, self.ids.stop))
+                there = self.acknowledged.get(number) is not None
+                which = int(self.rng.integers(0, len(self.vectors)))
+                self.under_way = number, None if there else self.codes[which].tobytes()
+                if there:
+                    connection.request("DELETE", f"/items/{number}", headers=headers)
+                else:
+                    body = json.dumps({"id": number, "vector": self.vectors[which].tolist()})
+                    connection.request("POST", "/items", body, headers)
+                answer = connection.getresponse()
+                text = answer.read()
+                if answer.status not in (200, 201):
+                    self.failed = f"{answer.status} {text[:200]!r}"
+                    return
+                self.acknowledged[number] = self.under_way[1]
+                self.under_way = None
+                self.changes += 1
+
+
+def _fork_service(index: Path, model: Path, port: int, compact_after: int) -> int:
+    """The service in a fork of this process, which has imported everything."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            settings = Settings(port=port, token=TOKEN, rate=0)
+            serve(index, model, settings=settings, writable=True, compact_after=compact_after)
+        finally:
+            os._exit(1)
+    return pid
+
+
+def campaign(root: Path, kills: int, *, seed: int = 0, items: int = 2000, writers: int = 8) -> dict[str, int]:
+    """SIGKILL at random times while ``writers`` write and the index is compacted every 40 changes, again and again on the same files.
+
+    Raises:
+        AssertionError: an acknowledged change is lost, or there is something that nobody wrote.
+    """
+    model = make_model(root, 24)
+    index = make_index(model, root / "index.faiss", items)
+    Z = read_model(model).codebooks
+    rng = np.random.default_rng(seed)
+    vectors = rng.standard_normal((50, Z.shape[0] * Z.shape[2])).astype(np.float32)
+    codes = encode(vectors, Z)
+    held = _items(index, Z)
+    spans = [range(n * 4 * items // writers, (n + 1) * 4 * items // writers) for n in range(writers)]
+    total = applied = compacted = 0
+    for _ in range(kills):
+        port, inode = free_port(), index.stat().st_ino
+        pid = _fork_service(index, model, port, compact_after=40)
+        try:
+            wait_for(port, lambda pid=pid: os.waitpid(pid, os.WNOHANG)[0] == 0)
+            threads = [Writer(port, span, vectors, codes, int(rng.integers(1 << 30))) for span in spans]
+            for thread, span in zip(threads, spans, strict=True):
+                thread.acknowledged = {n: held.get(n) for n in span}
+                thread.start()
+            time.sleep(float(rng.uniform(0.02, 1.0)))
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+        for thread in threads:
+            thread.join()
+            assert thread.failed is None, thread.failed
+        found = _items(index, Z)
+        for thread in threads:
+            total += thread.changes
+            for number, code in thread.acknowledged.items():
+                there = found.get(number)
+                if thread.under_way is not None and thread.under_way[0] == number:
+                    assert there in (code, thread.under_way[1]), f"id {number} is neither old nor new"
+                    applied += there == thread.under_way[1]
+                else:
+                    assert there == code, f"id {number} lost an acknowledged change"
+        assert all(any(number in span for span in spans) for number in found), "an id that nobody wrote"
+        compacted += index.stat().st_ino != inode
+        held = found
+    return {
+        "kills": kills,
+        "acknowledged": total,
+        "under_way_kept": applied,
+        "compacted": compacted,
+        "writers": writers,
+    }
+
+
+def _items(index: Path, Z: NDArray[np.float32]) -> dict[int, bytes]:
+    live = LiveIndex(index, Z, kind="exact")
+    codes, ids = live.snapshot.items()
+    live.close()
+    return {number: code.tobytes() for number, code in zip(ids.tolist(), codes, strict=True)}
+
+
+# Report -----------------------------------------------------------------------------------------------------------------
+
+
+def _markdown(found: dict[str, Any]) -> str:
+    machine = found["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    lines = [
+        "# The service under load, and killed",
+        "",
+        f"`OMP_NUM_THREADS=1 python benchmarks/serve.py`, {machine['cpu']}, {machine['cores']} cores shared with other work, "
+        f"{machine['os']}; {versions}.",
+        "",
+        f"{found['items']:,} items of {found['bits']} bits, simulated; {found['clients']} clients on the same machine, each with one query "
+        "at a time, k = 10, vectors in JSON. One process serves, with one thread for searches. All three engines are in the same service, "
+        "with the same batches; `IndexPQFastScan` rounds its scores, the other two are exact. Latencies include the wait for processors: "
+        f"the load average was {found['load'][0]['load_average']:.1f}."
+        if found["load"]
+        else "",
+        "",
+        "| engine | s | requests/s | processor ms a request | p50 ms | p95 ms | p99 ms | errors | MiB, first minute | MiB, last minute |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for row in found["load"]:
+        minutes = row["rss_mib"]["by_minute"]
+        lines.append(
+            f"| {row['engine']} | {row['seconds']:g} | {row['per_second']:.0f} | "
+            f"{row['processor_ms']:.2f} | {row['p50_ms']:.1f} | {row['p95_ms']:.1f} | "
+            f"{row['p99_ms']:.1f} | {row['errors']} | {minutes[0]:.0f} | {minutes[-1]:.0f} |"
+        )
+    kills = found.get("kills")
+    if kills:
+        lines += [
+            "",
+            f"Kills: {kills['kills']} times SIGKILL while {kills['writers']} clients wrote, {kills['acknowledged']:,} changes "
+            f"acknowledged in all, none lost; of changes under way {kills['under_way_kept']} were there afterwards, whole, the others "
+            f"not at all. The index file was written anew every 40 changes meanwhile, in {kills['compacted']} of these rounds.",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--items", type=int, default=1_000_000)
+    parser.add_argument("--bits", type=int, default=48)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=600, help="of load on gpq (default: 600)")
+    parser.add_argument(
+        "--compare-seconds", type=float, default=60, help="of load on each of Faiss's (default: 60)"
+    )
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--out", default="benchmarks/results/serve.json")
+    parser.add_argument(
+        "--engine", nargs=4, metavar=("ENGINE", "INDEX", "MODEL", "PORT"), help=argparse.SUPPRESS
+    )
+    options = parser.parse_args()
+    if options.engine:
+        engine, index, model, port = options.engine
+        serve_faiss(engine, Path(index), Path(model), int(port))
+        return
+    found: dict[str, Any] = {
+        "machine": describe_machine(),
+        "items": options.items,
+        "bits": options.bits,
+        "clients": options.clients,
+        "load": [],
+    }
+    with tempfile.TemporaryDirectory(prefix="serve-") as folder:
+        root = Path(folder)
+        if options.kills:
+            (root / "kills").mkdir()
+            found["kills"] = campaign(root / "kills", options.kills)
+            print(json.dumps(found["kills"]), flush=True)
+        if options.seconds:
+            model = make_model(root, options.bits)
+            index = make_index(model, root / "index.faiss", options.items)
+            for engine in ENGINES:
+                seconds = options.seconds if engine == "gpq" else options.compare_seconds
+                row = load(engine, index, model, seconds=seconds, clients=options.clients)
+                print(json.dumps(row), flush=True)
+                found["load"].append(row)
+    write_json(options.out, found)
+    write_text(Path(options.out).with_suffix(".md"), _markdown(found))
+    if any(row["errors"] or row["exit_code"] for row in found["load"]):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

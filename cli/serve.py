@@ -1,0 +1,146 @@
+"""``gpq serve``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from .options import data_options, device_option, open_dataset
+
+
+@click.command()
+@click.argument("index_file", metavar="INDEX")
+@click.option(
+    "--model", "model_dir", required=True, metavar="DIR", help="The model whose codes the index holds."
+)
+@click.option(
+    "--data",
+    metavar="DATA",
+    help="The items, for their names, labels and pictures; ids are those of the index.",
+)
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to bind. One that others reach needs a token.",
+)
+@click.option("--port", type=int, default=8000, show_default=True, help="Port to bind; 0 is any free one.")
+@click.option(
+    "--token",
+    envvar="GPQ_SERVE_TOKEN",
+    help="What writers send as a bearer token, and readers where others reach the service. Better in the environment, as "
+    "GPQ_SERVE_TOKEN, where no list of processes shows it.",
+)
+@click.option("--writable", is_flag=True, help="Let requests with the token add and remove items.")
+@click.option(
+    "--compact-after",
+    type=int,
+    default=10_000,
+    show_default=True,
+    metavar="N",
+    help="With --writable: write the index file anew after so many changes. Until then they are in INDEX.log.",
+)
+@click.option(
+    "--kind",
+    type=click.Choice(["auto", "exact", "grouped", "ivf"]),
+    default="auto",
+    show_default=True,
+    help="How to search. auto: the lists of an index that has lists, else exact; ivf is approximate.",
+)
+@click.option("--threads", type=int, help="Threads of a search.  [default: all cores]")
+@click.option(
+    "--allowed-host",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help="Further host name by which browsers call a service on a loopback address, such as that of a proxy before it.",
+)
+@click.option("--max-k", type=int, default=1000, show_default=True, help="Results of a request, at most.")
+@click.option(
+    "--max-upload", default="16MiB", show_default=True, metavar="SIZE", help="Size of a request, at most."
+)
+@click.option(
+    "--max-pixels",
+    type=int,
+    default=40_000_000,
+    show_default=True,
+    help="Pixels of an uploaded image, at most.",
+)
+@click.option(
+    "--rate",
+    type=float,
+    default=200,
+    show_default=True,
+    help="Requests a second of one client, on average; 0: any number.",
+)
+@click.option("--timeout", type=float, default=30, show_default=True, help="Seconds of a request, at most.")
+@device_option
+@data_options
+def serve(
+    index_file: str,
+    model_dir: str,
+    data: str | None,
+    host: str,
+    port: int,
+    token: str | None,
+    writable: bool,
+    compact_after: int,
+    kind: Any,
+    threads: int | None,
+    names: tuple[str, ...],
+    max_k: int,
+    max_upload: str,
+    max_pixels: int,
+    rate: float,
+    timeout: float,
+    device: str,
+    data_args: dict[str, Any],
+) -> None:
+    """Serve an index over HTTP, with a page to search it by images.
+
+    The page is at /, the list of requests at /docs, their description for programs at /openapi.json. Searches of several clients are done
+    together. It is read-only, for this machine alone, unless a token is given.
+
+    An index file that is replaced is opened again, as by SIGHUP or POST /reload; no request is lost. With --writable, what is acknowledged
+    is on disk.
+
+    \b
+    Examples:
+      gpq serve index.faiss --model model --data digits
+      GPQ_SERVE_TOKEN=$(openssl rand -hex 32) gpq serve index.faiss --model model --writable
+    """
+    from gpq_faiss.errors import UsageError
+    from gpq_faiss.inputs import parse_bytes
+
+    try:
+        from gpq_faiss.serve.guard import Settings
+        from gpq_faiss.serve.run import serve as run
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] in ("gpq_faiss", "gpq_cli"):
+            raise
+        raise UsageError(f"the package {error.name} is missing: pip install 'gpq-faiss[serve]'") from None
+
+    settings = Settings(
+        host=host,
+        port=port,
+        token=token,
+        names=names,
+        max_upload=parse_bytes(max_upload),
+        max_pixels=max_pixels,
+        max_k=max_k,
+        rate=rate,
+        timeout=timeout,
+        threads=threads,
+    )
+    dataset = None if data is None else open_dataset(data, data_args)
+    run(
+        index_file,
+        model_dir,
+        data=dataset,
+        settings=settings,
+        kind=kind,
+        writable=writable,
+        compact_after=compact_after,
+        device=device,
+    )

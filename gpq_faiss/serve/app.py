@@ -1,0 +1,374 @@
+"""The application: routes, and what each gives."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from importlib import resources
+from typing import Annotated, Any
+
+import numpy as np
+from fastapi import Depends, FastAPI, Path, Request, Response, Security
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.routing import Match
+from starlette.types import ASGIApp
+
+from .. import __version__
+from ..errors import DataError, GpqError
+from .batches import BusyError
+from .guard import Guard, Settings
+from .live import EVERYTHING, NotStoredError, TakenIdError, UnknownItemError, Where
+from .requests import (
+    AddRequest,
+    Changed,
+    Health,
+    Info,
+    Item,
+    Problem,
+    Reloaded,
+    Result,
+    SearchRequest,
+    SearchResponse,
+    read_request,
+    schemas,
+)
+from .service import Input, Service
+
+log = logging.getLogger(__name__)
+
+_BEARER = HTTPBearer(auto_error=False, description="The token that the service was started with.")
+_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+}
+_TYPES["svg"] = "image/svg+xml"
+_STATUS: list[tuple[type[GpqError], int]] = [
+    (UnknownItemError, 404),
+    (TakenIdError, 409),
+    (NotStoredError, 507),
+    (BusyError, 503),
+    (GpqError, 422),
+]
+_WHY = {
+    400: "The request cannot be read.",
+    401: "The token is missing or wrong.",
+    403: "The service is read-only.",
+    404: "No item has this id.",
+    409: "An item has this id already.",
+    413: "The body is too large.",
+    415: "The body is of another type.",
+    422: "A value cannot be right.",
+    429: "Too many requests.",
+    503: "The service is busy.",
+    507: "The disk refuses.",
+}
+
+Number = Annotated[int, Path(alias="id", ge=-(2**63), le=2**63 - 1, description="Id of an item.")]
+
+
+def _problems(*codes: int) -> dict[int | str, dict[str, Any]]:
+    return {code: {"model": Problem, "description": _WHY[code]} for code in (400, *codes, 429, 503)}
+
+
+def create_app(service: Service, settings: Settings) -> ASGIApp:
+    """The whole application, guarded (:class:`.guard.Guard`).
+
+    Args:
+        service: started when the application starts, and closed when it ends.
+        settings: limits.
+    """
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await service.start()
+        try:
+            yield
+        finally:
+            await service.close()
+
+    app = FastAPI(
+        title="gpq serve",
+        version=__version__,
+        description="Search an index of codes by image, vector or item; add and remove items.",
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+        exception_handlers=_handlers(),
+    )
+
+    def may_manage(credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]) -> None:
+        _check(settings, credentials)
+
+    def may_write(credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]) -> None:
+        if not service.live.writable:
+            raise HTTPException(403, "the service is read-only (--writable)")
+        _check(settings, credentials)
+
+    manage, write = Depends(may_manage), Depends(may_write)
+    # What needs no token does not ask for one in /openapi.json either.
+    read = [] if settings.open_to_read else [manage]
+
+    _add_searches(app, service, settings, read)
+    _add_changes(app, service, settings, write, manage)
+    _add_facts(app, service, settings, read)
+    for path, content, kind in _page():
+        app.add_api_route(
+            path, functools.partial(_static, content, kind), methods=["GET"], include_in_schema=False
+        )
+    return Guard(app, settings, service.metrics)
+
+
+def _add_searches(app: FastAPI, service: Service, settings: Settings, read: Sequence[Any]) -> None:
+    """Routes that find and show items."""
+
+    @app.post(
+        "/search",
+        response_model_exclude_none=True,
+        dependencies=read,
+        responses=_problems(401, 404, 413, 415, 422),
+        openapi_extra=schemas(SearchRequest, _info(service, settings)),
+    )
+    async def search(request: Request) -> SearchResponse:
+        """Find the k best items for an image, a vector, features, or an item's id. Items with equal scores come by ascending id."""
+        asked, image = await read_request(request, SearchRequest, settings)
+        if asked.k > settings.max_k:
+            raise DataError(f"k: {asked.k} is more than {settings.max_k}")
+        where = _where(service, asked)
+        began = time.perf_counter()
+        given = (
+            await service.item(asked.id)
+            if "id" in asked.model_fields_set
+            else await _input(service, asked, image, settings)
+        )
+        scores, ids = await service.search(given, asked.k, where)
+        took = time.perf_counter() - began
+        results = [
+            Result(score=score, **known)
+            for known, score in zip(await service.known(ids), scores.tolist(), strict=True)
+        ]
+        return SearchResponse(
+            results=results, took_ms=round(1000 * took, 3), ntotal=service.live.snapshot.ntotal
+        )
+
+    @app.get(
+        "/items/{id}",
+        response_model_exclude_none=True,
+        dependencies=read,
+        responses=_problems(401, 404, 422),
+    )
+    async def item(number: Number) -> Item:
+        """An item, with its name and labels where they are known."""
+        _check_there(service, number)
+        return Item(**(await service.known(np.array([number])))[0])
+
+    @app.get(
+        "/items/{id}/thumbnail",
+        dependencies=read,
+        response_class=Response,
+        responses={
+            200: {
+                "content": {
+                    kind: {"schema": {"type": "string", "format": "binary"}}
+                    for kind in ("image/png", "image/jpeg")
+                },
+                "description": "A small picture of the item.",
+            },
+            **_problems(401, 404, 422),
+        },
+    )
+    async def thumbnail(number: Number) -> Response:
+        """A small picture of an item, from the data that the service was started with."""
+        _check_there(service, number)
+        made = await service.thumbnail(number)
+        if made is None:
+            raise HTTPException(404, f"there is no picture of the item {number}")
+        return Response(made[0], media_type=made[1], headers={"cache-control": "private, max-age=3600"})
+
+
+def _add_changes(app: FastAPI, service: Service, settings: Settings, write: Any, manage: Any) -> None:
+    """Routes that change what is searched."""
+
+    @app.post(
+        "/items",
+        status_code=201,
+        dependencies=[write],
+        responses=_problems(401, 403, 409, 413, 415, 422, 507),
+        openapi_extra=schemas(AddRequest, _info(service, settings)),
+    )
+    async def add(request: Request) -> Changed:
+        """Add an item. When this is answered, it is on disk and found by every search."""
+        asked, image = await read_request(request, AddRequest, settings)
+        number = asked.id if "id" in asked.model_fields_set else None
+        if number == -1:
+            raise DataError("id: -1 marks a missing result: choose another")
+        given = await _input(service, asked, image, settings)
+        return Changed(id=await service.add(given, number))
+
+    @app.delete("/items/{id}", dependencies=[write], responses=_problems(401, 403, 404, 422, 507))
+    async def remove(number: Number) -> Changed:
+        """Remove an item. When this is answered, it is on disk, and no search finds it."""
+        await service.remove(number)
+        return Changed(id=number)
+
+    @app.post("/reload", dependencies=[manage], responses=_problems(401, 422))
+    async def reload() -> Reloaded:
+        """Search the index file that is at its path now. Where it cannot be opened, the old one is searched on."""
+        await service.reload()
+        return Reloaded(ntotal=service.live.snapshot.ntotal)
+
+
+def _add_facts(app: FastAPI, service: Service, settings: Settings, read: Sequence[Any]) -> None:
+    """Routes that say what is served, and how it does."""
+
+    @app.get("/info", dependencies=read, responses=_problems(401))
+    async def about() -> Info:
+        """What is served, and its limits."""
+        return _info(service, settings)
+
+    @app.get("/healthz", responses=_problems())
+    async def health() -> Health:
+        """Whether the service answers."""
+        return Health(status="ok", ntotal=service.live.snapshot.ntotal)
+
+    @app.get(
+        "/metrics",
+        dependencies=read,
+        response_class=Response,
+        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **_problems(401)},
+    )
+    async def metrics() -> Response:
+        """Counts and times, as Prometheus reads them."""
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _page() -> list[tuple[str, bytes, str]]:
+    """Path, content and type of the files of the page: all that is served, read once."""
+    files = resources.files(__package__) / "page"
+    found = []
+    for file in sorted(files.iterdir(), key=lambda file: file.name):
+        path = {"index.html": "/", "docs.html": "/docs"}.get(file.name, f"/page/{file.name}")
+        found.append((path, file.read_bytes(), _TYPES[file.name.rsplit(".", 1)[1]]))
+    return found
+
+
+async def _static(content: bytes, kind: str) -> Response:
+    return Response(content, media_type=kind, headers={"cache-control": "no-cache"})
+
+
+def _check(settings: Settings, credentials: HTTPAuthorizationCredentials | None) -> None:
+    if not settings.is_token(None if credentials is None else credentials.credentials):
+        raise HTTPException(401, "the token is missing or wrong", {"www-authenticate": "Bearer"})
+
+
+def _check_there(service: Service, number: int) -> None:
+    if not service.live.snapshot.has(number):
+        raise UnknownItemError(f"no item has the id {number}")
+
+
+async def _input(service: Service, asked: Any, image: bytes | None, settings: Settings) -> Input:
+    """What a request gives to be encoded."""
+    if image is not None:
+        return await service.image(image, settings.max_pixels)
+    if "vector" in asked.model_fields_set:
+        return service.vector(asked.vector)
+    return service.features(asked.features)
+
+
+def _where(service: Service, asked: SearchRequest) -> Where:
+    """The filter of a request. Raises DataError: a label that no item has."""
+    given = {
+        name: tuple(sorted(set(getattr(asked, name))))
+        for name in ("allow_ids", "deny_ids", "allow_labels", "deny_labels")
+        if name in asked.model_fields_set
+    }
+    if not given:
+        return EVERYTHING
+    catalogue = service.catalogue
+    known = () if catalogue is None else catalogue.classes
+    passing: list[Callable[[Any], Any]] = []
+    for name in ("allow_labels", "deny_labels"):
+        if name not in given:
+            continue
+        unknown = next((label for label in given[name] if label not in known), None)
+        if unknown is not None:
+            raise DataError(f"{name}: no item has the label {unknown[:100]!r}")
+        assert catalogue is not None or not given[name]
+        if catalogue is not None and catalogue.dataset.labels is not None:
+            have = functools.partial(catalogue.have_label, names=given[name])
+            passing.append(have if name == "allow_labels" else functools.partial(_not, have))
+        elif name == "allow_labels":
+            passing.append(lambda ids: np.zeros(len(ids), np.bool_))
+
+    def passes(ids: Any) -> Any:
+        return functools.reduce(np.logical_and, [one(ids) for one in passing])
+
+    return Where(
+        allow=np.array(given["allow_ids"], np.int64) if "allow_ids" in given else None,
+        deny=np.array(given["deny_ids"], np.int64) if "deny_ids" in given else None,
+        passes=passes if passing else None,
+        key=tuple(given.items()),
+    )
+
+
+def _not(have: Callable[[Any], Any], ids: Any) -> Any:
+    return ~have(ids)
+
+
+def _info(service: Service, settings: Settings) -> Info:
+    model, catalogue = service.encoder.model, service.catalogue
+    M, K, d = (int(n) for n in model.codebooks.shape)
+    images = model.input_kind == "images"
+    return Info(
+        version=__version__,
+        ntotal=service.live.snapshot.ntotal,
+        bits=M * (K.bit_length() - 1),
+        dimensions=M * d,
+        input=model.input_kind,
+        input_size=model.image_size if images else int(model.input_width),
+        labels=[] if catalogue is None else list(catalogue.classes),
+        thumbnails=catalogue is not None and catalogue.dataset.kind == "images",
+        writable=service.live.writable,
+        max_k=settings.max_k,
+        max_upload=settings.max_upload,
+    )
+
+
+def _handlers() -> dict[int | type[Exception], Callable[[Request, Any], Coroutine[Any, Any, Response]]]:
+    """Every refusal is JSON of one line."""
+
+    async def of_http(request: Request, error: HTTPException) -> Response:
+        headers = dict(error.headers or {})
+        if error.status_code == 405:  # a path may have several routes, of which Starlette names one
+            routes = [one for one in request.app.routes if one.matches(request.scope)[0] != Match.NONE]
+            headers["allow"] = ", ".join(sorted({name for one in routes for name in one.methods}))
+        return JSONResponse({"error": str(error.detail)}, error.status_code, headers)
+
+    async def of_gpq(_: Request, error: GpqError) -> Response:
+        status = next(status for kind, status in _STATUS if isinstance(error, kind))
+        return JSONResponse({"error": str(error)}, status, {"retry-after": "1"} if status == 503 else None)
+
+    async def of_path(_: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        return JSONResponse({"error": f"{first['loc'][-1]}: {first['msg']}"}, 422)
+
+    async def of_disconnect(_: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=400)
+
+    async def of_mistake(_: Request, error: Exception) -> Response:
+        return JSONResponse({"error": "internal error"}, 500)
+
+    return {
+        HTTPException: of_http,
+        GpqError: of_gpq,
+        RequestValidationError: of_path,
+        ClientDisconnect: of_disconnect,
+        Exception: of_mistake,
+    }

@@ -1,0 +1,103 @@
+"""Work of several requests done together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Generic, TypeVar
+
+from ..errors import GpqError
+
+Task = TypeVar("Task")
+Answer = TypeVar("Answer")
+
+
+class BusyError(GpqError):
+    """More waits to be done than is taken."""
+
+
+class Batcher(Generic[Task, Answer]):
+    """Collects tasks for a moment and does them at once, in a thread of its own; one batch after another.
+
+    Args:
+        run: does a batch; gives an answer for each, or the error that is raised where the task was submitted.
+        most: tasks of a batch.
+        wait: seconds that the first task waits for others. While a batch is done, the next one fills.
+        pending: tasks that may wait.
+        seen: called with the size of each batch.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Sequence[Task]], Sequence[Answer | Exception]],
+        *,
+        most: int = 64,
+        wait: float = 0.0,
+        pending: int = 1024,
+        seen: Callable[[int], None] = lambda size: None,
+    ) -> None:
+        self.run, self.most, self.wait, self.pending, self.seen = run, most, wait, pending, seen
+        self._queue: deque[tuple[Task, asyncio.Future[Answer], float]] = deque()
+        self._more = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, "gpq-batch")
+        self._worker: asyncio.Task[None] | None = None
+
+    async def submit(self, task: Task) -> Answer:
+        """The answer to ``task``.
+
+        Raises:
+            BusyError: too many tasks wait.
+            Exception: what ``run`` gave or raised.
+        """
+        if len(self._queue) >= self.pending:
+            raise BusyError(f"{self.pending} requests are waiting already: try again later")
+        loop = asyncio.get_running_loop()
+        if self._worker is None:
+            self._worker = loop.create_task(self._work())
+        future: asyncio.Future[Answer] = loop.create_future()
+        self._queue.append((task, future, loop.time()))
+        self._more.set()
+        return await future
+
+    async def _work(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            while not self._queue:
+                self._more.clear()
+                await self._more.wait()
+            due = self._queue[0][2] + self.wait
+            while len(self._queue) < self.most and (left := due - loop.time()) > 0:
+                self._more.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._more.wait(), left)
+            taken = [self._queue.popleft() for _ in range(min(self.most, len(self._queue)))]
+            # Whoever gave up waiting needs no answer.
+            batch = [(task, future) for task, future, _ in taken if not future.done()]
+            if not batch:
+                continue
+            self.seen(len(batch))
+            answers: Sequence[Answer | Exception]
+            try:
+                answers = await loop.run_in_executor(self._thread, self.run, [task for task, _ in batch])
+            except Exception as error:
+                answers = [error] * len(batch)
+            for (_, future), answer in zip(batch, answers, strict=True):
+                if future.done():
+                    continue
+                if isinstance(answer, Exception):
+                    future.set_exception(answer)
+                else:
+                    future.set_result(answer)
+
+    async def close(self) -> None:
+        """End, once the batch that is being done is done; what waits gets no answer."""
+        if self._worker is not None:
+            self._worker.cancel()
+            await asyncio.gather(self._worker, return_exceptions=True)
+        for _, future, _ in self._queue:
+            future.cancel()
+        self._queue.clear()
+        await asyncio.to_thread(self._thread.shutdown)

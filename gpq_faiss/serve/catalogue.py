@@ -1,0 +1,127 @@
+"""Names, labels, originals and thumbnails of items, from the data that they were made of."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from ..codes.checks import Ids, repeated_id
+from ..data.base import Dataset, ImageDataset
+from ..data.images import FileImages, resize_square, shown
+from ..errors import DataError
+from ..indexes.items import IdMap
+
+THUMBNAIL = 192
+"""Pixels of the longer side."""
+_PIXELATED = 64  # up to this side PNG is smaller than JPEG, and exact
+_CACHED = 32 << 20  # bytes of thumbnails
+
+
+class Catalogue:
+    """What a data set knows of ids. An id is the same item in the data, in the index and in its changes.
+
+    Safe to use from several threads.
+
+    Raises:
+        DataError: an id occurs twice in the data.
+    """
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+        repeated = repeated_id(dataset.ids)
+        if repeated is not None:
+            raise DataError(f"{dataset.name}: id {repeated} occurs more than once: every item needs its own")
+        self._order = np.argsort(dataset.ids, kind="stable")
+        ids = dataset.ids[self._order]
+        plain = not len(ids) or (ids[0] == 0 and ids[-1] == len(ids) - 1)
+        self._map = IdMap(len(ids), None if plain else ids)
+        self._lock = threading.Lock()
+        self._cache: OrderedDict[int, tuple[bytes, str]] = OrderedDict()
+        self._bytes = 0
+
+    def rows(self, ids: Ids) -> Ids:
+        """Position of each id in the data, -1 where there is none such: int64 [n]."""
+        at = self._map.positions_of(ids)
+        return np.where(at >= 0, self._order[at], -1)
+
+    def row(self, number: int) -> int | None:
+        """Position of an id in the data."""
+        row = int(self.rows(np.array([number], np.int64))[0])
+        return row if row >= 0 else None
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the labels."""
+        return () if self.dataset.labels is None else self.dataset.labels.class_names
+
+    @cached_property
+    def _root(self) -> str:
+        assert isinstance(self.dataset, FileImages)
+        return os.path.commonpath([os.path.dirname(path) for path in self.dataset.paths])
+
+    def name(self, row: int) -> str | None:
+        """Of a file, its path from the folder that all are in: nothing of where they lie on this machine."""
+        if not isinstance(self.dataset, FileImages):
+            return None
+        return shown(os.path.relpath(self.dataset.paths[row], self._root))
+
+    def labels(self, row: int) -> list[str]:
+        """Names of the labels of an item."""
+        labels = self.dataset.labels
+        if labels is None:
+            return []
+        return [labels.class_names[c] for c in np.flatnonzero(labels.dense(np.array([row]), np.uint8)[0])]
+
+    def have_label(self, ids: Ids, names: Sequence[str]) -> NDArray[np.bool_]:
+        """bool [n]: whether the item of each id has one of these labels."""
+        labels = self.dataset.labels
+        assert labels is not None
+        rows = self.rows(ids)
+        one_of = np.zeros(len(self.dataset), np.bool_)
+        for name in names:
+            one_of |= labels.column(labels.class_names.index(name))
+        return np.where(rows >= 0, one_of[rows], False) if len(one_of) else np.zeros(len(ids), np.bool_)
+
+    def original(self, row: int, image_size: int) -> NDArray[Any] | None:
+        """What a model takes: features float32 [width], or an image uint8 [3, size, size]; None where it cannot be read."""
+        if not isinstance(self.dataset, ImageDataset):
+            return np.asarray(self.dataset.read(np.array([row]))[0])
+        image = self.dataset.read(np.array([row]))[0]
+        return None if image is None else resize_square(image, image_size).transpose(2, 0, 1)
+
+    def thumbnail(self, row: int) -> tuple[bytes, str] | None:
+        """A small picture and its media type; None where there is none."""
+        if not isinstance(self.dataset, ImageDataset):
+            return None
+        with self._lock:
+            if row in self._cache:
+                self._cache.move_to_end(row)
+                return self._cache[row]
+        try:
+            image = self.dataset.read(np.array([row]))[0]
+        except DataError:  # too many are broken
+            return None
+        if image is None:
+            return None
+        picture = Image.fromarray(image)
+        picture.thumbnail((THUMBNAIL, THUMBNAIL))
+        small = max(picture.size) <= _PIXELATED
+        written = io.BytesIO()
+        picture.save(written, "PNG" if small else "JPEG", quality=85)
+        made = written.getvalue(), "image/png" if small else "image/jpeg"
+        with self._lock:
+            if row not in self._cache:
+                self._cache[row] = made
+                self._bytes += len(made[0])
+            while self._bytes > _CACHED:
+                self._bytes -= len(self._cache.popitem(last=False)[1][0])
+        return made

@@ -1,0 +1,232 @@
+"""What was added to an index and removed from it since its file was written, and the log that keeps it on disk.
+
+A log is a header and frames. A frame is what was written and fsynced together: one or more changes, with checksums. After a
+kill or a loss of power the last frame may be torn; it was never acknowledged, and goes. A damaged frame that others follow is an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..codes.checks import Codes, Ids
+from ..errors import DataError, MismatchError
+from ..files import open_own, write_bytes, write_error
+from ..inputs import check_file, check_memory
+
+_MAGIC, _FRAME_MAGIC = b"GPQLOG1\n", b"GPQF"
+_HEADER = struct.Struct("<8sI16sI")  # magic, bytes of a code, fingerprint of the codebooks, CRC-32 of these
+_FRAME = struct.Struct("<4sIII")  # magic, changes, CRC-32 of the changes, CRC-32 of these
+
+Records = NDArray[Any]
+"""Changes in the order in which they were made: structured array of ``id`` int64, ``there`` uint8 and ``code`` uint8 [code_size]."""
+
+
+def record_type(code_size: int) -> np.dtype[Any]:
+    """The type of :data:`Records`; ``there`` is 1 for an item that is added, 0 for one that is removed."""
+    return np.dtype([("id", "<i8"), ("there", "u1"), ("code", "u1", (code_size,))])
+
+
+def log_path(index: str | Path) -> Path:
+    """``index.faiss`` -> ``index.faiss.log``."""
+    return Path(f"{Path(index)}.log")
+
+
+@dataclass(frozen=True, eq=False)
+class Changes:
+    """What holds for every id that was changed; the index file says the rest. Never changed itself.
+
+    Attributes:
+        ids: int64 [n], ascending.
+        there: bool [n]: added, else removed.
+        codes: uint8 [n, code_size], zeros where removed.
+    """
+
+    ids: Ids
+    there: NDArray[np.bool_]
+    codes: Codes
+
+    @classmethod
+    def none(cls, code_size: int) -> Changes:
+        """No changes."""
+        return cls(np.empty(0, np.int64), np.empty(0, np.bool_), np.empty((0, code_size), np.uint8))
+
+    def then(self, records: Records) -> Changes:
+        """These, and later ones after them: the last one of an id holds."""
+        ids = np.concatenate([self.ids, records["id"]])
+        order = np.argsort(ids, kind="stable")
+        ids = ids[order]
+        last = np.append(ids[1:] != ids[:-1], True)[: len(ids)]
+        order = order[last]
+        there = np.concatenate([self.there, records["there"] == 1])[order]
+        codes = np.concatenate([self.codes, records["code"]])[order]
+        return Changes(ids[last], there, codes)
+
+    def at(self, number: int) -> int:
+        """Place of an id, -1 if it was not changed."""
+        place = int(np.searchsorted(self.ids, number))
+        return place if place < len(self.ids) and self.ids[place] == number else -1
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def read_log(path: Path, code_size: int, fingerprint: str) -> tuple[Records, int]:
+    """The changes of a log, and its length in bytes without a torn end. No log: no changes, and 0.
+
+    Raises:
+        DataError: it is damaged or foreign, or cannot be read.
+        MismatchError: it holds changes of codes of another model.
+    """
+    kind = record_type(code_size)
+    if not path.exists():
+        return np.empty(0, kind), 0
+    check_memory(4 * check_file(path, "the log of an index"), str(path))
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from None
+    if len(data) < _HEADER.size or not data.startswith(_MAGIC):
+        raise DataError(f"{path} is not the log of an index: move it away to serve the index without it")
+    _, size, model, check = _HEADER.unpack_from(data)
+    if check != zlib.crc32(data[: _HEADER.size - 4]):
+        raise DataError(f"{path} is damaged in its header: restore it, or move it away and lose its changes")
+    if size != code_size or model != fingerprint.encode():
+        if len(data) == _HEADER.size:
+            return np.empty(0, kind), 0
+        raise MismatchError(
+            f"{path} holds changes of an index with other codebooks ({model.decode('ascii', 'replace')}, not {fingerprint}): "
+            "serve the index that it belongs to, or move it away"
+        )
+    parts, at = [], _HEADER.size
+    while (frame := _frame(data, at, kind)) is not None:
+        parts.append(frame)
+        at += _FRAME.size + frame.nbytes
+    after = data.find(_FRAME_MAGIC, at + 1)
+    while after != -1:
+        if _frame(data, after, kind) is not None:
+            raise DataError(
+                f"{path} is damaged at byte {at:,}, with whole changes behind: restore it, or move it away and lose its changes"
+            )
+        after = data.find(_FRAME_MAGIC, after + 1)
+    return np.concatenate([np.empty(0, kind), *parts]), at
+
+
+def _frame(data: bytes, at: int, kind: np.dtype[Any]) -> Records | None:
+    """The changes of the frame at byte ``at``; None where there is no whole one."""
+    if len(data) < at + _FRAME.size:
+        return None
+    magic, n, check, own = _FRAME.unpack_from(data, at)
+    start, size = at + _FRAME.size, n * kind.itemsize
+    whole = magic == _FRAME_MAGIC and own == zlib.crc32(data[at : start - 4]) and len(data) >= start + size
+    if not whole or n == 0 or zlib.crc32(data[start : start + size]) != check:
+        return None
+    return np.frombuffer(data, kind, n, start)
+
+
+class ChangeLog:
+    """A log that is written to. Only one may be open for a file: the caller holds a lock.
+
+    Raises:
+        DataError, MismatchError: see :func:`read_log`; the disk refuses.
+    """
+
+    def __init__(self, path: Path, code_size: int, fingerprint: str) -> None:
+        self.path, self._kind = path, record_type(code_size)
+        head = struct.pack("<8sI16s", _MAGIC, code_size, fingerprint.encode())
+        self._header = head + struct.pack("<I", zlib.crc32(head))
+        self.records, self.end = read_log(path, code_size, fingerprint)
+        self.broken = False
+        self._file: IO[bytes] | None = None
+        if not self.end:
+            write_bytes(path, self._header)
+            self.end = len(self._header)
+        self._open()
+
+    def _open(self) -> None:
+        try:
+            self._file = open_own(self.path, "r+b", buffering=0)
+            self._cut()
+        except OSError as error:
+            raise write_error(self.path, error) from error
+
+    def _cut(self) -> None:
+        """Drop what is behind the last whole frame."""
+        assert self._file is not None
+        if os.fstat(self._file.fileno()).st_size != self.end:
+            os.ftruncate(self._file.fileno(), self.end)
+            os.fsync(self._file.fileno())
+        self._file.seek(self.end)
+
+    def append(self, changes: Sequence[tuple[int, NDArray[np.uint8] | None]]) -> Records:
+        """Write changes, each an id and its code (None: removed), as one frame; on disk when this returns.
+
+        Raises:
+            DataError: the disk refuses; nothing was written then. After a failed fsync nobody knows what is on disk, and nothing
+                more is taken.
+        """
+        records = np.zeros(len(changes), self._kind)
+        for record, (number, code) in zip(records, changes, strict=True):
+            record["id"] = number
+            if code is not None:
+                record["there"], record["code"] = 1, code
+        payload = records.tobytes()
+        head = struct.pack("<4sII", _FRAME_MAGIC, len(records), zlib.crc32(payload))
+        frame = memoryview(head + struct.pack("<I", zlib.crc32(head)) + payload)
+        if self.broken or self._file is None:
+            raise DataError(f"{self.path} could not be written before: start the service again")
+        try:
+            done = 0
+            while done < len(frame):
+                done += self._file.write(frame[done:])
+        except OSError as error:
+            self.broken = True
+            with contextlib.suppress(OSError):
+                self._cut()
+                self.broken = False
+            raise write_error(self.path, error) from error
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            self.broken = True
+            raise write_error(self.path, error) from error
+        self.end += len(frame)
+        return records
+
+    def drop_before(self, at: int) -> None:
+        """Forget the changes before byte ``at``, the end of the log at some time, all at once.
+
+        Raises:
+            DataError: the disk refuses; the log is as it was.
+        """
+        assert self._file is not None
+        with self.path.open("rb") as file:
+            file.seek(at)
+            kept = file.read(self.end - at)
+        write_bytes(self.path, self._header + kept)
+        self._file.close()
+        self.end = len(self._header) + len(kept)
+        self._open()
+
+    @property
+    def empty(self) -> bool:
+        """Whether it holds no changes."""
+        return self.end == len(self._header)
+
+    def close(self) -> None:
+        """Close the file. A log without changes is removed."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+            if self.empty and not self.broken:
+                with contextlib.suppress(OSError):
+                    self.path.unlink()

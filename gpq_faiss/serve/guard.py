@@ -1,0 +1,199 @@
+"""What stands before every request: host, rate, size, time, security headers, and the counts."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import json
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..errors import UsageError
+from .metrics import Metrics
+
+_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+}
+_CLIENTS = 10_000  # whose rate is remembered
+_UPLOADS = 16  # of the largest size, held at a time
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Limits of a service.
+
+    Attributes:
+        host: address that it binds. Any but a loopback address needs a token for everything but the page and its health.
+        port: of it; 0 is any free one.
+        token: what writers send, and readers of a service that others reach.
+        names: host names by which it is called, beside those of the address.
+        max_upload: bytes of a request.
+        max_pixels: of an image.
+        max_k: results.
+        rate: requests a second of one client, on average; 0 for any number.
+        timeout: seconds of a request.
+        threads: of a search; default all cores.
+
+    Raises:
+        UsageError: a value out of range, or no token where one is needed.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    token: str | None = None
+    names: tuple[str, ...] = ()
+    max_upload: int = 16 << 20
+    max_pixels: int = 40_000_000
+    max_k: int = 1000
+    rate: float = 200.0
+    timeout: float = 30.0
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_upload", "max_pixels", "max_k"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name.replace('_', ' ')} {getattr(self, name)}: it must be at least 1")
+        if not self.timeout > 0 or not self.rate >= 0:
+            raise UsageError("timeout must be above 0, and rate 0 or more")
+        if not 0 <= self.port < 1 << 16:
+            raise UsageError(f"port {self.port}: it must be from 0 to 65535")
+        if self.token is not None and (len(self.token) < 16 or not self.token.isascii() or " " in self.token):
+            raise UsageError(
+                "the token must have at least 16 ASCII characters and no spaces (openssl rand -hex 32)"
+            )
+        if self.token is None and not is_loopback(self.host):
+            raise UsageError(f"{self.host} can be reached from other machines: a token is needed (--token)")
+
+    @property
+    def open_to_read(self) -> bool:
+        """Whether reading needs no token."""
+        return is_loopback(self.host)
+
+    def is_token(self, given: str | None) -> bool:
+        """Compare in constant time."""
+        if self.token is None or given is None:
+            return False
+        return hmac.compare_digest(given.encode(), self.token.encode())
+
+
+class TooLargeError(HTTPException):
+    """A request of more bytes than are taken."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(413, f"more than {most:,} bytes")
+
+
+class Guard:
+    """ASGI middleware around the whole application."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
+        self.app, self.settings, self.metrics = app, settings, metrics
+        self._clients: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._held = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        began = time.perf_counter()
+        status = 0
+
+        async def answer(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers[name] = value
+                headers.setdefault("cache-control", "no-store")
+            await send(message)
+
+        received = 0
+
+        async def take() -> Message:
+            nonlocal received
+            message = await receive()
+            size = len(message.get("body", b""))
+            received += size
+            self._held += size
+            if received > self.settings.max_upload:
+                raise TooLargeError(self.settings.max_upload)
+            if self._held > _UPLOADS * self.settings.max_upload:
+                raise HTTPException(503, "too many uploads at a time: try again later", {"retry-after": "1"})
+            return message
+
+        try:
+            refused = self._refusal(scope)
+            if refused is not None:
+                await _problem(answer, *refused)
+                return
+            async with asyncio.timeout(self.settings.timeout):
+                await self.app(scope, take, answer)
+        except TimeoutError:
+            if status == 0:
+                await _problem(answer, 503, f"it took longer than {self.settings.timeout:g} seconds")
+        finally:
+            self._held -= received
+            route = getattr(scope.get("route"), "path", "other")
+            self.metrics.requests.labels(route, str(status or 500)).inc()
+            self.metrics.seconds.labels(route).observe(time.perf_counter() - began)
+
+    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
+        """Status and message for a request that is not even looked at."""
+        headers = Headers(scope=scope)
+        if is_loopback(self.settings.host):
+            # A page elsewhere may give its own name the address of this machine, and so read what is served here.
+            name = (
+                headers.get("host", "").rsplit(":", 1)[0]
+                if not headers.get("host", "").endswith("]")
+                else headers["host"]
+            )
+            if not is_loopback(name.strip("[]")) and name not in self.settings.names:
+                return 400, "this host name is not served here (--allowed-host)"
+        client = (scope.get("client") or ("", 0))[0]
+        if self.settings.rate and not self._within_rate(client):
+            return 429, f"more than {self.settings.rate:g} requests a second"
+        length = headers.get("content-length", "0")
+        if not length.isdigit() or len(length) > 18:
+            return 400, "content-length is no number"
+        if int(length) > self.settings.max_upload:
+            return 413, f"more than {self.settings.max_upload:,} bytes"
+        return None
+
+    def _within_rate(self, client: str) -> bool:
+        """Take one of the requests of a client, which come back at the rate, up to twice as many."""
+        now, most = time.monotonic(), max(1.0, 2 * self.settings.rate)
+        left, before = self._clients.pop(client, (most, now))
+        left = min(most, left + (now - before) * self.settings.rate)
+        self._clients[client] = (left - 1 if left >= 1 else left, now)
+        while len(self._clients) > _CLIENTS:
+            self._clients.popitem(last=False)
+        return left >= 1
+
+
+async def _problem(send: Send, status: int, message: str) -> None:
+    body = json.dumps({"error": message}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if status in (429, 503):
+        headers.append((b"retry-after", b"1"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

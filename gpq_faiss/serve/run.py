@@ -1,0 +1,151 @@
+"""The service as a process: opens everything, binds, and ends by a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvicorn
+
+from ..build.item_files import open_items
+from ..data.base import Dataset
+from ..encoder import Encoder
+from ..errors import UsageError
+from ..progress import stage
+from .app import create_app
+from .catalogue import Catalogue
+from .guard import Settings
+from .live import COMPACT_AFTER, LiveIndex
+from .service import Service
+
+log = logging.getLogger(__name__)
+
+_GRACE = 10  # seconds that requests under way may take at the end
+_CONNECTIONS = 2048
+
+
+def serve(
+    index: str | Path,
+    model: str | Path,
+    *,
+    data: Dataset | None = None,
+    settings: Settings | None = None,
+    kind: str = "auto",
+    writable: bool = False,
+    compact_after: int = COMPACT_AFTER,
+    device: str = "cpu",
+) -> None:
+    """Serve an index over HTTP until SIGINT or SIGTERM; SIGHUP has the index file opened again.
+
+    Args:
+        index: file that ``gpq index`` wrote.
+        model: folder of the model whose codes it holds.
+        data: of the items, for names, labels and pictures; its ids are those of the index.
+        settings: address, token and limits.
+        kind: how the index is searched.
+        writable: take items to add and to remove, which needs a token.
+        compact_after: changes after which the index file is written anew.
+        device: where the network runs.
+
+    Raises:
+        UsageError: the port cannot be bound; writable without a token.
+        DataError, MismatchError, DeviceError: index, model or device are not there, damaged, or do not belong together.
+    """
+    settings = settings or Settings()
+    if writable and settings.token is None:
+        raise UsageError("--writable lets requests change the index: a token is needed (--token)")
+    if compact_after < 1:
+        raise UsageError(f"compact after {compact_after} changes: it must be at least 1")
+    with _bound(settings.host, settings.port) as bound:
+        with stage("loading the model"):
+            encoder = Encoder.load(model, device)
+        catalogue = None if data is None else Catalogue(data)
+        live = LiveIndex(
+            index, encoder.model.codebooks, kind=kind, writable=writable, compact_after=compact_after
+        )
+        items = open_items(index)
+        try:
+            service = Service(encoder, live, catalogue, items=items, threads=settings.threads)
+            asyncio.run(_run(service, settings, bound))
+        finally:
+            live.close(compact=False)  # where it never started
+
+
+def run(service: Service, settings: Settings) -> None:
+    """Serve what is made already, as :func:`serve`. Raises UsageError: the port cannot be bound."""
+    with _bound(settings.host, settings.port) as bound:
+        asyncio.run(_run(service, settings, bound))
+
+
+@contextlib.contextmanager
+def _bound(host: str, port: int) -> Iterator[socket.socket]:
+    """A listening socket, before anything slow is done. Raises UsageError: it cannot be bound."""
+    try:
+        address = "127.0.0.1" if host == "localhost" else host
+        family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
+    except ValueError:
+        raise UsageError(f"host {host!r}: an IP address is needed, such as 127.0.0.1 or 0.0.0.0") from None
+    with socket.socket(family, socket.SOCK_STREAM) as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            bound.bind((address, port))
+        except OSError as error:
+            raise UsageError(
+                f"{host} port {port} cannot be bound ({error.strerror}): choose another --port"
+            ) from None
+        yield bound
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to :func:`_run`."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _run(service: Service, settings: Settings, bound: socket.socket) -> None:
+    server = _Server(
+        uvicorn.Config(
+            create_app(service, settings),
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            lifespan="on",
+            limit_concurrency=_CONNECTIONS,
+            timeout_graceful_shutdown=_GRACE,
+        )
+    )
+    loop = asyncio.get_running_loop()
+    tasks: set[asyncio.Task[None]] = set()
+
+    def end() -> None:
+        server.should_exit = True
+
+    async def reload() -> None:
+        with contextlib.suppress(Exception):  # it is in the log
+            await service.reload()
+
+    def begin_reload() -> None:
+        task = loop.create_task(reload())
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    for number, handler in ((signal.SIGINT, end), (signal.SIGTERM, end), (signal.SIGHUP, begin_reload)):
+        loop.add_signal_handler(number, handler)
+    name, port = bound.getsockname()[:2]
+    shown = f"[{name}]" if ":" in name else name
+    serving = asyncio.create_task(server.serve([bound]))
+    while not server.started and not serving.done():
+        await asyncio.sleep(0.01)
+    if server.started:
+        items = service.live.snapshot.ntotal
+        log.info("serving %s items at http://%s:%d/ (ctrl-C ends)", f"{items:,}", shown, port)
+    await serving

@@ -1,0 +1,41 @@
+"""What the tests of the service share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from starlette.testclient import TestClient
+
+from gpq_faiss.serve.service import Service
+
+TOKEN = "a-token-of-these-tests"  # noqa: S105
+BEARER = {"authorization": f"Bearer {TOKEN}"}
+
+
+@dataclass
+class Served:
+    """A running application and what it serves."""
+
+    client: TestClient
+    service: Service
+    index_file: Path
+
+    def search(self, **body: Any) -> dict[str, Any]:
+        """The answer to a search that is right."""
+        answer = self.client.post("/search", json=body)
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def add(self, **body: Any) -> int:
+        """The id of an item that could be added."""
+        answer = self.client.post("/items", json=body, headers=BEARER)
+        assert answer.status_code == 201, answer.text
+        return int(answer.json()["id"])
+
+    def remove(self, number: int) -> None:
+        """Remove an item that is there."""
+        answer = self.client.delete(f"/items/{number}", headers=BEARER)
+        assert answer.status_code == 200, answer.text

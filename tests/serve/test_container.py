@@ -1,0 +1,59 @@
+"""The Dockerfile and the compose file: linted, and what they start is a command that there is. (No image is built here.)"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from gpq_cli.main import cli
+
+ROOT = Path(__file__).parents[2]
+
+
+def starts(arguments: list[str]) -> click.Context:
+    name, *rest = arguments
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    return command.make_context(name, rest)
+
+
+def entry() -> tuple[list[str], list[str]]:
+    """ENTRYPOINT and CMD."""
+    text = (ROOT / "Dockerfile").read_text()
+    found = [json.loads(m) for m in re.findall(r"^(?:ENTRYPOINT|CMD) (\[.*\])$", text, re.MULTILINE)]
+    assert found[0][0] == "gpq"
+    return found[0][1:], found[1]
+
+
+def test_the_dockerfile_is_linted() -> None:
+    hadolint = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
+    if hadolint is None:
+        pytest.skip("needs hadolint")
+    done = subprocess.run([hadolint, str(ROOT / "Dockerfile")], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_what_it_copies_is_there_and_sent_to_the_build() -> None:
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    for line in re.findall(r"^COPY (?!--from)(.*)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE):
+        for name in line.split()[:-1]:
+            assert (ROOT / name).exists()
+            assert f"!{name}" in ignored
+
+
+def test_the_commands_are_those_of_gpq() -> None:
+    yaml = pytest.importorskip("yaml")
+    first, default = entry()
+    assert starts([*first, *default]).params["host"] == "0.0.0.0"  # noqa: S104
+    services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
+    devices = {name: starts([*first, *one["command"]]).params["device"] for name, one in services.items()}
+    assert devices == {"cpu": "auto", "gpu": "cuda"}
+    for one in services.values():
+        assert all(port.startswith("127.0.0.1:") for port in one["ports"])
+        assert "GPQ_SERVE_TOKEN" in one["environment"]

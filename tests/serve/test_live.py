@@ -1,0 +1,299 @@
+"""An index that changes: its answers are those of brute force over what is there, through compactions, reloads and kills."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from killing import run_killed
+
+from gpq_faiss.codes.bits import pack_codes
+from gpq_faiss.codes.scores import score_codes
+from gpq_faiss.errors import DataError, MismatchError
+from gpq_faiss.indexes.memory import MemoryIndex
+from gpq_faiss.indexes.opening import open_in_memory
+from gpq_faiss.serve.live import EVERYTHING, LiveIndex, NotStoredError, TakenIdError, UnknownItemError, Where
+
+M, K, D = 4, 16, 5
+Items = dict[int, np.ndarray[Any, np.dtype[np.uint8]]]
+
+
+def codebooks(seed: int = 0) -> np.ndarray[Any, np.dtype[np.float32]]:
+    Z = np.random.default_rng(seed).standard_normal((M, K, D)).astype(np.float32)
+    return Z / np.linalg.norm(Z, axis=2, keepdims=True)
+
+
+Z = codebooks()
+
+
+def draw(rng: np.random.Generator, n: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Codes, many of them equal."""
+    return pack_codes(rng.integers(0, 3, (n, M)), K)
+
+
+def make_index(path: Path, ids: list[int], seed: int = 1, Z: Any = Z, kind: Any = "auto") -> Items:
+    codes = draw(np.random.default_rng(seed), len(ids))
+    MemoryIndex.build(codes, Z, np.array(ids), kind=kind).save(path, overwrite=True)
+    return dict(zip(ids, codes, strict=True))
+
+
+def brute_force(items: Items, xq: Any, k: int, where: Where) -> tuple[Any, Any]:
+    ids = np.array(sorted(items), np.int64)
+    ids = ids[where.mask(ids)]
+    scores = score_codes(xq, np.array([items[int(i)] for i in ids], np.uint8).reshape(len(ids), 2), Z)
+    order = np.lexsort((np.broadcast_to(ids, scores.shape), -scores), axis=1)[:, :k]
+    return np.take_along_axis(scores, order, axis=1), ids[order]
+
+
+def check(live: LiveIndex, items: Items, rng: np.random.Generator) -> None:
+    """Compare searches of several kinds with brute force."""
+    snapshot = live.snapshot
+    assert snapshot.ntotal == len(items)
+    xq = rng.standard_normal((3, M * D)).astype(np.float32)
+    some = rng.choice(60, 20, replace=False)
+    filters = [
+        EVERYTHING,
+        Where(allow=some),
+        Where(deny=some),
+        Where(passes=lambda ids: ids % 3 == 0),
+        Where(allow=some, deny=some[:5], passes=lambda ids: ids % 2 == 1),
+    ]
+    for where in filters:
+        for k in (1, 7, 1000):
+            D_, found = snapshot.search(xq, k, where)
+            expected = brute_force(items, xq, min(k, len(items)), where)
+            n = expected[1].shape[1]
+            np.testing.assert_array_equal(found[:, :n], expected[1])
+            np.testing.assert_array_equal(D_[:, :n], expected[0])
+            assert (found[:, n:] == -1).all()
+            assert np.isneginf(D_[:, n:]).all()
+    for number in range(-3, 64):
+        assert snapshot.has(number) == (number in items)
+        if number in items:
+            np.testing.assert_array_equal(snapshot.code(number), items[number])
+        else:
+            with pytest.raises(UnknownItemError):
+                snapshot.code(number)
+
+
+@pytest.mark.parametrize(
+    "ids", [list(range(40)), [*range(-2, 1), *range(3, 60, 2)]], ids=["positions", "own ids"]
+)
+@pytest.mark.parametrize("kind", ["auto", "exact", "ivf"])
+def test_searches_are_those_of_brute_force_whatever_was_changed(
+    tmp_path: Path, ids: list[int], kind: Any
+) -> None:
+    if -1 in ids:
+        ids.remove(-1)
+    path = tmp_path / "index.faiss"
+    items = make_index(path, ids, kind=kind)
+    rng = np.random.default_rng(5)
+    live = LiveIndex(path, Z, kind=kind, writable=True)
+    if kind == "ivf":  # with all lists it is exact
+        live.snapshot.index.set_nprobe(live.snapshot.index.lists)
+    for step in range(14):
+        if step % 5 == 4:
+            assert live.compact()
+            assert live.snapshot.index.ntotal == len(items)
+            if kind == "ivf":
+                live.snapshot.index.set_nprobe(live.snapshot.index.lists)
+        asked: list[Any] = []
+        for _ in range(6):
+            number = int(rng.integers(0, 60))
+            code = draw(rng, 1)[0]
+            asked.append((number, None) if number in items and rng.random() < 0.8 else (number, code))
+        for (number, code), answer in zip(asked, live.commit(asked), strict=True):
+            if (code is None) != (number in items):
+                assert isinstance(answer, UnknownItemError if code is None else TakenIdError)
+            elif code is None:
+                assert answer == number
+                del items[number]
+            else:
+                assert answer == number
+                items[number] = code
+        check(live, items, rng)
+    reader = LiveIndex(path, Z, kind="exact")
+    check(reader, items, rng)
+    live.close()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["index.faiss", "index.faiss.json"]
+    plain = open_in_memory(path)
+    assert dict(zip(plain.ids.tolist(), map(bytes, plain.codes), strict=True)) == {
+        n: c.tobytes() for n, c in items.items()
+    }
+    check(LiveIndex(path, Z, kind="exact"), items, rng)
+
+
+def test_ids_are_given_beyond_all_there_were(tmp_path: Path) -> None:
+    path = tmp_path / "index.faiss"
+    make_index(path, [3, 9])
+    live = LiveIndex(path, Z, writable=True)
+    code = draw(np.random.default_rng(0), 1)[0]
+    assert live.commit([(None, code), (9, None), (None, code), (50, code), (None, code)]) == [
+        10,
+        9,
+        11,
+        50,
+        51,
+    ]
+    assert live.commit([(51, None), (None, code)]) == [51, 52]
+    assert live.commit([(2**63 - 1, code)]) == [2**63 - 1]
+    refused = live.commit([(None, code)])[0]
+    assert isinstance(refused, TakenIdError)
+    live.close()
+
+
+def test_all_items_can_be_removed_and_others_added(tmp_path: Path) -> None:
+    path = tmp_path / "index.faiss"
+    items = make_index(path, [0, 1, 2])
+    rng = np.random.default_rng(0)
+    live = LiveIndex(path, Z, writable=True)
+    live.commit([(n, None) for n in items])
+    check(live, {}, rng)
+    assert not live.compact(), "an index file cannot be without items"
+    live.close()
+    live = LiveIndex(path, Z, writable=True)
+    check(live, {}, rng)
+    code = draw(rng, 1)[0]
+    live.commit([(1, code)])
+    check(live, {1: code}, rng)
+    live.close()
+    check(LiveIndex(path, Z), {1: code}, rng)
+
+
+def test_changes_during_a_compaction_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "index.faiss"
+    items = make_index(path, list(range(20)))
+    rng = np.random.default_rng(0)
+    live = LiveIndex(path, Z, writable=True)
+    code = draw(rng, 1)[0]
+    live.commit([(3, None), (30, code)])
+    save = live._save
+
+    def slow(made: MemoryIndex) -> None:
+        live.commit([(30, None), (31, code), (4, None)])
+        save(made)
+        live.commit([(3, code)])
+
+    monkeypatch.setattr(live, "_save", slow)
+    assert live.compact()
+    del items[4]
+    items |= {3: code, 31: code}
+    assert len(live.snapshot.changes) == 4
+    check(live, items, rng)
+    check(LiveIndex(path, Z), items, rng)  # as after a kill
+    monkeypatch.undo()
+    live.close()
+    check(LiveIndex(path, Z), items, rng)
+
+
+def test_a_kill_anywhere_in_a_compaction_loses_nothing(tmp_path: Path) -> None:
+    before, work = tmp_path / "before", tmp_path / "work"
+    before.mkdir()
+    items = make_index(before / "index.faiss", list(range(20)))
+    code = draw(np.random.default_rng(0), 1)[0]
+    live = LiveIndex(before / "index.faiss", Z, writable=True)
+    live.commit([(3, None), (30, code)])
+    live.close(compact=False)
+    del items[3]
+    items[30] = code
+    shutil.copytree(before, work)
+
+    def compact() -> None:
+        found = LiveIndex(work / "index.faiss", Z, writable=True)
+        found.commit([(5, None)])
+        found.close()
+
+    for at in range(0, 500, 3):  # a third of the places: the next start is as good after the others
+        if not run_killed(compact, work, at):
+            assert at > 30
+            break
+        left = LiveIndex(work / "index.faiss", Z)
+        there = left.snapshot.has(5)
+        expected = items if there else {n: c for n, c in items.items() if n != 5}
+        check(left, expected, np.random.default_rng(at))
+        LiveIndex(work / "index.faiss", Z, writable=True).close()
+        check(LiveIndex(work / "index.faiss", Z), expected, np.random.default_rng(at))
+        assert {p.name for p in work.iterdir()} == {"index.faiss", "index.faiss.json"}
+        shutil.rmtree(work)
+        shutil.copytree(before, work)
+
+
+def test_one_process_changes_an_index(tmp_path: Path) -> None:
+    path = tmp_path / "index.faiss"
+    make_index(path, [0, 1])
+    live = LiveIndex(path, Z, writable=True)
+    with pytest.raises(DataError, match="by another process"):
+        LiveIndex(path, Z, writable=True)
+    LiveIndex(path, Z).close()
+    live.close()
+    LiveIndex(path, Z, writable=True).close()
+
+
+def test_a_replaced_file_is_opened_with_the_changes(tmp_path: Path) -> None:
+    path = tmp_path / "index.faiss"
+    make_index(path, list(range(10)))
+    rng = np.random.default_rng(0)
+    live = LiveIndex(path, Z, writable=True)
+    reader = LiveIndex(path, Z)
+    code = draw(rng, 1)[0]
+    live.commit([(4, None), (30, code)])
+    assert not live.stale
+    assert not live.reload(only_stale=True)
+    items = make_index(path, list(range(15)), seed=9)
+    assert live.stale
+    old = live.snapshot
+    assert not live.compact(), "what somebody else wrote is not replaced"
+    assert live.reload(only_stale=True)
+    assert old.ntotal == 10
+    del items[4]
+    items[30] = code
+    check(live, items, rng)
+    assert not live.stale
+    assert reader.reload()
+    check(reader, items, rng)
+    assert live.compact()
+    assert not live.stale
+    assert reader.stale
+    live.close()
+
+
+def test_an_unfit_file_is_refused_once_and_the_old_index_is_searched_on(tmp_path: Path) -> None:
+    path = tmp_path / "index.faiss"
+    items = make_index(path, list(range(10)))
+    live = LiveIndex(path, Z)
+    make_index(path, list(range(10)), Z=codebooks(1))
+    with pytest.raises(MismatchError, match="other codebooks"):
+        live.reload(only_stale=True)
+    assert not live.stale
+    check(live, items, np.random.default_rng(0))
+    path.write_bytes(b"nothing")
+    assert live.stale
+    with pytest.raises(DataError):
+        live.reload()
+    path.unlink()
+    assert not live.stale
+    check(live, items, np.random.default_rng(0))
+    make_index(path, [1], Z=codebooks(1))
+    with pytest.raises(MismatchError, match="other codebooks"):
+        LiveIndex(path, Z)
+
+
+def test_a_change_that_the_disk_refuses_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "index.faiss"
+    items = make_index(path, list(range(10)))
+    live = LiveIndex(path, Z, writable=True)
+
+    def refuse(changes: Any) -> Any:
+        raise DataError("the disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(live._log, "append", refuse)
+        answers = live.commit([(1, None), (77, None)])
+    assert isinstance(answers[0], NotStoredError)
+    assert isinstance(answers[1], UnknownItemError)
+    check(live, items, np.random.default_rng(0))
+    assert live.commit([(1, None)]) == [1]
+    live.close()

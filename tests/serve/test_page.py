@@ -1,0 +1,281 @@
+"""The page in a real browser: upload, search, click-through, filters, errors, keyboard, phone."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import uvicorn
+from PIL import Image
+from served import TOKEN
+
+from gpq_faiss.data.digits import open_digits
+from gpq_faiss.encoder import Encoder
+from gpq_faiss.serve.app import create_app
+from gpq_faiss.serve.catalogue import Catalogue
+from gpq_faiss.serve.guard import Settings
+from gpq_faiss.serve.live import LiveIndex
+from gpq_faiss.serve.service import Service
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+
+DIGITS = open_digits()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@dataclass
+class Site:
+    address: str
+    service: Service
+
+
+def _serve(encoder: Encoder, index: Path, settings: Settings, address: str = "127.0.0.1") -> Iterator[Site]:
+    """The service in a thread."""
+    service = Service(encoder, LiveIndex(index, encoder.model.codebooks), Catalogue(DIGITS), watch=False)
+    with socket.socket() as bound:
+        bound.bind((address, 0))
+        server = uvicorn.Server(
+            uvicorn.Config(create_app(service, settings), log_config=None, access_log=False)
+        )
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve([bound])))
+        thread.start()
+        while not server.started:
+            assert thread.is_alive()
+        try:
+            yield Site(f"http://{address}:{bound.getsockname()[1]}", service)
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def site(encoder: Encoder, made: Path) -> Iterator[Site]:
+    yield from _serve(encoder, made / "index.faiss", Settings(rate=0, max_upload=20_000))
+
+
+@pytest.fixture(scope="module")
+def closed_site(encoder: Encoder, made: Path) -> Iterator[Site]:
+    """As others reach it: with a token."""
+    yield from _serve(encoder, made / "index.faiss", Settings(host="192.0.2.1", token=TOKEN, rate=0))
+
+
+class Tab:
+    """A page, and what the browser complained of."""
+
+    def __init__(self, browser: Any, site: Site, **options: Any) -> None:
+        self.page = browser.new_context(**options).new_page()
+        self.page.set_default_timeout(15_000)
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("console", lambda message: self.complaints.append(message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.address = site.address
+        self.page.goto(site.address)
+
+    def ready(self) -> Tab:
+        self.page.wait_for_selector("body[data-ready]")
+        return self
+
+    def results(self, first: int | None = None) -> list[int]:
+        if first is not None:
+            self.page.wait_for_selector(f"#results li:first-child button[data-id='{first}']")
+        self.page.wait_for_selector("body:not(.busy)")
+        return [int(one.get_attribute("data-id")) for one in self.page.query_selector_all("#results button")]
+
+
+@pytest.fixture
+def tab(browser: Any, site: Site) -> Iterator[Tab]:
+    opened = Tab(browser, site).ready()
+    yield opened
+    # Favicons and pictures, too, come from the service.
+    assert all(url.startswith((site.address, "blob:")) for url in opened.requests)
+    opened.page.context.close()
+
+
+def digit(row: int, path: Path) -> Path:
+    Image.fromarray(DIGITS.images[row]).save(path)
+    return path
+
+
+def nearest(site: Site, row: int, k: int, **options: Any) -> list[int]:
+    vector, _ = site.service.encoder.embed(DIGITS.planes(np.array([row])), queries=True)
+    found = site.service.live.snapshot.index.search(vector, k, **options)[1][0]
+    return [int(i) for i in found]
+
+
+def test_an_uploaded_image_is_searched_by_and_a_click_goes_on(tab: Tab, site: Site, tmp_path: Path) -> None:
+    page = tab.page
+    page.set_input_files("#file", digit(7, tmp_path / "seven.png"))
+    wanted = nearest(site, 7, 24)
+    assert tab.results(wanted[0]) == wanted
+    assert page.inner_text("#status").startswith("24 results, ")
+    assert page.inner_text("#status").endswith("of 1,797 items")
+    assert page.inner_text("#asked-text") == "seven.png"
+    page.wait_for_function(
+        "[...document.querySelectorAll('#results img')].slice(0, 6).every((i) => i.naturalWidth === 8)"
+    )
+    other = wanted[5]
+    page.click(f"#results button[data-id='{other}']")
+    after = nearest(site, other, 24)
+    page.wait_for_function(f"document.querySelector('#asked-text').textContent === 'item {other}'")
+    assert tab.results(after[0]) == after
+    assert page.url.endswith(f"#{other}")
+    third = next(i for i in after if i not in (other, wanted[0]))
+    page.click(f"#results button[data-id='{third}']")
+    assert tab.results(nearest(site, third, 1)[0]) == nearest(site, third, 24)
+    page.go_back()
+    assert tab.results(after[0]) == after
+    assert tab.complaints == []
+
+
+def test_filters_and_the_number_of_results(tab: Tab, site: Site) -> None:
+    page = tab.page
+    assert DIGITS.labels is not None
+    classes = DIGITS.labels.class_ids()
+    page.fill("#id", "3")
+    page.fill("#k", "5")
+    page.click("text=Search >> nth=-1")
+    assert tab.results(nearest(site, 3, 1)[0]) == nearest(site, 3, 5)
+    page.check("#labels input[value='8']")
+    eights = nearest(site, 3, 5, where=lambda ids: classes[ids] == 8)
+    assert tab.results(eights[0]) == eights
+    page.fill("#deny", f"{eights[0]}, {eights[1]}")
+    page.press("#deny", "Enter")
+    rest = nearest(site, 3, 5, where=lambda ids: (classes[ids] == 8) & ~np.isin(ids, eights[:2]))
+    assert tab.results(rest[0]) == rest
+    assert tab.complaints == []
+
+
+def test_a_dropped_and_a_pasted_image(tab: Tab, site: Site, tmp_path: Path) -> None:
+    for event, property_, row in (("drop", "dataTransfer", 11), ("paste", "clipboardData", 30)):
+        data = list(digit(row, tmp_path / "one.png").read_bytes())
+        tab.page.evaluate(
+            """([event, property, data]) => {
+                const transfer = new DataTransfer();
+                transfer.items.add(new File([new Uint8Array(data)], "one.png", { type: "image/png" }));
+                const made = new Event(event, { bubbles: true, cancelable: true });
+                Object.defineProperty(made, property, { value: transfer });
+                document.body.dispatchEvent(made);
+            }""",
+            [event, property_, data],
+        )
+        wanted = nearest(site, row, 24)
+        assert tab.results(wanted[0]) == wanted
+
+
+def test_mistakes_are_said(tab: Tab, tmp_path: Path) -> None:
+    page = tab.page
+
+    def error(text: str) -> None:
+        page.wait_for_selector(f"#error:visible:has-text('{text}')")
+
+    page.click("text=Search >> nth=-1")
+    error("Choose an image, or give an item")
+    (tmp_path / "text.png").write_text("no image")
+    page.set_input_files("#file", tmp_path / "text.png")
+    error("not an image")
+    assert tab.results() == []
+    large = tmp_path / "large.png"
+    large.write_bytes(b"\0" * 20_001)
+    page.set_input_files("#file", large)
+    error("more than 20,000 bytes")
+    page.fill("#id", "99999")
+    page.press("#id", "Enter")
+    error("no item has the id 99999")
+    page.set_input_files("#file", digit(7, tmp_path / "seven.png"))
+    page.wait_for_selector("#results li")
+    assert page.is_hidden("#error")
+    page.route("**/search", lambda route: route.abort())
+    page.fill("#k", "3")
+    page.press("#k", "Enter")
+    error("does not answer")
+
+
+def test_the_keyboard_moves_through_the_results(tab: Tab, site: Site) -> None:
+    page = tab.page
+    page.fill("#id", "0")
+    page.press("#id", "Enter")
+    wanted = nearest(site, 0, 24)
+    assert tab.results(wanted[0]) == wanted
+    page.focus("#results button")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowLeft")
+    focused = "document.activeElement.dataset.id"
+    assert page.evaluate(focused) == str(wanted[1])
+    page.keyboard.press("ArrowDown")
+    here = page.evaluate(focused)
+    assert here != str(wanted[1])
+    page.keyboard.press("ArrowUp")
+    assert page.evaluate(focused) == str(wanted[1])
+    page.keyboard.press("Enter")
+    page.wait_for_selector(f"#asked-text:text-is('item {wanted[1]}')")
+    assert tab.results(nearest(site, wanted[1], 1)[0]) == nearest(site, wanted[1], 24)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_shows_all_of_it(browser: Any, site: Site, tmp_path: Path, scheme: str) -> None:
+    tab = Tab(
+        browser,
+        site,
+        viewport={"width": 360, "height": 640},
+        is_mobile=True,
+        has_touch=True,
+        color_scheme=scheme,
+    ).ready()
+    page = tab.page
+    page.set_input_files("#file", digit(7, tmp_path / "seven.png"))
+    page.wait_for_selector("#results li")
+    assert page.evaluate("document.documentElement.scrollWidth <= 360")
+    page.tap("#results li:nth-child(2) button")
+    page.wait_for_selector("#asked-text:has-text('item')")
+    back = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    darkness = sum(int(part) for part in back.removeprefix("rgb(").removesuffix(")").split(",")) / 3
+    assert (darkness < 64) == (scheme == "dark")
+    assert tab.complaints == []
+    page.context.close()
+
+
+def test_a_closed_service_asks_for_the_token(browser: Any, closed_site: Site, tmp_path: Path) -> None:
+    tab = Tab(browser, closed_site)
+    page = tab.page
+    page.wait_for_selector("#sign-in:visible")
+    page.fill("#token", "wrong-token-wrong-token")
+    page.press("#token", "Enter")
+    page.wait_for_selector("#error:has-text('token')")
+    page.fill("#token", TOKEN)
+    page.press("#token", "Enter")
+    tab.ready()
+    assert page.is_hidden("#sign-in")
+    page.set_input_files("#file", digit(7, tmp_path / "seven.png"))
+    wanted = nearest(closed_site, 7, 24)
+    assert tab.results(wanted[0]) == wanted
+    page.wait_for_function("document.querySelector('#results img').naturalWidth === 8")
+    page.context.close()
+
+
+def test_the_list_of_requests(browser: Any, site: Site) -> None:
+    tab = Tab(browser, site)
+    tab.page.goto(f"{site.address}/docs")
+    tab.page.wait_for_selector("dt:has-text('POST /search')")
+    assert "multipart/form-data: k, allow_ids" in tab.page.inner_text("#list")
+    assert tab.complaints == []
+    tab.page.context.close()
