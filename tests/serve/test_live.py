@@ -15,6 +15,7 @@ from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import DataError, MismatchError
 from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.indexes.opening import open_in_memory
+from gpq_faiss.serve.changes import Changes
 from gpq_faiss.serve.live import EVERYTHING, LiveIndex, NotStoredError, TakenIdError, UnknownItemError, Where
 
 M, K, D = 4, 16, 5
@@ -172,9 +173,9 @@ def test_changes_during_a_compaction_are_kept(tmp_path: Path, monkeypatch: pytes
     live.commit([(3, None), (30, code)])
     save = live._save
 
-    def slow(made: MemoryIndex) -> None:
+    def slow(made: MemoryIndex, changes: Changes) -> None:
         live.commit([(30, None), (31, code), (4, None)])
-        save(made)
+        save(made, changes)
         live.commit([(3, code)])
 
     monkeypatch.setattr(live, "_save", slow)
