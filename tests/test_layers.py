@@ -45,7 +45,7 @@ ONLY_IN = {
     "fastapi": {"serve"},
     "starlette": {"serve"},
     "uvicorn": {"serve"},
-    "pydantic": {"serve"},
+    "pydantic": {"config", "serve"},
     "prometheus_client": {"serve"},
     "python_multipart": {"serve"},
     "click": set(),
