@@ -38,10 +38,10 @@ DATA is one of
   cifar10[:ROOT]              CIFAR-10 by torchvision
   fashion-mnist[:ROOT]        Fashion-MNIST by torchvision, or a folder of its idx files
   nuswide:ROOT                NUS-WIDE in its official layout, 21 concepts
-  folder:PATH                 images in a folder a class (or a .tar.gz of that)
+  folder:PATH                 images in one folder per class (or a .tar.gz of that)
   list:FILE                   lines of an image path and 0/1 labels
   csv:FILE, parquet:FILE      tables with an image path and a label column
-  features:FILE               embeddings: .npy, .npz, .h5, .parquet"""
+  features:FILE               embeddings: .npy, .npz, .h5, .parquet; or several: 'shard-*.npy'"""
 
 
 def data_options(command: F) -> F:
@@ -83,10 +83,13 @@ def data_options(command: F) -> F:
         "--concepts", default="21", show_default=True, help="NUS-WIDE: 21, 81, or names with commas."
     )
     @click.option(
-        "--max-bad",
+        "--max-unreadable",
+        "max_bad",
+        cls=RenamedOption,
+        before="--max-bad",
         default=0.01,
         show_default=True,
-        help="Share of missing or broken images that is put up with.",
+        help="Share of images that may be missing or broken.",
     )
     @click.option("--no-download", is_flag=True, help="Never download a data set.")
     @functools.wraps(command)

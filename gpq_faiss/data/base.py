@@ -63,7 +63,7 @@ class BadItems:
         if over:
             raise DataError(
                 f"{self.summary()}; that is above the limit of {100 * self.limit:g} %: "
-                "repair them, or raise --max-bad"
+                "repair them, or raise --max-unreadable"
             )
 
     def summary(self) -> str:

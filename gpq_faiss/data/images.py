@@ -426,7 +426,7 @@ def check_max_bad(max_bad: float) -> None:
         UsageError: outside 0 .. 1.
     """
     if not 0 <= max_bad <= 1:
-        raise UsageError(f"max-bad {max_bad} is no fraction: give 0 (none may be bad) to 1 (all may)")
+        raise UsageError(f"--max-unreadable {max_bad} is no fraction: give 0 (none may be bad) to 1 (all may)")
 
 
 def listed_images(  # noqa: PLR0913
@@ -479,7 +479,7 @@ def listed_images(  # noqa: PLR0913
         if len(missing) > max_bad * len(paths) or len(missing) == len(paths):
             raise DataError(
                 f"{name}: {what} ({first}), above the limit of {100 * max_bad:g} %: "
-                "check --root and the files, or raise --max-bad"
+                "check --root and the files, or raise --max-unreadable"
             )
         said.append(f"{what}, left out ({first})")
     kept = np.flatnonzero(sizes >= 0)

@@ -498,7 +498,7 @@ def test_a_bad_image_is_one_line_beyond_the_limit_and_a_note_within(
         assert "3.png" in refused("encode", model, f"folder:{folder}", "--out", tmp_path / "codes.h5")
         assert "3.png" in refused("search", model, shop.image_index, bad)
         assert "3.png" in refused(*train, *TRAIN, "--protocol", "none")
-    result = gpq("encode", model, f"folder:{folder}", "--max-bad", 0.1, "--out", tmp_path / "codes.h5")
+    result = gpq("encode", model, f"folder:{folder}", "--max-unreadable", 0.1, "--out", tmp_path / "codes.h5")
     assert result.exit_code == 0
     assert "11 codes" in result.stdout
     caplog.clear()
