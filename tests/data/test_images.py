@@ -367,7 +367,7 @@ def test_fingerprint_follows_content_not_place(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limit", [-0.1, 1.1, float("nan")])
 def test_a_limit_that_is_no_fraction(limit: float) -> None:
-    with pytest.raises(UsageError, match="max-bad"):
+    with pytest.raises(UsageError, match="max-unreadable"):
         listed_images("x", ["a"], ["a"], labels=None, ids=np.arange(1), max_bad=limit)
 
 
