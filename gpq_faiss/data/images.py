@@ -426,7 +426,9 @@ def check_max_bad(max_bad: float) -> None:
         UsageError: outside 0 .. 1.
     """
     if not 0 <= max_bad <= 1:
-        raise UsageError(f"--max-unreadable {max_bad} is no fraction: give 0 (none may be bad) to 1 (all may)")
+        raise UsageError(
+            f"--max-unreadable {max_bad} is no fraction: give 0 (none may be bad) to 1 (all may)"
+        )
 
 
 def listed_images(  # noqa: PLR0913
