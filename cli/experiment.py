@@ -210,16 +210,17 @@ Examples:
   gpq experiment report table2
   gpq experiment report table2 --format markdown --plots table2/plots --out table2/report.md
   gpq experiment report table2 --format latex --table map
+  gpq experiment report table2 --format html --out table2.html
 """
 )
 @click.argument("folder")
 @click.option(
     "--format",
     "format_",
-    type=click.Choice(["table", "markdown", "latex", "csv", "json"]),
+    type=click.Choice(["table", "markdown", "latex", "csv", "json", "html"]),
     default="table",
     show_default=True,
-    help="How the figures are given; csv holds one table.",
+    help="How the figures are given; csv holds one table, html is a page with the pictures inside and needs --out.",
 )
 @click.option("--table", help="Only this table: map, published, depth, pr, seconds, grid or scale.")
 @click.option("--plots", metavar="DIR", help="Draw the pictures of the experiment into this folder.")
@@ -255,29 +256,41 @@ def report(
     from pathlib import Path
 
     from gpq_faiss.errors import UsageError
+    from gpq_faiss.experiment.page import save_report_page
     from gpq_faiss.experiment.pictures import draw
     from gpq_faiss.experiment.published import read_published
     from gpq_faiss.experiment.report import report as run
     from gpq_faiss.experiment.results import read_experiment
     from gpq_faiss.files import check_output
 
-    if images is not None and plots is None:
+    if format_ == "html" and (out is None or table is not None or plots is not None):
+        raise UsageError(
+            "--format html is a page of all tables and pictures: give --out FILE.html, no --table and no --plots"
+        )
+    if images is not None and plots is None and format_ != "html":
         raise UsageError("--images adds to the pictures: give --plots as well")
     if out is not None:
         check_output(out, overwrite=overwrite)
+    about = read_experiment(folder).about if published is not None else {}
+    beside = (
+        None if published is None else read_published(published, about["data"]["name"], about["protocol"])
+    )
+    if format_ == "html":
+        assert out is not None
+        shown = open_dataset(images, data_args) if images is not None else None
+        page = save_report_page(folder, out, published=beside, images=shown, overwrite=overwrite)
+        click.echo(str(page))
+        return
     drawn = {}
     if plots is not None:
         behind = open_dataset(images, data_args) if images is not None else None
         drawn = draw(folder, plots, images=behind, ending=picture_format, overwrite=overwrite)
     start = Path(out).parent if out is not None else Path()
-    about = read_experiment(folder).about if published is not None else {}
     text = run(
         folder,
         {"table": "text"}.get(format_, format_),  # type: ignore[arg-type]
         table=table,
-        published=None
-        if published is None
-        else read_published(published, about["data"]["name"], about["protocol"]),
+        published=beside,
         pictures={caption: os.path.relpath(path, start) for caption, path in drawn.items()},
     )
     emit(text.removesuffix("\n"), out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import json
 import shutil
@@ -20,6 +21,7 @@ from gpq_faiss.data.open import open_data
 from gpq_faiss.errors import DataError, MismatchError, OutputExistsError, UsageError
 from gpq_faiss.experiment import pictures
 from gpq_faiss.experiment.grid import Grid
+from gpq_faiss.experiment.page import save_report_page
 from gpq_faiss.experiment.pictures import draw, tsne
 from gpq_faiss.experiment.published import read_published
 from gpq_faiss.experiment.report import report
@@ -394,6 +396,21 @@ def test_pictures_of_a_table(done: Path, tmp_path: Path) -> None:
         draw(done, tmp_path / "plots")
     assert draw(done, tmp_path / "plots", overwrite=True) == drawn
     assert all(path.suffix == ".svg" for path in draw(done, tmp_path / "plots", ending="svg").values())
+
+
+def test_the_page_has_the_tables_and_pictures_inside(done: Path, tmp_path: Path) -> None:
+    page = save_report_page(done, tmp_path / "o.html").read_text()
+    assert page.count("<svg") == len(draw(done, tmp_path / "plots"))
+    for table in json.loads(report(done, "json"))["tables"].values():
+        for row in table["rows"]:
+            for cell in row.values():
+                if isinstance(cell, dict):
+                    assert f"{cell['mean']:.1f}" in page
+            assert html.escape(str(row.get("method", ""))) in page
+    with pytest.raises(OutputExistsError):
+        save_report_page(done, tmp_path / "o.html")
+    with pytest.raises(UsageError, match="a page ends in"):
+        save_report_page(done, tmp_path / "o.pdf")
 
 
 def test_galleries_show_the_images_of_the_runs(done: Path, tmp_path: Path) -> None:
