@@ -1,6 +1,6 @@
 # The service. CPU: docker build -t gpq .   GPU: the same image, run with --gpus all and --device cuda.
 FROM python:3.12-slim AS build
-COPY --from=ghcr.io/astral-sh/uv:0.13.8 /uv /usr/local/bin/uv
+RUN pip install --no-cache-dir uv==0.13.8
 WORKDIR /src
 COPY requirements.lock pyproject.toml README.md LICENSE ./
 COPY gpq_faiss gpq_faiss
