@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ..data.labels import Labels
 from ..faissio.io import read_sidecar
 from ..files import fingerprint
 from ..store import ItemBlock, Items, RowReader, as_texts, items_path, write_items
@@ -46,13 +47,15 @@ class ItemSources:
         keys: list[str] = []
         classes: dict[str, None] = {}
         columns: set[str] = set()
+        unknown: list[Path] = []
         for path in map(Path, paths):
             if is_parquet(path):
-                return None
-            if is_index(path):
+                unknown.append(path)
+            elif is_index(path):
                 items = open_items(path)
                 if items is None:
-                    return None
+                    unknown.append(path)
+                    continue
                 with items:
                     keys.append(items.key)
                     classes.update(dict.fromkeys(items.class_names))
@@ -62,7 +65,9 @@ class ItemSources:
                     keys.append(f"{reader.header.data_fingerprint} {reader.ntotal}")
                     classes.update(dict.fromkeys(reader.header.class_names))
                     columns.update(reader.text_columns)
-        if not classes and not columns:
+        if unknown and (classes or columns):
+            log.warning("%s has no names or labels: the index has none of any source", unknown[0])
+        if unknown or not (classes or columns):
             return None
         names = tuple(sorted(columns))
         return cls(
@@ -102,11 +107,9 @@ class ItemSources:
         """Packed over the classes of all sources."""
         if not self.class_names or (packed is not None and classes == self.class_names):
             return packed
-        wide = np.zeros((n, len(self.class_names)), np.uint8)
-        if packed is not None:
-            place = {name: c for c, name in enumerate(self.class_names)}
-            wide[:, [place[name] for name in classes]] = np.unpackbits(packed, axis=1, count=len(classes))
-        return np.packbits(wide, axis=1)
+        if packed is None:
+            return np.zeros((n, (len(self.class_names) + 7) // 8), np.uint8)
+        return Labels(packed, classes).over(self.class_names).packed
 
 
 def _blocks_of(path: Path) -> Iterator[tuple[ItemBlock, tuple[str, ...]]]:
@@ -131,10 +134,12 @@ def open_items(index: str | Path) -> Items | None:
         DataError: the items file is damaged.
     """
     path = items_path(index)
-    if not path.exists():
-        return None
     sidecar = read_sidecar(index)
     wanted = None if sidecar is None else sidecar["extra"].get("items")
+    if not path.exists():
+        if wanted is not None:
+            log.warning("%s is missing: results come without names; index the codes again", path)
+        return None
     items = Items(path)
     if items.key == wanted:
         return items

@@ -236,13 +236,14 @@ class Labels:
     @classmethod
     def concatenate(cls, parts: Sequence[Labels], class_names: Sequence[str]) -> Labels:
         """Labels of several sets of items, one after the other, over ``class_names``, which has the names of all."""
+        return cls(np.concatenate([part.over(class_names).packed for part in parts]), tuple(class_names))
+
+    def over(self, class_names: Sequence[str]) -> Labels:
+        """The same labels over ``class_names``, which has all names of these and perhaps more."""
         place = {name: c for c, name in enumerate(class_names)}
-        blocks = []
-        for part in parts:
-            wide = np.zeros((len(part), len(class_names)), np.uint8)
-            wide[:, [place[name] for name in part.class_names]] = part.dense(dtype=np.uint8)
-            blocks.append(np.packbits(wide, axis=1))
-        return cls(np.concatenate(blocks), tuple(class_names))
+        wide = np.zeros((len(self), len(class_names)), np.uint8)
+        wide[:, [place[name] for name in self.class_names]] = self.dense(dtype=np.uint8)
+        return Labels(np.packbits(wide, axis=1), tuple(class_names))
 
     def take(self, rows: Rows) -> Labels:
         """The labels of ``rows`` (a slice, positions or a mask), over the same classes."""

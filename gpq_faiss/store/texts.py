@@ -99,7 +99,3 @@ class TextColumn:
             return as_texts(joined[a:b].decode() for a, b in pairwise(at))
         except UnicodeDecodeError:
             raise DataError(f"{self._where} holds bytes that are no text: damaged") from None
-
-    def take(self, rows: NDArray[np.int64]) -> Texts:
-        """Texts at ``rows`` [n], in their order."""
-        return as_texts(str(self.span(row, row + 1)[0]) for row in rows.tolist())

@@ -138,6 +138,19 @@ def test_what_a_killed_run_left_out_is_written_by_the_next(folder: Path) -> None
         gpq.index(folder / "model", folder / "a.codes.h5", index)
 
 
+def test_names_that_are_lost_are_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, logger="gpq_faiss")
+    index = gpq.index(folder / "model", folder / "a.codes.h5", folder / "i.faiss")
+    second = data(folder, "b", 1, ["emu", "dog"])
+    bare = gpq.index(folder / "model", second, folder / "b.faiss", names=False)
+    assert not caplog.messages
+    gpq.index(folder / "model", [index, bare], folder / "m.faiss")
+    assert "b.faiss has no names or labels" in caplog.text
+    items_path(index).unlink()
+    assert open_items(index) is None
+    assert "i.faiss.items.h5 is missing" in caplog.text
+
+
 def test_a_failed_build_leaves_nothing(folder: Path) -> None:
     make_model(folder / "other", width=20, M=3)
     with pytest.raises(GpqError):
