@@ -155,7 +155,7 @@ def train(
 
     dataset = open_dataset(data, data_args)
     folder = run(dataset, out, config=config, **options)
-    from gpq_faiss.nn.model import read_description
+    from gpq_faiss.faissio.model import read_description
 
     done = read_description(folder)["training"]
     # Times are in the metrics alone: of the same data and settings, all else has the same bytes.
