@@ -84,7 +84,10 @@ def test_search_index_info_export_and_evaluation_of_codes_need_no_torch(shop: Pa
     working = [
         ["--help"],
         *([name, "--help"] for name in names),
-        *(["info", name, "--format", "json"] for name in ("model", "items.h5", "index.faiss", "encoder.onnx", "items.npy")),
+        *(
+            ["info", name, "--format", "json"]
+            for name in ("model", "items.h5", "index.faiss", "encoder.onnx", "items.npy")
+        ),
         ["index", "model", "items.h5", "--kind", "ivf", "--lists", "4", "--out", "lists.faiss"],
         ["export", "model", "--to", "faiss", "--out", "empty.faiss"],
         ["export", "model", "--to", "numpy", "--out", "codebooks.npz"],
@@ -97,7 +100,9 @@ def test_search_index_info_export_and_evaluation_of_codes_need_no_torch(shop: Pa
         assert code == 0, (call, stderr)
     about_model = json.loads(answers[len(names) + 1][1])
     whole = gpq.info(shop / "model")
-    assert about_model | {"path": str(shop / "model")} == {key: value for key, value in json.loads(json.dumps(whole)).items() if key in about_model}
+    assert about_model | {"path": str(shop / "model")} == {
+        key: value for key, value in json.loads(json.dumps(whole)).items() if key in about_model
+    }
     assert set(whole) - set(about_model) == {"backbone", "parameters", "dtype"}
 
     expected = gpq.search(shop / "model", shop / "index.faiss", str(shop / "queries.npy"), k=5)
@@ -126,7 +131,9 @@ def brute_force_map(shop: Path) -> float:
         for score in np.unique(scores)[::-1]:
             tied = relevant[scores == score]
             n, r = len(tied), int(tied.sum())
-            for i in range(1, n + 1):  # the i-th of the tied: relevant with r/n, and then (r-1)/(n-1) of those before it
+            for i in range(
+                1, n + 1
+            ):  # the i-th of the tied: relevant with r/n, and then (r-1)/(n-1) of those before it
                 inside = (i - 1) * (r - 1) / (n - 1) if n > 1 else 0
                 terms += r / n * (hits + 1 + inside) / (before + i)
             before, hits = before + n, hits + r
