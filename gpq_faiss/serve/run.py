@@ -13,7 +13,6 @@ from pathlib import Path
 
 import uvicorn
 
-from ..build.item_files import open_items
 from ..data.base import Dataset
 from ..encoder import Encoder
 from ..errors import UsageError
@@ -69,9 +68,8 @@ def serve(
         live = LiveIndex(
             index, encoder.model.codebooks, kind=kind, writable=writable, compact_after=compact_after
         )
-        items = open_items(index)
         try:
-            service = Service(encoder, live, catalogue, items=items, threads=settings.threads)
+            service = Service(encoder, live, catalogue, threads=settings.threads)
             asyncio.run(_run(service, settings, bound))
         finally:
             live.close(compact=False)  # where it never started
