@@ -211,7 +211,7 @@ def _add_changes(app: FastAPI, service: Service, settings: Settings, write: Any,
         if number == -1:
             raise DataError("id: -1 marks a missing result: choose another")
         given = await _input(service, asked, image, settings)
-        texts = {} if asked.name is None else {"name": asked.name}
+        texts = {"name": asked.name} if asked.name else {}
         about = Item(texts, tuple(dict.fromkeys(asked.labels)) or None) if texts or asked.labels else None
         return Changed(id=await service.add(given, number, about))
 
@@ -326,8 +326,8 @@ def _not(have: Callable[[Any], Any], ids: Any) -> Any:
 
 
 def _info(service: Service, settings: Settings) -> Info:
-    model, catalogue = service.encoder.model, service.catalogue
-    M, K, d = (int(n) for n in model.codebooks.shape)
+    model, catalogue = service.encoder, service.catalogue
+    M, K, d = model.shape
     images = model.input_kind == "images"
     return Info(
         version=__version__,
@@ -335,7 +335,7 @@ def _info(service: Service, settings: Settings) -> Info:
         bits=M * (K.bit_length() - 1),
         dimensions=M * d,
         input=model.input_kind,
-        input_size=model.image_size if images else int(model.input_width),
+        input_size=model.image_size if images else model.input_width,
         labels=[] if catalogue is None else list(catalogue.classes),
         thumbnails=catalogue is not None and catalogue.dataset.kind == "images",
         writable=service.live.writable,

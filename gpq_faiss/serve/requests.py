@@ -51,7 +51,7 @@ class AddRequest(_Request):
     """An item to add, with its name and labels."""
 
     id: Id = 0
-    name: Text | None = None
+    name: Text = Field(default="")
     labels: list[Text] = Field(default=[], max_length=MAX_ITEM_LABELS)
 
 

@@ -21,6 +21,7 @@ from ..codes.encode import encode as encode_vectors
 from ..data.images import decode_image, resize_square
 from ..encoder import Encoder
 from ..errors import DataError, GpqError, MismatchError
+from ..exported import OnnxEncoder
 from ..store import Item
 from .batches import Batcher
 from .catalogue import Catalogue
@@ -71,7 +72,7 @@ class Service:
     """Searches and changes of many requests, a batch at a time. Made and used within one event loop.
 
     Args:
-        encoder: of the model.
+        encoder: of the model. One in ONNX takes no changes.
         live: the index, of the same codebooks.
         catalogue: the data of the items: names, labels and pictures.
         threads: of a search; default all cores.
@@ -80,7 +81,7 @@ class Service:
 
     def __init__(
         self,
-        encoder: Encoder,
+        encoder: Encoder | OnnxEncoder,
         live: LiveIndex,
         catalogue: Catalogue | None = None,
         *,
@@ -99,7 +100,7 @@ class Service:
         self._watch = watch
         self._watcher: asyncio.Task[None] | None = None
         self._compact_at = 0.0
-        if catalogue is not None and catalogue.dataset.kind == encoder.model.input_kind:
+        if catalogue is not None and catalogue.dataset.kind == encoder.input_kind:
             encoder.check(catalogue.dataset)
 
     @property
@@ -126,7 +127,7 @@ class Service:
 
     async def start(self) -> None:
         """Search once, so that the first client does not wait for what libraries put off, and look after the index file from now on."""
-        model = self.encoder.model
+        model = self.encoder
         if model.input_kind == "images":
             first = Input("image", np.zeros((3, model.image_size, model.image_size), np.uint8))
         else:
@@ -150,9 +151,9 @@ class Service:
 
     async def image(self, data: bytes, max_pixels: int) -> Input:
         """An uploaded image. Raises DataError: no image, too many pixels, or the model takes none."""
-        if self.encoder.model.input_kind != "images":
+        if self.encoder.input_kind != "images":
             raise DataError("image: the model takes features, not images")
-        size = self.encoder.model.image_size
+        size = self.encoder.image_size
 
         def decode() -> NDArray[Any]:
             return resize_square(decode_image(data, max_pixels=max_pixels), size).transpose(2, 0, 1)
@@ -161,9 +162,9 @@ class Service:
 
     def features(self, values: Sequence[float]) -> Input:
         """Features of an item. Raises DataError: of another width, or the model takes images."""
-        if self.encoder.model.input_kind != "features":
+        if self.encoder.input_kind != "features":
             raise DataError("features: the model takes images, not features")
-        return Input("features", _row(values, self.encoder.model.input_width, "features"))
+        return Input("features", _row(values, self.encoder.input_width, "features"))
 
     def vector(self, values: Sequence[float]) -> Input:
         """A vector that was encoded before. Raises DataError: of another width."""
@@ -176,7 +177,7 @@ class Service:
             UnknownItemError: there is none.
         """
         code = self.live.snapshot.code(number)
-        catalogue, model = self.catalogue, self.encoder.model
+        catalogue, model = self.catalogue, self.encoder
         if catalogue is not None and catalogue.dataset.kind == model.input_kind:
             row = catalogue.row(number)
             if row is not None:
@@ -185,7 +186,7 @@ class Service:
                 )
                 if original is not None:
                     return Input("image" if model.input_kind == "images" else "features", original)
-        return Input("vector", decode(code[None], model.codebooks)[0])
+        return Input("vector", decode(code[None], self.live.snapshot.index.codebooks)[0])
 
     async def thumbnail(self, number: int) -> tuple[bytes, str] | None:
         """A small picture of an item and its media type; None where the data has none."""
@@ -199,7 +200,8 @@ class Service:
         input does not depend, in its last bits, on what it came with."""
         found: list[Floats | DataError] = [one.values for one in inputs]
         raw = [n for n, one in enumerate(inputs) if one.form != "vector"]
-        parts = [[n] for n in raw] if self.encoder.device.type == "cpu" else [raw] if raw else []
+        on_gpu = isinstance(self.encoder, Encoder) and self.encoder.device.type != "cpu"
+        parts = [raw] if on_gpu and raw else [[n] for n in raw]
         for part in parts:
             with self._network:
                 vectors, fine = self.encoder.embed(
@@ -305,6 +307,7 @@ class Service:
     def _code(self, given: Input, vector: Floats | DataError) -> NDArray[np.uint8]:
         if isinstance(vector, DataError):
             raise vector
+        assert isinstance(self.encoder, Encoder)  # others take no changes
         Z = self.encoder.model.codebooks
         codes = encode_vectors(vector[None], Z, what=given.form)
         if given.form == "vector" and items_are_codewords(self.encoder.model.description):
