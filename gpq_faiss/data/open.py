@@ -16,7 +16,7 @@ from .embeddings import open_features
 from .fashion_mnist import open_fashion_mnist
 from .folder import open_folder
 from .images import check_max_bad, shown
-from .item_ids import IdFrom, with_ids
+from .item_ids import IdFrom, with_ids, with_names
 from .label_tables import is_label_table, with_label_table
 from .lists import open_list
 from .nuswide import open_nuswide
@@ -95,6 +95,7 @@ def open_data(  # noqa: PLR0913
     labels: str | None = None,
     ids: str | None = None,
     id_from: IdFrom = "position",
+    names: str | None = None,
     keep: str | Sequence[str] = (),
     root: str | None = None,
     image_column: str = "image",
@@ -112,6 +113,7 @@ def open_data(  # noqa: PLR0913
             source a table that names its items (:func:`.label_tables.with_label_table`).
         ids: file of ids, one per item (:func:`.id_files.read_ids`).
         id_from: where ids come from otherwise: ``position``, ``path`` or ``content`` (:func:`.item_ids.with_ids`).
+        names: file of names, one per item, in place of those of the source (:func:`.item_ids.with_names`).
         keep: columns of ``csv``, ``parquet`` and ``features`` whose texts travel with the items to results; a list, or with commas.
         root: folder that the paths of ``list:``, ``csv:`` and ``parquet:`` start from (default: that of the
             file); where ``cifar10``, ``fashion-mnist`` and ``nuswide`` lie, as an alternative to ``:ROOT``.
@@ -164,6 +166,8 @@ def open_data(  # noqa: PLR0913
     if keep:
         texts = (name + "\0" + "\0".join(dataset.texts[name].tolist()) for name in keep)
         dataset = replace(dataset, fingerprint=fingerprint(dataset.fingerprint, "keep", *texts))
+    if names is not None:
+        dataset = with_names(dataset, names)
     if ids is not None and id_from != "position":
         raise UsageError(f"--ids {ids} and --id-from {id_from} both say which ids: give one of them")
     dataset = with_ids(dataset, None if scheme == "features" else ids, id_from)
