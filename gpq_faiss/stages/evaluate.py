@@ -592,8 +592,10 @@ def evaluate(
     dataset = open_data(data) if isinstance(data, str) else data
     options = {"ties": ties, "k": k, "denominator": denominator, "levels": RECALL_LEVELS, "threads": threads}
     if codes is not None:
-        if compare or on_device or (protocol, seed) != (None, None):
-            raise UsageError("codes are ranked as they are: leave out --compare, --protocol and --seed")
+        if compare or on_device or (protocol, seed, labelled or "all") != (None, None, "all"):
+            raise UsageError(
+                "codes are ranked as they are: leave out --compare, --protocol, --seed and --labelled"
+            )
         return _evaluate_codes(model, dataset, codes, options, ks=ks, device=device, progress=progress)
     if is_onnx(model):
         raise UsageError(
