@@ -10,6 +10,7 @@ Reasons and figures: ``docs/recommended.md``.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 
@@ -29,7 +30,7 @@ from ..nn.quantizer import reverse_gradient
 from .averaged import AveragedMethod
 from .codewords import fit_codewords
 from .leave_one_out import MOST_ROWS, leave_one_out
-from .posterior_codebooks import fit_class_codebooks, weights_of_parts
+from .posterior_codebooks import ClassCodebooks, fit_class_codebooks, weights_of_parts
 from .propagation import items_to_compare, propagate
 from .trainable import TrainableMethod, TrainingBatch
 
@@ -200,22 +201,7 @@ class PosteriorCodes(AveragedMethod[PosteriorNetwork]):
         if self.accuracy is not None:
             source.fit_power(posterior, self.accuracy)
         source.fit_residual(features, posterior)
-        K, seed = self.config.quantizer.codewords, self.config.training.seed
-        tempered = source.tempered(posterior)
-        with torch.enable_grad():
-            found = fit_class_codebooks(posterior, tempered, source.A, K, seed=seed)
-        residual = source.residual(features, posterior)
-        feature_codewords = residual.new_zeros(0, K, residual.shape[1]).cpu()
-        if source.A < source.M:
-            feature_codewords = fit_codewords(residual, source.M - source.A, K, seed=seed)
-        weights = weights_of_parts(
-            found,
-            feature_codewords,
-            posterior.cpu(),
-            tempered.cpu(),
-            residual.cpu(),
-            self.config.posterior.feature_weight,
-        )
+        found, feature_codewords, weights = self._fit(source, features, posterior)
         for network in (source, self.network):
             device = network.tables.device
             network.place(
@@ -227,3 +213,30 @@ class PosteriorCodes(AveragedMethod[PosteriorNetwork]):
             )
             for name in ("power", "principal_axes", "offset", "prediction"):
                 getattr(network, name).copy_(getattr(source, name))
+
+    def _fit(
+        self, source: PosteriorNetwork, features: Tensor, posterior: Tensor
+    ) -> tuple[ClassCodebooks, Tensor, Tensor]:
+        """Class codebooks, feature codewords and their weights, for unlabelled items."""
+        K, seed, w = (
+            self.config.quantizer.codewords,
+            self.config.training.seed,
+            self.config.posterior.feature_weight,
+        )
+        if not source.A:
+            # Items are weighed before codewords are fitted to them: the network's own weights serve.
+            source.weights = torch.tensor([1 - w, w], device=posterior.device).sqrt()
+            joint = fit_codewords(source.feature_targets(features, posterior), source.M, K, seed=seed)
+            none = joint.new_zeros(0, K, posterior.shape[1])
+            return ClassCodebooks(False, none, none, math.nan), joint, source.weights
+        tempered = source.tempered(posterior)
+        with torch.enable_grad():
+            found = fit_class_codebooks(posterior, tempered, source.A, K, seed=seed)
+        residual = source.residual(features, posterior)
+        feature_codewords = residual.new_zeros(0, K, residual.shape[1]).cpu()
+        if source.A < source.M:
+            feature_codewords = fit_codewords(residual, source.M - source.A, K, seed=seed)
+        weights = weights_of_parts(
+            found, feature_codewords, posterior.cpu(), tempered.cpu(), residual.cpu(), w
+        )
+        return found, feature_codewords, weights

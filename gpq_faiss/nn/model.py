@@ -176,7 +176,8 @@ def build_network(
         return GPQNetwork(net, *shape, n_classes, alpha=q.alpha, generator=generator)
     A = q.codebooks
     if config.posterior.feature_weight:
-        A = min(A, config.posterior.class_codebooks or count_class_codebooks(A, n_classes))
+        own = config.posterior.class_codebooks
+        A = count_class_codebooks(A, n_classes) if own == "auto" else min(A, own)
     # GPQ with soft targets makes codewords of its own: those that its class networks have are then as few as can be.
     soft = config.method == "gpq-soft"
     committee = _build_class_networks(
