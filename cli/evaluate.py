@@ -98,7 +98,6 @@ def evaluate(
     from gpq_faiss.evaluation.tables import render
     from gpq_faiss.files import check_output
     from gpq_faiss.report.figure import check_picture
-    from gpq_faiss.stages.evaluate import draw_evaluation, save_evaluation_page
     from gpq_faiss.stages.evaluate import evaluate as run
 
     if out is not None:
@@ -127,10 +126,10 @@ def evaluate(
         threads=threads,
     )
     if plot is not None:
-        draw_evaluation(result, plot, overwrite=overwrite)
+        result.draw(plot, overwrite=overwrite)
     if format_ == "html":
         assert out is not None
-        click.echo(str(save_evaluation_page(result, dataset, out, ks=ks, overwrite=overwrite)))
+        click.echo(str(result.save_page(dataset, out, ks=ks, overwrite=overwrite)))
         return
     if format_ == "json":
         emit(result.to_dict(), out)

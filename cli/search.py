@@ -127,7 +127,7 @@ def search(
     from gpq_faiss.indexes.filters import Allow, Deny
     from gpq_faiss.inputs import parse_bytes
     from gpq_faiss.report.figure import check_picture
-    from gpq_faiss.stages.search import draw_results, open_queries
+    from gpq_faiss.stages.search import open_queries
     from gpq_faiss.stages.search import search as run
 
     if min_score is not None and k is not None:
@@ -174,7 +174,7 @@ def search(
         assert shown is not None
         assert out is not None
         asked = shown if isinstance(source, str) else source
-        click.echo(str(draw_results(result, shown, asked, out, overwrite=overwrite)))
+        click.echo(str(result.draw(shown, asked, out, overwrite=overwrite)))
     elif format_ == "h5":
         assert out is not None
         click.echo(str(result.save_hdf5(out)))

@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     from .data.open import open_data
     from .encoder import Encoder
     from .errors import GpqError
+    from .evaluation.ranking import rank_codes, rank_scores
+    from .evaluation.tables import render
+    from .gpu.placing import to_gpu, to_torch
     from .indexes.filters import Allow, Deny
+    from .indexes.lists import IvfSettings
+    from .indexes.memory import MemoryIndex
     from .indexes.opening import open_index
     from .indexes.protocol import Index
     from .nn.model import Model, load_model
@@ -31,6 +36,7 @@ if TYPE_CHECKING:
     from .stages.info import info
     from .stages.search import search
     from .stages.train import train
+    from .store.reader import RowReader
 
 __version__ = "0.1.0"
 
@@ -41,7 +47,10 @@ __all__ = [
     "Encoder",
     "GpqError",
     "Index",
+    "IvfSettings",
+    "MemoryIndex",
     "Model",
+    "RowReader",
     "__version__",
     "encode",
     "evaluate",
@@ -54,7 +63,12 @@ __all__ = [
     "open_data",
     "open_index",
     "preset",
+    "rank_codes",
+    "rank_scores",
+    "render",
     "search",
+    "to_gpu",
+    "to_torch",
     "train",
 ]
 
@@ -65,7 +79,10 @@ _WHERE = {
     "Encoder": "encoder",
     "GpqError": "errors",
     "Index": "indexes.protocol",
+    "IvfSettings": "indexes.lists",
+    "MemoryIndex": "indexes.memory",
     "Model": "nn.model",
+    "RowReader": "store.reader",
     "encode": "stages.encode",
     "evaluate": "stages.evaluate",
     "export": "stages.export",
@@ -77,7 +94,12 @@ _WHERE = {
     "open_data": "data.open",
     "open_index": "indexes.opening",
     "preset": "config",
+    "rank_codes": "evaluation.ranking",
+    "rank_scores": "evaluation.ranking",
+    "render": "evaluation.tables",
     "search": "stages.search",
+    "to_gpu": "gpu.placing",
+    "to_torch": "gpu.placing",
     "train": "stages.train",
 }
 

@@ -203,6 +203,20 @@ class Config:
         """16 hex digits over every field."""
         return fingerprint(json.dumps(to_dict(self), sort_keys=True))
 
+    def with_settings(self, changes: dict[str, Any]) -> Config:
+        """This config with ``changes``, nested as in TOML; names, types and ranges are checked.
+
+        >>> preset("recommended").with_settings({"training": {"steps": 400}}).training.steps
+        400
+        >>> preset("recommended").with_settings({"training": {"step": 400}})  # doctest: +IGNORE_EXCEPTION_DETAIL
+        Traceback (most recent call last):
+        gpq_faiss.errors.UsageError: unknown setting 'training.step': known here are steps, epochs, ...
+
+        Raises:
+            UsageError: an unknown key, or a value of the wrong kind or out of range; the message gives its dotted name.
+        """
+        return merge(self, changes)
+
 
 _RECOMMENDED = Config(
     preset="recommended",

@@ -12,7 +12,7 @@ from ..faissio.io import load_index, read_sidecar, sidecar_path
 from ..faissio.layout import layout_of
 from ..faissio.storage import Packing
 from ..inputs import check_file, parse_bytes
-from .file import FileIndex, open_file
+from .file import MEMORY, FileIndex, open_file
 from .items import Items
 from .lists import IvfSettings
 from .memory import MemoryIndex
@@ -81,53 +81,68 @@ _GROUPED_COPIES = 20
 
 
 def open_index(
-    index: str | Path,
+    index: Any,
     kind: str = "auto",
     memory: str | int | None = None,
     nprobe: int | None = None,
+    *,
+    in_place: bool = False,
 ) -> MemoryIndex | FileIndex:
     """Open an index file in memory, or in place where the budget does not hold it.
 
     Args:
+        index: the path of an index file, or a Faiss index, whose codes are copied into memory.
         kind: see :data:`.plan.KINDS`. ``auto``: lists where the file has lists, else exact; in memory each
             distinct code is scored once where few enough are (:func:`..codes.groups.worth_grouping`).
         memory: budget for the arrays of the search; without one, the index is read into memory. Codes are grouped only
             where it holds what that takes for a while, up to 20 times the file.
         nprobe: for lists.
+        in_place: search the file where it lies, however much the budget holds (default budget: 1 GB). Only the header is
+            read now; the index keeps the file open until it is closed.
 
     Raises:
         UsageError: an unknown kind, one that cannot be searched in place, or ``nprobe`` without lists.
         DataError, MismatchError: as :func:`open_in_memory`.
     """
     Plan.of(kind)
-    path = Path(index)
+    opened: MemoryIndex | FileIndex
+    if not isinstance(index, str | Path):
+        if memory is not None or in_place:
+            raise UsageError("a Faiss index is in memory: a budget and in_place belong to index files")
+        opened = open_in_memory(index, kind)
+    else:
+        opened = _open_path(Path(index), kind, memory, in_place)
+    if nprobe is not None:
+        if not opened.lists or kind == "exact":
+            raise UsageError(
+                f"nprobe belongs to lists, which this search of {index} does not use: take kind 'ivf'"
+            )
+        opened.set_nprobe(nprobe)
+    return opened
+
+
+def _open_path(path: Path, kind: str, memory: str | int | None, in_place: bool) -> MemoryIndex | FileIndex:
+    """:func:`open_index` of a path, ``nprobe`` left as it is."""
     check_file(path, "an index file (gpq index, or faiss.write_index)")
     copies = 0.0 if memory is None or not path.is_file() else path.stat().st_size / parse_bytes(memory)
-    opened: MemoryIndex | FileIndex
-    if _COPIES * copies > 1:
-        assert memory is not None
-        opened = open_file(path, memory)
+    if in_place or _COPIES * copies > 1:
+        budget = MEMORY if memory is None else memory
+        opened = open_file(path, budget)
         if kind not in ("auto", "exact", "ivf") or (kind == "ivf" and not opened.lists):
             raise UsageError(
-                f"{path} is searched in place with {memory}, which kind {kind!r} cannot: take 'exact', raise --memory, "
+                f"{path} is searched in place with {budget}, which kind {kind!r} cannot: take 'exact', raise --memory, "
                 "or build the index with that kind"
             )
         if opened.lists and kind == "exact":
             opened.set_nprobe(opened.lists)
-    else:
-        sidecar = read_sidecar(path)
-        if kind == "auto" and sidecar is not None and has_lists(path):
-            kind = "ivf"
-        tight = _GROUPED_COPIES * copies > 1
-        if tight and kind == "auto" and not (sidecar is None and has_lists(path)):
-            kind = "exact"
-        opened = held = open_in_memory(path, kind=None if kind == "auto" and sidecar is None else kind)
-        if tight:
-            held.keep_items()
-    if nprobe is not None:
-        if not opened.lists or kind == "exact":
-            raise UsageError(
-                f"nprobe belongs to lists, which this search of {path} does not use: take kind 'ivf'"
-            )
-        opened.set_nprobe(nprobe)
-    return opened
+        return opened
+    sidecar = read_sidecar(path)
+    if kind == "auto" and sidecar is not None and has_lists(path):
+        kind = "ivf"
+    tight = _GROUPED_COPIES * copies > 1
+    if tight and kind == "auto" and not (sidecar is None and has_lists(path)):
+        kind = "exact"
+    held = open_in_memory(path, kind=None if kind == "auto" and sidecar is None else kind)
+    if tight:
+        held.keep_items()
+    return held

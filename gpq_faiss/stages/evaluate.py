@@ -43,6 +43,8 @@ from ..report.plots import plot_pr_curves
 log = logging.getLogger(__name__)
 
 DEFAULT_KS = (1, 10, 100, 1000)
+_SHOWN = 10
+"""Best queries on a page, and worst."""
 
 
 @dataclass(frozen=True)
@@ -125,56 +127,68 @@ class Evaluation:
             for name, result in {self.method: self.ranking, **self.compared}.items()
         ]
 
+    def draw(self, out: str | Path, *, overwrite: bool = False) -> Path:
+        """Mean precision-recall curves of the model and what it was compared with, as .png, .svg or .pdf.
+
+        Raises:
+            UsageError: another ending.
+            DataError: it cannot be written.
+        """
+        results = {self.method: self.ranking, **self.compared}
+        bits = {self.method: self.bits, **self.compared_bits}
+        same = len(set(bits.values())) == 1
+        length = {name: f", {n} bits" for name, n in bits.items()}
+        curves = {
+            f"{name}{'' if same else length.get(name, '')}  (mAP {r.map:.3f})": (r.pr_recall, r.pr_precision)
+            for name, r in results.items()
+        }
+        title = f"{self.data}{length[self.method] if same else ''}, protocol {self.protocol}"
+        return plot_pr_curves(curves, out, title=title, overwrite=overwrite)
+
+    def save_page(
+        self,
+        data: Dataset,
+        out: str | Path,
+        *,
+        ks: Sequence[int] = DEFAULT_KS,
+        overwrite: bool = False,
+    ) -> Path:
+        """One HTML file to send around: the table, precision-recall curves, and the best and worst queries with their pictures.
+
+        Args:
+            data: the data set that was evaluated; without images, queries are told by their names or ids.
+            out: the page, .html.
+            ks: of precision and recall.
+            overwrite: replace an existing file.
+
+        Raises:
+            UsageError: another ending. OutputExistsError: ``out`` exists and ``overwrite`` is false.
+        """
+        if Path(out).suffix.lower() != ".html":
+            raise UsageError(f"--out {out}: a page ends in .html")
+        check_output(out, overwrite=overwrite)
+        ranking = self.ranking
+        about = [
+            f"{ranking.n_queries:,} queries, {ranking.n_database:,} items in the database, protocol {self.protocol}, {self.data}. "
+            f"{ranking.convention}",
+            *self.notes,
+        ]
+        with tempfile.TemporaryDirectory() as folder:
+            curves = html.plot(self.draw(Path(folder) / "curves.svg"))
+        parts = [
+            html.table(self.rows(ks)),
+            *map(html.note, about),
+            html.heading("Precision over recall"),
+            curves,
+        ]
+        order = np.argsort(ranking.ap, kind="stable")
+        for title, chosen in (("Best queries", order[::-1][:_SHOWN]), ("Worst queries", order[:_SHOWN])):
+            parts += [html.heading(title), _query_pictures(self, data, chosen)]
+        return html.save_page(f"{self.method} on {self.data}", parts, out, overwrite=overwrite)
+
 
 def _as_dict(found: Likeness | None) -> dict[str, Any] | None:
     return None if found is None else found.as_dict()
-
-
-_SHOWN = 10
-"""Best queries on a page, and worst."""
-
-
-def save_evaluation_page(
-    evaluation: Evaluation,
-    data: Dataset,
-    out: str | Path,
-    *,
-    ks: Sequence[int] = DEFAULT_KS,
-    overwrite: bool = False,
-) -> Path:
-    """One HTML file to send around: the table, precision-recall curves, and the best and worst queries with their pictures.
-
-    Args:
-        evaluation: of ``data``.
-        data: the data set; without images, queries are told by their names or ids.
-        out: the page, .html.
-        ks: of precision and recall.
-        overwrite: replace an existing file.
-
-    Raises:
-        UsageError: another ending. OutputExistsError: ``out`` exists and ``overwrite`` is false.
-    """
-    if Path(out).suffix.lower() != ".html":
-        raise UsageError(f"--out {out}: a page ends in .html")
-    check_output(out, overwrite=overwrite)
-    ranking = evaluation.ranking
-    about = [
-        f"{ranking.n_queries:,} queries, {ranking.n_database:,} items in the database, protocol {evaluation.protocol}, {evaluation.data}. "
-        f"{ranking.convention}",
-        *evaluation.notes,
-    ]
-    with tempfile.TemporaryDirectory() as folder:
-        curves = html.plot(draw_evaluation(evaluation, Path(folder) / "curves.svg"))
-    parts = [
-        html.table(evaluation.rows(ks)),
-        *map(html.note, about),
-        html.heading("Precision over recall"),
-        curves,
-    ]
-    order = np.argsort(ranking.ap, kind="stable")
-    for title, chosen in (("Best queries", order[::-1][:_SHOWN]), ("Worst queries", order[:_SHOWN])):
-        parts += [html.heading(title), _query_pictures(evaluation, data, chosen)]
-    return html.save_page(f"{evaluation.method} on {evaluation.data}", parts, out, overwrite=overwrite)
 
 
 def _query_pictures(evaluation: Evaluation, data: Dataset, chosen: NDArray[np.int64]) -> str:
@@ -190,25 +204,6 @@ def _query_pictures(evaluation: Evaluation, data: Dataset, chosen: NDArray[np.in
     return html.pictures(
         [(image, text) for image, text in zip(images, texts, strict=True) if image is not None]
     )
-
-
-def draw_evaluation(evaluation: Evaluation, out: str | Path, *, overwrite: bool = False) -> Path:
-    """Mean precision-recall curves of the model and what it was compared with, as .png, .svg or .pdf.
-
-    Raises:
-        UsageError: another ending.
-        DataError: it cannot be written.
-    """
-    results = {evaluation.method: evaluation.ranking, **evaluation.compared}
-    bits = {evaluation.method: evaluation.bits, **evaluation.compared_bits}
-    same = len(set(bits.values())) == 1
-    length = {name: f", {n} bits" for name, n in bits.items()}
-    curves = {
-        f"{name}{'' if same else length.get(name, '')}  (mAP {r.map:.3f})": (r.pr_recall, r.pr_precision)
-        for name, r in results.items()
-    }
-    title = f"{evaluation.data}{length[evaluation.method] if same else ''}, protocol {evaluation.protocol}"
-    return plot_pr_curves(curves, out, title=title, overwrite=overwrite)
 
 
 def code_bits(encoder: Encoder) -> int:

@@ -152,69 +152,65 @@ class SearchResult:
             path, arrays, {"kind": "results", "codebooks_fingerprint": self.codebooks_fingerprint}
         )
 
+    def draw(self, items: Dataset, queries: Dataset, out: str | Path, *, overwrite: bool = False) -> Path:
+        """Picture of each query and its results, framed by relevance where both have labels.
 
-def draw_results(
-    result: SearchResult, items: Dataset, queries: Dataset, out: str | Path, *, overwrite: bool = False
-) -> Path:
-    """Picture of each query and its results, framed by relevance where both have labels.
+        Args:
+            items: the images of the index; their ids are those of the results.
+            queries: the images of the queries.
+            out: .png, .svg or .pdf; or .html, a page with the pictures and a table of the results inside.
 
-    Args:
-        result: of a search.
-        items: the images of the index; their ids are those of the results.
-        queries: the images of the queries.
-        out: .png, .svg or .pdf; or .html, a page with the pictures and a table of the results inside.
+        Raises:
+            DataError: no images, or an id that ``items`` (or ``queries``) does not have.
+        """
+        for dataset, what in ((items, "items"), (queries, "queries")):
+            if not isinstance(dataset, ImageDataset):
+                raise DataError(
+                    f"{dataset.name} holds {dataset.kind}, not images: a picture needs images of the {what}"
+                )
 
-    Raises:
-        DataError: no images, or an id that ``items`` (or ``queries``) does not have.
-    """
-    for dataset, what in ((items, "items"), (queries, "queries")):
-        if not isinstance(dataset, ImageDataset):
+        def image(dataset: Dataset, position: int) -> NDArray[np.uint8]:
+            assert isinstance(dataset, ImageDataset)
+            found = dataset.read(np.array([position]))[0]
+            return np.full((32, 32, 3), 160, np.uint8) if found is None else found
+
+        place = {int(i): p for p, i in enumerate(items.ids)}
+        asked = {int(i): p for p, i in enumerate(queries.ids)}
+        missing = [int(i) for i in np.unique(self.ids) if i != -1 and int(i) not in place]
+        if missing:
             raise DataError(
-                f"{dataset.name} holds {dataset.kind}, not images: a picture needs images of the {what}"
+                f"{items.name} has no item with id {missing[0]}: --images must name the data of the index"
             )
-
-    def image(dataset: Dataset, position: int) -> NDArray[np.uint8]:
-        assert isinstance(dataset, ImageDataset)
-        found = dataset.read(np.array([position]))[0]
-        return np.full((32, 32, 3), 160, np.uint8) if found is None else found
-
-    place = {int(i): p for p, i in enumerate(items.ids)}
-    asked = {int(i): p for p, i in enumerate(queries.ids)}
-    missing = [int(i) for i in np.unique(result.ids) if i != -1 and int(i) not in place]
-    if missing:
-        raise DataError(
-            f"{items.name} has no item with id {missing[0]}: --images must name the data of the index"
-        )
-    unknown = [int(i) for i in result.query_ids if int(i) not in asked]
-    if unknown:
-        raise DataError(
-            f"{queries.name} has no image with id {unknown[0]}, which is a query: give the queries as their images (DATA)"
-        )
-    ranked = []
-    for query, ids, scores in zip(result.query_ids, result.ids, result.scores, strict=True):
-        at = asked[int(query)]
-        found = [place[int(i)] for i in ids if i != -1]
-        relevant = _relevance(items.labels, found, queries.labels, at)
-        names = [_class_text(items, p) for p in found]
-        ranked.append(
-            Ranked(
-                query=image(queries, at),
-                results=[image(items, p) for p in found],
-                scores=[float(s) for s in scores[ids != -1]],
-                relevant=relevant,
-                query_name=_class_text(queries, at),
-                names=names if any(names) else None,
+        unknown = [int(i) for i in self.query_ids if int(i) not in asked]
+        if unknown:
+            raise DataError(
+                f"{queries.name} has no image with id {unknown[0]}, which is a query: give the queries as their images (DATA)"
             )
-        )
-    if Path(out).suffix.lower() == ".html":
-        parts = [
-            html.gallery(ranked),
-            html.heading("Results"),
-            html.table(result.rows()),
-            html.note(result.description),
-        ]
-        return html.save_page(f"{items.name}: {len(ranked)} queries", parts, out, overwrite=overwrite)
-    return save_gallery(ranked, out, columns=result.ids.shape[1], overwrite=overwrite)
+        ranked = []
+        for query, ids, scores in zip(self.query_ids, self.ids, self.scores, strict=True):
+            at = asked[int(query)]
+            found = [place[int(i)] for i in ids if i != -1]
+            relevant = _relevance(items.labels, found, queries.labels, at)
+            names = [_class_text(items, p) for p in found]
+            ranked.append(
+                Ranked(
+                    query=image(queries, at),
+                    results=[image(items, p) for p in found],
+                    scores=[float(s) for s in scores[ids != -1]],
+                    relevant=relevant,
+                    query_name=_class_text(queries, at),
+                    names=names if any(names) else None,
+                )
+            )
+        if Path(out).suffix.lower() == ".html":
+            parts = [
+                html.gallery(ranked),
+                html.heading("Results"),
+                html.table(self.rows()),
+                html.note(self.description),
+            ]
+            return html.save_page(f"{items.name}: {len(ranked)} queries", parts, out, overwrite=overwrite)
+        return save_gallery(ranked, out, columns=self.ids.shape[1], overwrite=overwrite)
 
 
 def _relevance(items: Labels | None, found: list[int], queries: Labels | None, at: int) -> list[bool] | None:
