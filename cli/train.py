@@ -156,7 +156,10 @@ def train(
     dataset = open_dataset(data, data_args)
     folder = run(dataset, out, config=config, **options)
     from gpq_faiss.nn.model import read_description
+    from gpq_faiss.training.launch import is_first
 
+    if not is_first():
+        return
     done = read_description(folder)["training"]
     # Times are in the metrics alone: of the same data and settings, all else has the same bytes.
     seconds = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["seconds"]

@@ -31,3 +31,7 @@ class OutputExistsError(DataError):
 
 class DeviceError(GpqError):
     """A device was asked for that this machine does not have."""
+
+
+class ProcessError(GpqError):
+    """Another process that shares the work has failed or ended (exit code 1)."""

@@ -13,6 +13,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -93,6 +94,23 @@ class PosteriorCodes(AveragedMethod[PosteriorNetwork]):
             head.noise = found.noise
             log.info("noise of deviation %.2f on the inputs", found.noise)
         self._propagate(reader, rows, y)
+
+    def prepared(self) -> dict[str, Any]:
+        """The accuracy, the noise of features and the pseudo-labels."""
+        return {
+            "accuracy": self.accuracy,
+            "noise": getattr(self.network.backbone.head, "noise", None),
+            "rows": torch.from_numpy(self.rows),
+            "pseudo_labels": self.pseudo_labels,
+            "weight": self.weight,
+        }
+
+    def take_prepared(self, found: dict[str, Any]) -> None:
+        """See :meth:`prepared`."""
+        self.accuracy, self.weight = found["accuracy"], found["weight"]
+        self.rows, self.pseudo_labels = found["rows"].numpy(), found["pseudo_labels"]
+        if found["noise"] is not None:
+            self.network.backbone.head.noise = found["noise"]
 
     def adopt(self, other: TrainableMethod) -> None:
         """The class networks, their average, and how often they will be right."""
@@ -175,16 +193,16 @@ class PosteriorCodes(AveragedMethod[PosteriorNetwork]):
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """The terms that have a weight, and their sum."""
-        loss, n, net, x = self.config.loss, len(batch.y), self.network, batch.x
-        _, raw = net.features(x, amp)
+        loss, n, net = self.config.loss, len(batch.y), self.network
+        raw = batch.joint(lambda x: net.features(x, amp)[1])
         prototypes = net.classifier.raw
         parts = {"classification": self.classification(net.directions(raw[:n]), prototypes, batch.y)}
         total = loss.lambda1 * parts["classification"]
-        if self.pseudo_labels is not None and len(x) > n:
+        if self.pseudo_labels is not None and len(raw) > n:
             pseudo_labels = self._pseudo_labels_of(batch.unlabelled_rows).to(raw.device)
             parts["propagation"] = self.propagation(net.directions(raw[n:]), prototypes, pseudo_labels)
             total = total + loss.lambda1 * self.weight * parts["propagation"]
-        if loss.lambda2 and len(x) > n:
+        if loss.lambda2 and len(raw) > n:
             parts["entropy"] = self.entropy(net.directions(reverse_gradient(raw[n:])), prototypes)
             total = total - loss.lambda2 * parts["entropy"]
         return {"total": total, **parts}

@@ -18,7 +18,7 @@ confident ones would share a handful of codes.
 from __future__ import annotations
 
 import math
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from .additive import assign, assign_logits, product_form, query_form
 from .backbones import Backbone
-from .quantizer import SubspaceClassifier, intra_normalize
+from .quantizer import SubspaceClassifier, at_least_float32, intra_normalize
 
 CLASS_DIM = 48
 """Dimensions in which a class network compares items with classes. No code is made of them: they need not be as few as a sub-vector's."""
@@ -152,7 +152,7 @@ class PosteriorNetwork(nn.Module):
         with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=amp):
             features = self.backbone.trunk_features(self.backbone.input(x))
             raw = self.backbone.head(features)
-        return features.float(), cast(Tensor, raw.float())
+        return at_least_float32(features), at_least_float32(raw)
 
     def directions(self, raw: Tensor) -> Tensor:
         """The class networks' outputs as unit-norm vectors [B, N, CLASS_DIM]."""
