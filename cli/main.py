@@ -106,10 +106,16 @@ class Commands(click.Group):
 
         SIGTERM and SIGHUP likewise, with 143 and 129: work is saved, and temporary files go.
         """
+        from gpq_faiss.errors import UsageError, needs
         from gpq_faiss.signals import Terminated
 
         try:
             return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            remedy = needs(f"gpq {ctx.invoked_subcommand}", error)
+            if remedy is None:
+                raise
+            raise UsageError(remedy) from None
         except KeyboardInterrupt as error:
             again = {"train": " with --resume to go on", "encode": " to go on"}.get(
                 ctx.invoked_subcommand or "", ""

@@ -155,7 +155,7 @@ def train(
 
     dataset = open_dataset(data, data_args)
     folder = run(dataset, out, config=config, **options)
-    from gpq_faiss.nn.model import read_description
+    from gpq_faiss.faissio.model import read_description
     from gpq_faiss.training.launch import is_first
 
     if not is_first():

@@ -35,3 +35,15 @@ class DeviceError(GpqError):
 
 class ProcessError(GpqError):
     """Another process that shares the work has failed or ended (exit code 1)."""
+
+
+_EXTRAS = {"torch": "train", "torchvision": "train", "sklearn": "train", "scipy": "train", "faiss": "search"}
+
+
+def needs(what: str, missing: ImportError) -> str | None:
+    """One line on which extra brings a package that ``what`` needs; None where no extra does."""
+    package = (missing.name or "").partition(".")[0]
+    if package not in _EXTRAS:
+        return None
+    name = {"sklearn": "scikit-learn", "faiss": "Faiss"}.get(package, package)
+    return f"{what} needs {name}: pip install 'gpq-faiss[{_EXTRAS[package]}]'"

@@ -30,6 +30,7 @@ LAYERS = [
     "gpu",
     "methods",
     "training",
+    "exported",
     "encoder",
     "stages",
     "serve",
@@ -55,7 +56,7 @@ ONLY_IN = {
 }
 NO_TORCH = {
     *("errors", "inputs", "progress", "files", "signals", "evaluation", "codes", "config", "report", "store"),
-    *("faissio", "data", "indexes", "build"),
+    *("faissio", "data", "indexes", "build", "exported"),
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -19,7 +19,6 @@ from ..data.reader import Reader
 from ..errors import UsageError
 from ..evaluation.likeness import Likeness, Neighbours, likeness, nearest, spaced_queries
 from ..evaluation.ranking import RankingResult, ScoreFunction, rank_codes
-from ..nn.backbones import VGG
 from ..progress import stage
 from .base import Coder, Codes, Floats
 from .registry import make_method
@@ -183,6 +182,8 @@ def encode_blocks(
 
 def needs_perceptron(dataset: Dataset) -> bool:
     """Whether convolutions cannot be applied to the items: ready-made features, or images too small for them (digits)."""
+    from ..nn.backbones import VGG
+
     size = getattr(dataset, "native_size", None)
     return dataset.kind == "features" or (size is not None and size < VGG.SMALLEST)
 

@@ -12,33 +12,37 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from .. import __version__
+from ..codes.bits import unpack_codes
+from ..codes.scores import score_tables
 from ..data.base import Dataset, ImageDataset
 from ..data.labels import Labels
 from ..data.open import open_data
 from ..data.protocols import Split, load_split, make_split
-from ..encoder import Encoder
+from ..encoder import Encoder, is_onnx, open_encoder
 from ..errors import DataError, MismatchError, UsageError
 from ..evaluation.likeness import Likeness, Neighbours
 from ..evaluation.metrics import RECALL_LEVELS
-from ..evaluation.ranking import RankingResult, usable_cores
+from ..evaluation.ranking import RankingResult, rank_codes, usable_cores
 from ..evaluation.ties import Denominator, Ties
+from ..faissio.model import read_description
 from ..files import check_output
-from ..gpu.ranking import rank_on_device
 from ..methods.coders import ProductCoder
 from ..methods.measure import NO_LIKENESS, Coded, fit_and_encode, input_neighbours
 from ..methods.registry import ARRAY_METHODS, METHODS, make_method
 from ..nn.device import gpu_memory
-from ..nn.model import read_description
 from ..progress import Progress, stage
 from ..report import html
 from ..report.plots import plot_pr_curves
+from ..store import RowReader
+
+if TYPE_CHECKING:
+    import torch
 
 log = logging.getLogger(__name__)
 
@@ -351,6 +355,8 @@ def _encode(
 def _rank_on_device(
     coded: Coded, labels: Labels, device: torch.device, options: Mapping[str, Any]
 ) -> RankingResult:
+    from ..gpu.ranking import rank_on_device
+
     tables, columns = coded.scorer
     settings = {key: value for key, value in options.items() if key != "threads"}
     with gpu_memory("the ranking of one block does not fit: free the GPU, or take --device cpu"):
@@ -423,6 +429,63 @@ def _rank_all(
     return rankings, found
 
 
+def _evaluate_codes(
+    model: str | Path,
+    queries: Dataset,
+    codes: str | Path,
+    options: Mapping[str, Any],
+    *,
+    ks: Sequence[int],
+    device: str,
+    progress: Progress | None,
+) -> Evaluation:
+    """:func:`evaluate` of codes that are there already."""
+    encoder = open_encoder(model, device)
+    encoder.check(queries)
+    own = queries.require_labels()
+    with RowReader(codes, kind="codes", model_fingerprint=encoder.fingerprint) as reader:
+        packed = reader.labels()
+        if packed is None:
+            raise DataError(f"{codes} has no labels: encode labelled data")
+        labels = Labels(packed, reader.header.class_names)
+        Z, base, ids = reader.header.codebooks, reader.block(), reader.ids()
+    if not set(labels.class_names) & set(own.class_names):
+        raise MismatchError(
+            f"{queries.name} and {codes} have no class in common ({own.class_names[0]!r}, {labels.class_names[0]!r} ...)"
+        )
+    classes = tuple(dict.fromkeys((*labels.class_names, *own.class_names)))
+    rows, there = np.flatnonzero(own.has()), np.flatnonzero(labels.has())
+    if not len(there):
+        raise DataError(f"{codes}: no item has a label, so nothing is relevant")
+    rows, xq = encoder.embed_rows(queries, rows, queries=True, progress=progress)
+    M, K, _ = encoder.shape
+    result = rank_codes(
+        score_tables(xq, Z),
+        unpack_codes(base[there], M, K),
+        own.over(classes).take(rows),
+        labels.over(classes).take(there),
+        ids=ids[there],
+        ks=[at for at in ks if at <= len(there)],
+        **options,
+    )
+    name = model_name(encoder.model.description) if isinstance(encoder, Encoder) else encoder.path.name
+    return Evaluation(
+        ranking=result,
+        method=name,
+        bits=M * (K.bit_length() - 1),
+        protocol="none",
+        split_hash="",
+        data=queries.name,
+        model_fingerprint=encoder.fingerprint,
+        notes=(
+            f"queries are all labelled items of {queries.name}, the database those of {codes}",
+            "NN10@100 is not measured: codes alone do not say which items were alike before",
+        ),
+        device=str(encoder.device) if isinstance(encoder, Encoder) else "cpu",
+        queries=rows,
+    )
+
+
 def evaluate(
     model: str | Path,
     data: Dataset | str,
@@ -431,6 +494,7 @@ def evaluate(
     seed: int | None = None,
     labelled: str | None = "all",
     compare: Sequence[str] = (),
+    codes: str | Path | None = None,
     ks: Sequence[int] = DEFAULT_KS,
     k: int | None = None,
     ties: Ties = "expected",
@@ -445,11 +509,13 @@ def evaluate(
     Likeness (:mod:`gpq_faiss.evaluation.likeness`) is measured on at most 400 of the queries, always with expected ties.
 
     Args:
-        model: model folder.
+        model: model folder; with ``codes`` also an ONNX file of ``gpq export-encoder``, which needs no torch.
         data: labelled data; for the data of the training, the split of the training is used.
         protocol, seed, labelled: of the split, for other data. For the training's data they must agree with it.
         compare: what to show beside it: short names of methods, which are fitted on the same inputs and split, and folders of models,
             which must have been trained on the same split.
+        codes: a codes file of labelled items, made by the model: they are the database, all labelled items of ``data`` the queries, and
+            no split is drawn.
         ks: of precision and recall; those beyond the database are left out.
         k: mAP@k instead of the full ranking.
         ties, denominator: conventions, see :mod:`gpq_faiss.evaluation.metrics`.
@@ -473,8 +539,17 @@ def evaluate(
     for at in (*ks, *([] if k is None else [k])):
         if at < 1:
             raise UsageError(f"k = {at}: it must be at least 1")
-    encoder = Encoder.load(model, device)
     dataset = open_data(data) if isinstance(data, str) else data
+    options = {"ties": ties, "k": k, "denominator": denominator, "levels": RECALL_LEVELS, "threads": threads}
+    if codes is not None:
+        if compare or on_device or (protocol, seed) != (None, None):
+            raise UsageError("codes are ranked as they are: leave out --compare, --protocol and --seed")
+        return _evaluate_codes(model, dataset, codes, options, ks=ks, device=device, progress=progress)
+    if is_onnx(model):
+        raise UsageError(
+            f"{model} makes vectors of queries only: give the model folder, or --codes FILE of the database"
+        )
+    encoder = Encoder.load(model, device)
     encoder.check(dataset)
     entries = _open_compared(encoder, compare, dataset, device)
     labels = dataset.require_labels()
@@ -494,7 +569,7 @@ def evaluate(
         dataset,
         split,
         rows,
-        {"ties": ties, "k": k, "denominator": denominator, "levels": RECALL_LEVELS, "threads": threads},
+        options,
         ks=ks,
         on_device=on_device,
         progress=progress,

@@ -20,16 +20,17 @@ from ..data.base import BadItems, Dataset, ImageDataset
 from ..data.images import FileImages, is_image_name
 from ..data.labels import Labels
 from ..data.open import SCHEMES, open_data
-from ..encoder import Encoder
+from ..encoder import is_onnx, open_encoder
 from ..errors import DataError, MismatchError, UsageError
+from ..exported import OnnxEncoder
+from ..faissio.model import read_description
 from ..files import fingerprint
 from ..indexes.filters import Filter
 from ..indexes.opening import open_index
 from ..indexes.plan import Plan
 from ..indexes.protocol import Index
 from ..inputs import check_memory, parse_bytes
-from ..nn.device import gpu_memory, resolve_device
-from ..nn.model import read_description
+from ..nn.device import gpu_memory, on_cpu, resolve_device
 from ..progress import Progress, stage
 from ..report import html
 from ..report.gallery import Ranked, save_gallery
@@ -291,7 +292,7 @@ def open_queries(queries: str, **data_args: Any) -> Dataset:
 
 
 def query_vectors(
-    model: str | Path,
+    model: str | Path | OnnxEncoder,
     queries: Dataset | str,
     *,
     rows: str | None = None,
@@ -301,7 +302,7 @@ def query_vectors(
 ) -> tuple[NDArray[np.float32], NDArray[np.int64], tuple[str, ...]]:
     """Vectors float32 [Q, M·d] of the queries, their ids int64 [Q] and names.
 
-    A ``features.h5`` of the same model is taken as it is, without running the network. ``memory`` is a budget in bytes for what a
+    A ``features.h5`` of the same model folder is taken as it is, without running the network. ``memory`` is a budget in bytes for what a
     compressed file of queries is unpacked to; default what is free.
 
     Raises:
@@ -310,6 +311,10 @@ def query_vectors(
     """
     own = _own_features(queries) if isinstance(queries, str) else None
     if own is not None:
+        if isinstance(model, OnnxEncoder):
+            raise MismatchError(
+                f"{own} holds vectors of items, and {model.path} makes those of queries: give the data of the queries instead"
+            )
         with RowReader(own) as reader:
             description = read_description(model)
             if reader.header.model_fingerprint != description["model_fingerprint"]:
@@ -336,9 +341,9 @@ def query_vectors(
     dataset = open_queries(queries, memory=memory) if isinstance(queries, str) else queries
     if not len(dataset):
         raise DataError(f"{dataset.name} holds no query")
-    encoder = Encoder.load(model, device)
+    encoder = model if isinstance(model, OnnxEncoder) else open_encoder(model, device)
     positions = np.arange(len(dataset)) if rows is None else parse_rows(rows, len(dataset))
-    M, _, d = encoder.model.codebooks.shape
+    M, _, d = encoder.shape
     check_memory(
         2 * 4 * M * d * len(positions), f"{len(positions):,} queries", memory, "name some of them with --rows"
     )
@@ -415,7 +420,7 @@ def search(
     """Search an index with queries of any form that the model takes.
 
     Args:
-        model: model folder.
+        model: model folder, or an ONNX file of ``gpq export-encoder``, which needs no torch.
         index: file that :func:`gpq_faiss.stages.index.index` wrote, or any Faiss index with these codebooks.
         queries: a data set, a DATA form, a features file, an image, or a folder of images.
         k: results a query, 1 to the number of items.
@@ -441,23 +446,22 @@ def search(
         UsageError: options out of range or at odds, or what the device cannot do.
     """
     queries = str(queries) if isinstance(queries, Path) else queries
-    place = resolve_device(device)
-    if (
-        device == "auto"
-        and place.type != "cpu"
-        and (recall is not None or Plan.of(kind).search == "approximate")
-    ):
+    place = "cpu" if on_cpu(device) else str(resolve_device(device))
+    if device == "auto" and place != "cpu" and (recall is not None or Plan.of(kind).search == "approximate"):
         log.info("searching on the CPU, which alone can do this; the network runs on %s", place)
-        place = resolve_device("cpu")
-    there = on_device or place.type != "cpu"
-    _check_options(k, nprobe, recall, min_score, str(place) if there else None)
-    z_print = read_description(model)["codebooks_fingerprint"]
+        place = "cpu"
+    there = on_device or place != "cpu"
+    _check_options(k, nprobe, recall, min_score, place if there else None)
+    encoder = OnnxEncoder.load(model, device) if is_onnx(model) else None
+    z_print = (
+        read_description(model)["codebooks_fingerprint"] if encoder is None else encoder.codebooks_fingerprint
+    )
     opened: Index
     tunable = None
     with stage("opening the index"):
         if there:
             with gpu_memory(_FITS):
-                opened = open_on_device(index, str(place), kind, memory, nprobe)
+                opened = open_on_device(index, place, kind, memory, nprobe)
         else:
             opened = tunable = open_index(index, kind, memory, nprobe)
     if recall is not None and not opened.lists:
@@ -472,7 +476,12 @@ def search(
     # Half of the budget is for the search itself.
     half = None if memory is None or there else parse_bytes(memory) // 2
     vectors, ids, names = query_vectors(
-        model, queries, rows=rows, device=device, memory=half, progress=progress
+        model if encoder is None else encoder,
+        queries,
+        rows=rows,
+        device=device,
+        memory=half,
+        progress=progress,
     )
     log.info("%s: %s", index, opened.describe())
     points: list[dict[str, float]] = []
