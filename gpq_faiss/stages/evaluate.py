@@ -430,7 +430,7 @@ def _rank_all(
 
 def evaluate(
     model: str | Path,
-    data: Dataset | str,
+    data: object,
     *,
     protocol: str | None = None,
     seed: int | None = None,
@@ -479,7 +479,7 @@ def evaluate(
         if at < 1:
             raise UsageError(f"k = {at}: it must be at least 1")
     encoder = Encoder.load(model, device)
-    dataset = open_data(data) if isinstance(data, str) else data
+    dataset = open_data(data)
     encoder.check(dataset)
     entries = _open_compared(encoder, compare, dataset, device)
     labels = dataset.require_labels()

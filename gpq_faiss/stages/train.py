@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 def train(
-    data: Dataset | str,
+    data: object,
     out: str | Path,
     *,
     config: Config | None = None,
@@ -52,7 +52,7 @@ def train(
     """Train a model on ``data`` and write its folder.
 
     Args:
-        data: a data set, or its name as on the command line (``digits``, ``features:x.npy`` ...).
+        data: whatever :func:`gpq_faiss.open_data` takes: a name as on the command line, a data set, a table ...
         out: the model folder; an unfinished run lies beside it as ``.NAME.partial``.
         config: what to train; default: the ``recommended`` preset.
         labelled: which labels the training may see: ``N-per-class``, a fraction, a file of ids, or ``all`` but the
@@ -89,7 +89,7 @@ def train(
     output = Output(Path(out), resume, overwrite)
     options = RunOptions(resolve_device(device), resume, amp, validate_every, checkpoint_seconds, progress)
     with output.held():
-        dataset = open_data(data) if isinstance(data, str) else data
+        dataset = open_data(data)
         split = make_split(dataset, protocol, seed=config.training.seed, labelled=labelled, queries=queries)
         identity = run_identity(config, dataset, split, options)
         if not output.begin(identity):
