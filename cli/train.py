@@ -35,6 +35,7 @@ _RARE_DATA_OPTIONS = {
     "keep",
     "image_column",
     "label_column",
+    "vector_column",
     "concepts",
     "max_bad",
     "max_unreadable",

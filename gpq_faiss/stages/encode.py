@@ -110,7 +110,7 @@ def default_features_path(out: Path) -> Path:
 
 def encode(
     model: str | Path,
-    data: Dataset | str,
+    data: object,
     out: str | Path,
     *,
     features: str | Path | None = None,
@@ -126,7 +126,7 @@ def encode(
 
     Args:
         model: model folder.
-        data: a data set or its name as on the command line.
+        data: whatever :func:`gpq_faiss.open_data` takes.
         out: the codes file.
         features: the features file (default: beside ``out``). A finished one of the same model and data is used as it
             is; the network does not run then.
@@ -152,7 +152,7 @@ def encode(
         raise UsageError("--features names a file that --no-features says not to write: give one of them")
     out = check_output(out, overwrite=overwrite)
     encoder = Encoder.load(model, device, amp=amp)
-    dataset = open_data(data) if isinstance(data, str) else data
+    dataset = open_data(data)
     encoder.check(dataset)
     header = _header("codes", encoder, dataset)
     if not keep_features:

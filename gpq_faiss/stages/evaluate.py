@@ -488,7 +488,7 @@ def _evaluate_codes(
 
 def evaluate(
     model: str | Path,
-    data: Dataset | str,
+    data: object,
     *,
     protocol: str | None = None,
     seed: int | None = None,
@@ -539,7 +539,7 @@ def evaluate(
     for at in (*ks, *([] if k is None else [k])):
         if at < 1:
             raise UsageError(f"k = {at}: it must be at least 1")
-    dataset = open_data(data) if isinstance(data, str) else data
+    dataset = open_data(data)
     options = {"ties": ties, "k": k, "denominator": denominator, "levels": RECALL_LEVELS, "threads": threads}
     if codes is not None:
         if compare or on_device or (protocol, seed) != (None, None):

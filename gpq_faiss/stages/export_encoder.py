@@ -225,7 +225,7 @@ def _given_input(encoder: Encoder, check: Dataset | str | NDArray[Any]) -> NDArr
     """At most 64 items of what the caller gave: float32 [n, W], or uint8 or float32 [n, 3, S, S]."""
     model = encoder.model
     if not isinstance(check, np.ndarray):
-        dataset = open_data(check) if isinstance(check, str) else check
+        dataset = open_data(check)
         encoder.check(dataset)
         if not len(dataset):
             raise DataError(f"{dataset.name} is empty: there is nothing to check the export on")

@@ -20,6 +20,7 @@ from ..data.base import BadItems, Dataset, ImageDataset
 from ..data.images import FileImages, is_image_name
 from ..data.labels import Labels
 from ..data.open import SCHEMES, open_data
+from ..data.paths import local_path, without_secrets
 from ..encoder import is_onnx, open_encoder
 from ..errors import DataError, MismatchError, UsageError
 from ..exported import OnnxEncoder
@@ -279,21 +280,22 @@ def open_queries(queries: str, **data_args: Any) -> Dataset:
     if path.is_dir():
         return open_data(f"folder:{queries}", **data_args)
     if is_image_name(queries):
+        path = local_path(queries)
         if not path.is_file():
             raise DataError(f"{queries} not found: no such image")
         return FileImages(
-            name=queries,
+            name=without_secrets(queries),
             ids=np.zeros(1, dtype=np.int64),
             fingerprint=fingerprint(queries),
             bad=BadItems(1, 0.0),
-            paths=[queries],
+            paths=[str(path)],
         )
     return open_data(queries, **data_args)
 
 
 def query_vectors(
     model: str | Path | OnnxEncoder,
-    queries: Dataset | str,
+    queries: object,
     *,
     rows: str | None = None,
     device: str = "cpu",
@@ -338,7 +340,7 @@ def query_vectors(
                 vectors = np.concatenate([reader.block(p, p + 1) for p in positions.tolist()])
                 ids = np.concatenate([reader.ids(p, p + 1) for p in positions.tolist()])
             return vectors, ids, tuple(str(i) for i in ids)
-    dataset = open_queries(queries, memory=memory) if isinstance(queries, str) else queries
+    dataset = open_queries(queries, memory=memory) if isinstance(queries, str) else open_data(queries)
     if not len(dataset):
         raise DataError(f"{dataset.name} holds no query")
     encoder = model if isinstance(model, OnnxEncoder) else open_encoder(model, device)
@@ -402,7 +404,7 @@ def open_on_device(
 def search(
     model: str | Path,
     index: str | Path,
-    queries: Dataset | str | Path,
+    queries: object,
     *,
     k: int = 10,
     rows: str | None = None,
@@ -422,7 +424,7 @@ def search(
     Args:
         model: model folder, or an ONNX file of ``gpq export-encoder``, which needs no torch.
         index: file that :func:`gpq_faiss.stages.index.index` wrote, or any Faiss index with these codebooks.
-        queries: a data set, a DATA form, a features file, an image, or a folder of images.
+        queries: a DATA form, a features file, an image, a folder of images, or whatever :func:`gpq_faiss.open_data` takes.
         k: results a query, 1 to the number of items.
         rows: only these queries (``"0:8"``).
         kind, memory, nprobe: see :func:`open_index`, and :func:`open_on_device` for a GPU.

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 def train(
-    data: Dataset | str,
+    data: object,
     out: str | Path,
     *,
     config: Config | None = None,
@@ -53,7 +53,7 @@ def train(
     """Train a model on ``data`` and write its folder.
 
     Args:
-        data: a data set, or its name as on the command line (``digits``, ``features:x.npy`` ...).
+        data: whatever :func:`gpq_faiss.open_data` takes: a name as on the command line, a data set, a table ...
         out: the model folder; an unfinished run lies beside it as ``.NAME.partial``.
         config: what to train; default: the ``recommended`` preset.
         labelled: which labels the training may see: ``N-per-class``, a fraction, a file of ids, or ``all`` but the
@@ -96,7 +96,7 @@ def train(
     with joined(device) as (group, own), output.held() if group.main else nullcontext():
         options = RunOptions(own, resume, amp, validate_every, checkpoint_seconds, progress, group)
         with group.agreed():
-            dataset = open_data(data) if isinstance(data, str) else data
+            dataset = open_data(data)
             split = make_split(
                 dataset, protocol, seed=config.training.seed, labelled=labelled, queries=queries
             )
