@@ -23,10 +23,13 @@ from ..data.open import SCHEMES, open_data
 from ..encoder import Encoder
 from ..errors import DataError, MismatchError, UsageError
 from ..files import fingerprint
+from ..indexes.file import FileIndex
 from ..indexes.filters import Filter
+from ..indexes.memory import MemoryIndex
 from ..indexes.opening import open_index
 from ..indexes.plan import Plan
 from ..indexes.protocol import Index
+from ..indexes.sharded import ShardedIndex
 from ..inputs import check_memory, parse_bytes
 from ..nn.device import gpu_memory, resolve_device
 from ..nn.model import read_description
@@ -457,13 +460,18 @@ def search(
     _check_options(k, nprobe, recall, min_score, str(place) if there else None)
     z_print = read_description(model)["codebooks_fingerprint"]
     opened: Index
-    tunable = None
+    tunable: MemoryIndex | FileIndex | None = None
     with stage("opening the index"):
         if there:
             with gpu_memory(_FITS):
                 opened = open_on_device(index, str(place), kind, memory, nprobe)
         else:
-            opened = tunable = open_index(index, kind, memory, nprobe)
+            opened = open_index(index, kind, memory, nprobe)
+            tunable = None if isinstance(opened, ShardedIndex) else opened
+    if recall is not None and opened.lists and tunable is None:
+        raise UsageError(
+            f"recall is measured on one index file, not on the shards of {index}: give an nprobe"
+        )
     if recall is not None and not opened.lists:
         raise UsageError(
             f"recall belongs to lists, which this search of {index} does not use: take kind 'ivf'"
