@@ -139,13 +139,19 @@ def open_index(
 
 
 def open_shards(
-    manifest: Manifest, kind: str = "auto", memory: str | int | None = None, nprobe: int | None = None
+    manifest: Manifest,
+    kind: str = "auto",
+    memory: str | int | None = None,
+    nprobe: int | None = None,
+    *,
+    total: int | None = None,
 ) -> ShardedIndex:
     """Open the shards of a manifest as one index; shards with lists are searched in place, unless kind ``exact`` is asked for.
 
     Args:
         kind, nprobe: as :func:`open_index`, but for ``fastscan``, whose answers are not those of one file.
         memory: budget for all shards together: they are searched in place, one after another, where it does not hold them.
+        total: bytes of all shards that share the budget (default: of these).
 
     Raises:
         DataError: a shard is missing or damaged; names it.
@@ -157,7 +163,7 @@ def open_shards(
             f"{manifest.path}: shards are not searched by kind {kind!r}: take auto, exact or ivf"
         )
     budget = None if memory is None else parse_bytes(memory)
-    total = sum(shard.bytes for shard in manifest.shards)
+    total = total or sum(shard.bytes for shard in manifest.shards)
     in_place = budget is not None and _COPIES * total > budget
     opened: list[MemoryIndex | FileIndex] = []
     try:

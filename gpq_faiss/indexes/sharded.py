@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -19,7 +20,7 @@ from ..store import codebooks_fingerprint
 from .best import Best
 from .file import FileIndex
 from .filters import Filter
-from .manifest import Manifest, Shard
+from .manifest import Manifest
 from .memory import MemoryIndex
 from .plan import Plan
 from .probing import Probing
@@ -35,20 +36,27 @@ class MergedIndex(ABC):
         codebooks: float32 [M, K, d].
         fingerprint: of the codebooks.
         model_fingerprint: where it is known.
+        centroids: float32 [lists, M*d] of the lists that all shards share, else None.
+        sizes: int64 [lists], items of each list, of all shards together.
         nprobe: lists that a query probes by default; 0 where there are none.
     """
 
     def __init__(
         self, manifest: Manifest, codebooks: Floats, centroids: Floats | None, sizes: Ids, nprobe: int
     ) -> None:
-        """``sizes``: items of each list, of all shards together."""
+        """For the classes that search: see the attributes."""
         self.manifest = manifest
         self.codebooks = codebooks
         self.width = int(codebooks.shape[0] * codebooks.shape[2])
         self.fingerprint = codebooks_fingerprint(codebooks)
         self.model_fingerprint = manifest.model_fingerprint
-        self._probing = None if centroids is None else Probing(centroids, sizes)
+        self.centroids, self.sizes = centroids, sizes
         self.nprobe = min(nprobe, self.lists)
+
+    @cached_property
+    def _probing(self) -> Probing:
+        assert self.centroids is not None
+        return Probing(self.centroids, self.sizes)
 
     @abstractmethod
     def _answers(self, method: str, *args: Any, **options: Any) -> Iterator[Any]:
@@ -77,7 +85,7 @@ class MergedIndex(ABC):
     @property
     def lists(self) -> int:
         """How many lists; 0 where there are none."""
-        return 0 if self._probing is None else len(self._probing.sizes)
+        return 0 if self.centroids is None else len(self.sizes)
 
     def describe(self) -> str:
         """How it searches, for people."""
@@ -164,7 +172,7 @@ class MergedIndex(ABC):
 
     def _lists(self, xq: Floats, nprobe: int, k: int, where: Filter | None) -> Ids | None:
         """The lists that each query probes, by the items of all shards; None where there are none."""
-        if self._probing is None:
+        if not self.lists:
             return None
         if where is None:
             return self._probing.lists(xq, nprobe, k)
@@ -185,21 +193,18 @@ class ShardedIndex(MergedIndex):
     def __init__(self, manifest: Manifest, opened: Sequence[MemoryIndex | FileIndex]) -> None:
         """Of the indexes of the shards, in their order. Raises MismatchError: their lists differ."""
         first = opened[0]
-        self._opened = list(opened)
-        self.centroids = first.centroids if isinstance(first, FileIndex) and first.lists else None
+        self.opened = list(opened)
+        centroids = first.centroids if isinstance(first, FileIndex) else None
         sizes = np.zeros(first.lists, np.int64)
         for shard, index in zip(manifest.shards, opened, strict=True):
-            own = index.centroids if isinstance(index, FileIndex) and index.lists else None
-            same = (own is None) == (self.centroids is None)
-            if not same or (own is not None and not np.array_equal(own, np.asarray(self.centroids))):
-                raise other_lists(manifest, shard, manifest.shards[0])
-            if isinstance(index, FileIndex) and index.lists:
+            own = index.centroids if isinstance(index, FileIndex) else None
+            same_lists(manifest, centroids, own, shard.file)
+            if isinstance(index, FileIndex) and own is not None:
                 sizes += index.sizes
-        self.sizes = sizes
-        super().__init__(manifest, first.codebooks, self.centroids, sizes, max(i.nprobe for i in opened))
+        super().__init__(manifest, first.codebooks, centroids, sizes, max(i.nprobe for i in opened))
 
     def _answers(self, method: str, *args: Any, **options: Any) -> Iterator[Any]:
-        for shard, index in zip(self.manifest.shards, self._opened, strict=True):
+        for shard, index in zip(self.manifest.shards, self.opened, strict=True):
             if method == "list_counts":
                 where, numbers = args
                 assert isinstance(index, FileIndex)
@@ -216,12 +221,15 @@ class ShardedIndex(MergedIndex):
                 yield getattr(index, method)(first, second, **own)
 
     def close(self) -> None:
-        for index in self._opened:
+        for index in self.opened:
             index.close()
 
 
-def other_lists(manifest: Manifest, shard: Shard, first: Shard) -> MismatchError:
-    """The error of shards whose lists differ."""
-    return MismatchError(
-        f"{manifest.path}: shard {shard.file} has other lists than {first.file}: build all shards together, or with the same centroids"
-    )
+def same_lists(manifest: Manifest, one: Floats | None, other: Floats | None, file: str = "one") -> None:
+    """Raises MismatchError: the centroids of a shard's lists are others than those of the shards before it."""
+    if (one is None) != (other is None) or (
+        one is not None and other is not None and not np.array_equal(one, other)
+    ):
+        raise MismatchError(
+            f"{manifest.path}: shard {file} has other lists than the others: build all shards together, or with the same centroids"
+        )
