@@ -21,6 +21,10 @@ class DataError(GpqError):
     """A file, array or folder that is missing, broken or not what the stage needs (exit code 1)."""
 
 
+class BusyError(DataError):
+    """Another process writes the output now."""
+
+
 class MismatchError(DataError):
     """Two things that do not belong together: features, codes or an index of another model."""
 

@@ -27,6 +27,7 @@ LAYERS = [
     "nn",
     "losses",
     "build",
+    "cluster",
     "gpu",
     "methods",
     "training",
@@ -49,6 +50,7 @@ ONLY_IN = {
     "pydantic": {"config", "serve"},
     "prometheus_client": {"serve"},
     "python_multipart": {"serve"},
+    "ray": {"cluster"},
     "click": set(),
     "cli": set(),
     "gpq_cli": set(),
@@ -56,7 +58,7 @@ ONLY_IN = {
 }
 NO_TORCH = {
     *("errors", "inputs", "progress", "files", "signals", "evaluation", "codes", "config", "report", "store"),
-    *("faissio", "data", "indexes", "build", "exported"),
+    *("faissio", "data", "indexes", "build", "exported", "cluster"),
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -26,10 +26,13 @@ from ..errors import DataError, MismatchError, UsageError
 from ..exported import OnnxEncoder
 from ..faissio.model import read_description
 from ..files import fingerprint
+from ..indexes.file import FileIndex
 from ..indexes.filters import Filter
+from ..indexes.memory import MemoryIndex
 from ..indexes.opening import open_index
 from ..indexes.plan import Plan
 from ..indexes.protocol import Index
+from ..indexes.sharded import ShardedIndex
 from ..inputs import check_memory, parse_bytes
 from ..nn.device import gpu_memory, on_cpu, resolve_device
 from ..progress import Progress, stage
@@ -459,13 +462,18 @@ def search(
         read_description(model)["codebooks_fingerprint"] if encoder is None else encoder.codebooks_fingerprint
     )
     opened: Index
-    tunable = None
+    tunable: MemoryIndex | FileIndex | None = None
     with stage("opening the index"):
         if there:
             with gpu_memory(_FITS):
                 opened = open_on_device(index, place, kind, memory, nprobe)
         else:
-            opened = tunable = open_index(index, kind, memory, nprobe)
+            opened = open_index(index, kind, memory, nprobe)
+            tunable = None if isinstance(opened, ShardedIndex) else opened
+    if recall is not None and opened.lists and tunable is None:
+        raise UsageError(
+            f"recall is measured on one index file, not on the shards of {index}: give an nprobe"
+        )
     if recall is not None and not opened.lists:
         raise UsageError(
             f"recall belongs to lists, which this search of {index} does not use: take kind 'ivf'"
