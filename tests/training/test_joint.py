@@ -176,3 +176,11 @@ def test_every_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(DeviceError, match="torch sees no GPU"):
         own_device("cuda", Launch(0, 2, 0, 2))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_gradients_are_those_of_the_joint_batch_on_gpus() -> None:
+    """By NCCL, with torch's SyncBatchNorm."""
+    found = together.run("gradients", device="cuda")
+    assert {name: apart for name, (apart, _) in found.items() if not apart < 1e-9} == {}

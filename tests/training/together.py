@@ -28,7 +28,6 @@ from gpq_faiss.training.parallel import Group, joined
 
 FILE = Path(__file__).resolve()
 ROOT = FILE.parents[2]
-CPU = torch.device("cpu")
 
 
 def free_port() -> int:
@@ -55,11 +54,11 @@ def environments(size: int) -> list[dict[str, str]]:
     ]
 
 
-def run(function: str, size: int = 2) -> Any:
-    """What ``function`` of this file, given a :class:`Group`, returns in process 0."""
+def run(function: str, size: int = 2, device: str = "cpu") -> Any:
+    """What ``function`` of this file, given a :class:`Group` and a device, returns in process 0."""
     children = [
         subprocess.Popen(
-            [sys.executable, str(FILE), function],
+            [sys.executable, str(FILE), function, device],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -99,7 +98,7 @@ def _gradients(method: TrainableMethod, batch: TrainingBatch, group: Group) -> d
     """Gradients, buffers and losses after the losses of one batch."""
     method.zero_grad(set_to_none=True)
     method.train()
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng():
         torch.manual_seed(7)
         losses = method.losses(batch, amp=False)
     losses["total"].backward()  # type: ignore[no-untyped-call]
@@ -109,7 +108,7 @@ def _gradients(method: TrainableMethod, batch: TrainingBatch, group: Group) -> d
     return {**found, **losses}
 
 
-def gradients(group: Group) -> dict[str, list[float]]:
+def gradients(group: Group, device: torch.device) -> dict[str, list[float]]:
     """By configuration: the largest difference of any number from that of one process, and the number of gradients."""
     out = {}
     for name, (base, network) in CONFIGS.items():
@@ -120,23 +119,25 @@ def gradients(group: Group) -> dict[str, list[float]]:
         size = 16 if network is VGG else 8
         with Reader(dataset, size) as reader:
             values, _ = reader.fetch(rows)
-        x = torch.from_numpy(values).double() / 255
-        y = torch.from_numpy(labels.dense(rows[:n]))
+        x = torch.from_numpy(values).double().to(device) / 255
+        y = torch.from_numpy(labels.dense(rows[:n])).to(device)
         share = Share(group.rank, COUNTS)
         mine = share.rows().mine
         results = []
         for several in (False, True):
-            method = build_gpq(config, dataset, size, labels.n_classes).double()
+            method = build_gpq(config, dataset, size, labels.n_classes).double().to(device)
             if isinstance(method, PosteriorCodes):
                 method.rows, method.weight = rows, 0.5
                 method.pseudo_labels = torch.rand(len(rows), 10, generator=torch.Generator().manual_seed(1))
             part = None
             if several:
-                join_batch_norm(method, CPU)
+                join_batch_norm(method, device)
                 drawing = tuple(module for module in method.modules() if isinstance(module, DrawsByRow))
                 part = replace(share, drawing=drawing)
             generator = torch.Generator().manual_seed(3)
-            seen = random_flip_crop(x[mine] if part else x, generator, rows=part.rows() if part else None)
+            seen = random_flip_crop(
+                x[mine.to(device)] if part else x, generator, rows=part.rows() if part else None
+            )
             batch = TrainingBatch(seen, y, 0, 10, generator, rows[:n], rows[n:], part)
             results.append(_gradients(method, batch, group if part else Group()))
         one, two = results
@@ -147,7 +148,7 @@ def gradients(group: Group) -> dict[str, list[float]]:
     return out
 
 
-def batch_norm(group: Group) -> float:
+def batch_norm(group: Group, device: torch.device) -> float:
     """Differences of batch norm over shares, one of them empty, from torch's over the joint batch."""
     generator = torch.Generator().manual_seed(0)
     worst = 0.0
@@ -161,7 +162,7 @@ def batch_norm(group: Group) -> float:
             layer = nn.Sequential(nn.BatchNorm2d(3, momentum=momentum).double())
             nn.init.uniform_(layer[0].weight, generator=torch.Generator().manual_seed(1))
             if part is mine:
-                join_batch_norm(layer, CPU)
+                join_batch_norm(layer, torch.device("cpu"))
                 assert type(layer[0]) is JointBatchNorm
             for _ in range(2):
                 given = x[part].clone().requires_grad_(True)
@@ -180,7 +181,7 @@ def batch_norm(group: Group) -> float:
     return worst
 
 
-def talk(group: Group) -> dict[str, Any]:
+def talk(group: Group, device: torch.device) -> dict[str, Any]:
     """What the processes tell each other."""
     values: dict[str, Any] = {}
     if group.main:
@@ -205,6 +206,12 @@ def talk(group: Group) -> dict[str, Any]:
     memory[group.rank] = group.rank + 1
     group.wait()
     assert memory.tolist() == [1, 2] + [0] * 8
+    weight = nn.Parameter(torch.zeros(2, 2))
+    weight.grad = torch.full((2, 2), float(group.rank))
+    # Whoever is interrupted, all stop after the same step.
+    assert group.average([weight], group.rank == 1)
+    assert not group.average([weight], False)
+    assert weight.grad.tolist() == [[0.5, 0.5], [0.5, 0.5]]
     said = ""
     try:
         with group.agreed():
@@ -215,7 +222,7 @@ def talk(group: Group) -> dict[str, Any]:
     return {"said": said}
 
 
-def reading(group: Group) -> dict[str, Any]:
+def reading(group: Group, device: torch.device) -> dict[str, Any]:
     """Which items each process decodes when it reads ahead, and what all have then."""
     dataset = open_digits()
     read: list[int] = []
@@ -238,12 +245,12 @@ def reading(group: Group) -> dict[str, Any]:
     return {"read": own, "items": len(dataset)}
 
 
-def everything(group: Group) -> dict[str, Any]:
+def everything(group: Group, device: torch.device) -> dict[str, Any]:
     """All of the above, for processes take seconds to start."""
-    return {work.__name__: work(group) for work in (gradients, batch_norm, talk, reading)}
+    return {work.__name__: work(group, device) for work in (gradients, batch_norm, talk, reading)}
 
 
 if __name__ == "__main__":
-    with joined("cpu") as (group_, _):
-        result = globals()[sys.argv[1]](group_)
+    with joined(sys.argv[2]) as together:
+        result = globals()[sys.argv[1]](*together)
     print(json.dumps(result))
