@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from gpq_faiss.errors import GpqError, ProcessError, UsageError
+from gpq_faiss.errors import DeviceError, GpqError, ProcessError, UsageError
 from gpq_faiss.progress import stage
 from gpq_faiss.training.launch import is_first, launched
 
@@ -81,6 +81,13 @@ def _check_launch(command: str) -> None:
         )
 
 
+def _said_by_another(error: GpqError) -> bool:
+    """Whether another process of the run has the same to say: the first of all, or of devices the first of this machine."""
+    launch = launched()
+    other_device = isinstance(error, DeviceError) and launch is not None and launch.local_rank > 0
+    return other_device or isinstance(error, UsageError | ProcessError)
+
+
 def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:160]
 
@@ -146,8 +153,8 @@ class Commands(click.Group):
         except click.ClickException as error:
             sys.exit(error.exit_code)
         except GpqError as error:
-            if not first and isinstance(error, UsageError | ProcessError):
-                sys.exit(error.exit_code)  # the first process says the same, or why
+            if not first and _said_by_another(error):
+                sys.exit(error.exit_code)
             # One line, whatever a foreign file or library put into the message.
             click.echo(f"gpq: {' '.join(str(error).splitlines())}", err=True)
             sys.exit(error.exit_code)
