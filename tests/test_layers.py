@@ -12,6 +12,7 @@ PACKAGE = ROOT / "gpq_faiss"
 # Lowest first. codes/ to index/ and evaluate/ come before nn/ since training validates by ranking codes.
 LAYERS = [
     "errors",
+    "plugins",
     "inputs",
     "progress",
     "files",
@@ -57,8 +58,19 @@ ONLY_IN = {
     "tqdm": set(),
 }
 NO_TORCH = {
-    *("errors", "inputs", "progress", "files", "signals", "evaluation", "codes", "config", "report", "store"),
-    *("faissio", "data", "indexes", "build", "exported", "cluster"),
+    *(
+        "errors",
+        "plugins",
+        "inputs",
+        "progress",
+        "files",
+        "signals",
+        "evaluation",
+        "codes",
+        "config",
+        "report",
+    ),
+    *("store", "faissio", "data", "indexes", "build", "exported", "cluster"),
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -19,7 +19,7 @@ from .archive import ArchiveImages, open_archive
 from .base import BadItems
 from .images import BrokenImageError, FileImages, check_max_bad, is_image_name, list_fingerprint, shown
 from .labels import Labels
-from .paths import is_url, local_path, remote_error, remote_system, without_secrets
+from .paths import is_url, local_path, remote_error, remote_reason, remote_system, without_secrets
 
 _TRAIN, _TEST = {"train", "training"}, {"test"}
 _VALIDATION = {"val", "valid", "validation"}
@@ -144,8 +144,7 @@ class RemoteImages(FileImages):
         try:
             return bytes(self.system.cat_file(self.paths[i]))
         except Exception as error:  # each file system has its own
-            why = "not found" if isinstance(error, FileNotFoundError) else " ".join(str(error).split())[:160]
-            raise BrokenImageError(self.item_name(i), why or type(error).__name__) from None
+            raise BrokenImageError(self.item_name(i), remote_reason(error)) from None
 
     def item_name(self, i: int) -> str:
         """Without what a URL may hold of secrets."""

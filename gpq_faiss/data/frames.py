@@ -152,7 +152,7 @@ def open_frame(
     labels = labels or first_of(LABELS, columns.names)
     ids = ids or columns.guess_ids()
     names = names or columns.guess_names()
-    others = {labels, ids, names, *keep}
+    others = {labels, ids, names, *keep, *_index_of(table)}
     matrix = _matrix(columns, vectors, [name for name in columns.names if name not in others])
     content = hashlib.sha256(np.ascontiguousarray(matrix).tobytes()).hexdigest()
     texts = {name: columns.text(name) for name in keep}
@@ -202,6 +202,12 @@ def features_in_memory(
     )
 
 
+def _index_of(table: Any) -> list[str]:
+    """Columns that were the index of a pandas frame."""
+    about = table.schema.pandas_metadata or {}
+    return [name for name in about.get("index_columns", []) if isinstance(name, str)]
+
+
 def _matrix(columns: Columns, vectors: str | Sequence[str] | None, free: Sequence[str]) -> NDArray[Any]:
     if vectors is None:
         lists = [name for name in free if is_list(columns.types[name])]
@@ -210,8 +216,7 @@ def _matrix(columns: Columns, vectors: str | Sequence[str] | None, free: Sequenc
             raise DataError(
                 f"{columns.where}: which column holds the vectors, {', '.join(lists[:20])}? Name it: vectors=..."
             )
-        # pandas adds a column of this name for an index of its own.
-        vectors = vectors or [n for n in free if columns.is_numeric(n) and not n.startswith("__index_level_")]
+        vectors = vectors or [name for name in free if columns.is_numeric(name)]
     if isinstance(vectors, str):
         columns.check(vectors)
         if is_list(columns.types[vectors]):

@@ -184,7 +184,7 @@ def open_data(  # noqa: PLR0913
         UsageError: an unknown form (lists them), or an option that does not belong to it.
         DataError: what is named is missing, damaged, or something else.
     """
-    if source == "nuswide" and root is not None:
+    if isinstance(source, str) and source == "nuswide" and root is not None:
         source = f"nuswide:{root}"
         root = None
     scheme, path = parse_spec(source) if isinstance(source, str) else (_kind_of(source), None)

@@ -65,10 +65,21 @@ def cache_folder() -> Path:
 
 def remote_error(url: str, error: Exception) -> DataError:
     """One line for what a file system of fsspec raised."""
-    if isinstance(error, FileNotFoundError):
-        return DataError(f"{without_secrets(url)} not found")
-    why = " ".join(str(error).split()).replace(url, without_secrets(url))[:200] or type(error).__name__
-    return DataError(f"{without_secrets(url)} cannot be read ({why})")
+    return DataError(f"{without_secrets(url)} {remote_reason(error)}")
+
+
+def remote_reason(error: Exception) -> str:
+    """What it is that a file system of fsspec raised: "not found", or "cannot be read (why)"."""
+    # The one of HTTP says "not found" of everything, and names what happened as the cause.
+    cause = error.__cause__ or error
+    status = getattr(cause, "status", None)
+    if status == 404 or (isinstance(error, FileNotFoundError) and cause is error):
+        return "not found"
+    why = (
+        f"{status} {cause.message}" if status and hasattr(cause, "message") else " ".join(str(cause).split())
+    )
+    why = re.sub(r"[a-zA-Z][a-zA-Z0-9+.-]*://[^\s'\"]+", lambda found: without_secrets(found[0]), why)
+    return f"cannot be read ({why[:200] or type(cause).__name__})"
 
 
 def remote_system(url: str) -> tuple[Any, str]:

@@ -34,7 +34,7 @@ from ..faissio.model import read_description
 from ..files import check_output
 from ..methods.coders import ProductCoder
 from ..methods.measure import NO_LIKENESS, Coded, fit_and_encode, input_neighbours
-from ..methods.registry import ARRAY_METHODS, METHODS, make_method
+from ..methods.registry import ARRAY_METHODS, find_method, make_method, method_names
 from ..nn.device import gpu_memory
 from ..progress import Progress, stage
 from ..report import html
@@ -275,7 +275,7 @@ def _open_compared(
     for i, name in enumerate(compare):
         if name in compare[:i]:
             raise UsageError(f"--compare names {name} twice: leave one out")
-        if name in METHODS and (name in ARRAY_METHODS or not Path(name).is_dir()):
+        if name in method_names() and (not find_method(name).deep or not Path(name).is_dir()):
             make_method(name, bits)
             continue
         if not Path(name).is_dir():
@@ -578,7 +578,7 @@ def evaluate(
         notes.append(NO_LIKENESS)
     name, *others = entries
     lengths = {
-        row: code_bits(one or encoder) for row, one in entries.items() if one or METHODS[row].any_length
+        row: code_bits(one or encoder) for row, one in entries.items() if one or find_method(row).any_length
     }
     return Evaluation(
         ranking=rankings.pop(name),
