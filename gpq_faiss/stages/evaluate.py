@@ -10,6 +10,7 @@ import logging
 import platform
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -357,7 +358,7 @@ def _rank_on_device(
     coded: Coded, labels: Labels, device: torch.device, options: Mapping[str, Any]
 ) -> RankingResult:
     tables, columns = coded.scorer
-    settings = {key: value for key, value in options.items() if key != "threads"}
+    settings = {key: value for key, value in options.items() if key not in ("threads", "ray")}
     with gpu_memory("the ranking of one block does not fit: free the GPU, or take --device cpu"):
         return rank_on_device(
             np.asarray(tables),
@@ -428,6 +429,15 @@ def _rank_all(
     return rankings, found
 
 
+def _joined(ray: str | None) -> AbstractContextManager[Any]:
+    """Connected to the cluster, where there is to be one, for all rankings together."""
+    if ray is None:
+        return nullcontext()
+    from ..cluster.connect import connected
+
+    return connected(ray)
+
+
 def evaluate(
     model: str | Path,
     data: Dataset | str,
@@ -444,6 +454,7 @@ def evaluate(
     on_device: bool = False,
     threads: int | None = None,
     progress: Progress | None = None,
+    ray: str | None = None,
 ) -> Evaluation:
     """Rank the database of a split for its queries, by code, and measure the rankings.
 
@@ -464,6 +475,7 @@ def evaluate(
             figures are the same.
         threads: of the ranking on the CPU (default: all cores); the figures do not depend on it.
         progress: called while encoding.
+        ray: address of a Ray cluster whose cores rank the codes (:func:`..cluster.connect.connected`); the figures are the same.
 
     Raises:
         DataError: no labels, or nothing to rank.
@@ -494,16 +506,18 @@ def evaluate(
         notes.append("the classes are not those of the training")
     if (on_device or encoder.device.type != "cpu") and None in entries.values():
         notes.append("methods compared with were ranked on the CPU")
-    rankings, found = _rank_all(
-        entries,
-        dataset,
-        split,
-        rows,
-        {"ties": ties, "k": k, "denominator": denominator, "levels": RECALL_LEVELS, "threads": threads},
-        ks=ks,
-        on_device=on_device,
-        progress=progress,
-    )
+    options = {"ties": ties, "k": k, "denominator": denominator, "levels": RECALL_LEVELS, "threads": threads}
+    with _joined(ray):
+        rankings, found = _rank_all(
+            entries,
+            dataset,
+            split,
+            rows,
+            options | {"ray": ray},
+            ks=ks,
+            on_device=on_device,
+            progress=progress,
+        )
     if not found:
         notes.append(NO_LIKENESS)
     name, *others = entries
