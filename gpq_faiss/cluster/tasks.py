@@ -79,6 +79,20 @@ def run_all(
         return results
 
 
+def split(tasks: Sequence[int], address: str) -> list[list[int]]:
+    """``tasks`` in as many parts as the cluster has cores, or fewer."""
+    with connected(address) as ray:
+        cores = max(1, int(ray.cluster_resources().get("CPU", 1)))
+    parts = [list(tasks[place::cores]) for place in range(cores)]
+    return [part for part in parts if part]
+
+
+def has_gpus(address: str) -> bool:
+    """Whether a node of the cluster has one."""
+    with connected(address) as ray:
+        return bool(ray.cluster_resources().get("GPU", 0) >= 1)
+
+
 def _patient(function: Callable[..., Result], *arguments: Any) -> Result:
     """The call; it waits for another process that writes the same file, which may be an earlier run of this very call."""
     while True:

@@ -10,6 +10,7 @@ import logging
 import platform
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -358,7 +359,7 @@ def _rank_on_device(
     from ..gpu.ranking import rank_on_device
 
     tables, columns = coded.scorer
-    settings = {key: value for key, value in options.items() if key != "threads"}
+    settings = {key: value for key, value in options.items() if key not in ("threads", "ray")}
     with gpu_memory("the ranking of one block does not fit: free the GPU, or take --device cpu"):
         return rank_on_device(
             np.asarray(tables),
@@ -486,6 +487,15 @@ def _evaluate_codes(
     )
 
 
+def _joined(ray: str | None) -> AbstractContextManager[Any]:
+    """Connected to the cluster, where there is to be one, for all rankings together."""
+    if ray is None:
+        return nullcontext()
+    from ..cluster.connect import connected
+
+    return connected(ray)
+
+
 def evaluate(
     model: str | Path,
     data: object,
@@ -503,6 +513,7 @@ def evaluate(
     on_device: bool = False,
     threads: int | None = None,
     progress: Progress | None = None,
+    ray: str | None = None,
 ) -> Evaluation:
     """Rank the database of a split for its queries, by code, and measure the rankings.
 
@@ -525,6 +536,7 @@ def evaluate(
             figures are the same.
         threads: of the ranking on the CPU (default: all cores); the figures do not depend on it.
         progress: called while encoding.
+        ray: address of a Ray cluster whose cores rank the codes (:func:`..cluster.connect.connected`); the figures are the same.
 
     Raises:
         DataError: no labels, or nothing to rank.
@@ -542,8 +554,10 @@ def evaluate(
     dataset = open_data(data)
     options = {"ties": ties, "k": k, "denominator": denominator, "levels": RECALL_LEVELS, "threads": threads}
     if codes is not None:
-        if compare or on_device or (protocol, seed) != (None, None):
-            raise UsageError("codes are ranked as they are: leave out --compare, --protocol and --seed")
+        if compare or on_device or ray is not None or (protocol, seed) != (None, None):
+            raise UsageError(
+                "codes are ranked as they are: leave out --compare, --protocol, --seed and --ray"
+            )
         return _evaluate_codes(model, dataset, codes, options, ks=ks, device=device, progress=progress)
     if is_onnx(model):
         raise UsageError(
@@ -564,16 +578,17 @@ def evaluate(
         notes.append("the classes are not those of the training")
     if (on_device or encoder.device.type != "cpu") and None in entries.values():
         notes.append("methods compared with were ranked on the CPU")
-    rankings, found = _rank_all(
-        entries,
-        dataset,
-        split,
-        rows,
-        options,
-        ks=ks,
-        on_device=on_device,
-        progress=progress,
-    )
+    with _joined(ray):
+        rankings, found = _rank_all(
+            entries,
+            dataset,
+            split,
+            rows,
+            options | {"ray": ray},
+            ks=ks,
+            on_device=on_device,
+            progress=progress,
+        )
     if not found:
         notes.append(NO_LIKENESS)
     name, *others = entries
