@@ -10,6 +10,7 @@ The processes are those of torch.distributed's default group.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -20,6 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..errors import ProcessError, UsageError
+
+log = logging.getLogger(__name__)
 
 LABELLED, UNLABELLED = 0, 1
 """The two kinds of items of a batch."""
@@ -35,9 +38,9 @@ def connected() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        log.debug("%s", error)
         raise ProcessError(
-            "another process of this training failed or ended, so all of them end: run the same command with --resume to go on "
-            f"({str(error).splitlines()[0][:100]})"
+            "another process of this training failed or ended, so all of them end: run the same command with --resume to go on"
         ) from error
 
 

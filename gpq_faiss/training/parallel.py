@@ -196,8 +196,14 @@ def joined(device: str) -> Iterator[tuple[Group, torch.device]]:
     if ours:
         if own.type == "cuda":
             torch.cuda.set_device(own)
-        with connected():
+        try:
             dist.init_process_group("cpu:gloo,cuda:nccl" if own.type == "cuda" else "gloo", timeout=_PATIENCE)
+        except (RuntimeError, ValueError) as error:
+            meeting = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+            raise ProcessError(
+                f"process {launch.rank} of {launch.size} cannot reach the others at {meeting} "
+                f"({str(error).splitlines()[0][:100]}): start them with torchrun"
+            ) from error
     done = False
     try:
         yield Group(launch.local_rank, launch.local_size, launch.rank, launch.size), own
