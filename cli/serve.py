@@ -55,7 +55,7 @@ from .options import data_options, device_option, open_dataset
 @click.option("--threads", type=int, help="Threads of a search.  [default: all cores]")
 @click.option(
     "--allowed-host",
-    "names",
+    "allowed_hosts",
     multiple=True,
     metavar="NAME",
     help="Further host name by which browsers call a service on a loopback address, such as that of a proxy before it.",
@@ -92,7 +92,7 @@ def serve(
     compact_after: int,
     kind: Any,
     threads: int | None,
-    names: tuple[str, ...],
+    allowed_hosts: tuple[str, ...],
     max_k: int,
     max_upload: str,
     max_pixels: int,
@@ -130,7 +130,7 @@ def serve(
         host=host,
         port=port,
         token=token,
-        names=names,
+        names=allowed_hosts,
         max_upload=parse_bytes(max_upload),
         max_pixels=max_pixels,
         max_k=max_k,

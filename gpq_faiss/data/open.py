@@ -21,7 +21,7 @@ from .folder import open_folder
 from .frames import labels_of, open_frame
 from .hf import open_hf
 from .images import check_max_bad, shown
-from .item_ids import IdFrom, with_ids
+from .item_ids import IdFrom, with_ids, with_names
 from .items import open_array, open_items
 from .label_tables import is_label_table, with_label_table, with_labels
 from .lists import open_list
@@ -168,7 +168,8 @@ def open_data(  # noqa: PLR0913
             source a table that names its items (:func:`.label_tables.with_label_table`). Of a table or a Hugging Face data set: the name
             of a column. Of anything that a program holds also the labels themselves (:func:`.frames.labels_of`).
         ids: file of ids, one per item (:func:`.id_files.read_ids`); of a table or a Hugging Face data set: the name of a column.
-        names: of a table or a Hugging Face data set: column that tells an item. Default ``name``, ``path``, ``key`` ...
+        names: file of names, one per item, in place of those of the source (:func:`.item_ids.with_names`); of a table or a Hugging Face
+            data set: column that tells an item. Default ``name``, ``path``, ``key`` ...
         vectors: of these: column of vectors, or of a table columns of numbers, one for each dimension.
         id_from: where ids come from otherwise: ``position``, ``path`` or ``content`` (:func:`.item_ids.with_ids`).
         keep: columns of tables whose texts travel with the items to results; a list, or with commas.
@@ -216,7 +217,6 @@ def open_data(  # noqa: PLR0913
                 _TABLES | {"webdataset", "hf", _FRAME, _HUB},
             ),
             "--vector-column": (vectors is not None, {"hf", _FRAME, _HUB}),
-            "names": (names is not None, {"hf", _FRAME, _HUB}),
             "--concepts": (concepts != "21", {"nuswide"}),
         },
     )
@@ -239,6 +239,8 @@ def open_data(  # noqa: PLR0913
     if keep:
         texts = (name + "\0" + "\0".join(dataset.texts[name].tolist()) for name in keep)
         dataset = replace(dataset, fingerprint=fingerprint(dataset.fingerprint, "keep", *texts))
+    if names is not None and scheme not in {"hf", _FRAME, _HUB}:
+        dataset = with_names(dataset, names)
     if ids is not None and id_from != "position":
         raise UsageError(f"--ids {ids} and --id-from {id_from} both say which ids: give one of them")
     read_already = scheme == "features" or (by_column and isinstance(ids, str))
