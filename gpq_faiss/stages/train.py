@@ -25,6 +25,7 @@ from ..files import fingerprint
 from ..methods.averaged import AveragedMethod
 from ..methods.gpq import build_gpq
 from ..methods.registry import METHODS
+from ..nn.backbones import backbone_plugin
 from ..nn.device import resolve_device
 from ..nn.model import input_description, save_model
 from ..training.loop import Fitted, Progress, RunOptions, fit
@@ -130,7 +131,9 @@ def run_identity(config: Config, dataset: Dataset, split: Split, options: RunOpt
 def _describe(config: Config, fitted: Fitted, dataset: Dataset, split: Split, device: str) -> dict[str, Any]:
     """What ``config.json`` holds beside the network's own description."""
     run, labels = fitted.run, fitted.labels
-    return {
+    backbone = backbone_plugin(config.network.backbone)
+    own = {} if backbone is None else {"backbone_of": backbone.origin}
+    return own | {
         "method": fitted.method.name,
         "config": to_dict(config),
         "data": {"name": dataset.name, "fingerprint": dataset.fingerprint, "notes": dataset.notes},
