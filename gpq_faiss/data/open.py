@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DataError, UsageError
+from ..errors import DataError, GpqError, UsageError
 from ..files import fingerprint
+from ..plugins import Plugin, find_plugin, plugin_names
 from .base import Dataset
 from .cifar10 import open_cifar10
 from .digits import open_digits
@@ -76,19 +77,32 @@ def _unknown(spec: str) -> UsageError:
         scheme = "folder" if is_folder else _HINTS.get(path.suffix.lower())
         hint = f"did you mean {scheme}:{shown(spec)}?" if scheme else "put one of the forms before it."
         return UsageError(f"{shown(spec)} is a path without its form: {hint} The forms: {FORMS}")
-    return UsageError(f"unknown data {spec!r}: the forms are {FORMS}")
+    return UsageError(f"unknown data {spec!r}: the forms are {forms()}")
+
+
+def forms() -> str:
+    """:data:`FORMS`, and those of other packages. Raises UsageError: see :func:`.plugins.plugin_names`."""
+    return " | ".join([FORMS, *(f"{name}:PATH" for name in plugin_names("data", SCHEMES))])
+
+
+def is_form(text: str) -> bool:
+    """Whether a text begins as a DATA argument does. Raises UsageError: see :func:`.plugins.find_plugin`."""
+    scheme = text.partition(":")[0]
+    return find_plugin("data", scheme, SCHEMES) is not None or scheme in SCHEMES
 
 
 def parse_spec(spec: str) -> tuple[str, str | None]:
     """``"list:a.txt"`` -> ``("list", "a.txt")``; ``"digits"`` -> ``("digits", None)``.
 
     Raises:
-        UsageError: an unknown scheme, a path missing or not wanted; lists the forms.
+        UsageError: an unknown scheme, a path missing or not wanted; lists the forms. Or a package that cannot be used.
     """
     scheme, colon, rest = spec.partition(":")
-    if scheme not in SCHEMES:
+    if not is_form(spec):
         raise _unknown(spec)
     path = rest if colon and rest else None
+    if scheme not in SCHEMES:
+        return scheme, rest
     if path is None and (scheme in _PATH_NEEDED or colon):
         raise UsageError(f"{spec!r} lacks its path: the forms are {FORMS}")
     if path is not None and scheme not in _PATH_ALLOWED:
@@ -162,8 +176,8 @@ def open_data(  # noqa: PLR0913
     """Open a source of images or features; nothing is decoded yet, but what a list names is known to exist.
 
     Args:
-        source: one of :data:`FORMS`; or a pandas, polars or pyarrow table, a Hugging Face data set, an array or tensor (numbers
-            [N, width] or images uint8 [N, H, W(, 3)]), a map-style data set of torch, or a :class:`.base.Dataset`.
+        source: one of :data:`FORMS` or of the forms that packages add; a pandas, polars or pyarrow table, a Hugging Face data set, an array
+            or tensor (numbers [N, width] or images uint8 [N, H, W(, 3)]), a map-style data set of torch, or a :class:`.base.Dataset`.
         labels: file of labels: one per line in the order of the items, for ``features:`` and for a ``list:`` of bare paths; or for any
             source a table that names its items (:func:`.label_tables.with_label_table`). Of a table or a Hugging Face data set: the name
             of a column. Of anything that a program holds also the labels themselves (:func:`.frames.labels_of`).
@@ -290,9 +304,29 @@ def _open_hf(source: Any, options: _Options) -> Dataset:
     )
 
 
+def _of_plugin(plugin: Plugin, path: str, max_bad: float) -> Dataset:
+    """What a package opens, in any form that a program may hold. Raises as :func:`open_data`; UsageError: the package's code fails."""
+    opener = plugin.load()
+    try:
+        found = opener(path)
+    except GpqError:
+        raise
+    except Exception as error:
+        why = " ".join(str(error).split())[:160]
+        raise plugin.error(f"cannot open {shown(path)!r} ({type(error).__name__}: {why})") from error
+    if found is None or isinstance(found, str):
+        raise plugin.error(f"gives {type(found).__name__}: a data set, a table or an array is needed")
+    dataset = open_data(found, max_bad=max_bad)
+    dataset.name = f"{plugin.name}:{path}"
+    return dataset
+
+
 def _open(scheme: str, path: str | None, spec: str, options: _Options) -> Dataset:
     """The source itself. Raises as :func:`open_data`."""
     root, max_bad = options.root, options.max_bad
+    plugin = find_plugin("data", scheme, SCHEMES)
+    if plugin is not None:
+        return _of_plugin(plugin, path or "", max_bad)
     if scheme == "digits":
         return open_digits()
     if scheme in {"cifar10", "fashion-mnist", "nuswide"} and root is not None and path is not None:

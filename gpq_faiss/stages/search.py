@@ -19,7 +19,7 @@ from ..build.item_files import open_items
 from ..data.base import BadItems, Dataset, ImageDataset
 from ..data.images import FileImages, is_image_name
 from ..data.labels import Labels
-from ..data.open import SCHEMES, open_data
+from ..data.open import is_form, open_data
 from ..data.paths import local_path, without_secrets
 from ..encoder import is_onnx, open_encoder
 from ..errors import DataError, MismatchError, UsageError
@@ -275,7 +275,7 @@ def open_queries(queries: str, **data_args: Any) -> Dataset:
     Raises:
         UsageError, DataError: as :func:`gpq_faiss.data.open.open_data`.
     """
-    if queries.partition(":")[0] in SCHEMES:  # "features:x.npy" ends like a bare file
+    if is_form(queries):  # "features:x.npy" ends like a bare file
         return open_data(queries, **data_args)
     path = Path(queries)
     if path.suffix.lower() in _FEATURE_SUFFIXES:
