@@ -10,7 +10,6 @@ import logging
 import platform
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from .. import __version__
+from ..cluster.connect import connected
 from ..data.base import Dataset, ImageDataset
 from ..data.labels import Labels
 from ..data.open import open_data
@@ -429,15 +429,6 @@ def _rank_all(
     return rankings, found
 
 
-def _joined(ray: str | None) -> AbstractContextManager[Any]:
-    """Connected to the cluster, where there is to be one, for all rankings together."""
-    if ray is None:
-        return nullcontext()
-    from ..cluster.connect import connected
-
-    return connected(ray)
-
-
 def evaluate(
     model: str | Path,
     data: Dataset | str,
@@ -507,7 +498,7 @@ def evaluate(
     if (on_device or encoder.device.type != "cpu") and None in entries.values():
         notes.append("methods compared with were ranked on the CPU")
     options = {"ties": ties, "k": k, "denominator": denominator, "levels": RECALL_LEVELS, "threads": threads}
-    with _joined(ray):
+    with connected(ray):  # once for all rankings
         rankings, found = _rank_all(
             entries,
             dataset,
