@@ -160,6 +160,26 @@ def _quiet() -> bool:
     return bool(context and context.obj and context.obj.get("quiet"))
 
 
+RAY_HELP = (
+    "Run on a Ray cluster: local (this machine alone), auto (the one that runs here), or HOST:PORT. Its nodes must see the same files "
+    "under the same paths."
+)
+
+
+def ray_options(command: F) -> F:
+    """Add ``--ray`` and ``--workers``."""
+    command = click.option(
+        "--workers",
+        type=int,
+        help="With --ray: tasks or holders of shards at a time.  [default: one a core, or a node]",
+    )(command)
+    return click.option(
+        "--ray",
+        metavar="ADDRESS",
+        help=RAY_HELP,
+    )(command)
+
+
 device_option = click.option(
     "--device",
     default="auto",

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from ..data.labels import Labels
 from ..faissio.io import read_sidecar
 from ..files import fingerprint
+from ..indexes.manifest import Manifest, is_manifest, read_manifest
 from ..store import Item, ItemBlock, Items, RowReader, Texts, as_texts, items_path, write_items
 from .shards import is_index, is_parquet
 
@@ -174,3 +176,57 @@ def open_items(index: str | Path) -> Items | None:
         "%s is of another index than %s: results come without names; index the codes again", path, index
     )
     return None
+
+
+class ShardItems:
+    """The items of the shards of a manifest, looked up by id. The files of shards without such ids are not opened.
+
+    Args:
+        manifest: of the shards.
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self._opened: dict[str, Items | None] = {}
+
+    def lookup(self, ids: NDArray[np.int64]) -> list[Item | None]:
+        """What is known of each id [n]; None for -1, and for ids that are not there.
+
+        Raises:
+            DataError: the file of a shard is damaged.
+        """
+        known: list[Item | None] = [None] * len(ids)
+        for shard in self._manifest.shards:
+            rows = np.flatnonzero((ids >= shard.first_id) & (ids <= shard.last_id) & (ids != -1))
+            if not len(rows):
+                continue
+            if shard.file not in self._opened:
+                path = self._manifest.file(shard)
+                self._opened[shard.file] = open_items(path) if path.exists() else None
+            items = self._opened[shard.file]
+            if items is not None:
+                for row, item in zip(rows.tolist(), items.lookup(ids[rows]), strict=True):
+                    known[row] = item or known[row]
+        return known
+
+    def close(self) -> None:
+        """Close the files."""
+        for items in self._opened.values():
+            if items is not None:
+                items.close()
+        self._opened.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def known_items(index: str | Path) -> Items | ShardItems | None:
+    """As :func:`open_items`, of a manifest too."""
+    if not is_manifest(index):
+        return open_items(index)
+    manifest = read_manifest(index)
+    named = any(name.endswith(".items.h5") for shard in manifest.shards for name in shard.beside)
+    return ShardItems(manifest) if named else None
