@@ -134,6 +134,13 @@ def rank_codes(  # noqa: PLR0913
     Raises:
         UsageError: an unknown convention, a k below 1, codes of another width than the tables.
         DataError: shapes that do not belong together, codes out of range, scores that are not finite.
+
+    Examples:
+        >>> codes = np.array([[0], [0], [1], [2]], np.uint8)  # one codebook: the first two items tie
+        >>> tables = np.array([[[3.0, 2.0, 1.0]]], np.float32)  # of one query
+        >>> result = rank_codes(tables, codes, query_labels=[1], database_labels=[0, 1, 1, 0])
+        >>> round(result.map, 4), result.n_distinct
+        (0.7083, 3)
     """
     codes = np.asarray(codes)
     if codes.ndim != 2 or codes.dtype != np.uint8:
@@ -172,6 +179,11 @@ def rank_scores(  # noqa: PLR0913
     ``scores`` is [Q, N], or a :data:`RowFunction` that is asked for a block of queries at a time against
     *all* N database rows (``rows`` picks among them afterwards). They must fit float32 exactly (float32,
     float16, small integers), because a silent rounding would make ties. Distances: pass their negative.
+
+    Examples:
+        >>> scores = np.array([[3.0, 2.0, 1.0]], np.float32)
+        >>> rank_scores(scores, query_labels=[1], database_labels=[0, 1, 1], ks=[2]).precision
+        {2: 0.5}
     """
     n = _length(database_labels)
     database = _Database.prepare(n, database_labels, rows, ids)

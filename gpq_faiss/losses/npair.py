@@ -15,6 +15,11 @@ class NPairPQLoss(nn.Module):
 
     Rows without any label enter neither as anchors nor in the softmax. A batch without a labelled row has
     loss 0.
+
+    Examples:
+        >>> x = torch.eye(2)[:, None]  # two items in one sub-space of two dimensions, orthogonal
+        >>> round(float(NPairPQLoss()(x, x, labels=torch.eye(2))), 4)  # log(1 + 1/e)
+        0.3133
     """
 
     def forward(self, x: Tensor, q: Tensor, labels: Tensor) -> Tensor:

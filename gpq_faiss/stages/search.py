@@ -233,6 +233,10 @@ def parse_rows(text: str, n: int) -> NDArray[np.int64]:
 
     Raises:
         UsageError: not of that form, or beyond the items.
+
+    Examples:
+        >>> parse_rows("0:3", 10).tolist(), parse_rows("5,-1", 10).tolist()
+        ([0, 1, 2], [5, 9])
     """
     rows: list[int] = []
     try:
