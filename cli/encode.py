@@ -33,7 +33,7 @@ Example:
 @out_option
 @click.option("--features", metavar="FILE", help="The features file.  [default: beside --out]")
 @click.option("--no-features", is_flag=True, help="Write the codes alone.")
-@click.option("--batch-size", type=int, default=0, help="Items a batch.  [default: by the data and device]")
+@click.option("--batch-size", type=int, default=0, help="Items per batch.  [default: by the data and device]")
 @click.option("--amp", is_flag=True, help="Run the backbone in bf16.")
 @device_option
 @click.option("--restart", is_flag=True, help="Begin anew instead of going on with an interrupted run.")

@@ -19,7 +19,7 @@ from .options import (
 
 
 @click.group(
-    help="""Compare methods: a grid of methods, code lengths and seeds on one split, one file a run, tables from the files.
+    help="""Compare methods: a grid of methods, code lengths and seeds on one split, one file per run, tables from the files.
 
 \b
 Examples:

@@ -28,7 +28,7 @@ BITS = (12, 24, 32, 48)
 MOST_SEED = 2**31 - 2
 """Faiss' own trainings take no more."""
 MOST_SIDE = 8192
-"""Pixels a side of an image that a network takes: 64 Mi in all, the limit of the decoders too."""
+"""Pixels per side of an image that a network takes: 64 Mi in all, the limit of the decoders too."""
 COMMITTEE_RATE = 2.0
 """How many times the learning rate class networks move with that are perceptrons."""
 

@@ -115,7 +115,7 @@ class Encoder:
         return network.finish(raw), fine
 
     def batch_size(self, dataset: Dataset) -> int:
-        """Items a batch, unless told otherwise: enough to fill the device, little enough for memory to stay small."""
+        """Items per batch, unless told otherwise: enough to fill the device, little enough for memory to stay small."""
         if isinstance(dataset, FeatureDataset):
             return max(256, min(4096, (4 << 20) // (4 * dataset.width)))
         return image_batch(1024, self.model.image_size) if self.device.type == "cuda" else 128

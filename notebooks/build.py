@@ -31,7 +31,7 @@ NotebookNode: TypeAlias = Any  # a dict whose keys are attributes too
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 MAX_BYTES = 300_000
-TIMEOUT = 180  # seconds a cell
+TIMEOUT = 180  # seconds per cell
 
 _PATH = re.compile(
     r"(?<![\w.:/])/(?:home|root|tmp|work|usr|opt|var|Users|mnt|private)/[\w.-]+|\b[A-Z]:\\[\w.-]+"

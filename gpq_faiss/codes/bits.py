@@ -18,7 +18,7 @@ def bits_per_code(K: int) -> int:
         UsageError: ``K`` is not a power of two in 4..256.
     """
     if K not in (4, 8, 16, 32, 64, 128, 256):
-        raise UsageError(f"{K} codewords a codebook: it must be a power of two from 4 to 256")
+        raise UsageError(f"{K} codewords per codebook: it must be a power of two from 4 to 256")
     return int(K).bit_length() - 1
 
 

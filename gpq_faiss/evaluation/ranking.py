@@ -41,7 +41,7 @@ ScoreFunction = Callable[[Ints, Bytes], NDArray[Any]]
 RowFunction = Callable[[Ints], NDArray[Any]]
 """``(query rows int64 [q]) -> scores [q, N]`` against every database row, larger is better."""
 
-_TASK = 128  # queries a task; fixed, so that the result does not depend on the number of threads
+_TASK = 128  # queries per task; fixed, so that the result does not depend on the number of threads
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ class NPairPQLoss(nn.Module):
 
     Logits are S = X Qᵀ, summed over the M sub-spaces: vectors against soft-assigned vectors, as in search.
     Targets are Y Yᵀ with each row normalised to sum 1, Y being multi-hot; single-label data are the special
-    case of one 1 a row. The loss is the mean over the labelled rows of -Σ_j target_ij log softmax_j(S_ij).
+    case of one 1 per row. The loss is the mean over the labelled rows of -Σ_j target_ij log softmax_j(S_ij).
 
     Rows without any label enter neither as anchors nor in the softmax. A batch without a labelled row has
     loss 0.
