@@ -17,6 +17,9 @@ value over random order within ties, unless --ties says otherwise. With --device
 with the same figures; methods compared with run on the CPU. NN10@100 is the share of a query's ten nearest items by their features
 that are among its first 100 results.
 
+With --codes, the database is a file of gpq encode as it is, and all labelled items of DATA are the queries. MODEL may then be the
+network in ONNX (gpq export-encoder), which runs without torch.
+
 --compare puts other rows into the table: methods, which are fitted on the same items, and folders of models that were trained on
 the same split. A model's row has the name of its method and its preset.
 
@@ -26,11 +29,12 @@ Examples:
   gpq evaluate demo/model digits --compare demo/gpq,demo/paper,pq,classifier
   gpq evaluate model features:clip.npy --labels labels.npy --format json --out scores.json
   gpq evaluate model digits --compare pq,classifier --format html --out report.html
+  gpq evaluate encoder.onnx features:queries.npy --labels labels.npy --codes codes.h5
 
 {DATA_HELP}
 """
 )
-@click.argument("model_dir")
+@click.argument("model_dir", metavar="MODEL")
 @click.argument("data")
 @click.option("--protocol", help="1, 2, transfer[:SHARE|CLASSES] or gpq-authors.  [default: the training's]")
 @click.option("--seed", type=int, help="Seed of the split, for data that the model was not trained on.")
@@ -44,6 +48,11 @@ Examples:
     default="",
     metavar="NAMES",
     help="What to compare with, with commas: pq, opq, itq, float, classifier, folders of models.",
+)
+@click.option(
+    "--codes",
+    metavar="FILE",
+    help="Labelled codes (codes.h5) of the database; DATA are the queries, no split is drawn.",
 )
 @click.option("--at", default="1,10,100,1000", show_default=True, help="The k of precision and recall.")
 @click.option("-k", "k", type=int, help="mAP@k instead of the full ranking.")
@@ -82,6 +91,7 @@ def evaluate(
     seed: int | None,
     labelled: str,
     compare: str,
+    codes: str | None,
     at: str,
     k: int | None,
     ties: str,
@@ -118,6 +128,7 @@ def evaluate(
         seed=seed,
         labelled=labelled,
         compare=[name.strip() for name in compare.split(",") if name.strip()],
+        codes=codes,
         ks=ks,
         k=k,
         ties=ties,  # type: ignore[arg-type]

@@ -51,7 +51,7 @@ Examples:
 )
 def methods(format_: str) -> None:
     from gpq_faiss.evaluation.tables import render
-    from gpq_faiss.methods.registry import METHODS
+    from gpq_faiss.methods.registry import find_method, method_names
 
     rows = [
         {
@@ -62,7 +62,7 @@ def methods(format_: str) -> None:
             "what it is": entry.summary,
             "from": entry.citation,
         }
-        for name, entry in METHODS.items()
+        for name, entry in ((name, find_method(name)) for name in method_names())
     ]
     form = {"table": "text"}.get(format_, format_)
     click.echo(render(rows, form), nl=False)  # type: ignore[arg-type]

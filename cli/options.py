@@ -41,7 +41,10 @@ DATA is one of
   folder:PATH                 images in one folder per class (or a .tar.gz of that)
   list:FILE                   lines of an image path and 0/1 labels
   csv:FILE, parquet:FILE      tables with an image path and a label column
-  features:FILE               embeddings: .npy, .npz, .h5, .parquet; or several: 'shard-*.npy'"""
+  webdataset:FILES            WebDataset shards, as 'shard-{000..009}.tar'
+  hf:FOLDER                   a Hugging Face data set that save_to_disk wrote
+  features:FILES              embeddings: .npy, .npz, .h5, .parquet; or several: 'shard-*.npy'
+FILE, FILES and PATH may be URLs (https://, s3://, with the extra remote)."""
 
 
 def data_options(command: F) -> F:
@@ -76,9 +79,18 @@ def data_options(command: F) -> F:
         "--root", metavar="DIR", help="Folder that relative image paths start from, or of a data set."
     )
     @click.option(
-        "--image-column", default="image", show_default=True, help="Column of image paths in a table."
+        "--image-column",
+        default="image",
+        show_default=True,
+        help="Column of images (in a table: their paths), or extension in shards.",
     )
-    @click.option("--label-column", default="label", show_default=True, help="Column of labels in a table.")
+    @click.option(
+        "--label-column",
+        default="label",
+        show_default=True,
+        help="Column of labels; in shards an extension, or a field of .json.",
+    )
+    @click.option("--vector-column", metavar="NAME", help="Column of vectors of hf, in place of images.")
     @click.option(
         "--concepts", default="21", show_default=True, help="NUS-WIDE: 21, 81, or names with commas."
     )
@@ -102,6 +114,7 @@ def data_options(command: F) -> F:
         root: str | None,
         image_column: str,
         label_column: str,
+        vector_column: str | None,
         concepts: str,
         max_bad: float,
         no_download: bool,
@@ -115,6 +128,7 @@ def data_options(command: F) -> F:
             "root": root,
             "image_column": image_column,
             "label_column": label_column,
+            "vectors": vector_column,
             "concepts": concepts,
             "max_bad": max_bad,
             "download": not no_download,

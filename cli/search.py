@@ -18,7 +18,7 @@ from .options import (
 
 
 @click.command()
-@click.argument("model_dir")
+@click.argument("model_dir", metavar="MODEL")
 @click.argument("index_file", metavar="INDEX")
 @click.argument("queries")
 @click.option("-k", "k", type=int, help="Results per query.  [default: 10]")
@@ -101,6 +101,7 @@ def search(
 ) -> None:
     """Find the k best items of an index for each query.
 
+    MODEL is a model folder, or its network as gpq export-encoder writes it in ONNX, which runs without torch.
     QUERIES is a file of embeddings (.npy, .npz, .parquet), an image, a folder of images, any DATA that gpq train takes, or, for a
     model of the preset paper, its features.h5 (other presets make other vectors of queries than of items).
 
@@ -113,6 +114,7 @@ def search(
     Examples:
       gpq search model index.faiss queries.npy -k 10 --format json
       gpq search model index.faiss photo.jpg
+      gpq search encoder.onnx index.faiss queries.npy
       gpq search model index.faiss queries.npy --device cuda
       gpq search model lists.faiss queries.npy --memory 2GB --recall 0.95
       gpq search model index.faiss queries.npy --deny-ids seen.txt --threads 2

@@ -12,7 +12,11 @@ from .options import data_options, device_option, open_dataset
 @click.command()
 @click.argument("index_file", metavar="INDEX")
 @click.option(
-    "--model", "model_dir", required=True, metavar="DIR", help="The model whose codes the index holds."
+    "--model",
+    "model_dir",
+    required=True,
+    metavar="MODEL",
+    help="The model whose codes the index holds: its folder, or to search only its network in ONNX, which needs no torch.",
 )
 @click.option(
     "--data",
@@ -108,16 +112,17 @@ def serve(
     \b
     Examples:
       gpq serve index.faiss --model model --data digits
+      gpq serve index.faiss --model encoder.onnx
       GPQ_SERVE_TOKEN=$(openssl rand -hex 32) gpq serve index.faiss --model model --writable
     """
-    from gpq_faiss.errors import UsageError
+    from gpq_faiss.errors import UsageError, needs
     from gpq_faiss.inputs import parse_bytes
 
     try:
         from gpq_faiss.serve.guard import Settings
         from gpq_faiss.serve.run import serve as run
     except ImportError as error:
-        if (error.name or "").partition(".")[0] in ("gpq_faiss", "gpq_cli"):
+        if (error.name or "").partition(".")[0] in ("gpq_faiss", "gpq_cli") or needs("gpq serve", error):
             raise
         raise UsageError(f"the package {error.name} is missing: pip install 'gpq-faiss[serve]'") from None
 

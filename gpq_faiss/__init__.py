@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .config import Config, preset
     from .data.open import open_data
-    from .encoder import Encoder
+    from .encoder import Encoder, open_encoder
     from .errors import GpqError
     from .evaluation.ranking import rank_codes, rank_scores
     from .evaluation.tables import render
@@ -65,6 +65,7 @@ __all__ = [
     "info",
     "load_model",
     "open_data",
+    "open_encoder",
     "open_index",
     "preset",
     "rank_codes",
@@ -99,6 +100,7 @@ _WHERE = {
     "info": "stages.info",
     "load_model": "nn.model",
     "open_data": "data.open",
+    "open_encoder": "encoder",
     "open_index": "indexes.opening",
     "preset": "config",
     "rank_codes": "evaluation.ranking",
@@ -118,7 +120,15 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    value = getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+    from .errors import needs
+
+    try:
+        value = getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+    except ModuleNotFoundError as error:
+        remedy = needs(f"{__name__}.{name}", error)
+        if remedy is None:
+            raise
+        raise ModuleNotFoundError(remedy, name=error.name) from None
     globals()[name] = value
     return value
 

@@ -14,7 +14,8 @@ import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
@@ -135,9 +136,9 @@ class PosteriorConfig:
     feature_weight: Annotated[float, Ge(0), Le(1)] = 0.02
     """Of class-posterior codes: weight of the similarity of features in a score; that of the class is the rest. Each is measured in the
     standard deviation of its own scores. At 0 all codebooks hold the class."""
-    class_codebooks: Annotated[int, Ge(0), Le(256)] = 0
-    """Of class-posterior codes with ``feature_weight``: codebooks that hold the class; 0 = 1.2 for each bit of the class (4 for 10
-    classes)."""
+    class_codebooks: Annotated[int, Ge(0), Le(256)] | Literal["auto"] = "auto"
+    """Of class-posterior codes with ``feature_weight``: codebooks that hold the class; ``auto`` = 1.2 for each bit of the class (4 for 10
+    classes). At 0 all codebooks hold class and features jointly, and a score is (1 - ``feature_weight``) p·p' + ``feature_weight`` cos."""
 
 
 @dataclass(frozen=True)
@@ -258,7 +259,7 @@ PRESETS: dict[str, Config] = {
         _RECOMMENDED,
         preset="unseen-classes",
         loss=dataclasses.replace(_RECOMMENDED.loss, lambda2=0.4),
-        posterior=PosteriorConfig(feature_weight=0.1, class_codebooks=1, propagation=0.0),
+        posterior=PosteriorConfig(feature_weight=0.7, class_codebooks=0, propagation=0.0),
         training=dataclasses.replace(_RECOMMENDED.training, validation=0.05),
     ),
 }
@@ -334,7 +335,8 @@ def _updated(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 def _message(error: ErrorDetails) -> str:
     """One line that names the setting and its range."""
-    *path, last = [str(part) for part in error["loc"] if not isinstance(part, int)]
+    # Section and setting; of a setting of several types those that were tried follow.
+    *path, last = [str(part) for part in error["loc"] if not isinstance(part, int)][:2]
     name = ".".join([*path, last])
     section: Any = Config
     for part in path:
@@ -357,6 +359,8 @@ def _describe(kind: Any) -> str:
     """What a setting of a type may be, for messages."""
     if get_origin(kind) is Literal:
         return f"choose one of {', '.join(map(str, get_args(kind)))}"
+    if get_origin(kind) in (Union, UnionType):
+        return ", or ".join(_describe(each) for each in get_args(kind))
     if get_origin(kind) is tuple:
         return f"a list is needed; for each value {_describe(get_args(kind)[0])}"
     base, *limits = get_args(kind) if get_origin(kind) is Annotated else (kind,)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..data.labels import Labels
 from ..faissio.io import read_sidecar
 from ..files import fingerprint
-from ..store import ItemBlock, Items, RowReader, as_texts, items_path, write_items
+from ..store import Item, ItemBlock, Items, RowReader, Texts, as_texts, items_path, write_items
 from .shards import is_index, is_parquet
 
 log = logging.getLogger(__name__)
@@ -95,21 +95,17 @@ class ItemSources:
     def _blocks(self) -> Iterator[ItemBlock]:
         for path in self.paths:
             for block, classes in _blocks_of(path):
-                texts = {
-                    name: block.texts[name] if name in block.texts else as_texts([""] * len(block.ids))
-                    for name in self.columns
-                }
-                yield ItemBlock(block.ids, self._labels(block.labels, classes, len(block.ids)), texts)
+                texts = _with_columns(block, self.columns)
+                yield ItemBlock(block.ids, _over(block, classes, self.class_names), texts)
 
-    def _labels(
-        self, packed: NDArray[np.uint8] | None, classes: tuple[str, ...], n: int
-    ) -> NDArray[np.uint8] | None:
-        """Packed over the classes of all sources."""
-        if not self.class_names or (packed is not None and classes == self.class_names):
-            return packed
-        if packed is None:
-            return np.zeros((n, (len(self.class_names) + 7) // 8), np.uint8)
-        return Labels(packed, classes).over(self.class_names).packed
+
+def _over(block: ItemBlock, classes: tuple[str, ...], wanted: tuple[str, ...]) -> NDArray[np.uint8] | None:
+    """The packed labels of a block over ``wanted``, which has its classes and perhaps more."""
+    if not wanted or (block.labels is not None and classes == wanted):
+        return block.labels
+    if block.labels is None:
+        return np.zeros((len(block.ids), (len(wanted) + 7) // 8), np.uint8)
+    return Labels(block.labels, classes).over(wanted).packed
 
 
 def _blocks_of(path: Path) -> Iterator[tuple[ItemBlock, tuple[str, ...]]]:
@@ -125,6 +121,36 @@ def _blocks_of(path: Path) -> Iterator[tuple[ItemBlock, tuple[str, ...]]]:
             stop = min(reader.ntotal, start + _ROWS)
             block = ItemBlock(reader.ids(start, stop), reader.labels(start, stop), reader.texts(start, stop))
             yield block, reader.header.class_names
+
+
+def _with_columns(block: ItemBlock, columns: Iterable[str]) -> dict[str, Texts]:
+    """The texts of a block in these columns, empty in those that it lacks."""
+    return {
+        name: block.texts[name] if name in block.texts else as_texts([""] * len(block.ids))
+        for name in columns
+    }
+
+
+def update_items(
+    index: Path, items: Items | None, gone: NDArray[np.int64], added: Mapping[int, Item], key: str
+) -> Path:
+    """Write the items file of ``index`` anew: ``items`` without the ids ``gone``, and what is known of those ``added``."""
+    before = () if items is None else items.class_names
+    labels = [item.labels or () for item in added.values()]
+    class_names = tuple(dict.fromkeys((*before, *(label for row in labels for label in row))))
+    columns = tuple(sorted({"name", *(() if items is None else items.columns)}))
+    texts = {name: as_texts([item.texts.get(name, "") for item in added.values()]) for name in columns}
+    packed = Labels.from_names(labels, class_names).packed if class_names else None
+
+    def blocks() -> Iterator[ItemBlock]:
+        for block in () if items is None else items.blocks(_ROWS):
+            kept = ~np.isin(block.ids, gone)
+            named = {name: column[kept] for name, column in _with_columns(block, columns).items()}
+            over = _over(block, before, class_names)
+            yield ItemBlock(block.ids[kept], None if over is None else over[kept], named)
+        yield ItemBlock(np.array(list(added), np.int64), packed, texts)
+
+    return write_items(items_path(index), blocks, class_names=class_names, columns=columns, key=key)
 
 
 def open_items(index: str | Path) -> Items | None:

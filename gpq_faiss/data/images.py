@@ -372,8 +372,8 @@ class FileImages(ImageDataset):
         """
         sides: set[tuple[int, int]] = set()
         for i in np.unique(np.linspace(0, len(self) - 1, num=min(_PROBED, len(self))).astype(np.int64)):
-            source = self.source(int(i))
             try:
+                source = self.source(int(i))
                 with Image.open(
                     io.BytesIO(source) if isinstance(source, bytes) else source, formats=_FORMATS
                 ) as image:

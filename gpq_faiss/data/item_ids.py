@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from ..errors import DataError, UsageError
 from ..files import fingerprint
 from ..progress import stage
 from .base import Dataset
-from .id_files import read_ids
+from .id_files import as_int64, read_ids
 from .images import FileImages
 
 IdFrom = Literal["position", "path", "content"]
@@ -28,12 +29,12 @@ def stable_id(content: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") >> 1
 
 
-def with_ids(dataset: Dataset, ids: str | None = None, id_from: IdFrom = "position") -> Dataset:
+def with_ids(dataset: Dataset, ids: Any = None, id_from: IdFrom = "position") -> Dataset:
     """``dataset`` with other ids.
 
     Args:
         dataset: its own ids are kept for ``position``.
-        ids: a file of int64 ids, one per item (:func:`.id_files.read_ids`).
+        ids: a file of int64 ids, one per item (:func:`.id_files.read_ids`), or the ids themselves.
         id_from: ``path``: from the name of each item, as listed, so that the same file has the same id in every listing that names it
             alike; ``content``: from the bytes of its file, or of its vector.
 
@@ -44,9 +45,11 @@ def with_ids(dataset: Dataset, ids: str | None = None, id_from: IdFrom = "positi
     if id_from not in ID_FROM:
         raise UsageError(f"--id-from {id_from}: choose from {', '.join(ID_FROM)}")
     if ids is not None:
-        new = read_ids(ids, "--ids")
+        named = isinstance(ids, str | os.PathLike)
+        new = read_ids(ids, "--ids") if named else _whole_numbers(ids)
         if len(new) != len(dataset):
-            raise DataError(f"--ids {ids} has {len(new):,} ids, {dataset.name} has {len(dataset):,} items")
+            what = f"--ids {ids} has" if named else "ids:"
+            raise DataError(f"{what} {len(new):,} ids, {dataset.name} has {len(dataset):,} items")
     elif id_from == "path":
         if "name" not in dataset.texts:
             raise UsageError(f"--id-from path: items of {dataset.name} have no paths: use content or --ids")
@@ -62,6 +65,13 @@ def with_ids(dataset: Dataset, ids: str | None = None, id_from: IdFrom = "positi
         return dataset
     _check_different(dataset, new, "the content of" if id_from == "content" else "the id of")
     return replace(dataset, ids=new, fingerprint=fingerprint(dataset.fingerprint, "ids", new.tobytes()))
+
+
+def _whole_numbers(ids: Any) -> NDArray[np.int64]:
+    array = np.asarray(ids.detach().cpu() if hasattr(ids, "detach") else ids)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise DataError(f"ids are {array.dtype} {list(array.shape)}: whole numbers [N] are needed")
+    return as_int64(array, "ids")
 
 
 def _contents(dataset: Dataset) -> Iterator[bytes]:

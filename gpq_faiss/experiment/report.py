@@ -193,7 +193,7 @@ def weight_panels(experiment: Experiment) -> list[Panel]:
     groups: dict[tuple[str, int, str], list[Run]] = {}
     for run in experiment.runs:
         method = METHODS.get(run.method)
-        if method is not None and method.module == "gpq":
+        if method is not None and method.module == ".gpq":
             groups.setdefault((run.method, run.bits, run_labelled(run)), []).append(run)
     if not groups:
         raise DataError(f"{experiment.folder}: no run of GPQ, which alone has the weights λ1 and λ2")

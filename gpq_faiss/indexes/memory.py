@@ -141,6 +141,11 @@ class MemoryIndex:
         """uint8 [ntotal, code_size] in the order of :attr:`ids`, to be left as they are."""
         return self._items.codes
 
+    def code_of(self, item: int) -> Codes | None:
+        """The code of an item, uint8 [code_size]; None where no item has this id."""
+        at = int(self._items.positions_of(np.array([item], np.int64))[0])
+        return None if at < 0 else self.codes[at]
+
     @property
     def groups(self) -> Groups | None:
         """Distinct codes and the positions of their items, where they are grouped; to be left as they are."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..errors import DataError, UsageError
 from .inputs import IMAGENET_MEAN, IMAGENET_STD, FeatureInput, ImageInput, Mode
+from .joint import RowDropout
 from .weights import first_line, imagenet_state, load_into, read_weights
 
 Kind = Literal["images", "features"]
@@ -190,7 +191,9 @@ class AlexNet(Backbone):
         whole = alexnet(weights=None)
         self.features: nn.Sequential = whole.features
         self.avgpool: nn.Module = whole.avgpool
-        self.classifier: nn.Sequential = whole.classifier[:6]
+        self.classifier = nn.Sequential(
+            *[RowDropout(x.p) if isinstance(x, nn.Dropout) else x for x in whole.classifier[:6]]
+        )
         self.head = _make_head(4096, spec.out_width)
 
     def trunk_features(self, x: Tensor) -> Tensor:
@@ -233,8 +236,8 @@ class CNNF(Backbone):
         )
         self.avgpool = nn.AdaptiveAvgPool2d(6)
         self.classifier = nn.Sequential(
-            *[nn.Linear(256 * 6 * 6, 4096), relu(), nn.Dropout(0.5)],
-            *[nn.Linear(4096, 4096), relu(), nn.Dropout(0.5)],
+            *[nn.Linear(256 * 6 * 6, 4096), relu(), RowDropout(0.5)],
+            *[nn.Linear(4096, 4096), relu(), RowDropout(0.5)],
         )
         _initialise_convolutions(self.features)
         self.head = _make_head(4096, spec.out_width)
@@ -265,7 +268,7 @@ class MLP(Backbone):
             nn.init.zeros_(linear.bias)
             layers += [linear, nn.ReLU()]
             if spec.dropout > 0:
-                layers.append(nn.Dropout(spec.dropout))
+                layers.append(RowDropout(spec.dropout))
             width = hidden
         self.layers = nn.Sequential(*layers)
         self.head = _make_head(width, spec.out_width)

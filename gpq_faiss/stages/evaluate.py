@@ -10,35 +10,40 @@ import logging
 import platform
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from .. import __version__
+from ..codes.bits import unpack_codes
+from ..codes.scores import score_tables
 from ..data.base import Dataset, ImageDataset
 from ..data.labels import Labels
 from ..data.open import open_data
 from ..data.protocols import Split, load_split, make_split
-from ..encoder import Encoder
+from ..encoder import Encoder, is_onnx, open_encoder
 from ..errors import DataError, MismatchError, UsageError
 from ..evaluation.likeness import Likeness, Neighbours
 from ..evaluation.metrics import RECALL_LEVELS
-from ..evaluation.ranking import RankingResult, usable_cores
+from ..evaluation.ranking import RankingResult, rank_codes, usable_cores
 from ..evaluation.ties import Denominator, Ties
+from ..faissio.model import read_description
 from ..files import check_output
-from ..gpu.ranking import rank_on_device
 from ..methods.coders import ProductCoder
 from ..methods.measure import NO_LIKENESS, Coded, fit_and_encode, input_neighbours
-from ..methods.registry import ARRAY_METHODS, METHODS, make_method
+from ..methods.registry import ARRAY_METHODS, find_method, make_method, method_names
 from ..nn.device import gpu_memory
-from ..nn.model import read_description
 from ..progress import Progress, stage
 from ..report import html
 from ..report.plots import plot_pr_curves
+from ..store import RowReader
+
+if TYPE_CHECKING:
+    import torch
 
 log = logging.getLogger(__name__)
 
@@ -271,7 +276,7 @@ def _open_compared(
     for i, name in enumerate(compare):
         if name in compare[:i]:
             raise UsageError(f"--compare names {name} twice: leave one out")
-        if name in METHODS and (name in ARRAY_METHODS or not Path(name).is_dir()):
+        if name in method_names() and (not find_method(name).deep or not Path(name).is_dir()):
             make_method(name, bits)
             continue
         if not Path(name).is_dir():
@@ -351,8 +356,10 @@ def _encode(
 def _rank_on_device(
     coded: Coded, labels: Labels, device: torch.device, options: Mapping[str, Any]
 ) -> RankingResult:
+    from ..gpu.ranking import rank_on_device
+
     tables, columns = coded.scorer
-    settings = {key: value for key, value in options.items() if key != "threads"}
+    settings = {key: value for key, value in options.items() if key not in ("threads", "ray")}
     with gpu_memory("the ranking of one block does not fit: free the GPU, or take --device cpu"):
         return rank_on_device(
             np.asarray(tables),
@@ -423,14 +430,81 @@ def _rank_all(
     return rankings, found
 
 
+def _evaluate_codes(
+    model: str | Path,
+    queries: Dataset,
+    codes: str | Path,
+    options: Mapping[str, Any],
+    *,
+    ks: Sequence[int],
+    device: str,
+    progress: Progress | None,
+) -> Evaluation:
+    """:func:`evaluate` of codes that are there already."""
+    encoder = open_encoder(model, device)
+    encoder.check(queries)
+    own = queries.require_labels()
+    with RowReader(codes, kind="codes", model_fingerprint=encoder.fingerprint) as reader:
+        packed = reader.labels()
+        if packed is None:
+            raise DataError(f"{codes} has no labels: encode labelled data")
+        labels = Labels(packed, reader.header.class_names)
+        Z, base, ids = reader.header.codebooks, reader.block(), reader.ids()
+    if not set(labels.class_names) & set(own.class_names):
+        raise MismatchError(
+            f"{queries.name} and {codes} have no class in common ({own.class_names[0]!r}, {labels.class_names[0]!r} ...)"
+        )
+    classes = tuple(dict.fromkeys((*labels.class_names, *own.class_names)))
+    rows, there = np.flatnonzero(own.has()), np.flatnonzero(labels.has())
+    if not len(there):
+        raise DataError(f"{codes}: no item has a label, so nothing is relevant")
+    rows, xq = encoder.embed_rows(queries, rows, queries=True, progress=progress)
+    M, K, _ = encoder.shape
+    result = rank_codes(
+        score_tables(xq, Z),
+        unpack_codes(base[there], M, K),
+        own.over(classes).take(rows),
+        labels.over(classes).take(there),
+        ids=ids[there],
+        ks=[at for at in ks if at <= len(there)],
+        **options,
+    )
+    name = model_name(encoder.model.description) if isinstance(encoder, Encoder) else encoder.path.name
+    return Evaluation(
+        ranking=result,
+        method=name,
+        bits=M * (K.bit_length() - 1),
+        protocol="none",
+        split_hash="",
+        data=queries.name,
+        model_fingerprint=encoder.fingerprint,
+        notes=(
+            f"queries are all labelled items of {queries.name}, the database those of {codes}",
+            "NN10@100 is not measured: codes alone do not say which items were alike before",
+        ),
+        device=str(encoder.device) if isinstance(encoder, Encoder) else "cpu",
+        queries=rows,
+    )
+
+
+def _joined(ray: str | None) -> AbstractContextManager[Any]:
+    """Connected to the cluster, where there is to be one, for all rankings together."""
+    if ray is None:
+        return nullcontext()
+    from ..cluster.connect import connected
+
+    return connected(ray)
+
+
 def evaluate(
     model: str | Path,
-    data: Dataset | str,
+    data: object,
     *,
     protocol: str | None = None,
     seed: int | None = None,
     labelled: str | None = "all",
     compare: Sequence[str] = (),
+    codes: str | Path | None = None,
     ks: Sequence[int] = DEFAULT_KS,
     k: int | None = None,
     ties: Ties = "expected",
@@ -439,17 +513,20 @@ def evaluate(
     on_device: bool = False,
     threads: int | None = None,
     progress: Progress | None = None,
+    ray: str | None = None,
 ) -> Evaluation:
     """Rank the database of a split for its queries, by code, and measure the rankings.
 
     Likeness (:mod:`gpq_faiss.evaluation.likeness`) is measured on at most 400 of the queries, always with expected ties.
 
     Args:
-        model: model folder.
+        model: model folder; with ``codes`` also an ONNX file of ``gpq export-encoder``, which needs no torch.
         data: labelled data; for the data of the training, the split of the training is used.
         protocol, seed, labelled: of the split, for other data. For the training's data they must agree with it.
         compare: what to show beside it: short names of methods, which are fitted on the same inputs and split, and folders of models,
             which must have been trained on the same split.
+        codes: a codes file of labelled items, made by the model: they are the database, all labelled items of ``data`` the queries, and
+            no split is drawn.
         ks: of precision and recall; those beyond the database are left out.
         k: mAP@k instead of the full ranking.
         ties, denominator: conventions, see :mod:`gpq_faiss.evaluation.metrics`.
@@ -459,6 +536,7 @@ def evaluate(
             figures are the same.
         threads: of the ranking on the CPU (default: all cores); the figures do not depend on it.
         progress: called while encoding.
+        ray: address of a Ray cluster whose cores rank the codes (:func:`..cluster.connect.connected`); the figures are the same.
 
     Raises:
         DataError: no labels, or nothing to rank.
@@ -473,8 +551,19 @@ def evaluate(
     for at in (*ks, *([] if k is None else [k])):
         if at < 1:
             raise UsageError(f"k = {at}: it must be at least 1")
+    dataset = open_data(data)
+    options = {"ties": ties, "k": k, "denominator": denominator, "levels": RECALL_LEVELS, "threads": threads}
+    if codes is not None:
+        if compare or on_device or ray is not None or (protocol, seed) != (None, None):
+            raise UsageError(
+                "codes are ranked as they are: leave out --compare, --protocol, --seed and --ray"
+            )
+        return _evaluate_codes(model, dataset, codes, options, ks=ks, device=device, progress=progress)
+    if is_onnx(model):
+        raise UsageError(
+            f"{model} makes vectors of queries only: give the model folder, or --codes FILE of the database"
+        )
     encoder = Encoder.load(model, device)
-    dataset = open_data(data) if isinstance(data, str) else data
     encoder.check(dataset)
     entries = _open_compared(encoder, compare, dataset, device)
     labels = dataset.require_labels()
@@ -489,21 +578,22 @@ def evaluate(
         notes.append("the classes are not those of the training")
     if (on_device or encoder.device.type != "cpu") and None in entries.values():
         notes.append("methods compared with were ranked on the CPU")
-    rankings, found = _rank_all(
-        entries,
-        dataset,
-        split,
-        rows,
-        {"ties": ties, "k": k, "denominator": denominator, "levels": RECALL_LEVELS, "threads": threads},
-        ks=ks,
-        on_device=on_device,
-        progress=progress,
-    )
+    with _joined(ray):
+        rankings, found = _rank_all(
+            entries,
+            dataset,
+            split,
+            rows,
+            options | {"ray": ray},
+            ks=ks,
+            on_device=on_device,
+            progress=progress,
+        )
     if not found:
         notes.append(NO_LIKENESS)
     name, *others = entries
     lengths = {
-        row: code_bits(one or encoder) for row, one in entries.items() if one or METHODS[row].any_length
+        row: code_bits(one or encoder) for row, one in entries.items() if one or find_method(row).any_length
     }
     return Evaluation(
         ranking=rankings.pop(name),

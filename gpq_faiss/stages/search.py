@@ -20,16 +20,21 @@ from ..data.base import BadItems, Dataset, ImageDataset
 from ..data.images import FileImages, is_image_name
 from ..data.labels import Labels
 from ..data.open import SCHEMES, open_data
-from ..encoder import Encoder
+from ..data.paths import local_path, without_secrets
+from ..encoder import is_onnx, open_encoder
 from ..errors import DataError, MismatchError, UsageError
+from ..exported import OnnxEncoder
+from ..faissio.model import read_description
 from ..files import fingerprint
+from ..indexes.file import FileIndex
 from ..indexes.filters import Filter
+from ..indexes.memory import MemoryIndex
 from ..indexes.opening import open_index
 from ..indexes.plan import Plan
 from ..indexes.protocol import Index
+from ..indexes.sharded import ShardedIndex
 from ..inputs import check_memory, parse_bytes
-from ..nn.device import gpu_memory, resolve_device
-from ..nn.model import read_description
+from ..nn.device import gpu_memory, on_cpu, resolve_device
 from ..progress import Progress, stage
 from ..report import html
 from ..report.gallery import Ranked, save_gallery
@@ -282,21 +287,22 @@ def open_queries(queries: str, **data_args: Any) -> Dataset:
     if path.is_dir():
         return open_data(f"folder:{queries}", **data_args)
     if is_image_name(queries):
+        path = local_path(queries)
         if not path.is_file():
             raise DataError(f"{queries} not found: no such image")
         return FileImages(
-            name=queries,
+            name=without_secrets(queries),
             ids=np.zeros(1, dtype=np.int64),
             fingerprint=fingerprint(queries),
             bad=BadItems(1, 0.0),
-            paths=[queries],
+            paths=[str(path)],
         )
     return open_data(queries, **data_args)
 
 
 def query_vectors(
-    model: str | Path,
-    queries: Dataset | str,
+    model: str | Path | OnnxEncoder,
+    queries: object,
     *,
     rows: str | None = None,
     device: str = "cpu",
@@ -305,7 +311,7 @@ def query_vectors(
 ) -> tuple[NDArray[np.float32], NDArray[np.int64], tuple[str, ...]]:
     """Vectors float32 [Q, M·d] of the queries, their ids int64 [Q] and names.
 
-    A ``features.h5`` of the same model is taken as it is, without running the network. ``memory`` is a budget in bytes for what a
+    A ``features.h5`` of the same model folder is taken as it is, without running the network. ``memory`` is a budget in bytes for what a
     compressed file of queries is unpacked to; default what is free.
 
     Raises:
@@ -314,6 +320,10 @@ def query_vectors(
     """
     own = _own_features(queries) if isinstance(queries, str) else None
     if own is not None:
+        if isinstance(model, OnnxEncoder):
+            raise MismatchError(
+                f"{own} holds vectors of items, and {model.path} makes those of queries: give the data of the queries instead"
+            )
         with RowReader(own) as reader:
             description = read_description(model)
             if reader.header.model_fingerprint != description["model_fingerprint"]:
@@ -337,12 +347,12 @@ def query_vectors(
                 vectors = np.concatenate([reader.block(p, p + 1) for p in positions.tolist()])
                 ids = np.concatenate([reader.ids(p, p + 1) for p in positions.tolist()])
             return vectors, ids, tuple(str(i) for i in ids)
-    dataset = open_queries(queries, memory=memory) if isinstance(queries, str) else queries
+    dataset = open_queries(queries, memory=memory) if isinstance(queries, str) else open_data(queries)
     if not len(dataset):
         raise DataError(f"{dataset.name} holds no query")
-    encoder = Encoder.load(model, device)
+    encoder = model if isinstance(model, OnnxEncoder) else open_encoder(model, device)
     positions = np.arange(len(dataset)) if rows is None else parse_rows(rows, len(dataset))
-    M, _, d = encoder.model.codebooks.shape
+    M, _, d = encoder.shape
     check_memory(
         2 * 4 * M * d * len(positions), f"{len(positions):,} queries", memory, "name some of them with --rows"
     )
@@ -401,7 +411,7 @@ def open_on_device(
 def search(
     model: str | Path,
     index: str | Path,
-    queries: Dataset | str | Path,
+    queries: object,
     *,
     k: int = 10,
     rows: str | None = None,
@@ -419,9 +429,9 @@ def search(
     """Search an index with queries of any form that the model takes.
 
     Args:
-        model: model folder.
+        model: model folder, or an ONNX file of ``gpq export-encoder``, which needs no torch.
         index: file that :func:`gpq_faiss.stages.index.index` wrote, or any Faiss index with these codebooks.
-        queries: a data set, a DATA form, a features file, an image, or a folder of images.
+        queries: a DATA form, a features file, an image, a folder of images, or whatever :func:`gpq_faiss.open_data` takes.
         k: results per query, 1 to the number of items.
         rows: only these queries (``"0:8"``).
         kind, memory, nprobe: see :func:`open_index`, and :func:`open_on_device` for a GPU.
@@ -445,25 +455,29 @@ def search(
         UsageError: options out of range or at odds, or what the device cannot do.
     """
     queries = str(queries) if isinstance(queries, Path) else queries
-    place = resolve_device(device)
-    if (
-        device == "auto"
-        and place.type != "cpu"
-        and (recall is not None or Plan.of(kind).search == "approximate")
-    ):
+    place = "cpu" if on_cpu(device) else str(resolve_device(device))
+    if device == "auto" and place != "cpu" and (recall is not None or Plan.of(kind).search == "approximate"):
         log.info("searching on the CPU, which alone can do this; the network runs on %s", place)
-        place = resolve_device("cpu")
-    there = on_device or place.type != "cpu"
-    _check_options(k, nprobe, recall, min_score, str(place) if there else None)
-    z_print = read_description(model)["codebooks_fingerprint"]
+        place = "cpu"
+    there = on_device or place != "cpu"
+    _check_options(k, nprobe, recall, min_score, place if there else None)
+    encoder = OnnxEncoder.load(model, device) if is_onnx(model) else None
+    z_print = (
+        read_description(model)["codebooks_fingerprint"] if encoder is None else encoder.codebooks_fingerprint
+    )
     opened: Index
-    tunable = None
+    tunable: MemoryIndex | FileIndex | None = None
     with stage("opening the index"):
         if there:
             with gpu_memory(_FITS):
-                opened = open_on_device(index, str(place), kind, memory, nprobe)
+                opened = open_on_device(index, place, kind, memory, nprobe)
         else:
-            opened = tunable = open_index(index, kind, memory, nprobe)
+            opened = open_index(index, kind, memory, nprobe)
+            tunable = None if isinstance(opened, ShardedIndex) else opened
+    if recall is not None and opened.lists and tunable is None:
+        raise UsageError(
+            f"recall is measured on one index file, not on the shards of {index}: give an nprobe"
+        )
     if recall is not None and not opened.lists:
         raise UsageError(
             f"recall belongs to lists, which this search of {index} does not use: take kind 'ivf'"
@@ -476,7 +490,12 @@ def search(
     # Half of the budget is for the search itself.
     half = None if memory is None or there else parse_bytes(memory) // 2
     vectors, ids, names = query_vectors(
-        model, queries, rows=rows, device=device, memory=half, progress=progress
+        model if encoder is None else encoder,
+        queries,
+        rows=rows,
+        device=device,
+        memory=half,
+        progress=progress,
     )
     log.info("%s: %s", index, opened.describe())
     points: list[dict[str, float]] = []

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from gpq_faiss.errors import DataError, UsageError
 from gpq_faiss.nn.backbones import BACKBONES, Backbone, BackboneSpec, build_backbone, build_from_spec
 from gpq_faiss.nn.inputs import IMAGENET_MEAN, IMAGENET_STD
+from gpq_faiss.nn.joint import RowDropout
 from gpq_faiss.nn.weights import imagenet_state, load_into, read_weights
 
 
@@ -165,7 +166,7 @@ def test_mlp_is_the_layers_it_names() -> None:
         dropout=0.5,
     )
     layers: Any = net.get_submodule("layers")
-    assert [type(layer) for layer in layers] == 2 * [nn.Linear, nn.ReLU, nn.Dropout]
+    assert [type(layer) for layer in layers] == 2 * [nn.Linear, nn.ReLU, RowDropout]
     x = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
     assert not torch.equal(net(x), net(x))  # dropout
     net.eval()

@@ -13,7 +13,7 @@ import pytest
 from gpq_faiss.config import Config, merge, preset
 from gpq_faiss.data.digits import open_digits
 from gpq_faiss.errors import DataError, MismatchError, UsageError
-from gpq_faiss.nn.model import read_description
+from gpq_faiss.faissio.model import read_description
 from gpq_faiss.pipeline import train
 from gpq_faiss.stages.evaluate import evaluate, model_name
 

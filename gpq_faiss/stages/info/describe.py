@@ -41,7 +41,7 @@ def info(path: str | Path) -> dict[str, Any]:
     Raises:
         DataError: missing, empty, truncated, damaged, or none of these.
         MismatchError: parts that do not belong together (an index and its sidecar, weights and ``config.json``).
-        UsageError: an ONNX file, and the package onnx is not there.
+        UsageError: an ONNX file, and neither of the packages onnx and onnxruntime is there.
     """
     path = Path(path)
     try:
