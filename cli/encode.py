@@ -37,7 +37,7 @@ Examples:
 @out_option
 @click.option("--features", metavar="FILE", help="The features file.  [default: beside --out]")
 @click.option("--no-features", is_flag=True, help="Write the codes alone.")
-@click.option("--batch-size", type=int, default=0, help="Items a batch.  [default: by the data and device]")
+@click.option("--batch-size", type=int, default=0, help="Items per batch.  [default: by the data and device]")
 @click.option("--amp", is_flag=True, help="Run the backbone in bf16.")
 @ray_options
 @click.option("--shard-items", type=int, metavar="N", help="With --ray: items a shard.  [default: 100000]")

@@ -28,7 +28,7 @@ from .options import describe_point, out_option, overwrite_option, ray_options
 @click.option(
     "--lists",
     metavar="N|prototypes",
-    help="For ivf: number of lists by k-means, or one a class prototype of the model.  [default: square root of the items]",
+    help="For ivf: number of lists by k-means, or one per class prototype of the model.  [default: square root of the items]",
 )
 @click.option(
     "--assign",

@@ -22,7 +22,7 @@ from .options import (
 @click.argument("model_dir", metavar="MODEL")
 @click.argument("index_file", metavar="INDEX")
 @click.argument("queries")
-@click.option("-k", "k", type=int, help="Results a query.  [default: 10]")
+@click.option("-k", "k", type=int, help="Results per query.  [default: 10]")
 @click.option("--rows", help="Only these queries: 0:8, or 3,5,9.")
 @click.option(
     "--kind",
@@ -48,14 +48,14 @@ from .options import (
     cls=RenamedOption,
     before="--where-ids",
     metavar="FILE",
-    help="Only items with these ids: .npy, or text with one a line.",
+    help="Only items with these ids: .npy, or text with one per line.",
 )
 @click.option(
     "--deny-ids",
     cls=RenamedOption,
     before="--without-ids",
     metavar="FILE",
-    help="No items with these ids: .npy, or text with one a line.",
+    help="No items with these ids: .npy, or text with one per line.",
 )
 @click.option(
     "--min-score",

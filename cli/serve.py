@@ -76,7 +76,7 @@ from .options import data_options, device_option, open_dataset
     type=float,
     default=200,
     show_default=True,
-    help="Requests a second of one client, on average; 0: any number.",
+    help="Requests per second of one client, on average; 0: any number.",
 )
 @click.option("--timeout", type=float, default=30, show_default=True, help="Seconds of a request, at most.")
 @device_option

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from .errors import GpqError
     from .evaluation.ranking import rank_codes, rank_scores
     from .evaluation.tables import render
+    from .experiment.pictures import draw_experiment
+    from .experiment.report import report_experiment
+    from .experiment.run import run_experiment
     from .gpu.placing import to_gpu, to_torch
     from .indexes.filters import Allow, Deny
     from .indexes.lists import IvfSettings
@@ -52,6 +55,7 @@ __all__ = [
     "Model",
     "RowReader",
     "__version__",
+    "draw_experiment",
     "encode",
     "encode_shards",
     "evaluate",
@@ -69,6 +73,8 @@ __all__ = [
     "rank_codes",
     "rank_scores",
     "render",
+    "report_experiment",
+    "run_experiment",
     "search",
     "to_gpu",
     "to_torch",
@@ -86,6 +92,7 @@ _WHERE = {
     "MemoryIndex": "indexes.memory",
     "Model": "nn.model",
     "RowReader": "store.reader",
+    "draw_experiment": "experiment.pictures",
     "encode": "stages.encode",
     "encode_shards": "stages.encode",
     "evaluate": "stages.evaluate",
@@ -103,6 +110,8 @@ _WHERE = {
     "rank_codes": "evaluation.ranking",
     "rank_scores": "evaluation.ranking",
     "render": "evaluation.tables",
+    "report_experiment": "experiment.report",
+    "run_experiment": "experiment.run",
     "search": "stages.search",
     "to_gpu": "gpu.placing",
     "to_torch": "gpu.placing",

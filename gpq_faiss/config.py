@@ -29,7 +29,7 @@ BITS = (12, 24, 32, 48)
 MOST_SEED = 2**31 - 2
 """Faiss' own trainings take no more."""
 MOST_SIDE = 8192
-"""Pixels a side of an image that a network takes: 64 Mi in all, the limit of the decoders too."""
+"""Pixels per side of an image that a network takes: 64 Mi in all, the limit of the decoders too."""
 COMMITTEE_RATE = 2.0
 """How many times the learning rate class networks move with that are perceptrons."""
 
@@ -208,14 +208,12 @@ class Config:
     def with_settings(self, changes: dict[str, Any]) -> Config:
         """This config with ``changes``, nested as in TOML; names, types and ranges are checked.
 
-        >>> preset("recommended").with_settings({"training": {"steps": 400}}).training.steps
-        400
-        >>> preset("recommended").with_settings({"training": {"step": 400}})  # doctest: +IGNORE_EXCEPTION_DETAIL
-        Traceback (most recent call last):
-        gpq_faiss.errors.UsageError: unknown setting 'training.step': known here are steps, epochs, ...
-
         Raises:
             UsageError: an unknown key, or a value of the wrong kind or out of range; the message gives its dotted name.
+
+        Examples:
+            >>> preset("recommended").with_settings({"training": {"steps": 400}}).training.steps
+            400
         """
         return merge(self, changes)
 
@@ -274,6 +272,10 @@ def preset(name: str) -> Config:
 
     Raises:
         UsageError: there is none of that name.
+
+    Examples:
+        >>> preset("recommended").method, preset("paper").quantizer.bits
+        ('posterior', 48)
     """
     try:
         return PRESETS[name]
@@ -286,6 +288,10 @@ def codebooks_for_bits(bits: int, codewords: int = 16) -> int:
 
     Raises:
         UsageError: ``bits`` is not a multiple of ``log2 codewords``.
+
+    Examples:
+        >>> codebooks_for_bits(48)
+        12
     """
     per_codebook = codewords.bit_length() - 1
     if bits <= 0 or per_codebook <= 0 or bits % per_codebook:
@@ -379,6 +385,10 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
 
     Raises:
         UsageError: a text of another form.
+
+    Examples:
+        >>> parse_settings(["training.steps=400", "network.backbone=mlp"])
+        {'training': {'steps': 400}, 'network': {'backbone': 'mlp'}}
     """
     changes: dict[str, Any] = {}
     for text in texts:

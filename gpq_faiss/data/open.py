@@ -198,6 +198,11 @@ def open_data(  # noqa: PLR0913
     Raises:
         UsageError: an unknown form (lists them), or an option that does not belong to it.
         DataError: what is named is missing, damaged, or something else.
+
+    Examples:
+        >>> digits = open_data("digits")
+        >>> len(digits), digits.require_labels().n_classes, digits.read(digits.ids[:1])[0].shape
+        (1797, 10, (8, 8, 3))
     """
     if isinstance(source, str) and source == "nuswide" and root is not None:
         source = f"nuswide:{root}"

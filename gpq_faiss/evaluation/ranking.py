@@ -43,7 +43,7 @@ Spread = Callable[[Sequence[int]], Sequence["Measured"]]
 RowFunction = Callable[[Ints], NDArray[Any]]
 """``(query rows int64 [q]) -> scores [q, N]`` against every database row, larger is better."""
 
-_TASK = 128  # queries a task; fixed, so that the result does not depend on the number of threads
+_TASK = 128  # queries per task; fixed, so that the result does not depend on the number of threads
 
 
 @dataclass(frozen=True)
@@ -138,6 +138,13 @@ def rank_codes(  # noqa: PLR0913
     Raises:
         UsageError: an unknown convention, a k below 1, codes of another width than the tables.
         DataError: shapes that do not belong together, codes out of range, scores that are not finite.
+
+    Examples:
+        >>> codes = np.array([[0], [0], [1], [2]], np.uint8)  # one codebook: the first two items tie
+        >>> tables = np.array([[[3.0, 2.0, 1.0]]], np.float32)  # of one query
+        >>> result = rank_codes(tables, codes, query_labels=[1], database_labels=[0, 1, 1, 0])
+        >>> round(result.map, 4), result.n_distinct
+        (0.7083, 3)
     """
     plan = _Plan(ties, k, denominator, check_ks(ks), levels, memory, threads)
     ranking = _of_codes(plan, scorer, codes, query_labels, database_labels, ids, rows, exclude)
@@ -205,6 +212,11 @@ def rank_scores(  # noqa: PLR0913
     ``scores`` is [Q, N], or a :data:`RowFunction` that is asked for a block of queries at a time against
     *all* N database rows (``rows`` picks among them afterwards). They must fit float32 exactly (float32,
     float16, small integers), because a silent rounding would make ties. Distances: pass their negative.
+
+    Examples:
+        >>> scores = np.array([[3.0, 2.0, 1.0]], np.float32)
+        >>> rank_scores(scores, query_labels=[1], database_labels=[0, 1, 1], ks=[2]).precision
+        {2: 0.5}
     """
     n = _length(database_labels)
     database = _Database.prepare(n, database_labels, rows, ids)

@@ -1,6 +1,6 @@
 """An index over a file that stays on disk: codes are read in blocks, each searched exactly.
 
-Opening reads the header alone. A search holds a block of codes a thread, packs it for FastScan (or takes float tables
+Opening reads the header alone. A search holds a block of codes per thread, packs it for FastScan (or takes float tables
 where a batch is too small to pay for that), and merges the best of all blocks: equal to a search in memory to the bit.
 What a block must beat to matter is known from the blocks before, which makes most proofs short. A file of the fastscan
 form needs no packing; and where the budget holds all packed codes of a file without ids, they are kept for the searches to

@@ -96,6 +96,13 @@ class MemoryIndex:
         Raises:
             UsageError: over 256 codebooks; an unknown kind; ``fused``, ``fastscan`` or ``ivf`` of codebooks that have not 16 codewords.
             DataError: codes, codebooks or ids unfit, or no codes at all.
+
+        Examples:
+            >>> Z = np.eye(16, dtype=np.float32)[None].repeat(2, axis=0)  # 2 codebooks of 16 codewords in 16 dimensions
+            >>> index = MemoryIndex.build(np.array([[0x00], [0x21], [0x21]], np.uint8), Z, ids=[7, 8, 9])
+            >>> scores, ids = index.search(np.arange(32.0)[None], 3)  # equal scores by ascending id
+            >>> scores.tolist(), ids.tolist()
+            ([[19.0, 19.0, 16.0]], [[8, 9, 7]])
         """
         Z = check_codebooks(codebooks).copy()  # whoever goes on with their own arrays changes nothing here
         if len(Z) > MAX_CODEBOOKS:

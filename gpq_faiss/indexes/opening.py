@@ -105,6 +105,22 @@ def open_index(
     Raises:
         UsageError: an unknown kind, one that cannot be searched in place, or ``nprobe`` without lists.
         DataError, MismatchError: as :func:`open_in_memory`.
+
+    Examples:
+        >>> import faiss, numpy as np, tempfile
+        >>> from gpq_faiss.codes.codebooks import inject
+        >>> Z = np.eye(16, dtype=np.float32)[None].repeat(2, axis=0)
+        >>> filled = inject(Z)  # a plain Faiss index
+        >>> filled.add_sa_codes(np.array([[0x00], [0x21]], np.uint8))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     faiss.write_index(filled, f"{folder}/i.faiss")
+        ...     for in_place in (False, True):
+        ...         index = open_index(f"{folder}/i.faiss", "exact", in_place=in_place)
+        ...         scores, ids = index.search(np.arange(32.0)[None], 2)
+        ...         print(index.ntotal, scores.tolist(), ids.tolist())
+        ...         index.close()
+        2 [[19.0, 16.0]] [[1, 0]]
+        2 [[19.0, 16.0]] [[1, 0]]
     """
     Plan.of(kind)
     opened: MemoryIndex | FileIndex

@@ -42,7 +42,7 @@ def apply_flip_crop(images: Tensor, draw: FlipCrop, pad: int, colour: Tensor | N
 
     Args:
         images: [B, 3, H, W], uint8 or float, on any device.
-        draw: one entry an image.
+        draw: one entry per image.
         pad: padding on every side in pixels.
         colour: of the padding, three numbers in the images' range; default: black.
 

@@ -80,7 +80,7 @@ class Backbone(nn.Module):
         self.spec = spec
         if spec.kind == "images" and spec.image_size < smallest:
             raise UsageError(
-                f"backbone {spec.name} needs images of at least {smallest} pixels a side, "
+                f"backbone {spec.name} needs images of at least {smallest} pixels per side, "
                 f"not {spec.image_size}: set a larger --image-size or choose another --backbone"
             )
         self.input: ImageInput | FeatureInput
@@ -144,7 +144,7 @@ class VGG(Backbone):
     """
 
     SMALLEST = 16
-    """Pixels a side that it needs."""
+    """Pixels per side that it needs."""
 
     _LAYERS = (64, 64, "M", 128, 128, "M", 256, 256, 256, "M", 512, 512, 512)
     _TAPS: Mapping[str, int] = {

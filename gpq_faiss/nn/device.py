@@ -93,6 +93,6 @@ def gpu_memory(remedy: str) -> Iterator[None]:
 
 
 def image_batch(most: int, image_size: int) -> int:
-    """Images a batch, ``most`` up to 64 pixels a side, and beyond that as many as have no more pixels together (at least 16): what
+    """Images per batch, ``most`` up to 64 pixels per side, and beyond that as many as have no more pixels together (at least 16): what
     convolutions hold in memory grows with these."""
     return max(min(16, most), min(most, most * 64**2 // max(1, image_size) ** 2))

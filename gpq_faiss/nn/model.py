@@ -230,7 +230,7 @@ def _build_class_networks(
 
 
 def input_description(dataset: Dataset, image_size: int) -> dict[str, Any]:
-    """What :func:`build_extractor` must know of the items of ``dataset``; images at ``image_size`` pixels a side."""
+    """What :func:`build_extractor` must know of the items of ``dataset``; images at ``image_size`` pixels per side."""
     if isinstance(dataset, FeatureDataset):
         return {"kind": "features", "width": dataset.width}
     return {"kind": "images", "image_size": image_size}

@@ -137,7 +137,7 @@ def encode(
             is; the network does not run then.
         keep_features: write the features file at all; without it, codes are made straight from the network.
         device: where the network runs.
-        batch_size: items a batch; 0 chooses. The same size gives the same bits.
+        batch_size: items per batch; 0 chooses. The same size gives the same bits.
         amp: bf16 backbone.
         resume: go on where an interrupted run of the same model and data stopped.
         overwrite: replace ``out`` (and a features file of another model or data).

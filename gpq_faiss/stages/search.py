@@ -121,7 +121,7 @@ class SearchResult:
         return known
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row a result, for a table."""
+        """A row per result, for a table."""
         return [
             {"query": name, "rank": rank, "id": str(i), "score": float(score), **self._texts(i)}
             for name, ids, scores in zip(self.query_names, self.ids, self.scores, strict=True)
@@ -243,6 +243,10 @@ def parse_rows(text: str, n: int) -> NDArray[np.int64]:
 
     Raises:
         UsageError: not of that form, or beyond the items.
+
+    Examples:
+        >>> parse_rows("0:3", 10).tolist(), parse_rows("5,-1", 10).tolist()
+        ([0, 1, 2], [5, 9])
     """
     rows: list[int] = []
     try:
@@ -437,12 +441,12 @@ def search(
         model: model folder, or an ONNX file of ``gpq export-encoder``, which needs no torch.
         index: file that :func:`gpq_faiss.stages.index.index` wrote, or any Faiss index with these codebooks; or the manifest of shards.
         queries: a DATA form, a features file, an image, a folder of images, or whatever :func:`gpq_faiss.open_data` takes.
-        k: results a query, 1 to the number of items.
+        k: results per query, 1 to the number of items.
         rows: only these queries (``"0:8"``).
         kind, memory, nprobe: see :func:`open_index`, and :func:`open_on_device` for a GPU.
         recall: choose nprobe for this recall of the exact top ``k``, by these very queries.
         where: only items that pass this filter (:mod:`.index.filters`).
-        min_score: instead of ``k`` items a query, all that score at least this, in all lists.
+        min_score: instead of ``k`` items per query, all that score at least this, in all lists.
         device: where the network runs and the index is searched.
         on_device: search the index in the form for devices, as a GPU always does. With the device ``cpu`` that is the same
             code, by torch on the CPU: the same answers, slowly.
