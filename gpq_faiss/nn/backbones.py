@@ -310,7 +310,7 @@ class Trunk(Backbone):
         self.trunk.train()
         if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != 1:
             found = f"a tensor of shape {list(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
-            raise UsageError(f"backbone {spec.name} gives {found}, not one vector an item")
+            raise UsageError(f"backbone {spec.name} gives {found}, not one vector per item")
         return int(out.shape[1])
 
     def trunk_features(self, x: Tensor) -> Tensor:
