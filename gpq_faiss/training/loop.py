@@ -182,8 +182,8 @@ def fit(
     seen = np.setdiff1d(split.labelled, held)
     pool = split.unlabelled if len(split.unlabelled) else seen
     image_size = resolve_image_size(config, dataset)
-    with Reader(dataset, image_size) as reader:
-        if reader.preload(group):
+    with Reader(dataset, image_size, readers=group) as reader:
+        if reader.preload():
             log.info("%s: %d items in memory", dataset.name, len(dataset))
         task = _Task(config, options, reader, labels, seen, held, pool)
         # The other processes take their weights from the first.
