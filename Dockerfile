@@ -1,13 +1,15 @@
 # The service. CPU: docker build -t gpq .   GPU: the same image, run with --gpus all and --device cuda.
+# Without torch, for --model encoder.onnx: docker build --build-arg EXTRAS=search,serve,parquet -t gpq .
 FROM python:3.12-slim AS build
 RUN pip install --no-cache-dir uv==0.13.8
 WORKDIR /src
 COPY requirements.lock pyproject.toml README.md LICENSE ./
 COPY gpq_faiss gpq_faiss
 COPY cli cli
+ARG EXTRAS=train,serve,parquet
 # The versions of the lock, without what only development needs.
 RUN uv venv /opt/gpq && \
-    VIRTUAL_ENV=/opt/gpq uv pip install --no-cache --constraint requirements.lock '.[serve,parquet]'
+    VIRTUAL_ENV=/opt/gpq uv pip install --no-cache --constraint requirements.lock ".[$EXTRAS]"
 
 FROM python:3.12-slim
 RUN useradd --create-home --uid 10001 gpq

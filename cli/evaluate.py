@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from .options import DATA_HELP, data_options, device_option, emit, open_dataset, overwrite_option
+from .options import DATA_HELP, RAY_HELP, data_options, device_option, emit, open_dataset, overwrite_option
 
 
 @click.command(
@@ -17,6 +17,9 @@ value over random order within ties, unless --ties says otherwise. With --device
 with the same figures; methods compared with run on the CPU. NN10@100 is the share of a query's ten nearest items by their features
 that are among its first 100 results.
 
+With --codes, the database is a file of gpq encode as it is, and all labelled items of DATA are the queries. MODEL may then be the
+network in ONNX (gpq export-encoder), which runs without torch.
+
 --compare puts other rows into the table: methods, which are fitted on the same items, and folders of models that were trained on
 the same split. A model's row has the name of its method and its preset.
 
@@ -24,13 +27,15 @@ the same split. A model's row has the name of its method and its preset.
 Examples:
   gpq evaluate model digits --protocol 1 --compare pq,opq,itq
   gpq evaluate demo/model digits --compare demo/gpq,demo/paper,pq,classifier
+  gpq evaluate model features:clip.npy --ray auto
   gpq evaluate model features:clip.npy --labels labels.npy --format json --out scores.json
   gpq evaluate model digits --compare pq,classifier --format html --out report.html
+  gpq evaluate encoder.onnx features:queries.npy --labels labels.npy --codes codes.h5
 
 {DATA_HELP}
 """
 )
-@click.argument("model_dir")
+@click.argument("model_dir", metavar="MODEL")
 @click.argument("data")
 @click.option("--protocol", help="1, 2, transfer[:SHARE|CLASSES] or gpq-authors.  [default: the training's]")
 @click.option("--seed", type=int, help="Seed of the split, for data that the model was not trained on.")
@@ -44,6 +49,11 @@ Examples:
     default="",
     metavar="NAMES",
     help="What to compare with, with commas: pq, opq, itq, float, classifier, folders of models.",
+)
+@click.option(
+    "--codes",
+    metavar="FILE",
+    help="Labelled codes (codes.h5) of the database; DATA are the queries, no split is drawn.",
 )
 @click.option("--at", default="1,10,100,1000", show_default=True, help="The k of precision and recall.")
 @click.option("-k", "k", type=int, help="mAP@k instead of the full ranking.")
@@ -72,6 +82,7 @@ Examples:
 @click.option("--out", metavar="FILE", help="Write here instead of to the terminal.")
 @click.option("--plot", metavar="FILE", help="Draw the precision-recall curves: .png, .svg or .pdf.")
 @click.option("--threads", type=int, help="Threads of the ranking on the CPU.  [default: all cores]")
+@click.option("--ray", metavar="ADDRESS", help=RAY_HELP)
 @device_option
 @overwrite_option
 @data_options
@@ -82,6 +93,7 @@ def evaluate(
     seed: int | None,
     labelled: str,
     compare: str,
+    codes: str | None,
     at: str,
     k: int | None,
     ties: str,
@@ -90,6 +102,7 @@ def evaluate(
     out: str | None,
     plot: str | None,
     threads: int | None,
+    ray: str | None,
     device: str,
     overwrite: bool,
     data_args: dict[str, Any],
@@ -98,7 +111,6 @@ def evaluate(
     from gpq_faiss.evaluation.tables import render
     from gpq_faiss.files import check_output
     from gpq_faiss.report.figure import check_picture
-    from gpq_faiss.stages.evaluate import draw_evaluation, save_evaluation_page
     from gpq_faiss.stages.evaluate import evaluate as run
 
     if out is not None:
@@ -119,18 +131,20 @@ def evaluate(
         seed=seed,
         labelled=labelled,
         compare=[name.strip() for name in compare.split(",") if name.strip()],
+        codes=codes,
         ks=ks,
         k=k,
         ties=ties,  # type: ignore[arg-type]
         denominator=denominator,  # type: ignore[arg-type]
         device=device,
         threads=threads,
+        ray=ray,
     )
     if plot is not None:
-        draw_evaluation(result, plot, overwrite=overwrite)
+        result.draw(plot, overwrite=overwrite)
     if format_ == "html":
         assert out is not None
-        click.echo(str(save_evaluation_page(result, dataset, out, ks=ks, overwrite=overwrite)))
+        click.echo(str(result.save_page(dataset, out, ks=ks, overwrite=overwrite)))
         return
     if format_ == "json":
         emit(result.to_dict(), out)

@@ -19,7 +19,7 @@ from .options import (
 
 
 @click.group(
-    help="""Compare methods: a grid of methods, code lengths and seeds on one split, one file a run, tables from the files.
+    help="""Compare methods: a grid of methods, code lengths and seeds on one split, one file per run, tables from the files.
 
 \b
 Examples:
@@ -257,9 +257,9 @@ def report(
 
     from gpq_faiss.errors import UsageError
     from gpq_faiss.experiment.page import save_report_page
-    from gpq_faiss.experiment.pictures import draw
+    from gpq_faiss.experiment.pictures import draw_experiment
     from gpq_faiss.experiment.published import read_published
-    from gpq_faiss.experiment.report import report as run
+    from gpq_faiss.experiment.report import report_experiment
     from gpq_faiss.experiment.results import read_experiment
     from gpq_faiss.files import check_output
 
@@ -284,9 +284,9 @@ def report(
     drawn = {}
     if plots is not None:
         behind = open_dataset(images, data_args) if images is not None else None
-        drawn = draw(folder, plots, images=behind, ending=picture_format, overwrite=overwrite)
+        drawn = draw_experiment(folder, plots, images=behind, ending=picture_format, overwrite=overwrite)
     start = Path(out).parent if out is not None else Path()
-    text = run(
+    text = report_experiment(
         folder,
         {"table": "text"}.get(format_, format_),  # type: ignore[arg-type]
         table=table,

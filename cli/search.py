@@ -14,14 +14,15 @@ from .options import (
     emit,
     open_dataset,
     overwrite_option,
+    ray_options,
 )
 
 
 @click.command()
-@click.argument("model_dir")
+@click.argument("model_dir", metavar="MODEL")
 @click.argument("index_file", metavar="INDEX")
 @click.argument("queries")
-@click.option("-k", "k", type=int, help="Results a query.  [default: 10]")
+@click.option("-k", "k", type=int, help="Results per query.  [default: 10]")
 @click.option("--rows", help="Only these queries: 0:8, or 3,5,9.")
 @click.option(
     "--kind",
@@ -47,14 +48,14 @@ from .options import (
     cls=RenamedOption,
     before="--where-ids",
     metavar="FILE",
-    help="Only items with these ids: .npy, or text with one a line.",
+    help="Only items with these ids: .npy, or text with one per line.",
 )
 @click.option(
     "--deny-ids",
     cls=RenamedOption,
     before="--without-ids",
     metavar="FILE",
-    help="No items with these ids: .npy, or text with one a line.",
+    help="No items with these ids: .npy, or text with one per line.",
 )
 @click.option(
     "--min-score",
@@ -75,6 +76,19 @@ from .options import (
 @click.option("--out", metavar="FILE", help="Write here instead of to the terminal.")
 @click.option("--images", metavar="DATA", help="For png and html: the images of the items, as DATA.")
 @click.option("--threads", type=int, help="Threads of the search on the CPU.  [default: all cores]")
+@ray_options
+@click.option(
+    "--replicas",
+    type=int,
+    default=1,
+    show_default=True,
+    help="With --ray: holders of each shard, which share the queries.",
+)
+@click.option(
+    "--allow-partial",
+    is_flag=True,
+    help="With --ray: answer without shards that cannot be searched, and name them.",
+)
 @device_option
 @overwrite_option
 @data_options
@@ -95,12 +109,17 @@ def search(
     out: str | None,
     images: str | None,
     threads: int | None,
+    ray: str | None,
+    workers: int | None,
+    replicas: int,
+    allow_partial: bool,
     device: str,
     overwrite: bool,
     data_args: dict[str, Any],
 ) -> None:
     """Find the k best items of an index for each query.
 
+    MODEL is a model folder, or its network as gpq export-encoder writes it in ONNX, which runs without torch.
     QUERIES is a file of embeddings (.npy, .npz, .parquet), an image, a folder of images, any DATA that gpq train takes, or, for a
     model of the preset paper, its features.h5 (other presets make other vectors of queries than of items).
 
@@ -113,7 +132,9 @@ def search(
     Examples:
       gpq search model index.faiss queries.npy -k 10 --format json
       gpq search model index.faiss photo.jpg
+      gpq search encoder.onnx index.faiss queries.npy
       gpq search model index.faiss queries.npy --device cuda
+      gpq search model manifest.json queries.npy --ray auto --replicas 2
       gpq search model lists.faiss queries.npy --memory 2GB --recall 0.95
       gpq search model index.faiss queries.npy --deny-ids seen.txt --threads 2
       gpq search model index.faiss queries.npy --min-score 3.5 --format json
@@ -127,9 +148,11 @@ def search(
     from gpq_faiss.indexes.filters import Allow, Deny
     from gpq_faiss.inputs import parse_bytes
     from gpq_faiss.report.figure import check_picture
-    from gpq_faiss.stages.search import draw_results, open_queries
+    from gpq_faiss.stages.search import open_queries
     from gpq_faiss.stages.search import search as run
 
+    if ray is None and (workers is not None or replicas != 1 or allow_partial):
+        raise UsageError("--workers, --replicas and --allow-partial belong to --ray: give that too")
     if min_score is not None and k is not None:
         raise UsageError("--min-score gives all items from that score on, however many: leave out -k")
     if allow_ids is not None and deny_ids is not None:
@@ -166,6 +189,10 @@ def search(
         min_score=min_score,
         device=device,
         threads=threads,
+        ray=ray,
+        workers=workers,
+        replicas=replicas,
+        allow_partial=allow_partial,
     )
     if format_ != "json":
         for point in result.points:
@@ -174,7 +201,7 @@ def search(
         assert shown is not None
         assert out is not None
         asked = shown if isinstance(source, str) else source
-        click.echo(str(draw_results(result, shown, asked, out, overwrite=overwrite)))
+        click.echo(str(result.draw(shown, asked, out, overwrite=overwrite)))
     elif format_ == "h5":
         assert out is not None
         click.echo(str(result.save_hdf5(out)))

@@ -12,7 +12,11 @@ from .options import data_options, device_option, open_dataset
 @click.command()
 @click.argument("index_file", metavar="INDEX")
 @click.option(
-    "--model", "model_dir", required=True, metavar="DIR", help="The model whose codes the index holds."
+    "--model",
+    "model_dir",
+    required=True,
+    metavar="MODEL",
+    help="The model whose codes the index holds: its folder, or to search only its network in ONNX, which needs no torch.",
 )
 @click.option(
     "--data",
@@ -51,7 +55,7 @@ from .options import data_options, device_option, open_dataset
 @click.option("--threads", type=int, help="Threads of a search.  [default: all cores]")
 @click.option(
     "--allowed-host",
-    "names",
+    "allowed_hosts",
     multiple=True,
     metavar="NAME",
     help="Further host name by which browsers call a service on a loopback address, such as that of a proxy before it.",
@@ -72,7 +76,7 @@ from .options import data_options, device_option, open_dataset
     type=float,
     default=200,
     show_default=True,
-    help="Requests a second of one client, on average; 0: any number.",
+    help="Requests per second of one client, on average; 0: any number.",
 )
 @click.option("--timeout", type=float, default=30, show_default=True, help="Seconds of a request, at most.")
 @device_option
@@ -88,7 +92,7 @@ def serve(
     compact_after: int,
     kind: Any,
     threads: int | None,
-    names: tuple[str, ...],
+    allowed_hosts: tuple[str, ...],
     max_k: int,
     max_upload: str,
     max_pixels: int,
@@ -108,16 +112,17 @@ def serve(
     \b
     Examples:
       gpq serve index.faiss --model model --data digits
+      gpq serve index.faiss --model encoder.onnx
       GPQ_SERVE_TOKEN=$(openssl rand -hex 32) gpq serve index.faiss --model model --writable
     """
-    from gpq_faiss.errors import UsageError
+    from gpq_faiss.errors import UsageError, needs
     from gpq_faiss.inputs import parse_bytes
 
     try:
         from gpq_faiss.serve.guard import Settings
         from gpq_faiss.serve.run import serve as run
     except ImportError as error:
-        if (error.name or "").partition(".")[0] in ("gpq_faiss", "gpq_cli"):
+        if (error.name or "").partition(".")[0] in ("gpq_faiss", "gpq_cli") or needs("gpq serve", error):
             raise
         raise UsageError(f"the package {error.name} is missing: pip install 'gpq-faiss[serve]'") from None
 
@@ -125,7 +130,7 @@ def serve(
         host=host,
         port=port,
         token=token,
-        names=names,
+        names=allowed_hosts,
         max_upload=parse_bytes(max_upload),
         max_pixels=max_pixels,
         max_k=max_k,

@@ -60,7 +60,7 @@ def _settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
     help=f"""Train a model on DATA and write its folder: model.safetensors, config.json, metrics.jsonl, split.json.
 
 A run that was killed goes on with --resume and reaches the same codes (on the CPU). docs/settings.md lists what --set changes;
-options of tables, NUS-WIDE and downloads are those of gpq encode.
+options of tables, NUS-WIDE and downloads are those of gpq encode. Under torchrun several processes train together.
 
 \b
 Examples:
@@ -68,6 +68,7 @@ Examples:
   gpq train features:clip.npy --labels labels.npy --bits 48 --out model
   gpq train folder:signs --protocol transfer:'Balinese-*,Latin-*' --preset unseen-classes --out model
   gpq train cifar10 --labelled 500-per-class --set network.backbone=vgg --set network.weights=imagenet --device cuda --amp --out model
+  torchrun --nproc-per-node 2 --no-python gpq train folder:photos --set network.backbone=vgg --out model
 
 {DATA_HELP}
 """
@@ -156,8 +157,11 @@ def train(
 
     dataset = open_dataset(data, data_args)
     folder = run(dataset, out, config=config, **options)
-    from gpq_faiss.nn.model import read_description
+    from gpq_faiss.faissio.model import read_description
+    from gpq_faiss.training.launch import is_first
 
+    if not is_first():
+        return
     done = read_description(folder)["training"]
     # Times are in the metrics alone: of the same data and settings, all else has the same bytes.
     seconds = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["seconds"]

@@ -1,31 +1,33 @@
-"""The network of a model on its own: items or queries in, the vectors that are coded or searched with out."""
+"""The network of a model on its own: items or queries in, the vectors that are coded or searched with out.
+
+torch is imported where a model folder is loaded: an ONNX file (:class:`gpq_faiss.exported.OnnxEncoder`) needs none.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from .codes.encode import check_items, items_are_codewords
 from .codes.encode import encode as encode_vectors
 from .data.base import Dataset, FeatureDataset
-from .data.held import to_images, to_vectors
-from .data.labels import rows_that
-from .data.reader import Reader
-from .errors import DataError, MismatchError
-from .nn.device import full_float32, image_batch, resolve_device
-from .nn.model import Model, load_model
-from .nn.quantizer import zero_subvectors
-from .progress import Progress, stage
+from .data.embedder import Embedder
+from .errors import UsageError, needs
+from .exported import OnnxEncoder
+
+if TYPE_CHECKING:
+    import torch
+
+    from .nn.model import Model
 
 
 @dataclass(frozen=True)
-class Encoder:
+class Encoder(Embedder):
     """A model that turns arrays into vectors.
 
     Attributes:
@@ -45,31 +47,54 @@ class Encoder:
         Raises:
             DataError, MismatchError: the folder is not a whole model.
             DeviceError: there is no such device.
+            ModuleNotFoundError: torch is not installed.
         """
+        import torch
+
+        from .nn.device import resolve_device
+        from .nn.model import load_model
+
         torch_device = resolve_device(device)
         model = load_model(folder, torch_device)
         if torch_device.type == "cuda" and model.input_kind == "images":
             model.network.to(memory_format=torch.channels_last)
         return cls(model, torch_device, amp)
 
-    def embed(self, values: Any, *, queries: bool = False) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Vectors float32 [n, M·d] of what a program holds.
+    @property
+    def source(self) -> Path:
+        """The model folder."""
+        return self.model.folder
 
-        Args:
-            values: for a model of features, vectors [n, width] of any numbers (arrays, lists, tensors). For one of images: paths, encoded
-                bytes, PIL images, arrays or tensors [H, W, 3] or [3, H, W] of uint8 or of floats from 0 to 1; one, a list, or a batch. They
-                are brought to the model's size as in training.
-            queries: whether an index is searched with the vectors; without it they are those that are coded. Models with class networks
-                (``recommended``) make different ones of them.
+    @property
+    def input_kind(self) -> str:
+        """``features`` or ``images``."""
+        return self.model.input_kind
 
-        Returns:
-            The vectors, and bool [n]: whether each has a direction in every sub-space (if not, it has no code).
+    @property
+    def input_width(self) -> int:
+        """Width of the features that it takes (0 for images)."""
+        return self.model.input_width
 
-        Raises:
-            DataError: what is no such item, or cannot be read; names its place.
-        """
-        vectors, fine = self._on_device(self._input(values), queries)
-        return vectors.cpu().numpy(), fine.cpu().numpy()
+    @property
+    def image_size(self) -> int:
+        """Side of the images that it takes (0 for features)."""
+        return self.model.image_size
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """M, K and d of the codebooks."""
+        M, K, d = self.model.codebooks.shape
+        return M, K, d
+
+    @property
+    def fingerprint(self) -> str:
+        """Names weights and codebooks; features, codes and indexes carry it."""
+        return self.model.fingerprint
+
+    @property
+    def codebooks_fingerprint(self) -> str:
+        """Of the codebooks; an index must have the same."""
+        return str(self.model.description["codebooks_fingerprint"])
 
     def quantize(self, vectors: torch.Tensor) -> NDArray[np.uint8]:
         """Packed codes uint8 [n, code_size] of vectors float32 [n, M·d] of items, on the model's device.
@@ -94,67 +119,35 @@ class Encoder:
         codes: NDArray[np.uint8] = encode_torch(vectors, self.model.codebooks).cpu().numpy()
         return codes
 
-    def _input(self, values: Any) -> NDArray[Any]:
-        """``values`` as the network takes them."""
-        if self.model.input_kind == "features":
-            return to_vectors(values, self.model.input_width)
-        return to_images(values, self.model.image_size)
+    def _vectors(self, values: NDArray[Any], queries: bool) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        vectors, fine = self._on_device(values, queries)
+        return vectors.cpu().numpy(), fine.cpu().numpy()
 
-    @torch.inference_mode()
     def _on_device(self, values: NDArray[Any], queries: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """:meth:`embed`, left on the device."""
+        """:meth:`_vectors`, left on the device."""
+        import torch
+
+        from .nn.device import full_float32
+        from .nn.quantizer import zero_subvectors
+
         x = torch.from_numpy(values)
         if self.device.type == "cuda":
             x = x.pin_memory().to(self.device, non_blocking=True)
         if x.dtype == torch.uint8:
             x = x.to(memory_format=torch.channels_last).float().div_(255)
         network: Any = self.model.network
-        with full_float32():
+        with torch.inference_mode(), full_float32():
             raw = network.raw(x, queries=queries, amp=self.amp)
-        fine = ~zero_subvectors(raw, network.M).any(dim=1)
-        return network.finish(raw), fine
+            fine = ~zero_subvectors(raw, network.M).any(dim=1)
+            return network.finish(raw), fine
 
     def batch_size(self, dataset: Dataset) -> int:
-        """Items a batch, unless told otherwise: enough to fill the device, little enough for memory to stay small."""
+        """Items per batch by default: enough to fill the device, little enough for memory to stay small."""
+        from .nn.device import image_batch
+
         if isinstance(dataset, FeatureDataset):
             return max(256, min(4096, (4 << 20) // (4 * dataset.width)))
         return image_batch(1024, self.model.image_size) if self.device.type == "cuda" else 128
-
-    def check(self, dataset: Dataset) -> None:
-        """Refuse data of another kind or width than the model takes.
-
-        Raises:
-            MismatchError: naming both.
-        """
-        model = self.model
-        if dataset.kind != model.input_kind:
-            raise MismatchError(
-                f"{model.folder} takes {model.input_kind}, but {dataset.name} holds {dataset.kind}: "
-                "give the kind of data that the model was trained on"
-            )
-        if isinstance(dataset, FeatureDataset) and dataset.width != model.input_width:
-            raise MismatchError(
-                f"{model.folder} takes features of width {model.input_width}, but {dataset.name} has width "
-                f"{dataset.width}: give features from the same extractor"
-            )
-
-    def batches(
-        self,
-        dataset: Dataset,
-        rows: NDArray[np.int64] | None = None,
-        *,
-        start: int = 0,
-        batch_size: int = 0,
-        queries: bool = False,
-    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
-        """Positions and vectors of the items at ``rows`` (default: all), a batch at a time; broken images are left out.
-        ``queries`` as in :meth:`embed`.
-
-        Raises:
-            DataError: an item without a direction in some sub-space (rows are named), or too many broken images.
-        """
-        for positions, vectors in self._batches(dataset, rows, start, batch_size, queries):
-            yield positions, vectors.cpu().numpy()
 
     def code_batches(
         self,
@@ -165,45 +158,34 @@ class Encoder:
         batch_size: int = 0,
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint8]]]:
         """As :meth:`batches`, packed codes uint8 [n, code_size] in place of vectors (:meth:`quantize`)."""
-        for positions, vectors in self._batches(dataset, rows, start, batch_size, False):
+
+        def run(values: NDArray[Any]) -> tuple[torch.Tensor, NDArray[np.bool_]]:
+            vectors, fine = self._on_device(values, False)
+            return vectors, fine.cpu().numpy()
+
+        for positions, vectors in self._batches(dataset, rows, start, batch_size, run=run):
             yield positions, self._quantize(vectors)
 
-    def _batches(
-        self, dataset: Dataset, rows: NDArray[np.int64] | None, start: int, batch_size: int, queries: bool
-    ) -> Iterator[tuple[NDArray[np.int64], torch.Tensor]]:
-        self.check(dataset)
-        positions = np.arange(len(dataset)) if rows is None else rows
-        size = batch_size or self.batch_size(dataset)
-        with Reader(dataset, self.model.image_size) as reader:
-            parts = [positions[i : i + size] for i in range(start, len(positions), size)]
-            for part, (values, ok) in zip(parts, reader.stream(parts), strict=True):
-                vectors, there = self._on_device(values, queries)
-                fine = there.cpu().numpy()
-                if not fine.all():
-                    raise DataError(
-                        f"{dataset.name}: {rows_that(part[ok][~fine], 'have')} a zero or infinite sub-vector after the "
-                        "network, which has no direction and so no code: leave such rows out"
-                    )
-                yield part[ok], vectors
 
-    def embed_rows(
-        self,
-        dataset: Dataset,
-        rows: NDArray[np.int64],
-        *,
-        queries: bool = False,
-        progress: Progress | None = None,
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """All of :meth:`batches` together: positions int64 [n] and vectors float32 [n, M·d]."""
-        there: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
-        parts: list[NDArray[np.float32]] = [
-            np.empty((0, self.model.codebooks.shape[0] * self.model.codebooks.shape[2]), np.float32)
-        ]
-        with stage("encoding queries" if queries else "encoding", len(rows)) as encoding:
-            for positions, vectors in self.batches(dataset, rows, queries=queries):
-                there.append(positions)
-                parts.append(vectors)
-                encoding.advance(len(positions))
-                if progress is not None:
-                    progress(encoding.done, len(rows))
-        return np.concatenate(there), np.concatenate(parts)
+def is_onnx(model: str | Path) -> bool:
+    """Whether a path names an ONNX file rather than a model folder."""
+    return Path(model).suffix.lower() == ".onnx" and not Path(model).is_dir()
+
+
+def open_encoder(model: str | Path, device: str = "cpu") -> Encoder | OnnxEncoder:
+    """What makes vectors of queries: a model folder, by torch; or an ONNX file of ``gpq export-encoder``, by onnxruntime.
+
+    Raises:
+        DataError, MismatchError: neither, or damaged.
+        DeviceError: there is no such device.
+        UsageError: a GPU for an ONNX file; onnxruntime or, for a folder, torch is not installed.
+    """
+    if is_onnx(model):
+        return OnnxEncoder.load(model, device)
+    try:
+        return Encoder.load(model, device)
+    except ModuleNotFoundError as error:
+        remedy = needs(f"the network of {model}", error)
+        if remedy is None:
+            raise
+        raise UsageError(f"{remedy}, or give the network in ONNX (gpq export-encoder)") from None

@@ -21,6 +21,10 @@ class DataError(GpqError):
     """A file, array or folder that is missing, broken or not what the stage needs (exit code 1)."""
 
 
+class BusyError(DataError):
+    """Another process writes the output now."""
+
+
 class MismatchError(DataError):
     """Two things that do not belong together: features, codes or an index of another model."""
 
@@ -31,3 +35,19 @@ class OutputExistsError(DataError):
 
 class DeviceError(GpqError):
     """A device was asked for that this machine does not have."""
+
+
+class ProcessError(GpqError):
+    """Another process that shares the work has failed or ended (exit code 1)."""
+
+
+_EXTRAS = {"torch": "train", "torchvision": "train", "sklearn": "train", "scipy": "train", "faiss": "search"}
+
+
+def needs(what: str, missing: ImportError) -> str | None:
+    """One line on which extra brings a package that ``what`` needs; None where no extra does."""
+    package = (missing.name or "").partition(".")[0]
+    if package not in _EXTRAS:
+        return None
+    name = {"sklearn": "scikit-learn", "faiss": "Faiss"}.get(package, package)
+    return f"{what} needs {name}: pip install 'gpq-faiss[{_EXTRAS[package]}]'"

@@ -187,6 +187,10 @@ def parse_bytes(text: str | float | np.integer[Any]) -> int:
 
     Raises:
         UsageError: not of that form, or less than a byte.
+
+    Examples:
+        >>> parse_bytes("2GB"), parse_bytes("1.5 KiB")
+        (2000000000, 1536)
     """
     if isinstance(text, int | float | np.integer | np.floating) and not isinstance(text, bool):
         number, unit = float(text), ""

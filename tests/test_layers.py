@@ -28,9 +28,11 @@ LAYERS = [
     "nn",
     "losses",
     "build",
+    "cluster",
     "gpu",
     "methods",
     "training",
+    "exported",
     "encoder",
     "stages",
     "serve",
@@ -49,6 +51,7 @@ ONLY_IN = {
     "pydantic": {"config", "serve"},
     "prometheus_client": {"serve"},
     "python_multipart": {"serve"},
+    "ray": {"cluster"},
     "click": set(),
     "cli": set(),
     "gpq_cli": set(),
@@ -66,9 +69,8 @@ NO_TORCH = {
         "codes",
         "config",
         "report",
-        "store",
     ),
-    *("faissio", "data", "indexes", "build"),
+    *("store", "faissio", "data", "indexes", "build", "exported", "cluster"),
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -6,6 +6,7 @@ import ast
 import inspect
 import subprocess
 import sys
+import tomllib
 import types
 from pathlib import Path
 
@@ -67,3 +68,10 @@ print("torch" in sys.modules)
 def test_an_unknown_name_is_an_attribute_error() -> None:
     assert not hasattr(gpq, "no_such_name")
     assert set(gpq.__all__) <= set(dir(gpq))
+
+
+def test_the_wheel_has_every_package() -> None:
+    files = (ROOT / "gpq_faiss").rglob("__init__.py")
+    there = {".".join(file.parent.relative_to(ROOT).parts) for file in files}
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert {*there, "gpq_cli"} == set(settings["tool"]["setuptools"]["packages"])

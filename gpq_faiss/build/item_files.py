@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,8 @@ from numpy.typing import NDArray
 from ..data.labels import Labels
 from ..faissio.io import read_sidecar
 from ..files import fingerprint
-from ..store import ItemBlock, Items, RowReader, as_texts, items_path, write_items
+from ..indexes.manifest import Manifest, is_manifest, read_manifest
+from ..store import Item, ItemBlock, Items, RowReader, Texts, as_texts, items_path, write_items
 from .shards import is_index, is_parquet
 
 log = logging.getLogger(__name__)
@@ -95,21 +97,17 @@ class ItemSources:
     def _blocks(self) -> Iterator[ItemBlock]:
         for path in self.paths:
             for block, classes in _blocks_of(path):
-                texts = {
-                    name: block.texts[name] if name in block.texts else as_texts([""] * len(block.ids))
-                    for name in self.columns
-                }
-                yield ItemBlock(block.ids, self._labels(block.labels, classes, len(block.ids)), texts)
+                texts = _with_columns(block, self.columns)
+                yield ItemBlock(block.ids, _over(block, classes, self.class_names), texts)
 
-    def _labels(
-        self, packed: NDArray[np.uint8] | None, classes: tuple[str, ...], n: int
-    ) -> NDArray[np.uint8] | None:
-        """Packed over the classes of all sources."""
-        if not self.class_names or (packed is not None and classes == self.class_names):
-            return packed
-        if packed is None:
-            return np.zeros((n, (len(self.class_names) + 7) // 8), np.uint8)
-        return Labels(packed, classes).over(self.class_names).packed
+
+def _over(block: ItemBlock, classes: tuple[str, ...], wanted: tuple[str, ...]) -> NDArray[np.uint8] | None:
+    """The packed labels of a block over ``wanted``, which has its classes and perhaps more."""
+    if not wanted or (block.labels is not None and classes == wanted):
+        return block.labels
+    if block.labels is None:
+        return np.zeros((len(block.ids), (len(wanted) + 7) // 8), np.uint8)
+    return Labels(block.labels, classes).over(wanted).packed
 
 
 def _blocks_of(path: Path) -> Iterator[tuple[ItemBlock, tuple[str, ...]]]:
@@ -125,6 +123,36 @@ def _blocks_of(path: Path) -> Iterator[tuple[ItemBlock, tuple[str, ...]]]:
             stop = min(reader.ntotal, start + _ROWS)
             block = ItemBlock(reader.ids(start, stop), reader.labels(start, stop), reader.texts(start, stop))
             yield block, reader.header.class_names
+
+
+def _with_columns(block: ItemBlock, columns: Iterable[str]) -> dict[str, Texts]:
+    """The texts of a block in these columns, empty in those that it lacks."""
+    return {
+        name: block.texts[name] if name in block.texts else as_texts([""] * len(block.ids))
+        for name in columns
+    }
+
+
+def update_items(
+    index: Path, items: Items | None, gone: NDArray[np.int64], added: Mapping[int, Item], key: str
+) -> Path:
+    """Write the items file of ``index`` anew: ``items`` without the ids ``gone``, and what is known of those ``added``."""
+    before = () if items is None else items.class_names
+    labels = [item.labels or () for item in added.values()]
+    class_names = tuple(dict.fromkeys((*before, *(label for row in labels for label in row))))
+    columns = tuple(sorted({"name", *(() if items is None else items.columns)}))
+    texts = {name: as_texts([item.texts.get(name, "") for item in added.values()]) for name in columns}
+    packed = Labels.from_names(labels, class_names).packed if class_names else None
+
+    def blocks() -> Iterator[ItemBlock]:
+        for block in () if items is None else items.blocks(_ROWS):
+            kept = ~np.isin(block.ids, gone)
+            named = {name: column[kept] for name, column in _with_columns(block, columns).items()}
+            over = _over(block, before, class_names)
+            yield ItemBlock(block.ids[kept], None if over is None else over[kept], named)
+        yield ItemBlock(np.array(list(added), np.int64), packed, texts)
+
+    return write_items(items_path(index), blocks, class_names=class_names, columns=columns, key=key)
 
 
 def open_items(index: str | Path) -> Items | None:
@@ -148,3 +176,57 @@ def open_items(index: str | Path) -> Items | None:
         "%s is of another index than %s: results come without names; index the codes again", path, index
     )
     return None
+
+
+class ShardItems:
+    """The items of the shards of a manifest, looked up by id. The files of shards without such ids are not opened.
+
+    Args:
+        manifest: of the shards.
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self._opened: dict[str, Items | None] = {}
+
+    def lookup(self, ids: NDArray[np.int64]) -> list[Item | None]:
+        """What is known of each id [n]; None for -1, and for ids that are not there.
+
+        Raises:
+            DataError: the file of a shard is damaged.
+        """
+        known: list[Item | None] = [None] * len(ids)
+        for shard in self._manifest.shards:
+            rows = np.flatnonzero((ids >= shard.first_id) & (ids <= shard.last_id) & (ids != -1))
+            if not len(rows):
+                continue
+            if shard.file not in self._opened:
+                path = self._manifest.file(shard)
+                self._opened[shard.file] = open_items(path) if path.exists() else None
+            items = self._opened[shard.file]
+            if items is not None:
+                for row, item in zip(rows.tolist(), items.lookup(ids[rows]), strict=True):
+                    known[row] = item or known[row]
+        return known
+
+    def close(self) -> None:
+        """Close the files."""
+        for items in self._opened.values():
+            if items is not None:
+                items.close()
+        self._opened.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def known_items(index: str | Path) -> Items | ShardItems | None:
+    """As :func:`open_items`, of a manifest too."""
+    if not is_manifest(index):
+        return open_items(index)
+    manifest = read_manifest(index)
+    named = any(name.endswith(".items.h5") for shard in manifest.shards for name in shard.beside)
+    return ShardItems(manifest) if named else None

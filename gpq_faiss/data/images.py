@@ -50,7 +50,7 @@ _UPRIGHT = {
 }
 
 _PROBED = 64  # headers looked at to find out whether all images have one square size
-_CHUNK = 8  # images a thread decodes at a time: small enough to share a batch evenly
+_CHUNK = 8  # images that a thread decodes at a time: small enough to share a batch evenly
 
 
 class BrokenImageError(DataError):

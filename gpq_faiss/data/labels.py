@@ -93,6 +93,10 @@ class Labels:
 
         Raises:
             DataError: not whole numbers in one dimension, below -1, or at or beyond C; the rows are named.
+
+        Examples:
+            >>> Labels.from_ids([0, 2, -1], ["cat", "dog", "fox"]).dense().tolist()
+            [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 0.0]]
         """
         array = np.asarray(ids)
         if array.size == 0:

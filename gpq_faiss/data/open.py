@@ -22,7 +22,7 @@ from .folder import open_folder
 from .frames import labels_of, open_frame
 from .hf import open_hf
 from .images import check_max_bad, shown
-from .item_ids import IdFrom, with_ids
+from .item_ids import IdFrom, with_ids, with_names
 from .items import open_array, open_items
 from .label_tables import is_label_table, with_label_table, with_labels
 from .lists import open_list
@@ -161,7 +161,7 @@ def open_data(  # noqa: PLR0913
     *,
     labels: Any = None,
     ids: Any = None,
-    names: str | None = None,
+    names: str | Sequence[str] | None = None,
     vectors: str | Sequence[str] | None = None,
     id_from: IdFrom = "position",
     keep: str | Sequence[str] = (),
@@ -183,7 +183,8 @@ def open_data(  # noqa: PLR0913
             of a column. Or the labels themselves (:func:`.frames.labels_of`).
         ids: file of ids, one per item (:func:`.id_files.read_ids`); of a table or a Hugging Face data set: the name of a column. Or the
             ids themselves.
-        names: of a table or a Hugging Face data set: column that tells an item. Default ``name``, ``path``, ``key`` ...
+        names: file of names, one per item, in place of those of the source (:func:`.item_ids.with_names`); of a table or a Hugging Face
+            data set: column that tells an item. Default ``name``, ``path``, ``key`` ... Or the names themselves.
         vectors: of these: column of vectors, or of a table columns of numbers, one for each dimension.
         id_from: where ids come from otherwise: ``position``, ``path`` or ``content`` (:func:`.item_ids.with_ids`).
         keep: columns of tables whose texts travel with the items to results; a list, or with commas.
@@ -198,6 +199,11 @@ def open_data(  # noqa: PLR0913
     Raises:
         UsageError: an unknown form (lists them), or an option that does not belong to it.
         DataError: what is named is missing, damaged, or something else.
+
+    Examples:
+        >>> digits = open_data("digits")
+        >>> len(digits), digits.require_labels().n_classes, digits.read(digits.ids[:1])[0].shape
+        (1797, 10, (8, 8, 3))
     """
     if isinstance(source, str) and source == "nuswide" and root is not None:
         source = f"nuswide:{root}"
@@ -232,14 +238,13 @@ def open_data(  # noqa: PLR0913
                 _TABLES | {"webdataset", "hf", _FRAME, _HUB},
             ),
             "--vector-column": (vectors is not None, {"hf", _FRAME, _HUB}),
-            "names": (names is not None, {"hf", _FRAME, _HUB}),
             "--concepts": (concepts != "21", {"nuswide"}),
         },
     )
     options = _Options(
         labels=file,
         ids=ids if isinstance(ids, str) else None,
-        names=names,
+        names=names if isinstance(names, str) else None,
         vectors=vectors,
         keep=keep,
         root=root,
@@ -255,6 +260,8 @@ def open_data(  # noqa: PLR0913
     if keep:
         texts = (name + "\0" + "\0".join(dataset.texts[name].tolist()) for name in keep)
         dataset = replace(dataset, fingerprint=fingerprint(dataset.fingerprint, "keep", *texts))
+    if names is not None and not (by_column and isinstance(names, str)):
+        dataset = with_names(dataset, names)
     if ids is not None and id_from != "position":
         raise UsageError(f"--ids {ids} and --id-from {id_from} both say which ids: give one of them")
     read_already = isinstance(ids, str) and (scheme == "features" or by_column)
@@ -297,8 +304,9 @@ def _open_hf(source: Any, options: _Options) -> Dataset:
         image_column=options.image_column,
         label_column=options.label_column,
         vectors=options.vectors,
+        # Of a folder, --ids and --names are files, as of any other.
         ids=None if isinstance(source, str) else options.ids,
-        names=options.names,
+        names=None if isinstance(source, str) else options.names,
         keep=options.keep,
         max_bad=options.max_bad,
     )

@@ -382,7 +382,7 @@ def authors_split(labels: Labels, labelled: str | None = None, *, seed: int = 0)
     Nothing is random; the seed only travels along.
 
     Args:
-        labels: one a item.
+        labels: one per item.
         labelled: ``N-per-class`` for another N; None or ``all`` for their 500.
         seed: recorded.
 

@@ -137,7 +137,7 @@ class Engine:
         return np.argsort(self._set_of, kind="stable")
 
     def block_size(self, memory: int) -> int:
-        """Queries a block within ``memory`` bytes, and no more than the cache can use; at least one."""
+        """Queries per block within ``memory`` bytes, and no more than the cache can use; at least one."""
         best = max(_CACHE // self._width, _TOGETHER)
         return int(np.clip(min(best, memory // (_BYTES * self._width)), 1, 64))
 

@@ -67,7 +67,7 @@ class Table:
         )
 
 
-def report(
+def report_experiment(
     folder: str | Path,
     form: Form = "markdown",
     *,

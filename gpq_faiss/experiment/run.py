@@ -1,6 +1,6 @@
 """Running a grid: which runs are missing, making them, and what failed.
 
-    grid, data  ─►  FOLDER/  (experiment.json, split_HASH.json, one HDF5 a run)
+    grid, data  ─►  FOLDER/  (experiment.json, split_HASH.json, one HDF5 per run)
 
 A folder holds one experiment: one grid on one data set under one protocol. A second call makes only the runs that are missing or
 would have other results now; what failed is tried again.

@@ -1,4 +1,4 @@
-"""What an index needs of a model folder, read without torch."""
+"""What is read of a model folder without torch: its description, and what an index needs."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from ..errors import DataError, MismatchError
 from ..files import read_json
 from ..inputs import check_file
 from ..store import codebooks_fingerprint
+
+FORMAT_VERSION = 1
+"""Of model folders."""
 
 _log = logging.getLogger(__name__)
 _PROTOTYPES = "network.classifier.raw"
@@ -61,6 +64,38 @@ class ModelHeader:
         return {"asymmetric": True}
 
 
+def read_description(folder: str | Path) -> dict[str, Any]:
+    """``config.json`` of a model folder.
+
+    Raises:
+        DataError: no model folder, damaged, or of a later format.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder: a model folder, as gpq train writes it, is needed")
+    if not (folder / "config.json").exists():
+        raise DataError(
+            f"{folder.resolve()} has no config.json: a model folder, as gpq train writes it, is needed"
+        )
+    description = read_json(folder / "config.json", "a model's settings (gpq train writes it)")
+    wanted = {
+        "format_version",
+        "config",
+        "input",
+        "class_names",
+        "model_fingerprint",
+        "codebooks_fingerprint",
+    }
+    if not isinstance(description, dict) or not wanted <= set(description):
+        raise DataError(f"{folder / 'config.json'} does not describe a model: it is damaged or foreign")
+    if description["format_version"] != FORMAT_VERSION:
+        raise DataError(
+            f"{folder} has model format {description['format_version']}, this version reads {FORMAT_VERSION}: "
+            "update gpq-faiss"
+        )
+    return description
+
+
 def read_model(model_dir: str | Path) -> ModelHeader:
     """Read codebooks and fingerprints of a model folder, without torch.
 
@@ -77,7 +112,7 @@ def read_model(model_dir: str | Path) -> ModelHeader:
         raise DataError(
             f"{folder / 'config.json'} is not the description of a GPQ model: it is damaged or foreign"
         )
-    if document.get("format_version") != 1:
+    if document.get("format_version") != FORMAT_VERSION:
         raise DataError(
             f"{folder / 'config.json'}: format {document.get('format_version')!r}, this version reads 1: train again"
         )
@@ -110,7 +145,7 @@ def _read_tensor(path: Path, name: str) -> Any:
 def read_prototypes(model_dir: str | Path) -> Floats:
     """The model's class prototypes as coarse centroids: float32 [C, M*d], each sub-vector of unit norm.
 
-    They are the sub-prototypes W of the cosine classifier (eq. 3), one centroid a class; of a model with a committee the query
+    They are the sub-prototypes W of the cosine classifier (eq. 3), one centroid per class; of a model with a committee the query
     vectors of items that are surely of a class.
 
     Raises:

@@ -39,7 +39,7 @@ from .scan import DeviceGroups, Scan
 from .tensors import EMPTY_KEY, MAX_ROWS, best_of, keys_of, split_keys, vectors_on
 
 _BLOCK = 1024  # queries at once
-_RESULT = 64  # bytes a result needs while parts are merged and ids looked up
+_RESULT = 64  # bytes per result that are needed while parts are merged and ids looked up
 _TRIED = 256  # queries after which shortlisting may be given up
 
 

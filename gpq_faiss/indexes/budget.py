@@ -50,7 +50,7 @@ class Budget:
         return int(min(rows, MOST_ROWS))
 
     def block_rows(self, threads: int, queries: int, k: int) -> int:
-        """Rows a block: what one row takes in memory, in each thread. Raises as :meth:`rows_for`."""
+        """Rows per block: what one row takes in memory, in each thread. Raises as :meth:`rows_for`."""
         size = self._header.code_size
         if self.lists:
             return self._capped(self.rows_for(size * 6 + 40, threads, queries, k))
@@ -71,7 +71,7 @@ class Budget:
         return self.memory - needed > queries * self.query_bytes(threads, k)
 
     def kept_rows(self, threads: int) -> int:
-        """Rows a block that is kept."""
+        """Rows per block that is kept."""
         return self._capped(max(LEAST_ROWS, min(KEPT_ROWS, -(-self._header.n // threads))))
 
     def _capped(self, rows: int) -> int:

@@ -18,7 +18,7 @@ from ..errors import UsageError
 from .probing import unit_centroids
 
 TRAIN_ROWS = 256
-"""Rows a list that k-means looks at."""
+"""Rows per list that k-means looks at."""
 _ASSIGN = 65_536
 _ROUNDS = 10
 _log = logging.getLogger(__name__)

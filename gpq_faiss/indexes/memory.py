@@ -96,6 +96,13 @@ class MemoryIndex:
         Raises:
             UsageError: over 256 codebooks; an unknown kind; ``fused``, ``fastscan`` or ``ivf`` of codebooks that have not 16 codewords.
             DataError: codes, codebooks or ids unfit, or no codes at all.
+
+        Examples:
+            >>> Z = np.eye(16, dtype=np.float32)[None].repeat(2, axis=0)  # 2 codebooks of 16 codewords in 16 dimensions
+            >>> index = MemoryIndex.build(np.array([[0x00], [0x21], [0x21]], np.uint8), Z, ids=[7, 8, 9])
+            >>> scores, ids = index.search(np.arange(32.0)[None], 3)  # equal scores by ascending id
+            >>> scores.tolist(), ids.tolist()
+            ([[19.0, 19.0, 16.0]], [[8, 9, 7]])
         """
         Z = check_codebooks(codebooks).copy()  # whoever goes on with their own arrays changes nothing here
         if len(Z) > MAX_CODEBOOKS:
@@ -133,6 +140,11 @@ class MemoryIndex:
     def codes(self) -> Codes:
         """uint8 [ntotal, code_size] in the order of :attr:`ids`, to be left as they are."""
         return self._items.codes
+
+    def code_of(self, item: int) -> Codes | None:
+        """The code of an item, uint8 [code_size]; None where no item has this id."""
+        at = int(self._items.positions_of(np.array([item], np.int64))[0])
+        return None if at < 0 else self.codes[at]
 
     @property
     def groups(self) -> Groups | None:

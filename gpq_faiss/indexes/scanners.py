@@ -144,7 +144,7 @@ class FastScan:
 
     @classmethod
     def empty(cls, Z: Floats, rows: int) -> FastScan:
-        """Without codes, for :meth:`fill`; ``rows`` codes a block."""
+        """Without codes, for :meth:`fill`; ``rows`` codes per block."""
         scan = cls.__new__(cls)
         scan.M, _, scan.d = (int(n) for n in Z.shape)
         scan.index = faiss.IndexPQFastScan(inject(Z), rows)

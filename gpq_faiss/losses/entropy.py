@@ -19,7 +19,7 @@ class SubspaceEntropy(CosineLoss):
     Two variants, as of :class:`~gpq_faiss.losses.classification.SubspaceClassification`:
 
     * ``"paper"``: softmax_c(β x_m·w_mc), the mean over the M sub-spaces of their entropies.
-    * ``"code"``: the authors' code: softmax_c(mean_m β² x_m·w_mc), one entropy a row.
+    * ``"code"``: the authors' code: softmax_c(mean_m β² x_m·w_mc), one entropy per row.
 
     The sub-prototypes maximise it and the network minimises it: pass sub-vectors that went through
     :func:`~gpq_faiss.nn.quantizer.reverse_gradient` *before* intra-normalisation, and subtract λ2 times this

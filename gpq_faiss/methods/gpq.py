@@ -21,7 +21,7 @@ from ..nn.gpq import GPQNetwork
 from ..nn.gpq_beliefs import BeliefNetwork
 from ..nn.model import build_network, input_description
 from ..nn.posterior import PosteriorNetwork
-from ..nn.quantizer import reverse_gradient, soft_assign
+from ..nn.quantizer import at_least_float32, reverse_gradient, soft_assign
 from .averaged import AveragedMethod
 from .gpq_beliefs import BeliefGPQ
 from .posterior import PosteriorCodes
@@ -40,14 +40,14 @@ class GPQ(AveragedMethod[GPQNetwork]):
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """The terms that have a weight, and their sum; see the module's head."""
-        loss, n, net, x = self.config.loss, len(batch.y), self.network, batch.x
+        loss, n, net = self.config.loss, len(batch.y), self.network
         # Only the backbone runs in bf16: cosines times α = 20 need more than eight bits.
-        with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=amp):
-            if self.config.gpq.details == "authors" and len(x) > n:
-                raw = torch.cat([net.backbone(x[:n]), net.backbone(x[n:])])
+        with torch.autocast(batch.x.device.type, dtype=torch.bfloat16, enabled=amp):
+            if self.config.gpq.details == "authors" and batch.has_unlabelled:
+                raw = batch.joint_apart(net.backbone)
             else:
-                raw = net.backbone(x)
-        raw = raw.float()
+                raw = batch.joint(net.backbone)
+        raw = at_least_float32(raw)
         labelled = net.directions(raw[:n])
         prototypes = net.classifier.raw
         quantised = soft_assign(labelled, net.codebooks(), net.alpha)
@@ -56,7 +56,7 @@ class GPQ(AveragedMethod[GPQNetwork]):
         if loss.lambda1:
             parts["classification"] = self.classification(labelled, prototypes, batch.y)
             total = total + loss.lambda1 * parts["classification"]
-        if loss.lambda2 and len(x) > n:
+        if loss.lambda2 and len(raw) > n:
             unlabelled = net.directions(reverse_gradient(raw[n:]))
             parts["entropy"] = self.entropy(unlabelled, prototypes)
             total = total - loss.lambda2 * parts["entropy"]

@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -73,6 +74,14 @@ class BeliefGPQ(AveragedMethod[BeliefNetwork]):
         """As that of the class networks."""
         self.class_networks.fit_labels(reader, rows, y)
 
+    def prepared(self) -> dict[str, Any]:
+        """As that of the class networks."""
+        return self.class_networks.prepared()
+
+    def take_prepared(self, found: dict[str, Any]) -> None:
+        """As that of the class networks."""
+        self.class_networks.take_prepared(found)
+
     def optimizer(self, config: TrainingConfig) -> torch.optim.Optimizer:
         """As that of the class networks, with larger steps for all that makes the codes."""
         optimizer = self.class_networks.optimizer(config)
@@ -87,7 +96,7 @@ class BeliefGPQ(AveragedMethod[BeliefNetwork]):
         learning = self.class_networks.losses(batch, amp=amp)
         total = learning.pop("total")
         parts = {f"class_{name}": value for name, value in learning.items()}
-        p = self._beliefs(batch.x, amp)
+        p = batch.joint(lambda x: self._beliefs(x, amp))
         target = self._targets(batch.y, p)
         raw = net.raw_subvectors(p)
         x = intra_normalize(raw, net.M)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ..errors import DataError, UsageError
 from ..plugins import Plugin, find_plugin, plugin_names
 from .inputs import IMAGENET_MEAN, IMAGENET_STD, FeatureInput, ImageInput, Mode
+from .joint import RowDropout
 from .weights import first_line, imagenet_state, load_into, read_weights
 
 Kind = Literal["images", "features"]
@@ -79,7 +80,7 @@ class Backbone(nn.Module):
         self.spec = spec
         if spec.kind == "images" and spec.image_size < smallest:
             raise UsageError(
-                f"backbone {spec.name} needs images of at least {smallest} pixels a side, "
+                f"backbone {spec.name} needs images of at least {smallest} pixels per side, "
                 f"not {spec.image_size}: set a larger --image-size or choose another --backbone"
             )
         self.input: ImageInput | FeatureInput
@@ -143,7 +144,7 @@ class VGG(Backbone):
     """
 
     SMALLEST = 16
-    """Pixels a side that it needs."""
+    """Pixels per side that it needs."""
 
     _LAYERS = (64, 64, "M", 128, 128, "M", 256, 256, 256, "M", 512, 512, 512)
     _TAPS: Mapping[str, int] = {
@@ -191,7 +192,9 @@ class AlexNet(Backbone):
         whole = alexnet(weights=None)
         self.features: nn.Sequential = whole.features
         self.avgpool: nn.Module = whole.avgpool
-        self.classifier: nn.Sequential = whole.classifier[:6]
+        self.classifier = nn.Sequential(
+            *[RowDropout(x.p) if isinstance(x, nn.Dropout) else x for x in whole.classifier[:6]]
+        )
         self.head = _make_head(4096, spec.out_width)
 
     def trunk_features(self, x: Tensor) -> Tensor:
@@ -234,8 +237,8 @@ class CNNF(Backbone):
         )
         self.avgpool = nn.AdaptiveAvgPool2d(6)
         self.classifier = nn.Sequential(
-            *[nn.Linear(256 * 6 * 6, 4096), relu(), nn.Dropout(0.5)],
-            *[nn.Linear(4096, 4096), relu(), nn.Dropout(0.5)],
+            *[nn.Linear(256 * 6 * 6, 4096), relu(), RowDropout(0.5)],
+            *[nn.Linear(4096, 4096), relu(), RowDropout(0.5)],
         )
         _initialise_convolutions(self.features)
         self.head = _make_head(4096, spec.out_width)
@@ -266,7 +269,7 @@ class MLP(Backbone):
             nn.init.zeros_(linear.bias)
             layers += [linear, nn.ReLU()]
             if spec.dropout > 0:
-                layers.append(nn.Dropout(spec.dropout))
+                layers.append(RowDropout(spec.dropout))
             width = hidden
         self.layers = nn.Sequential(*layers)
         self.head = _make_head(width, spec.out_width)
@@ -307,7 +310,7 @@ class Trunk(Backbone):
         self.trunk.train()
         if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != 1:
             found = f"a tensor of shape {list(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
-            raise UsageError(f"backbone {spec.name} gives {found}, not one vector an item")
+            raise UsageError(f"backbone {spec.name} gives {found}, not one vector per item")
         return int(out.shape[1])
 
     def trunk_features(self, x: Tensor) -> Tensor:

@@ -1,16 +1,34 @@
-"""Devices by name. A GPU that is asked for and is not there is an error, never a quiet run on the CPU."""
+"""Devices by name. A GPU that is asked for and is not there is an error, never a quiet run on the CPU.
+
+torch is imported where it is needed: what runs on the CPU without a network does without.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-import torch
+from typing import TYPE_CHECKING
 
 from ..errors import DeviceError, UsageError
 
+if TYPE_CHECKING:
+    import torch
+
 log = logging.getLogger(__name__)
+
+
+def on_cpu(name: str) -> bool:
+    """Whether a device name means the CPU: ``auto`` does where there is no GPU, or no torch.
+
+    Raises:
+        UsageError, DeviceError: as :func:`resolve_device`.
+        ModuleNotFoundError: a GPU is asked for, and torch is not installed.
+    """
+    if name == "cpu" or (name == "auto" and importlib.util.find_spec("torch") is None):
+        return True
+    return resolve_device(name).type == "cpu"
 
 
 def resolve_device(name: str) -> torch.device:
@@ -20,6 +38,8 @@ def resolve_device(name: str) -> torch.device:
         UsageError: not a name of that form.
         DeviceError: this machine has no such GPU.
     """
+    import torch
+
     if name == "auto":
         if not torch.cuda.is_available():
             return torch.device("cpu")
@@ -47,6 +67,8 @@ def resolve_device(name: str) -> torch.device:
 def full_float32() -> Iterator[None]:
     """Convolutions of float32 in float32: left alone, torch has newer GPUs round their inputs to TF32, 10 bits of 23, and codes
     would not be those of the CPU. (Matrix products are in full float32 unless a program asks for less; bf16 stays bf16.)"""
+    import torch
+
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     try:
@@ -64,11 +86,13 @@ def gpu_memory(remedy: str) -> Iterator[None]:
     """
     try:
         yield
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":  # torch's, which is not imported for it
+            raise
         raise DeviceError(f"out of memory on the GPU: {remedy}") from None
 
 
 def image_batch(most: int, image_size: int) -> int:
-    """Images a batch, ``most`` up to 64 pixels a side, and beyond that as many as have no more pixels together (at least 16): what
+    """Images per batch, ``most`` up to 64 pixels per side, and beyond that as many as have no more pixels together (at least 16): what
     convolutions hold in memory grows with these."""
     return max(min(16, most), min(most, most * 64**2 // max(1, image_size) ** 2))

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from ..config import MOST_SIDE, Config, from_dict
 from ..data.base import Dataset, FeatureDataset
 from ..errors import DataError, MismatchError, UsageError
-from ..files import atomic_folder, fingerprint, read_json, write_json
+from ..faissio.model import FORMAT_VERSION, read_description
+from ..files import atomic_folder, fingerprint, write_json
 from ..inputs import check_file
 from ..store import codebooks_fingerprint
 from .backbones import DEFAULT_HIDDEN, MLP, VGG, Backbone, backbone_plugin, build_backbone
@@ -30,8 +31,6 @@ from .gpq import GPQNetwork
 from .gpq_beliefs import BeliefNetwork
 from .heads import SubspaceHeads
 from .posterior import CLASS_DIM, PosteriorNetwork, count_class_codebooks
-
-FORMAT_VERSION = 1
 
 
 class _Saves(Protocol):
@@ -176,7 +175,8 @@ def build_network(
         return GPQNetwork(net, *shape, n_classes, alpha=q.alpha, generator=generator)
     A = q.codebooks
     if config.posterior.feature_weight:
-        A = min(A, config.posterior.class_codebooks or count_class_codebooks(A, n_classes))
+        own = config.posterior.class_codebooks
+        A = count_class_codebooks(A, n_classes) if own == "auto" else min(A, own)
     # GPQ with soft targets makes codewords of its own: those that its class networks have are then as few as can be.
     soft = config.method == "gpq-soft"
     committee = _build_class_networks(
@@ -230,7 +230,7 @@ def _build_class_networks(
 
 
 def input_description(dataset: Dataset, image_size: int) -> dict[str, Any]:
-    """What :func:`build_extractor` must know of the items of ``dataset``; images at ``image_size`` pixels a side."""
+    """What :func:`build_extractor` must know of the items of ``dataset``; images at ``image_size`` pixels per side."""
     if isinstance(dataset, FeatureDataset):
         return {"kind": "features", "width": dataset.width}
     return {"kind": "images", "image_size": image_size}
@@ -274,38 +274,6 @@ class Model:
     @property
     def class_names(self) -> tuple[str, ...]:
         return tuple(self.description["class_names"])
-
-
-def read_description(folder: str | Path) -> dict[str, Any]:
-    """``config.json`` of a model folder.
-
-    Raises:
-        DataError: no model folder, damaged, or of a later format.
-    """
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder: a model folder, as gpq train writes it, is needed")
-    if not (folder / "config.json").exists():
-        raise DataError(
-            f"{folder.resolve()} has no config.json: a model folder, as gpq train writes it, is needed"
-        )
-    description = read_json(folder / "config.json", "a model's settings (gpq train writes it)")
-    wanted = {
-        "format_version",
-        "config",
-        "input",
-        "class_names",
-        "model_fingerprint",
-        "codebooks_fingerprint",
-    }
-    if not isinstance(description, dict) or not wanted <= set(description):
-        raise DataError(f"{folder / 'config.json'} does not describe a model: it is damaged or foreign")
-    if description["format_version"] != FORMAT_VERSION:
-        raise DataError(
-            f"{folder} has model format {description['format_version']}, this version reads {FORMAT_VERSION}: "
-            "update gpq-faiss"
-        )
-    return description
 
 
 def _read_state(path: Path) -> dict[str, Tensor]:

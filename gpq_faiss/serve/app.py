@@ -22,6 +22,7 @@ from starlette.types import ASGIApp
 
 from .. import __version__
 from ..errors import DataError, GpqError
+from ..store import Item
 from .batches import BusyError
 from .guard import Guard, Settings
 from .live import EVERYTHING, NotStoredError, TakenIdError, UnknownItemError, Where
@@ -30,7 +31,6 @@ from .requests import (
     Changed,
     Health,
     Info,
-    Item,
     Problem,
     Reloaded,
     Result,
@@ -39,6 +39,7 @@ from .requests import (
     read_request,
     schemas,
 )
+from .requests import Item as Described
 from .service import Input, Service
 
 log = logging.getLogger(__name__)
@@ -164,10 +165,10 @@ def _add_searches(app: FastAPI, service: Service, settings: Settings, read: Sequ
         dependencies=read,
         responses=_problems(401, 404, 422),
     )
-    async def item(number: Number) -> Item:
+    async def item(number: Number) -> Described:
         """An item, with its name and labels where they are known."""
         _check_there(service, number)
-        return Item(**(await service.known(np.array([number])))[0])
+        return Described(**(await service.known(np.array([number])))[0])
 
     @app.get(
         "/items/{id}/thumbnail",
@@ -204,13 +205,15 @@ def _add_changes(app: FastAPI, service: Service, settings: Settings, write: Any,
         openapi_extra=schemas(AddRequest, _info(service, settings)),
     )
     async def add(request: Request) -> Changed:
-        """Add an item. When this is answered, it is on disk and found by every search."""
+        """Add an item, with a name and labels if there are any. When this is answered, it is on disk and found by every search."""
         asked, image = await read_request(request, AddRequest, settings)
         number = asked.id if "id" in asked.model_fields_set else None
         if number == -1:
             raise DataError("id: -1 marks a missing result: choose another")
         given = await _input(service, asked, image, settings)
-        return Changed(id=await service.add(given, number))
+        texts = {"name": asked.name} if asked.name else {}
+        about = Item(texts, tuple(dict.fromkeys(asked.labels)) or None) if texts or asked.labels else None
+        return Changed(id=await service.add(given, number, about))
 
     @app.delete("/items/{id}", dependencies=[write], responses=_problems(401, 403, 404, 422, 507))
     async def remove(number: Number) -> Changed:
@@ -323,8 +326,8 @@ def _not(have: Callable[[Any], Any], ids: Any) -> Any:
 
 
 def _info(service: Service, settings: Settings) -> Info:
-    model, catalogue = service.encoder.model, service.catalogue
-    M, K, d = (int(n) for n in model.codebooks.shape)
+    model, catalogue = service.encoder, service.catalogue
+    M, K, d = model.shape
     images = model.input_kind == "images"
     return Info(
         version=__version__,
@@ -332,7 +335,7 @@ def _info(service: Service, settings: Settings) -> Info:
         bits=M * (K.bit_length() - 1),
         dimensions=M * d,
         input=model.input_kind,
-        input_size=model.image_size if images else int(model.input_width),
+        input_size=model.image_size if images else model.input_width,
         labels=[] if catalogue is None else list(catalogue.classes),
         thumbnails=catalogue is not None and catalogue.dataset.kind == "images",
         writable=service.live.writable,

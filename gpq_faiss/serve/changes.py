@@ -1,16 +1,18 @@
 """What was added to an index and removed from it since its file was written, and the log that keeps it on disk.
 
-A log is a header and frames. A frame is what was written and fsynced together: one or more changes, with checksums. After a
-kill or a loss of power the last frame may be torn; it was never acknowledged, and goes. A damaged frame that others follow is an error.
+A log is a header and frames. A frame is what was written and fsynced together: one or more changes, with checksums; names and labels of
+items that have some follow the changes as JSON. After a kill or a loss of power the last frame may be torn; it was never
+acknowledged, and goes. A damaged frame that others follow is an error.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -21,19 +23,35 @@ from numpy.typing import NDArray
 from ..codes.checks import Codes, Ids
 from ..errors import DataError, MismatchError
 from ..files import open_own, write_bytes, write_error
-from ..inputs import check_file, check_memory
+from ..inputs import check_file, check_memory, parse_json
+from ..store import Item
 
-_MAGIC, _FRAME_MAGIC = b"GPQLOG1\n", b"GPQF"
+_MAGIC, _FRAME_MAGIC, _ABOUT_MAGIC = b"GPQLOG1\n", b"GPQF", b"GPQN"
 _HEADER = struct.Struct("<8sI16sI")  # magic, bytes of a code, fingerprint of the codebooks, CRC-32 of these
 _FRAME = struct.Struct("<4sIII")  # magic, changes, CRC-32 of the changes, CRC-32 of these
+_ABOUT = struct.Struct("<I")  # bytes of JSON behind the changes, where the magic says that there are some
 
 Records = NDArray[Any]
-"""Changes in the order in which they were made: structured array of ``id`` int64, ``there`` uint8 and ``code`` uint8 [code_size]."""
+"""Changes in the order in which they were made: structured array of ``id`` int64, ``there`` uint8, ``code`` uint8 [code_size], and
+``about``, an :class:`..store.Item` where a name or labels came with the item, else None."""
+
+Change = tuple[int, NDArray[np.uint8] | None, Item | None]
+"""An id, its code (None: removed), and its name and labels, where they are known."""
 
 
 def record_type(code_size: int) -> np.dtype[Any]:
-    """The type of :data:`Records`; ``there`` is 1 for an item that is added, 0 for one that is removed."""
+    """The type of :data:`Records` on disk; ``there`` is 1 for an item that is added, 0 for one that is removed."""
     return np.dtype([("id", "<i8"), ("there", "u1"), ("code", "u1", (code_size,))])
+
+
+def _held(stored: NDArray[Any], about: Mapping[int, Item]) -> Records:
+    """Records of changes as they are on disk, and of what is known of them by their places."""
+    kind = stored.dtype
+    records = np.empty(len(stored), [*((name, kind[name]) for name in kind.names or ()), ("about", "O")])
+    for name in kind.names or ():
+        records[name] = stored[name]
+    records["about"] = [about.get(place) for place in range(len(stored))]
+    return records
 
 
 def log_path(index: str | Path) -> Path:
@@ -49,16 +67,19 @@ class Changes:
         ids: int64 [n], ascending.
         there: bool [n]: added, else removed.
         codes: uint8 [n, code_size], zeros where removed.
+        about: object [n]: an :class:`..store.Item` where a name or labels came with it, else None.
     """
 
     ids: Ids
     there: NDArray[np.bool_]
     codes: Codes
+    about: NDArray[Any]
 
     @classmethod
     def none(cls, code_size: int) -> Changes:
         """No changes."""
-        return cls(np.empty(0, np.int64), np.empty(0, np.bool_), np.empty((0, code_size), np.uint8))
+        codes = np.empty((0, code_size), np.uint8)
+        return cls(np.empty(0, np.int64), np.empty(0, np.bool_), codes, np.empty(0, object))
 
     def then(self, records: Records) -> Changes:
         """These, and later ones after them: the last one of an id holds."""
@@ -69,7 +90,7 @@ class Changes:
         order = order[last]
         there = np.concatenate([self.there, records["there"] == 1])[order]
         codes = np.concatenate([self.codes, records["code"]])[order]
-        return Changes(ids[last], there, codes)
+        return Changes(ids[last], there, codes, np.concatenate([self.about, records["about"]])[order])
 
     def at(self, number: int) -> int:
         """Place of an id, -1 if it was not changed."""
@@ -89,7 +110,7 @@ def read_log(path: Path, code_size: int, fingerprint: str) -> tuple[Records, int
     """
     kind = record_type(code_size)
     if not path.exists():
-        return np.empty(0, kind), 0
+        return _held(np.empty(0, kind), {}), 0
     check_memory(4 * check_file(path, "the log of an index"), str(path))
     try:
         data = path.read_bytes()
@@ -102,35 +123,60 @@ def read_log(path: Path, code_size: int, fingerprint: str) -> tuple[Records, int
         raise DataError(f"{path} is damaged in its header: restore it, or move it away and lose its changes")
     if size != code_size or model != fingerprint.encode():
         if len(data) == _HEADER.size:
-            return np.empty(0, kind), 0
+            return _held(np.empty(0, kind), {}), 0
         raise MismatchError(
             f"{path} holds changes of an index with other codebooks ({model.decode('ascii', 'replace')}, not {fingerprint}): "
             "serve the index that it belongs to, or move it away"
         )
-    parts, at = [], _HEADER.size
+    parts, at = [_held(np.empty(0, kind), {})], _HEADER.size
     while (frame := _frame(data, at, kind)) is not None:
-        parts.append(frame)
-        at += _FRAME.size + frame.nbytes
-    after = data.find(_FRAME_MAGIC, at + 1)
-    while after != -1:
-        if _frame(data, after, kind) is not None:
-            raise DataError(
-                f"{path} is damaged at byte {at:,}, with whole changes behind: restore it, or move it away and lose its changes"
-            )
-        after = data.find(_FRAME_MAGIC, after + 1)
-    return np.concatenate([np.empty(0, kind), *parts]), at
+        parts.append(frame[0])
+        at = frame[1]
+    for magic in (_FRAME_MAGIC, _ABOUT_MAGIC):
+        after = data.find(magic, at + 1)
+        while after != -1:
+            if _frame(data, after, kind) is not None:
+                raise DataError(
+                    f"{path} is damaged at byte {at:,}, with whole changes behind: restore it, or move it away and lose its changes"
+                )
+            after = data.find(magic, after + 1)
+    return np.concatenate(parts), at
 
 
-def _frame(data: bytes, at: int, kind: np.dtype[Any]) -> Records | None:
-    """The changes of the frame at byte ``at``; None where there is no whole one."""
+def _frame(data: bytes, at: int, kind: np.dtype[Any]) -> tuple[Records, int] | None:
+    """The changes of the frame at byte ``at``, and its end; None where there is no whole one."""
     if len(data) < at + _FRAME.size:
         return None
     magic, n, check, own = _FRAME.unpack_from(data, at)
-    start, size = at + _FRAME.size, n * kind.itemsize
-    whole = magic == _FRAME_MAGIC and own == zlib.crc32(data[at : start - 4]) and len(data) >= start + size
-    if not whole or n == 0 or zlib.crc32(data[start : start + size]) != check:
+    if magic not in (_FRAME_MAGIC, _ABOUT_MAGIC) or own != zlib.crc32(data[at : at + _FRAME.size - 4]):
         return None
-    return np.frombuffer(data, kind, n, start)
+    start = at + _FRAME.size
+    end = text = start + n * kind.itemsize
+    if magic == _ABOUT_MAGIC:
+        if len(data) < text + _ABOUT.size:
+            return None
+        end = text + _ABOUT.size + int(_ABOUT.unpack_from(data, text)[0])
+    if n == 0 or len(data) < end or zlib.crc32(data[start:end]) != check:
+        return None
+    about = parse_json(data[text + _ABOUT.size : end]) if magic == _ABOUT_MAGIC else {}
+    return _held(np.frombuffer(data, kind, n, start), {int(i): _item(*one) for i, one in about.items()}), end
+
+
+def _item(name: str | None, labels: Sequence[str]) -> Item:
+    return Item({} if name is None else {"name": name}, tuple(labels) or None)
+
+
+def _bytes_about(changes: Sequence[Change]) -> bytes:
+    """Names and labels of changes by their places, as JSON; nothing where none has any."""
+    about = {
+        str(place): [item.name, list(item.labels or ())]
+        for place, (_, _, item) in enumerate(changes)
+        if item is not None
+    }
+    if not about:
+        return b""
+    text = json.dumps(about, ensure_ascii=False, separators=(",", ":")).encode()
+    return _ABOUT.pack(len(text)) + text
 
 
 class ChangeLog:
@@ -167,20 +213,22 @@ class ChangeLog:
             os.fsync(self._file.fileno())
         self._file.seek(self.end)
 
-    def append(self, changes: Sequence[tuple[int, NDArray[np.uint8] | None]]) -> Records:
-        """Write changes, each an id and its code (None: removed), as one frame; on disk when this returns.
+    def append(self, changes: Sequence[Change]) -> Records:
+        """Write changes as one frame; on disk when this returns.
 
         Raises:
             DataError: the disk refuses; nothing was written then. After a failed fsync nobody knows what is on disk, and nothing
                 more is taken.
         """
         records = np.zeros(len(changes), self._kind)
-        for record, (number, code) in zip(records, changes, strict=True):
+        for record, (number, code, _) in zip(records, changes, strict=True):
             record["id"] = number
             if code is not None:
                 record["there"], record["code"] = 1, code
-        payload = records.tobytes()
-        head = struct.pack("<4sII", _FRAME_MAGIC, len(records), zlib.crc32(payload))
+        about = _bytes_about(changes)
+        payload = records.tobytes() + about
+        magic = _ABOUT_MAGIC if about else _FRAME_MAGIC
+        head = struct.pack("<4sII", magic, len(records), zlib.crc32(payload))
         frame = memoryview(head + struct.pack("<I", zlib.crc32(head)) + payload)
         if self.broken or self._file is None:
             raise DataError(f"{self.path} could not be written before: start the service again")
@@ -200,7 +248,7 @@ class ChangeLog:
             self.broken = True
             raise write_error(self.path, error) from error
         self.end += len(frame)
-        return records
+        return _held(records, {place: item for place, (_, _, item) in enumerate(changes) if item is not None})
 
     def drop_before(self, at: int) -> None:
         """Forget the changes before byte ``at``, the end of the log at some time, all at once.

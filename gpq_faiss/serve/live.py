@@ -6,6 +6,7 @@ that are there at that moment, equal scores by ascending id.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -16,21 +17,22 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ..build.item_files import open_items
+from ..build.item_files import open_items, update_items
 from ..codes.bits import code_size
 from ..codes.checks import Codes, Floats, Ids
 from ..codes.scores import score_codes
 from ..errors import DataError, GpqError, MismatchError
 from ..faissio.io import check_index_output, read_sidecar, save_index, sidecar_path
 from ..faissio.storage import STORAGES, row_index
-from ..files import lock, recover, write_error
+from ..files import fingerprint, lock, recover, write_error
 from ..indexes.filters import Allow, Deny, Filter
 from ..indexes.items import Items
 from ..indexes.memory import MemoryIndex
 from ..indexes.opening import open_index
 from ..progress import stage
-from ..store import codebooks_fingerprint
-from .changes import ChangeLog, Changes, Records, log_path, read_log
+from ..store import Item, codebooks_fingerprint
+from ..store import Items as NamedItems
+from .changes import Change, ChangeLog, Changes, Records, log_path, read_log
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +102,7 @@ class Snapshot:
         changes: since the file was written.
         hidden: int64, ascending: ids of the file that changes say something else of.
         ntotal: items that are there.
+        named: names and labels of the items of the file, where they lie beside it.
     """
 
     index: MemoryIndex
@@ -107,21 +110,31 @@ class Snapshot:
     changes: Changes
     hidden: Ids
     ntotal: int
+    named: NamedItems | None = None
 
     @classmethod
-    def of(cls, index: MemoryIndex, changes: Changes) -> Snapshot:
+    def of(cls, index: MemoryIndex, changes: Changes, named: NamedItems | None = None) -> Snapshot:
         """An index and what was changed since it was written, whether or not the file has some of that already."""
-        return cls._of(index, Items.ordered(index.codes, index.ids), changes)
+        return cls._of(index, Items.ordered(index.codes, index.ids), changes, named)
 
     @classmethod
-    def _of(cls, index: MemoryIndex, filed: Items, changes: Changes) -> Snapshot:
+    def _of(cls, index: MemoryIndex, filed: Items, changes: Changes, named: NamedItems | None) -> Snapshot:
         held = filed.positions_of(changes.ids) >= 0
         total = index.ntotal - int(held.sum()) + int(changes.there.sum())
-        return cls(index, filed, changes, changes.ids[held], total)
+        return cls(index, filed, changes, changes.ids[held], total, named)
 
     def then(self, records: Records) -> Snapshot:
         """This, and later changes."""
-        return self._of(self.index, self.filed, self.changes.then(records))
+        return self._of(self.index, self.filed, self.changes.then(records), self.named)
+
+    def about(self, ids: Ids) -> list[Item | None]:
+        """Names and labels of each id [n], as they came with the item or lie beside the file; None where nothing is known."""
+        places = [self.changes.at(int(number)) for number in ids]
+        beside = [None] * len(ids) if self.named is None else self.named.lookup(ids)
+        return [
+            item if place < 0 else self.changes.about[place]
+            for place, item in zip(places, beside, strict=True)
+        ]
 
     def search(
         self, xq: Floats, k: int, where: Where = EVERYTHING, threads: int | None = None
@@ -182,8 +195,9 @@ class Snapshot:
         return codes, np.concatenate([self.filed.ids[held], self.changes.ids[there]])
 
 
-Change = tuple[int | None, Codes | None]
-"""An id and its code: an item to add, under the next free id where none is given. Without a code: an item to remove."""
+Asked = tuple[int | None, Codes | None, Item | None]
+"""An id, its code, and its name and labels where they are known: an item to add, under the next free id where none is given. Without a
+code: an item to remove."""
 
 
 class LiveIndex:
@@ -262,7 +276,7 @@ class LiveIndex:
                     f"{self.path} has other codebooks ({index.fingerprint}) than the model ({self.fingerprint}): "
                     "build the index with this model"
                 )
-            return Snapshot.of(index, changes)
+            return Snapshot.of(index, changes, open_items(self.path))
 
     def _state(self) -> object:
         """What tells one file at the path from another; None where there is none."""
@@ -289,7 +303,7 @@ class LiveIndex:
         """Whether a compaction is worth its while."""
         return self.writable and len(self.snapshot.changes) >= self.compact_after
 
-    def commit(self, asked: Sequence[Change]) -> list[int | DataError]:
+    def commit(self, asked: Sequence[Asked]) -> list[int | DataError]:
         """Make changes, one after another; those that can be made are on disk together when this returns.
 
         Returns:
@@ -300,9 +314,9 @@ class LiveIndex:
             assert self._log is not None
             snapshot, following = self.snapshot, self.snapshot.next_id()
             decided: dict[int, bool] = {}
-            accepted: list[tuple[int, Codes | None]] = []
+            accepted: list[Change] = []
             answers: list[int | DataError] = []
-            for given, code in asked:
+            for given, code, about in asked:
                 number = following if given is None else given
                 if number >= 1 << 63:
                     answers.append(TakenIdError("there is no larger id left: give the id of the item"))
@@ -317,7 +331,7 @@ class LiveIndex:
                 else:
                     decided[number] = code is not None
                     following = max(following, number + 1)
-                    accepted.append((number, code))
+                    accepted.append((number, code, about))
                     answers.append(number)
             if not accepted:
                 return answers
@@ -361,11 +375,12 @@ class LiveIndex:
             with self._writing:
                 self._seen = self._state()
                 # The changes that the file has now change nothing more, in memory or on disk: a kill here loses nothing.
-                self.snapshot = Snapshot.of(made, self.snapshot.changes)
+                named = open_items(self.path)
+                self.snapshot = Snapshot.of(made, self.snapshot.changes, named)
                 self._log.drop_before(end)
                 changes = Changes.none(self._size)
                 self.snapshot = Snapshot.of(
-                    made, changes.then(np.concatenate([self._log.records[:0], *self._recent]))
+                    made, changes.then(np.concatenate([self._log.records[:0], *self._recent])), named
                 )
         log.info("%s: written with all changes, %d items", self.path, made.ntotal)
         return True
@@ -374,14 +389,10 @@ class LiveIndex:
         """Replace the index file, in the form that it has."""
         stated = read_sidecar(self.path) or {"kind": None, "extra": {}}
         storage = STORAGES.get(stated["kind"])
-        kept = ["engine", "group"]
-        items = open_items(self.path)
-        if items is not None:
-            with items:
-                # The names beside the index stay, unless one would now be shown for another item.
-                if not any(items.lookup(changes.ids[changes.there])):
-                    kept.append("items")
-        extra = {key: stated["extra"][key] for key in kept if key in stated["extra"]}
+        extra = {key: stated["extra"][key] for key in ("engine", "group") if key in stated["extra"]}
+        key = self._save_names(changes, stated["extra"].get("items"))
+        if key is not None:
+            extra["items"] = key
         # An index without lists keeps its map of ids, even where these count up for now.
         flat = made.kind != "ivf" and not (storage and storage.lists)
         packing = storage.packing if storage else "4-bit"
@@ -392,6 +403,28 @@ class LiveIndex:
             overwrite=True,
             extra=extra,
         )
+
+    def _save_names(self, changes: Changes, key: str | None) -> str | None:
+        """Write the file of names and labels with the changes, and return its key; None where nothing is known of any item.
+
+        It is written before the index, under the key that it had: with the log it is right beside the old index, too.
+        """
+        items = open_items(self.path) if key is not None else None
+        ids = changes.ids[changes.there]
+        new = {
+            int(i): item
+            for i, item in zip(ids, changes.about[changes.there], strict=True)
+            if item is not None
+        }
+        with items or contextlib.nullcontext():
+            if items is None and not new:
+                return None
+            if items is None or key is None:
+                key = fingerprint("items", self.fingerprint, *(f"{i} {new[i]}" for i in sorted(new)))
+            elif not new and not any(items.lookup(ids)):
+                return key
+            update_items(self.path, items, changes.ids, new, key)
+        return key
 
     # Reloading -------------------------------------------------------------------------------------------------------
 
@@ -424,7 +457,7 @@ class LiveIndex:
                 raise
             with self._writing:
                 changes = self.snapshot.changes if self.writable else opened.changes
-                self.snapshot = Snapshot.of(opened.index, changes)
+                self.snapshot = Snapshot.of(opened.index, changes, opened.named)
                 self._seen, self._refused = state, None
         log.info("%s: reloaded, %d items", self.path, self.snapshot.ntotal)
         return True

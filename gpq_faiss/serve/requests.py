@@ -18,11 +18,14 @@ from .guard import Settings, TooLargeError
 MAX_JSON = 1 << 20
 MAX_IDS = 10_000
 MAX_LABELS = 1000
+MAX_ITEM_LABELS = 100
 _LARGEST = 1e30  # of a number, so that no score overflows
 
 Id = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 Number = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST, allow_inf_nan=False)]
 Label = Annotated[str, Field(max_length=1000)]
+Text = Annotated[str, Field(min_length=1, max_length=1000, pattern=r"^[^\x00-\x1f\x7f]*$")]
+"""A name or label to be stored: a line."""
 
 
 class _Request(BaseModel):
@@ -45,9 +48,11 @@ class SearchRequest(_Request):
 
 
 class AddRequest(_Request):
-    """An item to add."""
+    """An item to add, with its name and labels."""
 
     id: Id = 0
+    name: Text = Field(default="")
+    labels: list[Text] = Field(default=[], max_length=MAX_ITEM_LABELS)
 
 
 class Item(BaseModel):
@@ -226,7 +231,7 @@ async def _form(
                 raise DataError(f"{name[:50]!r}: image must be a file, and nothing else")
             image = await value.read()
             continue
-        lists = name in ("allow_ids", "deny_ids", "allow_labels", "deny_labels")
+        lists = name in ("allow_ids", "deny_ids", "allow_labels", "deny_labels", "labels")
         number = name in ("id", "k", "allow_ids", "deny_ids")
         if number and not re.fullmatch(r"-?[0-9]{1,19}", value):
             raise DataError(f"{name}: a whole number is needed")

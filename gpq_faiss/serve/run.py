@@ -13,11 +13,12 @@ from pathlib import Path
 
 import uvicorn
 
-from ..build.item_files import open_items
 from ..data.base import Dataset
-from ..encoder import Encoder
-from ..errors import UsageError
+from ..encoder import Encoder, open_encoder
+from ..errors import MismatchError, UsageError
+from ..indexes.opening import open_index
 from ..progress import stage
+from ..store import codebooks_fingerprint
 from .app import create_app
 from .catalogue import Catalogue
 from .guard import Settings
@@ -45,7 +46,8 @@ def serve(
 
     Args:
         index: file that ``gpq index`` wrote.
-        model: folder of the model whose codes it holds.
+        model: folder of the model whose codes it holds; or its network in ONNX (``gpq export-encoder``), which needs no torch and
+            takes no items to add.
         data: of the items, for names, labels and pictures; its ids are those of the index.
         settings: address, token and limits.
         kind: how the index is searched.
@@ -54,7 +56,7 @@ def serve(
         device: where the network runs.
 
     Raises:
-        UsageError: the port cannot be bound; writable without a token.
+        UsageError: the port cannot be bound; writable without a token, or with a network in ONNX.
         DataError, MismatchError, DeviceError: index, model or device are not there, damaged, or do not belong together.
     """
     settings = settings or Settings()
@@ -64,14 +66,16 @@ def serve(
         raise UsageError(f"compact after {compact_after} changes: it must be at least 1")
     with _bound(settings.host, settings.port) as bound:
         with stage("loading the model"):
-            encoder = Encoder.load(model, device)
+            encoder = open_encoder(model, device)
+        if writable and not isinstance(encoder, Encoder):
+            raise UsageError(f"{model} makes vectors of queries only: --writable needs the model folder")
         catalogue = None if data is None else Catalogue(data)
-        live = LiveIndex(
-            index, encoder.model.codebooks, kind=kind, writable=writable, compact_after=compact_after
-        )
-        items = open_items(index)
+        Z = encoder.model.codebooks if isinstance(encoder, Encoder) else open_index(index).codebooks
+        if codebooks_fingerprint(Z) != encoder.codebooks_fingerprint:
+            raise MismatchError(f"{index} has other codebooks than {model}: build the index with this model")
+        live = LiveIndex(index, Z, kind=kind, writable=writable, compact_after=compact_after)
         try:
-            service = Service(encoder, live, catalogue, items=items, threads=settings.threads)
+            service = Service(encoder, live, catalogue, threads=settings.threads)
             asyncio.run(_run(service, settings, bound))
         finally:
             live.close(compact=False)  # where it never started

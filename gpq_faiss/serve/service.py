@@ -21,10 +21,11 @@ from ..codes.encode import encode as encode_vectors
 from ..data.images import decode_image, resize_square
 from ..encoder import Encoder
 from ..errors import DataError, GpqError, MismatchError
-from ..store import Items
+from ..exported import OnnxEncoder
+from ..store import Item
 from .batches import Batcher
 from .catalogue import Catalogue
-from .live import EVERYTHING, Change, LiveIndex, Where
+from .live import EVERYTHING, Asked, LiveIndex, Where
 from .metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -63,30 +64,31 @@ class Query:
     where: Where
 
 
+_Wanted = tuple[int | None, Input | None, Item | None]
+"""An id, what is added under it (None: it is removed), and its name and labels."""
+
+
 class Service:
     """Searches and changes of many requests, a batch at a time. Made and used within one event loop.
 
     Args:
-        encoder: of the model.
+        encoder: of the model. One in ONNX takes no changes.
         live: the index, of the same codebooks.
         catalogue: the data of the items: names, labels and pictures.
-        items: what the index was built with: names and labels of items that the catalogue does not have.
         threads: of a search; default all cores.
         watch: whether the index file is looked after and opened again when it was replaced.
     """
 
     def __init__(
         self,
-        encoder: Encoder,
+        encoder: Encoder | OnnxEncoder,
         live: LiveIndex,
         catalogue: Catalogue | None = None,
         *,
-        items: Items | None = None,
         threads: int | None = None,
         watch: bool = True,
     ) -> None:
         self.encoder, self.live, self.catalogue, self.threads = encoder, live, catalogue, threads
-        self._items = items
         self.metrics = Metrics(lambda: (live.snapshot.ntotal, len(live.snapshot.changes)))
         self._network = threading.Lock()
         self._decoders = ThreadPoolExecutor(_DECODERS, "gpq-decode")
@@ -94,11 +96,11 @@ class Service:
         self._searches: Batcher[Query, tuple[Floats, Ids]] = Batcher(
             self._search, most=MOST, wait=WAIT, seen=self.metrics.batch.observe
         )
-        self._changes: Batcher[tuple[int | None, Input | None], int] = Batcher(self._change)
+        self._changes: Batcher[_Wanted, int] = Batcher(self._change)
         self._watch = watch
         self._watcher: asyncio.Task[None] | None = None
         self._compact_at = 0.0
-        if catalogue is not None and catalogue.dataset.kind == encoder.model.input_kind:
+        if catalogue is not None and catalogue.dataset.kind == encoder.input_kind:
             encoder.check(catalogue.dataset)
 
     @property
@@ -111,21 +113,21 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._decoders, self._known, ids)
 
     def _known(self, ids: Ids) -> list[dict[str, Any]]:
-        found = [None] * len(ids) if self._items is None else self._items.lookup(ids)
+        snapshot = self.live.snapshot
         known: list[dict[str, Any]] = []
-        for number, item in zip(ids.tolist(), found, strict=True):
+        for number, item in zip(ids.tolist(), snapshot.about(ids), strict=True):
             row = None if self.catalogue is None else self.catalogue.row(number)
             entry: dict[str, Any] = {"id": number}
             if row is not None and self.catalogue is not None:
                 entry |= {"name": self.catalogue.name(row), "labels": self.catalogue.labels(row) or None}
-            elif item is not None and self.live.snapshot.changes.at(number) < 0:
-                entry |= {"name": item.name, "labels": list(item.labels or ()) or None}
+            if item is not None and (row is None or snapshot.changes.at(number) >= 0):
+                entry |= {"name": item.name or None, "labels": list(item.labels or ()) or None}
             known.append(entry)
         return known
 
     async def start(self) -> None:
         """Search once, so that the first client does not wait for what libraries put off, and look after the index file from now on."""
-        model = self.encoder.model
+        model = self.encoder
         if model.input_kind == "images":
             first = Input("image", np.zeros((3, model.image_size, model.image_size), np.uint8))
         else:
@@ -149,9 +151,9 @@ class Service:
 
     async def image(self, data: bytes, max_pixels: int) -> Input:
         """An uploaded image. Raises DataError: no image, too many pixels, or the model takes none."""
-        if self.encoder.model.input_kind != "images":
+        if self.encoder.input_kind != "images":
             raise DataError("image: the model takes features, not images")
-        size = self.encoder.model.image_size
+        size = self.encoder.image_size
 
         def decode() -> NDArray[Any]:
             return resize_square(decode_image(data, max_pixels=max_pixels), size).transpose(2, 0, 1)
@@ -160,9 +162,9 @@ class Service:
 
     def features(self, values: Sequence[float]) -> Input:
         """Features of an item. Raises DataError: of another width, or the model takes images."""
-        if self.encoder.model.input_kind != "features":
+        if self.encoder.input_kind != "features":
             raise DataError("features: the model takes images, not features")
-        return Input("features", _row(values, self.encoder.model.input_width, "features"))
+        return Input("features", _row(values, self.encoder.input_width, "features"))
 
     def vector(self, values: Sequence[float]) -> Input:
         """A vector that was encoded before. Raises DataError: of another width."""
@@ -175,7 +177,7 @@ class Service:
             UnknownItemError: there is none.
         """
         code = self.live.snapshot.code(number)
-        catalogue, model = self.catalogue, self.encoder.model
+        catalogue, model = self.catalogue, self.encoder
         if catalogue is not None and catalogue.dataset.kind == model.input_kind:
             row = catalogue.row(number)
             if row is not None:
@@ -184,7 +186,7 @@ class Service:
                 )
                 if original is not None:
                     return Input("image" if model.input_kind == "images" else "features", original)
-        return Input("vector", decode(code[None], model.codebooks)[0])
+        return Input("vector", decode(code[None], self.live.snapshot.index.codebooks)[0])
 
     async def thumbnail(self, number: int) -> tuple[bytes, str] | None:
         """A small picture of an item and its media type; None where the data has none."""
@@ -198,7 +200,8 @@ class Service:
         input does not depend, in its last bits, on what it came with."""
         found: list[Floats | DataError] = [one.values for one in inputs]
         raw = [n for n, one in enumerate(inputs) if one.form != "vector"]
-        parts = [[n] for n in raw] if self.encoder.device.type == "cpu" else [raw] if raw else []
+        on_gpu = isinstance(self.encoder, Encoder) and self.encoder.device.type != "cpu"
+        parts = [raw] if on_gpu and raw else [[n] for n in raw]
         for part in parts:
             with self._network:
                 vectors, fine = self.encoder.embed(
@@ -263,8 +266,8 @@ class Service:
 
     # Changing --------------------------------------------------------------------------------------------------------
 
-    async def add(self, given: Input, number: int | None = None) -> int:
-        """Add an item; it is on disk when this returns. Returns its id.
+    async def add(self, given: Input, number: int | None = None, about: Item | None = None) -> int:
+        """Add an item with its name and labels; all is on disk when this returns. Returns its id.
 
         Raises:
             TakenIdError: an item has the id already.
@@ -272,38 +275,39 @@ class Service:
             NotStoredError: the disk refuses.
             BusyError: too many changes wait.
         """
-        return await self._changed((number, given))
+        return await self._changed((number, given, about))
 
     async def remove(self, number: int) -> None:
         """Remove an item; this is on disk when it returns. Raises UnknownItemError, NotStoredError, BusyError: see :meth:`add`."""
-        await self._changed((number, None))
+        await self._changed((number, None, None))
 
-    async def _changed(self, change: tuple[int | None, Input | None]) -> int:
+    async def _changed(self, change: _Wanted) -> int:
         number = await self._changes.submit(change)
         if self.live.due and time.monotonic() > self._compact_at:
             self._compact_at = math.inf
             self._maintenance.submit(self._compact)
         return number
 
-    def _change(self, batch: Sequence[tuple[int | None, Input | None]]) -> Sequence[int | Exception]:
-        given = [one for _, one in batch if one is not None]
+    def _change(self, batch: Sequence[_Wanted]) -> Sequence[int | Exception]:
+        given = [one for _, one, _ in batch if one is not None]
         vectors = iter(self._vectors(given, queries=False))
         answers: list[int | Exception] = []
-        changes: list[Change] = []
-        for number, one in batch:
+        changes: list[Asked] = []
+        for number, one, about in batch:
             try:
                 code = None if one is None else self._code(one, next(vectors))
             except DataError as error:
                 answers.append(error)
             else:
                 answers.append(len(changes))
-                changes.append((number, code))
+                changes.append((number, code, about))
         made = self.live.commit(changes)
         return [made[answer] if isinstance(answer, int) else answer for answer in answers]
 
     def _code(self, given: Input, vector: Floats | DataError) -> NDArray[np.uint8]:
         if isinstance(vector, DataError):
             raise vector
+        assert isinstance(self.encoder, Encoder)  # others take no changes
         Z = self.encoder.model.codebooks
         codes = encode_vectors(vector[None], Z, what=given.form)
         if given.form == "vector" and items_are_codewords(self.encoder.model.description):

@@ -12,37 +12,44 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from .. import __version__
+from ..cluster.connect import connected
+from ..codes.bits import unpack_codes
+from ..codes.scores import score_tables
 from ..data.base import Dataset, ImageDataset
 from ..data.labels import Labels
 from ..data.open import open_data
 from ..data.protocols import Split, load_split, make_split
-from ..encoder import Encoder
+from ..encoder import Encoder, is_onnx, open_encoder
 from ..errors import DataError, MismatchError, UsageError
 from ..evaluation.likeness import Likeness, Neighbours
 from ..evaluation.metrics import RECALL_LEVELS
-from ..evaluation.ranking import RankingResult, usable_cores
+from ..evaluation.ranking import RankingResult, rank_codes, usable_cores
 from ..evaluation.ties import Denominator, Ties
+from ..faissio.model import read_description
 from ..files import check_output
-from ..gpu.ranking import rank_on_device
 from ..methods.coders import ProductCoder
 from ..methods.measure import NO_LIKENESS, Coded, fit_and_encode, input_neighbours
 from ..methods.registry import ARRAY_METHODS, find_method, make_method, method_names
 from ..nn.device import gpu_memory
-from ..nn.model import read_description
 from ..progress import Progress, stage
 from ..report import html
 from ..report.plots import plot_pr_curves
+from ..store import RowReader
+
+if TYPE_CHECKING:
+    import torch
 
 log = logging.getLogger(__name__)
 
 DEFAULT_KS = (1, 10, 100, 1000)
+_SHOWN = 10
+"""Best queries on a page, and worst."""
 
 
 @dataclass(frozen=True)
@@ -125,56 +132,68 @@ class Evaluation:
             for name, result in {self.method: self.ranking, **self.compared}.items()
         ]
 
+    def draw(self, out: str | Path, *, overwrite: bool = False) -> Path:
+        """Mean precision-recall curves of the model and what it was compared with, as .png, .svg or .pdf.
+
+        Raises:
+            UsageError: another ending.
+            DataError: it cannot be written.
+        """
+        results = {self.method: self.ranking, **self.compared}
+        bits = {self.method: self.bits, **self.compared_bits}
+        same = len(set(bits.values())) == 1
+        length = {name: f", {n} bits" for name, n in bits.items()}
+        curves = {
+            f"{name}{'' if same else length.get(name, '')}  (mAP {r.map:.3f})": (r.pr_recall, r.pr_precision)
+            for name, r in results.items()
+        }
+        title = f"{self.data}{length[self.method] if same else ''}, protocol {self.protocol}"
+        return plot_pr_curves(curves, out, title=title, overwrite=overwrite)
+
+    def save_page(
+        self,
+        data: Dataset,
+        out: str | Path,
+        *,
+        ks: Sequence[int] = DEFAULT_KS,
+        overwrite: bool = False,
+    ) -> Path:
+        """One HTML file to send around: the table, precision-recall curves, and the best and worst queries with their pictures.
+
+        Args:
+            data: the data set that was evaluated; without images, queries are told by their names or ids.
+            out: the page, .html.
+            ks: of precision and recall.
+            overwrite: replace an existing file.
+
+        Raises:
+            UsageError: another ending. OutputExistsError: ``out`` exists and ``overwrite`` is false.
+        """
+        if Path(out).suffix.lower() != ".html":
+            raise UsageError(f"--out {out}: a page ends in .html")
+        check_output(out, overwrite=overwrite)
+        ranking = self.ranking
+        about = [
+            f"{ranking.n_queries:,} queries, {ranking.n_database:,} items in the database, protocol {self.protocol}, {self.data}. "
+            f"{ranking.convention}",
+            *self.notes,
+        ]
+        with tempfile.TemporaryDirectory() as folder:
+            curves = html.plot(self.draw(Path(folder) / "curves.svg"))
+        parts = [
+            html.table(self.rows(ks)),
+            *map(html.note, about),
+            html.heading("Precision over recall"),
+            curves,
+        ]
+        order = np.argsort(ranking.ap, kind="stable")
+        for title, chosen in (("Best queries", order[::-1][:_SHOWN]), ("Worst queries", order[:_SHOWN])):
+            parts += [html.heading(title), _query_pictures(self, data, chosen)]
+        return html.save_page(f"{self.method} on {self.data}", parts, out, overwrite=overwrite)
+
 
 def _as_dict(found: Likeness | None) -> dict[str, Any] | None:
     return None if found is None else found.as_dict()
-
-
-_SHOWN = 10
-"""Best queries on a page, and worst."""
-
-
-def save_evaluation_page(
-    evaluation: Evaluation,
-    data: Dataset,
-    out: str | Path,
-    *,
-    ks: Sequence[int] = DEFAULT_KS,
-    overwrite: bool = False,
-) -> Path:
-    """One HTML file to send around: the table, precision-recall curves, and the best and worst queries with their pictures.
-
-    Args:
-        evaluation: of ``data``.
-        data: the data set; without images, queries are told by their names or ids.
-        out: the page, .html.
-        ks: of precision and recall.
-        overwrite: replace an existing file.
-
-    Raises:
-        UsageError: another ending. OutputExistsError: ``out`` exists and ``overwrite`` is false.
-    """
-    if Path(out).suffix.lower() != ".html":
-        raise UsageError(f"--out {out}: a page ends in .html")
-    check_output(out, overwrite=overwrite)
-    ranking = evaluation.ranking
-    about = [
-        f"{ranking.n_queries:,} queries, {ranking.n_database:,} items in the database, protocol {evaluation.protocol}, {evaluation.data}. "
-        f"{ranking.convention}",
-        *evaluation.notes,
-    ]
-    with tempfile.TemporaryDirectory() as folder:
-        curves = html.plot(draw_evaluation(evaluation, Path(folder) / "curves.svg"))
-    parts = [
-        html.table(evaluation.rows(ks)),
-        *map(html.note, about),
-        html.heading("Precision over recall"),
-        curves,
-    ]
-    order = np.argsort(ranking.ap, kind="stable")
-    for title, chosen in (("Best queries", order[::-1][:_SHOWN]), ("Worst queries", order[:_SHOWN])):
-        parts += [html.heading(title), _query_pictures(evaluation, data, chosen)]
-    return html.save_page(f"{evaluation.method} on {evaluation.data}", parts, out, overwrite=overwrite)
 
 
 def _query_pictures(evaluation: Evaluation, data: Dataset, chosen: NDArray[np.int64]) -> str:
@@ -190,25 +209,6 @@ def _query_pictures(evaluation: Evaluation, data: Dataset, chosen: NDArray[np.in
     return html.pictures(
         [(image, text) for image, text in zip(images, texts, strict=True) if image is not None]
     )
-
-
-def draw_evaluation(evaluation: Evaluation, out: str | Path, *, overwrite: bool = False) -> Path:
-    """Mean precision-recall curves of the model and what it was compared with, as .png, .svg or .pdf.
-
-    Raises:
-        UsageError: another ending.
-        DataError: it cannot be written.
-    """
-    results = {evaluation.method: evaluation.ranking, **evaluation.compared}
-    bits = {evaluation.method: evaluation.bits, **evaluation.compared_bits}
-    same = len(set(bits.values())) == 1
-    length = {name: f", {n} bits" for name, n in bits.items()}
-    curves = {
-        f"{name}{'' if same else length.get(name, '')}  (mAP {r.map:.3f})": (r.pr_recall, r.pr_precision)
-        for name, r in results.items()
-    }
-    title = f"{evaluation.data}{length[evaluation.method] if same else ''}, protocol {evaluation.protocol}"
-    return plot_pr_curves(curves, out, title=title, overwrite=overwrite)
 
 
 def code_bits(encoder: Encoder) -> int:
@@ -356,8 +356,10 @@ def _encode(
 def _rank_on_device(
     coded: Coded, labels: Labels, device: torch.device, options: Mapping[str, Any]
 ) -> RankingResult:
+    from ..gpu.ranking import rank_on_device
+
     tables, columns = coded.scorer
-    settings = {key: value for key, value in options.items() if key != "threads"}
+    settings = {key: value for key, value in options.items() if key not in ("threads", "ray")}
     with gpu_memory("the ranking of one block does not fit: free the GPU, or take --device cpu"):
         return rank_on_device(
             np.asarray(tables),
@@ -428,6 +430,63 @@ def _rank_all(
     return rankings, found
 
 
+def _evaluate_codes(
+    model: str | Path,
+    queries: Dataset,
+    codes: str | Path,
+    options: Mapping[str, Any],
+    *,
+    ks: Sequence[int],
+    device: str,
+    progress: Progress | None,
+) -> Evaluation:
+    """:func:`evaluate` of codes that are there already."""
+    encoder = open_encoder(model, device)
+    encoder.check(queries)
+    own = queries.require_labels()
+    with RowReader(codes, kind="codes", model_fingerprint=encoder.fingerprint) as reader:
+        packed = reader.labels()
+        if packed is None:
+            raise DataError(f"{codes} has no labels: encode labelled data")
+        labels = Labels(packed, reader.header.class_names)
+        Z, base, ids = reader.header.codebooks, reader.block(), reader.ids()
+    if not set(labels.class_names) & set(own.class_names):
+        raise MismatchError(
+            f"{queries.name} and {codes} have no class in common ({own.class_names[0]!r}, {labels.class_names[0]!r} ...)"
+        )
+    classes = tuple(dict.fromkeys((*labels.class_names, *own.class_names)))
+    rows, there = np.flatnonzero(own.has()), np.flatnonzero(labels.has())
+    if not len(there):
+        raise DataError(f"{codes}: no item has a label, so nothing is relevant")
+    rows, xq = encoder.embed_rows(queries, rows, queries=True, progress=progress)
+    M, K, _ = encoder.shape
+    result = rank_codes(
+        score_tables(xq, Z),
+        unpack_codes(base[there], M, K),
+        own.over(classes).take(rows),
+        labels.over(classes).take(there),
+        ids=ids[there],
+        ks=[at for at in ks if at <= len(there)],
+        **options,
+    )
+    name = model_name(encoder.model.description) if isinstance(encoder, Encoder) else encoder.path.name
+    return Evaluation(
+        ranking=result,
+        method=name,
+        bits=M * (K.bit_length() - 1),
+        protocol="none",
+        split_hash="",
+        data=queries.name,
+        model_fingerprint=encoder.fingerprint,
+        notes=(
+            f"queries are all labelled items of {queries.name}, the database those of {codes}",
+            "NN10@100 is not measured: codes alone do not say which items were alike before",
+        ),
+        device=str(encoder.device) if isinstance(encoder, Encoder) else "cpu",
+        queries=rows,
+    )
+
+
 def evaluate(
     model: str | Path,
     data: object,
@@ -436,6 +495,7 @@ def evaluate(
     seed: int | None = None,
     labelled: str | None = "all",
     compare: Sequence[str] = (),
+    codes: str | Path | None = None,
     ks: Sequence[int] = DEFAULT_KS,
     k: int | None = None,
     ties: Ties = "expected",
@@ -444,17 +504,20 @@ def evaluate(
     on_device: bool = False,
     threads: int | None = None,
     progress: Progress | None = None,
+    ray: str | None = None,
 ) -> Evaluation:
     """Rank the database of a split for its queries, by code, and measure the rankings.
 
     Likeness (:mod:`gpq_faiss.evaluation.likeness`) is measured on at most 400 of the queries, always with expected ties.
 
     Args:
-        model: model folder.
+        model: model folder; with ``codes`` also an ONNX file of ``gpq export-encoder``, which needs no torch.
         data: labelled data; for the data of the training, the split of the training is used.
         protocol, seed, labelled: of the split, for other data. For the training's data they must agree with it.
         compare: what to show beside it: short names of methods, which are fitted on the same inputs and split, and folders of models,
             which must have been trained on the same split.
+        codes: a codes file of labelled items, made by the model: they are the database, all labelled items of ``data`` the queries, and
+            no split is drawn.
         ks: of precision and recall; those beyond the database are left out.
         k: mAP@k instead of the full ranking.
         ties, denominator: conventions, see :mod:`gpq_faiss.evaluation.metrics`.
@@ -464,6 +527,7 @@ def evaluate(
             figures are the same.
         threads: of the ranking on the CPU (default: all cores); the figures do not depend on it.
         progress: called while encoding.
+        ray: address of a Ray cluster whose cores rank the codes (:func:`..cluster.connect.connected`); the figures are the same.
 
     Raises:
         DataError: no labels, or nothing to rank.
@@ -478,8 +542,19 @@ def evaluate(
     for at in (*ks, *([] if k is None else [k])):
         if at < 1:
             raise UsageError(f"k = {at}: it must be at least 1")
-    encoder = Encoder.load(model, device)
     dataset = open_data(data)
+    options = {"ties": ties, "k": k, "denominator": denominator, "levels": RECALL_LEVELS, "threads": threads}
+    if codes is not None:
+        if compare or on_device or ray is not None or (protocol, seed) != (None, None):
+            raise UsageError(
+                "codes are ranked as they are: leave out --compare, --protocol, --seed and --ray"
+            )
+        return _evaluate_codes(model, dataset, codes, options, ks=ks, device=device, progress=progress)
+    if is_onnx(model):
+        raise UsageError(
+            f"{model} makes vectors of queries only: give the model folder, or --codes FILE of the database"
+        )
+    encoder = Encoder.load(model, device)
     encoder.check(dataset)
     entries = _open_compared(encoder, compare, dataset, device)
     labels = dataset.require_labels()
@@ -494,16 +569,17 @@ def evaluate(
         notes.append("the classes are not those of the training")
     if (on_device or encoder.device.type != "cpu") and None in entries.values():
         notes.append("methods compared with were ranked on the CPU")
-    rankings, found = _rank_all(
-        entries,
-        dataset,
-        split,
-        rows,
-        {"ties": ties, "k": k, "denominator": denominator, "levels": RECALL_LEVELS, "threads": threads},
-        ks=ks,
-        on_device=on_device,
-        progress=progress,
-    )
+    with connected(ray):  # once for all rankings
+        rankings, found = _rank_all(
+            entries,
+            dataset,
+            split,
+            rows,
+            options | {"ray": ray},
+            ks=ks,
+            on_device=on_device,
+            progress=progress,
+        )
     if not found:
         notes.append(NO_LIKENESS)
     name, *others = entries

@@ -39,6 +39,7 @@ from ..data.open import open_data
 from ..data.reader import Reader
 from ..encoder import Encoder
 from ..errors import DataError, MismatchError, UsageError
+from ..exported import FORMAT_VERSION, KIND
 from ..files import atomic_path, check_output
 from ..nn.model import Model
 from ..nn.posterior import PosteriorNetwork
@@ -49,10 +50,6 @@ Format = Literal["onnx", "torch"]
 Floats = NDArray[np.float32]
 Run = Callable[[Floats], list[NDArray[Any]]]
 """An exported graph: input to its outputs."""
-
-FORMAT_VERSION = 1
-KIND = "gpq-encoder"
-"""Value of the metadata key ``kind``, by which our files are known."""
 
 METADATA_FILE = "gpq.json"
 """Member of a .pt2 archive (in its folder ``extra``) that holds the metadata."""

@@ -89,9 +89,7 @@ def test_the_whole_path(form: str, tmp_path: Path) -> None:
     assert "pq" in json.dumps(table)
 
 
-def test_features_and_labels_at_urls(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_features_and_labels_at_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPQ_CACHE", str(tmp_path / "cache"))
     fsspec = pytest.importorskip("fsspec")
     with fsspec.open("memory://set/x.npy", "wb") as file:

@@ -209,7 +209,7 @@ def nothing(*args):
         ("backbones", "mine", "no_such:x", ["--set", "network.backbone=mine"], "cannot be loaded .ModuleNotFoundError"),
         ("backbones", "mine", "broken_module:fails", ["--set", "network.backbone=mine"], "cannot be built .OSError: the sensor"),
         ("backbones", "mine", "broken_module:nothing", ["--set", "network.backbone=mine"], "a torch.nn.Module is needed"),
-        ("backbones", "mine", "broken_module:two_dimensional", ["--set", "network.backbone=mine"], "not one vector an item"),
+        ("backbones", "mine", "broken_module:two_dimensional", ["--set", "network.backbone=mine"], "not one vector per item"),
         ("losses", "entropy", "broken_module:Needs", ["--set", "loss.extra.entropy=1"], "has a name that is built in"),
         ("losses", "mine", "broken_module:Needs", ["--set", "loss.extra.mine=1"], "cannot be made .TypeError"),
         ("losses", "mine", "broken_module:fails", ["--set", "loss.extra.mine=1"], "cannot be made .OSError"),

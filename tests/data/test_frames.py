@@ -83,6 +83,10 @@ def test_labels_beside_a_table_or_an_array(tmp_path: Path) -> None:
     bare = frame(v=list(X)).drop(columns="label")
     numbers = tuple(str(c) for c in range(4))
     check(gpq.open_data(bare, labels=Y), names=numbers)
+    named = gpq.open_data(X, labels=Y, names=[f"n{i}" for i in range(N)])
+    assert named.texts["name"][3] == "n3"
+    with pytest.raises(DataError, match="names: 1 names, array has 40 items"):
+        gpq.open_data(X, names=["a"])
     check(gpq.open_data(X, labels=Y.tolist()), names=numbers)
     check(gpq.open_data(torch.from_numpy(X), labels=torch.from_numpy(Y)), names=numbers)
     check(gpq.open_data(X, labels=[None if y < 0 else KINDS[y] for y in Y]))

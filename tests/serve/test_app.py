@@ -19,14 +19,16 @@ from served import BEARER, TOKEN, Served
 from gpq_faiss.codes.encode import decode
 from gpq_faiss.data.digits import open_digits
 from gpq_faiss.data.folder import open_folder
-from gpq_faiss.encoder import Encoder
+from gpq_faiss.encoder import Encoder, open_encoder
 from gpq_faiss.errors import UsageError
 from gpq_faiss.indexes.opening import open_in_memory
 from gpq_faiss.serve.app import create_app
 from gpq_faiss.serve.catalogue import Catalogue
 from gpq_faiss.serve.guard import Settings
 from gpq_faiss.serve.live import LiveIndex
+from gpq_faiss.serve.run import serve
 from gpq_faiss.serve.service import Service
+from gpq_faiss.stages.export_encoder import export_encoder
 
 DIGITS = open_digits()
 
@@ -179,6 +181,65 @@ def test_items_are_added_and_removed_and_found_at_once(served: Served, encoder: 
     assert len(reader.snapshot.changes) == 3
     assert reader.snapshot.index.ntotal == len(DIGITS)
     assert reader.snapshot.has(big)
+
+
+def test_added_items_have_the_name_and_labels_that_came_with_them(served: Served) -> None:
+    code = served.service.live.snapshot.code(7)
+    vector = decode(code[None], served.service.live.snapshot.index.codebooks)[0].tolist()
+    served.add(vector=vector, id=5000, name="a new seven, \u00e9", labels=["7", "new", "7"])
+    sent = served.client.post(
+        "/items", files={"image": png(3)}, data={"name": "from a form", "labels": ["a", "b"]}, headers=BEARER
+    )
+    assert sent.status_code == 201, sent.text
+    served.add(vector=vector, id=6001)
+
+    def item(number: int) -> dict[str, Any]:
+        found: dict[str, Any] = served.client.get(f"/items/{number}").json()
+        return found
+
+    for _ in range(2):
+        assert item(5000) == {"id": 5000, "name": "a new seven, \u00e9", "labels": ["7", "new"]}
+        assert item(sent.json()["id"]) == {
+            "id": sent.json()["id"],
+            "name": "from a form",
+            "labels": ["a", "b"],
+        }
+        assert item(6001) == {"id": 6001}
+        results = {one["id"]: one for one in served.search(vector=vector, k=1000)["results"]}
+        assert results[5000]["name"] == "a new seven, \u00e9"
+        assert served.service.live.compact()
+        served.remove(6001)
+        served.add(vector=vector, id=6001)
+    for wrong in (
+        {"name": ""},
+        {"name": "a\nb"},
+        {"name": "\ud800"},
+        {"labels": [""]},
+        {"labels": ["a"] * 101},
+        {"name": None},
+    ):
+        body = json.dumps({"vector": vector, **wrong})
+        answer = served.client.post(
+            "/items", content=body, headers={**BEARER, "content-type": "application/json"}
+        )
+        assert answer.status_code == 422, (wrong, answer.text)
+
+
+def test_a_network_in_onnx_answers_searches(made: Path, served: Served, tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript", reason="the extra 'onnx' is not installed")
+    file = export_encoder(made / "model", tmp_path / "encoder.onnx")
+    encoder = open_encoder(file)
+    live = LiveIndex(made / "index.faiss", served.service.encoder.model.codebooks)  # type: ignore[union-attr]
+    service = Service(encoder, live, Catalogue(open_digits()), watch=False)
+    with TestClient(create_app(service, Settings()), base_url="http://127.0.0.1") as client:
+        for query in ({"files": {"image": png(5)}}, {"json": {"id": 12}}):
+            found, expected = (c.post("/search", **query).json()["results"] for c in (client, served.client))  # type: ignore[arg-type]
+            assert [one["score"] for one in found] == pytest.approx(
+                [one["score"] for one in expected], abs=1e-4
+            )
+        assert client.get("/info").json()["input"] == "images"
+    with pytest.raises(UsageError, match="needs the model folder"):
+        serve(made / "index.faiss", file, settings=Settings(token=TOKEN, port=0), writable=True)
 
 
 def test_changes_are_compacted_in_the_background(encoder: Encoder, index_file: Path) -> None:
@@ -397,7 +458,7 @@ def test_uploads_are_limited_by_bytes_and_pixels(encoder: Encoder, index_file: P
         answer = client.post("/search", files={"image": bomb})
         assert answer.status_code == 422
         assert "200 x 200 pixels" in answer.json()["error"]
-        for body in (b" " * 5001, endless()):
+        for body in (b" " * 6001, endless()):
             answer = client.post("/search", content=body, headers=JSON)
             assert answer.status_code == 413
             assert answer.json() == {"error": "more than 5,000 bytes"}

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from gpq_faiss.errors import DataError, MismatchError
 from gpq_faiss.serve import changes as module
-from gpq_faiss.serve.changes import ChangeLog, Changes, read_log, record_type
+from gpq_faiss.serve.changes import Change, ChangeLog, Changes, read_log, record_type
+from gpq_faiss.store import Item
 
 SIZE, PRINT = 3, "0123456789abcdef"
-Change = tuple[int, np.ndarray[Any, np.dtype[np.uint8]] | None]
 
 ids = st.integers(-(2**63), 2**63 - 1) | st.integers(0, 5)
 change = st.tuples(ids, st.none() | st.binary(min_size=SIZE, max_size=SIZE))
@@ -25,7 +25,7 @@ frames = st.lists(st.lists(change, min_size=1, max_size=4), max_size=6)
 
 
 def as_changes(frame: list[tuple[int, bytes | None]]) -> list[Change]:
-    return [(number, None if code is None else np.frombuffer(code, np.uint8)) for number, code in frame]
+    return [(number, None if code is None else np.frombuffer(code, np.uint8), None) for number, code in frame]
 
 
 def state(changes: Changes) -> dict[int, bytes | None]:
@@ -88,7 +88,7 @@ def test_a_log_cut_anywhere_keeps_its_whole_frames_and_goes_on(tmp_path: Path) -
         assert path.read_bytes() == data[:cut], "reading changes nothing"
         log = ChangeLog(path, SIZE, PRINT)
         assert path.stat().st_size == ends[whole]
-        log.append([(9, None)])
+        log.append([(9, None, None)])
         log.close()
         assert int(read_log(path, SIZE, PRINT)[0]["id"][-1]) == 9
     for cut in range(ends[0]):
@@ -180,6 +180,59 @@ def test_nothing_is_taken_after_a_failed_fsync(tmp_path: Path, monkeypatch: pyte
             log.append(as_changes(FRAMES[0]))
     with pytest.raises(DataError, match="start the service again"):
         log.append(as_changes(FRAMES[0]))
+
+
+texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=9)
+described = st.builds(
+    lambda name, labels: Item({} if name is None else {"name": name}, tuple(labels) or None),
+    st.none() | texts,
+    st.lists(texts, max_size=3),
+)
+named = st.lists(st.tuples(ids, st.binary(min_size=SIZE, max_size=SIZE), st.none() | described), min_size=1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(written=st.lists(named, max_size=4), cut=st.integers(0, 60))
+def test_names_and_labels_are_read_with_the_items_or_not_at_all(
+    written: list[Any], cut: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("log") / "log"
+    log = ChangeLog(path, SIZE, PRINT)
+    ends = [log.end]
+    for frame in written:
+        log.append([(number, np.frombuffer(code, np.uint8), about) for number, code, about in frame])
+        ends.append(log.end)
+    log._file.close()  # type: ignore[union-attr]
+    size = max(ends[0], ends[-1] - cut)
+    path.write_bytes(path.read_bytes()[:size])
+    records, end = read_log(path, SIZE, PRINT)
+    whole = sum(at <= size for at in ends) - 1
+    assert end == ends[whole]
+    rows = [row for frame in written[:whole] for row in frame]
+    assert [(int(r["id"]), r["code"].tobytes()) for r in records] == [(i, code) for i, code, _ in rows]
+    plain = [about if about is not None and (about.texts or about.labels) else None for *_, about in rows]
+    found = [
+        about if about is not None and (about.texts or about.labels) else None for about in records["about"]
+    ]
+    assert found == plain
+
+
+def test_a_changed_bit_in_names_is_damage_or_a_torn_end(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log = ChangeLog(path, SIZE, PRINT)
+    first = log.end
+    log.append([(1, np.zeros(SIZE, np.uint8), Item({"name": "one"}, ("a",)))])
+    middle = log.end
+    log.append([(2, np.zeros(SIZE, np.uint8), Item({"name": "two"}))])
+    log.close()
+    data = path.read_bytes()
+    for at in range(first, len(data)):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 16]) + data[at + 1 :])
+        if at < middle:
+            with pytest.raises(DataError, match="is damaged"):
+                read_log(path, SIZE, PRINT)
+        else:
+            assert [item.name for item in read_log(path, SIZE, PRINT)[0]["about"]] == ["one"]
 
 
 def test_records_have_no_padding() -> None:

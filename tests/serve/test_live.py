@@ -105,8 +105,9 @@ def test_searches_are_those_of_brute_force_whatever_was_changed(
         for _ in range(6):
             number = int(rng.integers(0, 60))
             code = draw(rng, 1)[0]
-            asked.append((number, None) if number in items and rng.random() < 0.8 else (number, code))
-        for (number, code), answer in zip(asked, live.commit(asked), strict=True):
+            gone = number in items and rng.random() < 0.8
+            asked.append((number, None if gone else code, None))
+        for (number, code, _), answer in zip(asked, live.commit(asked), strict=True):
             if (code is None) != (number in items):
                 assert isinstance(answer, UnknownItemError if code is None else TakenIdError)
             elif code is None:
@@ -132,16 +133,18 @@ def test_ids_are_given_beyond_all_there_were(tmp_path: Path) -> None:
     make_index(path, [3, 9])
     live = LiveIndex(path, Z, writable=True)
     code = draw(np.random.default_rng(0), 1)[0]
-    assert live.commit([(None, code), (9, None), (None, code), (50, code), (None, code)]) == [
+    assert live.commit(
+        [(None, code, None), (9, None, None), (None, code, None), (50, code, None), (None, code, None)]
+    ) == [
         10,
         9,
         11,
         50,
         51,
     ]
-    assert live.commit([(51, None), (None, code)]) == [51, 52]
-    assert live.commit([(2**63 - 1, code)]) == [2**63 - 1]
-    refused = live.commit([(None, code)])[0]
+    assert live.commit([(51, None, None), (None, code, None)]) == [51, 52]
+    assert live.commit([(2**63 - 1, code, None)]) == [2**63 - 1]
+    refused = live.commit([(None, code, None)])[0]
     assert isinstance(refused, TakenIdError)
     live.close()
 
@@ -151,14 +154,14 @@ def test_all_items_can_be_removed_and_others_added(tmp_path: Path) -> None:
     items = make_index(path, [0, 1, 2])
     rng = np.random.default_rng(0)
     live = LiveIndex(path, Z, writable=True)
-    live.commit([(n, None) for n in items])
+    live.commit([(n, None, None) for n in items])
     check(live, {}, rng)
     assert not live.compact(), "an index file cannot be without items"
     live.close()
     live = LiveIndex(path, Z, writable=True)
     check(live, {}, rng)
     code = draw(rng, 1)[0]
-    live.commit([(1, code)])
+    live.commit([(1, code, None)])
     check(live, {1: code}, rng)
     live.close()
     check(LiveIndex(path, Z), {1: code}, rng)
@@ -170,13 +173,13 @@ def test_changes_during_a_compaction_are_kept(tmp_path: Path, monkeypatch: pytes
     rng = np.random.default_rng(0)
     live = LiveIndex(path, Z, writable=True)
     code = draw(rng, 1)[0]
-    live.commit([(3, None), (30, code)])
+    live.commit([(3, None, None), (30, code, None)])
     save = live._save
 
     def slow(made: MemoryIndex, changes: Changes) -> None:
-        live.commit([(30, None), (31, code), (4, None)])
+        live.commit([(30, None, None), (31, code, None), (4, None, None)])
         save(made, changes)
-        live.commit([(3, code)])
+        live.commit([(3, code, None)])
 
     monkeypatch.setattr(live, "_save", slow)
     assert live.compact()
@@ -196,7 +199,7 @@ def test_a_kill_anywhere_in_a_compaction_loses_nothing(tmp_path: Path) -> None:
     items = make_index(before / "index.faiss", list(range(20)))
     code = draw(np.random.default_rng(0), 1)[0]
     live = LiveIndex(before / "index.faiss", Z, writable=True)
-    live.commit([(3, None), (30, code)])
+    live.commit([(3, None, None), (30, code, None)])
     live.close(compact=False)
     del items[3]
     items[30] = code
@@ -204,7 +207,7 @@ def test_a_kill_anywhere_in_a_compaction_loses_nothing(tmp_path: Path) -> None:
 
     def compact() -> None:
         found = LiveIndex(work / "index.faiss", Z, writable=True)
-        found.commit([(5, None)])
+        found.commit([(5, None, None)])
         found.close()
 
     for at in range(0, 500, 3):  # a third of the places: the next start is as good after the others
@@ -240,7 +243,7 @@ def test_a_replaced_file_is_opened_with_the_changes(tmp_path: Path) -> None:
     live = LiveIndex(path, Z, writable=True)
     reader = LiveIndex(path, Z)
     code = draw(rng, 1)[0]
-    live.commit([(4, None), (30, code)])
+    live.commit([(4, None, None), (30, code, None)])
     assert not live.stale
     assert not live.reload(only_stale=True)
     items = make_index(path, list(range(15)), seed=9)
@@ -292,9 +295,9 @@ def test_a_change_that_the_disk_refuses_is_not_made(tmp_path: Path, monkeypatch:
 
     with monkeypatch.context() as patched:
         patched.setattr(live._log, "append", refuse)
-        answers = live.commit([(1, None), (77, None)])
+        answers = live.commit([(1, None, None), (77, None, None)])
     assert isinstance(answers[0], NotStoredError)
     assert isinstance(answers[1], UnknownItemError)
     check(live, items, np.random.default_rng(0))
-    assert live.commit([(1, None)]) == [1]
+    assert live.commit([(1, None, None)]) == [1]
     live.close()

@@ -13,9 +13,9 @@ import pytest
 from gpq_faiss.config import Config, merge, preset
 from gpq_faiss.data.digits import open_digits
 from gpq_faiss.errors import DataError, MismatchError, UsageError
-from gpq_faiss.nn.model import read_description
+from gpq_faiss.faissio.model import read_description
 from gpq_faiss.pipeline import train
-from gpq_faiss.stages.evaluate import draw_evaluation, evaluate, model_name
+from gpq_faiss.stages.evaluate import evaluate, model_name
 
 SMALL = {"committee_hidden": 16, "committee": 2, "propagation": 0.0}
 
@@ -80,7 +80,7 @@ def test_json_and_plot_have_the_names_of_the_table(models: Path, tmp_path: Path)
     assert entry["bits"] == 12
     assert told["compared"]["pq"]["model_fingerprint"] is None
     assert json.loads(json.dumps(told)) == told
-    picture = draw_evaluation(found, tmp_path / "pr.svg").read_text()
+    picture = found.draw(tmp_path / "pr.svg").read_text()
     assert all(f"{name}  (mAP" in picture for name in ("posterior", "gpq (paper)", "pq"))
 
 

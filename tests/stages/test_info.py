@@ -209,8 +209,11 @@ def test_encoders(files: dict[str, Path], onnx_file: Path) -> None:
 
 
 def test_onnx_without_the_package_names_the_remedy(onnx_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = info(onnx_file)
     monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(UsageError, match=r"pip install 'gpq-faiss\[onnx\]'"):
+    assert info(onnx_file) == whole, "onnxruntime reads it too"
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(UsageError, match=r"pip install 'gpq-faiss\[search\]'"):
         info(onnx_file)
 
 

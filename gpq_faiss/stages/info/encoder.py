@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from ...data.arrays import ZIP_ERRORS
-from ...errors import DataError, UsageError
+from ...errors import DataError
+from ...exported import KIND, open_session, parse_metadata
 from ...inputs import check_file, parse_json
 from .common import ENCODER_MEMBER, SMALL_JSON, check_archive, first_line, head
 
 SUFFIXES = {".onnx": "onnx", ".pt2": "torch"}
 """Of encoder files, and the format that they name."""
-_KIND = "gpq-encoder"
-_FORMAT = 1
 
 
 def describe_encoder(path: Path) -> dict[str, Any]:
@@ -50,7 +49,7 @@ def read_encoder_metadata(path: str | Path) -> dict[str, Any]:
 
     Raises:
         DataError: missing, truncated, damaged, or not made by ``gpq export-encoder``.
-        UsageError: an ONNX file, and the package onnx is not there.
+        UsageError: an ONNX file, and neither of the packages onnx and onnxruntime is there.
     """
     path = Path(path)
     check_file(path, "an exported encoder")
@@ -63,42 +62,7 @@ def read_encoder_metadata(path: str | Path) -> dict[str, Any]:
         raise DataError(f"{path} is empty (0 bytes): export the encoder again")
     is_zip = start.startswith(b"PK")
     raw, verified = _torch_metadata(path) if is_zip else (_onnx_metadata(path), False)
-    if raw.get("kind") != _KIND:
-        raise DataError(f"{path} was not made by gpq export-encoder: it does not name its model")
-    numbers = {"format_version", "input_width", "image_size", "codebooks", "codewords", "subdim"}
-    values = {"outputs", "class_names", "multi_label", "versions"}
-    try:
-        found: dict[str, Any] = {
-            key: int(text) if key in numbers else parse_json(text) if key in values else str(text)
-            for key, text in raw.items()
-        }
-        _check_encoder(found)
-    except (ValueError, TypeError) as error:
-        raise DataError(
-            f"{path}: its description is damaged ({first_line(error)}): export the encoder again"
-        ) from None
-    if found["format_version"] != _FORMAT:
-        raise DataError(
-            f"{path} has format {found['format_version']}, this version reads {_FORMAT}: update gpq-faiss"
-        )
-    return found | {"format": "torch" if is_zip else "onnx", "verified": verified}
-
-
-def _check_encoder(found: dict[str, Any]) -> None:
-    size = "input_width" if found.get("input_kind") == "features" else "image_size"
-    needed = {
-        "format_version", "model_fingerprint", "codebooks_fingerprint", "input_kind", size, "outputs", "codebooks",
-        "codewords", "subdim", "class_names", "versions",
-    }  # fmt: skip
-    missing = sorted(needed - set(found))
-    if missing:
-        raise ValueError(f"{missing[0]} is missing")
-    if not isinstance(found["class_names"], list) or not isinstance(found["versions"], dict):
-        raise ValueError("class names or versions are of the wrong kind")
-    if found["outputs"] not in (["vectors"], ["vectors", "codes"]):
-        raise ValueError("it names other outputs")
-    if min(found[key] for key in (size, "codebooks", "codewords", "subdim")) < 1:
-        raise ValueError("a size is below 1")
+    return parse_metadata(raw, path) | {"format": "torch" if is_zip else "onnx", "verified": verified}
 
 
 def _torch_metadata(path: Path) -> tuple[dict[str, Any], bool]:
@@ -120,13 +84,11 @@ def _onnx_metadata(path: Path) -> dict[str, Any]:
     try:
         import onnx
     except ImportError:
-        raise UsageError(
-            f"{path}: reading ONNX needs the package onnx: pip install 'gpq-faiss[onnx]'"
-        ) from None
+        return dict(open_session(path).get_modelmeta().custom_metadata_map)
     try:
         proto = onnx.load(str(path), load_external_data=False)
         found = {entry.key: entry.value for entry in proto.metadata_props}
-        if found.get("kind") == _KIND:
+        if found.get("kind") == KIND:
             onnx.checker.check_model(proto)  # protobuf alone takes many a truncated or foreign file
     except Exception as error:  # protobuf's and onnx's errors have no common base
         raise DataError(f"{path} is not an ONNX file, or is damaged ({first_line(error)})") from None

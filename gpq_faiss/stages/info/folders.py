@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 from typing import Any
 
 from ...errors import DataError, MismatchError
+from ...faissio.model import read_description, read_model
 from ...files import read_json
 from ...inputs import parse_json
 from .common import KNOWN, first_line, head
@@ -25,31 +27,28 @@ def describe_folder(path: Path) -> dict[str, Any]:
 
 
 def describe_model(path: Path) -> dict[str, Any]:
-    """A model folder. Loads the network too: what cannot encode is no model, however well its description reads."""
-    from ...nn.model import load_model
-
-    model = load_model(path)
-    description, network = model.description, model.network
-    M, K, d = (int(n) for n in model.codebooks.shape)
-    spec = getattr(getattr(network, "backbone", None), "spec", None)
+    """A model folder. Loads the network too: what cannot encode is no model, however well its description reads. Without torch,
+    description and codebooks alone are checked, and ``backbone``, ``parameters`` and ``dtype`` are left out."""
+    network = _network(path) if importlib.util.find_spec("torch") is not None else {}
+    header, description = read_model(path), read_description(path)
+    M, K, d = (int(n) for n in header.codebooks.shape)
     split = _model_split(path, description)
     return head(
         "model",
         path,
         method=description.get("method"),
-        backbone=getattr(spec, "name", None),
+        **{key: network[key] for key in ("backbone",) if key in network},
         input=description["input"],
         codebooks=M,
         codewords=K,
         subdim=d,
         bits=M * (K.bit_length() - 1),
-        parameters=sum(p.numel() for p in network.parameters()),
-        dtype=str(next(network.parameters()).dtype).removeprefix("torch."),
-        classes=len(model.class_names),
-        class_names=list(model.class_names),
+        **{key: network[key] for key in ("parameters", "dtype") if key in network},
+        classes=len(description["class_names"]),
+        class_names=list(description["class_names"]),
         multi_label=bool(description.get("multi_label", False)),
-        model_fingerprint=model.fingerprint,
-        codebooks_fingerprint=description["codebooks_fingerprint"],
+        model_fingerprint=header.model_fingerprint,
+        codebooks_fingerprint=header.codebooks_fingerprint,
         data=description.get("data"),
         split=split,
         training=description.get("training"),
@@ -57,6 +56,19 @@ def describe_model(path: Path) -> dict[str, Any]:
         format_version=description["format_version"],
         versions=description.get("versions", {}),
     )
+
+
+def _network(path: Path) -> dict[str, Any]:
+    """What only the network itself tells."""
+    from ...nn.model import load_model
+
+    network = load_model(path).network
+    spec = getattr(getattr(network, "backbone", None), "spec", None)
+    return {
+        "backbone": getattr(spec, "name", None),
+        "parameters": sum(p.numel() for p in network.parameters()),
+        "dtype": str(next(network.parameters()).dtype).removeprefix("torch."),
+    }
 
 
 def _model_split(path: Path, description: dict[str, Any]) -> dict[str, Any] | None:

@@ -1,0 +1,155 @@
+"""Sizes of the installations `search` and `train`, and the commands of a machine that has no torch.
+
+    python benchmarks/install.py
+
+Makes two environments in a temporary folder, installs the checkout into each with uv, and measures site-packages. In the one
+without torch, an index is built and searched with an exported encoder, and codes are measured; the answers must be those of
+this environment, which trained the model. Takes some minutes and 9 GB, and needs a package index.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import describe_machine, make_parser, run_main, save
+from sklearn.datasets import load_digits
+
+from gpq_faiss.errors import DataError
+
+ROOT = Path(__file__).parent.parent
+
+
+def command(*call: str | Path, cwd: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run a command. Raises DataError: it failed, and ``check``."""
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")
+    }
+    done = subprocess.run(
+        [str(part) for part in call], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
+    if check and done.returncode:
+        raise DataError(f"{' '.join(str(part) for part in call)}: {done.stderr.strip()[-500:]}")
+    return done
+
+
+def install(folder: Path, extra: str) -> dict[str, Any]:
+    """A new environment with the checkout and one extra: its megabytes of site-packages, and its largest packages."""
+    uv = shutil.which("uv", path=str(Path(sys.executable).parent)) or shutil.which("uv")
+    if uv is None:
+        raise DataError("uv is needed: pip install uv")
+    command(uv, "venv", "--quiet", "--python", sys.executable, folder, cwd=ROOT)
+    python = folder / "bin" / "python"
+    command(uv, "pip", "install", "--quiet", "--python", python, f"{ROOT}[{extra}]", cwd=folder)
+    site = next(folder.glob("lib/python*/site-packages"))
+    sizes = {entry.name: size(entry) for entry in site.iterdir()}
+    largest = sorted(sizes, key=lambda name: -sizes[name])[:8]
+    return {
+        "megabytes": round(sum(sizes.values()) / 1e6),
+        "packages": len(list(site.glob("*.dist-info"))),
+        "largest": {name: round(sizes[name] / 1e6) for name in largest},
+        "torch": (site / "torch").exists(),
+    }
+
+
+def size(path: Path) -> int:
+    """Bytes of a file, or of all files below a folder."""
+    files = [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
+    return sum(one.stat().st_size for one in files)
+
+
+def make_shop(here: Path) -> None:
+    """A model, codes and its encoder, made with torch; and labelled queries."""
+    gpq = [sys.executable, "-m", "gpq_cli"]
+    x, y = load_digits(return_X_y=True)
+    for name, rows in (("items", slice(0, 1500)), ("queries", slice(1500, None))):
+        np.save(here / f"{name}.npy", x[rows].astype(np.float32))
+        np.save(here / f"{name}-labels.npy", y[rows])
+    labels = ["--labels", "items-labels.npy"]
+    training = [
+        "--preset",
+        "paper",
+        "--labelled",
+        "20-per-class",
+        "--set",
+        "training.steps=100",
+        "--bits",
+        "48",
+        "--out",
+        "model",
+    ]
+    command(*gpq, "-q", "train", "features:items.npy", *labels, *training, cwd=here)
+    command(*gpq, "-q", "encode", "model", "features:items.npy", *labels, "--out", "codes.h5", cwd=here)
+    command(*gpq, "-q", "export-encoder", "model", "--out", "encoder.onnx", cwd=here)
+
+
+def try_out(here: Path, gpq: list[str | Path], model: str, name: str) -> dict[str, Any]:
+    """What index, search and evaluate answer, with the queries encoded by ``model``."""
+
+    def run(*call: str) -> str:
+        return command(*gpq, "-q", *call, cwd=here).stdout
+
+    index = f"{name}.faiss"
+    run("index", "model", "codes.h5", "--out", index)
+    run("info", index)
+    run("export", "model", "--to", "faiss", "--out", f"{name}-empty.faiss")
+    found = json.loads(run("search", model, index, "queries.npy", "-k", "10", "--format", "json"))
+    labels = ["--labels", "queries-labels.npy", "--codes", "codes.h5", "--format", "json"]
+    measured = json.loads(run("evaluate", model, "features:queries.npy", *labels))
+    return {"ids": [query["ids"] for query in found["queries"]], "map": measured["map"]}
+
+
+def main() -> None:
+    parser = make_parser(__doc__, "install.json", whole=True)
+    out = parser.parse_args().out
+    with tempfile.TemporaryDirectory() as folder:
+        here = Path(folder)
+        sizes = {extra: install(here / extra, extra) for extra in ("search", "train")}
+        if sizes["search"]["torch"] or not sizes["train"]["torch"]:
+            raise DataError("torch belongs to the extra train alone")
+        make_shop(here)
+        light: list[str | Path] = [here / "search" / "bin" / "gpq"]
+        answers = try_out(here, light, "encoder.onnx", "light")
+        whole = try_out(here, [sys.executable, "-m", "gpq_cli"], "model", "whole")
+        same = float(np.mean(np.array(answers["ids"]) == np.array(whole["ids"])))
+        if (
+            same < 0.99 or abs(answers["map"] - whole["map"]) > 1e-4
+        ):  # an encoder in ONNX differs in last digits
+            raise DataError(
+                f"the installation without torch gives other answers: {same:.2%} of the results are the same"
+            )
+        refused = command(
+            *light, "encode", "model", "features:items.npy", "--out", "more.h5", cwd=here, check=False
+        )
+        if refused.returncode != 2 or "pip install 'gpq-faiss[train]'" not in refused.stderr:
+            raise DataError(f"gpq encode without torch: {refused.stderr.strip()[-300:]}")
+    figures = {"same_results": same, "map_without_torch": answers["map"], "map": whole["map"]}
+    save({"machine": describe_machine(), "installations": sizes, **figures}, out, markdown)
+    print(markdown({"installations": sizes}))
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """A row an installation."""
+    lines = [
+        "# Sizes of the installations",
+        "",
+        "| extra | site-packages | packages | largest |",
+        "|---|--:|--:|---|",
+    ]
+    for extra, row in results["installations"].items():
+        largest = ", ".join(
+            f"{name} {megabytes:,} MB" for name, megabytes in list(row["largest"].items())[:4]
+        )
+        lines.append(f"| `{extra}` | {row['megabytes']:,} MB | {row['packages']} | {largest} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,168 @@
+"""From items in any form to vectors, whatever runs the network."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DataError, MismatchError
+from ..progress import Progress, stage
+from .base import Dataset, FeatureDataset
+from .held import to_images, to_vectors
+from .labels import rows_that
+from .reader import Reader
+
+
+class Embedder(ABC):
+    """Turns items into vectors float32 [n, M·d]."""
+
+    @property
+    @abstractmethod
+    def source(self) -> Path:
+        """The file or folder that it was loaded from."""
+
+    @property
+    @abstractmethod
+    def input_kind(self) -> str:
+        """``features`` or ``images``."""
+
+    @property
+    @abstractmethod
+    def input_width(self) -> int:
+        """Width of the features that it takes (0 for images)."""
+
+    @property
+    @abstractmethod
+    def image_size(self) -> int:
+        """Side of the images that it takes (0 for features)."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int, int]:
+        """M, K and d of the codebooks."""
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Names weights and codebooks; features, codes and indexes carry it."""
+
+    @property
+    @abstractmethod
+    def codebooks_fingerprint(self) -> str:
+        """Of the codebooks; an index must have the same."""
+
+    @abstractmethod
+    def batch_size(self, dataset: Dataset) -> int:
+        """Items a batch, unless a caller says otherwise."""
+
+    @abstractmethod
+    def _vectors(
+        self, values: NDArray[Any], queries: bool
+    ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]: ...
+
+    def embed(self, values: Any, *, queries: bool = False) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """Vectors float32 [n, M·d] of what a program holds.
+
+        Args:
+            values: for a model of features, vectors [n, width] of any numbers (arrays, lists, tensors). For one of images: paths, encoded
+                bytes, PIL images, arrays or tensors [H, W, 3] or [3, H, W] of uint8 or of floats from 0 to 1; one, a list, or a batch. They
+                are brought to the model's size as in training.
+            queries: whether an index is searched with the vectors; without it they are those that are coded. Models with class networks
+                (``recommended``) make different ones of them.
+
+        Returns:
+            The vectors, and bool [n]: whether each has a direction in every sub-space (if not, it has no code).
+
+        Raises:
+            DataError: what is no such item, or cannot be read; names its place.
+            UsageError: vectors of items from an ONNX file, which has those of queries only.
+        """
+        if self.input_kind == "features":
+            return self._vectors(to_vectors(values, self.input_width), queries)
+        return self._vectors(to_images(values, self.image_size), queries)
+
+    def check(self, dataset: Dataset) -> None:
+        """Refuse data of another kind or width than the model takes.
+
+        Raises:
+            MismatchError: naming both.
+        """
+        if dataset.kind != self.input_kind:
+            raise MismatchError(
+                f"{self.source} takes {self.input_kind}, but {dataset.name} holds {dataset.kind}: "
+                "give the kind of data that the model was trained on"
+            )
+        if isinstance(dataset, FeatureDataset) and dataset.width != self.input_width:
+            raise MismatchError(
+                f"{self.source} takes features of width {self.input_width}, but {dataset.name} has width "
+                f"{dataset.width}: give features from the same extractor"
+            )
+
+    def batches(
+        self,
+        dataset: Dataset,
+        rows: NDArray[np.int64] | None = None,
+        *,
+        start: int = 0,
+        batch_size: int = 0,
+        queries: bool = False,
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
+        """Positions and vectors of the items at ``rows`` (default: all), a batch at a time; broken images are left out.
+        ``queries`` as in :meth:`embed`.
+
+        Raises:
+            DataError: an item without a direction in some sub-space (rows are named), or too many broken images.
+        """
+        return self._batches(
+            dataset, rows, start, batch_size, run=lambda values: self._vectors(values, queries)
+        )
+
+    def _batches(
+        self,
+        dataset: Dataset,
+        rows: NDArray[np.int64] | None,
+        start: int,
+        batch_size: int,
+        *,
+        run: Callable[[NDArray[Any]], tuple[Any, NDArray[np.bool_]]],
+    ) -> Iterator[tuple[NDArray[np.int64], Any]]:
+        """Positions, and what ``run`` makes of the items there."""
+        self.check(dataset)
+        positions = np.arange(len(dataset)) if rows is None else rows
+        size = batch_size or self.batch_size(dataset)
+        with Reader(dataset, self.image_size) as reader:
+            parts = [positions[i : i + size] for i in range(start, len(positions), size)]
+            for part, (values, ok) in zip(parts, reader.stream(parts), strict=True):
+                vectors, fine = run(values)
+                if not fine.all():
+                    raise DataError(
+                        f"{dataset.name}: {rows_that(part[ok][~fine], 'have')} a zero or infinite sub-vector after the "
+                        "network, which has no direction and so no code: leave such rows out"
+                    )
+                yield part[ok], vectors
+
+    def embed_rows(
+        self,
+        dataset: Dataset,
+        rows: NDArray[np.int64],
+        *,
+        queries: bool = False,
+        progress: Progress | None = None,
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """All of :meth:`batches` together: positions int64 [n] and vectors float32 [n, M·d]."""
+        M, _, d = self.shape
+        there: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
+        parts: list[NDArray[np.float32]] = [np.empty((0, M * d), np.float32)]
+        with stage("encoding queries" if queries else "encoding", len(rows)) as encoding:
+            for positions, vectors in self.batches(dataset, rows, queries=queries):
+                there.append(positions)
+                parts.append(vectors)
+                encoding.advance(len(positions))
+                if progress is not None:
+                    progress(encoding.done, len(rows))
+        return np.concatenate(there), np.concatenate(parts)

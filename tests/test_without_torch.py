@@ -1,0 +1,200 @@
+"""What a machine that only searches does without torch: an installation of the extra ``search`` alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from model_factory import make_model, random_input
+
+import gpq_faiss as gpq
+from gpq_faiss.errors import MismatchError, UsageError
+from gpq_faiss.exported import OnnxEncoder
+from gpq_faiss.faissio.model import read_model
+
+pytest.importorskip("onnxscript", reason="the extra 'onnx' is not installed")
+pytest.importorskip("onnxruntime", reason="the extra 'onnx' is not installed")
+
+N, Q, WIDTH = 300, 12, 20
+
+# What the extra ``train`` brings, and all else that the base and ``search`` do not.
+BLOCKED = """
+import sys
+for name in ("torch", "torchvision", "sklearn", "scipy", "onnx", "onnxscript", "pyarrow", "timm", "fastapi"):
+    sys.modules[name] = None
+"""
+COMMANDS = (
+    BLOCKED
+    + """
+import json, contextlib, io
+import gpq_faiss
+from click.testing import CliRunner
+from gpq_cli.main import cli
+answers = []
+for call in json.loads(sys.argv[1]):
+    if call[0] == "index":  # a light machine opens files that another made, too
+        gpq_faiss.open_index(sys.argv[2])
+    result = CliRunner().invoke(cli, ["-q", *call], prog_name="gpq")
+    answers.append([result.exit_code, result.stdout, result.stderr])
+print(json.dumps(answers))
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what a machine with torch made: codes, an index and the encoder in ONNX; and labelled queries."""
+    here = tmp_path_factory.mktemp("shop")
+    make_model(here / "model", "features", M=5, K=16, d=12, seed=3)
+    for name, n in (("items", N), ("queries", Q)):
+        values = random_input("features", n, seed=n)
+        np.save(here / f"{name}.npy", values)
+        np.save(here / f"{name}-labels.npy", np.random.default_rng(n).integers(0, 3, n))
+        data = gpq.open_data(f"features:{here}/{name}.npy", labels=f"{here}/{name}-labels.npy")
+        gpq.encode(here / "model", data, here / f"{name}.h5", features=here / f"{name}-features.h5")
+    gpq.index(here / "model", here / "items.h5", here / "index.faiss")
+    gpq.export_encoder(here / "model", here / "encoder.onnx")
+    return here
+
+
+def without_torch(shop: Path, *calls: list[str]) -> list[tuple[int, str, str]]:
+    """Exit code, stdout and stderr of commands in a process that cannot import torch."""
+    done = subprocess.run(
+        [sys.executable, "-c", COMMANDS, json.dumps(calls), str(shop / "index.faiss")],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=shop,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent)},
+    )
+    assert done.returncode == 0, done.stderr
+    return [(code, out, err) for code, out, err in json.loads(done.stdout)]
+
+
+def test_search_index_info_export_and_evaluation_of_codes_need_no_torch(shop: Path) -> None:
+    names = ["search", "index", "info", "export", "evaluate", "train", "encode", "serve", "experiment"]
+    labels = ["--labels", "queries-labels.npy"]
+    codes = ["--codes", "items.h5", "--format", "json", "--at", "1,10"]
+    working = [
+        ["--help"],
+        *([name, "--help"] for name in names),
+        *(
+            ["info", name, "--format", "json"]
+            for name in ("model", "items.h5", "index.faiss", "encoder.onnx", "items.npy")
+        ),
+        ["index", "model", "items.h5", "--kind", "ivf", "--lists", "4", "--out", "lists.faiss"],
+        ["export", "model", "--to", "faiss", "--out", "empty.faiss"],
+        ["export", "model", "--to", "numpy", "--out", "codebooks.npz"],
+        ["search", "model", "index.faiss", "queries-features.h5", "-k", "5", "--format", "json"],
+        ["search", "encoder.onnx", "index.faiss", "queries.npy", "-k", "5", "--format", "json"],
+        ["evaluate", "encoder.onnx", "features:queries.npy", *labels, *codes],
+    ]
+    answers = without_torch(shop, *working)
+    for call, (code, _, stderr) in zip(working, answers, strict=True):
+        assert code == 0, (call, stderr)
+    about_model = json.loads(answers[len(names) + 1][1])
+    whole = gpq.info(shop / "model")
+    assert about_model | {"path": str(shop / "model")} == {
+        key: value for key, value in json.loads(json.dumps(whole)).items() if key in about_model
+    }
+    assert set(whole) - set(about_model) == {"backbone", "parameters", "dtype"}
+
+    expected = gpq.search(shop / "model", shop / "index.faiss", str(shop / "queries.npy"), k=5)
+    for place in (-3, -2):
+        found = [query["ids"] for query in json.loads(answers[place][1])["queries"]]
+        assert found == expected.ids.tolist()
+    measured = json.loads(answers[-1][1])
+    own = gpq.open_data(f"features:{shop}/queries.npy", labels=f"{shop}/queries-labels.npy")
+    there = gpq.evaluate(shop / "model", own, codes=shop / "items.h5", ks=(1, 10))
+    assert measured["map"] == pytest.approx(there.ranking.map, abs=1e-9)
+    assert measured["map"] == pytest.approx(brute_force_map(shop), abs=1e-6)
+
+
+def brute_force_map(shop: Path) -> float:
+    """Mean average precision of the codes, a query at a time; ties by their expected precision, at equal scores of float64."""
+    xq, _ = gpq.Encoder.load(shop / "model").embed(np.load(shop / "queries.npy"), queries=True)
+    index: Any = gpq.open_index(shop / "index.faiss")
+    Z, codes = read_model(shop / "model").codebooks, index.codes
+    nibbles = np.stack([codes & 15, codes >> 4], axis=2).reshape(N, -1)[:, :5]
+    vectors = np.concatenate([Z[m, nibbles[:, m]] for m in range(5)], axis=1).astype(np.float64)
+    labels, wanted = np.load(shop / "items-labels.npy"), np.load(shop / "queries-labels.npy")
+    average = []
+    for x, label in zip(xq.astype(np.float64), wanted, strict=True):
+        scores, relevant = np.round(vectors @ x, 9), labels == label
+        terms, before, hits = 0.0, 0, 0
+        for score in np.unique(scores)[::-1]:
+            tied = relevant[scores == score]
+            n, r = len(tied), int(tied.sum())
+            for i in range(
+                1, n + 1
+            ):  # the i-th of the tied: relevant with r/n, and then (r-1)/(n-1) of those before it
+                inside = (i - 1) * (r - 1) / (n - 1) if n > 1 else 0
+                terms += r / n * (hits + 1 + inside) / (before + i)
+            before, hits = before + n, hits + r
+        average.append(terms / relevant.sum())
+    return float(np.mean(average))
+
+
+def test_what_needs_torch_says_which_extra_brings_it(shop: Path) -> None:
+    calls = [
+        ["train", "features:items.npy", "--labels", "items-labels.npy", "--out", "other"],
+        ["encode", "model", "features:items.npy", "--out", "other.h5"],
+        ["search", "model", "index.faiss", "queries.npy"],
+        ["evaluate", "model", "features:items.npy", "--labels", "items-labels.npy"],
+        ["export", "model", "--to", "onnx", "--out", "other.onnx"],
+        ["search", "encoder.onnx", "index.faiss", "digits"],
+    ]
+    for call, (code, _, stderr) in zip(calls, without_torch(shop, *calls), strict=True):
+        assert code == 2, (call, stderr)
+        assert len(stderr.splitlines()) == 1
+        assert "pip install 'gpq-faiss[train]'" in stderr
+    assert "gpq train needs torch" in without_torch(shop, calls[0])[0][2]
+
+
+def test_a_name_that_needs_torch_says_so_from_python(shop: Path) -> None:
+    code = BLOCKED + (
+        "import gpq_faiss as gpq\n"
+        "try:\n    gpq.train\nexcept ModuleNotFoundError as error:\n    print(error)\n"
+        "print(gpq.open_encoder('encoder.onnx').embed([[0.0] * 20], queries=True)[0].shape)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=shop)
+    assert done.stdout.splitlines() == [
+        "gpq_faiss.train needs torch: pip install 'gpq-faiss[train]'",
+        "(1, 60)",
+    ]
+
+
+def test_an_onnx_file_gives_query_vectors_on_the_cpu_and_nothing_else(shop: Path, tmp_path: Path) -> None:
+    encoder = gpq.open_encoder(shop / "encoder.onnx")
+    assert isinstance(encoder, OnnxEncoder)
+    queries = np.load(shop / "queries.npy")
+    vectors, fine = encoder.embed(queries, queries=True)
+    expected, _ = gpq.Encoder.load(shop / "model").embed(queries, queries=True)
+    assert np.abs(vectors - expected).max() < 1e-5
+    assert fine.all()
+    mean = np.asarray(gpq.load_model(shop / "model").network.backbone.input.mean)  # type: ignore[union-attr]
+    assert encoder.embed(mean[None], queries=True)[1].shape == (1,)
+    assert encoder.embed(np.empty((0, WIDTH)), queries=True)[0].shape == (0, 60)
+    with pytest.raises(UsageError, match="queries only"):
+        encoder.embed(queries)
+    with pytest.raises(UsageError, match="runs on the CPU"):
+        gpq.open_encoder(shop / "encoder.onnx", "cuda")
+    with pytest.raises(UsageError, match="queries only"):
+        gpq.evaluate(shop / "encoder.onnx", f"features:{shop}/queries.npy")
+    with pytest.raises(MismatchError, match="vectors of items"):
+        gpq.search(shop / "encoder.onnx", shop / "index.faiss", str(shop / "queries-features.h5"))
+    make_model(tmp_path / "other", "features", M=5, K=16, d=12, seed=9)
+    gpq.export_encoder(tmp_path / "other", tmp_path / "other.onnx")
+    with pytest.raises(MismatchError, match="other codebooks"):
+        gpq.search(tmp_path / "other.onnx", shop / "index.faiss", str(shop / "queries.npy"))
+    own = gpq.open_data(f"features:{shop}/queries.npy", labels=f"{shop}/queries-labels.npy")
+    with pytest.raises(MismatchError, match="encode the data again with this model"):
+        gpq.evaluate(tmp_path / "other.onnx", own, codes=shop / "items.h5")
+    with pytest.raises(UsageError, match="leave out --compare"):
+        gpq.evaluate(shop / "encoder.onnx", own, codes=shop / "items.h5", compare=["pq"])
