@@ -161,7 +161,7 @@ def open_data(  # noqa: PLR0913
     *,
     labels: Any = None,
     ids: Any = None,
-    names: str | None = None,
+    names: str | Sequence[str] | None = None,
     vectors: str | Sequence[str] | None = None,
     id_from: IdFrom = "position",
     keep: str | Sequence[str] = (),
@@ -180,10 +180,11 @@ def open_data(  # noqa: PLR0913
             or tensor (numbers [N, width] or images uint8 [N, H, W(, 3)]), a map-style data set of torch, or a :class:`.base.Dataset`.
         labels: file of labels: one per line in the order of the items, for ``features:`` and for a ``list:`` of bare paths; or for any
             source a table that names its items (:func:`.label_tables.with_label_table`). Of a table or a Hugging Face data set: the name
-            of a column. Of anything that a program holds also the labels themselves (:func:`.frames.labels_of`).
-        ids: file of ids, one per item (:func:`.id_files.read_ids`); of a table or a Hugging Face data set: the name of a column.
+            of a column. Or the labels themselves (:func:`.frames.labels_of`).
+        ids: file of ids, one per item (:func:`.id_files.read_ids`); of a table or a Hugging Face data set: the name of a column. Or the
+            ids themselves.
         names: file of names, one per item, in place of those of the source (:func:`.item_ids.with_names`); of a table or a Hugging Face
-            data set: column that tells an item. Default ``name``, ``path``, ``key`` ...
+            data set: column that tells an item. Default ``name``, ``path``, ``key`` ... Or the names themselves.
         vectors: of these: column of vectors, or of a table columns of numbers, one for each dimension.
         id_from: where ids come from otherwise: ``position``, ``path`` or ``content`` (:func:`.item_ids.with_ids`).
         keep: columns of tables whose texts travel with the items to results; a list, or with commas.
@@ -213,7 +214,8 @@ def open_data(  # noqa: PLR0913
     if any(not name or "." in name or "/" in name for name in keep) or len(set(keep)) < len(keep):
         raise UsageError(f"--keep {','.join(keep)}: names of columns are needed, each once, without . and /")
     in_memory, by_column = scheme in _HELD, scheme in {_FRAME, _HUB}
-    given = labels if in_memory and not isinstance(labels, str) else None
+    labels, ids = (os.fspath(x) if isinstance(x, os.PathLike) else x for x in (labels, ids))
+    given = None if isinstance(labels, str) else labels
     table = file = None
     if isinstance(labels, str) and by_column:
         if label_column != DEFAULT_LABEL_COLUMN:
@@ -242,7 +244,7 @@ def open_data(  # noqa: PLR0913
     options = _Options(
         labels=file,
         ids=ids if isinstance(ids, str) else None,
-        names=names,
+        names=names if isinstance(names, str) else None,
         vectors=vectors,
         keep=keep,
         root=root,
@@ -258,11 +260,11 @@ def open_data(  # noqa: PLR0913
     if keep:
         texts = (name + "\0" + "\0".join(dataset.texts[name].tolist()) for name in keep)
         dataset = replace(dataset, fingerprint=fingerprint(dataset.fingerprint, "keep", *texts))
-    if names is not None and scheme not in {"hf", _FRAME, _HUB}:
+    if names is not None and not (by_column and isinstance(names, str)):
         dataset = with_names(dataset, names)
     if ids is not None and id_from != "position":
         raise UsageError(f"--ids {ids} and --id-from {id_from} both say which ids: give one of them")
-    read_already = scheme == "features" or (by_column and isinstance(ids, str))
+    read_already = isinstance(ids, str) and (scheme == "features" or by_column)
     dataset = with_ids(dataset, None if read_already else ids, id_from)
     if given is not None:
         return with_labels(dataset, labels_of(given, len(dataset)))
@@ -302,8 +304,9 @@ def _open_hf(source: Any, options: _Options) -> Dataset:
         image_column=options.image_column,
         label_column=options.label_column,
         vectors=options.vectors,
+        # Of a folder, --ids and --names are files, as of any other.
         ids=None if isinstance(source, str) else options.ids,
-        names=options.names,
+        names=None if isinstance(source, str) else options.names,
         keep=options.keep,
         max_bad=options.max_bad,
     )
