@@ -13,16 +13,18 @@ from pathlib import Path
 
 import uvicorn
 
-from ..build.item_files import open_items
+from ..build.item_files import known_items
 from ..data.base import Dataset
 from ..encoder import Encoder
 from ..errors import UsageError
+from ..indexes.manifest import is_manifest
 from ..progress import stage
 from .app import create_app
 from .catalogue import Catalogue
 from .guard import Settings
 from .live import COMPACT_AFTER, LiveIndex
 from .service import Service
+from .shards import LiveShards
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +32,7 @@ _GRACE = 10  # seconds that requests under way may take at the end
 _CONNECTIONS = 2048
 
 
-def serve(
+def serve(  # noqa: PLR0913
     index: str | Path,
     model: str | Path,
     *,
@@ -40,11 +42,14 @@ def serve(
     writable: bool = False,
     compact_after: int = COMPACT_AFTER,
     device: str = "cpu",
+    ray: str | None = None,
+    workers: int | None = None,
+    replicas: int = 1,
 ) -> None:
     """Serve an index over HTTP until SIGINT or SIGTERM; SIGHUP has the index file opened again.
 
     Args:
-        index: file that ``gpq index`` wrote.
+        index: file that ``gpq index`` wrote, or the manifest of shards, which is not writable.
         model: folder of the model whose codes it holds.
         data: of the items, for names, labels and pictures; its ids are those of the index.
         settings: address, token and limits.
@@ -52,9 +57,10 @@ def serve(
         writable: take items to add and to remove, which needs a token.
         compact_after: changes after which the index file is written anew.
         device: where the network runs.
+        ray, workers, replicas: the cluster that holds the shards of a manifest (:class:`.shards.LiveShards`).
 
     Raises:
-        UsageError: the port cannot be bound; writable without a token.
+        UsageError: the port cannot be bound; writable without a token, or a manifest; a cluster without a manifest.
         DataError, MismatchError, DeviceError: index, model or device are not there, damaged, or do not belong together.
     """
     settings = settings or Settings()
@@ -62,14 +68,26 @@ def serve(
         raise UsageError("--writable lets requests change the index: a token is needed (--token)")
     if compact_after < 1:
         raise UsageError(f"compact after {compact_after} changes: it must be at least 1")
+    shards = is_manifest(index)
+    if shards and writable:
+        raise UsageError(
+            f"{index} is a manifest of shards, which is not --writable: change it by gpq index --add"
+        )
+    if ray is not None and not shards:
+        raise UsageError(
+            f"{index} is no manifest of shards, which a cluster holds: gpq index --out NAME.json writes one"
+        )
     with _bound(settings.host, settings.port) as bound:
         with stage("loading the model"):
             encoder = Encoder.load(model, device)
         catalogue = None if data is None else Catalogue(data)
-        live = LiveIndex(
-            index, encoder.model.codebooks, kind=kind, writable=writable, compact_after=compact_after
+        codebooks = encoder.model.codebooks
+        live = (
+            LiveShards(index, codebooks, kind=kind, ray=ray, workers=workers, replicas=replicas)
+            if shards
+            else LiveIndex(index, codebooks, kind=kind, writable=writable, compact_after=compact_after)
         )
-        items = open_items(index)
+        items = known_items(index)
         try:
             service = Service(encoder, live, catalogue, items=items, threads=settings.threads)
             asyncio.run(_run(service, settings, bound))

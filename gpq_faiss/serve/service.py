@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ..build.item_files import ShardItems
 from ..codes.checks import Floats, Ids
 from ..codes.encode import check_items, decode, items_are_codewords
 from ..codes.encode import encode as encode_vectors
@@ -81,7 +82,7 @@ class Service:
         live: LiveIndex,
         catalogue: Catalogue | None = None,
         *,
-        items: Items | None = None,
+        items: Items | ShardItems | None = None,
         threads: int | None = None,
         watch: bool = True,
     ) -> None:
