@@ -86,7 +86,7 @@ class Watcher:
         with contextlib.suppress(OSError, ValueError):
             if os.get_terminal_size(sys.stderr.fileno()).columns:
                 size = {"dynamic_ncols": True}
-        # One that only has a name makes way for what is inside it.
+        # A stage with a name alone is replaced by the one inside it.
         for stage in [stage for stage in self._bars if stage not in shown]:
             self._bars.pop(stage).close()
         for stage in shown:
@@ -131,7 +131,7 @@ class _Handler(logging.StreamHandler[Any]):
 
 
 @contextmanager
-def told(*, quiet: bool, verbose: bool) -> Iterator[None]:
+def shown(*, quiet: bool, verbose: bool) -> Iterator[None]:
     """While a command works: its log and its progress on stderr.
 
     Args:

@@ -135,7 +135,7 @@ def search(
     if min_score is not None and k is not None:
         raise UsageError("--min-score gives all items from that score on, however many: leave out -k")
     if allow_ids is not None and deny_ids is not None:
-        raise UsageError("--allow-ids and --deny-ids are two ways to say the same: give one")
+        raise UsageError("--allow-ids and --deny-ids exclude each other: give one")
     where: Any = None
     if allow_ids is not None:
         where = Allow(read_ids(allow_ids))

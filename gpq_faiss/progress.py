@@ -1,4 +1,4 @@
-"""What is under way: every part of the work that may take seconds opens a stage, which can be watched from outside.
+"""Progress: every part of the work that may take seconds opens a stage, which can be watched from outside.
 
 The work only sets numbers; whoever watches (the command line: a bar, or lines) reads them when it likes, from a thread of its own.
 A stage that took two seconds or more is logged when it ends.

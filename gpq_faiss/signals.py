@@ -1,6 +1,6 @@
 """Signals that ask a process to end: ctrl-C, and SIGTERM and SIGHUP, which batch systems and closed terminals send.
 
-All are met alike: what is under way is brought to where it can be gone on with, temporary files are removed, and the process ends.
+All act alike: running work stops where it can be resumed, temporary files are removed, and the process ends.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Labels:
         class_names: C names, unique.
 
     Raises:
-        DataError: the shape or type does not fit the class names, a padding bit is set, or C is absurd.
+        DataError: the shape or type does not fit the class names, a padding bit is set, or C is out of range.
     """
 
     packed: NDArray[np.uint8]

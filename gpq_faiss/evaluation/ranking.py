@@ -128,7 +128,7 @@ def rank_codes(  # noqa: PLR0913
         levels: recall levels of the mean PR curve; None for no curve (:data:`RECALL_LEVELS` is the usual
             choice).
         ids: int64 [N], the order within ties for ties="id" (the row number if not given).
-        rows: int64, the database rows that count; all if not given. ``exclude`` still speaks of rows of the
+        rows: int64, the database rows that count; all if not given. ``exclude`` still names rows of the
             whole.
         exclude: int64 [Q], a database row that is left out for that query (itself, in leave-one-out), or -1.
         memory: bytes for all blocks in work together; at least one query per block and thread.

@@ -180,7 +180,7 @@ class ProvenSearch:
     Attributes:
         queries: searched so far.
         retried: of these, whose first candidates did not prove the top k.
-        rescored: of these, handed on from FastScan to float tables.
+        rescored: of these, scored again by float tables.
         brute_forced: of these, with all codes scored.
         exhaustive: queries for which everything was scored at once, since that is cheaper (for one query by itself: with
             few codes, or once few codes have failed the proof).

@@ -28,7 +28,7 @@ from ..inputs import check_file
 from ..store import codebooks_fingerprint
 from .backbones import DEFAULT_HIDDEN, MLP, VGG, Backbone, build_backbone
 from .gpq import GPQNetwork
-from .gpq_beliefs import BeliefNetwork
+from .gpq_soft import SoftGPQNetwork
 from .heads import SubspaceHeads
 from .posterior import CLASS_DIM, PosteriorNetwork, count_class_codebooks
 
@@ -158,7 +158,7 @@ def build_extractor(
 
 def build_network(
     config: Config, input_: Mapping[str, Any], n_classes: int
-) -> GPQNetwork | BeliefNetwork | PosteriorNetwork:
+) -> GPQNetwork | SoftGPQNetwork | PosteriorNetwork:
     """A GPQ network of this shape with random weights (or those that ``config.network.weights`` names).
 
     Args:
@@ -191,7 +191,7 @@ def build_network(
     if not soft:
         return committee
     own_queries = config.pairs.queries == "beliefs"
-    return BeliefNetwork(committee, *shape, n_classes, own_queries=own_queries, generator=generator)
+    return SoftGPQNetwork(committee, *shape, n_classes, own_queries=own_queries, generator=generator)
 
 
 def _build_class_networks(

@@ -279,7 +279,7 @@ class LiveIndex:
             return Snapshot.of(index, changes, open_items(self.path))
 
     def _state(self) -> object:
-        """What tells one file at the path from another; None where there is none."""
+        """Identity of the file at the path; None where there is none."""
 
         def of(path: Path) -> object:
             try:

@@ -161,7 +161,7 @@ class Evaluation:
         """One HTML file to send around: the table, precision-recall curves, and the best and worst queries with their pictures.
 
         Args:
-            data: the data set that was evaluated; without images, queries are told by their names or ids.
+            data: the data set that was evaluated; without images, queries are shown by their names or ids.
             out: the page, .html.
             ks: of precision and recall.
             overwrite: replace an existing file.
@@ -269,7 +269,7 @@ def _open_compared(
     with their folders.
 
     Raises:
-        DataError, DeviceError, MismatchError, UsageError: as :func:`evaluate` tells.
+        DataError, DeviceError, MismatchError, UsageError: as :func:`evaluate`.
     """
     folder, bits = first.model.folder, code_bits(first)
     models = {str(folder): first}

@@ -56,7 +56,7 @@ class SearchResult:
         query_names: Q names for people (a path where there is one, else the id).
         codebooks_fingerprint: of model and index.
         points: what each number of lists that was tried gave, where nprobe was chosen by recall.
-        description: how it was searched, in words: what ``auto`` chose, say.
+        description: how it was searched, for example what ``auto`` chose.
         min_score: the score asked for, where it was not ``k`` items.
         items: by id, names, labels and kept columns of the items found; None where nothing is known beside the index.
     """
@@ -452,7 +452,7 @@ def search(
         MismatchError: index and model have different codebooks.
         DataError: a file that cannot be read, an empty index, k beyond it.
         DeviceError: the device is not there, or cannot hold or search the index; nothing is searched elsewhere instead.
-        UsageError: options out of range or at odds, or what the device cannot do.
+        UsageError: options out of range or that exclude each other, or what the device cannot do.
     """
     queries = str(queries) if isinstance(queries, Path) else queries
     place = "cpu" if on_cpu(device) else str(resolve_device(device))
@@ -525,7 +525,7 @@ def search(
 
 
 def _items(index: str | Path, found: NDArray[np.int64]) -> dict[int, Item] | None:
-    """What the file beside the index knows of the items found; None where there is none."""
+    """Names and labels of the items found, from the file beside the index; None where there is none."""
     items = open_items(index)
     if items is None:
         return None
@@ -537,7 +537,7 @@ def _items(index: str | Path, found: NDArray[np.int64]) -> dict[int, Item] | Non
 def _check_options(
     k: int, nprobe: int | None, recall: float | None, min_score: float | None, device: str | None
 ) -> None:
-    """Raises UsageError: options out of range or at odds; ``device`` is where the index is searched, None: the CPU's index."""
+    """Raises UsageError: options out of range or that exclude each other; ``device`` is where the index is searched, None: the CPU's index."""
     if k < 1:
         raise UsageError(f"-k {k}: at least 1 is needed")
     if recall is not None and nprobe is not None:
