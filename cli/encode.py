@@ -19,7 +19,7 @@ from .options import (
 @click.command(
     help=f"""Encode DATA with a model: write features.h5, then codes.h5.
 
-Streams: memory does not grow with the data. An interrupted run goes on where it stopped when called again.
+Streams: memory does not grow with the data. An interrupted run continues where it stopped when called again.
 
 \b
 Example:
@@ -36,7 +36,7 @@ Example:
 @click.option("--batch-size", type=int, default=0, help="Items per batch.  [default: by the data and device]")
 @click.option("--amp", is_flag=True, help="Run the backbone in bf16.")
 @device_option
-@click.option("--restart", is_flag=True, help="Begin anew instead of going on with an interrupted run.")
+@click.option("--restart", is_flag=True, help="Start again instead of continuing an interrupted run.")
 @overwrite_option
 @data_options
 def encode(

@@ -43,7 +43,7 @@ class Watcher:
     ) -> None:
         self.terminal, self.look, self.first, self.apart = terminal, look, first, apart
         self._bars: dict[Stage, Any] = {}
-        self._told: Stage | None = None
+        self._announced: Stage | None = None
         self._next = 0.0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="gpq progress")
@@ -71,9 +71,9 @@ class Watcher:
         if not shown or shown[0].seconds < self.first:
             return
         now = time.monotonic()
-        if shown[0] is self._told and now < self._next:
+        if shown[0] is self._announced and now < self._next:
             return
-        self._told = shown[0]
+        self._announced = shown[0]
         whole = shown[0].seconds + (shown[0].left or 0)
         self._next = now + max(self.apart, whole / 20)
         log.info("%s", stages.describe(shown))

@@ -122,7 +122,7 @@ def protocol1(
             if left < count and not (queries is None and from_file):
                 raise DataError(
                     f"class '{labels.class_names[c]}' has {total:,} items, {left:,} of them free; "
-                    f"{count:,} queries are asked for: lower it"
+                    f"{count:,} queries are requested: lower it"
                 )
             return min(left, count)
 

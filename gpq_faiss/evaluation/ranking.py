@@ -59,7 +59,7 @@ class RankingResult:
     recall: dict[int, float]
     """Mean recall at each k."""
     pr_recall: Floats
-    """[L] recall levels of the mean precision-recall curve (empty if not asked for)."""
+    """[L] recall levels of the mean precision-recall curve (empty if not requested)."""
     pr_precision: Floats
     """[L] mean interpolated precision at those levels."""
     n_queries: int
@@ -209,7 +209,7 @@ def rank_scores(  # noqa: PLR0913
     """:func:`rank_codes` where there are no codes: exact float features, class probabilities, distances of
     any kind.
 
-    ``scores`` is [Q, N], or a :data:`RowFunction` that is asked for a block of queries at a time against
+    ``scores`` is [Q, N], or a :data:`RowFunction` that is called for a block of queries at a time against
     *all* N database rows (``rows`` picks among them afterwards). They must fit float32 exactly (float32,
     float16, small integers), because a silent rounding would make ties. Distances: pass their negative.
 

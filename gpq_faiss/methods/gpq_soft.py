@@ -139,7 +139,7 @@ class SoftGPQ(AveragedMethod[SoftGPQNetwork]):
             network.set_queries(tables)
 
     def _tables(self, source: SoftGPQNetwork, p: Tensor) -> Tensor | None:
-        """Score tables fitted to items of class probabilities float [n, C], or None where the trained ones are better, or no others can be."""
+        """Score tables fitted to class probabilities float [n, C] of items; None where the trained ones are better, or cannot be fitted."""
         wanted = self.config.pairs.tables
         _, K, d = source.codebooks().shape
         if wanted == "auto" and d <= K:
@@ -153,17 +153,17 @@ class SoftGPQ(AveragedMethod[SoftGPQNetwork]):
         if wanted == "fitted":
             return fitted
         q = max(1, int(_CHOSEN_BY * held))
-        trained, anew = (
+        trained, again = (
             expected_map(score_codes(p[:q], tables, codes[q:held]), p[:q] @ p[q:held].T)
             for tables in (source.trained_tables(), fitted)
         )
         log.info(
-            "score tables: %s; mAP to be expected as trained %.4f, fitted anew %.4f",
-            "fitted anew" if anew > trained else "as trained",
+            "score tables: %s; mAP to be expected as trained %.4f, fitted again %.4f",
+            "fitted again" if again > trained else "as trained",
             trained,
-            anew,
+            again,
         )
-        return fitted if anew > trained else None
+        return fitted if again > trained else None
 
 
 def _without_average(config: Config) -> Config:
@@ -186,6 +186,6 @@ def fit_tables(p: Tensor, codes: Tensor, K: int) -> Tensor:
 
 
 def score_codes(p: Tensor, tables: Tensor, codes: Tensor) -> Tensor:
-    """Scores float [Q, n] of items of ``codes`` int64 [n, M] for queries of class probabilities ``p`` float [Q, C] by ``tables`` float [M, K, C]."""
+    """Scores float [Q, n] of codes int64 [n, M] for queries' class probabilities ``p`` float [Q, C] by ``tables`` float [M, K, C]."""
     items = tables[torch.arange(len(tables), device=codes.device), codes].sum(dim=1)
     return p @ items.T

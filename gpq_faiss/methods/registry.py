@@ -3,7 +3,7 @@
 Two kinds. *Array* methods (:class:`~gpq_faiss.methods.base.Coder`) learn from a matrix of features; they are made by
 :func:`make_method`. *Trained* methods (:class:`~gpq_faiss.methods.trainable.TrainableMethod`) are networks that the one loop of
 :mod:`gpq_faiss.training.loop` trains; :func:`make_builder` gives what the loop builds them with. A module is imported when a method of it
-is asked for: a list of names needs neither Faiss nor torch.
+is requested: a list of names needs neither Faiss nor torch.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class MethodEntry:
 
     @property
     def any_length(self) -> bool:
-        """Whether its codes have the number of bits that is asked for (``float`` and ``classifier`` keep no code)."""
+        """Whether its codes have the number of bits that is requested (``float`` and ``classifier`` keep no code)."""
         return self.code != "none"
 
     @property

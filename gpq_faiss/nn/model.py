@@ -137,7 +137,7 @@ def build_extractor(
         pictures = kind == "images" and input_["image_size"] >= VGG.SMALLEST
         backbone = "vgg" if pictures else "mlp" if n.hidden else "linear"
     own_networks = config.method != "gpq"
-    # A perceptron that is asked for has a hidden layer: of its own, or in the class networks.
+    # A perceptron that is requested has a hidden layer: of its own, or in the class networks.
     hidden = n.hidden or (() if own_networks else DEFAULT_HIDDEN)
     net = build_backbone(
         backbone,

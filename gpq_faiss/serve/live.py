@@ -37,7 +37,7 @@ from .changes import Change, ChangeLog, Changes, Records, log_path, read_log
 log = logging.getLogger(__name__)
 
 COMPACT_AFTER = 10_000
-"""Changes from which on the index file is written anew."""
+"""Changes from which on the index file is rewritten."""
 
 
 class UnknownItemError(DataError):

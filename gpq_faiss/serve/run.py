@@ -52,7 +52,7 @@ def serve(
         settings: address, token and limits.
         kind: how the index is searched.
         writable: take items to add and to remove, which needs a token.
-        compact_after: changes after which the index file is written anew.
+        compact_after: changes after which the index file is rewritten.
         device: where the network runs.
 
     Raises:

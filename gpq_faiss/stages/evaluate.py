@@ -308,7 +308,9 @@ def resolve_split(
     data, trained, its_seed = _trained_on(model.folder, model.description)
     if data != dataset.fingerprint:
         split = make_split(dataset, protocol or "1", seed=seed or 0, labelled=labelled)
-        return split, [f"{dataset.name} is not the data of the training: queries and database are drawn anew"]
+        return split, [
+            f"{dataset.name} is not the data of the training: queries and database are drawn from it instead"
+        ]
     if protocol is not None and protocol != trained:
         raise MismatchError(
             f"{model.folder} was trained under protocol {trained}: under protocol {protocol} it may have "

@@ -57,7 +57,7 @@ class SearchResult:
         codebooks_fingerprint: of model and index.
         points: what each number of lists that was tried gave, where nprobe was chosen by recall.
         description: how it was searched, for example what ``auto`` chose.
-        min_score: the score asked for, where it was not ``k`` items.
+        min_score: the requested score, where it was not ``k`` items.
         items: by id, names, labels and kept columns of the items found; None where nothing is known beside the index.
     """
 
@@ -73,7 +73,7 @@ class SearchResult:
 
     @property
     def short(self) -> int:
-        """Queries for which fewer than ``k`` items were found (0 where all from a least score were asked for)."""
+        """Queries for which fewer than ``k`` items were found (0 where all from a minimum score were requested)."""
         return int((self.ids == -1).any(axis=1).sum()) if self.min_score is None else 0
 
     def to_dict(self) -> dict[str, Any]:
@@ -537,11 +537,11 @@ def _items(index: str | Path, found: NDArray[np.int64]) -> dict[int, Item] | Non
 def _check_options(
     k: int, nprobe: int | None, recall: float | None, min_score: float | None, device: str | None
 ) -> None:
-    """Raises UsageError: options out of range or that exclude each other; ``device`` is where the index is searched, None: the CPU's index."""
+    """Raises UsageError: options out of range or that exclude each other. ``device``: of the index; None: the CPU's index."""
     if k < 1:
         raise UsageError(f"-k {k}: at least 1 is needed")
     if recall is not None and nprobe is not None:
-        raise UsageError("nprobe and recall both choose the lists to look at: give one")
+        raise UsageError("nprobe and recall both choose the lists to probe: give one")
     if device is not None and recall is not None:
         raise UsageError(
             f"recall is measured on the CPU, which {device} is not to use: search with --device cpu and that recall once, and "
