@@ -390,9 +390,10 @@ class _Ranking:
     def measure(self, tasks: Sequence[int]) -> list[Measured]:
         """Measures of these tasks, in their order."""
         found = []
+        queries = sum(min(_TASK, self.n_queries - start) for start in tasks)
         with (
             ThreadPoolExecutor(self.plan.threads) as pool,
-            stage("ranking", len(tasks) * _TASK, "query") as ranking,
+            stage("ranking", queries, "query") as ranking,
         ):
             for one in map(self._task, tasks) if self.plan.threads == 1 else pool.map(self._task, tasks):
                 found.append(one)
