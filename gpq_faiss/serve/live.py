@@ -38,7 +38,7 @@ from .changes import Change, ChangeLog, Changes, Records, log_path, read_log
 log = logging.getLogger(__name__)
 
 COMPACT_AFTER = 10_000
-"""Changes from which on the index file is written anew."""
+"""Changes from which on the index file is rewritten."""
 
 
 class UnknownItemError(DataError):
@@ -285,7 +285,7 @@ class LiveIndex:
             return Snapshot.of(index, changes, open_items(self.path))
 
     def _state(self) -> object:
-        """What tells one file at the path from another; None where there is none."""
+        """Identity of the file at the path; None where there is none."""
 
         def of(path: Path) -> object:
             try:

@@ -57,7 +57,7 @@ def serve(  # noqa: PLR0913
         settings: address, token and limits.
         kind: how the index is searched.
         writable: take items to add and to remove, which needs a token.
-        compact_after: changes after which the index file is written anew.
+        compact_after: changes after which the index file is rewritten.
         device: where the network runs.
         ray, workers, replicas: the cluster that holds the shards of a manifest (:class:`.shards.LiveShards`).
 
