@@ -277,8 +277,8 @@ def name_of(row: Row) -> str:
     """As in the table."""
     if row["method"] == CLASSIFIER:
         return "classifier (no code)"
-    if row["method"] == "gpq":
-        return f"gpq, {row['variation'] or 'preset ' + row['settings']['preset']}"
+    if row["method"] in ("gpq", "posterior"):
+        return f"{row['method']}, {row['variation'] or 'preset ' + row['settings']['preset']}"
     other = str(row["variation"]).removeprefix("preset recommended, ")
     return f"{row['method']}, {other}" if other else str(row["method"])
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from .options import DATA_HELP, data_options, device_option, emit, open_dataset, overwrite_option
+from .options import DATA_HELP, RAY_HELP, data_options, device_option, emit, open_dataset, overwrite_option
 
 
 @click.command(
@@ -27,6 +27,7 @@ the same split. A model's row has the name of its method and its preset.
 Examples:
   gpq evaluate model digits --protocol 1 --compare pq,opq,itq
   gpq evaluate demo/model digits --compare demo/gpq,demo/paper,pq,classifier
+  gpq evaluate model features:clip.npy --ray auto
   gpq evaluate model features:clip.npy --labels labels.npy --format json --out scores.json
   gpq evaluate model digits --compare pq,classifier --format html --out report.html
   gpq evaluate encoder.onnx features:queries.npy --labels labels.npy --codes codes.h5
@@ -78,9 +79,10 @@ Examples:
     show_default=True,
     help="How the figures are given; html is a page with plots and pictures, and needs --out.",
 )
-@click.option("--out", metavar="FILE", help="Write here instead of to the terminal.")
+@click.option("--out", metavar="FILE", help="Write to this file instead of the terminal.")
 @click.option("--plot", metavar="FILE", help="Draw the precision-recall curves: .png, .svg or .pdf.")
 @click.option("--threads", type=int, help="Threads of the ranking on the CPU.  [default: all cores]")
+@click.option("--ray", metavar="ADDRESS", help=RAY_HELP)
 @device_option
 @overwrite_option
 @data_options
@@ -100,6 +102,7 @@ def evaluate(
     out: str | None,
     plot: str | None,
     threads: int | None,
+    ray: str | None,
     device: str,
     overwrite: bool,
     data_args: dict[str, Any],
@@ -108,7 +111,6 @@ def evaluate(
     from gpq_faiss.evaluation.tables import render
     from gpq_faiss.files import check_output
     from gpq_faiss.report.figure import check_picture
-    from gpq_faiss.stages.evaluate import draw_evaluation, save_evaluation_page
     from gpq_faiss.stages.evaluate import evaluate as run
 
     if out is not None:
@@ -136,12 +138,13 @@ def evaluate(
         denominator=denominator,  # type: ignore[arg-type]
         device=device,
         threads=threads,
+        ray=ray,
     )
     if plot is not None:
-        draw_evaluation(result, plot, overwrite=overwrite)
+        result.draw(plot, overwrite=overwrite)
     if format_ == "html":
         assert out is not None
-        click.echo(str(save_evaluation_page(result, dataset, out, ks=ks, overwrite=overwrite)))
+        click.echo(str(result.save_page(dataset, out, ks=ks, overwrite=overwrite)))
         return
     if format_ == "json":
         emit(result.to_dict(), out)

@@ -19,7 +19,7 @@ from .options import (
 
 
 @click.group(
-    help="""Compare methods: a grid of methods, code lengths and seeds on one split, one file a run, tables from the files.
+    help="""Compare methods: a grid of methods, code lengths and seeds on one split, one file per run, tables from the files.
 
 \b
 Examples:
@@ -51,7 +51,7 @@ Examples:
 )
 def methods(format_: str) -> None:
     from gpq_faiss.evaluation.tables import render
-    from gpq_faiss.methods.registry import METHODS
+    from gpq_faiss.methods.registry import find_method, method_names
 
     rows = [
         {
@@ -62,7 +62,7 @@ def methods(format_: str) -> None:
             "what it is": entry.summary,
             "from": entry.citation,
         }
-        for name, entry in METHODS.items()
+        for name, entry in ((name, find_method(name)) for name in method_names())
     ]
     form = {"table": "text"}.get(format_, format_)
     click.echo(render(rows, form), nl=False)  # type: ignore[arg-type]
@@ -237,7 +237,7 @@ Examples:
     metavar="CSV",
     help="Figures of a paper to put beside ours: a CSV with method,12,24,... or with data_set,protocol,method,bits,map.",
 )
-@click.option("--out", metavar="FILE", help="Write here instead of to the terminal.")
+@click.option("--out", metavar="FILE", help="Write to this file instead of the terminal.")
 @overwrite_option
 @data_options
 def report(
@@ -257,9 +257,9 @@ def report(
 
     from gpq_faiss.errors import UsageError
     from gpq_faiss.experiment.page import save_report_page
-    from gpq_faiss.experiment.pictures import draw
+    from gpq_faiss.experiment.pictures import draw_experiment
     from gpq_faiss.experiment.published import read_published
-    from gpq_faiss.experiment.report import report as run
+    from gpq_faiss.experiment.report import report_experiment
     from gpq_faiss.experiment.results import read_experiment
     from gpq_faiss.files import check_output
 
@@ -284,9 +284,9 @@ def report(
     drawn = {}
     if plots is not None:
         behind = open_dataset(images, data_args) if images is not None else None
-        drawn = draw(folder, plots, images=behind, ending=picture_format, overwrite=overwrite)
+        drawn = draw_experiment(folder, plots, images=behind, ending=picture_format, overwrite=overwrite)
     start = Path(out).parent if out is not None else Path()
-    text = run(
+    text = report_experiment(
         folder,
         {"table": "text"}.get(format_, format_),  # type: ignore[arg-type]
         table=table,

@@ -12,9 +12,11 @@ from typing import Any
 
 import click
 
+from gpq_faiss.errors import DeviceError, GpqError, ProcessError, UsageError
 from gpq_faiss.progress import stage
+from gpq_faiss.training.launch import is_first, launched
 
-from .progress import told
+from .progress import shown
 
 # Command -> (module here, attribute): a command is imported when it is used, so that --help does not wait for torch.
 COMMANDS = {
@@ -52,19 +54,38 @@ def loud(command: click.Command) -> click.Command:
     def run(*args: Any, quiet: bool, verbose: bool, **kwargs: Any) -> Any:
         ctx = click.get_current_context()
         before = ctx.obj or {"quiet": False, "verbose": False}
-        ctx.obj = {"quiet": quiet or before["quiet"], "verbose": verbose or before["verbose"]}
+        # Of several processes the first speaks for all.
+        quiet = quiet or before["quiet"] or not is_first()
+        ctx.obj = {"quiet": quiet, "verbose": verbose or before["verbose"]}
         if inner is None or isinstance(made, click.Group):
             return None
+        _check_launch(ctx.command_path)
         # The stage of the whole: no work goes on without a word, whether or not it has stages of its own.
         # A service has no end to wait for: only the stages within it are shown.
         whole = contextlib.nullcontext() if made.name in ENDLESS else stage(ctx.command_path)
-        with told(**ctx.obj), whole:
+        with shown(**ctx.obj), whole:
             return inner(*args, **kwargs)
 
     made.callback = functools.update_wrapper(run, inner) if inner is not None else run
     if isinstance(made, click.Group):
         made.commands = {name: loud(part) for name, part in made.commands.items()}
     return made
+
+
+def _check_launch(command: str) -> None:
+    """Raises UsageError: several processes for a command that takes one."""
+    launch = launched()
+    if launch is not None and command.split()[1:2] != ["train"]:
+        raise UsageError(
+            f"{launch.size} processes run '{command}', which is made for one: start it without torchrun (gpq train takes several)"
+        )
+
+
+def _said_by_another(error: GpqError) -> bool:
+    """Whether another process of the run has the same to say: the first of all, or of devices the first of this machine."""
+    launch = launched()
+    other_device = isinstance(error, DeviceError) and launch is not None and launch.local_rank > 0
+    return other_device or isinstance(error, UsageError | ProcessError)
 
 
 def _one_line(error: BaseException) -> str:
@@ -112,18 +133,28 @@ class Commands(click.Group):
                 else ("interrupted", 130)
             )
             with contextlib.suppress(OSError):  # the terminal may be gone
-                click.echo(f"gpq: {by}: run the same command again{again}", err=True)
+                if is_first():
+                    click.echo(f"gpq: {by}: run the same command again{again}", err=True)
             ctx.exit(code)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """As click's, with our errors: one line on stderr, exit code 2 for usage and 1 for data."""
-        from gpq_faiss.errors import GpqError
         from gpq_faiss.signals import ended_by_signals
 
+        first = is_first()
+        if not first:
+            kwargs["standalone_mode"] = False  # click's own errors are raised, not shown
         try:
             with ended_by_signals():
-                return super().main(*args, **kwargs)
+                done = super().main(*args, **kwargs)
+            if not first:
+                sys.exit(done if isinstance(done, int) else 0)
+            return done
+        except click.ClickException as error:
+            sys.exit(error.exit_code)
         except GpqError as error:
+            if not first and _said_by_another(error):
+                sys.exit(error.exit_code)
             # One line, whatever a foreign file or library put into the message.
             click.echo(f"gpq: {' '.join(str(error).splitlines())}", err=True)
             sys.exit(error.exit_code)
@@ -142,7 +173,7 @@ class Commands(click.Group):
             )
             sys.exit(1)
         except (MemoryError, RuntimeError) as error:
-            # torch's errors are told by their names and texts: it is not imported here.
+            # torch's errors are recognised by their names and texts: it is not imported here.
             if type(error).__name__ == "OutOfMemoryError":
                 where = "out of memory on the GPU"
                 remedy = "or --device cpu"

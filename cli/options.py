@@ -41,7 +41,10 @@ DATA is one of
   folder:PATH                 images in one folder per class (or a .tar.gz of that)
   list:FILE                   lines of an image path and 0/1 labels
   csv:FILE, parquet:FILE      tables with an image path and a label column
-  features:FILE               embeddings: .npy, .npz, .h5, .parquet; or several: 'shard-*.npy'"""
+  webdataset:FILES            WebDataset shards, as 'shard-{000..009}.tar'
+  hf:FOLDER                   a Hugging Face data set that save_to_disk wrote
+  features:FILES              embeddings: .npy, .npz, .h5, .parquet; or several: 'shard-*.npy'
+FILE, FILES and PATH may be URLs (https://, s3://, with the extra remote)."""
 
 
 def data_options(command: F) -> F:
@@ -52,7 +55,7 @@ def data_options(command: F) -> F:
         metavar="FILE",
         help="Labels: a table (.csv, .parquet) with a column of ids or names of items and one of labels; or in the order of the items, of "
         "features and lists: .npy with class numbers (-1: none) or 0/1 of every class, or text with one line per item. Several labels "
-        "have | between, nothing is no label.",
+        "have | between, an empty entry is none.",
     )
     @click.option(
         "--ids",
@@ -65,7 +68,7 @@ def data_options(command: F) -> F:
         type=click.Choice(["position", "path", "content"]),
         default="position",
         show_default=True,
-        help="Where ids come from without --ids: the place in the listing, the item's path, or its content.",
+        help="Where ids come from without --ids: the position in the listing, the item's path, or its content.",
     )
     @click.option(
         "--names",
@@ -82,9 +85,18 @@ def data_options(command: F) -> F:
         "--root", metavar="DIR", help="Folder that relative image paths start from, or of a data set."
     )
     @click.option(
-        "--image-column", default="image", show_default=True, help="Column of image paths in a table."
+        "--image-column",
+        default="image",
+        show_default=True,
+        help="Column of images (in a table: their paths), or extension in shards.",
     )
-    @click.option("--label-column", default="label", show_default=True, help="Column of labels in a table.")
+    @click.option(
+        "--label-column",
+        default="label",
+        show_default=True,
+        help="Column of labels; in shards an extension, or a field of .json.",
+    )
+    @click.option("--vector-column", metavar="NAME", help="Column of vectors of hf, in place of images.")
     @click.option(
         "--concepts", default="21", show_default=True, help="NUS-WIDE: 21, 81, or names with commas."
     )
@@ -109,6 +121,7 @@ def data_options(command: F) -> F:
         root: str | None,
         image_column: str,
         label_column: str,
+        vector_column: str | None,
         concepts: str,
         max_bad: float,
         no_download: bool,
@@ -123,6 +136,7 @@ def data_options(command: F) -> F:
             "root": root,
             "image_column": image_column,
             "label_column": label_column,
+            "vectors": vector_column,
             "concepts": concepts,
             "max_bad": max_bad,
             "download": not no_download,
@@ -147,11 +161,31 @@ def _quiet() -> bool:
     return bool(context and context.obj and context.obj.get("quiet"))
 
 
+RAY_HELP = (
+    "Run on a Ray cluster: local (this machine alone), auto (the one that runs here), or HOST:PORT. Its nodes must see the same files "
+    "under the same paths."
+)
+
+
+def ray_options(command: F) -> F:
+    """Add ``--ray`` and ``--workers``."""
+    command = click.option(
+        "--workers",
+        type=int,
+        help="With --ray: tasks or holders of shards at a time.  [default: one a core, or a node]",
+    )(command)
+    return click.option(
+        "--ray",
+        metavar="ADDRESS",
+        help=RAY_HELP,
+    )(command)
+
+
 device_option = click.option(
     "--device",
     default="auto",
     show_default=True,
-    help="auto (a GPU where there is one), cpu, cuda or cuda:N. A GPU that is asked for and not there is an error.",
+    help="auto (a GPU where there is one), cpu, cuda or cuda:N. A missing GPU is an error.",
 )
 overwrite_option = click.option("--overwrite", is_flag=True, help="Replace an output that exists.")
 out_option = click.option("--out", required=True, metavar="PATH", help="Where to write.")

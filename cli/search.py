@@ -14,6 +14,7 @@ from .options import (
     emit,
     open_dataset,
     overwrite_option,
+    ray_options,
 )
 
 
@@ -21,7 +22,7 @@ from .options import (
 @click.argument("model_dir", metavar="MODEL")
 @click.argument("index_file", metavar="INDEX")
 @click.argument("queries")
-@click.option("-k", "k", type=int, help="Results a query.  [default: 10]")
+@click.option("-k", "k", type=int, help="Results per query.  [default: 10]")
 @click.option("--rows", help="Only these queries: 0:8, or 3,5,9.")
 @click.option(
     "--kind",
@@ -33,7 +34,7 @@ from .options import (
 @click.option(
     "--memory",
     metavar="SIZE",
-    help="Keep the search within this much, such as 2GB; an index too large for it is searched in place on disk. With a GPU: what a "
+    help="Memory budget of the search, such as 2GB; a larger index is searched in place on disk. With a GPU: what a "
     "search may use there beside the index.",
 )
 @click.option("--nprobe", type=int, help="For ivf: lists that a query probes.  [default: that of the index]")
@@ -47,14 +48,14 @@ from .options import (
     cls=RenamedOption,
     before="--where-ids",
     metavar="FILE",
-    help="Only items with these ids: .npy, or text with one a line.",
+    help="Only items with these ids: .npy, or text with one per line.",
 )
 @click.option(
     "--deny-ids",
     cls=RenamedOption,
     before="--without-ids",
     metavar="FILE",
-    help="No items with these ids: .npy, or text with one a line.",
+    help="No items with these ids: .npy, or text with one per line.",
 )
 @click.option(
     "--min-score",
@@ -72,9 +73,22 @@ from .options import (
     show_default=True,
     help="How results are given; h5, png and html need --out.",
 )
-@click.option("--out", metavar="FILE", help="Write here instead of to the terminal.")
+@click.option("--out", metavar="FILE", help="Write to this file instead of the terminal.")
 @click.option("--images", metavar="DATA", help="For png and html: the images of the items, as DATA.")
 @click.option("--threads", type=int, help="Threads of the search on the CPU.  [default: all cores]")
+@ray_options
+@click.option(
+    "--replicas",
+    type=int,
+    default=1,
+    show_default=True,
+    help="With --ray: holders of each shard, which share the queries.",
+)
+@click.option(
+    "--allow-partial",
+    is_flag=True,
+    help="With --ray: answer without shards that cannot be searched, and name them.",
+)
 @device_option
 @overwrite_option
 @data_options
@@ -95,6 +109,10 @@ def search(
     out: str | None,
     images: str | None,
     threads: int | None,
+    ray: str | None,
+    workers: int | None,
+    replicas: int,
+    allow_partial: bool,
     device: str,
     overwrite: bool,
     data_args: dict[str, Any],
@@ -105,7 +123,7 @@ def search(
     QUERIES is a file of embeddings (.npy, .npz, .parquet), an image, a folder of images, any DATA that gpq train takes, or, for a
     model of the preset paper, its features.h5 (other presets make other vectors of queries than of items).
 
-    The answer is exact, ties in the order of ids, unless lists are looked at (kind ivf) or kind fastscan is asked for.
+    The answer is exact, ties in the order of ids, except with kind ivf (lists) and kind fastscan.
     With --device cuda the network and the search run on the GPU, with the same answers; what it cannot do is an error.
     Queries with fewer than k results, as a filter may leave them, are reported on stderr.
     With --recall, what each number of probed lists gives comes first (in JSON: "operating_points").
@@ -116,6 +134,7 @@ def search(
       gpq search model index.faiss photo.jpg
       gpq search encoder.onnx index.faiss queries.npy
       gpq search model index.faiss queries.npy --device cuda
+      gpq search model manifest.json queries.npy --ray auto --replicas 2
       gpq search model lists.faiss queries.npy --memory 2GB --recall 0.95
       gpq search model index.faiss queries.npy --deny-ids seen.txt --threads 2
       gpq search model index.faiss queries.npy --min-score 3.5 --format json
@@ -129,13 +148,15 @@ def search(
     from gpq_faiss.indexes.filters import Allow, Deny
     from gpq_faiss.inputs import parse_bytes
     from gpq_faiss.report.figure import check_picture
-    from gpq_faiss.stages.search import draw_results, open_queries
+    from gpq_faiss.stages.search import open_queries
     from gpq_faiss.stages.search import search as run
 
+    if ray is None and (workers is not None or replicas != 1 or allow_partial):
+        raise UsageError("--workers, --replicas and --allow-partial belong to --ray: give that too")
     if min_score is not None and k is not None:
         raise UsageError("--min-score gives all items from that score on, however many: leave out -k")
     if allow_ids is not None and deny_ids is not None:
-        raise UsageError("--allow-ids and --deny-ids are two ways to say the same: give one")
+        raise UsageError("--allow-ids and --deny-ids exclude each other: give one")
     where: Any = None
     if allow_ids is not None:
         where = Allow(read_ids(allow_ids))
@@ -168,6 +189,10 @@ def search(
         min_score=min_score,
         device=device,
         threads=threads,
+        ray=ray,
+        workers=workers,
+        replicas=replicas,
+        allow_partial=allow_partial,
     )
     if format_ != "json":
         for point in result.points:
@@ -176,7 +201,7 @@ def search(
         assert shown is not None
         assert out is not None
         asked = shown if isinstance(source, str) else source
-        click.echo(str(draw_results(result, shown, asked, out, overwrite=overwrite)))
+        click.echo(str(result.draw(shown, asked, out, overwrite=overwrite)))
     elif format_ == "h5":
         assert out is not None
         click.echo(str(result.save_hdf5(out)))

@@ -36,6 +36,7 @@ _RARE_DATA_OPTIONS = {
     "keep",
     "image_column",
     "label_column",
+    "vector_column",
     "concepts",
     "max_bad",
     "max_unreadable",
@@ -59,8 +60,8 @@ def _settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command(
     help=f"""Train a model on DATA and write its folder: model.safetensors, config.json, metrics.jsonl, split.json.
 
-A run that was killed goes on with --resume and reaches the same codes (on the CPU). docs/settings.md lists what --set changes;
-options of tables, NUS-WIDE and downloads are those of gpq encode.
+A killed run continues with --resume and reaches the same codes (on the CPU). docs/settings.md lists what --set changes;
+options of tables, NUS-WIDE and downloads are those of gpq encode. Under torchrun several processes train together.
 
 \b
 Examples:
@@ -68,6 +69,7 @@ Examples:
   gpq train features:clip.npy --labels labels.npy --bits 48 --out model
   gpq train folder:signs --protocol transfer:'Balinese-*,Latin-*' --preset unseen-classes --out model
   gpq train cifar10 --labelled 500-per-class --set network.backbone=vgg --set network.weights=imagenet --device cuda --amp --out model
+  torchrun --nproc-per-node 2 --no-python gpq train folder:photos --set network.backbone=vgg --out model
 
 {DATA_HELP}
 """
@@ -112,7 +114,7 @@ Examples:
 @click.option("--validate-every", default=100, hidden=True, help="Steps between two validations.")
 @click.option("--checkpoint-seconds", default=60.0, hidden=True, help="Seconds between two checkpoints.")
 @device_option
-@click.option("--resume", is_flag=True, help="Go on with an unfinished run.")
+@click.option("--resume", is_flag=True, help="Continue an unfinished run.")
 @overwrite_option
 @data_options
 def train(
@@ -157,7 +159,10 @@ def train(
     dataset = open_dataset(data, data_args)
     folder = run(dataset, out, config=config, **options)
     from gpq_faiss.faissio.model import read_description
+    from gpq_faiss.training.launch import is_first
 
+    if not is_first():
+        return
     done = read_description(folder)["training"]
     # Times are in the metrics alone: of the same data and settings, all else has the same bytes.
     seconds = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["seconds"]

@@ -18,19 +18,28 @@ if TYPE_CHECKING:
     from .data.open import open_data
     from .encoder import Encoder, open_encoder
     from .errors import GpqError
+    from .evaluation.ranking import rank_codes, rank_scores
+    from .evaluation.tables import render
+    from .experiment.pictures import draw_experiment
+    from .experiment.report import report_experiment
+    from .experiment.run import run_experiment
+    from .gpu.placing import to_gpu, to_torch
     from .indexes.filters import Allow, Deny
+    from .indexes.lists import IvfSettings
+    from .indexes.memory import MemoryIndex
     from .indexes.opening import open_index
     from .indexes.protocol import Index
     from .nn.model import Model, load_model
-    from .stages.encode import encode
+    from .stages.encode import encode, encode_shards
     from .stages.evaluate import evaluate
     from .stages.export import export
     from .stages.export_encoder import export_encoder
     from .stages.export_faiss import export_faiss
-    from .stages.index import index
+    from .stages.index import index, index_shards
     from .stages.info import info
     from .stages.search import search
     from .stages.train import train
+    from .store.reader import RowReader
 
 __version__ = "0.1.0"
 
@@ -41,21 +50,34 @@ __all__ = [
     "Encoder",
     "GpqError",
     "Index",
+    "IvfSettings",
+    "MemoryIndex",
     "Model",
+    "RowReader",
     "__version__",
+    "draw_experiment",
     "encode",
+    "encode_shards",
     "evaluate",
     "export",
     "export_encoder",
     "export_faiss",
     "index",
+    "index_shards",
     "info",
     "load_model",
     "open_data",
     "open_encoder",
     "open_index",
     "preset",
+    "rank_codes",
+    "rank_scores",
+    "render",
+    "report_experiment",
+    "run_experiment",
     "search",
+    "to_gpu",
+    "to_torch",
     "train",
 ]
 
@@ -66,20 +88,33 @@ _WHERE = {
     "Encoder": "encoder",
     "GpqError": "errors",
     "Index": "indexes.protocol",
+    "IvfSettings": "indexes.lists",
+    "MemoryIndex": "indexes.memory",
     "Model": "nn.model",
+    "RowReader": "store.reader",
+    "draw_experiment": "experiment.pictures",
     "encode": "stages.encode",
+    "encode_shards": "stages.encode",
     "evaluate": "stages.evaluate",
     "export": "stages.export",
     "export_encoder": "stages.export_encoder",
     "export_faiss": "stages.export_faiss",
     "index": "stages.index",
+    "index_shards": "stages.index",
     "info": "stages.info",
     "load_model": "nn.model",
     "open_data": "data.open",
     "open_encoder": "encoder",
     "open_index": "indexes.opening",
     "preset": "config",
+    "rank_codes": "evaluation.ranking",
+    "rank_scores": "evaluation.ranking",
+    "render": "evaluation.tables",
+    "report_experiment": "experiment.report",
+    "run_experiment": "experiment.run",
     "search": "stages.search",
+    "to_gpu": "gpu.placing",
+    "to_torch": "gpu.placing",
     "train": "stages.train",
 }
 

@@ -14,7 +14,8 @@ import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
@@ -28,7 +29,7 @@ BITS = (12, 24, 32, 48)
 MOST_SEED = 2**31 - 2
 """Faiss' own trainings take no more."""
 MOST_SIDE = 8192
-"""Pixels a side of an image that a network takes: 64 Mi in all, the limit of the decoders too."""
+"""Pixels per side of an image that a network takes: 64 Mi in all, the limit of the decoders too."""
 COMMITTEE_RATE = 2.0
 """How many times the learning rate class networks move with that are perceptrons."""
 
@@ -100,6 +101,8 @@ class LossConfig:
     lambda2: Weight = 0.1
     beta: Scale = 4.0
     """Scale of the cosine classifier (eq. 3)."""
+    extra: dict[str, Weight] = field(default_factory=dict)
+    """Weights of further losses, by the names that packages give them."""
 
 
 @dataclass(frozen=True)
@@ -135,9 +138,9 @@ class PosteriorConfig:
     feature_weight: Annotated[float, Ge(0), Le(1)] = 0.02
     """Of class-posterior codes: weight of the similarity of features in a score; that of the class is the rest. Each is measured in the
     standard deviation of its own scores. At 0 all codebooks hold the class."""
-    class_codebooks: Annotated[int, Ge(0), Le(256)] = 0
-    """Of class-posterior codes with ``feature_weight``: codebooks that hold the class; 0 = 1.2 for each bit of the class (4 for 10
-    classes)."""
+    class_codebooks: Annotated[int, Ge(0), Le(256)] | Literal["auto"] = "auto"
+    """Of class-posterior codes with ``feature_weight``: codebooks that hold the class; ``auto`` = 1.2 for each bit of the class (4 for 10
+    classes). At 0 all codebooks hold class and features jointly, and a score is (1 - ``feature_weight``) p·p' + ``feature_weight`` cos."""
 
 
 @dataclass(frozen=True)
@@ -202,6 +205,18 @@ class Config:
         """16 hex digits over every field."""
         return fingerprint(json.dumps(to_dict(self), sort_keys=True))
 
+    def with_settings(self, changes: dict[str, Any]) -> Config:
+        """This config with ``changes``, nested as in TOML; names, types and ranges are checked.
+
+        Raises:
+            UsageError: an unknown key, or a value of the wrong kind or out of range; the message gives its dotted name.
+
+        Examples:
+            >>> preset("recommended").with_settings({"training": {"steps": 400}}).training.steps
+            400
+        """
+        return merge(self, changes)
+
 
 _RECOMMENDED = Config(
     preset="recommended",
@@ -246,7 +261,7 @@ PRESETS: dict[str, Config] = {
         _RECOMMENDED,
         preset="unseen-classes",
         loss=dataclasses.replace(_RECOMMENDED.loss, lambda2=0.4),
-        posterior=PosteriorConfig(feature_weight=0.1, class_codebooks=1, propagation=0.0),
+        posterior=PosteriorConfig(feature_weight=0.7, class_codebooks=0, propagation=0.0),
         training=dataclasses.replace(_RECOMMENDED.training, validation=0.05),
     ),
 }
@@ -257,6 +272,10 @@ def preset(name: str) -> Config:
 
     Raises:
         UsageError: there is none of that name.
+
+    Examples:
+        >>> preset("recommended").method, preset("paper").quantizer.bits
+        ('posterior', 48)
     """
     try:
         return PRESETS[name]
@@ -269,6 +288,10 @@ def codebooks_for_bits(bits: int, codewords: int = 16) -> int:
 
     Raises:
         UsageError: ``bits`` is not a multiple of ``log2 codewords``.
+
+    Examples:
+        >>> codebooks_for_bits(48)
+        12
     """
     per_codebook = codewords.bit_length() - 1
     if bits <= 0 or per_codebook <= 0 or bits % per_codebook:
@@ -279,8 +302,12 @@ def codebooks_for_bits(bits: int, codewords: int = 16) -> int:
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """Plain nested dict of a config, ready for JSON."""
-    return dataclasses.asdict(config)
+    """Plain nested dict of a config, ready for JSON; without ``loss.extra`` where there is none."""
+    values = dataclasses.asdict(config)
+    for section in (values, values.get("loss")):
+        if isinstance(section, dict) and section.get("extra") == {}:
+            del section["extra"]
+    return values
 
 
 @functools.cache
@@ -296,7 +323,7 @@ def merge(config: Config, changes: dict[str, Any]) -> Config:
     """
     values = _updated(to_dict(config), changes)
     try:
-        # By way of JSON: there a list is a tuple and an object a section, and nothing else is converted.
+        # Through JSON, where a list becomes a tuple and an object a section, and nothing else is converted.
         return _adapter().validate_json(json.dumps(values, default=str))
     except ValidationError as error:
         raise UsageError(_message(error.errors(include_url=False)[0])) from None
@@ -314,11 +341,14 @@ def _updated(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 def _message(error: ErrorDetails) -> str:
     """One line that names the setting and its range."""
-    *path, last = [str(part) for part in error["loc"] if not isinstance(part, int)]
+    # Section and setting; of a setting of several types those that were tried follow.
+    *path, last = [str(part) for part in error["loc"] if not isinstance(part, int)][:2]
     name = ".".join([*path, last])
     section: Any = Config
     for part in path:
-        section = get_type_hints(section)[part]
+        section = get_type_hints(section, include_extras=True)[part]
+    if get_origin(section) is dict:
+        return f"{name} = {error['input']!r}: {_describe(get_args(section)[1])}"
     kinds = get_type_hints(section, include_extras=True)
     if last not in kinds:
         return f"unknown setting '{name}': known here are {', '.join(kinds)}"
@@ -337,8 +367,12 @@ def _describe(kind: Any) -> str:
     """What a setting of a type may be, for messages."""
     if get_origin(kind) is Literal:
         return f"choose one of {', '.join(map(str, get_args(kind)))}"
+    if get_origin(kind) in (Union, UnionType):
+        return ", or ".join(_describe(each) for each in get_args(kind))
     if get_origin(kind) is tuple:
         return f"a list is needed; for each value {_describe(get_args(kind)[0])}"
+    if get_origin(kind) is dict:
+        return f"a section is needed; for each value {_describe(get_args(kind)[1])}"
     base, *limits = get_args(kind) if get_origin(kind) is Annotated else (kind,)
     noun = "a power of two" if any(isinstance(x, AfterValidator) for x in limits) else _KINDS[base]
     words = {Ge: "of at least {ge:,}", Gt: "above {gt:,}", Le: "at most {le:,}", Lt: "below {lt:,}"}
@@ -351,6 +385,10 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
 
     Raises:
         UsageError: a text of another form.
+
+    Examples:
+        >>> parse_settings(["training.steps=400", "network.backbone=mlp"])
+        {'training': {'steps': 400}, 'network': {'backbone': 'mlp'}}
     """
     changes: dict[str, Any] = {}
     for text in texts:
@@ -404,6 +442,8 @@ def to_toml(config: Config) -> str:
     def scalar(value: Any) -> str:
         if isinstance(value, tuple):
             return "[" + ", ".join(map(scalar, value)) + "]"
+        if isinstance(value, dict):
+            return "{ " + ", ".join(f"{json.dumps(k)} = {scalar(v)}" for k, v in value.items()) + " }"
         return json.dumps(value)
 
     values = to_dict(config)

@@ -142,7 +142,7 @@ class Encoder(Embedder):
             return network.finish(raw), fine
 
     def batch_size(self, dataset: Dataset) -> int:
-        """Items a batch, unless told otherwise: enough to fill the device, little enough for memory to stay small."""
+        """Items per batch by default: enough to fill the device, little enough for memory to stay small."""
         from .nn.device import image_batch
 
         if isinstance(dataset, FeatureDataset):

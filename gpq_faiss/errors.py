@@ -21,6 +21,10 @@ class DataError(GpqError):
     """A file, array or folder that is missing, broken or not what the stage needs (exit code 1)."""
 
 
+class BusyError(DataError):
+    """Another process writes the output now."""
+
+
 class MismatchError(DataError):
     """Two things that do not belong together: features, codes or an index of another model."""
 
@@ -30,7 +34,11 @@ class OutputExistsError(DataError):
 
 
 class DeviceError(GpqError):
-    """A device was asked for that this machine does not have."""
+    """A device was requested that this machine does not have."""
+
+
+class ProcessError(GpqError):
+    """Another process that shares the work has failed or ended (exit code 1)."""
 
 
 _EXTRAS = {"torch": "train", "torchvision": "train", "sklearn": "train", "scipy": "train", "faiss": "search"}

@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from .errors import DataError, OutputExistsError, UsageError
+from .errors import BusyError, DataError, OutputExistsError, UsageError
 from .inputs import check_file, check_memory, parse_json
 
 try:
@@ -145,7 +145,8 @@ def lock_folder(folder: Path, out: Path) -> int:
     """Make the folder of unfinished work on ``out`` and take its lock; returns the descriptor, as :func:`lock`.
 
     Raises:
-        DataError: another process has it; a symbolic link is in its place; it cannot be made.
+        BusyError: another process has it.
+        DataError: a symbolic link is in its place; it cannot be made.
     """
     try:
         if folder.is_symlink():
@@ -154,7 +155,7 @@ def lock_folder(folder: Path, out: Path) -> int:
     except OSError as error:
         raise write_error(folder, error) from error
     if descriptor is None:
-        raise DataError(f"{out} is being written by another process: wait for it")
+        raise BusyError(f"{out} is being written by another process: wait for it")
     return descriptor
 
 

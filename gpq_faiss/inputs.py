@@ -132,7 +132,7 @@ def _free() -> int | None:
 
 
 # Limit, use and statistics of a container's memory, by version of Linux' control groups. Pages of files do not count as used: they are
-# given back when memory is asked for.
+# given back when memory is needed.
 _CONTAINERS = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat", "file"),
     (
@@ -187,6 +187,10 @@ def parse_bytes(text: str | float | np.integer[Any]) -> int:
 
     Raises:
         UsageError: not of that form, or less than a byte.
+
+    Examples:
+        >>> parse_bytes("2GB"), parse_bytes("1.5 KiB")
+        (2000000000, 1536)
     """
     if isinstance(text, int | float | np.integer | np.floating) and not isinstance(text, bool):
         number, unit = float(text), ""

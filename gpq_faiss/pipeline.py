@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .config import Config
-from .data.base import Dataset
 from .data.open import open_data
 from .stages.encode import encode
 from .stages.evaluate import Evaluation, evaluate
@@ -57,7 +56,7 @@ class PipelineResult:
 
 
 def run(  # noqa: PLR0913
-    data: Dataset | str,
+    data: object,
     folder: str | Path,
     *,
     config: Config | None = None,
@@ -73,7 +72,7 @@ def run(  # noqa: PLR0913
     """Everything, from labelled and unlabelled data to a filled index and its figures.
 
     Args:
-        data: a data set, or its name as on the command line.
+        data: whatever :func:`gpq_faiss.open_data` takes.
         folder: where the products go.
         config: settings of the training (default: the ``recommended`` preset).
         labelled, protocol: which labels the training sees, and how queries are set apart.
@@ -85,7 +84,7 @@ def run(  # noqa: PLR0913
         on_device: search and rank in the form for devices, as a GPU always does (:func:`.search.search`).
     """
     folder = Path(folder)
-    dataset = open_data(data) if isinstance(data, str) else data
+    dataset = open_data(data)
     model = train(
         dataset, folder / "model", config=config, labelled=labelled, protocol=protocol, amp=amp, device=device
     )

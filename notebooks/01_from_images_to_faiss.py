@@ -1,13 +1,13 @@
 # %% [markdown]
 # # From images to a Faiss index
 #
-# This notebook goes the whole way on real images that come with scikit-learn, in seconds and on a CPU:
+# **At the end you have** a Faiss index of 1,797 images in 6 bytes each that **any program with Faiss can search**, a picture of its
+# results, a table of what the codes are worth beside PQ, OPQ and ITQ, and an ONNX file that makes vectors of new queries without torch.
+# It takes less than a minute on one CPU core:
 #
-#     images ─► model ─► codes ─► Faiss index ─► ranked results ─► figures
+#     images ─► model ─► codes ─► Faiss index ─► figures ─► ranked results
 #
-# Only 20 images of each class keep their label; 1,497 others take part without one. In the end every image is a code
-# of 48 bits (6 bytes) in an index that **any program with Faiss can search**,
-# with neither this package nor torch.
+# The images are scikit-learn's digits. Only 20 images per class keep their label; most others take part in the training without one.
 #
 # You need `pip install 'gpq-faiss[onnx]'` and Jupyter. Everything that is written lands in `run-01/`.
 
@@ -22,14 +22,7 @@ import faiss
 import numpy as np
 from IPython.display import Image, Markdown, display
 
-from gpq_faiss.config import merge, preset
-from gpq_faiss.data.open import open_data
-from gpq_faiss.data.protocols import load_split
-from gpq_faiss.encoder import Encoder
-from gpq_faiss.evaluation.tables import render
-from gpq_faiss.pipeline import encode, evaluate, export_encoder, export_faiss, index, search, train
-from gpq_faiss.stages.search import draw_results
-from gpq_faiss.store import RowReader
+import gpq_faiss as gpq
 
 run = Path("run-01")
 run.mkdir(exist_ok=True)
@@ -38,38 +31,39 @@ run.mkdir(exist_ok=True)
 # ## The data
 #
 # `digits` are 1,797 handwritten digits of 8 × 8 pixels. Your own images are opened in the same way:
-# `open_data("folder:photos")` for a folder of each class, `csv:` and `parquet:` for tables of paths and labels.
+# `gpq.open_data("folder:photos")` for a folder of each class, `csv:` and `parquet:` for tables of paths and labels.
 # Nothing below would change.
 
 # %%
-digits = open_data("digits")
+digits = gpq.open_data("digits")
 labels = digits.require_labels()
 print(f"{len(digits):,} images, {labels.n_classes} classes")
-display(Markdown(render([dict(zip(labels.class_names, labels.counts().tolist(), strict=True))], "markdown")))
+display(
+    Markdown(gpq.render([dict(zip(labels.class_names, labels.counts().tolist(), strict=True))], "markdown"))
+)
 
 # %% [markdown]
 # ## Train
 #
-# The preset is the starting point, and `merge` changes single settings. These suit images this small:
+# A preset is the starting point, and `with_settings` changes single settings. These suit images this small:
 #
 # - `mlp`, a plain network on the pixels (for photographs leave it out, and get a VGG);
-# - smaller networks and fewer steps than the preset has, because this is a demonstration.
+# - fewer and smaller networks and fewer steps than the preset has, because this is a demonstration.
 #
 # `labelled="20-per-class"` hides all other labels before anything of the training is built. The queries of the
 # evaluation (protocol 1) are set apart too: training does not see them at all.
 
 # %%
-config = merge(
-    preset("recommended"),
+config = gpq.preset("recommended").with_settings(
     {
         "quantizer": {"codebooks": 12, "codewords": 16},  # 12 × 4 bits = 48 bits
         "network": {"backbone": "mlp"},
-        "posterior": {"committee_hidden": 128},
-        "training": {"steps": 400, "seed": 0},
-    },
+        "posterior": {"committee": 2, "committee_hidden": 128},
+        "training": {"steps": 200, "seed": 0},
+    }
 )
-model = train(
-    digits, run / "model", config=config, labelled="20-per-class", validate_every=80, overwrite=True
+model = gpq.train(
+    digits, run / "model", config=config, labelled="20-per-class", validate_every=40, overwrite=True
 )
 print(sorted(file.name for file in model.iterdir()))
 
@@ -77,15 +71,15 @@ print(sorted(file.name for file in model.iterdir()))
 # On the command line: `gpq train digits --labelled 20-per-class --bits 48 --config run.toml --out model`, with the
 # same sections in `run.toml`.
 #
-# `metrics.jsonl` has the losses, one line every `validate_every` steps. Six classifiers are trained on images with and
+# `metrics.jsonl` has the losses, one line every `validate_every` steps. Class networks are trained on images with and
 # without a label, and on the labels that propagate to the nearest neighbours of labelled images. In the end the codewords
 # are fitted so that their sums are the class probabilities of the images, and what these leave of the features.
-# These are class-posterior codes, the default. (`preset("paper")` is GPQ as printed, `preset("gpq")` GPQ with soft targets.)
+# These are class-posterior codes, the default. (`gpq.preset("paper")` is GPQ as printed, `gpq.preset("gpq")` GPQ with soft targets.)
 
 # %%
 metrics = [json.loads(line) for line in (model / "metrics.jsonl").read_text().splitlines()]
 columns = ["step", "classification", "propagation", "entropy", "total"]
-display(Markdown(render(metrics, "markdown", columns=columns, digits=5)))
+display(Markdown(gpq.render(metrics, "markdown", columns=columns, digits=5)))
 
 # %% [markdown]
 # ## Encode
@@ -95,8 +89,8 @@ display(Markdown(render(metrics, "markdown", columns=columns, digits=5)))
 # next call resumes.
 
 # %%
-codes_file = encode(model, digits, run / "codes.h5", overwrite=True)
-with RowReader(codes_file) as reader:
+codes_file = gpq.encode(model, digits, run / "codes.h5", overwrite=True)
+with gpq.RowReader(codes_file) as reader:
     codes, ids = reader.block(), reader.ids()
 print("codes:", codes.dtype, codes.shape)
 print(f"{digits.read(np.arange(1))[0].nbytes} bytes of pixels became {codes.shape[1]} bytes of code")
@@ -132,8 +126,8 @@ print(f"distinct codes: {len(np.unique(codes, axis=0))} for {len(codes):,} image
 # own ids.
 
 # %%
-export_faiss(model, run / "empty.faiss", overwrite=True)
-index_file = index(model, codes_file, run / "index.faiss", overwrite=True)
+gpq.export_faiss(model, run / "empty.faiss", overwrite=True)
+index_file = gpq.index(model, codes_file, run / "index.faiss", overwrite=True)
 
 # %% [markdown]
 # From here on it is an ordinary Faiss index. Nothing of this package is needed to open and search it. (Not every result
@@ -146,42 +140,40 @@ print(type(opened).__name__, "around", type(inner).__name__)
 print(f"{opened.ntotal:,} items of {inner.sa_code_size()} bytes, vectors of {opened.d} dimensions")
 print("metric:", {faiss.METRIC_INNER_PRODUCT: "inner product"}[opened.metric_type])
 
-encoder = Encoder.load(model)
-_, vectors = encoder.embed_rows(digits, np.arange(3), queries=True)  # the first three images, as queries
+vectors, _ = gpq.Encoder.load(model).embed(digits.read(np.arange(3)), queries=True)  # the first three images
 scores, found = opened.search(vectors, 6)
 for query, near in enumerate(found):
     print(f"image {query} (a {truth[query]}): ids {near.tolist()} are of class {truth[near].tolist()}")
 
 # %% [markdown]
+# ## Evaluate
+#
+# `evaluate` ranks the database for the images that the training never saw, by their codes. Beside our codes (`posterior`) stand methods
+# that do without labels: product quantisation, its optimised form and iterative quantisation at the same 48 bits, and the exact
+# search on the pixels. mAP counts the full ranking, and gives equal scores their expected value over random order.
+
+# %%
+evaluation = gpq.evaluate(model, digits, compare=("pq", "opq", "itq", "float"))
+display(Markdown(gpq.render(evaluation.rows(ks=(10, 100)), "markdown")))
+
+# %% [markdown]
+# `float` is no upper bound: the pixels know nothing of classes, and the 20 labels per class are what the codes add.
+# `docs/results.md` has figures on larger data.
+#
 # ## Search
 #
-# `search` does the same for queries that are images. Here they are images that training never saw. They are in the
+# `search` takes queries that are images. Here they are four of those that training never saw. They are in the
 # index as well, so each may find itself, too; where scores are equal, smaller ids come first.
 
 # %%
-held_out = load_split(model / "split.json").query
-asked = held_out[:: len(held_out) // 4][:4]
-result = search(model, index_file, digits, rows=",".join(map(str, asked)), k=8)
-gallery = draw_results(result, digits, digits, run / "gallery.png", overwrite=True)
+asked = evaluation.queries[:: len(evaluation.queries) // 4][:4]
+result = gpq.search(model, index_file, digits, rows=",".join(map(str, asked)), k=8)
+gallery = result.draw(digits, digits, run / "gallery.png", overwrite=True)
 display(Image(filename=gallery, width=760))
 
 # %% [markdown]
 # The number under each result is its score: the inner product of the query's vector with the codewords of the item,
 # 12 at most. The query itself is not quantised.
-#
-# ## Evaluate
-#
-# All held-out images rank the rest of the database by its codes. Beside our codes (`posterior`) stand methods that do without labels:
-# product quantisation, its optimised form and iterative quantisation at the same 48 bits, and the exact
-# search on the pixels. mAP counts the full ranking, and gives equal scores their expected value over random order.
-
-# %%
-evaluation = evaluate(model, digits, compare=("pq", "opq", "itq", "float"))
-display(Markdown(render(evaluation.rows(ks=(10, 100)), "markdown")))
-
-# %% [markdown]
-# `float` is no upper bound: the pixels know nothing of classes, and the 20 labels per class are what the codes add.
-# `docs/results.md` has figures on larger data.
 #
 # ## Query without torch
 #
@@ -189,7 +181,7 @@ display(Markdown(render(evaluation.rows(ks=(10, 100)), "markdown")))
 # file gives the same vectors as the model.
 
 # %%
-encoder = export_encoder(model, run / "encoder.onnx", check=digits, overwrite=True)
+encoder = gpq.export_encoder(model, run / "encoder.onnx", check=digits, overwrite=True)
 np.save(run / "queries.npy", np.stack([digits.read(asked)[i].transpose(2, 0, 1) for i in range(len(asked))]))
 
 # %% [markdown]
@@ -230,7 +222,7 @@ print("classes of the results:", [dict(Counter(truth[row].tolist())) for row in 
 #
 # - **Embeddings instead of images** (CLIP, DINO ...): `02_your_embeddings.ipynb` replaces the product quantiser of a
 #   Faiss pipeline.
-# - **Your photographs**: `open_data("folder:photos")`, and leave the `network` section out of the settings.
+# - **Your photographs**: `gpq.open_data("folder:photos")`, and leave the `network` section out of the settings.
 #   `weights="imagenet"` starts from trained weights, `device="cuda"` runs on a GPU.
 # - **Other code lengths**: `"codebooks": 3`, `6` or `8` give 12, 24 or 32 bits.
 # - **The command line**: each function above is a command of the same name; `gpq --help` lists them.

@@ -1,149 +1,184 @@
 # %% [markdown]
 # # The paper's tables: methods compared on one split
 #
-# The GPQ paper compares some twenty methods. This notebook runs a part of that comparison on
-# scikit-learn's digits, in seconds, by the
-# same two steps as the full one:
+# The GPQ paper compares some twenty methods. **At the end you have** a small table 2 of your own with its plots, a run of it searched
+# again by plain Faiss, the heat map of the two loss weights (figure 4) and codebooks drawn in the plane (figure 1), all on
+# scikit-learn's digits and in about a minute on one CPU core. The full tables take the same two steps:
 #
 #     gpq experiment run table2 features:clip.npy --labels labels.npy --jobs 2 --out table2
 #     gpq experiment report table2 --format markdown --plots table2/plots
 #
-# All methods have the same items, the same 20 labels of each digit, and the same queries; those that train a network have
+# All methods have the same items, the same 20 labels per digit, and the same queries; those that train a network have
 # the same number of steps. The average precision takes its expected value over the order of equal scores.
 
 # %%
+import json
+import subprocess
 from pathlib import Path
 
+import faiss
+import h5py
 from IPython.display import Image, Markdown, display
 
-from gpq_faiss.config import merge, preset
-from gpq_faiss.data.open import open_data
-from gpq_faiss.evaluation.tables import render
-from gpq_faiss.experiment.grid import grid_from, read_grid
-from gpq_faiss.experiment.pictures import draw
-from gpq_faiss.experiment.results import depth_rows, main_rows, read_experiment
-from gpq_faiss.experiment.run import run_experiment
-from gpq_faiss.experiment.runfile import filled_index, read_run
-from gpq_faiss.methods.registry import METHODS
+import gpq_faiss as gpq
 
 run = Path("run-03")
 run.mkdir(exist_ok=True)
-digits = open_data("digits")
+digits = gpq.open_data("digits")
 
 # %% [markdown]
 # ## The methods
+#
+# `gpq experiment methods` lists them:
 
 # %%
-rows = [
-    {"method": name, "learns": entry.learns, "code": entry.code, "from": entry.citation}
-    for name, entry in METHODS.items()
-]
-display(Markdown(render(rows, "markdown")))
+command = ["gpq", "experiment", "methods", "--format", "json"]
+rows = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+display(Markdown(gpq.render(rows, "markdown", columns=["method", "learns", "code", "from"])))
 
 # %% [markdown]
 # ## Table 2, in small
 #
-# The grid `table2` is every method at four lengths and three seeds. Here it is cut to a few methods, two
-# lengths, one seed, small networks and 200 steps.
+# The grid `table2` is every method at four lengths and three seeds. A grid of your own is a TOML file. This one has a few methods, two
+# lengths, one seed, small networks and 150 steps. (`gpq.run_experiment` is `gpq experiment run` from Python.)
 
 # %%
-small = {
-    "posterior": {"committee": 2, "committee_hidden": 128},
-    "training": {"steps": 200, "batch_labelled": 100, "batch_unlabelled": 100},
-}
-grid = read_grid("table2").with_options(
-    methods=("posterior", "gpq", "pqn", "ssdh", "opq", "pq", "sdh", "itq", "float", "classifier"),
-    bits=(12, 24),
-    seeds=(0,),
-    labelled=("20-per-class",),
-    variations=read_grid("table2").variations[:1],
-    settings={"gpq": small},  # its preset is its own
-)
-summary = run_experiment(grid, digits, run / "table2", base=merge(preset("recommended"), small))
+SMALL = """
+steps = 150
+batch_labelled = 100
+batch_unlabelled = 100
+"""
+GRID = f"""
+title = "Table 2, in small"
+kind = "table"
+methods = ["posterior", "gpq", "opq", "pq", "sdh", "itq", "float"]
+bits = [12, 24]
+seeds = [0]
+protocol = "1"
+labelled = ["20-per-class"]
+preset = "recommended"
+
+[config.posterior]
+committee = 2
+committee_hidden = 128
+
+[config.training]{SMALL}
+[settings.gpq.posterior]    # the preset of this method is its own
+committee = 2
+committee_hidden = 128
+
+[settings.gpq.training]{SMALL}"""
+grid = run / "small.toml"
+grid.write_text(GRID)
+summary = gpq.run_experiment(grid, digits, run / "table2")
 print(f"{summary.made} runs made, {len(summary.failed)} failed")
 
 # %% [markdown]
 # A second call finds that all runs are there:
 
 # %%
-summary = run_experiment(grid, digits, run / "table2", base=merge(preset("recommended"), small))
+summary = gpq.run_experiment(grid, digits, run / "table2")
 print(f"{summary.made} runs made, {summary.there} there before")
 
 # %%
-table2 = read_experiment(run / "table2")
-display(Markdown(render(main_rows(table2), "markdown", headers={"method": "bits"})))
+display(Markdown(gpq.report_experiment(run / "table2", "markdown", table="map")))
 
 # %% [markdown]
 # `posterior` are class-posterior codes, the default of `gpq train`; `gpq` is the paper's method with soft targets.
-# They, `pqn` and `ssdh` train networks, the others learn from the pixels as they are; `opq`, `pq`,
-# `itq` and `float` see no label. `float` and
-# `classifier` keep no code: they are what a code is measured against.
+# They train networks, the others learn from the pixels as they are; `opq`, `pq`, `itq` and `float` see no label, and `float`
+# keeps no code: it is the exact search on the pixels. NN10@100 is the share of a query's ten nearest images among its first 100 results.
 #
 # Precision near the top of the ranking is another matter than over the whole of it:
 
 # %%
-display(Markdown(render(depth_rows(table2, 24, (1, 10, 100)), "markdown", headers={"method": "24 bits"})))
+display(Markdown(gpq.report_experiment(run / "table2", "markdown", table="depth")))
 
 # %%
-pictures = draw(run / "table2", run / "plots", overwrite=True)
+pictures = gpq.draw_experiment(run / "table2", run / "plots", overwrite=True)
 print(", ".join(sorted(path.name for path in pictures.values())))
 display(Image(run / "plots" / "map.png", width=480))
 
 # %% [markdown]
 # ## A run can be searched again
 #
-# Each run is one HDF5 file. It has the codes and a Faiss index without items, so any figure of it can be
-# computed again by Faiss
+# Each run is one HDF5 file. It has the codes and a Faiss index without items, so any figure of it can be computed again by Faiss
 # alone. Equal codes have equal scores and no order among them, so the ids are sorted here.
 
 # %%
-path = run / "table2" / "gpq_24bits_seed0.h5"
-index = filled_index(path)
-of_run = read_run(path, {"search_input", "database_ids", "query_ids", "top_ids"})
-scores, found = index.search(of_run.arrays["search_input"][:1], 5)
-print(f"{index.ntotal:,} items of {index.sa_code_size()} bytes; query {of_run.arrays['query_ids'][0]}")
-print("by Faiss:    ", sorted(of_run.arrays["database_ids"][found[0]].tolist()))
-print("in the file: ", sorted(of_run.arrays["top_ids"][0, :5].tolist()))
+with h5py.File(run / "table2" / "gpq_24bits_seed0.h5") as file:
+    index = faiss.deserialize_index(file["index"][()])
+    index.add_sa_codes(file["codes"][()])
+    scores, found = index.search(file["search_input"][:1], 5)
+    print(f"{index.ntotal:,} items of {index.sa_code_size()} bytes; query {file['query_ids'][0]}")
+    print("by Faiss:    ", sorted(file["database_ids"][()][found[0]].tolist()))
+    print("in the file: ", sorted(file["top_ids"][0, :5].tolist()))
 
 # %% [markdown]
 # ## Figure 4, in small: the weights of the two losses
 #
-# A grid of your own is a TOML file, or the same as a dict. `[product]` makes a run of each combination.
+# `[product]` makes a run of each combination of settings.
 
 # %%
-weights = grid_from(
-    {
-        "title": "Weights of the classification and the entropy loss",
-        "kind": "sensitivity",
-        "bits": [12],
-        "labelled": ["20-per-class"],
-        "preset": "paper",
-        "config": {
-            "training": {"steps": 100, "batch_labelled": 100, "batch_unlabelled": 100, "learning_rate": 0.001}
-        },
-        "product": {"loss.lambda1": [0.0, 0.1, 0.5], "loss.lambda2": [0.0, 0.1, 0.5]},
-    },
-    "weights",
-)
-run_experiment(weights, digits, run / "weights")
-draw(run / "weights", run / "plots", overwrite=True)
+WEIGHTS = """
+title = "Weights of the classification and the entropy loss"
+kind = "sensitivity"
+methods = ["gpq"]
+bits = [12]
+seeds = [0]
+labelled = ["20-per-class"]
+preset = "paper"
+
+[config.training]
+steps = 60
+batch_labelled = 100
+batch_unlabelled = 100
+learning_rate = 0.002
+
+[product]
+"loss.lambda1" = [0.0, 0.1, 0.5]
+"loss.lambda2" = [0.0, 0.1, 0.5]
+"""
+weights = run / "weights.toml"
+weights.write_text(WEIGHTS)
+gpq.run_experiment(weights, digits, run / "weights")
+gpq.draw_experiment(run / "weights", run / "plots", overwrite=True)
 display(Image(run / "plots" / "sensitivity-12.png", width=420))
 
 # %% [markdown]
 # ## Figure 1: codewords in two dimensions
 #
 # With sub-vectors of two dimensions a codebook can be drawn. Codewords and items lie on the unit circle;
-# items are drawn a little off it, so
-# that they do not cover each other.
+# items are drawn a little off it, so that they do not cover each other.
 
 # %%
-flat = read_grid("voronoi").with_options(labelled=("20-per-class",), bits=(8,), vectors=150)
-run_experiment(flat, digits, run / "voronoi", base=merge(preset("paper"), {"training": small["training"]}))
-draw(run / "voronoi", run / "plots", overwrite=True)
+FLAT = """
+title = "Codebooks in two dimensions"
+kind = "voronoi"
+methods = ["gpq"]
+bits = [8]
+seeds = [0]
+labelled = ["20-per-class"]
+preset = "paper"
+vectors = 150
+
+[config.quantizer]
+subdim = 2
+
+[config.network]
+hidden = [512]
+
+[config.training]
+steps = 150
+batch_labelled = 100
+batch_unlabelled = 100
+learning_rate = 0.002
+"""
+flat = run / "flat.toml"
+flat.write_text(FLAT)
+gpq.run_experiment(flat, digits, run / "voronoi")
+gpq.draw_experiment(run / "voronoi", run / "plots", overwrite=True)
 display(Image(run / "plots" / "voronoi.png", width=560))
 
 # %% [markdown]
-# What these figures are not: those of the paper. Its tables are of CIFAR-10 and NUS-WIDE images, of
-# convolutional networks and of
-# longer trainings. `docs/experiments.md` says how to run the whole grids, and how to put published
-# figures beside them.
+# What these figures are not: those of the paper. Its tables are of CIFAR-10 and NUS-WIDE images, of convolutional networks and of
+# longer trainings. `docs/experiments.md` says how to run the whole grids, and how to put published figures beside them.

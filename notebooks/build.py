@@ -8,18 +8,20 @@ rebuild changes only what the code changed. ``--check`` runs nothing: it says wh
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import os
 import re
 import socket
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import jupytext  # type: ignore[import-untyped]
 import nbformat as _nbformat
+from jupyter_client.manager import KernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
@@ -29,7 +31,7 @@ NotebookNode: TypeAlias = Any  # a dict whose keys are attributes too
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 MAX_BYTES = 300_000
-TIMEOUT = 180  # seconds a cell
+TIMEOUT = 180  # seconds per cell
 
 _PATH = re.compile(
     r"(?<![\w.:/])/(?:home|root|tmp|work|usr|opt|var|Users|mnt|private)/[\w.-]+|\b[A-Z]:\\[\w.-]+"
@@ -62,22 +64,38 @@ def read_script(script: Path) -> NotebookNode:
     return book
 
 
-def execute(book: NotebookNode, folder: Path) -> NotebookNode:
-    """Run ``book`` (in place) with ``folder`` as its working folder, with this checkout's package.
+@contextlib.contextmanager
+def started_kernel() -> Iterator[Any]:
+    """A kernel with this checkout's package and its command, which several notebooks may use in turn."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    with tempfile.TemporaryDirectory(prefix="notebook-") as folder:
+        kernel = KernelManager(kernel_name="python3")
+        kernel.start_kernel(
+            cwd=folder, env={**os.environ, "PYTHONPATH": path, "PATH": programs, "IPYTHONDIR": folder}
+        )
+        try:
+            yield kernel
+        finally:
+            kernel.shutdown_kernel(now=True)
+
+
+def execute(book: NotebookNode, folder: Path, kernel: Any) -> NotebookNode:
+    """Run ``book`` (in place) with ``folder`` as its working folder, in a kernel that is as new but for the modules that are loaded.
 
     Raises:
         CellExecutionError: a cell failed; its text is that cell and the traceback.
     """
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    env = {**os.environ, "PYTHONPATH": path, "IPYTHONDIR": str(folder / ".ipython")}
-    client = NotebookClient(
-        book,
-        timeout=TIMEOUT,
-        kernel_name="python3",
-        record_timing=False,
-        resources={"metadata": {"path": str(folder)}},
-    )
-    client.execute(env=env)
+    client = NotebookClient(book, km=kernel, timeout=TIMEOUT, record_timing=False)
+    channels = kernel.blocking_client()
+    channels.start_channels()
+    try:
+        channels.wait_for_ready(timeout=TIMEOUT)
+        start = f"import os; os.chdir({str(folder)!r}); get_ipython().reset(new_session=True)"
+        channels.execute_interactive(start, store_history=False, timeout=TIMEOUT)
+    finally:
+        channels.stop_channels()
+    client.execute()
     book.metadata = nbformat.from_dict(_METADATA)
     for cell in book.cells:
         cell.metadata = nbformat.from_dict({})
@@ -147,7 +165,8 @@ def build(script: Path) -> list[str]:
     """Execute ``script`` and write the notebook beside it; nothing is written if it has faults, which are returned."""
     with tempfile.TemporaryDirectory(prefix="notebook-") as folder:
         try:
-            book = execute(read_script(script), Path(folder))
+            with started_kernel() as kernel:
+                book = execute(read_script(script), Path(folder), kernel)
         except CellExecutionError as error:
             return [f"a cell failed:\n{error}"]
     if found := faults(book, read_script(script)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import os
@@ -9,6 +10,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,7 +70,8 @@ def _tiny() -> Config:
 
 
 @pytest.mark.parametrize(
-    ("page", "block"), [("README.md", 0), ("docs/tutorial.md", 0), ("docs/tutorial.md", 1)]
+    ("page", "block"),
+    [("README.md", 0), ("docs/tutorial.md", 0), ("docs/tutorial.md", 1), ("docs/data.md", 0)],
 )
 def test_the_python_of_the_pages_runs(
     page: str, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -85,6 +88,17 @@ def test_the_python_of_the_pages_runs(
     exec(code, names)  # noqa: S102
     ids = names["ids"] if "ids" in names else getattr(names.get("found"), "ids", None)
     assert ids is None or np.asarray(ids).shape[1] == 10
+
+
+def test_the_code_of_the_page_on_extending_is_that_of_the_example_package() -> None:
+    example = ROOT / "examples" / "gpq-faiss-example"
+    files = [
+        path.read_text() for path in (*example.glob("gpq_faiss_example/*.py"), example / "pyproject.toml")
+    ]
+    blocks = re.findall(r"```(?:python|toml)\n(.*?)```", (ROOT / "docs" / "extending.md").read_text(), re.S)
+    assert len(blocks) == 5
+    for block in blocks:
+        assert any(block in text for text in files), block
 
 
 def test_the_faiss_example_of_the_readme_runs_without_this_package(tmp_path: Path) -> None:
@@ -119,3 +133,60 @@ def test_figures_in_the_readme_come_from_committed_results() -> None:
     named = re.findall(r"benchmarks/results/[\w.-]+", (ROOT / "README.md").read_text())
     assert named
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_python_of_the_page_on_evaluation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = make_model(tmp_path / "model", width=20)
+    np.save("items.npy", random_input("features", 60, width=20))
+    np.save("queries.npy", random_input("features", 4, width=20, seed=1))
+    np.save("labels.npy", np.arange(60) % 3)
+    np.save("query_labels.npy", np.array([0, 1, 2, 0]))
+    encode(model, "features:items.npy", tmp_path / "codes.h5")
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "evaluation.md").read_text(), re.S)
+    names: dict[str, Any] = {}
+    exec(blocks[0], names)  # noqa: S102
+    by_index = np.sort(gpq.MemoryIndex.build(names["packed"], names["Z"]).search(names["xq"], 60)[0])
+    by_tables = np.sort(names["tables"][:, np.arange(len(names["Z"])), names["codes"]].sum(axis=2))
+    assert np.allclose(by_tables, by_index, atol=1e-4)
+    assert names["result"].n_database == 60
+    exec("\n".join(blocks[1:]), names)  # noqa: S102
+    assert 0 < names["result"].map < 1
+
+
+def python_of(page: Path) -> str:
+    """The Python of a page or of a notebook's script."""
+    text = page.read_text(encoding="utf-8")
+    return text if page.suffix == ".py" else "\n".join(re.findall(r"```python\n(.*?)```", text, re.S))
+
+
+PAGES = [
+    ROOT / "README.md",
+    *(ROOT / "docs").glob("*.md"),
+    *(ROOT / "notebooks").glob("[0-9]*.py"),
+]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_and_notebooks_use_the_public_names_alone(page: Path) -> None:
+    imported, used = [], set()
+    for node in ast.walk(ast.parse(python_of(page))):
+        if isinstance(node, ast.Import):
+            imported += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            imported.append(str(node.module))
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "gpq":
+            used.add(node.attr)
+    internal = [name for name in imported if name.split(".")[0] in ("gpq_faiss", "gpq_cli", "cli")]
+    assert set(internal) <= {"gpq_faiss"}
+    assert used <= set(gpq.__all__)
+    # Nor does the text send anybody to a module; links to sources are written with slashes.
+    named = re.findall(r"\bgpq_(?:faiss|cli)\.(\w+)", page.read_text(encoding="utf-8"))
+    assert set(named) <= set(gpq.__all__)
+
+
+def test_the_reference_has_every_public_name() -> None:
+    listed = re.findall(
+        r"^::: gpq_faiss\.(.+)\.(\w+)$", (ROOT / "docs/reference/python.md").read_text(), re.M
+    )
+    assert {name: module for module, name in listed} == gpq._WHERE

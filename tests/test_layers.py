@@ -12,6 +12,7 @@ PACKAGE = ROOT / "gpq_faiss"
 # Lowest first. codes/ to index/ and evaluate/ come before nn/ since training validates by ranking codes.
 LAYERS = [
     "errors",
+    "plugins",
     "inputs",
     "progress",
     "files",
@@ -27,6 +28,7 @@ LAYERS = [
     "nn",
     "losses",
     "build",
+    "cluster",
     "gpu",
     "methods",
     "training",
@@ -49,14 +51,26 @@ ONLY_IN = {
     "pydantic": {"config", "serve"},
     "prometheus_client": {"serve"},
     "python_multipart": {"serve"},
+    "ray": {"cluster"},
     "click": set(),
     "cli": set(),
     "gpq_cli": set(),
     "tqdm": set(),
 }
 NO_TORCH = {
-    *("errors", "inputs", "progress", "files", "signals", "evaluation", "codes", "config", "report", "store"),
-    *("faissio", "data", "indexes", "build", "exported"),
+    *(
+        "errors",
+        "plugins",
+        "inputs",
+        "progress",
+        "files",
+        "signals",
+        "evaluation",
+        "codes",
+        "config",
+        "report",
+    ),
+    *("store", "faissio", "data", "indexes", "build", "exported", "cluster"),
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -27,7 +27,7 @@ README_ROWS = {
         ALL,
         "gpq (preset paper, network and training of the others)",
     ),
-    "GPQ with soft targets, preset `gpq`": ("default-frontier", "gpq"),
+    "GPQ with soft targets, preset `gpq`": (MAIN, "gpq"),
     "OPQ": (MAIN, "opq"),
     "*exact float features*": (MAIN, "float"),
     "*classifier; six of them: class probabilities, no code*": (MAIN, "classifier; classifier-6"),

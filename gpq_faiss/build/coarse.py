@@ -1,7 +1,7 @@
 """Which list an item goes to, decided from its code alone (:class:`Coarse`), and the training of that.
 
 ``nearest``: the list centroid of the largest inner product with the vector that the code stands for: lists x width
-operations an item. ``tables``: a few table look-ups an item, whatever the number of lists, for builds of billions. There
+operations per item. ``tables``: a few table look-ups per item, whatever the number of lists, for builds of billions. There
 every two bytes of a code (four codewords) name one of 64 clusters of such parts; the clusters of all parts together name
 a cell; and a table says to which list a cell belongs. Cells were put into lists by k-means over the mean vectors of
 their items in a sample, so that a list's centroid is the direction of its items, as it is with ``nearest``.

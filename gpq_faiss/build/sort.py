@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from ..indexes.lists import IvfSettings
 from ..progress import stage
 from .coarse import choose, train
 from .hashed import HashedFile
+from .shards import Shard
 
 _LEAST_CHUNK = 1024
 _MOST_CHUNK = 1 << 25
@@ -123,21 +125,7 @@ class ListSort:
 
     def _sample(self, n: int) -> Codes:
         """Codes of random rows, uint8 [n, code_size]."""
-        rng = np.random.default_rng([self.ivf.seed, 2])
-        if n >= self.rows:
-            rows = np.arange(self.rows)
-        elif self.rows < 1 << 22:
-            rows = np.sort(rng.choice(self.rows, n, replace=False))
-        else:  # one of each of n stretches
-            edges = np.linspace(0, self.rows, n + 1).astype(np.int64)
-            rows = edges[:-1] + (rng.random(n) * np.diff(edges)).astype(np.int64)
-        out = np.empty((len(rows), self.size), np.uint8)
-        at = 0
-        for start, codes in self._numbered(1 << 20):
-            last = int(np.searchsorted(rows, start + len(codes)))
-            out[at:last] = codes[rows[at:last] - start]
-            at = last
-        return out
+        return sample_codes(self._codes(1 << 20), self.rows, n, self.size, self.ivf.seed)
 
     def _codes(self, step: int) -> Iterator[Codes]:
         with (self.folder / "codes.raw").open("rb") as file:
@@ -225,6 +213,48 @@ class ListSort:
         if file.size != expected:
             raise DataError(f"{self.folder} was changed while it was read: build again")
         return ascending
+
+
+def sample_codes(blocks: Iterable[Codes], rows: int, n: int, size: int, seed: int) -> Codes:
+    """Codes of ``n`` random ones of ``rows`` rows, which come in ``blocks``: uint8 [n, size]."""
+    rng = np.random.default_rng([seed, 2])
+    if n >= rows:
+        chosen = np.arange(rows)
+    elif rows < 1 << 22:
+        chosen = np.sort(rng.choice(rows, n, replace=False))
+    else:  # one of each of n stretches
+        edges = np.linspace(0, rows, n + 1).astype(np.int64)
+        chosen = edges[:-1] + (rng.random(n) * np.diff(edges)).astype(np.int64)
+    out = np.empty((len(chosen), size), np.uint8)
+    at = start = 0
+    for codes in blocks:
+        last = int(np.searchsorted(chosen, start + len(codes)))
+        out[at:last] = codes[chosen[at:last] - start]
+        at, start = last, start + len(codes)
+    return out
+
+
+def shared_lists(ivf: IvfSettings, shards: Sequence[Shard], Z: Floats, memory: int) -> IvfSettings:
+    """The settings with the centroids that one index of all shards would have, built within ``memory``: for an index file a shard.
+
+    Raises:
+        UsageError: settings out of range, or ``tables``, which are more than centroids.
+        DataError: a damaged shard.
+    """
+    rows = sum(shard.rows for shard in shards)
+    if ivf.assignment == "tables":
+        raise UsageError("shards share centroids, and tables are more than that: leave out --assign tables")
+    ivf = replace(ivf, assignment="nearest" if ivf.centroids is None else None)
+    check_lists(ivf, rows, Z, memory)
+    size = code_size(int(Z.shape[0]), 16)
+
+    def sample(n: int) -> Codes:
+        blocks = (codes for shard in shards for codes, _ in shard.blocks(1 << 18))
+        return sample_codes(blocks, rows, n, size, ivf.seed)
+
+    with stage("placing the lists"):
+        centroids = train(ivf, rows, sample, Z, memory).centroids
+    return replace(ivf, centroids=centroids, lists=None, assignment=None)
 
 
 def _put(handle: int, data: memoryview, at: int) -> None:

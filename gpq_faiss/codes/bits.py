@@ -18,12 +18,17 @@ def bits_per_code(K: int) -> int:
         UsageError: ``K`` is not a power of two in 4..256.
     """
     if K not in (4, 8, 16, 32, 64, 128, 256):
-        raise UsageError(f"{K} codewords a codebook: it must be a power of two from 4 to 256")
+        raise UsageError(f"{K} codewords per codebook: it must be a power of two from 4 to 256")
     return int(K).bit_length() - 1
 
 
 def code_size(M: int, K: int) -> int:
-    """Bytes of one packed code."""
+    """Bytes of one packed code.
+
+    Examples:
+        >>> code_size(12, 16), code_size(3, 16)
+        (6, 2)
+    """
     return (M * bits_per_code(K) + 7) // 8
 
 
@@ -54,6 +59,10 @@ def pack_codes(assignment: ArrayLike, K: int) -> Codes:
 
     Raises:
         DataError: not integers, not two-dimensional, or an index outside 0..K-1.
+
+    Examples:
+        >>> pack_codes([[1, 2, 3]], 16).tolist()
+        [[33, 3]]
     """
     bits_per_code(K)
     array = np.asarray(assignment)
@@ -85,6 +94,10 @@ def unpack_codes(codes: ArrayLike, M: int, K: int) -> Codes:
 
     Raises:
         DataError: see :func:`check_codes`.
+
+    Examples:
+        >>> unpack_codes(pack_codes([[1, 2, 3]], 16), 3, 16).tolist()
+        [[1, 2, 3]]
     """
     nbits = bits_per_code(K)
     array = check_codes(codes, M, K)

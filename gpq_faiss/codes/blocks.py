@@ -82,8 +82,8 @@ class PackedCodes:
     Args:
         packed: uint8 [blocks * block_bytes].
         n: codes.
-        M: indices a code.
-        rows: codes a block.
+        M: indices per code.
+        rows: codes per block.
     """
 
     def __init__(self, packed: NDArray[np.uint8], n: int, M: int, rows: int) -> None:

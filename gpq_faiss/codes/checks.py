@@ -64,7 +64,7 @@ def check_codebooks(Z: ArrayLike, *, what: str = "codebooks") -> Floats:
         raise DataError(f"{what}: shape {array.shape}, expected [codebooks, codewords, dimensions]")
     if array.shape[1] not in (4, 8, 16, 32, 64, 128, 256):
         raise DataError(
-            f"{what}: {array.shape[1]} codewords a codebook, expected a power of two from 4 to 256"
+            f"{what}: {array.shape[1]} codewords per codebook, expected a power of two from 4 to 256"
         )
     if not np.isfinite(array).all():
         m, k = np.argwhere(~np.isfinite(array))[0][:2]

@@ -34,6 +34,15 @@ def inject(Z: ArrayLike) -> Any:
 
     Raises:
         DataError: see :func:`check_codebooks`.
+
+    Examples:
+        >>> rng = np.random.default_rng(0)
+        >>> Z = rng.standard_normal((4, 16, 8)).astype(np.float32)
+        >>> Z /= np.linalg.norm(Z, axis=2, keepdims=True)
+        >>> index = inject(Z)
+        >>> index.add(Z[:, :5].transpose(1, 0, 2).reshape(5, -1).copy())  # five items: codeword i of each codebook
+        >>> faiss.vector_to_array(index.codes).reshape(5, -1).tolist()
+        [[0, 0], [17, 17], [34, 34], [51, 51], [68, 68]]
     """
     return product_index(check_codebooks(Z))
 
@@ -52,6 +61,13 @@ def fuse(Z: ArrayLike) -> Floats:
     Raises:
         UsageError: K is not 16.
         DataError: see :func:`check_codebooks`.
+
+    Examples:
+        >>> Z = np.eye(16, dtype=np.float32)[None].repeat(2, axis=0)  # 2 codebooks of 16 in 16 dimensions
+        >>> fuse(Z).shape
+        (1, 256, 32)
+        >>> np.array_equal(unfuse(fuse(Z)), Z)
+        True
     """
     Z = check_codebooks(Z)
     M, K, d = Z.shape

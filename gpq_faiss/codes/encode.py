@@ -67,6 +67,12 @@ def encode(
     Raises:
         DataError: ``Z`` is unfit (:func:`check_codebooks`); ``x`` of another width, NaN, or with a zero sub-vector,
             which has no direction (the rows are named).
+
+    Examples:
+        >>> Z = np.eye(16, dtype=np.float32)[None].repeat(2, axis=0)
+        >>> codes = encode(np.concatenate([Z[0, [3]], Z[1, [7]]], axis=1), Z)
+        >>> codes.tolist()  # 3 + 16 · 7
+        [[115]]
     """
     Z = check_codebooks(Z)
     M, K, d = Z.shape
@@ -106,7 +112,7 @@ class _Encoder:
         self.what = what
         self.first = _first_of_equals(Z)
         self.index = product_index(Z)
-        # Equal codewords are never told apart by the fast path; very small codebooks Faiss searches as fast.
+        # The fast path cannot separate equal codewords; very small codebooks Faiss searches as fast.
         self.fast = self.first is None and Z.shape[1] > 4
 
     def __call__(self, block: NDArray[Any], first_row: int) -> Codes:
@@ -156,7 +162,13 @@ class _Encoder:
 
 
 def decode(codes: ArrayLike, Z: ArrayLike) -> Floats:
-    """The vectors that codes stand for: float32 [N, M*d], each sub-vector a codeword of ``Z``."""
+    """The vectors that codes stand for: float32 [N, M*d], each sub-vector a codeword of ``Z``.
+
+    Examples:
+        >>> Z = np.eye(16, dtype=np.float32)[None].repeat(2, axis=0)
+        >>> np.flatnonzero(decode(np.array([[115]], np.uint8), Z)).tolist()
+        [3, 23]
+    """
     Z = check_codebooks(Z)
     M, K, d = Z.shape
     assignment = unpack_codes(codes, M, K)

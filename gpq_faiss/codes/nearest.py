@@ -38,7 +38,7 @@ def tolerance(Z: NDArray[np.float32], largest: float) -> float:
 
     Faiss minimises |x - z|^2 in float32, with an error of at most (d + 3) u 2(|x|^2 + |z|^2) either way it computes it;
     halved, for two codewords, that is 2(d + 3) u (|x|^2 + 1) in terms of x.z - |z|^2 / 2. The product here errs by
-    d u |x||z| <= d u (|x|^2 + 1) / 2 a codeword, and leaves |z|^2 / 2 out, which differs by what the norms differ.
+    d u |x||z| <= d u (|x|^2 + 1) / 2 per codeword, and leaves |z|^2 / 2 out, which differs by what the norms differ.
 
     Args:
         Z: float32 [M, K, d], norms within 1e-4 of 1.

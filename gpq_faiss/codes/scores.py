@@ -93,6 +93,12 @@ def score_codes(xq: ArrayLike, codes: ArrayLike, Z: ArrayLike) -> Floats:
 
     Raises:
         DataError: see :func:`score_tables`, :func:`check_codes`.
+
+    Examples:
+        >>> Z = np.eye(16, dtype=np.float32)[None].repeat(2, axis=0)
+        >>> xq = np.arange(32, dtype=np.float32)[None]
+        >>> score_codes(xq, np.array([[115]], np.uint8), Z).tolist()  # 3 + (16 + 7)
+        [[26.0]]
     """
     Z = check_codebooks(Z)
     M, K, _ = Z.shape

@@ -1,4 +1,4 @@
-"""Images inside a tar archive, read where they lie: nothing is ever extracted to disk."""
+"""Files inside a tar archive, read where they lie: nothing is ever extracted to disk."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import io
 import itertools
 import tarfile
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -23,21 +24,21 @@ MAX_UNPACKED = 4 << 30
 """Bytes a compressed archive may unpack to in memory; a larger one has to be unpacked by the user."""
 
 MAX_MEMBERS = 5_000_000
-MAX_IMAGE_BYTES = 256 << 20
+MAX_MEMBER_BYTES = 256 << 20
 
 _BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
 class Archive:
-    """Where each image of an archive lies.
+    """Where each wanted member of an archive lies.
 
     Attributes:
         path: the archive.
-        names: member names of the images, sorted, with ``/``, without a leading ``./``.
+        names: of the members, sorted, with ``/``, without a leading ``./``.
         offsets, sizes: int64 [N], position and length in ``buffer``, or in the file where ``buffer`` is None.
         buffer: the unpacked archive where it is compressed (a gzip stream cannot be read from the middle).
-        others: regular members that are no images by their name.
+        others: regular members that are not wanted by their name.
         digest: SHA-256 of the unpacked archive; empty where it is read from the file.
     """
 
@@ -50,7 +51,7 @@ class Archive:
     digest: str
 
     def read(self, i: int) -> bytes:
-        """Encoded bytes of image ``i``.
+        """Bytes of member ``i``.
 
         Raises:
             DataError: the file has gone or shrunk since it was opened.
@@ -90,7 +91,9 @@ def _member_name(name: str, path: Path) -> str:
     return "/".join(parts)
 
 
-def _index(path: Path, stream: IO[bytes], length: int) -> tuple[list[tuple[str, int, int]], int]:
+def _index(
+    path: Path, stream: IO[bytes], length: int, wanted: Callable[[str], bool]
+) -> tuple[list[tuple[str, int, int]], int]:
     found: list[tuple[str, int, int]] = []
     others = 0
     with tarfile.open(fileobj=stream, mode="r:") as archive:
@@ -102,19 +105,23 @@ def _index(path: Path, stream: IO[bytes], length: int) -> tuple[list[tuple[str, 
             if not member.isreg() or member.issparse():
                 continue
             name = _member_name(member.name, path)
-            if not is_image_name(name):
+            if not wanted(name):
                 others += 1
                 continue
-            if member.size > MAX_IMAGE_BYTES:
-                raise DataError(f"{path}: {shown(name)} has {member.size:,} bytes: too large for an image")
+            if member.size > MAX_MEMBER_BYTES:
+                raise DataError(
+                    f"{path}: {shown(name)} has {member.size:,} bytes: too large for an image or a label"
+                )
             if member.offset_data + member.size > length:
                 raise DataError(f"{path} is truncated inside {shown(name)}: get it again")
             found.append((name, member.offset_data, member.size))
     return found, others
 
 
-def open_archive(path: Path, *, limit: int = MAX_UNPACKED) -> Archive:
-    """Index the images of a ``.tar`` or ``.tar.gz`` (recognised by the content).
+def open_archive(
+    path: Path, *, wanted: Callable[[str], bool] = is_image_name, limit: int = MAX_UNPACKED
+) -> Archive:
+    """Index the members of a ``.tar`` or ``.tar.gz`` (recognised by the content) whose names are ``wanted``; default: the images.
 
     A plain tar stays on disk; a gzipped one is unpacked into memory, at most ``limit`` bytes of it, whatever
     its headers say.
@@ -129,12 +136,12 @@ def open_archive(path: Path, *, limit: int = MAX_UNPACKED) -> Archive:
             free = available_memory()
             memory = _unpack(path, limit if free is None else min(limit, free))
             buffer = memory.getbuffer()
-            found, others = _index(path, memory, len(buffer))
+            found, others = _index(path, memory, len(buffer), wanted)
             digest = hashlib.sha256(buffer).hexdigest()
         else:
             buffer, digest = None, ""
             with path.open("rb") as stream:
-                found, others = _index(path, stream, path.stat().st_size)
+                found, others = _index(path, stream, path.stat().st_size, wanted)
     except DataError:
         raise
     except FileNotFoundError:
@@ -159,14 +166,20 @@ def open_archive(path: Path, *, limit: int = MAX_UNPACKED) -> Archive:
 
 @dataclass(kw_only=True)
 class ArchiveImages(FileImages):
-    """Images decoded from an archive; ``paths`` hold ``ARCHIVE!member`` for the messages."""
+    """Images decoded from archives; ``paths`` hold ``ARCHIVE!member`` for the messages.
 
-    archive: Archive = field(repr=False)
+    Attributes:
+        archives: one or several.
+        members: int64 [N, 2], the archive of each image and its number there.
+    """
+
+    archives: list[Archive] = field(repr=False)
     members: NDArray[np.int64] = field(repr=False)
 
     def source(self, i: int) -> bytes | str:
         """Encoded bytes of image ``i``."""
-        return self.archive.read(int(self.members[i]))
+        archive, member = self.members[i]
+        return self.archives[int(archive)].read(int(member))
 
     def image_path(self, i: int) -> str | None:
         """None: an image inside an archive has no path of its own."""

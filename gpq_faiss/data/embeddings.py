@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import glob
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +20,8 @@ from .base import FeatureDataset
 from .id_files import read_ids
 from .label_files import labels_from_array, labels_from_cells, read_labels, split_cell
 from .labels import Labels, Rows
-from .parquet import decoded_bytes, open_parquet, read_cells
+from .parquet import decoded_bytes, is_list, open_parquet, read_cells
+from .paths import files_of, without_secrets
 from .tables import missing_column
 from .vectors import (
     ArrayVectors,
@@ -161,16 +160,8 @@ def label_cell(value: Any) -> tuple[str, ...]:
 def _parquet(path: Path, want_labels: bool, memory: int | None, keep: Sequence[str] = ()) -> _Source:
     what = "a Parquet file of vectors"
     with open_parquet(path, what) as file:
-        import pyarrow
-
         schema = file.schema_arrow
-        lists = [
-            field.name
-            for field in schema
-            if pyarrow.types.is_list(field.type)
-            or pyarrow.types.is_large_list(field.type)
-            or pyarrow.types.is_fixed_size_list(field.type)
-        ]
+        lists = [field.name for field in schema if is_list(field.type)]
         name = first_of(FEATURES, lists)
         if name is None:
             free = [column for column in lists if column not in LABELS]
@@ -207,25 +198,6 @@ def _parquet_ids(path: Path, name: str, what: str, memory: int | None) -> NDArra
         if column.null_count:
             raise DataError(f"{path}: {name!r} has {column.null_count:,} empty cells: every row needs its id")
         return _ids(column.to_numpy(), f"{path}: {name!r}")
-
-
-def files_of(path: str | os.PathLike[str]) -> list[Path]:
-    """The files that a path or a pattern (``*``, ``?``, ``[0-9]``) names, in the order of the numbers in their names.
-
-    Raises:
-        DataError: a pattern that no file matches.
-    """
-    file = Path(path).expanduser()
-    if not glob.has_magic(str(file)) or file.exists():
-        return [file]
-    found = sorted(glob.glob(str(file)), key=_natural)
-    if not found:
-        raise DataError(f"{file}: no file matches this pattern")
-    return [Path(name) for name in found]
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def _open(file: Path, want_labels: bool, memory: int | None, keep: Sequence[str]) -> tuple[_Source, str]:
@@ -297,7 +269,7 @@ def open_features(
     Labels are class numbers with -1 for none, 0/1 rows, or (Parquet) names, with empty for none.
 
     Args:
-        path: the file, or a pattern (``shard-*.npy``) of several whose rows follow each other.
+        path: the file, or a pattern of several whose rows follow each other (:func:`.paths.files_of`: ``shard-*.npy``, URLs).
         labels: a file of labels instead of those inside: see :func:`~gpq_faiss.data.label_files.read_labels`.
         ids: a file of ids instead of those inside: see :func:`~gpq_faiss.data.id_files.read_ids`.
         keep: columns of texts that travel with the items, besides their names (:data:`NAMES`).
@@ -332,7 +304,7 @@ def open_features(
         notes.append(f"{bare:,} of {n:,} items are unlabelled")
     mark = "" if source.labels is None else source.labels.fingerprint()
     return FileFeatures(
-        name=f"features:{path}",
+        name=f"features:{without_secrets(os.fspath(path))}",
         ids=own,
         fingerprint=fingerprint("features", content, str((n, width)), mark, own.tobytes()),
         labels=source.labels,

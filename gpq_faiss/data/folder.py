@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +17,13 @@ from ..errors import DataError
 from ..store import as_texts
 from .archive import ArchiveImages, open_archive
 from .base import BadItems
-from .images import FileImages, check_max_bad, is_image_name, list_fingerprint, shown
+from .images import BrokenImageError, FileImages, check_max_bad, is_image_name, list_fingerprint, shown
 from .labels import Labels
+from .paths import is_url, local_path, remote_error, remote_reason, remote_system, without_secrets
 
 _TRAIN, _TEST = {"train", "training"}, {"test"}
 _VALIDATION = {"val", "valid", "validation"}
+_ARCHIVES = (".tar", ".tar.gz", ".tgz")
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,12 @@ class Layout:
     classes: list[str | None]
     official: NDArray[np.uint8] | None
     notes: list[str]
+
+
+def is_test_split(name: str, parts: Container[str]) -> bool:
+    """Whether the part ``name`` of a data set is its test part: ``test``, or ``val`` where there is no ``test`` among the ``parts``."""
+    has_test = any(part in parts for part in _TEST)
+    return name.lower() in _TEST or (name.lower() in _VALIDATION and not has_test)
 
 
 def layout_of(names: Sequence[str]) -> Layout:
@@ -62,13 +71,11 @@ def layout_of(names: Sequence[str]) -> Layout:
     classes: list[str | None] = []
     marks = np.zeros(len(parts), dtype=np.uint8)
     if is_split:
-        has_test = bool(tops & _TEST)
         for i, p in enumerate(parts):
-            top = p[0].lower() if len(p) > 1 else ""
-            marks[i] = top in _TEST or (top in _VALIDATION and not has_test)
+            marks[i] = is_test_split(p[0] if len(p) > 1 else "", tops)
             classes.append(p[1] if len(p) > 2 else None)
         if tops & _VALIDATION:
-            joined = "train, beside the test part" if has_test else "test"
+            joined = "train, beside the test part" if tops & _TEST else "test"
             notes.append(f"the validation folder counts as {joined}")
     else:
         classes = [p[0] if len(p) > 1 else None for p in parts]
@@ -122,6 +129,54 @@ def _walk(root: Path) -> tuple[list[str], list[int], int]:
     return names, sizes, others
 
 
+@dataclass(kw_only=True)
+class RemoteImages(FileImages):
+    """Images below a URL, fetched whenever they are read; nothing of them is kept.
+
+    Attributes:
+        system: the file system of fsspec that ``paths`` are in.
+    """
+
+    system: Any = field(repr=False)
+
+    def source(self, i: int) -> bytes | str:
+        """Encoded bytes of image ``i``. Raises BrokenImageError: it cannot be fetched."""
+        try:
+            return bytes(self.system.cat_file(self.paths[i]))
+        except Exception as error:  # each file system has its own
+            raise BrokenImageError(self.item_name(i), remote_reason(error)) from None
+
+    def item_name(self, i: int) -> str:
+        """Without what a URL may hold of secrets."""
+        return shown(without_secrets(self.paths[i]))
+
+    def image_path(self, i: int) -> str | None:
+        """None: it is no file here."""
+        del i
+        return None
+
+
+def _walk_url(url: str) -> tuple[Any, str, list[str], list[int], int]:
+    """The file system, the path of the folder there, and as :func:`_walk`."""
+    system, root = remote_system(url)
+    root = root.rstrip("/")
+    try:
+        found = system.find(root + "/", detail=True)
+    except Exception as error:
+        raise remote_error(url, error) from None
+    names, sizes, others = [], [], 0
+    for path in sorted(found):
+        name = path.removeprefix(root).lstrip("/")
+        if any(part.startswith(".") for part in name.split("/")):
+            continue
+        if is_image_name(name):
+            names.append(name)
+            sizes.append(int(found[path].get("size") or -1))
+        else:
+            others += 1
+    return system, root, names, sizes, others
+
+
 def _labels(classes: Sequence[str | None], name: str) -> Labels | None:
     for cls in classes:
         if cls is not None and not cls.isprintable():
@@ -137,7 +192,8 @@ def open_folder(path: str | os.PathLike[str], *, max_bad: float = 0.01) -> FileI
     ids are the positions in the order of :func:`layout_of`, the same for a folder and for an archive of it.
 
     Args:
-        path: the folder or archive.
+        path: the folder or archive, or the URL of one. An archive is copied (:func:`.paths.local_path`), images of a folder are fetched
+            whenever they are read.
         max_bad: fraction of images that may turn out broken when they are read.
 
     Raises:
@@ -145,10 +201,15 @@ def open_folder(path: str | os.PathLike[str], *, max_bad: float = 0.01) -> FileI
         UsageError: ``max_bad`` out of range.
     """
     check_max_bad(max_bad)
-    root = Path(path).expanduser()
-    name = f"folder:{path}"
-    archive = None
-    if root.is_dir():
+    name = f"folder:{without_secrets(os.fspath(path))}"
+    remote = is_url(path) and not without_secrets(os.fspath(path)).lower().endswith(_ARCHIVES)
+    root = Path(path) if remote else local_path(path)
+    archive = system = None
+    base = os.fspath(root)
+    if remote:
+        system, base, names, size_list, others = _walk_url(os.fspath(path))
+        sizes = np.array(size_list, dtype=np.int64)
+    elif root.is_dir():
         names, size_list, others = _walk(root)
         sizes = np.array(size_list, dtype=np.int64)
     elif root.is_file():
@@ -157,7 +218,9 @@ def open_folder(path: str | os.PathLike[str], *, max_bad: float = 0.01) -> FileI
     else:
         raise DataError(f"{root} not found: give a folder of images, or a .tar.gz of one")
     if not names:
-        raise DataError(f"{root} has no image in it ({others:,} other files): a folder per class is expected")
+        raise DataError(
+            f"{name.partition(':')[2]} has no image in it ({others:,} other files): a folder per class is expected"
+        )
     layout = layout_of(names)
     labels = _labels(layout.classes, name)
     notes = list(layout.notes)
@@ -168,32 +231,22 @@ def open_folder(path: str | os.PathLike[str], *, max_bad: float = 0.01) -> FileI
         notes.append(f"{unlabelled:,} of {len(names):,} images lie in no class folder: unlabelled")
     ids = np.arange(len(names), dtype=np.int64)
     ordered = [names[int(i)] for i in layout.order]
-    bad = BadItems(len(names), max_bad)
-    print_ = list_fingerprint(
-        "folder", ordered, sizes[layout.order], labels, ids, content=archive.digest if archive else ""
-    )
+    content = archive.digest if archive else ""
+    shared: dict[str, Any] = {
+        "name": name,
+        "ids": ids,
+        "labels": labels,
+        "official": layout.official,
+        "fingerprint": list_fingerprint("folder", ordered, sizes[layout.order], labels, ids, content=content),
+        "notes": notes,
+        "bad": BadItems(len(names), max_bad),
+        "texts": {"name": as_texts(ordered)},
+    }
     if archive is not None:
+        members = np.column_stack([np.zeros_like(layout.order), layout.order])
         return ArchiveImages(
-            name=name,
-            ids=ids,
-            labels=labels,
-            official=layout.official,
-            fingerprint=print_,
-            notes=notes,
-            bad=bad,
-            texts={"name": as_texts(ordered)},
-            paths=[f"{root}!{member}" for member in ordered],
-            archive=archive,
-            members=layout.order,
+            **shared, paths=[f"{root}!{member}" for member in ordered], archives=[archive], members=members
         )
-    return FileImages(
-        name=name,
-        ids=ids,
-        labels=labels,
-        official=layout.official,
-        fingerprint=print_,
-        notes=notes,
-        bad=bad,
-        texts={"name": as_texts(ordered)},
-        paths=[os.path.join(root, *member.split("/")) for member in ordered],
-    )
+    if system is not None:
+        return RemoteImages(**shared, paths=[f"{base}/{member}" for member in ordered], system=system)
+    return FileImages(**shared, paths=[os.path.join(root, *member.split("/")) for member in ordered])

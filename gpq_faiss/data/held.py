@@ -46,9 +46,9 @@ def _each(values: Any) -> Iterator[tuple[str, Any]]:
         return
     if isinstance(values, list | tuple):
         for i, value in enumerate(values):
-            yield f"image {i}", value if _is_one(value) else _array(value, f"image {i}")
+            yield f"image {i}", value if _is_one(value) else as_array(value, f"image {i}")
         return
-    array = _array(values, "images")
+    array = as_array(values, "images")
     if array.ndim == 2 or (array.ndim == 3 and 3 in (array.shape[0], array.shape[2])):
         yield "the image", array
         return
@@ -58,7 +58,8 @@ def _each(values: Any) -> Iterator[tuple[str, Any]]:
         yield f"image {i}", image
 
 
-def _array(value: Any, where: str) -> NDArray[Any]:
+def as_array(value: Any, where: str) -> NDArray[Any]:
+    """The numbers that an array, a tensor or a list holds. Raises DataError: none."""
     try:
         # A tensor on a device, or one that has gradients, has no array of its own.
         if hasattr(value, "detach"):
@@ -73,17 +74,25 @@ def _array(value: Any, where: str) -> NDArray[Any]:
 
 def _planes(value: Any, where: str, size: int) -> NDArray[np.uint8]:
     """One image as uint8 [3, size, size]."""
-    if isinstance(value, np.ndarray):
-        image = _pixels(value, where)
-    elif isinstance(value, Image.Image):
-        image = pillow_to_rgb(value, where)
-    else:
-        source = io.BytesIO(value).getvalue() if isinstance(value, bytes | bytearray) else os.fspath(value)
-        try:
-            image = decode_image(source, name=where if isinstance(source, bytes) else str(source))
-        except BrokenImageError as error:
-            raise DataError(f"{error}") from None
+    try:
+        image = to_pixels(value, where)
+    except BrokenImageError as error:
+        raise DataError(f"{error}") from None
     return np.ascontiguousarray(resize_square(image, size).transpose(2, 0, 1))
+
+
+def to_pixels(value: Any, where: str) -> NDArray[np.uint8]:
+    """One image in any form as uint8 [H, W, 3].
+
+    Raises:
+        DataError: it is none; BrokenImageError where it cannot be decoded.
+    """
+    if isinstance(value, Image.Image):
+        return pillow_to_rgb(value, where)
+    if _is_one(value):
+        source = io.BytesIO(value).getvalue() if isinstance(value, bytes | bytearray) else os.fspath(value)
+        return decode_image(source, name=where if isinstance(source, bytes) else str(source))
+    return _pixels(as_array(value, where), where)
 
 
 def _pixels(array: NDArray[Any], where: str) -> NDArray[np.uint8]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ..errors import DataError
 from ..inputs import check_file, check_memory
 from .arrays import read_npy
+from .paths import local_path
 
 _BLOCK = 1 << 20  # characters of a text that are turned into numbers at a time
 
@@ -32,7 +33,7 @@ def read_ids(path: str | os.PathLike[str], what: str = "") -> NDArray[np.int64]:
     Raises:
         DataError: missing, unreadable, or not a list of whole numbers of 64 bits.
     """
-    path = Path(path).expanduser()
+    path = local_path(path)
     where = f"{what} {path}".strip()
     content = "a list of ids, one whole number per line,"
     try:

@@ -49,8 +49,8 @@ _UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 
-_PROBED = 64  # headers looked at to find out whether all images have one square size
-_CHUNK = 8  # images a thread decodes at a time: small enough to share a batch evenly
+_PROBED = 64  # headers read to find out whether all images have one square size
+_CHUNK = 8  # images that a thread decodes at a time: small enough to share a batch evenly
 
 
 class BrokenImageError(DataError):
@@ -372,8 +372,8 @@ class FileImages(ImageDataset):
         """
         sides: set[tuple[int, int]] = set()
         for i in np.unique(np.linspace(0, len(self) - 1, num=min(_PROBED, len(self))).astype(np.int64)):
-            source = self.source(int(i))
             try:
+                source = self.source(int(i))
                 with Image.open(
                     io.BytesIO(source) if isinstance(source, bytes) else source, formats=_FORMATS
                 ) as image:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +19,9 @@ from ..progress import stage
 from ..store import as_texts
 from .arrays import read_npy
 from .base import Dataset
-from .id_files import read_ids
+from .id_files import as_int64, read_ids
 from .images import FileImages
+from .paths import local_path
 
 IdFrom = Literal["position", "path", "content"]
 ID_FROM: tuple[IdFrom, ...] = ("position", "path", "content")
@@ -31,12 +33,12 @@ def stable_id(content: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") >> 1
 
 
-def with_ids(dataset: Dataset, ids: str | None = None, id_from: IdFrom = "position") -> Dataset:
+def with_ids(dataset: Dataset, ids: Any = None, id_from: IdFrom = "position") -> Dataset:
     """``dataset`` with other ids.
 
     Args:
         dataset: its own ids are kept for ``position``.
-        ids: a file of int64 ids, one per item (:func:`.id_files.read_ids`).
+        ids: a file of int64 ids, one per item (:func:`.id_files.read_ids`), or the ids themselves.
         id_from: ``path``: from the name of each item, as listed, so that the same file has the same id in every listing that names it
             alike; ``content``: from the bytes of its file, or of its vector.
 
@@ -47,9 +49,11 @@ def with_ids(dataset: Dataset, ids: str | None = None, id_from: IdFrom = "positi
     if id_from not in ID_FROM:
         raise UsageError(f"--id-from {id_from}: choose from {', '.join(ID_FROM)}")
     if ids is not None:
-        new = read_ids(ids, "--ids")
+        named = isinstance(ids, str | os.PathLike)
+        new = read_ids(ids, "--ids") if named else _whole_numbers(ids)
         if len(new) != len(dataset):
-            raise DataError(f"--ids {ids} has {len(new):,} ids, {dataset.name} has {len(dataset):,} items")
+            what = f"--ids {ids} has" if named else "ids:"
+            raise DataError(f"{what} {len(new):,} ids, {dataset.name} has {len(dataset):,} items")
     elif id_from == "path":
         if "name" not in dataset.texts:
             raise UsageError(f"--id-from path: items of {dataset.name} have no paths: use content or --ids")
@@ -67,24 +71,31 @@ def with_ids(dataset: Dataset, ids: str | None = None, id_from: IdFrom = "positi
     return replace(dataset, ids=new, fingerprint=fingerprint(dataset.fingerprint, "ids", new.tobytes()))
 
 
-def with_names(dataset: Dataset, names: str) -> Dataset:
-    """``dataset`` with the names of a file, one per item: ``.npy`` of strings, or text with one per line.
+def _whole_numbers(ids: Any) -> NDArray[np.int64]:
+    array = np.asarray(ids.detach().cpu() if hasattr(ids, "detach") else ids)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise DataError(f"ids are {array.dtype} {list(array.shape)}: whole numbers [N] are needed")
+    return as_int64(array, "ids")
+
+
+def with_names(dataset: Dataset, names: str | Sequence[str]) -> Dataset:
+    """``dataset`` with the names of a file, one per item: ``.npy`` of strings, or text with one per line; or with those of a list.
 
     Raises:
         DataError: missing, unreadable, or another number of names than of items.
     """
-    path = Path(names).expanduser()
-    if path.suffix == ".npy":
+    if not isinstance(names, str):
+        column, where = as_texts(str(name) for name in names), "names:"
+    elif (path := local_path(names)).suffix == ".npy":
         found = read_npy(path, "names of items")
         if found.ndim != 1 or found.dtype.kind not in "US":
             raise DataError(f"--names {names}: {found.dtype} {list(found.shape)}, expected a list of strings")
-        column = as_texts(found.astype(str).tolist())
+        column, where = as_texts(found.astype(str).tolist()), f"--names {names} has"
     else:
+        where = f"--names {names} has"
         column = as_texts(read_text(path, "text with a name per line").splitlines())
     if len(column) != len(dataset):
-        raise DataError(
-            f"--names {names} has {len(column):,} names, {dataset.name} has {len(dataset):,} items"
-        )
+        raise DataError(f"{where} {len(column):,} names, {dataset.name} has {len(dataset):,} items")
     print_ = fingerprint(dataset.fingerprint, "names", "\0".join(column.tolist()))
     return replace(dataset, texts={**dataset.texts, "name": column}, fingerprint=print_)
 

@@ -16,6 +16,7 @@ from ..errors import DataError
 from ..inputs import read_text
 from .arrays import read_npy
 from .labels import MAX_CLASSES, Labels, named_rows
+from .paths import local_path
 
 _BLOCK = 65_536
 _NUMBER = r"[+-]?\d{1,18}"
@@ -143,7 +144,7 @@ def read_labels(path: str | os.PathLike[str], n: int) -> Labels:
     Raises:
         DataError: missing, unreadable, of another number of items, or values that cannot be labels.
     """
-    path = Path(path).expanduser()
+    path = local_path(path)
     try:
         if path.suffix == ".npy":
             array = read_npy(path, "an array of labels")

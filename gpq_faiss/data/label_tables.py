@@ -13,7 +13,9 @@ from ..inputs import check_file, check_memory
 from .base import Dataset
 from .embeddings import label_cell
 from .label_files import labels_from_cells, split_cell
+from .labels import Labels
 from .parquet import open_parquet, read_cells
+from .paths import local_path
 from .tables import missing_column
 
 ITEM_COLUMNS = ("id", "ids", "item", "key", "name", "path", "file", "filename", "image")
@@ -50,7 +52,7 @@ def _guess(names: Sequence[str], there: Sequence[str]) -> str | None:
 def is_label_table(path: str) -> bool:
     """Whether a file of labels names its items: Parquet, or CSV with a header that has a column of :data:`ITEM_COLUMNS` and one of
     :data:`LABEL_COLUMNS`. Anything else has one label per line, in the order of the items."""
-    file = Path(path).expanduser()
+    file = local_path(path)
     if file.suffix.lower() in (".parquet", ".pq"):
         return True
     header = _header(file)
@@ -75,7 +77,7 @@ def with_label_table(dataset: Dataset, path: str, label_column: str | None = Non
     Raises:
         DataError: no such columns, an item twice, or no item of the data set has a label.
     """
-    file = Path(path).expanduser()
+    file = local_path(path)
     there = _header(file)
     item_column = _guess(ITEM_COLUMNS, there)
     label_column = label_column or _guess(LABEL_COLUMNS, there)
@@ -105,11 +107,16 @@ def with_label_table(dataset: Dataset, path: str, label_column: str | None = Non
     labels = labels_from_cells(matched, f"--labels {file}")
     others = len(given.keys() - set(own))
     note = f"labels from {file.name}: column {label_column!r}, items by {item_column!r}: {labelled:,} of {len(own):,} items are labelled"
+    return with_labels(dataset, labels, note + (f"; {others:,} rows are of other items" if others else ""))
+
+
+def with_labels(dataset: Dataset, labels: Labels, note: str = "") -> Dataset:
+    """``dataset`` with other labels, and a note of where they are from."""
     notes = [n for n in dataset.notes if n != "no labels"]
     return replace(
         dataset,
         labels=labels,
-        notes=[*notes, note + (f"; {others:,} rows are of other items" if others else "")],
+        notes=[*notes, note] if note else notes,
         fingerprint=fingerprint(dataset.fingerprint, "labels", labels.fingerprint()),
     )
 

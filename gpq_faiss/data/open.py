@@ -1,37 +1,56 @@
-"""The one door to every source: ``open_data("scheme:path")``."""
+"""Opening any source of data: ``open_data("scheme:path")``, or an object that a program holds."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from ..errors import DataError, UsageError
+import numpy as np
+
+from ..errors import DataError, GpqError, UsageError
 from ..files import fingerprint
+from ..plugins import Plugin, find_plugin, plugin_names
 from .base import Dataset
 from .cifar10 import open_cifar10
 from .digits import open_digits
 from .embeddings import open_features
 from .fashion_mnist import open_fashion_mnist
 from .folder import open_folder
+from .frames import labels_of, open_frame
+from .hf import open_hf
 from .images import check_max_bad, shown
 from .item_ids import IdFrom, with_ids, with_names
-from .label_tables import is_label_table, with_label_table
+from .items import open_array, open_items
+from .label_tables import is_label_table, with_label_table, with_labels
 from .lists import open_list
 from .nuswide import open_nuswide
+from .paths import is_url, local_path, without_secrets
 from .tables import DEFAULT_LABEL_COLUMN, open_table
+from .webdataset import open_webdataset
 
 FORMS = (
     "digits | cifar10[:ROOT] | fashion-mnist[:ROOT] | nuswide:ROOT | folder:PATH | list:FILE | csv:FILE | "
-    "parquet:FILE | features:FILE"
+    "parquet:FILE | webdataset:FILES | hf:FOLDER | features:FILES"
 )
 """Every form of a DATA argument."""
 
-_PATH_NEEDED = {"nuswide", "folder", "list", "csv", "parquet", "features"}
+_TABLES = {"csv", "parquet"}
+_PATH_NEEDED = _TABLES | {"nuswide", "folder", "list", "webdataset", "hf", "features"}
 _PATH_ALLOWED = _PATH_NEEDED | {"cifar10", "fashion-mnist"}
 SCHEMES = _PATH_ALLOWED | {"digits"}
 """What a DATA argument begins with."""
+_FRAME, _HUB, _ARRAY, _ITEMS, _MADE = (
+    "a table",
+    "a Hugging Face data set",
+    "an array",
+    "a list of items",
+    "a data set",
+)
+_HELD = {_FRAME, _HUB, _ARRAY, _ITEMS, _MADE}
+"""What a program may hold instead."""
 
 _HINTS = {
     ".npy": "features",
@@ -58,19 +77,32 @@ def _unknown(spec: str) -> UsageError:
         scheme = "folder" if is_folder else _HINTS.get(path.suffix.lower())
         hint = f"did you mean {scheme}:{shown(spec)}?" if scheme else "put one of the forms before it."
         return UsageError(f"{shown(spec)} is a path without its form: {hint} The forms: {FORMS}")
-    return UsageError(f"unknown data {spec!r}: the forms are {FORMS}")
+    return UsageError(f"unknown data {spec!r}: the forms are {forms()}")
+
+
+def forms() -> str:
+    """:data:`FORMS`, and those of other packages. Raises UsageError: see :func:`.plugins.plugin_names`."""
+    return " | ".join([FORMS, *(f"{name}:PATH" for name in plugin_names("data", SCHEMES))])
+
+
+def is_form(text: str) -> bool:
+    """Whether a text begins as a DATA argument does. Raises UsageError: see :func:`.plugins.find_plugin`."""
+    scheme = text.partition(":")[0]
+    return find_plugin("data", scheme, SCHEMES) is not None or scheme in SCHEMES
 
 
 def parse_spec(spec: str) -> tuple[str, str | None]:
     """``"list:a.txt"`` -> ``("list", "a.txt")``; ``"digits"`` -> ``("digits", None)``.
 
     Raises:
-        UsageError: an unknown scheme, a path missing or not wanted; lists the forms.
+        UsageError: an unknown scheme, a path missing or not wanted; lists the forms. Or a package that cannot be used.
     """
     scheme, colon, rest = spec.partition(":")
-    if scheme not in SCHEMES:
+    if not is_form(spec):
         raise _unknown(spec)
     path = rest if colon and rest else None
+    if scheme not in SCHEMES:
+        return scheme, rest
     if path is None and (scheme in _PATH_NEEDED or colon):
         raise UsageError(f"{spec!r} lacks its path: the forms are {FORMS}")
     if path is not None and scheme not in _PATH_ALLOWED:
@@ -89,13 +121,49 @@ def _refuse(scheme: str, given: dict[str, tuple[bool, set[str]]]) -> None:
             )
 
 
+def _kind_of(source: object) -> str:
+    """Which of :data:`_HELD` an object is, without an import of the library that it is from."""
+    if isinstance(source, Dataset):
+        return _MADE
+    families = {kind.__module__.partition(".")[0] for kind in type(source).__mro__}
+    if "datasets" in families:
+        return _HUB
+    if hasattr(source, "__arrow_c_stream__"):
+        return _FRAME
+    if isinstance(source, np.ndarray) or (hasattr(source, "detach") and hasattr(source, "shape")):
+        return _ARRAY
+    if isinstance(source, os.PathLike):
+        raise UsageError(f"{shown(os.fspath(source))} is a path without its form: the forms are {FORMS}")
+    return _ITEMS
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Options:
+    """What belongs to some sources alone; see :func:`open_data`."""
+
+    labels: str | None
+    ids: str | None
+    names: str | None
+    vectors: str | Sequence[str] | None
+    keep: Sequence[str]
+    root: str | None
+    image_column: str
+    label_column: str
+    concepts: str | Sequence[str]
+    max_bad: float
+    download: bool
+    memory: int | None
+    look: bool
+
+
 def open_data(  # noqa: PLR0913
-    spec: str,
+    source: object,
     *,
-    labels: str | None = None,
-    ids: str | None = None,
+    labels: Any = None,
+    ids: Any = None,
+    names: str | Sequence[str] | None = None,
+    vectors: str | Sequence[str] | None = None,
     id_from: IdFrom = "position",
-    names: str | None = None,
     keep: str | Sequence[str] = (),
     root: str | None = None,
     image_column: str = "image",
@@ -108,16 +176,21 @@ def open_data(  # noqa: PLR0913
     """Open a source of images or features; nothing is decoded yet, but what a list names is known to exist.
 
     Args:
-        spec: one of :data:`FORMS`.
+        source: one of :data:`FORMS` or of the forms that packages add; a pandas, polars or pyarrow table, a Hugging Face data set, an array
+            or tensor (numbers [N, width] or images uint8 [N, H, W(, 3)]), a map-style data set of torch, or a :class:`.base.Dataset`.
         labels: file of labels: one per line in the order of the items, for ``features:`` and for a ``list:`` of bare paths; or for any
-            source a table that names its items (:func:`.label_tables.with_label_table`).
-        ids: file of ids, one per item (:func:`.id_files.read_ids`).
+            source a table that names its items (:func:`.label_tables.with_label_table`). Of a table or a Hugging Face data set: the name
+            of a column. Or the labels themselves (:func:`.frames.labels_of`).
+        ids: file of ids, one per item (:func:`.id_files.read_ids`); of a table or a Hugging Face data set: the name of a column. Or the
+            ids themselves.
+        names: file of names, one per item, in place of those of the source (:func:`.item_ids.with_names`); of a table or a Hugging Face
+            data set: column that tells an item. Default ``name``, ``path``, ``key`` ... Or the names themselves.
+        vectors: of these: column of vectors, or of a table columns of numbers, one for each dimension.
         id_from: where ids come from otherwise: ``position``, ``path`` or ``content`` (:func:`.item_ids.with_ids`).
-        names: file of names, one per item, in place of those of the source (:func:`.item_ids.with_names`).
-        keep: columns of ``csv``, ``parquet`` and ``features`` whose texts travel with the items to results; a list, or with commas.
+        keep: columns of tables whose texts travel with the items to results; a list, or with commas.
         root: folder that the paths of ``list:``, ``csv:`` and ``parquet:`` start from (default: that of the
             file); where ``cifar10``, ``fashion-mnist`` and ``nuswide`` lie, as an alternative to ``:ROOT``.
-        image_column, label_column: of ``csv:`` and ``parquet:``.
+        image_column, label_column: of tables and Hugging Face data sets; of ``webdataset:`` extensions, or a field of ``.json``.
         concepts: of ``nuswide``: how many of the most frequent, ``all``, or their names.
         max_bad: fraction of missing and of broken images that is tolerated; 0 makes the first one fatal.
         download: let ``cifar10`` and ``fashion-mnist`` be fetched.
@@ -126,98 +199,181 @@ def open_data(  # noqa: PLR0913
     Raises:
         UsageError: an unknown form (lists them), or an option that does not belong to it.
         DataError: what is named is missing, damaged, or something else.
+
+    Examples:
+        >>> digits = open_data("digits")
+        >>> len(digits), digits.require_labels().n_classes, digits.read(digits.ids[:1])[0].shape
+        (1797, 10, (8, 8, 3))
     """
-    if spec == "nuswide" and root is not None:
-        spec = f"nuswide:{root}"
+    if isinstance(source, str) and source == "nuswide" and root is not None:
+        source = f"nuswide:{root}"
         root = None
-    scheme, path = parse_spec(spec)
+    scheme, path = parse_spec(source) if isinstance(source, str) else (_kind_of(source), None)
     check_max_bad(max_bad)
     keep = [name.strip() for name in keep.split(",")] if isinstance(keep, str) else list(keep)
     if any(not name or "." in name or "/" in name for name in keep) or len(set(keep)) < len(keep):
         raise UsageError(f"--keep {','.join(keep)}: names of columns are needed, each once, without . and /")
-    tables = {"csv", "parquet"}
-    table = labels if labels is not None and is_label_table(labels) else None
+    in_memory, by_column = scheme in _HELD, scheme in {_FRAME, _HUB}
+    labels, ids = (os.fspath(x) if isinstance(x, os.PathLike) else x for x in (labels, ids))
+    given = None if isinstance(labels, str) else labels
+    table = file = None
+    if isinstance(labels, str) and by_column:
+        if label_column != DEFAULT_LABEL_COLUMN:
+            raise UsageError(
+                f"labels {labels} and label_column {label_column} both name the column of labels: give one"
+            )
+        label_column = labels
+    elif labels is not None and given is None:
+        table = labels if is_label_table(labels) else None
+        file = labels if table is None else None
     _refuse(
         scheme,
         {
-            "--labels": (labels is not None and table is None, {"features", "list"}),
-            "--keep": (bool(keep), tables | {"features"}),
-            "--root": (root is not None, tables | {"list", "cifar10", "fashion-mnist", "nuswide"}),
-            "--image-column": (image_column != "image", tables),
-            "--label-column": (label_column != DEFAULT_LABEL_COLUMN and table is None, tables),
+            "--labels": (file is not None, {"features", "list"}),
+            "--keep": (bool(keep), _TABLES | {"webdataset", "hf", "features", _FRAME, _HUB}),
+            "--root": (root is not None, _TABLES | {"list", "cifar10", "fashion-mnist", "nuswide"}),
+            "--image-column": (image_column != "image", _TABLES | {"webdataset", "hf", _HUB}),
+            "--label-column": (
+                label_column != DEFAULT_LABEL_COLUMN and table is None,
+                _TABLES | {"webdataset", "hf", _FRAME, _HUB},
+            ),
+            "--vector-column": (vectors is not None, {"hf", _FRAME, _HUB}),
             "--concepts": (concepts != "21", {"nuswide"}),
         },
     )
-    dataset = _open(
-        scheme,
-        path,
-        spec,
+    options = _Options(
+        labels=file,
+        ids=ids if isinstance(ids, str) else None,
+        names=names if isinstance(names, str) else None,
+        vectors=vectors,
+        keep=keep,
         root=root,
-        labels=labels if table is None else None,
         image_column=image_column,
         label_column=label_column if table is None else DEFAULT_LABEL_COLUMN,
         concepts=concepts,
-        keep=keep,
-        ids=ids,
         max_bad=max_bad,
         download=download,
         memory=memory,
+        look=labels is None,
     )
+    dataset = _open_held(scheme, source, options) if in_memory else _open(scheme, path, str(source), options)
     if keep:
         texts = (name + "\0" + "\0".join(dataset.texts[name].tolist()) for name in keep)
         dataset = replace(dataset, fingerprint=fingerprint(dataset.fingerprint, "keep", *texts))
-    if names is not None:
+    if names is not None and not (by_column and isinstance(names, str)):
         dataset = with_names(dataset, names)
     if ids is not None and id_from != "position":
         raise UsageError(f"--ids {ids} and --id-from {id_from} both say which ids: give one of them")
-    dataset = with_ids(dataset, None if scheme == "features" else ids, id_from)
+    read_already = isinstance(ids, str) and (scheme == "features" or by_column)
+    dataset = with_ids(dataset, None if read_already else ids, id_from)
+    if given is not None:
+        return with_labels(dataset, labels_of(given, len(dataset)))
     if table is None:
         return dataset
     return with_label_table(dataset, table, None if label_column == DEFAULT_LABEL_COLUMN else label_column)
 
 
-def _open(  # noqa: PLR0913
-    scheme: str,
-    path: str | None,
-    spec: str,
-    *,
-    root: str | None,
-    labels: str | None,
-    image_column: str,
-    label_column: str,
-    concepts: str | Sequence[str],
-    keep: Sequence[str],
-    ids: str | None,
-    max_bad: float,
-    download: bool,
-    memory: int | None,
-) -> Dataset:
+def _open_held(kind: str, source: Any, options: _Options) -> Dataset:
+    """What a program holds. Raises as :func:`open_data`."""
+    vectors, label = options.vectors, options.label_column
+    if isinstance(source, Dataset):
+        return source
+    if kind == _FRAME:
+        return open_frame(
+            source,
+            labels=None if label == DEFAULT_LABEL_COLUMN else label,
+            ids=options.ids,
+            names=options.names,
+            vectors=vectors,
+            keep=options.keep,
+        )
+    if kind == _HUB:
+        return _open_hf(source, options)
+    return (
+        open_array(source)
+        if kind == _ARRAY
+        else open_items(source, with_labels=options.look, max_bad=options.max_bad)
+    )
+
+
+def _open_hf(source: Any, options: _Options) -> Dataset:
+    if options.vectors is not None and not isinstance(options.vectors, str):
+        raise UsageError(f"vectors {options.vectors}: one column of vectors is needed")
+    return open_hf(
+        source,
+        image_column=options.image_column,
+        label_column=options.label_column,
+        vectors=options.vectors,
+        # Of a folder, --ids and --names are files, as of any other.
+        ids=None if isinstance(source, str) else options.ids,
+        names=None if isinstance(source, str) else options.names,
+        keep=options.keep,
+        max_bad=options.max_bad,
+    )
+
+
+def _of_plugin(plugin: Plugin, path: str, max_bad: float) -> Dataset:
+    """What a package opens, in any form that a program may hold. Raises as :func:`open_data`; UsageError: the package's code fails."""
+    opener = plugin.load()
+    try:
+        found = opener(path)
+    except GpqError:
+        raise
+    except Exception as error:
+        why = " ".join(str(error).split())[:160]
+        raise plugin.error(f"cannot open {shown(path)!r} ({type(error).__name__}: {why})") from error
+    if found is None or isinstance(found, str):
+        raise plugin.error(f"gives {type(found).__name__}: a data set, a table or an array is needed")
+    dataset = open_data(found, max_bad=max_bad)
+    dataset.name = f"{plugin.name}:{path}"
+    return dataset
+
+
+def _open(scheme: str, path: str | None, spec: str, options: _Options) -> Dataset:
     """The source itself. Raises as :func:`open_data`."""
+    root, max_bad = options.root, options.max_bad
+    plugin = find_plugin("data", scheme, SCHEMES)
+    if plugin is not None:
+        return _of_plugin(plugin, path or "", max_bad)
     if scheme == "digits":
         return open_digits()
     if scheme in {"cifar10", "fashion-mnist", "nuswide"} and root is not None and path is not None:
         raise UsageError(f"{spec} names its folder already: leave out --root {root}")
     if scheme == "cifar10":
-        return open_cifar10(path or root, download=download)
+        return open_cifar10(path or root, download=options.download)
     if scheme == "fashion-mnist":
-        return open_fashion_mnist(path or root, download=download)
+        return open_fashion_mnist(path or root, download=options.download)
     assert path is not None
-    if scheme != "features" and not os.path.exists(Path(path).expanduser()):
+    if scheme in _TABLES | {"list"} and is_url(path):
+        if root is None:
+            raise UsageError(
+                f"{without_secrets(path)}: where are its images? Give their folder with --root DIR"
+            )
+        path = str(local_path(path))
+    if (
+        scheme not in {"features", "webdataset"}
+        and not is_url(path)
+        and not os.path.exists(Path(path).expanduser())
+    ):
         raise DataError(f"{shown(path)} not found: give the path of the data after {scheme}:")
     if scheme == "nuswide":
-        return open_nuswide(path, concepts=concepts, max_bad=max_bad)
+        return open_nuswide(path, concepts=options.concepts, max_bad=max_bad)
     if scheme == "folder":
         return open_folder(path, max_bad=max_bad)
     if scheme == "list":
-        return open_list(path, root=root, labels=labels, max_bad=max_bad)
+        return open_list(path, root=root, labels=options.labels, max_bad=max_bad)
     if scheme == "features":
-        return open_features(path, labels=labels, ids=ids, keep=keep, memory=memory)
-    return open_table(
-        path,
-        form=scheme,
-        root=root,
-        image_column=image_column,
-        label_column=label_column,
-        keep=keep,
-        max_bad=max_bad,
-    )
+        return open_features(
+            path, labels=options.labels, ids=options.ids, keep=options.keep, memory=options.memory
+        )
+    if scheme == "hf":
+        return _open_hf(path, options)
+    columns: dict[str, Any] = {
+        "image_column": options.image_column,
+        "label_column": options.label_column,
+        "keep": options.keep,
+        "max_bad": max_bad,
+    }
+    if scheme == "webdataset":
+        return open_webdataset(path, **columns)
+    return open_table(path, form=scheme, root=root, **columns)

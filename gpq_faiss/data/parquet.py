@@ -11,8 +11,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..errors import DataError
 from ..inputs import check_file, check_memory
+from .labels import named_rows
 
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12, "BYTE_ARRAY": 8}
 _LEVELS = 4  # bytes that nesting takes for each value while it is decoded
@@ -109,3 +113,49 @@ def _cells(array: Any) -> list[Any]:
         return [values[offsets[i] : offsets[i + 1]] if there[i] else None for i in range(len(array))]
     cells: list[Any] = array.to_pylist()
     return cells
+
+
+def is_list(kind: Any) -> bool:
+    """Whether a column of an Arrow type holds lists."""
+    import pyarrow
+
+    types = pyarrow.types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def matrix_of(column: Any, where: str, *, start: int = 0, width: int = 0) -> NDArray[Any]:
+    """An Arrow column of lists as one array [n, width].
+
+    Args:
+        column: ``ChunkedArray`` of lists of numbers.
+        where: names it in errors.
+        start: number of its first row.
+        width: of all rows; 0: that of the first.
+
+    Raises:
+        DataError: rows of different lengths, or missing ones, or missing numbers.
+    """
+    import pyarrow
+
+    column = column.combine_chunks()
+    nulls = np.flatnonzero(np.asarray(column.is_null()))
+    if nulls.size:
+        raise DataError(f"{where} has no vector at {named_rows(nulls + start)}: leave these rows out")
+    flat = column.flatten()
+    if flat.null_count:
+        raise DataError(f"{where} has missing numbers inside vectors (from row {start:,}): repair them")
+    if not (pyarrow.types.is_floating(flat.type) or pyarrow.types.is_integer(flat.type)):
+        raise DataError(f"{where} holds lists of {flat.type}: vectors of numbers are needed")
+    values = flat.to_numpy(zero_copy_only=False)
+    if pyarrow.types.is_fixed_size_list(column.type):
+        lengths = np.full(len(column), column.type.list_size)
+    else:
+        lengths = np.diff(np.asarray(column.offsets))
+    width = width or (int(lengths[0]) if len(lengths) else 0)
+    wrong = np.flatnonzero(lengths != width)
+    if wrong.size:
+        raise DataError(
+            f"{where} has {int(lengths[wrong[0]])} numbers at {named_rows(wrong + start)}, "
+            f"{width} elsewhere: one width is needed"
+        )
+    return np.asarray(values.reshape(len(column), width))

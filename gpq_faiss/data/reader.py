@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import islice
 from types import TracebackType
 from typing import Any
@@ -20,24 +21,53 @@ from .images import load_batch
 Batch = tuple[NDArray[Any], NDArray[np.bool_]]
 
 
+@dataclass(frozen=True)
+class Readers:
+    """The processes of one machine that read a data set together: here one alone.
+
+    Attributes:
+        local_rank, local_size: number of this process, from 0, and of all.
+    """
+
+    local_rank: int = 0
+    local_size: int = 1
+
+    def memory(self, size: int) -> NDArray[np.uint8] | None:
+        """Memory that they share, uint8 [size] of zeros; None where the system has no such memory."""
+        return np.zeros(size, np.uint8)
+
+    def wait(self) -> None:
+        """Until all of them are here."""
+
+
 class Reader:
     """Reads batches by position: features float32 [n, width] or images uint8 [n, 3, size, size].
 
-    Broken images are not in the array; a mask tells which of the rows asked for are.
+    Broken images are not in the array; a mask says which of the requested rows are.
 
     Args:
         dataset: what to read.
         image_size: side in pixels that images are brought to; ignored for features.
         cache_bytes: :meth:`preload` keeps all items in memory if they need no more than this.
+        readers: the processes of this machine that read them together; default: this one alone.
     """
 
-    def __init__(self, dataset: Dataset, image_size: int, *, cache_bytes: int = 4 << 30) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        image_size: int,
+        *,
+        cache_bytes: int = 4 << 30,
+        readers: Readers | None = None,
+    ) -> None:
         self.dataset = dataset
         self.image_size = image_size
         self.cache_bytes = cache_bytes
+        self.readers = readers or Readers()
         self.array: NDArray[Any] | None = None
         self._ok: NDArray[np.bool_] | None = None
-        self._decoders = ThreadPoolExecutor(max(1, min(16, os.cpu_count() or 1)), "gpq-decode")
+        cores = (os.cpu_count() or 1) // self.readers.local_size
+        self._decoders = ThreadPoolExecutor(max(1, min(16, cores)), "gpq-decode")
         self._ahead = ThreadPoolExecutor(1, "gpq-prefetch")
 
     def __enter__(self) -> Reader:
@@ -69,23 +99,35 @@ class Reader:
         return load_batch(self.dataset, rows, self.image_size, self._decoders)
 
     def preload(self) -> bool:
-        """Read everything into memory if it fits in ``cache_bytes``; return whether it did."""
-        n = len(self.dataset)
+        """Read everything into memory if it fits in ``cache_bytes``, each of several processes a part; return whether it did."""
+        n, readers = len(self.dataset), self.readers
         if n * self.item_bytes > self.cache_bytes:
             return False
         dtype = np.float32 if isinstance(self.dataset, FeatureDataset) else np.uint8
-        array = np.zeros((n, *self.item_shape), dtype=dtype)
-        there = np.zeros(n, dtype=bool)
-        block = max(64, (32 << 20) // self.item_bytes)
+        memory = readers.memory(n * self.item_bytes + n)
+        if memory is None:
+            return False
+        array = memory[: n * self.item_bytes].view(dtype).reshape(n, *self.item_shape)
+        there = memory[n * self.item_bytes :].view(bool)
+        block = min(max(64, (32 << 20) // self.item_bytes), -(-n // readers.local_size))
         with stage("reading", n) as reading:
-            for start in range(0, n, block):
+            for start in range(0, n, block)[readers.local_rank :: readers.local_size]:
                 rows = np.arange(start, min(start + block, n))
                 values, ok = self._load(rows)
                 array[rows[ok]] = values
                 there[rows] = ok
                 reading.advance(len(rows))
+        readers.wait()
+        if readers.local_size > 1 and readers.local_rank == 0:
+            self.count_broken(np.flatnonzero(~there))
         self.array, self._ok = array, there
         return True
+
+    def _fetch(self, rows: NDArray[np.int64]) -> Batch:
+        if self.array is None or self._ok is None:
+            return self._load(rows)
+        ok = self._ok[rows]
+        return self.array[rows[ok]], ok
 
     def fetch(self, rows: NDArray[np.int64]) -> Batch:
         """The items at ``rows`` and a mask bool [len(rows)] of those that could be read.
@@ -93,21 +135,37 @@ class Reader:
         Raises:
             DataError: too many are broken, or none of these could be read.
         """
-        if self.array is not None and self._ok is not None:
-            ok = self._ok[rows]
-            values = self.array[rows[ok]]
-        else:
-            values, ok = self._load(rows)
+        values, ok = self._fetch(rows)
         if len(rows) and not ok.any():
             raise DataError(f"{self.dataset.name}: none of the {len(rows)} items of a batch could be read")
         return values, ok
 
-    def stream(self, batches: Iterable[NDArray[np.int64]], depth: int = 2) -> Iterator[Batch]:
-        """:meth:`fetch` for each of ``batches``, reading up to ``depth`` ahead so that the network does not wait."""
+    def count_broken(self, rows: NDArray[np.int64]) -> None:
+        """Let the data set count broken images that another process has met, so that its limit and summary are of all.
+
+        Raises:
+            DataError: too many are broken.
+        """
+        if isinstance(self.dataset, ImageDataset):
+            new = np.setdiff1d(rows, self.dataset.bad.positions)
+            if len(new):
+                self.dataset.read(new)
+
+    def stream(
+        self, batches: Iterable[NDArray[np.int64]], depth: int = 2, *, empty: bool = False
+    ) -> Iterator[Batch]:
+        """:meth:`fetch` for each of ``batches``, reading up to ``depth`` ahead so that the network does not wait.
+
+        Args:
+            batches: rows, int64 each.
+            depth: batches that are read ahead.
+            empty: whether all items of a batch may be broken.
+        """
+        fetch = self._fetch if empty else self.fetch
         source = iter(batches)
-        queue: list[Future[Batch]] = [self._ahead.submit(self.fetch, rows) for rows in islice(source, depth)]
+        queue: list[Future[Batch]] = [self._ahead.submit(fetch, rows) for rows in islice(source, depth)]
         while queue:
             batch = queue.pop(0).result()
             for rows in islice(source, 1):
-                queue.append(self._ahead.submit(self.fetch, rows))
+                queue.append(self._ahead.submit(fetch, rows))
             yield batch

@@ -22,8 +22,8 @@ from ..errors import DataError
 from ..inputs import available_memory, check_file, check_memory
 from ..store import Hdf5Array
 from .arrays import npy_header
-from .labels import Rows, named_rows
-from .parquet import decoded_bytes, open_parquet
+from .labels import Rows
+from .parquet import decoded_bytes, matrix_of, open_parquet
 
 _RUN_BYTES = 16 << 20
 _GAP_BYTES = 64 << 10  # read in vain rather than seek
@@ -56,7 +56,7 @@ class Vectors(ABC):
 
     @abstractmethod
     def read(self, rows: Rows) -> NDArray[Any]:
-        """Rows [n, width] of any number type, in the order asked for."""
+        """Rows [n, width] of any number type, in the requested order."""
 
 
 def check_array(shape: tuple[int, ...], dtype: np.dtype[Any], where: str) -> None:
@@ -207,35 +207,17 @@ class ParquetVectors(Vectors):
             return block
 
     def _decode(self, i: int) -> NDArray[Any]:
-        import pyarrow
-
         start = int(self._starts[i])
-        with open_parquet(self.path, _PARQUET) as file:
-            column = file.read_row_group(i, columns=[self.column])[self.column].combine_chunks()
-        if len(column) != self._starts[i + 1] - start:
-            raise DataError(f"{self.path} is damaged (row group {i} has {len(column):,} rows): make it again")
         where = f"{self.path}: {self.column!r}"
-        nulls = np.flatnonzero(np.asarray(column.is_null()))
-        if nulls.size:
-            raise DataError(f"{where} has no vector at {named_rows(nulls + start)}: leave these rows out")
-        flat = column.flatten()
-        if flat.null_count:
-            raise DataError(f"{where} has missing numbers inside vectors (from row {start:,}): repair them")
-        values = flat.to_numpy(zero_copy_only=False)
-        if pyarrow.types.is_fixed_size_list(column.type):
-            lengths = np.full(len(column), column.type.list_size)
-        else:
-            lengths = np.diff(np.asarray(column.offsets))
-        width = self.width or int(lengths[0])
-        wrong = np.flatnonzero(lengths != width)
-        if wrong.size:
-            raise DataError(
-                f"{where} has {int(lengths[wrong[0]])} numbers at {named_rows(wrong + start)}, "
-                f"{width} elsewhere: one width is needed"
-            )
-        block = values.reshape(len(column), -1) if width else values.reshape(len(column), 0)
+        with open_parquet(self.path, _PARQUET) as file:
+            column = file.read_row_group(i, columns=[self.column])[self.column]
+            if len(column) != self._starts[i + 1] - start:
+                raise DataError(
+                    f"{self.path} is damaged (row group {i} has {len(column):,} rows): make it again"
+                )
+            block = matrix_of(column, where, start=start, width=self.width)
         check_array(block.shape, block.dtype, where)
-        return np.asarray(block)
+        return block
 
     def read(self, rows: Rows) -> NDArray[Any]:
         positions = np.arange(*rows.indices(self.n)) if isinstance(rows, slice) else np.arange(self.n)[rows]

@@ -8,7 +8,7 @@ Scores are 32-bit whole numbers (:mod:`.scorers`). There are two ways of sorting
   needed at all, since that bit is everything an average precision asks of an item. Best where codes hardly
   repeat.
 
-Full rankings with the expected value over ties, which is what is asked for most, need no list of tie groups.
+Full rankings with the expected value over ties, the usual case, need no list of tie groups.
 The closed form of :mod:`.ties` for a group of n items, r of them relevant, is, with the numbers A and B of
 items and of relevant ones up to and including the group,
 
@@ -78,9 +78,9 @@ class Measured:
     relevant: Ints
     """[q] relevant items in the database."""
     ap: Floats | None
-    """[q] expected average precision of the full ranking, where asked for."""
+    """[q] expected average precision of the full ranking, where requested."""
     groups: Groups | None
-    """The tie groups, where asked for."""
+    """The tie groups, where requested."""
 
 
 class Engine:
@@ -137,7 +137,7 @@ class Engine:
         return np.argsort(self._set_of, kind="stable")
 
     def block_size(self, memory: int) -> int:
-        """Queries a block within ``memory`` bytes, and no more than the cache can use; at least one."""
+        """Queries per block within ``memory`` bytes, and no more than the cache can use; at least one."""
         best = max(_CACHE // self._width, _TOGETHER)
         return int(np.clip(min(best, memory // (_BYTES * self._width)), 1, 64))
 

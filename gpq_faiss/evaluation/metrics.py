@@ -94,6 +94,11 @@ def average_precision(
     Raises:
         UsageError: unknown convention or ``k`` below 1. DataError: shapes that differ, scores that are not
             finite.
+
+    Examples:
+        >>> scores, relevant = [3.0, 2.0, 2.0, 1.0], [False, True, False, True]
+        >>> [round(average_precision(scores, relevant, ties=ties).mean, 4) for ties in ("worst", "expected", "best")]
+        [0.4167, 0.4583, 0.5]
     """
     check_cut(k, denominator)
     groups, length = _groups(scores, None, relevant, ties, ids)
@@ -120,6 +125,10 @@ def average_precision_grouped(
 
     Raises:
         UsageError: unknown convention. DataError: shapes or counts that cannot be.
+
+    Examples:
+        >>> round(average_precision_grouped([3.0, 2.0, 1.0], counts=[1, 2, 1], hits=[0, 1, 1]).mean, 4)
+        0.4583
     """
     check_cut(k, denominator)
     if ties == "id":
@@ -140,7 +149,12 @@ def precision_at_k(
     ids: ArrayLike | None = None,
 ) -> Measure:
     """[Q, len(ks)] share of relevant items among the top k (divided by k even where the database is
-    smaller)."""
+    smaller).
+
+    Examples:
+        >>> precision_at_k([3.0, 2.0, 2.0, 1.0], [False, True, False, True], [2, 4]).values.tolist()
+        [[0.25, 0.5]]
+    """
     groups, _ = _groups(scores, None, relevant, ties, ids)
     return Measure(precision_of(groups, ks), convention("precision at k", ties), _without(groups))
 
@@ -153,7 +167,12 @@ def recall_at_k(
     ties: Ties = "expected",
     ids: ArrayLike | None = None,
 ) -> Measure:
-    """[Q, len(ks)] share of all relevant items that the top k hold; 0 where there are none."""
+    """[Q, len(ks)] share of all relevant items that the top k hold; 0 where there are none.
+
+    Examples:
+        >>> recall_at_k([3.0, 2.0, 2.0, 1.0], [False, True, False, True], [2, 4]).values.tolist()
+        [[0.25, 1.0]]
+    """
     groups, _ = _groups(scores, None, relevant, ties, ids)
     return Measure(recall_of(groups, ks), convention("recall at k", ties), _without(groups))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,10 +38,12 @@ from .ties import (
 
 ScoreFunction = Callable[[Ints, Bytes], NDArray[Any]]
 """``(query rows int64 [q], distinct codes uint8 [U, W]) -> scores [q, U]``, larger is better."""
+Spread = Callable[[Sequence[int]], Sequence["Measured"]]
+"""Tasks to their measures, in their order: what has them measured elsewhere, by :func:`measure_codes`."""
 RowFunction = Callable[[Ints], NDArray[Any]]
 """``(query rows int64 [q]) -> scores [q, N]`` against every database row, larger is better."""
 
-_TASK = 128  # queries a task; fixed, so that the result does not depend on the number of threads
+_TASK = 128  # queries per task; fixed, so that the result does not depend on the number of threads
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class RankingResult:
     recall: dict[int, float]
     """Mean recall at each k."""
     pr_recall: Floats
-    """[L] recall levels of the mean precision-recall curve (empty if not asked for)."""
+    """[L] recall levels of the mean precision-recall curve (empty if not requested)."""
     pr_precision: Floats
     """[L] mean interpolated precision at those levels."""
     n_queries: int
@@ -108,6 +110,7 @@ def rank_codes(  # noqa: PLR0913
     exclude: ArrayLike | None = None,
     memory: int = 256 << 20,
     threads: int = 1,
+    spread: Spread | None = None,
 ) -> RankingResult:
     """Rank a database of codes for every query and measure the rankings. Two items are relevant if they share
     a label.
@@ -125,16 +128,54 @@ def rank_codes(  # noqa: PLR0913
         levels: recall levels of the mean PR curve; None for no curve (:data:`RECALL_LEVELS` is the usual
             choice).
         ids: int64 [N], the order within ties for ties="id" (the row number if not given).
-        rows: int64, the database rows that count; all if not given. ``exclude`` still speaks of rows of the
+        rows: int64, the database rows that count; all if not given. ``exclude`` still names rows of the
             whole.
         exclude: int64 [Q], a database row that is left out for that query (itself, in leave-one-out), or -1.
         memory: bytes for all blocks in work together; at least one query per block and thread.
         threads: blocks in work at a time. The result does not depend on it.
+        spread: has the tasks measured elsewhere. The result does not depend on it.
 
     Raises:
         UsageError: an unknown convention, a k below 1, codes of another width than the tables.
         DataError: shapes that do not belong together, codes out of range, scores that are not finite.
+
+    Examples:
+        >>> codes = np.array([[0], [0], [1], [2]], np.uint8)  # one codebook: the first two items tie
+        >>> tables = np.array([[[3.0, 2.0, 1.0]]], np.float32)  # of one query
+        >>> result = rank_codes(tables, codes, query_labels=[1], database_labels=[0, 1, 1, 0])
+        >>> round(result.map, 4), result.n_distinct
+        (0.7083, 3)
     """
+    plan = _Plan(ties, k, denominator, check_ks(ks), levels, memory, threads)
+    ranking = _of_codes(plan, scorer, codes, query_labels, database_labels, ids, rows, exclude)
+    return ranking.result((spread or ranking.measure)(ranking.tasks))
+
+
+def measure_codes(
+    scorer: NDArray[np.float32] | ScoreFunction,
+    codes: Bytes,
+    query_labels: LabelsLike,
+    database_labels: LabelsLike,
+    options: Mapping[str, Any],
+    tasks: Sequence[int],
+) -> list[Measured]:
+    """What :func:`rank_codes` with these arguments and options measures in some of its tasks."""
+    known = {"ids": None, "rows": None, "exclude": None, "memory": 256 << 20, "threads": 1, **options}
+    chosen = known.pop("ids"), known.pop("rows"), known.pop("exclude")
+    known["ks"] = check_ks(known["ks"])
+    return _of_codes(_Plan(**known), scorer, codes, query_labels, database_labels, *chosen).measure(tasks)
+
+
+def _of_codes(
+    plan: _Plan,
+    scorer: NDArray[np.float32] | ScoreFunction,
+    codes: Bytes,
+    query_labels: LabelsLike,
+    database_labels: LabelsLike,
+    ids: ArrayLike | None,
+    rows: ArrayLike | None,
+    exclude: ArrayLike | None,
+) -> _Ranking:
     codes = np.asarray(codes)
     if codes.ndim != 2 or codes.dtype != np.uint8:
         raise DataError(f"codes must be uint8 [N, W], not {codes.dtype} {codes.shape}")
@@ -146,8 +187,7 @@ def rank_codes(  # noqa: PLR0913
         prepared, n_queries = FunctionScorer(lambda q: function(q, distinct)), None
     else:
         prepared, n_queries = TableScorer(scorer, distinct), len(scorer)
-    plan = _Plan(ties, k, denominator, check_ks(ks), levels, memory, threads)
-    return _rank(plan, prepared, n_queries, len(distinct), code_of, query_labels, database, exclude)
+    return _Ranking(plan, prepared, n_queries, len(distinct), code_of, query_labels, database, exclude)
 
 
 def rank_scores(  # noqa: PLR0913
@@ -169,9 +209,14 @@ def rank_scores(  # noqa: PLR0913
     """:func:`rank_codes` where there are no codes: exact float features, class probabilities, distances of
     any kind.
 
-    ``scores`` is [Q, N], or a :data:`RowFunction` that is asked for a block of queries at a time against
+    ``scores`` is [Q, N], or a :data:`RowFunction` that is called for a block of queries at a time against
     *all* N database rows (``rows`` picks among them afterwards). They must fit float32 exactly (float32,
     float16, small integers), because a silent rounding would make ties. Distances: pass their negative.
+
+    Examples:
+        >>> scores = np.array([[3.0, 2.0, 1.0]], np.float32)
+        >>> rank_scores(scores, query_labels=[1], database_labels=[0, 1, 1], ks=[2]).precision
+        {2: 0.5}
     """
     n = _length(database_labels)
     database = _Database.prepare(n, database_labels, rows, ids)
@@ -196,9 +241,9 @@ def rank_scores(  # noqa: PLR0913
 
     plan = _Plan(ties, k, denominator, check_ks(ks), levels, memory, threads)
     code_of = np.arange(len(database.rows), dtype=np.int64)
-    return _rank(
-        plan, FunctionScorer(picked), n_queries, len(code_of), code_of, query_labels, database, exclude
-    )
+    scorer = FunctionScorer(picked)
+    ranking = _Ranking(plan, scorer, n_queries, len(code_of), code_of, query_labels, database, exclude)
+    return ranking.result(ranking.measure(ranking.tasks))
 
 
 def rank_features(
@@ -286,81 +331,132 @@ def _length(labels: LabelsLike) -> int:
     return len(labels.packed) if hasattr(labels, "packed") else len(labels)
 
 
-def _rank(
-    plan: _Plan,
-    scorer: Scorer,
-    n_queries: int | None,
-    n_distinct: int,
-    code_of: Ints,
-    query_labels: LabelsLike,
-    database: _Database,
-    exclude: ArrayLike | None,
-) -> RankingResult:
-    """Run the engine over all queries and collect the measures."""
-    n_queries = _length(query_labels) if n_queries is None else n_queries
-    query_sets, labels = same_width(label_rows(query_labels, "query labels", n_queries), database.labels)
-    n = len(database.rows)
-    order = None
-    if plan.ties == "id":
-        order = np.argsort(database.rows if database.ids is None else database.ids)
-    excluded = _excluded(exclude, n_queries, database)
-    harmonic = harmonic_numbers(n)
-    engine = Engine(scorer, code_of, n_distinct, labels, query_sets, harmonic, order=order, exclude=excluded)
-    by_set = engine.order_of_queries()
-    block = engine.block_size(plan.memory // plan.threads)
-    levels = np.zeros(0) if plan.levels is None else check_levels(plan.levels)
-    ap, without = np.zeros(n_queries), np.zeros(n_queries, dtype=bool)
-    precision, recall = np.zeros((n_queries, len(plan.ks))), np.zeros((n_queries, len(plan.ks)))
-    plain = plan.ties == "expected" and plan.k is None  # the engine gives that average precision itself
-    listed = not plain or bool(plan.ks) or bool(len(levels))
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """Measures of some queries.
 
-    local = threading.local()
+    Attributes:
+        rows: int64 [q], which queries.
+        ap, without: of each, [q]; without: it has no relevant item.
+        precision, recall: [q, len(ks)].
+        curve: [L], the sum of their precision-recall curves.
+    """
 
-    def task(start: int) -> Floats:
-        if not hasattr(local, "worker"):
-            local.worker = Worker()
+    rows: Ints
+    ap: Floats
+    without: NDArray[np.bool_]
+    precision: Floats
+    recall: Floats
+    curve: Floats
+
+
+class _Ranking:
+    """A ranking that is measured in tasks of some queries each, here or elsewhere: the result does not depend on it."""
+
+    def __init__(
+        self,
+        plan: _Plan,
+        scorer: Scorer,
+        n_queries: int | None,
+        n_distinct: int,
+        code_of: Ints,
+        query_labels: LabelsLike,
+        database: _Database,
+        exclude: ArrayLike | None,
+    ) -> None:
+        self.plan, self.n_distinct, self.n = plan, n_distinct, len(database.rows)
+        self.n_queries = _length(query_labels) if n_queries is None else n_queries
+        query_sets, labels = same_width(
+            label_rows(query_labels, "query labels", self.n_queries), database.labels
+        )
+        order = None
+        if plan.ties == "id":
+            order = np.argsort(database.rows if database.ids is None else database.ids)
+        excluded = _excluded(exclude, self.n_queries, database)
+        self._harmonic = harmonic_numbers(self.n)
+        self._engine = Engine(
+            scorer, code_of, n_distinct, labels, query_sets, self._harmonic, order=order, exclude=excluded
+        )
+        self._by_set = self._engine.order_of_queries()
+        self._block = self._engine.block_size(plan.memory // plan.threads)
+        self._levels = np.zeros(0) if plan.levels is None else check_levels(plan.levels)
+        self._local = threading.local()
+
+    @property
+    def tasks(self) -> range:
+        """The first query of each."""
+        return range(0, self.n_queries, _TASK)
+
+    def measure(self, tasks: Sequence[int]) -> list[Measured]:
+        """Measures of these tasks, in their order."""
+        found = []
+        queries = sum(min(_TASK, self.n_queries - start) for start in tasks)
+        with (
+            ThreadPoolExecutor(self.plan.threads) as pool,
+            stage("ranking", queries, "query") as ranking,
+        ):
+            for one in map(self._task, tasks) if self.plan.threads == 1 else pool.map(self._task, tasks):
+                found.append(one)
+                ranking.advance(len(one.rows))
+        return found
+
+    def _task(self, start: int) -> Measured:
+        plan, levels = self.plan, self._levels
+        plain = plan.ties == "expected" and plan.k is None  # the engine gives that average precision itself
+        listed = not plain or bool(plan.ks) or bool(len(levels))
+        if not hasattr(self._local, "worker"):
+            self._local.worker = Worker()
+        rows = self._by_set[start : start + _TASK]
+        place = np.zeros(self.n_queries, np.int64)
+        place[rows] = np.arange(len(rows))
+        ap, without = np.zeros(len(rows)), np.zeros(len(rows), dtype=bool)
+        precision, recall = np.zeros((len(rows), len(plan.ks))), np.zeros((len(rows), len(plan.ks)))
         curve = np.zeros(len(levels))
-        stop = min(n_queries, start + _TASK)
-        for first in range(start, stop, block):
-            rows = by_set[first : min(stop, first + block)]
-            for found in engine.measure(rows, local.worker, ap=plain, groups=listed):
-                without[found.rows] = found.relevant == 0
+        for first in range(0, len(rows), self._block):
+            for found in self._engine.measure(
+                rows[first : first + self._block], self._local.worker, ap=plain, groups=listed
+            ):
+                at = place[found.rows]
+                without[at] = found.relevant == 0
                 if found.ap is not None:
-                    ap[found.rows] = found.ap
+                    ap[at] = found.ap
                 if found.groups is None:
                     continue
                 groups = found.groups.arranged(plan.ties)
                 if not plain:
-                    ap[found.rows] = average_precisions(groups, harmonic, plan.k, plan.denominator)
+                    ap[at] = average_precisions(groups, self._harmonic, plan.k, plan.denominator)
                 if plan.ks:
                     top = groups.top(max(plan.ks))
-                    precision[found.rows] = precision_of(top, plan.ks)
-                    recall[found.rows] = recall_of(top, plan.ks)
+                    precision[at] = precision_of(top, plan.ks)
+                    recall[at] = recall_of(top, plan.ks)
                 if len(levels):
                     for line in interpolated_precision(groups, levels):  # one by one: blocks must not matter
                         curve += line
-        return curve
+        return Measured(rows, ap, without, precision, recall, curve)
 
-    starts = range(0, n_queries, _TASK)
-    curves = []
-    with ThreadPoolExecutor(plan.threads) as pool, stage("ranking", n_queries, "query") as ranking:
-        for curve in map(task, starts) if plan.threads == 1 else pool.map(task, starts):
-            curves.append(curve)
-            ranking.done = min(len(curves) * _TASK, n_queries)
-    return result_of(
-        ap,
-        without,
-        precision,
-        recall,
-        plan.ks,
-        levels,
-        np.sum(curves, axis=0) / n_queries if curves else np.zeros(len(levels)),
-        n_database=n,
-        n_distinct=n_distinct,
-        ties=plan.ties,
-        k=plan.k,
-        denominator=plan.denominator,
-    )
+    def result(self, measured: Sequence[Measured]) -> RankingResult:
+        """Of the measures of all tasks, in their order."""
+        plan, n_queries = self.plan, self.n_queries
+        ap, without = np.zeros(n_queries), np.zeros(n_queries, dtype=bool)
+        precision, recall = np.zeros((n_queries, len(plan.ks))), np.zeros((n_queries, len(plan.ks)))
+        for one in measured:
+            ap[one.rows], without[one.rows] = one.ap, one.without
+            precision[one.rows], recall[one.rows] = one.precision, one.recall
+        curves = [one.curve for one in measured]
+        return result_of(
+            ap,
+            without,
+            precision,
+            recall,
+            plan.ks,
+            self._levels,
+            np.sum(curves, axis=0) / n_queries if curves else np.zeros(len(self._levels)),
+            n_database=self.n,
+            n_distinct=self.n_distinct,
+            ties=plan.ties,
+            k=plan.k,
+            denominator=plan.denominator,
+        )
 
 
 def result_of(  # noqa: PLR0913
@@ -426,7 +522,9 @@ def _excluded(exclude: ArrayLike | None, n_queries: int, database: _Database) ->
 
 __all__ = [
     "RECALL_LEVELS",
+    "Measured",
     "RankingResult",
+    "measure_codes",
     "rank_codes",
     "rank_features",
     "rank_scores",

@@ -52,6 +52,11 @@ def summarise(rows: Sequence[Row], by: Sequence[str], values: Sequence[str]) -> 
     of ``values``.
 
     Missing values (absent or None) are left out of the mean; a combination without any gives None.
+
+    Examples:
+        >>> runs = [{"method": "pq", "mAP": 0.5}, {"method": "pq", "mAP": 0.7}]
+        >>> print(f"{summarise(runs, ['method'], ['mAP'])[0]['mAP']:.2f}")
+        0.60 ± 0.14
     """
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
@@ -108,6 +113,13 @@ def render(
 
     Raises:
         UsageError: unknown form.
+
+    Examples:
+        >>> print(render([{"method": "pq", "mAP": 0.28}, {"method": "gpq", "mAP": 0.665}], "markdown"), end="")
+        | method |   mAP |
+        | ------ | ----: |
+        | pq     | 0.280 |
+        | gpq    | 0.665 |
     """
     if form not in get_args(Format):
         raise UsageError(f"table format {form!r} is unknown: use one of {', '.join(get_args(Format))}")

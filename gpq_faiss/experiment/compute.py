@@ -39,7 +39,7 @@ from ..methods.measure import (
     input_neighbours,
     native_image_size,
 )
-from ..methods.registry import METHODS, make_builder
+from ..methods.registry import find_method, make_builder
 from ..nn.device import resolve_device
 from ..training.loop import Fitted, RunOptions, fit
 from ..training.vectors import embed_rows
@@ -142,7 +142,7 @@ def compute(  # noqa: PLR0913
         )
     labels, image_size = dataset.require_labels(), native_image_size(dataset)
     with one_thread():
-        if METHODS[spec.method].deep:
+        if find_method(spec.method).deep:
             cache = cache or TrainingCache()
             options = RunOptions(
                 resolve_device(device), True, amp, validate_every, checkpoint_seconds, progress

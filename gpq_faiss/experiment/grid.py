@@ -51,7 +51,7 @@ from ..config import MOST_SEED, Config, merge, preset, to_dict
 from ..data.protocols import check_protocol
 from ..errors import UsageError
 from ..inputs import read_toml
-from ..methods.registry import METHODS, find_method
+from ..methods.registry import METHODS, find_method, method_names
 
 Kind = Literal["table", "ablation", "sensitivity", "scale", "tsne", "voronoi"]
 Changes = Mapping[str, Any]
@@ -189,12 +189,14 @@ class Grid:
                 for what in ("labelled", "unlabelled", "database")
             )
 
-        wanted = [name for name in METHODS if name in self.methods and runs(name, variation)]
-        if all(METHODS[name].deep for name in wanted):
+        wanted = [name for name in method_names() if name in self.methods and runs(name, variation)]
+        if all(find_method(name).deep for name in wanted):
             return tuple(wanted)
         before = [v for v in self.variations[: self.variations.index(variation)] if same_items(v)]
         return tuple(
-            name for name in wanted if METHODS[name].deep or not any(runs(name, other) for other in before)
+            name
+            for name in wanted
+            if find_method(name).deep or not any(runs(name, other) for other in before)
         )
 
     def labelled_of(self, variation: Variation) -> tuple[str | None, ...]:
@@ -403,7 +405,7 @@ def method_config(grid: Grid, variation: Variation, method: str, *, perceptron: 
     """
     entry = find_method(method)
     config = base if variation.preset is None else preset(variation.preset)
-    if entry.module != "gpq":
+    if entry.module != ".gpq":
         config = baseline_config(config, perceptron=perceptron)
     elif entry.changes.keys() & {"loss", "gpq"}:
         config = variant_base(config, perceptron=perceptron)

@@ -12,7 +12,7 @@ from ..errors import UsageError
 from ..evaluation.tables import Spread
 from ..files import check_output
 from ..report import html
-from .pictures import draw
+from .pictures import draw_experiment
 from .report import Table, notes_of, tables_of
 from .results import read_experiment
 
@@ -48,7 +48,9 @@ def save_report_page(
     for table in others:
         parts += [html.heading(table.caption), _table(table)]
     with tempfile.TemporaryDirectory() as pictures:
-        for caption, path in draw(folder, pictures, images=images, ending="svg", overwrite=True).items():
+        for caption, path in draw_experiment(
+            folder, pictures, images=images, ending="svg", overwrite=True
+        ).items():
             parts += [html.heading(caption), html.plot(path)]
     return html.save_page(experiment.about["title"], parts, out, overwrite=overwrite)
 

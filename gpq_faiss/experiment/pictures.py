@@ -35,7 +35,7 @@ _EMPTY = np.zeros((32, 32, 3), np.uint8)  # instead of an image that cannot be r
 _PANELS = 9
 
 
-def draw(
+def draw_experiment(
     folder: str | Path,
     out: str | Path,
     *,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..errors import DataError
 from ..inputs import read_text
-from ..methods.registry import METHODS
+from ..methods.registry import method_names
 
 _LONG = ["data_set", "protocol", "method", "bits", "map"]
 
@@ -107,7 +107,7 @@ def _letters(name: str) -> str:
 
 
 def _check_method(path: Path, number: int, name: str) -> None:
-    if name not in METHODS:
+    if name not in method_names():
         raise DataError(f"{path}, line {number}: no method '{name}': see gpq experiment methods")
 
 

@@ -67,7 +67,7 @@ class Table:
         )
 
 
-def report(
+def report_experiment(
     folder: str | Path,
     form: Form = "markdown",
     *,
@@ -193,7 +193,7 @@ def weight_panels(experiment: Experiment) -> list[Panel]:
     groups: dict[tuple[str, int, str], list[Run]] = {}
     for run in experiment.runs:
         method = METHODS.get(run.method)
-        if method is not None and method.module == "gpq":
+        if method is not None and method.module == ".gpq":
             groups.setdefault((run.method, run.bits, run_labelled(run)), []).append(run)
     if not groups:
         raise DataError(f"{experiment.folder}: no run of GPQ, which alone has the weights λ1 and λ2")
@@ -336,7 +336,7 @@ def notes_of(experiment: Experiment) -> list[str]:
         if run.bits and run.bits != int(run.about["bits_kept"]):
             kept.setdefault(row_name(experiment, run), {})[run.bits] = int(run.about["bits_kept"])
     lines += [
-        f"{name}: {', '.join(map(str, bits.values()))} bits per item where {', '.join(map(str, bits))} are asked for."
+        f"{name}: {', '.join(map(str, bits.values()))} bits per item where {', '.join(map(str, bits))} are requested."
         for name, bits in kept.items()
     ]
     lines += [f"{name} has no row: {why}." for name, why in about["left_out"].items()]

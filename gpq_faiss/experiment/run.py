@@ -1,6 +1,6 @@
 """Running a grid: which runs are missing, making them, and what failed.
 
-    grid, data  ─►  FOLDER/  (experiment.json, split_HASH.json, one HDF5 a run)
+    grid, data  ─►  FOLDER/  (experiment.json, split_HASH.json, one HDF5 per run)
 
 A folder holds one experiment: one grid on one data set under one protocol. A second call makes only the runs that are missing or
 would have other results now; what failed is tried again.
@@ -95,7 +95,7 @@ def plain_name(dataset: Dataset) -> str:
 
 def run_experiment(  # noqa: PLR0913
     grid: Grid | str | Path,
-    data: Dataset | str,
+    data: object,
     out: str | Path,
     *,
     dataset: Dataset | None = None,
@@ -112,7 +112,7 @@ def run_experiment(  # noqa: PLR0913
 
     Args:
         grid: a grid, the name of a built-in one, or a TOML file.
-        data: a data set, or its name as on the command line; several jobs need the name.
+        data: whatever :func:`gpq_faiss.open_data` takes; several jobs need a name as on the command line.
         out: folder of the experiment.
         dataset: ``data`` opened, where the caller has done that already.
         data_args: for :func:`gpq_faiss.data.open.open_data`.
@@ -140,7 +140,7 @@ def run_experiment(  # noqa: PLR0913
     resolve_device(device)
     folder = _check_folder(out)
     if dataset is None:
-        dataset = open_data(data, **(data_args or {})) if isinstance(data, str) else data
+        dataset = open_data(data, **(data_args or {}))
     planned = plan(grid, dataset, base)
     about = _about(grid, dataset, base, data_name or plain_name(dataset), planned.left_out)
     folder.mkdir(exist_ok=True)
@@ -285,7 +285,7 @@ def _begin(folder: Path, about: dict[str, Any], *, renamed: bool) -> dict[str, A
 
 
 def note_planned(folder: Path, specs: tuple[RunSpec, ...]) -> None:
-    """Record which runs were asked for, in this call and those before it, so that a report can say which of them are missing."""
+    """Record which runs were requested, in this call and those before it, so that a report can say which of them are missing."""
     about = read_about(folder)
     asked = {
         spec.name: {

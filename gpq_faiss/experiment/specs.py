@@ -22,7 +22,7 @@ from ..data.protocols import Split, make_split
 from ..errors import UsageError
 from ..files import fingerprint
 from ..methods.measure import needs_perceptron
-from ..methods.registry import METHODS, find_method, make_method
+from ..methods.registry import find_method, make_method, method_names
 from .grid import Grid, Variation, method_config
 from .machine import versions
 
@@ -37,7 +37,7 @@ class RunSpec:
 
     Attributes:
         method: short name.
-        bits: code length asked for; 0 for a method that keeps no code.
+        bits: requested code length; 0 for a method that keeps no code.
         seed: of the split, the weights and the batches.
         variation: its name; empty for the methods without changes.
         settings: everything that determines the codes except the data: a config's dict, or an array method's settings.
@@ -158,8 +158,10 @@ def plan(grid: Grid, dataset: Dataset, base: Config) -> Plan:
         DataError: the data have too few items for the protocol.
     """
     perceptron = needs_perceptron(dataset)
-    used = [name for name in METHODS if any(name in grid.methods_of(v) for v in grid.variations)]
-    left_out = {name: METHODS[name].images_only for name in used if perceptron and METHODS[name].images_only}
+    used = [name for name in method_names() if any(name in grid.methods_of(v) for v in grid.variations)]
+    left_out = {
+        name: find_method(name).images_only for name in used if perceptron and find_method(name).images_only
+    }
     for name in used:
         if name not in left_out:
             find_method(name).load()
@@ -173,11 +175,13 @@ def plan(grid: Grid, dataset: Dataset, base: Config) -> Plan:
             split = split_of(dataset, grid.protocol, seed, labelled, queries=grid.queries, **sizes)
             splits[role] = split.hash
         methods = [name for name in grid.methods_of(variation) if name not in left_out]
-        for method, bits in ((m, b) for m in methods for b in (grid.bits if METHODS[m].any_length else (0,))):
+        for method, bits in (
+            (m, b) for m in methods for b in (grid.bits if find_method(m).any_length else (0,))
+        ):
             settings = _settings(grid, variation, method, bits, seed, perceptron=perceptron, base=base)
             condition = fingerprint(
                 str(RUN_FORMAT),
-                f"{method} {METHODS[method].revision}",
+                f"{method} {find_method(method).revision}",
                 str(bits),
                 dataset.fingerprint,
                 splits[role],
@@ -219,7 +223,7 @@ def _splits_of(grid: Grid) -> Iterator[tuple[int, str | None, Variation]]:
 def _settings(
     grid: Grid, variation: Variation, method: str, bits: int, seed: int, *, perceptron: bool, base: Config
 ) -> dict[str, Any]:
-    if not METHODS[method].deep:
+    if not find_method(method).deep:
         return make_method(method, bits or 32, seed).settings()
     config = method_config(grid, variation, method, perceptron=perceptron, base=base)
     K = config.quantizer.codewords

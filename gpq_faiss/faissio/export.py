@@ -58,7 +58,7 @@ def export_codebooks(
         out: the file; ``factory`` puts the fingerprints into ``out + ".json"``.
         to: see the table above.
         factory: for ``factory``: the string, such as ``IDMap2,PQ12x4``, ``PQ12x4fs``, ``PQ6`` (byte-fused: half as
-            many codebooks of 8 bits, the same bytes; not of an odd number) or ``IVF10,PQ12x4fs`` (one list a class of
+            many codebooks of 8 bits, the same bytes; not of an odd number) or ``IVF10,PQ12x4fs`` (one list per class of
             the model, around its prototypes). Default: ``IDMap2,PQ`` with the model's own M and bits.
         overwrite: replace existing files.
 
@@ -85,7 +85,7 @@ def export_codebooks(
 
 
 def byte_codebooks(Z: Floats) -> Floats:
-    """Codebooks for a tool that speaks bytes only, float32 [bytes, 256, width]: fused, or as they are where K = 256.
+    """Codebooks for a tool with codes of whole bytes only, float32 [bytes, 256, width]: fused, or as they are where K = 256.
 
     Raises:
         UsageError: K is neither.

@@ -53,7 +53,7 @@ class ModelHeader:
         return self.document.get("asymmetric") is True
 
     def query_note(self) -> dict[str, Any]:
-        """What an exported file says of queries that have vectors of their own; the log says it too."""
+        """An exported file's note on queries that have vectors of their own; the log says it too."""
         if not self.asymmetric:
             return {}
         _log.info(
@@ -145,7 +145,7 @@ def _read_tensor(path: Path, name: str) -> Any:
 def read_prototypes(model_dir: str | Path) -> Floats:
     """The model's class prototypes as coarse centroids: float32 [C, M*d], each sub-vector of unit norm.
 
-    They are the sub-prototypes W of the cosine classifier (eq. 3), one centroid a class; of a model with a committee the query
+    They are the sub-prototypes W of the cosine classifier (eq. 3), one centroid per class; of a model with a committee the query
     vectors of items that are surely of a class.
 
     Raises:

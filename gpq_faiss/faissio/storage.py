@@ -54,7 +54,9 @@ class Storage:
         if self == Storage("4-bit", lists=True):
             raise UsageError("4-bit codes in lists: lists hold FastScan's blocks or byte-fused codes")
         if K != 16 and self.packing != "4-bit":
-            raise UsageError(f"form {self.name!r} needs 16 codewords a codebook, these have {K}: use 'flat'")
+            raise UsageError(
+                f"form {self.name!r} needs 16 codewords per codebook, these have {K}: use 'flat'"
+            )
         if M == 1 and self.packing == "bytes":
             raise UsageError(
                 f"form {self.name!r} needs two codebooks or more, there is one: use 'flat' or 'fastscan'"

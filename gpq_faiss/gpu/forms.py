@@ -29,7 +29,7 @@ from ..faissio.storage import empty_ivfpq, fill_list, rows_of_lists
 from .memory import MAX_K, MEMORY, FaissBudget, Mode
 
 CODE_SIZES = (1, 2, 3, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48)
-"""Bytes a code that Faiss' GPU kernels take with float32 tables (48 KiB of shared memory)."""
+"""Bytes per code that Faiss' GPU kernels take with float32 tables (48 KiB of shared memory)."""
 MAX_LISTS = 2048
 LISTS = 256
 CENTROID_SCALE = 2.0**-40
@@ -65,7 +65,7 @@ def unfit_for_faiss(Z: Floats) -> str | None:
     """Why Faiss' GPU code cannot take codes of these codebooks; None where it can."""
     M, K, _ = Z.shape
     if K not in (16, 256):
-        return f"{K} codewords a codebook: Faiss on a GPU takes 16 (two share a byte) or 256"
+        return f"{K} codewords per codebook: Faiss on a GPU takes 16 (two share a byte) or 256"
     size = (M + 1) // 2 if K == 16 else M
     if size > CODE_SIZES[-1]:
         return f"codes of {size} bytes: Faiss on a GPU takes at most {CODE_SIZES[-1]}"
@@ -157,13 +157,13 @@ def check_gpu(device: int) -> None:
     """
     if not hasattr(faiss, "StandardGpuResources"):
         raise DeviceError(
-            "a GPU was asked for, but this Faiss has none built in: install faiss-gpu, or use the CPU"
+            "a GPU was requested, but this Faiss has none built in: install faiss-gpu, or use the CPU"
         )
     count = int(faiss.get_num_gpus())
     if not 0 <= device < count:
         have = f"only {count}" if count else "none"
         raise DeviceError(
-            f"GPU {device} was asked for, but this machine has {have}: choose another, or use the CPU"
+            f"GPU {device} was requested, but this machine has {have}: choose another, or use the CPU"
         )
 
 

@@ -39,7 +39,7 @@ from .scan import DeviceGroups, Scan
 from .tensors import EMPTY_KEY, MAX_ROWS, best_of, keys_of, split_keys, vectors_on
 
 _BLOCK = 1024  # queries at once
-_RESULT = 64  # bytes a result needs while parts are merged and ids looked up
+_RESULT = 64  # bytes per result that are needed while parts are merged and ids looked up
 _TRIED = 256  # queries after which shortlisting may be given up
 
 
@@ -182,7 +182,7 @@ class Part:
 
     def search_keys(self, queries: Tensor, k: int, nprobe: int | None = None) -> Tensor:
         """int64 keys [q, min(k, items)] of positions among all."""
-        # not cut to the items of this part: which lists are probed depends on how many results are asked for
+        # not cut to the items of this part: which lists are probed depends on how many results are requested
         searcher = self.searcher
         options = (nprobe,) if isinstance(searcher, Lists) else ()
         keys = searcher.search_keys(queries, k, *options)

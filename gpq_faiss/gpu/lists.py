@@ -26,10 +26,10 @@ from .proof import SPARE, decide
 from .scan import Scan
 from .tensors import EMPTY_KEY, best_of, keys_of
 
-_CELL = 160  # bytes a code looked at needs: where it lies, its score and key, and their sort
-_ORDER = 96  # bytes a list and query need while the lists are put in order
+_CELL = 160  # bytes per scanned code: where it lies, its score and key, and their sort
+_ORDER = 96  # bytes per list and query while the lists are put in order
 _ROWS = 1024
-_WIDE = 1 << 16  # codes a query that keep a GPU busy
+_WIDE = 1 << 16  # codes per query that keep a GPU busy
 
 
 class DeviceLists:
@@ -220,7 +220,7 @@ def agree(parts: list[Any], *, shard: bool) -> None:
     """Have the list searchers of several parts of the items look at the same lists.
 
     Args:
-        parts: :class:`Lists`, one a device.
+        parts: :class:`Lists`, one per device.
         shard: each has a part of the items; else each has all.
     """
     if not shard or not parts:

@@ -55,7 +55,7 @@ def to_gpu(
             of the queries (``replica``).
         search: ``exact`` to the bit; k above 2,048 goes to torch alone, and so does everything where Faiss cannot take the
             codes or lists (at most 2,048 looked at), or needs more than ``memory`` for a query (:func:`scan_bytes`: some 8
-            bytes an item). ``approximate``: Faiss alone, with its own scores, lists and choice among ties, k up to 2,048, no
+            bytes per item). ``approximate``: Faiss alone, with its own scores, lists and choice among ties, k up to 2,048, no
             filters and ranges, no second copy of the codes on the GPU, and as much memory as one query needs.
         lists: of the flat form (default: by the number of items).
         group: search distinct codes (default: as the index does, or has switched to; a Faiss index does not).

@@ -39,7 +39,7 @@ _ENTRIES = 4096  # places of a look-up table that serves several codebooks
 _CELL = 256
 """Bytes an entry and query need at most: score, its sort with places, counts, sums, tie groups, dense results."""
 _ROWS = 1024
-_CELLS = 1 << 30  # entries a block, at most: torch's nonzero takes fewer than 2^31
+_CELLS = 1 << 30  # entries per block, at most: torch's nonzero takes fewer than 2^31
 _TABLE = 1 << 20  # harmonic numbers from a table; beyond, their expansion is exact to float64
 _EULER = 0.5772156649015329
 _LEAST = float(np.finfo(np.float64).tiny)

@@ -37,10 +37,10 @@ from .tensors import (
 )
 
 _CELL = 80  # bytes a score needs while it is made, turned into a key, selected and sorted
-_WIDE = 1 << 18  # codes a block that keep a GPU busy
-_ROWS = 1024  # queries a block, at most
+_WIDE = 1 << 18  # codes per block that keep a GPU busy
+_ROWS = 1024  # queries per block, at most
 _CELLS = 1 << 30  # scores a block, at most: torch's nonzero takes fewer than 2^31
-_MASKED = 64  # bytes an item that a filter lets through needs while such items are sought
+_MASKED = 64  # bytes per item that passes a filter, needed while such items are sought
 _DENSE = 4  # a block of which more than 1 in this many passes is selected from whole
 
 
@@ -259,7 +259,7 @@ class DeviceGroups:
 
     def expand(self, keys: Tensor, k: int) -> Tensor:
         """The ``k`` best items, int64 keys [Q, k], of the best groups, keys [Q, g] descending; empty keys where the
-        groups hold fewer. With min(k, all) groups a row these are the k best items of all."""
+        groups hold fewer. With min(k, all) groups per row these are the k best items of all."""
         scores, groups = split_keys(keys)
         there = groups >= 0
         sizes = torch.where(there, self.sizes[groups.clamp_min(0)], 0)

@@ -6,7 +6,7 @@ from ..errors import UsageError
 from ..faissio.header import Header
 
 LEAST_ROWS = 4096
-MOST_ROWS = 1 << 21  # a block that is read anew for every batch, and one that is kept (measured)
+MOST_ROWS = 1 << 21  # a block that is read again for every batch, and one that is kept (measured)
 KEPT_ROWS = 1 << 23
 _VISIT_BYTES = 64
 """What a list that a query looks at takes while it is put in order."""
@@ -50,7 +50,7 @@ class Budget:
         return int(min(rows, MOST_ROWS))
 
     def block_rows(self, threads: int, queries: int, k: int) -> int:
-        """Rows a block: what one row takes in memory, in each thread. Raises as :meth:`rows_for`."""
+        """Rows per block: what one row takes in memory, in each thread. Raises as :meth:`rows_for`."""
         size = self._header.code_size
         if self.lists:
             return self._capped(self.rows_for(size * 6 + 40, threads, queries, k))
@@ -71,7 +71,7 @@ class Budget:
         return self.memory - needed > queries * self.query_bytes(threads, k)
 
     def kept_rows(self, threads: int) -> int:
-        """Rows a block that is kept."""
+        """Rows per block that is kept."""
         return self._capped(max(LEAST_ROWS, min(KEPT_ROWS, -(-self._header.n // threads))))
 
     def _capped(self, rows: int) -> int:

@@ -1,6 +1,6 @@
 """An index over a file that stays on disk: codes are read in blocks, each searched exactly.
 
-Opening reads the header alone. A search holds a block of codes a thread, packs it for FastScan (or takes float tables
+Opening reads the header alone. A search holds a block of codes per thread, packs it for FastScan (or takes float tables
 where a batch is too small to pay for that), and merges the best of all blocks: equal to a search in memory to the bit.
 What a block must beat to matter is known from the blocks before, which makes most proofs short. A file of the fastscan
 form needs no packing; and where the budget holds all packed codes of a file without ids, they are kept for the searches to
@@ -50,6 +50,7 @@ MEMORY = "1GB"
 FAST_BATCH = 4  # queries from which packing a block for FastScan pays
 ALIGNED = 384  # FastScan's own blocks, of 32 to 128 codes, stay whole
 _SAMPLE = 128  # sample queries
+_IDS = 1 << 20  # ids that are looked through at a time
 
 Asked = list[tuple[int, NDArray[np.int64] | None]]
 """Lists, each with the rows of the queries that look at it (None: all)."""
@@ -173,6 +174,7 @@ class FileIndex:
         where: Filter | None = None,
         threads: int | None = None,
         block: int = 1024,
+        lists: Ids | None = None,
     ) -> tuple[Floats, Ids]:
         """The ``k`` best items of every query; of lists the nearest ``nprobe``, and more where these hold fewer than ``k``.
 
@@ -182,6 +184,7 @@ class FileIndex:
             nprobe: lists that a query probes (default: :attr:`nprobe`); all of them give the exact answer.
             where, threads: as :meth:`.memory.MemoryIndex.search`.
             block: queries at a time; codes are read once for each block.
+            lists: int64 [Q, any], the lists that each query probes, -1 for none: of a shard, whose index chooses them.
 
         Returns:
             D float32 [Q, k], larger first; I int64 [Q, k], equal scores by ascending id.
@@ -194,16 +197,16 @@ class FileIndex:
         queries, k, workers, block = self._prelude(xq, k, threads, block)
         nprobe = self.check_nprobe(nprobe)
         # k lists hold k items; a filter may leave too few in all lists
-        block = self.budget.fewer(block, self.lists if where is not None else min(self.lists, max(nprobe, k)))
-        count = self._count(where)
+        most = self.lists if where is not None else min(self.lists, max(nprobe, k))
+        block = self.budget.fewer(block, most if lists is None else lists.shape[1])
+        count = self.count(where) if lists is None else None
         D = np.empty((len(queries), k), np.float32)
         found = np.empty((len(queries), k), np.int64)
         with self.unchanged(), omp_threads(threads):
             for start in range(0, len(queries), block):
                 part = slice(start, start + block)
-                best = self._search(
-                    queries[part], k, self._asked(queries[part], nprobe, k, count), where, workers
-                )
+                near = self._near(queries[part], nprobe, k, count) if lists is None else lists[part]
+                best = self._search(queries[part], k, self._asked(near), where, workers)
                 D[part], found[part] = best.D, best.found
         return D, found
 
@@ -217,6 +220,7 @@ class FileIndex:
         limit: int = LIMIT,
         threads: int | None = None,
         block: int = 64,
+        lists: Ids | None = None,
     ) -> tuple[Ids, Floats, Ids]:
         """All items that score at least ``min_score``, as :meth:`.memory.MemoryIndex.range_search`.
 
@@ -224,6 +228,7 @@ class FileIndex:
 
         Args:
             nprobe: only those in so many of the nearest lists (default: all lists).
+            lists: as :meth:`search`.
 
         Raises:
             UsageError, DataError: see there and :meth:`search`.
@@ -233,7 +238,7 @@ class FileIndex:
         check_block(block)
         queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
         nprobe = self.lists if nprobe is None else self.check_nprobe(nprobe)
-        count = None if nprobe == self.lists else self._count(where)
+        count = None if nprobe == self.lists or lists is not None else self.count(where)
         block = (
             self.budget.fewer(block, nprobe if where is None else self.lists) if self.lists else len(queries)
         )
@@ -242,7 +247,8 @@ class FileIndex:
         def parts() -> Iterator[Part]:
             for first in range(0, len(queries), block):
                 some = queries[first : first + block]
-                for visit in self._visits(self._asked(some, nprobe, 0, count), rows):
+                near = self._near(some, nprobe, 0, count) if lists is None else lists[first : first + block]
+                for visit in self._visits(self._asked(near), rows):
                     held = self._blocks.read(visit, where, fast=True)
                     if held is None:
                         continue
@@ -301,11 +307,14 @@ class FileIndex:
                 waiting.clear()
         return best
 
-    def _asked(self, xq: Floats, nprobe: int, k: int, count: Callable[[Ids], Ids] | None) -> Asked:
+    def _near(self, xq: Floats, nprobe: int, k: int, count: Callable[[Ids], Ids] | None) -> Ids | None:
+        """The lists that each query probes; None where there are no lists."""
+        return None if self._probing is None else self._probing.lists(xq, nprobe, k, count)
+
+    def _asked(self, nearest: Ids | None) -> Asked:
         """Each list that any query probes, with the rows of these queries; lists near to some query first."""
-        if self._probing is None:
+        if nearest is None:
             return [(0, None)]
-        nearest = self._probing.lists(xq, nprobe, k, count)
         order = np.argsort(nearest.reshape(-1), kind="stable")
         numbers, starts = np.unique(nearest.reshape(-1)[order], return_index=True)
         rows = np.split(order // nearest.shape[1], starts[1:])
@@ -325,8 +334,9 @@ class FileIndex:
             for start in range(0, size, rows):
                 yield Visit(number, start, min(size, start + rows), queries)
 
-    def _count(self, where: Filter | None) -> Callable[[Ids], Ids] | None:
-        """How many items of lists pass a filter; each list is looked through once."""
+    def count(self, where: Filter | None) -> Callable[[Ids], Ids] | None:
+        """How many items of lists pass a filter: numbers of lists to items, of their shape. Each list is looked through once.
+        None where all items pass, or there are no lists."""
         if where is None or not self.lists:
             return None
         passing = np.full(self.lists, -1, np.int64)
@@ -375,6 +385,34 @@ class FileIndex:
         assert self._probing is not None
         return self._probing.nearest(xq, nprobe)
 
+    @property
+    def centroids(self) -> Floats | None:
+        """float32 [lists, M*d]; None where there are no lists."""
+        return self._header.centroids
+
+    def id_blocks(self, rows: int = _IDS) -> Iterator[Ids]:
+        """The ids of all items as they lie in the file, int64, at most ``rows`` at a time."""
+        with self.unchanged():
+            for number, start, stop in self._spans(rows):
+                yield self._header.ids(self._source, number, start, stop)
+
+    def code_of(self, item: int) -> Codes | None:
+        """The code of an item, uint8 [code_size]; None where no item has this id. All ids are looked through."""
+        with self.unchanged():
+            for number, start, stop in self._spans(_IDS):
+                at = np.flatnonzero(self._header.ids(self._source, number, start, stop) == item)
+                if len(at):
+                    row = start + int(at[0])
+                    return np.asarray(self.codes(number, row, row + 1)[0])
+        return None
+
+    def _spans(self, rows: int) -> Iterator[tuple[int, int, int]]:
+        """Number of a list, first row and end, for all rows."""
+        for number in np.flatnonzero(self.sizes).tolist():
+            size = int(self.sizes[number])
+            for start in range(0, size, rows):
+                yield number, start, min(size, start + rows)
+
     def codes(self, number: int, start: int, stop: int) -> Codes:
         """Codes of rows ``start:stop`` of a list, uint8 [n, code_size]."""
         return self._header.codes(self._source, number, start, stop)
@@ -415,7 +453,7 @@ class FileIndex:
             block = self.budget.fewer(block, self.lists)
             list_of = np.empty((len(xq), k), np.int32)
             for s in range(0, len(xq), block):
-                asked = self._asked(xq[s : s + block], self.lists, k, None)
+                asked = self._asked(self._near(xq[s : s + block], self.lists, k, None))
                 list_of[s : s + block] = self._search(xq[s : s + block], k, asked, None, workers).list_of
             chosen, points = operating_points(
                 self._probing, xq, k, list_of, recall, lambda n: self.search(xq, k, nprobe=n, threads=threads)

@@ -31,7 +31,15 @@ def id_list(ids: ArrayLike | set[int] | frozenset[int] | range, what: str) -> Id
 
 @dataclass(frozen=True, eq=False)
 class Allow:
-    """Only these ids; ids that no item has are ignored."""
+    """Only these ids; ids that no item has are ignored.
+
+    Examples:
+        >>> import gpq_faiss as gpq
+        >>> Z = np.eye(16, dtype=np.float32)[None]
+        >>> index = gpq.MemoryIndex.build(np.array([[0], [1], [2]], np.uint8), Z, ids=[10, 20, 30])
+        >>> index.search(np.arange(16.0)[None], 1, where=gpq.Allow([10, 20]))[1].tolist()
+        [[20]]
+    """
 
     ids: ArrayLike | set[int] | frozenset[int] | range
 
@@ -45,7 +53,15 @@ class Allow:
 
 @dataclass(frozen=True, eq=False)
 class Deny:
-    """All but these ids; ids that no item has are ignored."""
+    """All but these ids; ids that no item has are ignored.
+
+    Examples:
+        >>> import gpq_faiss as gpq
+        >>> Z = np.eye(16, dtype=np.float32)[None]
+        >>> index = gpq.MemoryIndex.build(np.array([[0], [1], [2]], np.uint8), Z, ids=[10, 20, 30])
+        >>> index.search(np.arange(16.0)[None], 2, where=gpq.Deny([30]))[1].tolist()
+        [[20, 10]]
+    """
 
     ids: ArrayLike | set[int] | frozenset[int] | range
 

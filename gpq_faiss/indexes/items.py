@@ -21,7 +21,7 @@ def check_ids(ids: ArrayLike, n: int, *, what: str = "ids") -> Ids:
     """
     array = as_array(ids, what)
     if array.dtype.kind not in "iu" or array.shape != (n,):
-        raise DataError(f"{what}: {array.dtype} {array.shape}, expected {n:,} whole numbers, one an item")
+        raise DataError(f"{what}: {array.dtype} {array.shape}, expected {n:,} whole numbers, one per item")
     array = as_int64(array, what)
     if n and bool((array == -1).any()):
         raise DataError(f"{what}: -1 marks a missing result and cannot be an item's id: choose another")

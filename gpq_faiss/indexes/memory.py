@@ -96,6 +96,13 @@ class MemoryIndex:
         Raises:
             UsageError: over 256 codebooks; an unknown kind; ``fused``, ``fastscan`` or ``ivf`` of codebooks that have not 16 codewords.
             DataError: codes, codebooks or ids unfit, or no codes at all.
+
+        Examples:
+            >>> Z = np.eye(16, dtype=np.float32)[None].repeat(2, axis=0)  # 2 codebooks of 16 codewords in 16 dimensions
+            >>> index = MemoryIndex.build(np.array([[0x00], [0x21], [0x21]], np.uint8), Z, ids=[7, 8, 9])
+            >>> scores, ids = index.search(np.arange(32.0)[None], 3)  # equal scores by ascending id
+            >>> scores.tolist(), ids.tolist()
+            ([[19.0, 19.0, 16.0]], [[8, 9, 7]])
         """
         Z = check_codebooks(codebooks).copy()  # whoever goes on with their own arrays changes nothing here
         if len(Z) > MAX_CODEBOOKS:
@@ -134,6 +141,11 @@ class MemoryIndex:
         """uint8 [ntotal, code_size] in the order of :attr:`ids`, to be left as they are."""
         return self._items.codes
 
+    def code_of(self, item: int) -> Codes | None:
+        """The code of an item, uint8 [code_size]; None where no item has this id."""
+        at = int(self._items.positions_of(np.array([item], np.int64))[0])
+        return None if at < 0 else self.codes[at]
+
     @property
     def groups(self) -> Groups | None:
         """Distinct codes and the positions of their items, where they are grouped; to be left as they are."""
@@ -165,7 +177,7 @@ class MemoryIndex:
 
     def stats(self) -> dict[str, Any]:
         """What happened so far: ``queries``, ``exhaustive`` (all codes scored at once, being few), ``retried`` (first
-        candidates did not prove the top k), ``rescored`` (handed on to float tables), ``brute_forced``, and
+        candidates did not prove the top k), ``rescored`` (scored again by float tables), ``brute_forced``, and
         ``proven_first``, the share of the shortlisted queries that needed no widening (None where there was none)."""
         return self._engine.stats()
 
@@ -288,7 +300,7 @@ class MemoryIndex:
         return self._filtered.get(mask, make)
 
     def keep_items(self) -> None:
-        """Never switch to distinct codes unasked, which take memory of their own; nor do engines that are made from it."""
+        """Never switch to distinct codes by itself, which take memory of their own; nor do indexes made from it."""
         self._may_group = self._engine.may_group = False
         self._filtered.clear()
 
@@ -432,7 +444,7 @@ class MemoryIndex:
     # Plans and files -------------------------------------------------------------------------------------------------
 
     def to(self, kind: str | Plan, *, ivf: IvfSettings | None = None) -> MemoryIndex:
-        """The same items searched in another way; nothing is encoded again, and the codes are shared.
+        """The same items as another kind of index; nothing is encoded again, and the codes are shared.
 
         Raises:
             UsageError: see :meth:`build`.

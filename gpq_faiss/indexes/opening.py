@@ -6,17 +6,19 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from ..errors import DataError, UsageError
+from ..errors import DataError, MismatchError, UsageError
 from ..faissio.header import has_lists
 from ..faissio.io import load_index, read_sidecar, sidecar_path
 from ..faissio.layout import layout_of
 from ..faissio.storage import Packing
 from ..inputs import check_file, parse_bytes
-from .file import FileIndex, open_file
+from .file import MEMORY, FileIndex, open_file
 from .items import Items
 from .lists import IvfSettings
+from .manifest import Manifest, is_manifest, read_manifest
 from .memory import MemoryIndex
 from .plan import KINDS, Plan
+from .sharded import ShardedIndex
 
 
 def of_faiss(
@@ -81,53 +83,152 @@ _GROUPED_COPIES = 20
 
 
 def open_index(
-    index: str | Path,
+    index: Any,
     kind: str = "auto",
     memory: str | int | None = None,
     nprobe: int | None = None,
-) -> MemoryIndex | FileIndex:
-    """Open an index file in memory, or in place where the budget does not hold it.
+    *,
+    in_place: bool = False,
+) -> MemoryIndex | FileIndex | ShardedIndex:
+    """Open an index file in memory, or in place where the budget does not hold it; or the shards of a manifest as one index.
 
     Args:
+        index: the path of an index file or of a ``manifest.json``, or a Faiss index, whose codes are copied into memory.
         kind: see :data:`.plan.KINDS`. ``auto``: lists where the file has lists, else exact; in memory each
             distinct code is scored once where few enough are (:func:`..codes.groups.worth_grouping`).
         memory: budget for the arrays of the search; without one, the index is read into memory. Codes are grouped only
             where it holds what that takes for a while, up to 20 times the file.
         nprobe: for lists.
+        in_place: search the file where it lies, however much the budget holds (default budget: 1 GB). Only the header is
+            read now; the index keeps the file open until it is closed.
 
     Raises:
         UsageError: an unknown kind, one that cannot be searched in place, or ``nprobe`` without lists.
         DataError, MismatchError: as :func:`open_in_memory`.
+
+    Examples:
+        >>> import faiss, numpy as np, tempfile
+        >>> from gpq_faiss.codes.codebooks import inject
+        >>> Z = np.eye(16, dtype=np.float32)[None].repeat(2, axis=0)
+        >>> filled = inject(Z)  # a plain Faiss index
+        >>> filled.add_sa_codes(np.array([[0x00], [0x21]], np.uint8))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     faiss.write_index(filled, f"{folder}/i.faiss")
+        ...     for in_place in (False, True):
+        ...         index = open_index(f"{folder}/i.faiss", "exact", in_place=in_place)
+        ...         scores, ids = index.search(np.arange(32.0)[None], 2)
+        ...         print(index.ntotal, scores.tolist(), ids.tolist())
+        ...         index.close()
+        2 [[19.0, 16.0]] [[1, 0]]
+        2 [[19.0, 16.0]] [[1, 0]]
     """
     Plan.of(kind)
-    path = Path(index)
+    opened: MemoryIndex | FileIndex
+    if not isinstance(index, str | Path):
+        if memory is not None or in_place:
+            raise UsageError("a Faiss index is in memory: a budget and in_place belong to index files")
+        opened = open_in_memory(index, kind)
+    elif is_manifest(Path(index)):
+        return open_shards(read_manifest(index), kind, memory, nprobe, in_place=in_place)
+    else:
+        opened = _open_path(Path(index), kind, memory, in_place)
+    if nprobe is not None:
+        if not opened.lists or kind == "exact":
+            raise UsageError(
+                f"nprobe belongs to lists, which this search of {index} does not use: take kind 'ivf'"
+            )
+        opened.set_nprobe(nprobe)
+    return opened
+
+
+def _open_path(path: Path, kind: str, memory: str | int | None, in_place: bool) -> MemoryIndex | FileIndex:
+    """:func:`open_index` of a path, ``nprobe`` left as it is."""
     check_file(path, "an index file (gpq index, or faiss.write_index)")
     copies = 0.0 if memory is None or not path.is_file() else path.stat().st_size / parse_bytes(memory)
-    opened: MemoryIndex | FileIndex
-    if _COPIES * copies > 1:
-        assert memory is not None
-        opened = open_file(path, memory)
+    if in_place or _COPIES * copies > 1:
+        budget = MEMORY if memory is None else memory
+        opened = open_file(path, budget)
         if kind not in ("auto", "exact", "ivf") or (kind == "ivf" and not opened.lists):
             raise UsageError(
-                f"{path} is searched in place with {memory}, which kind {kind!r} cannot: take 'exact', raise --memory, "
+                f"{path} is searched in place with {budget}, which kind {kind!r} cannot: take 'exact', raise --memory, "
                 "or build the index with that kind"
             )
         if opened.lists and kind == "exact":
             opened.set_nprobe(opened.lists)
-    else:
-        sidecar = read_sidecar(path)
-        if kind == "auto" and sidecar is not None and has_lists(path):
-            kind = "ivf"
-        tight = _GROUPED_COPIES * copies > 1
-        if tight and kind == "auto" and not (sidecar is None and has_lists(path)):
-            kind = "exact"
-        opened = held = open_in_memory(path, kind=None if kind == "auto" and sidecar is None else kind)
-        if tight:
-            held.keep_items()
-    if nprobe is not None:
-        if not opened.lists or kind == "exact":
-            raise UsageError(
-                f"nprobe belongs to lists, which this search of {path} does not use: take kind 'ivf'"
-            )
-        opened.set_nprobe(nprobe)
-    return opened
+        return opened
+    sidecar = read_sidecar(path)
+    if kind == "auto" and sidecar is not None and has_lists(path):
+        kind = "ivf"
+    tight = _GROUPED_COPIES * copies > 1
+    if tight and kind == "auto" and not (sidecar is None and has_lists(path)):
+        kind = "exact"
+    held = open_in_memory(path, kind=None if kind == "auto" and sidecar is None else kind)
+    if tight:
+        held.keep_items()
+    return held
+
+
+def open_shards(
+    manifest: Manifest,
+    kind: str = "auto",
+    memory: str | int | None = None,
+    nprobe: int | None = None,
+    *,
+    in_place: bool = False,
+    total: int | None = None,
+) -> ShardedIndex:
+    """Open the shards of a manifest as one index; shards with lists are searched in place, unless kind ``exact`` is requested.
+
+    Args:
+        kind, nprobe: as :func:`open_index`, but for ``fastscan``, whose answers are not those of one file.
+        memory: budget for all shards together: they are searched in place, one after another, where it does not hold them.
+        in_place: search the files, whatever the budget.
+        total: bytes of all shards that share the budget (default: of these).
+
+    Raises:
+        DataError: a shard is missing or damaged; names it.
+        MismatchError: a shard is of another model or was changed, or the shards have different lists.
+        UsageError: a kind that these shards do not have, or ``nprobe`` without lists.
+    """
+    if Plan.of(kind).search == "approximate":
+        raise UsageError(
+            f"{manifest.path}: shards are not searched by kind {kind!r}: take auto, exact or ivf"
+        )
+    budget = None if memory is None else parse_bytes(memory)
+    total = total or sum(shard.bytes for shard in manifest.shards)
+    in_place = in_place or (budget is not None and _COPIES * total > budget)
+    opened: list[MemoryIndex | FileIndex] = []
+    try:
+        for shard in manifest.shards:
+            manifest.check(shard)
+            path = manifest.file(shard)
+            try:
+                lists = kind in ("auto", "ivf") and has_lists(path)
+                if kind == "ivf" and not lists:
+                    raise UsageError(f"{manifest.path}: shard {shard.file} has no lists: take kind 'auto'")
+                if in_place or lists:
+                    index: Any = open_file(path, budget or MEMORY)
+                    if kind == "exact" and index.lists:
+                        index.set_nprobe(index.lists)
+                else:
+                    index = _open_path(path, kind, budget and max(1, budget * shard.bytes // total), False)
+            except DataError as error:
+                raise type(error)(f"{manifest.path}: shard {shard.file}: {error}") from error
+            opened.append(index)
+            if index.fingerprint != manifest.codebooks_fingerprint:
+                raise MismatchError(
+                    f"{manifest.path}: shard {shard.file} is of another model ({index.fingerprint}, not "
+                    f"{manifest.codebooks_fingerprint}): put a shard of this model in its place"
+                )
+        made = ShardedIndex(manifest, opened)
+        if nprobe is not None:
+            if not made.lists or kind == "exact":
+                raise UsageError(
+                    f"nprobe belongs to lists, which this search of {manifest.path} does not use: take kind 'ivf'"
+                )
+            made.set_nprobe(nprobe)
+    except BaseException:
+        for index in opened:
+            index.close()
+        raise
+    return made

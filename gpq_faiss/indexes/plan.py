@@ -70,7 +70,7 @@ class Plan:
             raise UsageError(f"{self.kind} of 4-bit codes: they lie in bytes, or in FastScan's blocks")
         if K != 16 and (self.search != "exact" or self.packing == "bytes"):
             raise UsageError(
-                f"kind {self.kind!r} needs 16 codewords a codebook, these have {K}: use 'exact' or 'flat'"
+                f"kind {self.kind!r} needs 16 codewords per codebook, these have {K}: use 'exact' or 'flat'"
             )
 
     def storage(self, M: int) -> Storage:

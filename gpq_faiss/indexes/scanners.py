@@ -137,14 +137,14 @@ class FastScan:
 
     @classmethod
     def of_packed(cls, codes: PackedCodes, Z: Floats) -> FastScan:
-        """Of codes that are in blocks already: one copy in memory, nothing is packed anew."""
+        """Of codes that are in blocks already: one copy in memory, nothing is packed again."""
         scan = cls.empty(Z, codes.rows)
         scan.fill(len(codes), lambda held: np.copyto(held, codes.packed))
         return scan
 
     @classmethod
     def empty(cls, Z: Floats, rows: int) -> FastScan:
-        """Without codes, for :meth:`fill`; ``rows`` codes a block."""
+        """Without codes, for :meth:`fill`; ``rows`` codes per block."""
         scan = cls.__new__(cls)
         scan.M, _, scan.d = (int(n) for n in Z.shape)
         scan.index = faiss.IndexPQFastScan(inject(Z), rows)

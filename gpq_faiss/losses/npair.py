@@ -11,10 +11,15 @@ class NPairPQLoss(nn.Module):
 
     Logits are S = X Qᵀ, summed over the M sub-spaces: vectors against soft-assigned vectors, as in search.
     Targets are Y Yᵀ with each row normalised to sum 1, Y being multi-hot; single-label data are the special
-    case of one 1 a row. The loss is the mean over the labelled rows of -Σ_j target_ij log softmax_j(S_ij).
+    case of one 1 per row. The loss is the mean over the labelled rows of -Σ_j target_ij log softmax_j(S_ij).
 
     Rows without any label enter neither as anchors nor in the softmax. A batch without a labelled row has
     loss 0.
+
+    Examples:
+        >>> x = torch.eye(2)[:, None]  # two items in one sub-space of two dimensions, orthogonal
+        >>> round(float(NPairPQLoss()(x, x, labels=torch.eye(2))), 4)  # log(1 + 1/e)
+        0.3133
     """
 
     def forward(self, x: Tensor, q: Tensor, labels: Tensor) -> Tensor:

@@ -1,1 +1,1 @@
-"""Everything that turns vectors or images into codes, a file a method."""
+"""Everything that turns vectors or images into codes, a file per method."""

@@ -5,7 +5,7 @@ as the probability that they are of one class, p(query) · p(item), as if drawn 
 below this has learnt less about the neighbours than the classes alone tell. (Sablayrolles, Douze, Usunier and Jégou, "How should
 we evaluate supervised hashing?", ICASSP 2017, on why this baseline has to be there.)
 
-With several labels an item the targets are its labels, each with an equal share, as in GPQ's own classifier.
+With several labels per item the targets are its labels, each with an equal share, as in GPQ's own classifier.
 No compression: the code is C float32 numbers, whatever number of bits the codes beside it have.
 
 Two more rows tell what the parts of class-posterior codes are worth without a code: ``classifier-6`` is the mean of six such nets, and
@@ -31,7 +31,7 @@ from .leave_one_out import MOST_ROWS, leave_one_out
 from .posterior import LEAST_SHARE
 from .propagation import items_to_compare, propagate
 
-_ENCODE_ROWS = 4096  # fixed, so that a vector's probabilities do not depend on how many are asked for
+_ENCODE_ROWS = 4096  # fixed, so that a vector's probabilities do not depend on how many are requested
 
 
 class Classifier(Coder):

@@ -18,12 +18,12 @@ from ..config import Config
 from ..data.base import Dataset
 from ..losses import NPairPQLoss, SubspaceClassification, SubspaceEntropy, TripletPQLoss
 from ..nn.gpq import GPQNetwork
-from ..nn.gpq_beliefs import BeliefNetwork
+from ..nn.gpq_soft import SoftGPQNetwork
 from ..nn.model import build_network, input_description
 from ..nn.posterior import PosteriorNetwork
-from ..nn.quantizer import reverse_gradient, soft_assign
+from ..nn.quantizer import at_least_float32, reverse_gradient, soft_assign
 from .averaged import AveragedMethod
-from .gpq_beliefs import BeliefGPQ
+from .gpq_soft import SoftGPQ
 from .posterior import PosteriorCodes
 from .trainable import TrainingBatch
 
@@ -40,14 +40,14 @@ class GPQ(AveragedMethod[GPQNetwork]):
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """The terms that have a weight, and their sum; see the module's head."""
-        loss, n, net, x = self.config.loss, len(batch.y), self.network, batch.x
+        loss, n, net = self.config.loss, len(batch.y), self.network
         # Only the backbone runs in bf16: cosines times α = 20 need more than eight bits.
-        with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=amp):
-            if self.config.gpq.details == "authors" and len(x) > n:
-                raw = torch.cat([net.backbone(x[:n]), net.backbone(x[n:])])
+        with torch.autocast(batch.x.device.type, dtype=torch.bfloat16, enabled=amp):
+            if self.config.gpq.details == "authors" and batch.has_unlabelled:
+                raw = batch.joint_apart(net.backbone)
             else:
-                raw = net.backbone(x)
-        raw = raw.float()
+                raw = batch.joint(net.backbone)
+        raw = at_least_float32(raw)
         labelled = net.directions(raw[:n])
         prototypes = net.classifier.raw
         quantised = soft_assign(labelled, net.codebooks(), net.alpha)
@@ -56,20 +56,20 @@ class GPQ(AveragedMethod[GPQNetwork]):
         if loss.lambda1:
             parts["classification"] = self.classification(labelled, prototypes, batch.y)
             total = total + loss.lambda1 * parts["classification"]
-        if loss.lambda2 and len(x) > n:
+        if loss.lambda2 and len(raw) > n:
             unlabelled = net.directions(reverse_gradient(raw[n:]))
             parts["entropy"] = self.entropy(unlabelled, prototypes)
             total = total - loss.lambda2 * parts["entropy"]
-        return {"total": total, **parts}
+        return self.extra_losses.add({"total": total, **parts}, raw, batch.y)
 
 
 def build_gpq(
     config: Config, dataset: Dataset, image_size: int, n_classes: int
-) -> GPQ | BeliefGPQ | PosteriorCodes:
+) -> GPQ | SoftGPQ | PosteriorCodes:
     """A fresh GPQ for the items of ``dataset``: the paper's, the one with soft targets, or class-posterior codes."""
     network = build_network(config, input_description(dataset, image_size), n_classes)
-    if isinstance(network, BeliefNetwork):
-        return BeliefGPQ(network, config)
+    if isinstance(network, SoftGPQNetwork):
+        return SoftGPQ(network, config)
     if isinstance(network, PosteriorNetwork):
         return PosteriorCodes(network, config)
     return GPQ(network, config)

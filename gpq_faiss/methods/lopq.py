@@ -37,7 +37,7 @@ from .pq import CODEWORDS, NBITS, behind
 
 LEAST = 8 * CODEWORDS
 """Training vectors that a cell needs for codebooks of its own."""
-_PER_CELL = 256  # training vectors a cell, on average
+_PER_CELL = 256  # training vectors per cell, on average
 _BLOCK_BYTES = 64 << 20  # of temporary arrays
 
 
@@ -228,7 +228,7 @@ class LOPQ(Coder):
     # ----------------------------------------------------------------------------------------------------------- index
 
     def index(self) -> CellShards:
-        """``faiss.IndexShards`` with a shard a cell, which ranks exactly as :meth:`score` does; see :class:`CellShards`.
+        """``faiss.IndexShards`` with a shard per cell, which ranks exactly as :meth:`score` does; see :class:`CellShards`.
 
         One ``IndexIVFPQ`` cannot hold it: that has one set of codebooks and one rotation for all its cells.
         """
@@ -240,7 +240,7 @@ _IndexShards: Any = faiss.IndexShards  # its annotations lack half of its method
 
 
 class CellShards(_IndexShards):  # type: ignore[misc]
-    """A shard a cell: ``IndexIDMap`` of ``IndexPreTransform`` (x, scaled, to R (x - c)) of ``IndexPQ`` (L2).
+    """A shard per cell: ``IndexIDMap`` of ``IndexPreTransform`` (x, scaled, to R (x - c)) of ``IndexPQ`` (L2).
 
     Rotations keep lengths, so distances of different cells compare, and the merged result is the whole ranking. ``add`` is the one
     thing that differs from Faiss: it takes each vector to the shard of its cell (Faiss would deal them out evenly), numbered on

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..cluster.tasks import run_all, split
 from ..codes.bits import unpack_codes
 from ..data.base import Dataset, FeatureDataset
 from ..data.labels import Labels
@@ -18,7 +20,7 @@ from ..data.protocols import Split
 from ..data.reader import Reader
 from ..errors import UsageError
 from ..evaluation.likeness import Likeness, Neighbours, likeness, nearest, spaced_queries
-from ..evaluation.ranking import RankingResult, ScoreFunction, rank_codes
+from ..evaluation.ranking import Measured, RankingResult, ScoreFunction, measure_codes, rank_codes
 from ..progress import stage
 from .base import Coder, Codes, Floats
 from .registry import make_method
@@ -80,10 +82,24 @@ class Coded:
         _, M, K = tables.shape
         return tables, unpack_codes(self.codes, M, K)
 
-    def rank(self, labels: Labels, **options: Any) -> RankingResult:
-        """Rank the database for every query; ``options`` as for :func:`.rank_codes`."""
+    def rank(self, labels: Labels, *, ray: str | None = None, **options: Any) -> RankingResult:
+        """Rank the database for every query, on the cluster at ``ray`` where one is given; ``options`` as for :func:`.rank_codes`."""
         query, base = labels.take(self.query_rows), labels.take(self.base_rows)
-        return rank_codes(*self.scorer, query, base, **options)
+        if ray is None:
+            return rank_codes(*self.scorer, query, base, **options)
+        here: dict[str, Any] = {**options, "threads": 1}
+        there = {"ties": "expected", "k": None, "denominator": "relevant", "ks": (), "levels": None, **here}
+
+        def spread(tasks: Sequence[int]) -> list[Measured]:
+            # Each preparation looks at the whole database, so a core gets its tasks at once.
+            parts = split(tasks, ray)
+            found = run_all(
+                measure_codes, [(part,) for part in parts], ray, shared=(*self.scorer, query, base, there)
+            )
+            by_task = dict(zip(chain(*parts), chain(*found), strict=True))
+            return [by_task[task] for task in tasks]
+
+        return rank_codes(*self.scorer, query, base, **here, spread=spread)
 
     def likeness(self, neighbours: Neighbours, dataset: Dataset) -> Likeness:
         """Measure the ranking against the neighbours by input, of :func:`input_neighbours`."""

@@ -10,8 +10,10 @@ Reasons and figures: ``docs/recommended.md``.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +31,7 @@ from ..nn.quantizer import reverse_gradient
 from .averaged import AveragedMethod
 from .codewords import fit_codewords
 from .leave_one_out import MOST_ROWS, leave_one_out
-from .posterior_codebooks import fit_class_codebooks, weights_of_parts
+from .posterior_codebooks import ClassCodebooks, fit_class_codebooks, weights_of_parts
 from .propagation import items_to_compare, propagate
 from .trainable import TrainableMethod, TrainingBatch
 
@@ -92,6 +94,23 @@ class PosteriorCodes(AveragedMethod[PosteriorNetwork]):
             head.noise = found.noise
             log.info("noise of deviation %.2f on the inputs", found.noise)
         self._propagate(reader, rows, y)
+
+    def prepared(self) -> dict[str, Any]:
+        """The accuracy, the noise of features and the pseudo-labels."""
+        return {
+            "accuracy": self.accuracy,
+            "noise": getattr(self.network.backbone.head, "noise", None),
+            "rows": torch.from_numpy(self.rows),
+            "pseudo_labels": self.pseudo_labels,
+            "weight": self.weight,
+        }
+
+    def take_prepared(self, found: dict[str, Any]) -> None:
+        """See :meth:`prepared`."""
+        self.accuracy, self.weight = found["accuracy"], found["weight"]
+        self.rows, self.pseudo_labels = found["rows"].numpy(), found["pseudo_labels"]
+        if found["noise"] is not None:
+            self.network.backbone.head.noise = found["noise"]
 
     def adopt(self, other: TrainableMethod) -> None:
         """The class networks, their average, and how often they will be right."""
@@ -174,19 +193,19 @@ class PosteriorCodes(AveragedMethod[PosteriorNetwork]):
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """The terms that have a weight, and their sum."""
-        loss, n, net, x = self.config.loss, len(batch.y), self.network, batch.x
-        _, raw = net.features(x, amp)
+        loss, n, net = self.config.loss, len(batch.y), self.network
+        raw = batch.joint(lambda x: net.features(x, amp)[1])
         prototypes = net.classifier.raw
         parts = {"classification": self.classification(net.directions(raw[:n]), prototypes, batch.y)}
         total = loss.lambda1 * parts["classification"]
-        if self.pseudo_labels is not None and len(x) > n:
+        if self.pseudo_labels is not None and len(raw) > n:
             pseudo_labels = self._pseudo_labels_of(batch.unlabelled_rows).to(raw.device)
             parts["propagation"] = self.propagation(net.directions(raw[n:]), prototypes, pseudo_labels)
             total = total + loss.lambda1 * self.weight * parts["propagation"]
-        if loss.lambda2 and len(x) > n:
+        if loss.lambda2 and len(raw) > n:
             parts["entropy"] = self.entropy(net.directions(reverse_gradient(raw[n:])), prototypes)
             total = total - loss.lambda2 * parts["entropy"]
-        return {"total": total, **parts}
+        return self.extra_losses.add({"total": total, **parts}, raw, batch.y)
 
     @torch.no_grad()
     def fit_codebooks(self, sample: Callable[[int], Iterator[Tensor]], *, final: bool = False) -> None:
@@ -200,22 +219,7 @@ class PosteriorCodes(AveragedMethod[PosteriorNetwork]):
         if self.accuracy is not None:
             source.fit_power(posterior, self.accuracy)
         source.fit_residual(features, posterior)
-        K, seed = self.config.quantizer.codewords, self.config.training.seed
-        tempered = source.tempered(posterior)
-        with torch.enable_grad():
-            found = fit_class_codebooks(posterior, tempered, source.A, K, seed=seed)
-        residual = source.residual(features, posterior)
-        feature_codewords = residual.new_zeros(0, K, residual.shape[1]).cpu()
-        if source.A < source.M:
-            feature_codewords = fit_codewords(residual, source.M - source.A, K, seed=seed)
-        weights = weights_of_parts(
-            found,
-            feature_codewords,
-            posterior.cpu(),
-            tempered.cpu(),
-            residual.cpu(),
-            self.config.posterior.feature_weight,
-        )
+        found, feature_codewords, weights = self._fit(source, features, posterior)
         for network in (source, self.network):
             device = network.tables.device
             network.place(
@@ -227,3 +231,30 @@ class PosteriorCodes(AveragedMethod[PosteriorNetwork]):
             )
             for name in ("power", "principal_axes", "offset", "prediction"):
                 getattr(network, name).copy_(getattr(source, name))
+
+    def _fit(
+        self, source: PosteriorNetwork, features: Tensor, posterior: Tensor
+    ) -> tuple[ClassCodebooks, Tensor, Tensor]:
+        """Class codebooks, feature codewords and their weights, for unlabelled items."""
+        K, seed, w = (
+            self.config.quantizer.codewords,
+            self.config.training.seed,
+            self.config.posterior.feature_weight,
+        )
+        if not source.A:
+            # Items are weighed before codewords are fitted to them: the network's own weights serve.
+            source.weights = torch.tensor([1 - w, w], device=posterior.device).sqrt()
+            joint = fit_codewords(source.feature_targets(features, posterior), source.M, K, seed=seed)
+            none = joint.new_zeros(0, K, posterior.shape[1])
+            return ClassCodebooks(False, none, none, math.nan), joint, source.weights
+        tempered = source.tempered(posterior)
+        with torch.enable_grad():
+            found = fit_class_codebooks(posterior, tempered, source.A, K, seed=seed)
+        residual = source.residual(features, posterior)
+        feature_codewords = residual.new_zeros(0, K, residual.shape[1]).cpu()
+        if source.A < source.M:
+            feature_codewords = fit_codewords(residual, source.M - source.A, K, seed=seed)
+        weights = weights_of_parts(
+            found, feature_codewords, posterior.cpu(), tempered.cpu(), residual.cpu(), w
+        )
+        return found, feature_codewords, weights

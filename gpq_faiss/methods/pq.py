@@ -26,7 +26,7 @@ from .base import Codes, Floats, scaled_rows
 from .coders import TableCoder
 
 NBITS = 4
-"""Bits a codebook: 16 codewords, as everywhere in the paper's comparison."""
+"""Bits per codebook: 16 codewords, as everywhere in the paper's comparison."""
 CODEWORDS = 1 << NBITS
 _BLOCK_BYTES = 64 << 20  # of temporary arrays
 

@@ -3,19 +3,20 @@
 Two kinds. *Array* methods (:class:`~gpq_faiss.methods.base.Coder`) learn from a matrix of features; they are made by
 :func:`make_method`. *Trained* methods (:class:`~gpq_faiss.methods.trainable.TrainableMethod`) are networks that the one loop of
 :mod:`gpq_faiss.training.loop` trains; :func:`make_builder` gives what the loop builds them with. A module is imported when a method of it
-is asked for: a list of names needs neither Faiss nor torch.
+is requested: a list of names needs neither Faiss nor torch.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
+import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..config import Config
 from ..errors import UsageError
+from ..plugins import find_plugin, plugin_names
 
 if TYPE_CHECKING:
     from ..data.base import Dataset
@@ -38,12 +39,12 @@ class MethodEntry:
         learns: from labelled and unlabelled items, from labelled ones alone, or from no label.
         code: what an item is kept as: codewords of a product quantiser, binary codes (under the Hamming distance, but for SUBIC's blocks,
             which are looked up in tables), or no code at all.
-        module: of this package, that holds it.
-        attribute: its class (array methods), or the function that builds it (trained ones).
+        module: that holds it; with a dot before its name, of this package.
+        attribute: its class, a :class:`.base.Coder` (array methods), or the function that builds it, a :data:`Builder` (trained ones).
         deep: whether it is a network that the training loop trains.
         changes: settings that make the method of its module's, nested as in TOML (GPQ's variants).
         image_size: side in pixels that its own network is made for; 0: any. Taken where the settings name no other.
-        departs: where it departs from its paper in what its figures depend on; of all else its module tells.
+        departs: where it departs from its paper in what its figures depend on; its module lists the rest.
         images_only: why it is the same as another method where there is nothing to convolve; empty if it is not.
         revision: of its code, raised with every change by which the same settings give other codes: what was made or begun before
             is then made again, and not taken for the same.
@@ -64,7 +65,7 @@ class MethodEntry:
 
     @property
     def any_length(self) -> bool:
-        """Whether its codes have the number of bits that is asked for (``float`` and ``classifier`` keep no code)."""
+        """Whether its codes have the number of bits that is requested (``float`` and ``classifier`` keep no code)."""
         return self.code != "none"
 
     @property
@@ -78,13 +79,15 @@ class MethodEntry:
         Raises:
             UsageError: its module is not part of this installation.
         """
-        name = f"{__package__}.{self.module}"
+        name = importlib.util.resolve_name(self.module, __package__)
         try:
             module = importlib.import_module(name)
         except ModuleNotFoundError as error:
             if error.name != name:
                 raise
-            raise UsageError(f"{self.module}: this installation has no module {name}") from None
+            raise UsageError(f"this installation has no module {name}") from None
+        if not hasattr(module, self.attribute):
+            raise UsageError(f"{name} has no {self.attribute}, which its method names")
         return getattr(module, self.attribute)
 
 
@@ -94,7 +97,7 @@ _GPQ_REVISION = 3
 def _deep(
     summary: str, citation: str, learns: Learns, code: CodeKind, module: str, departs: str = ""
 ) -> MethodEntry:
-    return MethodEntry(summary, citation, learns, code, module, deep=True, departs=departs)
+    return MethodEntry(summary, citation, learns, code, f".{module}", deep=True, departs=departs)
 
 
 def _gpq(
@@ -105,7 +108,7 @@ def _gpq(
         "Jang and Cho, CVPR 2020",
         "semi-supervised",
         "quantiser",
-        "gpq",
+        ".gpq",
         attribute="build_gpq",
         deep=True,
         changes=changes,
@@ -116,7 +119,7 @@ def _gpq(
 
 
 def _classifier(summary: str, attribute: str, code: CodeKind, learns: Learns = "supervised") -> MethodEntry:
-    return MethodEntry(summary, "none", learns, code, "classifier", attribute)
+    return MethodEntry(summary, "none", learns, code, ".classifier", attribute)
 
 
 METHODS: dict[str, MethodEntry] = {
@@ -134,7 +137,7 @@ METHODS: dict[str, MethodEntry] = {
     "gpq-t": _gpq("gpq with the triplet loss in place of the N-pair loss", {"gpq": {"metric": "triplet"}}),
     "posterior": dataclasses.replace(
         _gpq(
-            "class-posterior codes: codewords that add up to what class networks believe, and to what that leaves of the features",
+            "class-posterior codes: codewords that add up to the class probabilities, and to what these leave of the features",
             {},
         ),
         citation="this package",
@@ -212,7 +215,7 @@ METHODS: dict[str, MethodEntry] = {
         "Kalantidis and Avrithis, CVPR 2014",
         "unsupervised",
         "quantiser",
-        "lopq",
+        ".lopq",
         "LOPQ",
     ),
     "opq": MethodEntry(
@@ -220,7 +223,7 @@ METHODS: dict[str, MethodEntry] = {
         "Ge, He, Ke and Sun, CVPR 2013",
         "unsupervised",
         "quantiser",
-        "opq",
+        ".opq",
         "OPQ",
     ),
     "pq": MethodEntry(
@@ -228,7 +231,7 @@ METHODS: dict[str, MethodEntry] = {
         "Jégou, Douze and Schmid, TPAMI 2011",
         "unsupervised",
         "quantiser",
-        "pq",
+        ".pq",
         "PQ",
     ),
     "sdh": MethodEntry(
@@ -236,7 +239,7 @@ METHODS: dict[str, MethodEntry] = {
         "Shen, Shen, Liu and Shen, CVPR 2015",
         "supervised",
         "binary",
-        "sdh",
+        ".sdh",
         "SDH",
     ),
     "itq": MethodEntry(
@@ -244,7 +247,7 @@ METHODS: dict[str, MethodEntry] = {
         "Gong, Lazebnik, Gordo and Perronnin, TPAMI 2013",
         "unsupervised",
         "binary",
-        "itq",
+        ".itq",
         "ITQ",
         departs="vectors are scaled to length 1 first, as Faiss does it",
     ),
@@ -253,7 +256,7 @@ METHODS: dict[str, MethodEntry] = {
         "Weiss, Torralba and Fergus, NIPS 2008",
         "unsupervised",
         "binary",
-        "sh",
+        ".sh",
         "SH",
     ),
     "float": MethodEntry(
@@ -261,7 +264,7 @@ METHODS: dict[str, MethodEntry] = {
         "none",
         "unsupervised",
         "none",
-        "float_features",
+        ".float_features",
         "FloatFeatures",
     ),
     "classifier": MethodEntry(
@@ -269,7 +272,7 @@ METHODS: dict[str, MethodEntry] = {
         "Sablayrolles, Douze, Usunier and Jégou, ICASSP 2017",
         "supervised",
         "none",
-        "classifier",
+        ".classifier",
         "Classifier",
     ),
     "classifier-6": _classifier(
@@ -294,14 +297,31 @@ ARRAY_METHODS = tuple(name for name, entry in METHODS.items() if not entry.deep)
 """Those that :func:`make_method` makes."""
 
 
+def method_names() -> list[str]:
+    """All short names, those of other packages last.
+
+    Raises:
+        UsageError: two packages have a method of one name, or one has that of a method here.
+    """
+    return [*METHODS, *plugin_names("methods", METHODS)]
+
+
 def find_method(name: str) -> MethodEntry:
     """The entry of a short name.
 
     Raises:
-        UsageError: no such name (lists them).
+        UsageError: no such name (lists them), or the package that it is of cannot be loaded.
     """
+    plugin = find_plugin("methods", name, METHODS)
+    if plugin is not None:
+        entry = plugin.load()
+        if not isinstance(entry, MethodEntry):
+            raise plugin.error(
+                f"is a {type(entry).__name__}: a MethodEntry of gpq_faiss.methods.registry is needed"
+            )
+        return entry
     if name not in METHODS:
-        raise UsageError(f"no method '{name}': choose one of {', '.join(METHODS)}")
+        raise UsageError(f"no method '{name}': choose one of {', '.join(method_names())}")
     return METHODS[name]
 
 
@@ -318,7 +338,11 @@ def make_method(name: str, bits: int, seed: int = 0) -> Coder:
         )
     if seed < 0:
         raise UsageError(f"{name}: seed {seed}: it must not be negative")
-    made: Coder = entry.load()(bits)
+    from .base import Coder
+
+    made = entry.load()(bits)
+    if not isinstance(made, Coder):
+        raise UsageError(f"{name}: {type(made).__name__} is no Coder of gpq_faiss.methods.base")
     made.seed = seed
     return made
 

@@ -12,7 +12,7 @@ is asymmetric: the activations of the query, inner product with the code.
 Deviations:
 
 * K = 16, as of the product codes beside it: a block is a codebook of 4 bits. The paper's blocks are larger.
-* With several labels an item the targets are its labels, each with an equal share.
+* With several labels per item the targets are its labels, each with an equal share.
 * γ = 0.03 and μ = 0.3, chosen on held-out items out of 0.01 to 1 each. With 1 and 1, the defaults of the authors' published code, the
   entropies outweigh the classes within 500 steps on features: 0.44 against 0.63 mAP of held-out items at 12 bits.
 """

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from ..config import TrainingConfig
 from ..data.base import FeatureDataset
 from ..data.reader import Reader
 from ..nn.backbones import Backbone
+from ..nn.joint import LABELLED, UNLABELLED, Share
 from .base import Coder
 
 _NO_ROWS = np.empty(0, np.int64)
@@ -30,12 +32,14 @@ class TrainingBatch:
     """Items of one step, on the device.
 
     Attributes:
-        x: items, float [B + U, ...]: B labelled ones first, then U unlabelled ones (U may be 0).
+        x: items, float [B + U, ...]: B labelled ones first, then U unlabelled ones (U may be 0). With ``share``, those of this process
+            alone; ``y`` and the rows are of the joint batch all the same.
         y: multi-hot labels of the first B, float [B, C].
         step, steps: number of this step (from 0), and of all.
         generator: source of randomness of this step, on the CPU so that a seed means the same on every device.
         rows: int64 [B], numbers of the labelled items in the data set, for methods that keep something for each of them.
         unlabelled_rows: int64 [U], those of the others.
+        share: what of the joint batch of several processes this one has; None: all.
     """
 
     x: Tensor
@@ -45,6 +49,25 @@ class TrainingBatch:
     generator: torch.Generator
     rows: NDArray[np.int64] = field(default_factory=lambda: _NO_ROWS)
     unlabelled_rows: NDArray[np.int64] = field(default_factory=lambda: _NO_ROWS)
+    share: Share | None = None
+
+    @property
+    def has_unlabelled(self) -> bool:
+        """Whether U is above 0, in the joint batch."""
+        if self.share is None:
+            return len(self.x) > len(self.y)
+        return any(unlabelled for _, unlabelled in self.share.counts)
+
+    def joint(self, run: Callable[[Tensor], Tensor]) -> Tensor:
+        """What ``run`` makes of all items of the joint batch, float [B + U, E], with gradients."""
+        return run(self.x) if self.share is None else self.share.joint(run, self.x)
+
+    def joint_apart(self, run: Callable[[Tensor], Tensor]) -> Tensor:
+        """As :meth:`joint`, where labelled and unlabelled items, which there must be, are run apart."""
+        if self.share is None:
+            n = len(self.y)
+            return torch.cat([run(self.x[:n]), run(self.x[n:])])
+        return torch.cat([self.share.joint(run, self.x, (kind,)) for kind in (LABELLED, UNLABELLED)])
 
 
 class TrainableMethod(nn.Module, ABC):
@@ -88,6 +111,14 @@ class TrainableMethod(nn.Module, ABC):
         """Called once before the training, after :meth:`fit_inputs`, with all labelled training items: their rows int64 [n],
         ascending, and multi-hot labels float32 [n, C]. For methods that first work something out from them."""
         del reader, rows, y
+
+    def prepared(self) -> dict[str, Any]:
+        """What :meth:`fit_inputs` and :meth:`fit_labels` found, as far as it is no part of the state: tensors, numbers and None."""
+        return {}
+
+    def take_prepared(self, found: dict[str, Any]) -> None:
+        """Take over what :meth:`prepared` gave in another process."""
+        del found
 
     def adopt(self, other: TrainableMethod) -> None:
         """Take over what ``other`` has learnt, a method of the same settings but for :attr:`codes_only` that is trained already."""

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import UsageError
+from .joint import Rows
 
 
 class FlipCrop(NamedTuple):
@@ -41,7 +42,7 @@ def apply_flip_crop(images: Tensor, draw: FlipCrop, pad: int, colour: Tensor | N
 
     Args:
         images: [B, 3, H, W], uint8 or float, on any device.
-        draw: one entry an image.
+        draw: one entry per image.
         pad: padding on every side in pixels.
         colour: of the padding, three numbers in the images' range; default: black.
 
@@ -70,6 +71,7 @@ def random_flip_crop(
     pad: int | None = None,
     flip: bool = True,
     colour: Tensor | None = None,
+    rows: Rows | None = None,
 ) -> Tensor:
     """Flip each image with probability one half and shift it by up to ``pad`` pixels each way.
 
@@ -79,6 +81,7 @@ def random_flip_crop(
         pad: largest shift in pixels; ``None``: :func:`default_pad`.
         flip: False only shifts, by the same draws.
         colour: as for :func:`apply_flip_crop`.
+        rows: of a joint batch, which these images are: draws are those of the joint batch.
 
     Returns:
         The same shape, dtype and device, in channels-last memory format.
@@ -91,6 +94,8 @@ def random_flip_crop(
     pad = default_pad(min(images.shape[2:])) if pad is None else pad
     if pad < 0:
         raise UsageError(f"pad is {pad}: it cannot be negative")
-    draw = draw_flip_crop(len(images), pad, generator)
+    draw = draw_flip_crop(len(images) if rows is None else rows.total, pad, generator)
+    if rows is not None:
+        draw = FlipCrop(*(t[rows.mine] for t in draw))
     draw = draw if flip else draw._replace(flip=torch.zeros_like(draw.flip))
     return apply_flip_crop(images, draw, pad, colour)

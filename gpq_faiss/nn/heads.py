@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UsageError
+from .joint import DrawsByRow, RowDropout
 
 
-class SubspaceHeads(nn.Module):
+class SubspaceHeads(DrawsByRow):
     """M two-layer perceptrons side by side: float [B, in_width] to [B, M·d].
 
     Sub-vectors that share all but a linear layer err together, and M of them are hardly better than one. Networks of their own err
@@ -45,12 +46,16 @@ class SubspaceHeads(nn.Module):
         self.into = nn.Parameter(torch.randn(M, in_width, hidden, generator=generator) / in_width**0.5)
         self.bias = nn.Parameter(torch.zeros(M, 1, hidden))
         self.out = nn.Parameter(torch.randn(M, hidden, d, generator=generator) / hidden**0.5)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = RowDropout(dropout, dim=1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Trunk features float [B, in_width] to raw sub-vectors [B, M·d]."""
         each = x.unsqueeze(0)
         if self.training and self.noise:
-            each = each + self.noise * torch.randn(len(self.into), *x.shape, device=x.device, dtype=x.dtype)
+
+            def draw(shape: list[int]) -> Tensor:
+                return torch.randn(shape, device=x.device, dtype=x.dtype)
+
+            each = each + self.noise * self.drawn(draw, [len(self.into), *x.shape], dim=1)
         hidden = self.dropout(torch.relu(torch.matmul(each, self.into) + self.bias))
         return torch.matmul(hidden, self.out).transpose(0, 1).flatten(1)

@@ -26,9 +26,9 @@ from ..faissio.model import FORMAT_VERSION, read_description
 from ..files import atomic_folder, fingerprint, write_json
 from ..inputs import check_file
 from ..store import codebooks_fingerprint
-from .backbones import DEFAULT_HIDDEN, MLP, VGG, Backbone, build_backbone
+from .backbones import DEFAULT_HIDDEN, MLP, VGG, Backbone, backbone_plugin, build_backbone
 from .gpq import GPQNetwork
-from .gpq_beliefs import BeliefNetwork
+from .gpq_soft import SoftGPQNetwork
 from .heads import SubspaceHeads
 from .posterior import CLASS_DIM, PosteriorNetwork, count_class_codebooks
 
@@ -137,7 +137,7 @@ def build_extractor(
         pictures = kind == "images" and input_["image_size"] >= VGG.SMALLEST
         backbone = "vgg" if pictures else "mlp" if n.hidden else "linear"
     own_networks = config.method != "gpq"
-    # A perceptron that is asked for has a hidden layer: of its own, or in the class networks.
+    # A perceptron that is requested has a hidden layer: of its own, or in the class networks.
     hidden = n.hidden or (() if own_networks else DEFAULT_HIDDEN)
     net = build_backbone(
         backbone,
@@ -158,7 +158,7 @@ def build_extractor(
 
 def build_network(
     config: Config, input_: Mapping[str, Any], n_classes: int
-) -> GPQNetwork | BeliefNetwork | PosteriorNetwork:
+) -> GPQNetwork | SoftGPQNetwork | PosteriorNetwork:
     """A GPQ network of this shape with random weights (or those that ``config.network.weights`` names).
 
     Args:
@@ -175,7 +175,8 @@ def build_network(
         return GPQNetwork(net, *shape, n_classes, alpha=q.alpha, generator=generator)
     A = q.codebooks
     if config.posterior.feature_weight:
-        A = min(A, config.posterior.class_codebooks or count_class_codebooks(A, n_classes))
+        own = config.posterior.class_codebooks
+        A = count_class_codebooks(A, n_classes) if own == "auto" else min(A, own)
     # GPQ with soft targets makes codewords of its own: those that its class networks have are then as few as can be.
     soft = config.method == "gpq-soft"
     committee = _build_class_networks(
@@ -190,7 +191,7 @@ def build_network(
     if not soft:
         return committee
     own_queries = config.pairs.queries == "beliefs"
-    return BeliefNetwork(committee, *shape, n_classes, own_queries=own_queries, generator=generator)
+    return SoftGPQNetwork(committee, *shape, n_classes, own_queries=own_queries, generator=generator)
 
 
 def _build_class_networks(
@@ -229,7 +230,7 @@ def _build_class_networks(
 
 
 def input_description(dataset: Dataset, image_size: int) -> dict[str, Any]:
-    """What :func:`build_extractor` must know of the items of ``dataset``; images at ``image_size`` pixels a side."""
+    """What :func:`build_extractor` must know of the items of ``dataset``; images at ``image_size`` pixels per side."""
     if isinstance(dataset, FeatureDataset):
         return {"kind": "features", "width": dataset.width}
     return {"kind": "images", "image_size": image_size}
@@ -286,6 +287,21 @@ def _read_state(path: Path) -> dict[str, Tensor]:
         raise DataError(f"{path} is damaged ({error}): copy or train the model again") from None
 
 
+def _check_backbone(folder: Path, description: Mapping[str, Any]) -> None:
+    """Raises UsageError: the package that the backbone is of cannot be loaded; DataError: it is not installed."""
+    origin = description.get("backbone_of")
+    if origin is None:
+        return
+    try:
+        name = str(description["config"]["network"]["backbone"])
+    except (KeyError, TypeError):
+        return  # what is damaged is told by whoever reads the settings
+    plugin = backbone_plugin(name)
+    if plugin is None:
+        raise DataError(f"{folder} has the backbone '{name}' of {origin}, which is not installed: install it")
+    plugin.load()
+
+
 def _checked_input(input_: Any) -> dict[str, Any]:
     """The entry ``input`` of ``config.json``. Raises ValueError: it names no size that can be."""
     key, most = {"features": ("width", 2**31), "images": ("image_size", MOST_SIDE)}[input_["kind"]]
@@ -304,6 +320,7 @@ def load_model(folder: str | Path, device: torch.device | None = None) -> Model:
     """
     folder = Path(folder)
     description = read_description(folder)
+    _check_backbone(folder, description)
     path = folder / "model.safetensors"
     state = _read_state(path)
     if state_fingerprint(state) != description["model_fingerprint"]:

@@ -18,7 +18,7 @@ confident ones would share a handful of codes.
 from __future__ import annotations
 
 import math
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from .additive import assign, assign_logits, product_form, query_form
 from .backbones import Backbone
-from .quantizer import SubspaceClassifier, intra_normalize
+from .quantizer import SubspaceClassifier, at_least_float32, intra_normalize
 
 CLASS_DIM = 48
 """Dimensions in which a class network compares items with classes. No code is made of them: they need not be as few as a sub-vector's."""
@@ -56,7 +56,7 @@ class PosteriorNetwork(nn.Module):
         C: classes.
         width: of the trunk's features.
         beta: scale of the cosines that posteriors are made of.
-        A: class codebooks; the other M - A are feature codebooks.
+        A: class codebooks; the other M - A are feature codebooks. 0: all codebooks code class and features jointly.
         generator: source of the first weights.
 
     Attributes:
@@ -65,8 +65,8 @@ class PosteriorNetwork(nn.Module):
         tables: float [A, K, C], class codewords, whose sum the posterior of a query is scored with.
         logits: float [A, K, C], class codewords that codes are chosen by: ``by_logits`` their sum is an item's logits, else they are
             ``tables`` and their sum is p'.
-        feature_codewords: float [M - A, K, E].
-        weights: float [2], of the two parts of a query.
+        feature_codewords: float [M - A, K, E]; [M, K, C + E] of joint codebooks.
+        weights: float [2], of the two parts of a query; of joint codebooks those of queries and of items.
         by_logits: bool [], how class codes are chosen.
         pq_codewords: float [M, K, d], the unit-norm codewords of the product quantiser.
         prototypes: float [M, C, d], query vectors of items of average features and certain class.
@@ -126,9 +126,8 @@ class PosteriorNetwork(nn.Module):
             self.register_buffer(name, None)
         self._by_logits = False
         tables = torch.randn(self.A, K, C, generator=generator)
-        self.place(
-            tables, tables, torch.randn(M - self.A, K, E, generator=generator), torch.ones(2), by_logits=False
-        )
+        coded = torch.randn(M - self.A, K, E if self.A else C + E, generator=generator)
+        self.place(tables, tables, coded, torch.ones(2), by_logits=False)
         # Images' trunks have features of any scale; embeddings are standardised.
         self.even = (
             nn.LayerNorm(width, elementwise_affine=False) if backbone.spec.kind == "images" else nn.Identity()
@@ -153,7 +152,7 @@ class PosteriorNetwork(nn.Module):
         with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=amp):
             features = self.backbone.trunk_features(self.backbone.input(x))
             raw = self.backbone.head(features)
-        return features.float(), cast(Tensor, raw.float())
+        return at_least_float32(features), at_least_float32(raw)
 
     def directions(self, raw: Tensor) -> Tensor:
         """The class networks' outputs as unit-norm vectors [B, N, CLASS_DIM]."""
@@ -171,22 +170,33 @@ class PosteriorNetwork(nn.Module):
     def residual(self, features: Tensor, posterior: Tensor) -> Tensor:
         """What class probabilities do not predict of the features: unit-norm float [B, E].
 
-        The features' direction less its linear prediction from the posterior, in the principal axes of what is left.
+        The features' direction less its linear prediction from the posterior, in the principal axes of what is left; beside joint codebooks
+        less its mean.
         """
         direction = functional.normalize(self.even(features), dim=1)
         return functional.normalize(
             direction @ self.principal_axes - posterior @ self.prediction - self.offset, dim=1
         )
 
+    def feature_targets(self, features: Tensor, posterior: Tensor) -> Tensor:
+        """What feature codewords add up to: :meth:`residual`, float [B, E]; or class probabilities and that, weighted, float [B, C + E],
+        whose inner product is (1 - w) p·p' + w cos for the weights (√(1 - w), √w)."""
+        left = self.residual(features, posterior)
+        if self.A:
+            return left
+        return torch.cat([self.weights[0] * posterior, self.weights[1] * left], dim=1)
+
     def assign(self, features: Tensor, posterior: Tensor) -> Tensor:
         """Codes int64 [B, M] of items by their trunk's features float [B, width] and posteriors float [B, C]."""
-        tempered = self.tempered(posterior)
-        codes = assign_logits(tempered, self.logits) if self._by_logits else assign(tempered, self.tables)
-        if self.A < self.M:
-            codes = torch.cat(
-                [codes, assign(self.residual(features, posterior), self.feature_codewords)], dim=1
+        parts = []
+        if self.A:
+            tempered = self.tempered(posterior)
+            parts.append(
+                assign_logits(tempered, self.logits) if self._by_logits else assign(tempered, self.tables)
             )
-        return codes
+        if self.A < self.M:
+            parts.append(assign(self.feature_targets(features, posterior), self.feature_codewords))
+        return torch.cat(parts, dim=1)
 
     def codes(self, x: Tensor, amp: bool = False) -> Tensor:
         """Codes int64 [B, M] of items."""
@@ -196,21 +206,25 @@ class PosteriorNetwork(nn.Module):
     def cost(self, features: Tensor, posterior: Tensor, codes: Tensor) -> Tensor:
         """What :meth:`assign` keeps small, float [B], for codes int64 [B, M]: the cross entropy or the squared distance of the class part
         plus the squared distance of the feature part."""
-        tempered = self.tempered(posterior)
-        classes = torch.arange(self.A), codes[:, : self.A]
-        if self._by_logits:
-            log_p = self.logits[classes].sum(dim=1).log_softmax(dim=1)
-            cost = -(tempered * log_p).sum(dim=1)
-        else:
-            cost = (tempered - self.tables[classes].sum(dim=1)).square().sum(dim=1)
+        cost = torch.zeros_like(posterior[:, 0])
+        if self.A:
+            tempered = self.tempered(posterior)
+            classes = torch.arange(self.A), codes[:, : self.A]
+            if self._by_logits:
+                log_p = self.logits[classes].sum(dim=1).log_softmax(dim=1)
+                cost = -(tempered * log_p).sum(dim=1)
+            else:
+                cost = (tempered - self.tables[classes].sum(dim=1)).square().sum(dim=1)
         if self.A < self.M:
-            left = self.residual(features, posterior)
+            wanted = self.feature_targets(features, posterior)
             coded = self.feature_codewords[torch.arange(self.M - self.A), codes[:, self.A :]].sum(dim=1)
-            cost = cost + (left - coded).square().sum(dim=1)
+            cost = cost + (wanted - coded).square().sum(dim=1)
         return cost
 
     def query_targets(self, features: Tensor, posterior: Tensor) -> Tensor:
         """What the codewords of both parts are scored with, float [B, C + E], of norm 1 at most."""
+        if not self.A:
+            return self.feature_targets(features, posterior)
         parts = [self.weights[0] * posterior]
         if self.A < self.M:
             parts.append(self.weights[1] * self.residual(features, posterior))
@@ -254,6 +268,9 @@ class PosteriorNetwork(nn.Module):
         if self.A == self.M:
             return
         direction = functional.normalize(self.even(features), dim=1).double().cpu()
+        if not self.A:
+            # Joint codebooks hold the whole direction: nothing of it is left to the class.
+            posterior = torch.zeros_like(posterior)
         p = torch.cat([posterior, torch.ones_like(posterior[:, :1])], dim=1).double().cpu()
         # A ridge of one hundredth of an item: classes without any are predicted as the mean.
         gram = p.T @ p + 1e-2 * torch.eye(p.shape[1], dtype=torch.double)
@@ -275,18 +292,21 @@ class PosteriorNetwork(nn.Module):
         self.weights = functional.normalize(weights.float(), dim=0)
         self.by_logits = torch.tensor(by_logits, device=tables.device)
         self._by_logits = by_logits
+        own = self.C if self.A else 0
         E = feature_codewords.shape[2]
         # Both parts at one scale: the weights are the queries' own.
         scales = _longest(tables), _longest(feature_codewords)
-        additive_codewords = [functional.pad(tables / scales[0], (0, E))]
+        additive_codewords = [functional.pad(tables / scales[0], (0, E + own - self.C))]
         if self.A < self.M:
-            additive_codewords.append(functional.pad(feature_codewords / scales[1], (self.C, 0)))
+            additive_codewords.append(functional.pad(feature_codewords / scales[1], (own, 0)))
         kept, self.basis, self.pq_codewords = product_form(torch.cat(additive_codewords), self.d)
         # Codes are chosen by what sub-vectors of d dimensions hold of the codewords: all of them from K + 2 dimensions on.
         self.tables = kept[: self.A, :, : self.C] * scales[0]
-        self.feature_codewords = kept[self.A :, :, self.C :] * scales[1]
+        self.feature_codewords = kept[self.A :, :, own:] * scales[1]
         self.logits = logits if by_logits else self.tables
-        certain = functional.pad(self.weights[0] * torch.eye(self.C, device=tables.device), (0, E))
+        certain = functional.pad(
+            self.weights[0] * torch.eye(self.C, device=tables.device), (0, E + own - self.C)
+        )
         self.prototypes = query_form(certain, self.basis).transpose(0, 1).contiguous()
 
     def forward(self, x: Tensor) -> Tensor:

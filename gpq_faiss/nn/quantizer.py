@@ -5,7 +5,7 @@ D = M * d::
 
     x  [B, M, d]   sub-vectors of the network's output, unit-norm in the last axis (:func:`intra_normalize`)
     Z  [M, K, d]   codewords, K of them in each of the M codebooks
-    W  [M, C, d]   sub-prototypes, one a class and sub-space
+    W  [M, C, d]   sub-prototypes, one per class and sub-space
 
 Codewords and sub-prototypes are normalised wherever they are used, so a raw parameter may be passed; ``x`` is
 taken as it is. Everything here computes in float32 at least, also inside an autocast region: a soft
@@ -153,7 +153,7 @@ def hard_assign(x: Tensor, Z: Tensor) -> Tensor:
         UsageError: K > 256 does not fit a uint8.
     """
     if Z.shape[1] > 256:
-        raise UsageError(f"{Z.shape[1]} codewords a codebook do not fit one byte: use at most 256")
+        raise UsageError(f"{Z.shape[1]} codewords per codebook do not fit one byte: use at most 256")
     return subspace_cosine(x, Z).argmax(dim=-1).to(torch.uint8)
 
 
@@ -209,7 +209,7 @@ class Codebooks(_SubspaceVectors):
 
     Args:
         M: number of codebooks.
-        K: codewords a codebook.
+        K: codewords per codebook.
         d: dimensions of a sub-vector.
         generator: source of the random directions (``None``: seed 0).
 

@@ -22,7 +22,9 @@ Image = NDArray[np.uint8]
 _RIGHT, _WRONG, _PLAIN = "#1A9850", "#D73027", "#BBBBBB"
 _INCH = 100.0  # drawing units an inch: one unit is one pixel at 100 dpi
 _CELL, _GAP, _TEXT = 84.0, 10.0, 17.0
-_SMALL = 64  # images with fewer pixels a side are shown as hard-edged squares, as smoothing would smear them
+_SMALL = (
+    64  # images with fewer pixels per side are shown as hard-edged squares, as smoothing would smear them
+)
 
 
 @dataclass(frozen=True)

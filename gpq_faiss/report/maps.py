@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _DASHES = ("-", "--", ":")
-_PANEL = 3.2  # inches a side
+_PANEL = 3.2  # inches per side
 _GREY = "#BBBBBB"
 
 
@@ -127,7 +127,7 @@ def plot_scatters(
     title: str | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Points in a plane, a panel a method, coloured by class.
+    """Points in a plane, a panel per method, coloured by class.
 
     Args:
         panels: name -> (points [n, 2], class of each int [n], -1 for none).

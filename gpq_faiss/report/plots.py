@@ -69,7 +69,7 @@ def plot_map_bits(
     path = check_picture(out, overwrite=overwrite)
     figure = new_figure(_WIDTH, _HEIGHT)
     axes = figure.add_subplot()
-    style_axes(axes, title, "bits a code", y)
+    style_axes(axes, title, "bits per code", y)
     ticks: set[int] = set()
     for i, (name, points) in enumerate(_some(series).items()):
         bits = sorted(points)

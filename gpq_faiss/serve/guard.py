@@ -49,7 +49,7 @@ class Settings:
         max_upload: bytes of a request.
         max_pixels: of an image.
         max_k: results.
-        rate: requests a second of one client, on average; 0 for any number.
+        rate: requests per second of one client, on average; 0 for any number.
         timeout: seconds of a request.
         threads: of a search; default all cores.
 
@@ -158,7 +158,7 @@ class Guard:
             self.metrics.seconds.labels(route).observe(time.perf_counter() - began)
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
-        """Status and message for a request that is not even looked at."""
+        """Status and message for a request that is refused unread."""
         headers = Headers(scope=scope)
         if is_loopback(self.settings.host):
             # A page elsewhere may give its own name the address of this machine, and so read what is served here.
@@ -171,7 +171,7 @@ class Guard:
                 return 400, "this host name is not served here (--allowed-host)"
         client = (scope.get("client") or ("", 0))[0]
         if self.settings.rate and not self._within_rate(client):
-            return 429, f"more than {self.settings.rate:g} requests a second"
+            return 429, f"more than {self.settings.rate:g} requests per second"
         length = headers.get("content-length", "0")
         if not length.isdigit() or len(length) > 18:
             return 400, "content-length is no number"

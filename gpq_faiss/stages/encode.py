@@ -6,22 +6,27 @@ to them, packed as Faiss packs them, together with the codebooks, ids and labels
 
 from __future__ import annotations
 
+import json
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..cluster.connect import connected
+from ..cluster.tasks import has_gpus, run_all
 from ..codes.encode import check_items, items_are_codewords
 from ..codes.encode import encode as encode_vectors
 from ..data.base import Dataset, ImageDataset
 from ..data.open import open_data
 from ..encoder import Encoder
-from ..errors import DataError, UsageError
-from ..files import check_output, recover
+from ..errors import DataError, MismatchError, OutputExistsError, UsageError
+from ..files import check_output, fingerprint, recover
 from ..progress import Progress, stage
 from ..store import Header, RowReader, RowWriter
 
@@ -110,7 +115,7 @@ def default_features_path(out: Path) -> Path:
 
 def encode(
     model: str | Path,
-    data: Dataset | str,
+    data: object,
     out: str | Path,
     *,
     features: str | Path | None = None,
@@ -126,13 +131,13 @@ def encode(
 
     Args:
         model: model folder.
-        data: a data set or its name as on the command line.
+        data: whatever :func:`gpq_faiss.open_data` takes.
         out: the codes file.
         features: the features file (default: beside ``out``). A finished one of the same model and data is used as it
             is; the network does not run then.
         keep_features: write the features file at all; without it, codes are made straight from the network.
         device: where the network runs.
-        batch_size: items a batch; 0 chooses. The same size gives the same bits.
+        batch_size: items per batch; 0 chooses. The same size gives the same bits.
         amp: bf16 backbone.
         resume: go on where an interrupted run of the same model and data stopped.
         overwrite: replace ``out`` (and a features file of another model or data).
@@ -152,7 +157,7 @@ def encode(
         raise UsageError("--features names a file that --no-features says not to write: give one of them")
     out = check_output(out, overwrite=overwrite)
     encoder = Encoder.load(model, device, amp=amp)
-    dataset = open_data(data) if isinstance(data, str) else data
+    dataset = open_data(data)
     encoder.check(dataset)
     header = _header("codes", encoder, dataset)
     if not keep_features:
@@ -195,17 +200,20 @@ def _from_network(
     progress: Progress | None,
     *,
     as_codes: bool,
+    span: range | None = None,
 ) -> None:
+    """Write what the network makes of the items at ``span`` (default: all)."""
     size = batch_size or encoder.batch_size(dataset)
+    span = range(len(dataset)) if span is None else span
     if writer.rows and "position" not in writer.state:
         # Which items its rows are is not known where broken ones were left out: encoding from the first would double them.
         raise DataError(
             f"the unfinished {writer.path} was begun from a features file: leave out --no-features to go on, "
-            "or begin anew with --restart"
+            "or start again with --restart"
         )
     position = int(writer.state.get("position", 0))
     if position:
-        log.info("resumed at item %d of %d", position, len(dataset))
+        log.info("resumed at item %d of %d", position, len(span))
         if isinstance(dataset, ImageDataset):
             for bad in writer.state.get("bad", []):
                 name = dataset.image_path(int(bad)) or f"item {dataset.ids[bad]}"
@@ -213,15 +221,145 @@ def _from_network(
     buffer = _Buffer(writer, dataset)
     batches: Iterator[tuple[NDArray[np.int64], NDArray[Any]]]
     batches = (encoder.code_batches if as_codes else encoder.batches)(
-        dataset, start=position, batch_size=size
+        dataset, np.arange(span.start, span.stop), start=position, batch_size=size
     )
-    with stage("encoding", len(dataset), done=position) as encoding:
+    with stage("encoding", len(span), done=position) as encoding:
         for rows, values in batches:
-            position = min(position + size, len(dataset))
+            position = min(position + size, len(span))
             buffer.add(values, rows, position)
             encoding.done = position
             if progress is not None:
-                progress(position, len(dataset))
+                progress(position, len(span))
     buffer.flush(position)
     if isinstance(dataset, ImageDataset) and dataset.bad.count:
         log.warning("%s", dataset.bad.summary())
+
+
+# On a cluster --------------------------------------------------------------------------------------------------------------
+
+SHARD_ITEMS = 100_000
+
+
+def encode_shards(
+    model: str | Path,
+    data: str,
+    out: str | Path,
+    *,
+    ray: str | None = None,
+    data_args: Mapping[str, Any] | None = None,
+    shard_items: int = SHARD_ITEMS,
+    device: str = "cpu",
+    batch_size: int = 0,
+    amp: bool = False,
+    workers: int | None = None,
+    resume: bool = True,
+    overwrite: bool = False,
+) -> list[Path]:
+    """Encode ``data`` in shards, on a Ray cluster where one is given: files that together hold the rows that :func:`encode` writes.
+
+    The name of a shard follows from what goes into it. One that is there is not made again, so an interrupted run is resumed, and
+    a task that is run twice writes once. All nodes must see the model, the data and ``out`` under the same paths.
+
+    Args:
+        model, device, batch_size, amp: as for :func:`encode`.
+        data: the name of a data set, which each node opens by itself.
+        out: the folder of the shards.
+        ray: address of the cluster (:func:`..cluster.connect.connected`); default: one after another, here.
+        data_args: further arguments of :func:`..data.open.open_data`.
+        shard_items: items a shard, rounded up to whole batches.
+        workers: tasks at a time, at most (default: one a core; with a GPU one a GPU).
+        resume: continue the shards that are there; else start again.
+        overwrite: remove shards of another model, data or size.
+
+    Returns:
+        The shards, in the order of the items.
+
+    Raises:
+        DataError: unreadable items beyond the limit, or as :func:`encode`.
+        MismatchError: the model takes other data, or a node sees other data under the name.
+        OutputExistsError: ``out`` has shards of another run.
+        UsageError: options out of range; Ray is not installed.
+    """
+    if batch_size < 0 or shard_items < 1:
+        raise UsageError(
+            f"--batch-size {batch_size}, --shard-items {shard_items}: they must not be negative, or 0"
+        )
+    data_args = dict(data_args or {})
+    # On the CPU: this process looks at the data alone, and may have no GPU.
+    encoder, dataset = Encoder.load(model, "cpu", amp=amp), open_data(data, **data_args)
+    encoder.check(dataset)
+    size = batch_size or encoder.batch_size(dataset)
+    step = -(-shard_items // size) * size
+    folder = check_output(Path(out) / "codes.h5", overwrite=True).parent
+    with connected(ray):
+        place = (
+            device if ray is None else "cuda" if device.startswith("cuda") or has_gpus(ray, device) else "cpu"
+        )
+        common = (
+            str(model),
+            place,
+            amp,
+            data,
+            json.dumps(data_args, sort_keys=True),
+            dataset.fingerprint,
+            size,
+            resume,
+        )
+        known = encoder.model.fingerprint, dataset.fingerprint, str(amp), str(size), place
+        calls = []
+        for start in range(0, len(dataset), step):
+            stop = min(start + step, len(dataset))
+            key = fingerprint("codes", *known, str(start), str(stop))
+            calls.append((common, folder / f"codes-{start:012}-{key}.h5", start, stop))
+        paths = [call[1] for call in calls]
+        _clear(folder, paths, resume=resume, overwrite=overwrite)
+        with stage("encoding", len(dataset)) as encoding:
+
+            def done(at: int) -> None:
+                encoding.advance(calls[at][3] - calls[at][2])
+
+            rows = run_all(_encode_shard, calls, ray, gpus=int(place != "cpu"), workers=workers, done=done)
+    bad = len(dataset) - sum(rows)
+    if isinstance(dataset, ImageDataset) and bad > dataset.bad.limit * len(dataset):
+        raise DataError(
+            f"{bad:,} of {len(dataset):,} images cannot be read; that is above the limit of {100 * dataset.bad.limit:g} %: "
+            "repair them, or raise --max-unreadable"
+        )
+    if bad:
+        log.warning("%d of %d images cannot be read, and were left out", bad, len(dataset))
+    return paths
+
+
+def _clear(folder: Path, wanted: Sequence[Path], *, resume: bool, overwrite: bool) -> None:
+    """Remove shards that are in the way. Raises OutputExistsError: there are some of another run, and ``overwrite`` is false."""
+    there = set(folder.glob("codes-*.h5"))
+    foreign = sorted(there - set(wanted))
+    if foreign and not overwrite:
+        raise OutputExistsError(
+            f"{folder} has shards of another run ({foreign[0].name}): pass --overwrite, or another --out"
+        )
+    for path in there if not resume else foreign:
+        path.unlink()
+
+
+@lru_cache(maxsize=1)
+def _opened(model: str, device: str, amp: bool, data: str, arguments: str) -> tuple[Encoder, Dataset]:
+    """A model and data, kept by a worker for its next shard."""
+    return Encoder.load(model, device, amp=amp), open_data(data, **json.loads(arguments))
+
+
+def _encode_shard(common: tuple[Any, ...], path: Path, start: int, stop: int) -> int:
+    """Write a shard unless it is there; returns its rows."""
+    model, device, amp, data, arguments, data_fingerprint, size, resume = common
+    recover(path)
+    if not path.exists():
+        encoder, dataset = _opened(model, device, amp, data, arguments)
+        if dataset.fingerprint != data_fingerprint:
+            raise MismatchError(f"{data} is not the same on all nodes: every node must see the same files")
+        part = fingerprint("shard", data_fingerprint, str(start), str(stop))
+        header = replace(_header("codes", encoder, dataset), data_fingerprint=part)
+        with RowWriter(path, header, overwrite=True, resume=resume) as writer:
+            _from_network(encoder, dataset, writer, size, None, as_codes=True, span=range(start, stop))
+            writer.finish(dataset.texts_of_ids())
+    with RowReader(path) as reader:
+        return reader.ntotal

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import __version__
+from ..cluster.connect import connected
 from ..codes.bits import unpack_codes
 from ..codes.scores import score_tables
 from ..data.base import Dataset, ImageDataset
@@ -34,7 +35,7 @@ from ..faissio.model import read_description
 from ..files import check_output
 from ..methods.coders import ProductCoder
 from ..methods.measure import NO_LIKENESS, Coded, fit_and_encode, input_neighbours
-from ..methods.registry import ARRAY_METHODS, METHODS, make_method
+from ..methods.registry import ARRAY_METHODS, find_method, make_method, method_names
 from ..nn.device import gpu_memory
 from ..progress import Progress, stage
 from ..report import html
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DEFAULT_KS = (1, 10, 100, 1000)
+_SHOWN, _RESULTS = 10, 8
+"""Best queries on a page, and worst; and results of each of them."""
 
 
 @dataclass(frozen=True)
@@ -133,13 +136,67 @@ class Evaluation:
             for name, result in {self.method: self.ranking, **self.compared}.items()
         ]
 
+    def draw(self, out: str | Path, *, overwrite: bool = False) -> Path:
+        """Mean precision-recall curves of the model and what it was compared with, as .png, .svg or .pdf.
+
+        Raises:
+            UsageError: another ending.
+            DataError: it cannot be written.
+        """
+        results = {self.method: self.ranking, **self.compared}
+        bits = {self.method: self.bits, **self.compared_bits}
+        same = len(set(bits.values())) == 1
+        length = {name: f", {n} bits" for name, n in bits.items()}
+        curves = {
+            f"{name}{'' if same else length.get(name, '')}  (mAP {r.map:.3f})": (r.pr_recall, r.pr_precision)
+            for name, r in results.items()
+        }
+        title = f"{self.data}{length[self.method] if same else ''}, protocol {self.protocol}"
+        return plot_pr_curves(curves, out, title=title, overwrite=overwrite)
+
+    def save_page(
+        self,
+        data: Dataset,
+        out: str | Path,
+        *,
+        ks: Sequence[int] = DEFAULT_KS,
+        overwrite: bool = False,
+    ) -> Path:
+        """One HTML file to send around: the table, precision-recall curves, and the best and worst queries with their pictures.
+
+        Args:
+            data: the data set that was evaluated; without images, queries are shown by their names or ids.
+            out: the page, .html.
+            ks: of precision and recall.
+            overwrite: replace an existing file.
+
+        Raises:
+            UsageError: another ending. OutputExistsError: ``out`` exists and ``overwrite`` is false.
+        """
+        if Path(out).suffix.lower() != ".html":
+            raise UsageError(f"--out {out}: a page ends in .html")
+        check_output(out, overwrite=overwrite)
+        ranking = self.ranking
+        about = [
+            f"{ranking.n_queries:,} queries, {ranking.n_database:,} items in the database, protocol {self.protocol}, {self.data}. "
+            f"{ranking.convention}",
+            *self.notes,
+        ]
+        with tempfile.TemporaryDirectory() as folder:
+            curves = html.plot(self.draw(Path(folder) / "curves.svg"))
+        parts = [
+            html.table(self.rows(ks)),
+            *map(html.note, about),
+            html.heading("Precision over recall"),
+            curves,
+        ]
+        for title, chosen in zip(("Best queries", "Worst queries"), _extremes(ranking.ap), strict=True):
+            parts += [html.heading(title), _query_pictures(self, data, chosen)]
+        return html.save_page(f"{self.method} on {self.data}", parts, out, overwrite=overwrite)
+
 
 def _as_dict(found: Likeness | None) -> dict[str, Any] | None:
     return None if found is None else found.as_dict()
-
-
-_SHOWN, _RESULTS = 10, 8
-"""Best queries on a page, and worst; and results of each of them."""
 
 
 def _extremes(ap: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -155,48 +212,6 @@ def _first_results(coded: Coded, ap: NDArray[Any]) -> dict[int, NDArray[np.int64
         scores = coded.score(np.array([place]), coded.codes)[0]
         found[place] = coded.base_rows[np.argsort(-scores, kind="stable")[:_RESULTS]]
     return found
-
-
-def save_evaluation_page(
-    evaluation: Evaluation,
-    data: Dataset,
-    out: str | Path,
-    *,
-    ks: Sequence[int] = DEFAULT_KS,
-    overwrite: bool = False,
-) -> Path:
-    """One HTML file to send around: the table, precision-recall curves, and the best and worst queries with their pictures.
-
-    Args:
-        evaluation: of ``data``.
-        data: the data set; without images, queries are told by their names or ids.
-        out: the page, .html.
-        ks: of precision and recall.
-        overwrite: replace an existing file.
-
-    Raises:
-        UsageError: another ending. OutputExistsError: ``out`` exists and ``overwrite`` is false.
-    """
-    if Path(out).suffix.lower() != ".html":
-        raise UsageError(f"--out {out}: a page ends in .html")
-    check_output(out, overwrite=overwrite)
-    ranking = evaluation.ranking
-    about = [
-        f"{ranking.n_queries:,} queries, {ranking.n_database:,} items in the database, protocol {evaluation.protocol}, {evaluation.data}. "
-        f"{ranking.convention}",
-        *evaluation.notes,
-    ]
-    with tempfile.TemporaryDirectory() as folder:
-        curves = html.plot(draw_evaluation(evaluation, Path(folder) / "curves.svg"))
-    parts = [
-        html.table(evaluation.rows(ks)),
-        *map(html.note, about),
-        html.heading("Precision over recall"),
-        curves,
-    ]
-    for title, chosen in zip(("Best queries", "Worst queries"), _extremes(ranking.ap), strict=True):
-        parts += [html.heading(title), _query_pictures(evaluation, data, chosen)]
-    return html.save_page(f"{evaluation.method} on {evaluation.data}", parts, out, overwrite=overwrite)
 
 
 def _query_pictures(evaluation: Evaluation, data: Dataset, chosen: NDArray[np.int64]) -> str:
@@ -235,25 +250,6 @@ def _ranked(
         query_name=text,
         names=[class_text(data, at) for at, _ in shown],
     )
-
-
-def draw_evaluation(evaluation: Evaluation, out: str | Path, *, overwrite: bool = False) -> Path:
-    """Mean precision-recall curves of the model and what it was compared with, as .png, .svg or .pdf.
-
-    Raises:
-        UsageError: another ending.
-        DataError: it cannot be written.
-    """
-    results = {evaluation.method: evaluation.ranking, **evaluation.compared}
-    bits = {evaluation.method: evaluation.bits, **evaluation.compared_bits}
-    same = len(set(bits.values())) == 1
-    length = {name: f", {n} bits" for name, n in bits.items()}
-    curves = {
-        f"{name}{'' if same else length.get(name, '')}  (mAP {r.map:.3f})": (r.pr_recall, r.pr_precision)
-        for name, r in results.items()
-    }
-    title = f"{evaluation.data}{length[evaluation.method] if same else ''}, protocol {evaluation.protocol}"
-    return plot_pr_curves(curves, out, title=title, overwrite=overwrite)
 
 
 def code_bits(encoder: Encoder) -> int:
@@ -314,14 +310,14 @@ def _open_compared(
     with their folders.
 
     Raises:
-        DataError, DeviceError, MismatchError, UsageError: as :func:`evaluate` tells.
+        DataError, DeviceError, MismatchError, UsageError: as :func:`evaluate`.
     """
     folder, bits = first.model.folder, code_bits(first)
     models = {str(folder): first}
     for i, name in enumerate(compare):
         if name in compare[:i]:
             raise UsageError(f"--compare names {name} twice: leave one out")
-        if name in METHODS and (name in ARRAY_METHODS or not Path(name).is_dir()):
+        if name in method_names() and (not find_method(name).deep or not Path(name).is_dir()):
             make_method(name, bits)
             continue
         if not Path(name).is_dir():
@@ -353,7 +349,9 @@ def resolve_split(
     data, trained, its_seed = _trained_on(model.folder, model.description)
     if data != dataset.fingerprint:
         split = make_split(dataset, protocol or "1", seed=seed or 0, labelled=labelled)
-        return split, [f"{dataset.name} is not the data of the training: queries and database are drawn anew"]
+        return split, [
+            f"{dataset.name} is not the data of the training: queries and database are drawn from it instead"
+        ]
     if protocol is not None and protocol != trained:
         raise MismatchError(
             f"{model.folder} was trained under protocol {trained}: under protocol {protocol} it may have "
@@ -404,7 +402,7 @@ def _rank_on_device(
     from ..gpu.ranking import rank_on_device
 
     tables, columns = coded.scorer
-    settings = {key: value for key, value in options.items() if key != "threads"}
+    settings = {key: value for key, value in options.items() if key not in ("threads", "ray")}
     with gpu_memory("the ranking of one block does not fit: free the GPU, or take --device cpu"):
         return rank_on_device(
             np.asarray(tables),
@@ -538,7 +536,7 @@ def _evaluate_codes(
 
 def evaluate(
     model: str | Path,
-    data: Dataset | str,
+    data: object,
     *,
     protocol: str | None = None,
     seed: int | None = None,
@@ -553,6 +551,7 @@ def evaluate(
     on_device: bool = False,
     threads: int | None = None,
     progress: Progress | None = None,
+    ray: str | None = None,
 ) -> Evaluation:
     """Rank the database of a split for its queries, by code, and measure the rankings.
 
@@ -575,6 +574,7 @@ def evaluate(
             figures are the same.
         threads: of the ranking on the CPU (default: all cores); the figures do not depend on it.
         progress: called while encoding.
+        ray: address of a Ray cluster whose cores rank the codes (:func:`..cluster.connect.connected`); the figures are the same.
 
     Raises:
         DataError: no labels, or nothing to rank.
@@ -589,12 +589,17 @@ def evaluate(
     for at in (*ks, *([] if k is None else [k])):
         if at < 1:
             raise UsageError(f"k = {at}: it must be at least 1")
-    dataset = open_data(data) if isinstance(data, str) else data
+    dataset = open_data(data)
     options = {"ties": ties, "k": k, "denominator": denominator, "levels": RECALL_LEVELS, "threads": threads}
     if codes is not None:
-        if compare or on_device or (protocol, seed, labelled or "all") != (None, None, "all"):
+        if (
+            compare
+            or on_device
+            or ray is not None
+            or (protocol, seed, labelled or "all") != (None, None, "all")
+        ):
             raise UsageError(
-                "codes are ranked as they are: leave out --compare, --protocol, --seed and --labelled"
+                "codes are ranked as they are: leave out --compare, --protocol, --seed, --labelled and --ray"
             )
         return _evaluate_codes(model, dataset, codes, options, ks=ks, device=device, progress=progress)
     if is_onnx(model):
@@ -616,21 +621,22 @@ def evaluate(
         notes.append("the classes are not those of the training")
     if (on_device or encoder.device.type != "cpu") and None in entries.values():
         notes.append("methods compared with were ranked on the CPU")
-    rankings, found, read, results = _rank_all(
-        entries,
-        dataset,
-        split,
-        rows,
-        options,
-        ks=ks,
-        on_device=on_device,
-        progress=progress,
-    )
+    with connected(ray):  # once for all rankings
+        rankings, found, read, results = _rank_all(
+            entries,
+            dataset,
+            split,
+            rows,
+            options | {"ray": ray},
+            ks=ks,
+            on_device=on_device,
+            progress=progress,
+        )
     if not found:
         notes.append(NO_LIKENESS)
     name, *others = entries
     lengths = {
-        row: code_bits(one or encoder) for row, one in entries.items() if one or METHODS[row].any_length
+        row: code_bits(one or encoder) for row, one in entries.items() if one or find_method(row).any_length
     }
     return Evaluation(
         ranking=rankings.pop(name),

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import faiss
 import numpy as np
 
 from ..build.item_files import ItemSources
 from ..build.shards import Hdf5Shard, Shard, is_index, is_parquet, open_shard
-from ..build.sort import store_nprobe
+from ..build.sort import shared_lists, store_nprobe
 from ..build.stream import MEMORY as STREAM_MEMORY
 from ..build.stream import build_index
+from ..cluster.tasks import run_all
 from ..codes.bits import code_size
 from ..codes.checks import check_recall, repeated_id
 from ..codes.codebooks import inject
@@ -21,14 +24,16 @@ from ..errors import DataError, UsageError
 from ..faissio.io import check_index_output, save_index
 from ..faissio.model import ModelHeader, read_model
 from ..faissio.storage import Packing
-from ..files import recover
+from ..files import check_output, fingerprint, recover
 from ..indexes.file import open_file
 from ..indexes.lists import IvfSettings
+from ..indexes.manifest import read_manifest, update_manifest
 from ..indexes.memory import MemoryIndex
+from ..indexes.opening import open_shards
 from ..indexes.plan import Plan
 from ..inputs import check_memory, parse_bytes
 from ..progress import Progress, stage
-from ..store import RowReader, items_path
+from ..store import RowReader, codebooks_fingerprint, items_path
 
 BLOCK = 65_536
 _TUNING = 256 << 20  # what tuning takes at least, for some hundred queries
@@ -189,6 +194,106 @@ def _sources(source: str | Path | Sequence[str | Path], out: str | Path) -> list
     if any(Path(out).resolve() == Path(path).resolve() for path in sources):
         raise UsageError(f"{out} is the source itself: choose another output")
     return sources
+
+
+def index_shards(
+    model_dir: str | Path,
+    sources: Sequence[str | Path],
+    out: str | Path,
+    *,
+    kind: str = "flat",
+    memory: str | int | None = None,
+    ivf: IvfSettings | None = None,
+    packing: Packing | None = None,
+    names: bool = True,
+    add: bool = False,
+    remove: Sequence[str] = (),
+    overwrite: bool = False,
+    ray: str | None = None,
+    workers: int | None = None,
+) -> Path:
+    """Build a shard of each source, and write the manifest of them all: one index, for :func:`..indexes.opening.open_index`.
+
+    The shards lie in ``NAME.shards/`` beside the manifest ``NAME.json``. Their names follow from the sources' contents, the model and
+    the settings; a shard that is there is not built again. Shards with lists have those of one index of all sources; shards that are
+    added get the lists of those that are there.
+
+    Args:
+        model_dir, sources, kind, ivf, packing, names: as for :func:`index`.
+        out: ``NAME.json``.
+        memory: of each build.
+        add: add the shards to the manifest that is there.
+        remove: files of shards to take out of it, at the same moment. The files stay.
+        overwrite: replace a manifest that is there.
+        ray: address of a cluster whose tasks build (:func:`..cluster.connect.connected`); default: one after another, here.
+        workers: tasks at a time, at most.
+
+    Returns:
+        ``out``
+
+    Raises:
+        DataError, MismatchError, UsageError: as :func:`index`, :func:`..indexes.manifest.update_manifest`.
+        OutputExistsError: the manifest is there, and neither ``add``, ``remove`` nor ``overwrite`` is given.
+    """
+    out, change = Path(out), add or bool(remove)
+    if change == overwrite and change:
+        raise UsageError(
+            "--add and --remove-shard change the manifest that --overwrite is to replace: give one of them"
+        )
+    check_output(out, overwrite=change or overwrite)
+    if not sources and not remove:
+        raise UsageError("nothing to index: name at least one file of codes or features")
+    model, plan = read_model(model_dir), Plan.of(kind)
+    if ivf is not None and plan.search != "ivf":
+        raise UsageError(f"lists belong to kind 'ivf', not to {kind!r}")
+    shards = [
+        open_shard(
+            path, model.codebooks, model.model_fingerprint, str(model.folder), codewords=model.codewords
+        )
+        for path in sources
+    ]
+    budget = STREAM_MEMORY if memory is None else parse_bytes(memory)
+    if shards and plan.search == "ivf":
+        if change:
+            with open_shards(read_manifest(out)) as there:
+                if not there.lists:
+                    raise UsageError(f"{out} has no lists, and shards of kind 'ivf' do: take its kind")
+                ivf = IvfSettings(centroids=there.centroids, nprobe=there.nprobe)
+        else:
+            ivf = shared_lists(ivf or IvfSettings(), shards, model.codebooks, budget)
+    folder = out.with_name(f"{out.stem}.shards")
+    check_output(folder / "shard", overwrite=True)
+    settings = kind, budget, ivf, packing, names
+    calls = [(str(path), str(model_dir), str(folder), settings) for path in sources]
+    with stage("building shards", len(calls), "shard") as building:
+        built = run_all(_build_shard, calls, ray, workers=workers, done=lambda _: building.advance())
+    update_manifest(out, built, remove, new=not change)
+    return out
+
+
+def _build_shard(source: str, model_dir: str, folder: str, settings: tuple[Any, ...]) -> str:
+    """Build the shard of a source unless it is there; returns its path."""
+    kind, memory, ivf, packing, names = settings
+    model = read_model(model_dir)
+    items = ItemSources.of([source]) if names else None
+    with open(source, "rb") as file:
+        content = hashlib.file_digest(file, "sha256").hexdigest()
+    lists = "" if ivf is None else fingerprint(np.ascontiguousarray(ivf.centroids).tobytes(), str(ivf.nprobe))
+    key = fingerprint(
+        "shard",
+        content,
+        str(model.model_fingerprint),
+        codebooks_fingerprint(model.codebooks),
+        kind,
+        str(packing),
+        lists,
+        "" if items is None else items.key,
+    )
+    path = Path(folder) / f"shard-{key}.faiss"
+    recover(path)
+    if not path.exists() or (items is not None and items.missing(path)):
+        index(model_dir, source, path, kind=kind, memory=memory, ivf=ivf, packing=packing, names=names)
+    return str(path)
 
 
 def _origin(source: Shard) -> dict[str, str]:

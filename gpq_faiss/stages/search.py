@@ -6,6 +6,7 @@ program that has vectors already needs only :mod:`gpq_faiss.indexes`.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,17 +16,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..build.item_files import open_items
+from ..build.item_files import known_items
+from ..cluster.search import ClusterIndex, Holders
 from ..data.base import BadItems, Dataset, ImageDataset
 from ..data.images import FileImages, is_image_name
 from ..data.labels import Labels
-from ..data.open import SCHEMES, open_data
+from ..data.open import is_form, open_data
+from ..data.paths import local_path, without_secrets
 from ..encoder import is_onnx, open_encoder
 from ..errors import DataError, MismatchError, UsageError
 from ..exported import OnnxEncoder
 from ..faissio.model import read_description
 from ..files import fingerprint
+from ..indexes.file import FileIndex
 from ..indexes.filters import Filter
+from ..indexes.manifest import is_manifest
+from ..indexes.memory import MemoryIndex
 from ..indexes.opening import open_index
 from ..indexes.plan import Plan
 from ..indexes.protocol import Index
@@ -52,8 +58,9 @@ class SearchResult:
         query_names: Q names for people (a path where there is one, else the id).
         codebooks_fingerprint: of model and index.
         points: what each number of lists that was tried gave, where nprobe was chosen by recall.
-        description: how it was searched, in words: what ``auto`` chose, say.
-        min_score: the score asked for, where it was not ``k`` items.
+        description: how it was searched, for example what ``auto`` chose.
+        min_score: the requested score, where it was not ``k`` items.
+        missing_shards: files of shards that could not be searched, where partial answers were asked for.
         items: by id, names, labels and kept columns of the items found; None where nothing is known beside the index.
     """
 
@@ -66,10 +73,11 @@ class SearchResult:
     description: str = ""
     min_score: float | None = None
     items: Mapping[int, Item] | None = None
+    missing_shards: tuple[str, ...] = ()
 
     @property
     def short(self) -> int:
-        """Queries for which fewer than ``k`` items were found (0 where all from a least score were asked for)."""
+        """Queries for which fewer than ``k`` items were found (0 where all from a minimum score were requested)."""
         return int((self.ids == -1).any(axis=1).sum()) if self.min_score is None else 0
 
     def to_dict(self) -> dict[str, Any]:
@@ -80,6 +88,7 @@ class SearchResult:
             "codebooks_fingerprint": self.codebooks_fingerprint,
             "way": self.description,
             **tuned,
+            **({"missing_shards": list(self.missing_shards)} if self.missing_shards else {}),
             "queries": [
                 {
                     "id": int(query),
@@ -112,7 +121,7 @@ class SearchResult:
         return known
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row a result, for a table."""
+        """A row per result, for a table."""
         return [
             {"query": name, "rank": rank, "id": str(i), "score": float(score), **self._texts(i)}
             for name, ids, scores in zip(self.query_names, self.ids, self.scores, strict=True)
@@ -153,69 +162,65 @@ class SearchResult:
             path, arrays, {"kind": "results", "codebooks_fingerprint": self.codebooks_fingerprint}
         )
 
+    def draw(self, items: Dataset, queries: Dataset, out: str | Path, *, overwrite: bool = False) -> Path:
+        """Picture of each query and its results, framed by relevance where both have labels.
 
-def draw_results(
-    result: SearchResult, items: Dataset, queries: Dataset, out: str | Path, *, overwrite: bool = False
-) -> Path:
-    """Picture of each query and its results, framed by relevance where both have labels.
+        Args:
+            items: the images of the index; their ids are those of the results.
+            queries: the images of the queries.
+            out: .png, .svg or .pdf; or .html, a page with the pictures and a table of the results inside.
 
-    Args:
-        result: of a search.
-        items: the images of the index; their ids are those of the results.
-        queries: the images of the queries.
-        out: .png, .svg or .pdf; or .html, a page with the pictures and a table of the results inside.
+        Raises:
+            DataError: no images, or an id that ``items`` (or ``queries``) does not have.
+        """
+        for dataset, what in ((items, "items"), (queries, "queries")):
+            if not isinstance(dataset, ImageDataset):
+                raise DataError(
+                    f"{dataset.name} holds {dataset.kind}, not images: a picture needs images of the {what}"
+                )
 
-    Raises:
-        DataError: no images, or an id that ``items`` (or ``queries``) does not have.
-    """
-    for dataset, what in ((items, "items"), (queries, "queries")):
-        if not isinstance(dataset, ImageDataset):
+        def image(dataset: Dataset, position: int) -> NDArray[np.uint8]:
+            assert isinstance(dataset, ImageDataset)
+            found = dataset.read(np.array([position]))[0]
+            return np.full((32, 32, 3), 160, np.uint8) if found is None else found
+
+        place = {int(i): p for p, i in enumerate(items.ids)}
+        asked = {int(i): p for p, i in enumerate(queries.ids)}
+        missing = [int(i) for i in np.unique(self.ids) if i != -1 and int(i) not in place]
+        if missing:
             raise DataError(
-                f"{dataset.name} holds {dataset.kind}, not images: a picture needs images of the {what}"
+                f"{items.name} has no item with id {missing[0]}: --images must name the data of the index"
             )
-
-    def image(dataset: Dataset, position: int) -> NDArray[np.uint8]:
-        assert isinstance(dataset, ImageDataset)
-        found = dataset.read(np.array([position]))[0]
-        return np.full((32, 32, 3), 160, np.uint8) if found is None else found
-
-    place = {int(i): p for p, i in enumerate(items.ids)}
-    asked = {int(i): p for p, i in enumerate(queries.ids)}
-    missing = [int(i) for i in np.unique(result.ids) if i != -1 and int(i) not in place]
-    if missing:
-        raise DataError(
-            f"{items.name} has no item with id {missing[0]}: --images must name the data of the index"
-        )
-    unknown = [int(i) for i in result.query_ids if int(i) not in asked]
-    if unknown:
-        raise DataError(
-            f"{queries.name} has no image with id {unknown[0]}, which is a query: give the queries as their images (DATA)"
-        )
-    ranked = []
-    for query, ids, scores in zip(result.query_ids, result.ids, result.scores, strict=True):
-        at = asked[int(query)]
-        found = [place[int(i)] for i in ids if i != -1]
-        relevant = _relevance(items.labels, found, queries.labels, at)
-        names = [class_text(items, p) for p in found]
-        ranked.append(
-            Ranked(
-                query=image(queries, at),
-                results=[image(items, p) for p in found],
-                scores=[float(s) for s in scores[ids != -1]],
-                relevant=relevant,
-                query_name=class_text(queries, at),
-                names=names if any(names) else None,
+        unknown = [int(i) for i in self.query_ids if int(i) not in asked]
+        if unknown:
+            raise DataError(
+                f"{queries.name} has no image with id {unknown[0]}, which is a query: give the queries as their images (DATA)"
             )
-        )
-    if Path(out).suffix.lower() == ".html":
-        parts = [
-            html.gallery(ranked),
-            html.heading("Results"),
-            html.table(result.rows()),
-            html.note(result.description),
-        ]
-        return html.save_page(f"{items.name}: {len(ranked)} queries", parts, out, overwrite=overwrite)
-    return save_gallery(ranked, out, columns=result.ids.shape[1], overwrite=overwrite)
+        ranked = []
+        for query, ids, scores in zip(self.query_ids, self.ids, self.scores, strict=True):
+            at = asked[int(query)]
+            found = [place[int(i)] for i in ids if i != -1]
+            relevant = _relevance(items.labels, found, queries.labels, at)
+            names = [class_text(items, p) for p in found]
+            ranked.append(
+                Ranked(
+                    query=image(queries, at),
+                    results=[image(items, p) for p in found],
+                    scores=[float(s) for s in scores[ids != -1]],
+                    relevant=relevant,
+                    query_name=class_text(queries, at),
+                    names=names if any(names) else None,
+                )
+            )
+        if Path(out).suffix.lower() == ".html":
+            parts = [
+                html.gallery(ranked),
+                html.heading("Results"),
+                html.table(self.rows()),
+                html.note(self.description),
+            ]
+            return html.save_page(f"{items.name}: {len(ranked)} queries", parts, out, overwrite=overwrite)
+        return save_gallery(ranked, out, columns=self.ids.shape[1], overwrite=overwrite)
 
 
 def _relevance(items: Labels | None, found: list[int], queries: Labels | None, at: int) -> list[bool] | None:
@@ -238,6 +243,10 @@ def parse_rows(text: str, n: int) -> NDArray[np.int64]:
 
     Raises:
         UsageError: not of that form, or beyond the items.
+
+    Examples:
+        >>> parse_rows("0:3", 10).tolist(), parse_rows("5,-1", 10).tolist()
+        ([0, 1, 2], [5, 9])
     """
     rows: list[int] = []
     try:
@@ -275,7 +284,7 @@ def open_queries(queries: str, **data_args: Any) -> Dataset:
     Raises:
         UsageError, DataError: as :func:`gpq_faiss.data.open.open_data`.
     """
-    if queries.partition(":")[0] in SCHEMES:  # "features:x.npy" ends like a bare file
+    if is_form(queries):  # "features:x.npy" ends like a bare file
         return open_data(queries, **data_args)
     path = Path(queries)
     if path.suffix.lower() in _FEATURE_SUFFIXES:
@@ -283,21 +292,22 @@ def open_queries(queries: str, **data_args: Any) -> Dataset:
     if path.is_dir():
         return open_data(f"folder:{queries}", **data_args)
     if is_image_name(queries):
+        path = local_path(queries)
         if not path.is_file():
             raise DataError(f"{queries} not found: no such image")
         return FileImages(
-            name=queries,
+            name=without_secrets(queries),
             ids=np.zeros(1, dtype=np.int64),
             fingerprint=fingerprint(queries),
             bad=BadItems(1, 0.0),
-            paths=[queries],
+            paths=[str(path)],
         )
     return open_data(queries, **data_args)
 
 
 def query_vectors(
     model: str | Path | OnnxEncoder,
-    queries: Dataset | str,
+    queries: object,
     *,
     rows: str | None = None,
     device: str = "cpu",
@@ -342,7 +352,7 @@ def query_vectors(
                 vectors = np.concatenate([reader.block(p, p + 1) for p in positions.tolist()])
                 ids = np.concatenate([reader.ids(p, p + 1) for p in positions.tolist()])
             return vectors, ids, tuple(str(i) for i in ids)
-    dataset = open_queries(queries, memory=memory) if isinstance(queries, str) else queries
+    dataset = open_queries(queries, memory=memory) if isinstance(queries, str) else open_data(queries)
     if not len(dataset):
         raise DataError(f"{dataset.name} holds no query")
     encoder = model if isinstance(model, OnnxEncoder) else open_encoder(model, device)
@@ -406,7 +416,7 @@ def open_on_device(
 def search(
     model: str | Path,
     index: str | Path,
-    queries: Dataset | str | Path,
+    queries: object,
     *,
     k: int = 10,
     rows: str | None = None,
@@ -420,24 +430,31 @@ def search(
     on_device: bool = False,
     threads: int | None = None,
     progress: Progress | None = None,
+    ray: str | None = None,
+    workers: int | None = None,
+    replicas: int = 1,
+    allow_partial: bool = False,
 ) -> SearchResult:
     """Search an index with queries of any form that the model takes.
 
     Args:
         model: model folder, or an ONNX file of ``gpq export-encoder``, which needs no torch.
-        index: file that :func:`gpq_faiss.stages.index.index` wrote, or any Faiss index with these codebooks.
-        queries: a data set, a DATA form, a features file, an image, or a folder of images.
-        k: results a query, 1 to the number of items.
+        index: file that :func:`gpq_faiss.stages.index.index` wrote, or any Faiss index with these codebooks; or the manifest of shards.
+        queries: a DATA form, a features file, an image, a folder of images, or whatever :func:`gpq_faiss.open_data` takes.
+        k: results per query, 1 to the number of items.
         rows: only these queries (``"0:8"``).
         kind, memory, nprobe: see :func:`open_index`, and :func:`open_on_device` for a GPU.
         recall: choose nprobe for this recall of the exact top ``k``, by these very queries.
         where: only items that pass this filter (:mod:`.index.filters`).
-        min_score: instead of ``k`` items a query, all that score at least this, in all lists.
+        min_score: instead of ``k`` items per query, all that score at least this, in all lists.
         device: where the network runs and the index is searched.
         on_device: search the index in the form for devices, as a GPU always does. With the device ``cpu`` that is the same
             code, by torch on the CPU: the same answers, slowly.
         threads: of the search on the CPU (default: all cores).
         progress: called while the queries are encoded.
+        ray: address of a Ray cluster (:func:`..cluster.connect.connected`) whose nodes hold the shards of a manifest; ``memory`` is
+            then that of each worker.
+        workers, replicas, allow_partial: see :class:`..cluster.search.ClusterIndex`.
 
     Returns:
         Ids and scores; equal scores are in the order of their ids. Where some queries have fewer than ``k`` results, a
@@ -447,27 +464,82 @@ def search(
         MismatchError: index and model have different codebooks.
         DataError: a file that cannot be read, an empty index, k beyond it.
         DeviceError: the device is not there, or cannot hold or search the index; nothing is searched elsewhere instead.
-        UsageError: options out of range or at odds, or what the device cannot do.
+        UsageError: options out of range or that exclude each other, or what the device cannot do.
     """
     queries = str(queries) if isinstance(queries, Path) else queries
     place = "cpu" if on_cpu(device) else str(resolve_device(device))
-    if device == "auto" and place != "cpu" and (recall is not None or Plan.of(kind).search == "approximate"):
+    if (
+        device == "auto"
+        and place != "cpu"
+        and (recall is not None or Plan.of(kind).search == "approximate" or is_manifest(index))
+    ):
         log.info("searching on the CPU, which alone can do this; the network runs on %s", place)
         place = "cpu"
     there = on_device or place != "cpu"
     _check_options(k, nprobe, recall, min_score, place if there else None)
     encoder = OnnxEncoder.load(model, device) if is_onnx(model) else None
+    # Before an index is opened.
     z_print = (
         read_description(model)["codebooks_fingerprint"] if encoder is None else encoder.codebooks_fingerprint
     )
     opened: Index
-    tunable = None
-    with stage("opening the index"):
-        if there:
-            with gpu_memory(_FITS):
-                opened = open_on_device(index, place, kind, memory, nprobe)
-        else:
-            opened = tunable = open_index(index, kind, memory, nprobe)
+    if is_manifest(index) and recall is not None:
+        raise UsageError(f"recall is measured on an index file, not on the shards of {index}: give an nprobe")
+    if is_manifest(index) and there:
+        raise UsageError(f"the shards of {index} are searched on the CPU: take --device cpu")
+    with contextlib.ExitStack() as stack:
+        with stage("opening the index"):
+            if ray is not None:
+                spread = workers, replicas, allow_partial
+                opened = _on_cluster(stack, index, ray, kind, memory, nprobe, spread)
+            elif there:
+                with gpu_memory(_FITS):
+                    opened = open_on_device(index, place, kind, memory, nprobe)
+            else:
+                opened = open_index(index, kind, memory, nprobe)
+        stack.callback(opened.close)
+        # Half of the budget is for the search itself.
+        half = None if memory is None or there else parse_bytes(memory) // 2
+        _check_opened(opened, index, model, z_print, recall)
+        asked = query_vectors(
+            model if encoder is None else encoder,
+            queries,
+            rows=rows,
+            device=device,
+            memory=half,
+            progress=progress,
+        )
+        log.info("%s: %s", index, opened.describe())
+        return _search(
+            opened, index, asked, k=k, recall=recall, where=where, min_score=min_score, threads=threads
+        )
+
+
+def _on_cluster(
+    stack: contextlib.ExitStack,
+    index: str | Path,
+    address: str,
+    kind: str,
+    memory: str | int | None,
+    nprobe: int | None,
+    spread: tuple[int | None, int, bool],
+) -> Index:
+    """The shards of a manifest, held by a cluster until the stack is left. Raises UsageError: ``index`` is no manifest."""
+    if not is_manifest(index):
+        raise UsageError(
+            f"{index} is no manifest of shards, which a cluster searches: gpq index --out NAME.json writes one"
+        )
+    workers, replicas, allow_partial = spread
+    holders = Holders(address, workers)
+    stack.callback(holders.close)
+    budget = None if memory is None else parse_bytes(memory)
+    return ClusterIndex(index, holders, kind, budget, nprobe, replicas=replicas, allow_partial=allow_partial)
+
+
+def _check_opened(
+    opened: Index, index: str | Path, model: str | Path, z_print: str, recall: float | None
+) -> None:
+    """Raises UsageError: recall without lists. MismatchError: index and model have different codebooks."""
     if recall is not None and not opened.lists:
         raise UsageError(
             f"recall belongs to lists, which this search of {index} does not use: take kind 'ivf'"
@@ -477,21 +549,26 @@ def search(
             f"{index} has other codebooks ({opened.fingerprint}) than {model} ({z_print}): "
             "build the index with this model"
         )
-    # Half of the budget is for the search itself.
-    half = None if memory is None or there else parse_bytes(memory) // 2
-    vectors, ids, names = query_vectors(
-        model if encoder is None else encoder,
-        queries,
-        rows=rows,
-        device=device,
-        memory=half,
-        progress=progress,
-    )
-    log.info("%s: %s", index, opened.describe())
+
+
+def _search(
+    opened: Index,
+    index: str | Path,
+    asked: tuple[NDArray[np.float32], NDArray[np.int64], tuple[str, ...]],
+    *,
+    k: int,
+    recall: float | None,
+    where: Filter | None,
+    min_score: float | None,
+    threads: int | None,
+) -> SearchResult:
+    """Search for queries of :func:`query_vectors`. Raises as :func:`search`."""
+    vectors, ids, names = asked
     points: list[dict[str, float]] = []
-    if recall is not None and tunable is not None:
+    if recall is not None:
+        assert isinstance(opened, MemoryIndex | FileIndex)
         with stage("tuning nprobe"):
-            points = tunable.tune(recall, k=k, queries=vectors, threads=threads)
+            points = opened.tune(recall, k=k, queries=vectors, threads=threads)
     with gpu_memory(_FITS):
         if min_score is not None:
             with stage("searching"):
@@ -502,10 +579,21 @@ def search(
             scores, found = _search_all(opened, vectors, k, where, threads)
     # in the end, for it may have switched to distinct codes
     result = SearchResult(
-        found, scores, ids, names, z_print, tuple(points), opened.describe(), min_score, _items(index, found)
+        found,
+        scores,
+        ids,
+        names,
+        opened.fingerprint,
+        tuple(points),
+        opened.describe(),
+        min_score,
+        _items(index, found),
+        tuple(sorted(getattr(opened, "missing", ()))),
     )
     if result.short:
         why = ["too few items pass the filter"] if where is not None else []
+        if result.missing_shards:
+            why.append(f"shards {', '.join(result.missing_shards)} are missing")
         if opened.plan.search == "approximate":
             why.append("kind fastscan gives no item of the least score (take exact)")
         log.warning(
@@ -515,8 +603,8 @@ def search(
 
 
 def _items(index: str | Path, found: NDArray[np.int64]) -> dict[int, Item] | None:
-    """What the file beside the index knows of the items found; None where there is none."""
-    items = open_items(index)
+    """Names and labels of the items found, from the file beside the index; None where there is none."""
+    items = known_items(index)
     if items is None:
         return None
     with items:
@@ -527,11 +615,11 @@ def _items(index: str | Path, found: NDArray[np.int64]) -> dict[int, Item] | Non
 def _check_options(
     k: int, nprobe: int | None, recall: float | None, min_score: float | None, device: str | None
 ) -> None:
-    """Raises UsageError: options out of range or at odds; ``device`` is where the index is searched, None: the CPU's index."""
+    """Raises UsageError: options out of range or that exclude each other. ``device``: of the index; None: the CPU's index."""
     if k < 1:
         raise UsageError(f"-k {k}: at least 1 is needed")
     if recall is not None and nprobe is not None:
-        raise UsageError("nprobe and recall both choose the lists to look at: give one")
+        raise UsageError("nprobe and recall both choose the lists to probe: give one")
     if device is not None and recall is not None:
         raise UsageError(
             f"recall is measured on the CPU, which {device} is not to use: search with --device cpu and that recall once, and "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import platform
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +21,22 @@ from ..config import Config, preset, to_dict, validate
 from ..data.base import Dataset, ImageDataset
 from ..data.open import open_data
 from ..data.protocols import Split, make_split
-from ..errors import UsageError
+from ..errors import DataError, UsageError
 from ..files import fingerprint
 from ..methods.averaged import AveragedMethod
 from ..methods.gpq import build_gpq
 from ..methods.registry import METHODS
-from ..nn.device import resolve_device
+from ..nn.backbones import backbone_plugin
 from ..nn.model import input_description, save_model
 from ..training.loop import Fitted, Progress, RunOptions, fit
 from ..training.output import Output
+from ..training.parallel import joined
 
 log = logging.getLogger(__name__)
 
 
 def train(
-    data: Dataset | str,
+    data: object,
     out: str | Path,
     *,
     config: Config | None = None,
@@ -52,7 +54,7 @@ def train(
     """Train a model on ``data`` and write its folder.
 
     Args:
-        data: a data set, or its name as on the command line (``digits``, ``features:x.npy`` ...).
+        data: whatever :func:`gpq_faiss.open_data` takes: a name as on the command line, a data set, a table ...
         out: the model folder; an unfinished run lies beside it as ``.NAME.partial``.
         config: what to train; default: the ``recommended`` preset.
         labelled: which labels the training may see: ``N-per-class``, a fraction, a file of ids, or ``all`` but the
@@ -61,8 +63,8 @@ def train(
         queries: those that protocol 1 sets apart: ``N-per-class`` or a file of ids; default: as many as it has itself.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
         amp: run the backbone in bf16.
-        resume: go on with an unfinished run of the same settings and data; a finished one is left as it is.
-        overwrite: replace the folder, once the new one is complete, and begin anew where an unfinished run is. With ``resume``
+        resume: continue an unfinished run of the same settings and data; a finished one is left as it is.
+        overwrite: replace the folder, once the new one is complete, and start again where an unfinished run is. With ``resume``
             alone such a run goes on, and replaces the folder too.
         validate_every: steps between two lines of the log, and two validations where items are held out.
         checkpoint_seconds: time between two checkpoints.
@@ -70,6 +72,10 @@ def train(
 
     Ctrl-C, SIGTERM and SIGHUP take effect after the step under way, which is saved for ``resume``; a second ctrl-C at once.
     One process at a time trains into a folder.
+
+    Under ``torchrun`` the processes train together: each reads and runs its share of every batch, on the CPU or on the GPU of its number
+    (``device`` is ``cpu``, ``cuda`` or ``auto``), and the first writes. :mod:`gpq_faiss.training.parallel` says what is equal to the
+    training of one process. A run may be resumed by another number of processes.
 
     Returns:
         The model folder.
@@ -80,6 +86,7 @@ def train(
         OutputExistsError: the folder, or an unfinished run, is there.
         DataError: another process trains into this folder.
         DeviceError: there is no such device.
+        ProcessError: another process of the training failed or ended.
     """
     config = validate(config or preset("recommended"))
     if validate_every < 1 or not checkpoint_seconds >= 0:
@@ -87,32 +94,54 @@ def train(
             f"validate_every = {validate_every}, checkpoint_seconds = {checkpoint_seconds}: at least 1 and 0 are needed"
         )
     output = Output(Path(out), resume, overwrite)
-    options = RunOptions(resolve_device(device), resume, amp, validate_every, checkpoint_seconds, progress)
-    with output.held():
-        dataset = open_data(data) if isinstance(data, str) else data
-        split = make_split(dataset, protocol, seed=config.training.seed, labelled=labelled, queries=queries)
-        identity = run_identity(config, dataset, split, options)
-        if not output.begin(identity):
+    with joined(device) as (group, own), output.held() if group.main else nullcontext():
+        options = RunOptions(own, resume, amp, validate_every, checkpoint_seconds, progress, group)
+        with group.agreed():
+            dataset = open_data(data)
+            split = make_split(
+                dataset, protocol, seed=config.training.seed, labelled=labelled, queries=queries
+            )
+            identity = run_identity(config, dataset, split, options)
+        if len(set(group.texts(identity))) > 1:
+            raise DataError(
+                "the processes of this training have different data, settings or versions: make them equal"
+            )
+        if not group.copy({"begin": group.main and output.begin(identity)})["begin"]:
             log.info("%s is finished: nothing to resume", out)
             return output.model
         fitted = fit(
             build_gpq, dataset, split, config, folder=output.partial, identity=identity, options=options
         )
-        if isinstance(dataset, ImageDataset) and dataset.bad.count:
-            log.warning("%s", dataset.bad.summary())
-        method = fitted.method
-        assert isinstance(method, AveragedMethod)
-        save_model(
-            output.model,
-            method.exported().eval(),
-            method.codebooks(),
-            _describe(config, fitted, dataset, split, str(options.device)) | {"run_identity": identity},
-            extra={"metrics.jsonl": "".join(f"{line}\n" for line in fitted.run.lines)},
-            split=split,
-            overwrite=output.finished,
-            done_with=output.partial,
-        )
+        if group.main:
+            _save(output, config, fitted, dataset, split, options, identity)
+        group.wait()
     return output.model
+
+
+def _save(
+    output: Output,
+    config: Config,
+    fitted: Fitted,
+    dataset: Dataset,
+    split: Split,
+    options: RunOptions,
+    identity: str,
+) -> None:
+    """Write the model folder."""
+    if isinstance(dataset, ImageDataset) and dataset.bad.count:
+        log.warning("%s", dataset.bad.summary())
+    method = fitted.method
+    assert isinstance(method, AveragedMethod)
+    save_model(
+        output.model,
+        method.exported().eval(),
+        method.codebooks(),
+        _describe(config, fitted, dataset, split, options) | {"run_identity": identity},
+        extra={"metrics.jsonl": "".join(f"{line}\n" for line in fitted.run.lines)},
+        split=split,
+        overwrite=output.finished,
+        done_with=output.partial,
+    )
 
 
 def run_identity(config: Config, dataset: Dataset, split: Split, options: RunOptions) -> str:
@@ -127,10 +156,14 @@ def run_identity(config: Config, dataset: Dataset, split: Split, options: RunOpt
     )
 
 
-def _describe(config: Config, fitted: Fitted, dataset: Dataset, split: Split, device: str) -> dict[str, Any]:
+def _describe(
+    config: Config, fitted: Fitted, dataset: Dataset, split: Split, options: RunOptions
+) -> dict[str, Any]:
     """What ``config.json`` holds beside the network's own description."""
     run, labels = fitted.run, fitted.labels
-    return {
+    backbone = backbone_plugin(config.network.backbone)
+    own = {} if backbone is None else {"backbone_of": backbone.origin}
+    return own | {
         "method": fitted.method.name,
         "config": to_dict(config),
         "data": {"name": dataset.name, "fingerprint": dataset.fingerprint, "notes": dataset.notes},
@@ -145,7 +178,8 @@ def _describe(config: Config, fitted: Fitted, dataset: Dataset, split: Split, de
             "validation_items": fitted.held,
             "labelled_items": fitted.seen,
             "unlabelled_items": len(split.unlabelled),
-            "device": device,
+            "device": str(options.device),
+            **({"processes": options.group.size} if options.group.size > 1 else {}),
         },
         "versions": {
             "gpq_faiss": __version__,

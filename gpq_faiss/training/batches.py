@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from ..data.labels import Labels
 from ..data.reader import Reader
 from ..errors import DataError
+from ..nn.joint import Share
+from .parallel import Group
 
 # Streams of random numbers that must not share their seeds.
 LABELLED, UNLABELLED, STEP, HOLD_OUT, SAMPLE = range(5)
@@ -60,20 +62,59 @@ def hold_out(labels: Labels, labelled: NDArray[np.int64], share: float, seed: in
     return np.sort(shuffled[np.argsort(rank, kind="stable")[:count]])
 
 
+class Drawn(NamedTuple):
+    """The items of one step.
+
+    Attributes:
+        values: of both kinds in one array, the labelled first; of several processes, this one's.
+        rows, unlabelled_rows: int64, of all items of either kind.
+        share: which of them this process has; None: it is alone.
+    """
+
+    values: NDArray[Any]
+    rows: NDArray[np.int64]
+    unlabelled_rows: NDArray[np.int64]
+    share: Share | None = None
+
+
 def training_batches(
-    reader: Reader, labelled: EpochSampler, unlabelled: EpochSampler | None, steps: range
-) -> Iterator[tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]]:
-    """For each step the items of both kinds in one array, the labelled first, and the rows of both kinds."""
+    reader: Reader,
+    labelled: EpochSampler,
+    unlabelled: EpochSampler | None,
+    steps: range,
+    group: Group | None = None,
+) -> Iterator[Drawn]:
+    """The items of each step that can be read.
 
-    def rows() -> Iterator[NDArray[np.int64]]:
+    Raises:
+        DataError: none of the labelled ones of a step can be, or too many cannot.
+    """
+    group = group or Group()
+
+    def both(step: int) -> list[NDArray[np.int64]]:
+        return [labelled.at(step), unlabelled.at(step) if unlabelled else labelled.rows[:0]]
+
+    def own() -> Iterator[NDArray[np.int64]]:
         for step in steps:
-            yield np.concatenate([labelled.at(step), *([unlabelled.at(step)] if unlabelled else [])])
+            yield np.concatenate([group.share(rows) for rows in both(step)])
 
-    for step, (values, ok) in zip(steps, reader.stream(rows()), strict=True):
-        l_rows, l_ok = labelled.at(step), ok[: labelled.batch]
-        if not l_ok.any():
+    stream = reader.stream(own()) if group.size == 1 else reader.stream(own(), empty=True)
+    for step, (values, ok) in zip(steps, stream, strict=True):
+        rows = both(step)
+        parts = group.join(ok)
+        l_parts, u_parts = zip(
+            *((part[:n], part[n:]) for part, n in zip(parts, group.shares(len(rows[0])), strict=True)),
+            strict=True,
+        )
+        kept = [some[np.concatenate(there)] for some, there in zip(rows, (l_parts, u_parts), strict=True)]
+        if not len(kept[0]):
             raise DataError(
-                f"{reader.dataset.name}: none of the {len(l_rows)} labelled items of step {step} could be read"
+                f"{reader.dataset.name}: none of the {len(rows[0])} labelled items of step {step} could be read"
             )
-        u_rows = unlabelled.at(step)[ok[labelled.batch :]] if unlabelled else l_rows[:0]
-        yield values, l_rows[l_ok], u_rows
+        if group.size == 1:
+            yield Drawn(values, kept[0], kept[1])
+            continue
+        if group.main:
+            reader.count_broken(np.setdiff1d(np.concatenate(rows), np.concatenate(kept)))
+        counts = tuple((int(a.sum()), int(b.sum())) for a, b in zip(l_parts, u_parts, strict=True))
+        yield Drawn(values, kept[0], kept[1], Share(group.rank, counts))

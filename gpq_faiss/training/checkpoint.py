@@ -9,6 +9,7 @@ import json
 import math
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -89,6 +90,16 @@ class RunState:
             DataError: it cannot be written.
         """
         self.tick()
+        meta, tensors = self._state(identity)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise write_error(self.folder, error) from error
+        with atomic_path(self.checkpoint) as temporary:
+            save_tensors(tensors, temporary, metadata={"state": json.dumps(meta)})
+        self.saved = time.monotonic()
+
+    def _state(self, identity: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
         tensors = {f"method.{k}": v for k, v in self.method.state_dict().items()}
         tensors |= {f"best.{k}": v for k, v in self.best_state.items()}
         for i, state in self.optimizer.state_dict()["state"].items():
@@ -101,17 +112,10 @@ class RunState:
             "best_step": self.best_step,
             "lines": self.lines,
         }
-        tensors = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise write_error(self.folder, error) from error
-        with atomic_path(self.checkpoint) as temporary:
-            save_tensors(tensors, temporary, metadata={"state": json.dumps(meta)})
-        self.saved = time.monotonic()
+        return meta, {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
 
-    def load(self, identity: str) -> None:
-        """Take up the checkpoint.
+    def read(self, identity: str) -> dict[str, Any]:
+        """What the checkpoint holds, for :meth:`take`: its tensors, and the rest by the name ``meta``.
 
         Raises:
             DataError: damaged, or of other settings or data.
@@ -126,6 +130,16 @@ class RunState:
             raise DataError(f"{self.checkpoint} is damaged ({error}): start again with --overwrite") from None
         if meta["identity"] != identity:
             raise other_run(self.folder)
+        return {"meta": meta, **tensors}
+
+    def take(self, found: dict[str, Any]) -> None:
+        """Take up what :meth:`read` gave, here or in another process.
+
+        Raises:
+            DataError: it is not of this network.
+        """
+        meta = found["meta"]
+        tensors = {name: value for name, value in found.items() if name != "meta"}
 
         def part(prefix: str) -> dict[str, Tensor]:
             return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}

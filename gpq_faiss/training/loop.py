@@ -7,13 +7,12 @@ killed and resumed takes the same steps as one that was not, and on the CPU reac
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -31,10 +30,12 @@ from ..inputs import check_memory
 from ..methods.trainable import TrainableMethod, TrainingBatch
 from ..nn.augment import random_flip_crop
 from ..nn.backbones import Backbone
+from ..nn.joint import DrawsByRow, join_batch_norm
 from ..progress import stage
 from ..signals import held_signals
 from .batches import LABELLED, SAMPLE, STEP, UNLABELLED, EpochSampler, hold_out, training_batches
 from .checkpoint import RunState
+from .parallel import Group
 from .vectors import to_input, validation_map
 
 log = logging.getLogger(__name__)
@@ -59,14 +60,16 @@ class RunOptions:
         validate_every: steps between two lines of the log and two validations.
         checkpoint_seconds: time between two checkpoints.
         progress: called after each step.
+        group: the processes that train together.
     """
 
-    device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     resume: bool = False
     amp: bool = False
     validate_every: int = 100
     checkpoint_seconds: float = 60.0
     progress: Progress | None = None
+    group: Group = field(default_factory=Group)
 
 
 @dataclass(frozen=True)
@@ -133,14 +136,17 @@ class _Task:
         # What the network's normalisation turns into 0.
         colour = method.extractors()[0].input.mean if self.config.gpq.details == "authors" else None
         left = range(run.step, steps)
-        drawn = training_batches(self.reader, labelled, unlabelled, left)
-        for step, (values, rows, others) in zip(left, drawn, strict=True):
+        drawing = tuple(module for module in method.modules() if isinstance(module, DrawsByRow))
+        drawn = training_batches(self.reader, labelled, unlabelled, left, self.options.group)
+        for step, (values, rows, others, share) in zip(left, drawn, strict=True):
             generator = torch.Generator().manual_seed(_step_seed(training.seed, step))
             x = to_input(values, device)
             if augment != "none":
-                x = random_flip_crop(x, generator, flip=augment == "flip-crop", colour=colour)
+                mine = None if share is None else share.rows()
+                x = random_flip_crop(x, generator, flip=augment == "flip-crop", colour=colour, rows=mine)
             y = torch.from_numpy(self.labels.dense(rows)).to(device, non_blocking=True)
-            yield TrainingBatch(x, y, step, steps, generator, rows, others)
+            part = None if share is None else replace(share, drawing=drawing)
+            yield TrainingBatch(x, y, step, steps, generator, rows, others, part)
 
 
 def fit(
@@ -170,6 +176,7 @@ def fit(
         DataError: nothing to learn from, a class without a label, a loss that is not finite, unreadable data.
     """
     options = options or RunOptions()
+    group = options.group
     # From here on there are no labels but those that the training may see.
     labels = split.training_labels(dataset.require_labels())
     _check_labels(dataset, labels)
@@ -177,11 +184,13 @@ def fit(
     seen = np.setdiff1d(split.labelled, held)
     pool = split.unlabelled if len(split.unlabelled) else seen
     image_size = resolve_image_size(config, dataset)
-    with Reader(dataset, image_size) as reader:
+    with Reader(dataset, image_size, readers=group) as reader:
         if reader.preload():
             log.info("%s: %d items in memory", dataset.name, len(dataset))
         task = _Task(config, options, reader, labels, seen, held, pool)
-        method = build(config, dataset, image_size, labels.n_classes)
+        # The other processes take their weights from the first.
+        blank = replace(config, network=replace(config.network, weights="none"))
+        method = build(config if group.main else blank, dataset, image_size, labels.n_classes)
         _check_step_memory(method, task)
         if earlier is not None:
             method.adopt(earlier.method)
@@ -190,46 +199,53 @@ def fit(
         else:
             _prepare(method, task)
             run = RunState(folder, method, method.optimizer(config.training))
-            if options.resume and run.checkpoint.exists():
-                run.load(identity)
+            there = group.main and options.resume and run.checkpoint.exists()
+            found = group.copy(run.read(identity) if there else {})
+            if found:
+                run.take(found)
                 log.info("resumed at step %d of %d", run.step, task.steps)
             _loop(task, run, identity)
             if held.size and run.best_step:
                 method.load_state_dict(run.best_state)
-        with stage("fitting codebooks"):
-            method.fit_codebooks(task.sample, final=True)
+        if group.main:
+            with stage("fitting codebooks"):
+                method.fit_codebooks(task.sample, final=True)
     return Fitted(method, run, labels, len(seen), len(held), image_size)
 
 
 def _loop(task: _Task, run: RunState, identity: str) -> None:
     """The steps that are left: batch, losses, Adam, validation, checkpoint."""
     options, method, steps = task.options, run.method, task.steps
+    main = options.group.main
     # A step is done, and can be gone on from exactly, before a signal takes effect.
     with held_signals() as interrupted, stage("training", steps, "step", done=run.step) as trained:
         run.start()
         method.train()
         for batch in task.batches(run):
-            losses = _step(task, run, batch)
+            losses, stop = _step(task, run, batch, interrupted)
             figures: dict[str, float] = {}
-            if run.step % options.validate_every == 0 or run.step == steps:
+            if main and (run.step % options.validate_every == 0 or run.step == steps):
                 figures = _validate(task, run, losses)
             trained.done = run.step
             trained.figures = figures or trained.figures
-            stop = interrupted()
+            if options.group.size == 1 or run.step == steps:
+                stop = interrupted()
             # What comes after the last step may be cut off as well.
             due = min(options.checkpoint_seconds, math.inf if run.step < steps else _LAST)
-            if stop or time.monotonic() - run.saved >= due:
+            if main and (stop or time.monotonic() - run.saved >= due):
                 _check_finite(float(losses["total"].detach()), run.step)
                 run.save(identity)
             if stop:
                 raise KeyboardInterrupt
-            if options.progress is not None:
+            if main and options.progress is not None:
                 options.progress(run.step, steps, figures)
         run.tick()
 
 
-def _step(task: _Task, run: RunState, batch: TrainingBatch) -> dict[str, Tensor]:
-    """One step of the optimizer; its losses."""
+def _step(
+    task: _Task, run: RunState, batch: TrainingBatch, interrupted: Callable[[], bool]
+) -> tuple[dict[str, Tensor], bool]:
+    """One step of the optimizer; its losses, and whether any process was interrupted before it."""
     training, method, optimizer = task.config.training, run.method, run.optimizer
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(training, batch.step, batch.steps) * group.get("times", 1.0)
@@ -238,10 +254,11 @@ def _step(task: _Task, run: RunState, batch: TrainingBatch) -> dict[str, Tensor]
     with _dropout_seed(training.seed, batch.step, task.options.device):
         losses = method.losses(batch, amp=task.options.amp)
     losses["total"].backward()  # type: ignore[no-untyped-call]
+    stop = task.options.group.average(method.parameters(), interrupted())
     optimizer.step()
     method.after_step(batch.step)
     run.step += 1
-    return losses
+    return losses, stop
 
 
 def _validate(task: _Task, run: RunState, losses: dict[str, Tensor]) -> dict[str, float]:
@@ -270,10 +287,16 @@ def _validate(task: _Task, run: RunState, losses: dict[str, Tensor]) -> dict[str
 
 def _prepare(method: TrainableMethod, task: _Task) -> None:
     """What a method works out before the first step; then put it on the device."""
-    with stage("statistics of the inputs"):
-        method.fit_inputs(task.reader, np.sort(np.concatenate([task.seen, task.pool])))
-    with stage("statistics of the labels"):
-        method.fit_labels(task.reader, task.seen, task.labels.dense(task.seen))
+    group = task.options.group
+    if group.main:
+        with stage("statistics of the inputs"):
+            method.fit_inputs(task.reader, np.sort(np.concatenate([task.seen, task.pool])))
+        with stage("statistics of the labels"):
+            method.fit_labels(task.reader, task.seen, task.labels.dense(task.seen))
+    if group.size > 1:
+        method.load_state_dict(group.copy(method.state_dict()))
+        method.take_prepared(group.copy(method.prepared()))
+        join_batch_norm(method, task.options.device)
     method.to(task.options.device)
     if task.options.device.type == "cuda" and task.reader.image_size:
         # The convolutions' tensor-core kernels want channels last on both sides.
@@ -309,7 +332,8 @@ def _check_step_memory(method: TrainableMethod, task: _Task) -> None:
     batch = min(training.batch_labelled, len(task.seen))
     if method.uses_unlabelled:
         batch += min(training.batch_unlabelled, len(task.pool))
-    each = sum(_kept_bytes(backbone, size) for backbone in method.extractors())
+    # The first: others are averages of its weights, which keep nothing.
+    each = _kept_bytes(method.extractors()[0], size)
     check_memory(
         batch * each,
         f"a step of the training on {batch:,} images of {size} pixels a side",

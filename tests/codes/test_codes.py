@@ -179,7 +179,7 @@ def test_packing_is_that_of_faiss_and_inverts(nbits: int, M: int, n: int, seed: 
     assert codes.dtype == np.uint8
     assert codes.shape == (n, code_size(M, K))
     assert np.array_equal(unpack_codes(codes, M, K), assignment)
-    # one number of M * nbits bits an item, least significant bits first
+    # one number of M * nbits bits per item, least significant bits first
     numbers = [sum(int(a) << (m * nbits) for m, a in enumerate(row)) for row in assignment]
     assert [bytes(row) for row in codes] == [number.to_bytes(code_size(M, K), "little") for number in numbers]
     if n:

@@ -184,7 +184,7 @@ def test_archive_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     file.write_bytes(gzip.compress(raw_tar(("a/x.png", tarfile.REGTYPE, bytes(1 << 22)))))
     with pytest.raises(DataError, match="unpacks to more than 1,048,576 bytes"):
         archive_module.open_archive(file, limit=1 << 20)
-    monkeypatch.setattr(archive_module, "MAX_IMAGE_BYTES", 1 << 20)
+    monkeypatch.setattr(archive_module, "MAX_MEMBER_BYTES", 1 << 20)
     with pytest.raises(DataError, match="too large for an image"):
         archive_module.open_archive(file)
     monkeypatch.setattr(archive_module, "MAX_MEMBERS", 0)

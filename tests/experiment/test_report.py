@@ -22,9 +22,9 @@ from gpq_faiss.errors import DataError, MismatchError, OutputExistsError, UsageE
 from gpq_faiss.experiment import pictures
 from gpq_faiss.experiment.grid import Grid
 from gpq_faiss.experiment.page import save_report_page
-from gpq_faiss.experiment.pictures import draw, tsne
+from gpq_faiss.experiment.pictures import draw_experiment, tsne
 from gpq_faiss.experiment.published import read_published
-from gpq_faiss.experiment.report import report
+from gpq_faiss.experiment.report import report_experiment
 from gpq_faiss.experiment.results import missing_runs, read_experiment
 from gpq_faiss.experiment.run import note_planned, run_experiment
 from gpq_faiss.experiment.runfile import read_run
@@ -82,8 +82,8 @@ def rows_of(done: Path) -> list[str]:
 
 
 def test_csv_and_json_hold_the_means_of_the_files(done: Path, by_hand: dict[Any, Any]) -> None:
-    lines = list(csv.DictReader(io.StringIO(report(done, "csv"))))
-    value = json.loads(report(done, "json"))
+    lines = list(csv.DictReader(io.StringIO(report_experiment(done, "csv"))))
+    value = json.loads(report_experiment(done, "json"))
     table = value["tables"]["map"]["rows"]
     assert [line["method"] for line in lines] == [row["method"] for row in table] == rows_of(done)
     for line, row in zip(lines, table, strict=True):
@@ -111,7 +111,7 @@ def test_csv_and_json_hold_the_means_of_the_files(done: Path, by_hand: dict[Any,
 
 @pytest.mark.parametrize(("form", "plus"), [("text", "±"), ("markdown", "±"), ("latex", r"$\pm$")])
 def test_tables_for_people_show_the_same(done: Path, by_hand: dict[Any, Any], form: Any, plus: str) -> None:
-    text = report(done, form)
+    text = report_experiment(done, form)
     for name in rows_of(done):
         key = "float" if name.startswith("float") else name
         shown = name.replace("λ", r"$\lambda$") if form == "latex" else name
@@ -130,15 +130,15 @@ def test_tables_for_people_show_the_same(done: Path, by_hand: dict[Any, Any], fo
 
 
 def test_a_report_says_where_methods_depart_from_their_papers(done: Path, tmp_path: Path) -> None:
-    assert "Departures" not in report(done, "markdown")
+    assert "Departures" not in report_experiment(done, "markdown")
     folder = made(tmp_path / "more", methods=["itq", "subic"], bits=[12], seeds=[0])
-    text = report(folder, "markdown")
+    text = report_experiment(folder, "markdown")
     assert "subic: its blocks have K = 16; itq: vectors are scaled to length 1 first" in text
     assert "ssdh" not in text
 
 
 def test_likeness_stands_beside_map(done: Path) -> None:
-    rows = json.loads(report(done, "json"))["tables"]
+    rows = json.loads(report_experiment(done, "json"))["tables"]
     about = [read_run(done / f"pq_{bits}bits_seed{seed}.h5").likeness for bits in (12, 24) for seed in (0, 1)]
     nn10 = [one["nn10_at_100"] for one in about]
     beside = next(row for row in rows["map"]["rows"] if row["method"] == "pq")
@@ -152,7 +152,7 @@ def test_likeness_stands_beside_map(done: Path) -> None:
     assert line["distinct in tops"]["mean"] == pytest.approx(np.mean(distinct))
     floats = next(row for row in rows["map"]["rows"] if row["method"].startswith("float"))
     assert floats["NN10@100"]["mean"] == 1
-    assert "NN10@100: share of a query's 10 nearest items" in report(done, "markdown")
+    assert "NN10@100: share of a query's 10 nearest items" in report_experiment(done, "markdown")
 
 
 @pytest.mark.parametrize("value", [None, '{"nn10_at_100": "much"}'], ids=["missing", "wrong"])
@@ -164,11 +164,11 @@ def test_a_run_without_its_likeness_is_damaged(done: Path, tmp_path: Path, value
         if value is not None:
             h5.attrs["likeness"] = value
     with pytest.raises(DataError, match="'likeness' is missing or wrong"):
-        report(folder, "text")
+        report_experiment(folder, "text")
 
 
 def test_depth_and_seconds_are_those_of_the_files(done: Path) -> None:
-    rows = json.loads(report(done, "json"))["tables"]["depth"]["rows"]
+    rows = json.loads(report_experiment(done, "json"))["tables"]["depth"]["rows"]
     arrays = [read_arrays(done / f"pq_24bits_seed{seed}.h5", "a run")[0] for seed in (0, 1)]
     pq = next(row for row in rows if row["method"] == "pq")
     for k in (1, 10, 100, 1000):
@@ -176,13 +176,13 @@ def test_depth_and_seconds_are_those_of_the_files(done: Path) -> None:
         for letter, name in (("P", "precision"), ("R", "recall")):
             mean = np.mean([a[name][i] for a, i in zip(arrays, at, strict=True)])
             assert pq[f"{letter}@{k}"]["mean"] == pytest.approx(mean)
-    seconds = report(done, "text", table="seconds")
+    seconds = report_experiment(done, "text", table="seconds")
     assert "gpq" in seconds
     assert "What differs" not in seconds
 
 
 def test_the_curve_is_that_of_the_files(done: Path) -> None:
-    value = json.loads(report(done, "json"))
+    value = json.loads(report_experiment(done, "json"))
     arrays = [read_arrays(done / f"pq_24bits_seed{seed}.h5", "a run")[0] for seed in (0, 1)]
     pq = next(row for row in value["tables"]["pr"]["rows"] if row["method"] == "pq")
     assert list(pq) == ["method", *(f"{i / 10:g}" for i in range(1, 11))]
@@ -206,8 +206,8 @@ def copied(done: Path, folder: Path, *left_out: str) -> Path:
 
 def test_a_whole_table_says_nothing_of_missing_runs(done: Path) -> None:
     for form in ("text", "markdown", "latex"):
-        assert "missing" not in report(done, form)  # type: ignore[arg-type]
-    assert json.loads(report(done, "json"))["missing"] == {"asked": 14, "runs": {}, "outdated": []}
+        assert "missing" not in report_experiment(done, form)  # type: ignore[arg-type]
+    assert json.loads(report_experiment(done, "json"))["missing"] == {"asked": 14, "runs": {}, "outdated": []}
 
 
 def test_every_form_says_how_many_runs_are_missing(
@@ -216,14 +216,17 @@ def test_every_form_says_how_many_runs_are_missing(
     folder = copied(done, tmp_path / "less", "pq_12bits_seed1", "pq_24bits_seed1", "float_any_seed0")
     line = "3 of 14 runs are missing: pq (12 bits seed 1, 24 bits seed 1); float (seed 0)."
     for form in ("text", "markdown"):
-        text = report(folder, form)  # type: ignore[arg-type]
+        text = report_experiment(folder, form)  # type: ignore[arg-type]
         assert line in text
         assert text.count("(3 of 14 runs missing)") == 4, "the tables with a caption"
-        assert line in report(folder, form, table="map")  # type: ignore[arg-type]
-    latex = report(folder, "latex")
+        assert line in report_experiment(folder, form, table="map")  # type: ignore[arg-type]
+    latex = report_experiment(folder, "latex")
     assert latex.count("(3 of 14 runs missing)") == latex.count(r"\caption") == 5
-    assert json.loads(report(folder, "json"))["missing"]["runs"]["pq"] == ["12 bits seed 1", "24 bits seed 1"]
-    report(folder, "csv")
+    assert json.loads(report_experiment(folder, "json"))["missing"]["runs"]["pq"] == [
+        "12 bits seed 1",
+        "24 bits seed 1",
+    ]
+    report_experiment(folder, "csv")
     assert [r.message for r in caplog.records if line in r.message]
 
 
@@ -231,7 +234,7 @@ def test_runs_that_no_call_came_to_are_missing_too(tmp_path: Path) -> None:
     """A seed and a method of which nothing is there: the files alone could not tell."""
     folder = made(tmp_path / "x", methods=["pq"], bits=[12], seeds=[0])
     assert missing_runs(read_experiment(folder)).short == ""
-    # An interrupted call has noted what it was asked for before its first run.
+    # An interrupted call has noted what was requested before its first run.
     specs = plan(small_grid(methods=["pq", "itq"], bits=[12], seeds=[0, 1]), DIGITS, preset("paper")).specs
     note_planned(folder, specs)
     found = missing_runs(read_experiment(folder))
@@ -251,19 +254,21 @@ def test_a_run_of_other_settings_is_out_of_date_until_it_is_made_again(tmp_path:
     specs = plan(changed, DIGITS, preset("paper")).specs
     note_planned(folder, specs)
     assert missing_runs(read_experiment(folder)).outdated == ("gpq_12bits_seed0",)
-    assert "Out of date: 1 runs" in report(folder)
+    assert "Out of date: 1 runs" in report_experiment(folder)
     assert run_experiment(changed, DIGITS, folder).made == 1
-    assert "Out of date" not in report(folder)
+    assert "Out of date" not in report_experiment(folder)
 
 
 def test_a_report_tells_what_the_command_changed_of_the_preset(tmp_path: Path) -> None:
     base = merge(preset("paper"), {"loss": {"beta": 3.0}, "training": {"learning_rate": 1e-3}})
     few = {"methods": ["gpq"], "bits": [12], "seeds": [0], "config": {"training": SMALL | {"steps": 2}}}
     run_experiment(small_grid(**few), DIGITS, tmp_path / "x", base=base)
-    assert "of the preset paper, with loss.beta = 3.0, training.learning_rate = 0.001." in report(
+    assert "of the preset paper, with loss.beta = 3.0, training.learning_rate = 0.001." in report_experiment(
         tmp_path / "x"
     )
-    assert "of the preset" not in report(made(tmp_path / "y", methods=["pq"], bits=[12], seeds=[0]))
+    assert "of the preset" not in report_experiment(
+        made(tmp_path / "y", methods=["pq"], bits=[12], seeds=[0])
+    )
 
 
 def test_published_figures_stand_beside_ours(
@@ -273,7 +278,7 @@ def test_published_figures_stand_beside_ours(
     path.write_text("method,12,24\ngpq,0.5,0.6\npqn,,0.25\n\n")
     figures = read_published(path)
     assert figures == {("gpq", 12): 0.5, ("gpq", 24): 0.6, ("pqn", 24): 0.25}
-    rows = json.loads(report(done, "json", published=figures))["tables"]["published"]["rows"]
+    rows = json.loads(report_experiment(done, "json", published=figures))["tables"]["published"]["rows"]
     # Every row of ours, beside the figure of its method.
     assert [row["method"].partition(" (6,1")[0] for row in rows] == [
         "gpq",
@@ -290,11 +295,11 @@ def test_published_figures_stand_beside_ours(
     assert rows[2]["12, published"] is None
     assert rows[3]["24, published"] is None
     assert rows[3]["24, ours"]["mean"] == pytest.approx(by_hand["pq", 24][0])
-    report(done, published={("pq", 24): 0.1, ("pq", 16): 0.1, ("gpq", 48): 0.1})
+    report_experiment(done, published={("pq", 24): 0.1, ("pq", 16): 0.1, ("gpq", 48): 0.1})
     assert [record.message for record in caplog.records] == [
         f"no run has {bits} bits: figures published for them are not shown" for bits in (16, 48)
     ]
-    assert "Beside the published figures" in report(done, "markdown", published=figures)
+    assert "Beside the published figures" in report_experiment(done, "markdown", published=figures)
     for text, message in (
         ("bits,12\n", "first line must be method"),
         ("method,x\n", "first line must be method"),
@@ -343,20 +348,20 @@ def test_of_many_published_tables_the_experiments_own_is_taken(tmp_path: Path) -
 
 def test_what_there_is_no_report_of(done: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"experiment\.json not found"):
-        report(tmp_path)
+        report_experiment(tmp_path)
     (tmp_path / "experiment.json").write_bytes((done / "experiment.json").read_bytes())
     with pytest.raises(DataError, match="no finished run"):
-        report(tmp_path)
+        report_experiment(tmp_path)
     with pytest.raises(
         UsageError, match="no table 'grid' here: choose one of map, likeness, depth, pr, seconds"
     ):
-        report(done, table="grid")
+        report_experiment(done, table="grid")
     with pytest.raises(UsageError, match="format 'pdf'"):
-        report(done, "pdf")  # type: ignore[arg-type]
+        report_experiment(done, "pdf")  # type: ignore[arg-type]
     source = done / "pq_12bits_seed0.h5"
     (tmp_path / source.name).write_bytes(source.read_bytes()[:-3000])
     with pytest.raises(DataError) as caught:
-        report(tmp_path)
+        report_experiment(tmp_path)
     assert str(tmp_path / source.name) in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -364,10 +369,10 @@ def test_what_there_is_no_report_of(done: Path, tmp_path: Path) -> None:
 def test_a_copy_of_a_run_is_no_other_seed(done: Path, tmp_path: Path) -> None:
     for name in ("experiment.json", "pq_12bits_seed0.h5"):
         (tmp_path / name).write_bytes((done / name).read_bytes())
-    report(tmp_path)
+    report_experiment(tmp_path)
     (tmp_path / "pq_12bits_seed0-copy.h5").write_bytes((done / "pq_12bits_seed0.h5").read_bytes())
     with pytest.raises(DataError, match=r"is the same run as pq_12bits_seed0.*: delete one"):
-        report(tmp_path)
+        report_experiment(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -378,30 +383,32 @@ def test_a_damaged_description_is_told_of(done: Path, tmp_path: Path, key: str) 
     for damaged in ({k: v for k, v in about.items() if k != key}, about | {key: 3}):
         (tmp_path / "experiment.json").write_text(json.dumps(damaged))
         with pytest.raises(DataError, match=f"experiment.json is damaged .'{key}'"):
-            report(tmp_path)
+            report_experiment(tmp_path)
 
 
 # ------------------------------------------------------------------------------------------------------------- pictures
 
 
 def test_pictures_of_a_table(done: Path, tmp_path: Path) -> None:
-    drawn = draw(done, tmp_path / "plots")
+    drawn = draw_experiment(done, tmp_path / "plots")
     assert {path.name for path in drawn.values()} == {
         f"{name}.png" for name in ("map", "likeness", "pr", "precision", "recall")
     }
     assert all(path.read_bytes()[:4] == PNG for path in drawn.values())
-    text = report(done, pictures={caption: path.name for caption, path in drawn.items()})
+    text = report_experiment(done, pictures={caption: path.name for caption, path in drawn.items()})
     assert "![mAP over the length of the code](map.png)\n\nmAP over the length of the code.\n" in text
     with pytest.raises(OutputExistsError):
-        draw(done, tmp_path / "plots")
-    assert draw(done, tmp_path / "plots", overwrite=True) == drawn
-    assert all(path.suffix == ".svg" for path in draw(done, tmp_path / "plots", ending="svg").values())
+        draw_experiment(done, tmp_path / "plots")
+    assert draw_experiment(done, tmp_path / "plots", overwrite=True) == drawn
+    assert all(
+        path.suffix == ".svg" for path in draw_experiment(done, tmp_path / "plots", ending="svg").values()
+    )
 
 
 def test_the_page_has_the_tables_and_pictures_inside(done: Path, tmp_path: Path) -> None:
     page = save_report_page(done, tmp_path / "o.html").read_text()
-    assert page.count("<svg") == len(draw(done, tmp_path / "plots"))
-    for table in json.loads(report(done, "json"))["tables"].values():
+    assert page.count("<svg") == len(draw_experiment(done, tmp_path / "plots"))
+    for table in json.loads(report_experiment(done, "json"))["tables"].values():
         for row in table["rows"]:
             for cell in row.values():
                 if isinstance(cell, dict):
@@ -414,13 +421,13 @@ def test_the_page_has_the_tables_and_pictures_inside(done: Path, tmp_path: Path)
 
 
 def test_galleries_show_the_images_of_the_runs(done: Path, tmp_path: Path) -> None:
-    drawn = draw(done, tmp_path, images=DIGITS)
+    drawn = draw_experiment(done, tmp_path, images=DIGITS)
     assert {"gallery-1.png", "gallery-2.png", "gallery-3.png"} < {path.name for path in drawn.values()}
     caption = next(caption for caption, path in drawn.items() if path.name == "gallery-1.png")
     assert caption.endswith(f"from the top: {', '.join(rows_of(done))}")
     np.save(tmp_path / "x.npy", np.eye(20, dtype=np.float32))
     with pytest.raises(MismatchError, match="galleries need the images"):
-        draw(done, tmp_path, images=open_data(f"features:{tmp_path / 'x.npy'}"), overwrite=True)
+        draw_experiment(done, tmp_path, images=open_data(f"features:{tmp_path / 'x.npy'}"), overwrite=True)
 
 
 def test_runs_on_features_have_galleries_of_the_images_behind_them(tmp_path: Path) -> None:
@@ -438,10 +445,12 @@ def test_runs_on_features_have_galleries_of_the_images_behind_them(tmp_path: Pat
 
     # Classes may be numbered otherwise; items may not.
     same = runs("same", np.arange(len(labels)), 9 - labels)
-    assert "gallery-3.png" in {path.name for path in draw(same, tmp_path / "p", images=DIGITS).values()}
+    assert "gallery-3.png" in {
+        path.name for path in draw_experiment(same, tmp_path / "p", images=DIGITS).values()
+    }
     other = runs("other", np.random.default_rng(0).permutation(len(labels)), labels)
     with pytest.raises(MismatchError, match="its labels are not those of the runs"):
-        draw(other, tmp_path / "q", images=DIGITS)
+        draw_experiment(other, tmp_path / "q", images=DIGITS)
 
 
 def test_sensitivity_has_a_table_and_a_picture_for_each_method_with_weights(tmp_path: Path) -> None:
@@ -455,7 +464,7 @@ def test_sensitivity_has_a_table_and_a_picture_for_each_method_with_weights(tmp_
         product=weights,
         config={"training": SMALL | {"steps": 2}},
     )
-    tables = json.loads(report(folder, "json"))["tables"]
+    tables = json.loads(report_experiment(folder, "json"))["tables"]
     assert list(tables) == ["grid-gpq", "grid-gpq-t"]
     for path in folder.glob("gpq*.h5"):
         arrays, about = read_arrays(path, "a run")
@@ -463,7 +472,7 @@ def test_sensitivity_has_a_table_and_a_picture_for_each_method_with_weights(tmp_
         rows = tables[f"grid-{about['method']}"]["rows"]
         row = next(r for r in rows if r["method"] == f"λ1 = {loss['lambda1']:g}")
         assert row[f"λ2 = {loss['lambda2']:g}"]["mean"] == pytest.approx(arrays["ap"].mean())
-    names = {path.name for path in draw(folder, tmp_path / "p").values()}
+    names = {path.name for path in draw_experiment(folder, tmp_path / "p").values()}
     assert names == {"sensitivity-gpq.png", "sensitivity-gpq-t.png"}
     # A number of labels more is a grid more, and no mean over both.
     more = tmp_path / "more"
@@ -475,7 +484,7 @@ def test_sensitivity_has_a_table_and_a_picture_for_each_method_with_weights(tmp_
         "labelled": ["5-per-class", "20-per-class"],
     }
     made(more, kind="sensitivity", config={"training": SMALL | {"steps": 2}}, **few)
-    value = json.loads(report(more, "json"))
+    value = json.loads(report_experiment(more, "json"))
     assert list(value["tables"]) == ["grid-5-per-class", "grid-20-per-class"]
     assert all(
         spec["n"] == 1
@@ -485,15 +494,15 @@ def test_sensitivity_has_a_table_and_a_picture_for_each_method_with_weights(tmp_
     # A corner that is missing leaves its spec empty, and the columns in order.
     for path in folder.glob("gpq_*lambda1-0.0-lambda2-0.0*.h5"):
         path.unlink()
-    rows = json.loads(report(folder, "json"))["tables"]["grid-gpq"]["rows"]
+    rows = json.loads(report_experiment(folder, "json"))["tables"]["grid-gpq"]["rows"]
     assert [list(row) for row in rows] == [["method", "λ2 = 0", "λ2 = 0.2"]] * 2
     assert rows[0]["λ2 = 0"] is None
-    assert "(1 of 9 runs missing)" in report(folder, "latex")
-    draw(folder, tmp_path / "p", overwrite=True)
+    assert "(1 of 9 runs missing)" in report_experiment(folder, "latex")
+    draw_experiment(folder, tmp_path / "p", overwrite=True)
     for path in folder.glob("gpq*.h5"):
         path.unlink()
     with pytest.raises(DataError, match="no run of GPQ"):
-        report(folder)
+        report_experiment(folder)
 
 
 def test_sensitivity_is_a_table_of_weights_and_a_heat_map(tmp_path: Path) -> None:
@@ -506,7 +515,7 @@ def test_sensitivity_is_a_table_of_weights_and_a_heat_map(tmp_path: Path) -> Non
         product={"loss.lambda1": [0.0, 0.1], "loss.lambda2": [0.0, 0.3, 0.1]},
         config={"training": SMALL | {"steps": 3}},
     )
-    rows = json.loads(report(folder, "json"))["tables"]["grid"]["rows"]
+    rows = json.loads(report_experiment(folder, "json"))["tables"]["grid"]["rows"]
     assert [row["method"] for row in rows] == ["λ1 = 0", "λ1 = 0.1"]
     assert list(rows[0]) == ["method", "λ2 = 0", "λ2 = 0.1", "λ2 = 0.3"]
     for path in folder.glob("*.h5"):
@@ -514,7 +523,7 @@ def test_sensitivity_is_a_table_of_weights_and_a_heat_map(tmp_path: Path) -> Non
         loss = json.loads(about["settings"])["loss"]
         row = next(r for r in rows if r["method"] == f"λ1 = {loss['lambda1']:g}")
         assert row[f"λ2 = {loss['lambda2']:g}"]["mean"] == pytest.approx(arrays["ap"].mean())
-    assert [path.name for path in draw(folder, tmp_path).values()] == ["sensitivity-12.png"]
+    assert [path.name for path in draw_experiment(folder, tmp_path).values()] == ["sensitivity-12.png"]
 
 
 def test_scale_tells_sizes_and_draws_lines(tmp_path: Path) -> None:
@@ -522,11 +531,11 @@ def test_scale_tells_sizes_and_draws_lines(tmp_path: Path) -> None:
         {"name": "u", "unlabelled": 50}
     ]
     folder = made(tmp_path / "s", kind="scale", methods=["pq"], bits=[12], seeds=[0], variation=sizes)
-    rows = json.loads(report(folder, "json"))["tables"]["scale"]["rows"]
+    rows = json.loads(report_experiment(folder, "json"))["tables"]["scale"]["rows"]
     # What is larger than the data is the whole, and counts once.
     assert [(row["unlabelled"], row["database"]) for row in rows] == [(50, 1497), (1497, 1497), (1497, 100)]
     assert all(row["mAP"]["n"] == 1 for row in rows)
-    names = {path.name for path in draw(folder, tmp_path).values()}
+    names = {path.name for path in draw_experiment(folder, tmp_path).values()}
     assert names == {"unlabelled.png", "database.png", "rank.png"}
 
 
@@ -542,7 +551,7 @@ def test_scale_keeps_lengths_and_numbers_of_labels_apart(
         labelled=["5-per-class", "20-per-class"],
         variation=[{"name": f"d{n}", "database": n} for n in (100, 400)],
     )
-    rows = json.loads(report(folder, "json"))["tables"]["scale"]["rows"]
+    rows = json.loads(report_experiment(folder, "json"))["tables"]["scale"]["rows"]
     assert [(r["bits"], r["labelled"], r["database"]) for r in rows] == [
         (bits, labelled, n)
         for bits in (12, 24)
@@ -553,7 +562,7 @@ def test_scale_keeps_lengths_and_numbers_of_labels_apart(
     monkeypatch.setattr(
         pictures, "plot_curves", lambda lines, path, **options: drawn.append(dict(lines)) or path
     )
-    assert len(draw(folder, tmp_path / "p")) == len(drawn) == 2
+    assert len(draw_experiment(folder, tmp_path / "p")) == len(drawn) == 2
     assert list(drawn[0]) == [f"pq, {bits} bits, {n} per class" for bits in (12, 24) for n in (5, 20)]
     sizes, values = drawn[0]["pq, 24 bits, 5 per class"]
     assert sizes.tolist() == [100, 400]
@@ -565,14 +574,14 @@ def test_vectors_become_tsne_and_flat_codebooks(done: Path, tmp_path: Path) -> N
     folder = made(
         tmp_path / "v", kind="voronoi", methods=["gpq"], bits=[12], seeds=[0], config=flat, vectors=40
     )
-    drawn = draw(folder, tmp_path)
+    drawn = draw_experiment(folder, tmp_path)
     assert [path.name for path in drawn.values()] == ["voronoi.png"]
     assert list(drawn) == [
         "Codebooks in two dimensions, gpq, with 40 items of the database drawn at random by seed 0"
     ]
     about = json.loads((folder / "experiment.json").read_text())
     (folder / "experiment.json").write_text(json.dumps(about | {"kind": "tsne"}))
-    drawn = draw(folder, tmp_path)
+    drawn = draw_experiment(folder, tmp_path)
     assert [path.name for path in drawn.values()] == ["tsne.png"]
     assert "40 items of the database, drawn at random by seed 0" in next(iter(drawn))
     # No vectors, and codewords of more dimensions.
@@ -580,7 +589,7 @@ def test_vectors_become_tsne_and_flat_codebooks(done: Path, tmp_path: Path) -> N
     try:
         (done / "experiment.json").write_text(json.dumps(about | {"kind": "tsne"}))
         with pytest.raises(DataError, match="no run keeps vectors"):
-            draw(done, tmp_path / "none")
+            draw_experiment(done, tmp_path / "none")
     finally:
         (done / "experiment.json").write_text(json.dumps(about))
 

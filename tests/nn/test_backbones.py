@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from gpq_faiss.errors import DataError, UsageError
 from gpq_faiss.nn.backbones import BACKBONES, Backbone, BackboneSpec, build_backbone, build_from_spec
 from gpq_faiss.nn.inputs import IMAGENET_MEAN, IMAGENET_STD
+from gpq_faiss.nn.joint import RowDropout
 from gpq_faiss.nn.weights import imagenet_state, load_into, read_weights
 
 
@@ -165,7 +166,7 @@ def test_mlp_is_the_layers_it_names() -> None:
         dropout=0.5,
     )
     layers: Any = net.get_submodule("layers")
-    assert [type(layer) for layer in layers] == 2 * [nn.Linear, nn.ReLU, nn.Dropout]
+    assert [type(layer) for layer in layers] == 2 * [nn.Linear, nn.ReLU, RowDropout]
     x = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
     assert not torch.equal(net(x), net(x))  # dropout
     net.eval()
@@ -327,8 +328,8 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"name": "vgg", "kind": "features", "in_width": 8}, "vgg takes images, but the data are features"),
     ({"name": "timm/resnet18", "kind": "features", "in_width": 8}, "takes images, but the data are features"),
     ({"name": "vgg", "kind": "sound"}, "no input kind 'sound'"),
-    ({"name": "vgg", "image_size": 15}, "at least 16 pixels a side, not 15"),
-    ({"name": "alexnet", "image_size": 32}, "at least 63 pixels a side, not 32"),
+    ({"name": "vgg", "image_size": 15}, "at least 16 pixels per side, not 15"),
+    ({"name": "alexnet", "image_size": 32}, "at least 63 pixels per side, not 32"),
     ({"name": "linear", "image_size": None}, "image_size 0"),
     ({"name": "mlp", "kind": "features"}, "in_width 0"),
     ({"name": "cnnf", "image_size": 64, "weights": "imagenet"}, "no ImageNet weights of backbone cnnf"),

@@ -49,6 +49,8 @@ from gpq_faiss.store import RowReader
 C, WIDTH, D = 5, 9, 18
 CLASS_CODEBOOKS = (3, 2)
 """Of three: with and without a feature codebook."""
+WITH_JOINT = (*CLASS_CODEBOOKS, 0)
+"""And joint ones."""
 
 
 def config_of(A: int = 3, **training: object) -> Config:
@@ -101,6 +103,9 @@ def scored(net: PosteriorNetwork, ask: Tensor, codes: Tensor) -> Tensor:
     """Scores by definition, float [Q, n]: the weighted sum of two inner products, each by the longest codeword of its part."""
     features, p = seen(net, ask)
     A = net.A
+    if not A:
+        coded = net.feature_codewords[torch.arange(net.M), codes].sum(1)
+        return net.feature_targets(features, p) @ coded.T / net.feature_codewords.norm(dim=2).max()
     total = net.weights[0] * p @ net.tables[torch.arange(A), codes[:, :A]].sum(1).T
     total = total / net.tables.norm(dim=2).max()
     if A < net.M:
@@ -111,7 +116,7 @@ def scored(net: PosteriorNetwork, ask: Tensor, codes: Tensor) -> Tensor:
 
 
 class Sampler:
-    """What :meth:`fit_codebooks` draws from; remembers how many items it was asked for."""
+    """What :meth:`fit_codebooks` draws from; remembers how many items it was requested."""
 
     def __init__(self, x: Tensor) -> None:
         self.x = x
@@ -264,7 +269,7 @@ def test_class_codebooks_grow_with_the_bits_of_the_class(C: int, expected: int) 
 
 
 @pytest.mark.parametrize("by_logits", [False, True])
-@pytest.mark.parametrize("A", CLASS_CODEBOOKS)
+@pytest.mark.parametrize("A", WITH_JOINT)
 def test_item_vectors_are_the_codewords_of_the_best_sum(A: int, by_logits: bool) -> None:
     net = network(A)
     if by_logits:
@@ -274,9 +279,12 @@ def test_item_vectors_are_the_codewords_of_the_best_sum(A: int, by_logits: bool)
     with torch.no_grad():
         found = net(x).reshape(40, 3, D)
     tempered = net.tempered(p)
-    codes = assign_logits(tempered, net.logits) if by_logits else assign(tempered, net.tables)
-    if A < 3:
-        codes = torch.cat([codes, assign(net.residual(features, p), net.feature_codewords)], dim=1)
+    if A:
+        codes = assign_logits(tempered, net.logits) if by_logits else assign(tempered, net.tables)
+        if A < 3:
+            codes = torch.cat([codes, assign(net.residual(features, p), net.feature_codewords)], dim=1)
+    else:
+        codes = assign(net.feature_targets(features, p), net.feature_codewords)
     assert torch.equal(net.codes(x), codes)
     for m in range(3):
         torch.testing.assert_close(found[:, m], net.codebooks()[m][codes[:, m]])
@@ -293,7 +301,7 @@ def test_item_vectors_are_the_codewords_of_the_best_sum(A: int, by_logits: bool)
 
 
 @pytest.mark.parametrize("by_logits", [False, True])
-@pytest.mark.parametrize("A", CLASS_CODEBOOKS)
+@pytest.mark.parametrize("A", WITH_JOINT)
 def test_vectors_are_unit_norm_and_score_as_the_codewords_do(A: int, by_logits: bool) -> None:
     """The score is posterior · sum of class codewords, and residual · sum of feature codewords: a product quantiser adds nothing."""
     net = network(A)
@@ -326,7 +334,7 @@ def test_codes_are_chosen_among_the_codewords_that_are_left() -> None:
     assert float(scale) >= 1
 
 
-@pytest.mark.parametrize("A", CLASS_CODEBOOKS)
+@pytest.mark.parametrize("A", WITH_JOINT)
 def test_an_infinite_input_gives_no_vector(A: int) -> None:
     net = network(A)
     x = items(4, 1)
@@ -387,6 +395,30 @@ def test_settling_fits_codebooks_to_what_the_average_believes(A: int) -> None:
         torch.testing.assert_close(net.feature_codewords, expected, rtol=1e-4, atol=1e-5)
     made.fit_codebooks(draw, final=True)
     assert draw.asked[1] > draw.asked[0] >= 1000
+
+
+@pytest.mark.parametrize("w", [0.02, 0.7, 1.0])
+def test_joint_codewords_add_up_to_class_and_features(w: float) -> None:
+    """By least squares, so that a score is nearly (1 - w) p·p' + w cos of the centred directions in their principal axes."""
+    config = merge(config_of(0, ema=0.0), {"posterior": {"feature_weight": w}})
+    net = build_network(config, {"kind": "features", "width": WIDTH}, C)
+    assert isinstance(net, PosteriorNetwork)
+    PosteriorCodes(net, config).fit_codebooks(Sampler(items(600)))
+    net.eval()
+    assert net.A == 0
+    assert net.feature_codewords.shape == (3, 16, C + WIDTH)
+    features, p = seen(net, items(600))
+    whole = torch.nn.functional.normalize(features, dim=1)
+    centred = torch.nn.functional.normalize(whole - whole.mean(dim=0), dim=1)
+    wanted = (1 - w) * p @ p.T + w * centred @ centred.T
+    targets = net.feature_targets(features, p)
+    torch.testing.assert_close(targets @ targets.T, wanted, rtol=0, atol=1e-4)
+    expected = fit_codewords(targets, 3, 16, seed=config.training.seed)
+    torch.testing.assert_close(net.feature_codewords, expected, rtol=1e-4, atol=1e-5)
+    scores = scored(net, items(600), net.codes(items(600)))
+    assert np.corrcoef(scores.flatten(), wanted.flatten())[0, 1] > 0.9
+    # A query for a class alone is part of what a query holds.
+    torch.testing.assert_close(net.prototypes[:, :, : D - 2], (1 - w) ** 0.5 * net.basis[:, :C])
 
 
 @pytest.mark.parametrize("w", [0.02, 0.5, 1.0])
@@ -599,6 +631,7 @@ def test_an_infinite_item_is_not_encoded(tmp_path: Path) -> None:
         ("posterior", {"feature_weight": 1.5}, "posterior.feature_weight"),
         ("posterior", {"feature_weight": -0.1}, "posterior.feature_weight"),
         ("posterior", {"class_codebooks": -1}, "posterior.class_codebooks"),
+        ("posterior", {"class_codebooks": "all"}, "posterior.class_codebooks"),
         ("loss", {"lambda1": 0.0}, "loss.lambda1"),
         ("quantizer", {"subdim": 2}, "quantizer.subdim"),
     ],

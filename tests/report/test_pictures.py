@@ -38,7 +38,7 @@ def draw_tradeoff(path, **options):
         "ours": {"exact": ([2000.0], [0.7]), "lists": ([4000.0, 9000.0, 2500.0], [0.69, 0.6, 0.7])},
         "theirs": {"graph": ([1000.0], [0.4])},
     }
-    return plot_tradeoff(groups, path, x="queries a second", y="mAP@100", **options)
+    return plot_tradeoff(groups, path, x="queries per second", y="mAP@100", **options)
 
 
 def draw_gallery(path, **options):

@@ -75,7 +75,7 @@ def test_codes_begun_from_features_are_not_gone_on_with_from_the_network(
 ) -> None:
     out = tmp_path / "codes.h5"
     encode(model, data, tmp_path / "other.h5", features=tmp_path / "features.h5")
-    monkeypatch.setattr(stage, "_FLUSH_BYTES", 4 * 72 * 100)  # 100 rows a block
+    monkeypatch.setattr(stage, "_FLUSH_BYTES", 4 * 72 * 100)  # 100 rows per block
     fail_once(monkeypatch, at=6)
     with pytest.raises(DataError, match="disk is full"):
         encode(model, data, out)

@@ -21,7 +21,7 @@ from gpq_faiss.indexes.filters import Allow
 from gpq_faiss.indexes.opening import open_index
 from gpq_faiss.pipeline import train
 from gpq_faiss.stages.encode import encode
-from gpq_faiss.stages.evaluate import draw_evaluation, evaluate, model_name, save_evaluation_page
+from gpq_faiss.stages.evaluate import evaluate, model_name
 from gpq_faiss.stages.index import index
 
 SMALL = {"committee_hidden": 16, "committee": 2, "propagation": 0.0}
@@ -67,7 +67,7 @@ def test_every_row_is_the_evaluation_of_that_model(models: Path) -> None:
     together = evaluate(models / "ours", open_digits(), compare=compare)
     rows = {row["method"]: row for row in together.rows((1, 10))}
     printed, longer = (f"gpq (paper): {models / name}" for name in ("printed", "longer"))
-    assert list(rows) == ["posterior", printed, "pq", "gpq", longer, "classifier"], "in the order asked for"
+    assert list(rows) == ["posterior", printed, "pq", "gpq", longer, "classifier"], "in the requested order"
     for name, folder in (("posterior", "ours"), (printed, "printed"), ("gpq", "gpq"), (longer, "longer")):
         alone = evaluate(models / folder, open_digits())
         expected = {**alone.rows((1, 10))[0], "method": name}
@@ -87,7 +87,7 @@ def test_json_and_plot_have_the_names_of_the_table(models: Path, tmp_path: Path)
     assert entry["bits"] == 12
     assert told["compared"]["pq"]["model_fingerprint"] is None
     assert json.loads(json.dumps(told)) == told
-    picture = draw_evaluation(found, tmp_path / "pr.svg").read_text()
+    picture = found.draw(tmp_path / "pr.svg").read_text()
     assert all(f"{name}  (mAP" in picture for name in ("posterior", "gpq (paper)", "pq"))
 
 
@@ -190,7 +190,7 @@ def test_the_page_shows_what_the_best_and_worst_queries_find(models: Path, tmp_p
         of = dict(zip(row_ids.tolist(), row_scores.tolist(), strict=True))
         shown = [of[int(digits.ids[at])] for at in found.results[place]]
         np.testing.assert_allclose(shown, row_scores[:8], atol=1e-5)
-    page = save_evaluation_page(found, digits, tmp_path / "page.html").read_text()
+    page = found.save_page(digits, tmp_path / "page.html").read_text()
     assert page.count("<img") == 20 * 9
     labels = digits.require_labels().class_ids()
     relevant = sum(

@@ -1,0 +1,91 @@
+"""A real Ray cluster of two nodes on this machine, to be measured and killed."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import tempfile
+from typing import Any
+
+import psutil
+
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+import ray
+
+NODE = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
+
+
+class Nodes:
+    """A cluster of two nodes of one core each, to which this process is connected."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        # Paths of sockets must be short, so this is not under pytest's folder.
+        self.folder = tempfile.mkdtemp(prefix="gpq-ray-")
+        self.cluster: Any = Cluster(
+            initialize_head=True, head_node_args={**NODE, "temp_dir": self.folder}, shutdown_at_exit=False
+        )
+        self.second: Any = self.add()
+        self.address: str = self.cluster.address
+        ray.init(address=self.address, log_to_driver=False, logging_level=logging.ERROR)
+
+    def add(self) -> Any:
+        """One more node."""
+        return self.cluster.add_node(**NODE)
+
+    def two(self) -> None:
+        """A second node again, where a test killed it."""
+        if self.second is None:
+            self.second = self.add()
+
+    def family(self, node: Any) -> list[psutil.Process]:
+        """All processes of a node."""
+        own = [psutil.Process(info.process.pid) for infos in node.all_processes.values() for info in infos]
+        return [one for process in own for one in [*process.children(recursive=True), process]]
+
+    def kill_second(self) -> None:
+        """SIGKILL to all processes of the second node, at once."""
+        for process in self.family(self.second):
+            kill(process.pid)
+        self.cluster.remove_node(self.second, allow_graceful=False)
+        self.second = None
+
+    def workers(self) -> list[psutil.Process]:
+        """The workers of all nodes, idle ones too; not the agents, with which their node ends."""
+        family = [process for node in self.cluster.list_all_nodes() for process in self.family(node)]
+        return [
+            process
+            for process in family
+            if (name := _name(process)).startswith("ray::")
+            and not name.startswith(("ray::Dash", "ray::Runtime"))
+        ]
+
+    def end(self) -> list[psutil.Process]:
+        """Nothing stays. Returns the processes that there were."""
+        family = [process for node in self.cluster.list_all_nodes() for process in self.family(node)]
+        ray.shutdown()
+        self.cluster.shutdown()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return family
+
+
+def told(machine: dict[str, Any]) -> str:
+    """A machine in a line."""
+    return f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, Ray {ray.__version__}"
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return str(process.name())
+    except psutil.NoSuchProcess:
+        return ""
+
+
+def kill(pid: int) -> None:
+    """SIGKILL, where there is such a process still."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

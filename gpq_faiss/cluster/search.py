@@ -1,0 +1,254 @@
+"""Searching shards that actors hold, spread over the nodes of a Ray cluster, with the answers of one file.
+
+:class:`Holders` has the actors, and :class:`ClusterIndex` is one manifest spread over them. An actor opens what it is asked for and does
+not hold yet, so one that Ray has started again, elsewhere too, answers as before; and a manifest that has changed is opened over the
+same actors while the old one is still searched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import DataError, GpqError, UsageError
+from ..indexes.manifest import Manifest, Shard, read_manifest
+from ..indexes.opening import open_shards
+from ..indexes.sharded import MergedIndex, ShardedIndex, same_lists
+from .connect import connected, nodes
+
+log = logging.getLogger(__name__)
+
+TIMEOUT = 60.0
+"""Seconds that a search waits for shards whose node died to be held by another."""
+_PAUSE = 0.1
+
+
+class Holder:
+    """What an actor is: shards that it holds open. One call at a time."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[Any, ...], ShardedIndex] = {}
+
+    def answer(
+        self,
+        manifest: Manifest,
+        kind: str,
+        memory: int | None,
+        total: int,
+        method: str,
+        arguments: tuple[Any, ...],
+        options: dict[str, Any],
+    ) -> tuple[Any, dict[str, GpqError]]:
+        """What a method gives for the shards of ``manifest`` together, None where none can be opened; and why those cannot that
+        cannot, by file. ``memory`` and ``total`` as :func:`..indexes.opening.open_shards`."""
+        opened: list[Shard] = []
+        indexes, problems = [], {}
+        for shard in manifest.shards:
+            key = (manifest.path, shard, kind, memory, total)
+            try:
+                if key not in self._held:
+                    self._held[key] = open_shards(manifest.only([shard.file]), kind, memory, total=total)
+            except GpqError as error:
+                problems[shard.file] = error
+                continue
+            opened.append(shard)
+            indexes += self._held[key].opened
+        if not opened:
+            return None, problems
+        together = ShardedIndex(manifest.only([shard.file for shard in opened]), indexes)
+        if method == "lists":
+            return (together.codebooks, together.centroids, together.sizes, together.nprobe), problems
+        if method == "search":
+            queries, k = arguments
+            arguments = (queries, min(k, together.ntotal))
+        return getattr(together, method)(*arguments, **options), problems
+
+    def keep(self, shards: Sequence[Shard]) -> None:
+        """Close all others."""
+        for key in [key for key in self._held if key[1] not in shards]:
+            self._held.pop(key).close()
+
+
+class Holders:
+    """The actors, as many as there are nodes or ``workers``, each on a node of its own as far as there are so many.
+
+    Args:
+        address: of the cluster (:func:`.connect.connected`).
+        workers: actors.
+
+    Raises:
+        DataError, UsageError: see there.
+    """
+
+    def __init__(self, address: str, workers: int | None = None) -> None:
+        if workers is not None and workers < 1:
+            raise UsageError(f"{workers} workers: at least one is needed")
+        self._stack = contextlib.ExitStack()
+        self.address, self._workers = address, workers
+        self.ray = self._stack.enter_context(connected(address))
+        self._actors: dict[tuple[str, int], Any] = {}
+
+    def nodes(self) -> list[str]:
+        """Ids of the living nodes."""
+        return nodes(self.ray)
+
+    def actors(self) -> list[Any]:
+        """An actor for each place on the nodes of this moment; those that follow each other are on different nodes.
+
+        Ray starts an actor whose node died on another node. One that is no longer named here goes with its last user.
+        """
+        living = self.nodes()
+        if not living:
+            raise DataError(f"no node of the cluster at {self.address} takes work: start one")
+        places = [(living[i % len(living)], i // len(living)) for i in range(self._workers or len(living))]
+        strategy = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+        made = self.ray.remote(Holder)
+        self._actors = {
+            place: self._actors.get(place)
+            or made.options(
+                max_restarts=-1, max_task_retries=0, scheduling_strategy=strategy(place[0], soft=True)
+            ).remote()
+            for place in places
+        }
+        return list(self._actors.values())
+
+    def close(self) -> None:
+        """End the actors, and leave the cluster."""
+        self._actors.clear()
+        self._stack.close()
+
+
+class ClusterIndex(MergedIndex):
+    """The shards of a manifest, held by actors. Safe to search from several threads.
+
+    Args:
+        path: ``manifest.json``.
+        holders: what holds them.
+        kind, nprobe: as :func:`..indexes.opening.open_index`.
+        memory: budget in bytes of each actor.
+        replicas: actors that hold each shard; searches take turns at them, and go to the next where one is gone.
+        allow_partial: where a shard cannot be searched, answer without it, log its name, and add it to ``missing``; else this is an
+            error.
+        timeout: seconds that a search waits for actors to come back.
+
+    Attributes:
+        missing: files of shards that some answer had to do without.
+
+    Raises:
+        DataError: a shard is missing or damaged, or no node answers; names it.
+        MismatchError: a shard is of another model, or has other lists.
+        UsageError: see :func:`..indexes.opening.open_shards`; fewer than one replica.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        holders: Holders,
+        kind: str = "auto",
+        memory: int | None = None,
+        nprobe: int | None = None,
+        *,
+        replicas: int = 1,
+        allow_partial: bool = False,
+        timeout: float = TIMEOUT,
+    ) -> None:
+        if replicas < 1:
+            raise UsageError(f"{replicas} replicas: at least one is needed")
+        self.manifest = manifest = read_manifest(path)
+        self._ray, self._allow_partial, self._timeout = holders.ray, allow_partial, timeout
+        self.missing: set[str] = set()
+        self._turns = itertools.count()
+        actors = holders.actors()
+        replicas = min(replicas, len(actors))
+        load = [0] * len(actors)
+        self._places: dict[str, list[int]] = {}
+        for shard in sorted(manifest.shards, key=lambda s: -s.bytes):  # the largest first, to where least is
+            place = min(range(len(actors)), key=load.__getitem__)
+            self._places[shard.file] = [(place + r) % len(actors) for r in range(replicas)]
+            for one in self._places[shard.file]:
+                load[one] += shard.bytes
+        self._actors = actors
+        self._opening = kind, memory, max(load)
+        for turn in range(replicas):
+            parts = list(self._ask("lists", (), {}, turn))
+            if not parts:
+                raise DataError(
+                    f"{manifest.path}: no shard can be searched: {', '.join(sorted(self.missing))}"
+                )
+        codebooks, centroids, sizes, default = parts[0]
+        for _, own, more, _ in parts[1:]:
+            same_lists(manifest, centroids, own)
+            sizes = sizes + more
+        super().__init__(manifest, codebooks, centroids, sizes, default)
+        if nprobe is not None:
+            self.set_nprobe(nprobe)
+        for place, actor in enumerate(actors):
+            actor.keep.remote([s for s in manifest.shards if place in self._places[s.file]])
+
+    def describe(self) -> str:
+        """How it searches, for people."""
+        return f"{super().describe()}, {len(self._actors)} workers of a cluster"
+
+    def _answers(self, method: str, *args: Any, **options: Any) -> Iterator[Any]:
+        return self._ask(method, args, options, next(self._turns))
+
+    def _ask(self, method: str, args: tuple[Any, ...], options: dict[str, Any], turn: int) -> Iterator[Any]:
+        """The answers of all actors; an actor that is gone is asked again, or another for its shards, until they have answered."""
+        exceptions, end = self._ray.exceptions, time.monotonic() + self._timeout
+        waiting = [shard.file for shard in self.manifest.shards]
+        gone: dict[str, GpqError] = {}
+        while waiting:
+            asked: dict[int, list[str]] = {}
+            for file in waiting:
+                places = self._places[file]
+                asked.setdefault(places[turn % len(places)], []).append(file)
+            references = [
+                (
+                    files,
+                    self._actors[place].answer.remote(
+                        self.manifest.only(files), *self._opening, method, args, options
+                    ),
+                )
+                for place, files in asked.items()
+            ]
+            waiting = []
+            for files, reference in references:
+                try:
+                    answer, problems = self._ray.get(reference, timeout=max(0.001, end - time.monotonic()))
+                except exceptions.RayTaskError as error:
+                    raise (error.cause or error) from None
+                except exceptions.GetTimeoutError:
+                    self._ray.cancel(reference)
+                    gone |= dict.fromkeys(files, self._no_answer(files))
+                except exceptions.RayError:  # its process or node died
+                    waiting += files
+                else:
+                    gone |= problems
+                    if answer is not None:
+                        yield answer
+            if waiting and time.monotonic() > end:
+                gone |= dict.fromkeys(waiting, self._no_answer(waiting))
+                break
+            if waiting:
+                turn += 1
+                time.sleep(_PAUSE)
+        if gone and not self._allow_partial:
+            raise next(iter(gone.values()))
+        if gone:
+            log.warning("%s: answered without the shards %s", self.manifest.path, ", ".join(sorted(gone)))
+            self.missing |= set(gone)
+
+    def _no_answer(self, files: Sequence[str]) -> DataError:
+        return DataError(
+            f"{self.manifest.path}: no node answers for the shards {', '.join(files)} in {self._timeout:g} s: start nodes, or take "
+            "--allow-partial"
+        )
+
+    def close(self) -> None:
+        """Let go of the actors: they end, unless another index holds them."""
+        self._actors = []

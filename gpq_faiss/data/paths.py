@@ -1,0 +1,239 @@
+"""Paths, patterns and URLs that users give, as files on this machine.
+
+A file at a URL is copied to the cache folder once: ``$GPQ_CACHE``, else ``gpq-faiss`` in the user's cache folder. At each opening the
+server is asked for its size, and for its version where it names one; a copy of another version, or one that has changed on this disk, is
+made again. A server that cannot be reached is an error.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from ..errors import DataError, UsageError
+from ..files import atomic_paths, fingerprint, read_json, write_error
+from ..progress import stage
+from .vectors import file_fingerprint
+
+_URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
+_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_MOST_FILES = 100_000
+_VERSION = (
+    "ETag",
+    "etag",
+    "Content-MD5",
+    "md5Hash",
+    "Digest",
+    "Last-Modified",
+    "LastModified",
+    "mtime",
+    "created",
+)
+"""What the file systems of fsspec call the version of a file."""
+_EXTRA = "pip install 'gpq-faiss[remote]'"
+
+
+def is_url(path: str | os.PathLike[str]) -> bool:
+    """Whether ``path`` is a URL."""
+    return _URL.match(os.fspath(path)) is not None
+
+
+def without_secrets(url: str) -> str:
+    """``url`` for messages and products: without the password and the signature that it may hold."""
+    if not is_url(url):
+        return url
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return url.partition("?")[0]
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def cache_folder() -> Path:
+    """Where copies of remote files lie."""
+    if own := os.environ.get("GPQ_CACHE"):
+        return Path(own).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "gpq-faiss"
+
+
+def remote_error(url: str, error: Exception) -> DataError:
+    """One line for what a file system of fsspec raised."""
+    return DataError(f"{without_secrets(url)} {remote_reason(error)}")
+
+
+def remote_reason(error: Exception) -> str:
+    """What it is that a file system of fsspec raised: "not found", or "cannot be read (why)"."""
+    # The one of HTTP says "not found" of everything, and names what happened as the cause.
+    cause = error.__cause__ or error
+    status = getattr(cause, "status", None)
+    if status == 404 or (isinstance(error, FileNotFoundError) and cause is error):
+        return "not found"
+    why = (
+        f"{status} {cause.message}" if status and hasattr(cause, "message") else " ".join(str(cause).split())
+    )
+    why = re.sub(r"[a-zA-Z][a-zA-Z0-9+.-]*://[^\s'\"]+", lambda found: without_secrets(found[0]), why)
+    return f"cannot be read ({why[:200] or type(cause).__name__})"
+
+
+def remote_system(url: str) -> tuple[Any, str]:
+    """The file system of fsspec that ``url`` is in, and its path there.
+
+    Raises:
+        DataError: fsspec, or what it needs for such a URL, is not installed.
+        UsageError: no such kind of URL.
+    """
+    scheme = url.partition(":")[0].lower()
+    shown = without_secrets(url)
+    try:
+        import fsspec
+    except ImportError:
+        raise DataError(f"reading {shown} needs fsspec: {_EXTRA}") from None
+    options: dict[str, Any] = {}
+    try:
+        if scheme in {"http", "https"}:
+            import aiohttp
+
+            # A large file may take hours; a server that says nothing for a minute is gone.
+            waiting = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
+            headers = {"Accept-Encoding": "identity"}
+            options["client_kwargs"] = {"timeout": waiting, "trust_env": True, "headers": headers}
+        system, path = fsspec.core.url_to_fs(url, **options)
+    except ImportError as error:
+        remedy = _EXTRA if scheme in {"http", "https"} else "install that package"
+        why = "aiohttp is missing" if error.name == "aiohttp" else " ".join(str(error).split())[:120]
+        raise DataError(f"reading {shown} needs a package of its own ({why}): {remedy}") from None
+    except ValueError:
+        raise UsageError(f"{shown}: there is no file system for {scheme}://") from None
+    except Exception as error:  # each file system has its own, of missing credentials and the like
+        raise remote_error(url, error) from None
+    return system, str(path)
+
+
+def local_path(path: str | os.PathLike[str]) -> Path:
+    """The file on this machine: a path with ``~`` expanded, or the copy of what is at a URL.
+
+    Raises:
+        DataError: the URL cannot be read, or the cache folder not be written.
+        UsageError: no such kind of URL.
+    """
+    url = os.fspath(path)
+    if not is_url(url):
+        return Path(url).expanduser()
+    system, remote = remote_system(url)
+    try:
+        info = system.info(remote)
+    except Exception as error:
+        raise remote_error(url, error) from None
+    if info.get("type") == "directory":
+        raise DataError(f"{without_secrets(url)} is a folder: name a file")
+    mark = {"size": info.get("size")} | {key: str(info[key]) for key in _VERSION if info.get(key)}
+    name = re.sub(r"[^A-Za-z0-9._-]+", "_", without_secrets(url).rstrip("/").rpartition("/")[2])[
+        -100:
+    ].lstrip(".")
+    target = cache_folder() / fingerprint(url) / (name or "file")
+    about = target.with_name(f"{target.name}.origin.json")
+    if _is_current(target, about, mark):
+        return target
+    _copy(url, system, remote, info.get("size"), (target, about), mark)
+    return target
+
+
+def _is_current(target: Path, about: Path, mark: dict[str, Any]) -> bool:
+    if not (target.is_file() and about.is_file()):
+        return False
+    try:
+        known = read_json(about, "the origin of a copy")
+        return bool(known["version"] == mark and known["content"] == file_fingerprint(target))
+    except (DataError, OSError, KeyError, TypeError):
+        return False
+
+
+def _copy(
+    url: str, system: Any, remote: str, size: int | None, targets: tuple[Path, Path], mark: dict[str, Any]
+) -> None:
+    import fsspec
+
+    try:
+        targets[0].parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise write_error(targets[0], error) from None
+    with (
+        stage(f"copying {without_secrets(url)}", size or 0, "byte") as copying,
+        atomic_paths(*targets) as (new, about),
+    ):
+
+        class Watch(fsspec.Callback):  # type: ignore[misc]
+            def relative_update(self, inc: int = 1) -> None:
+                copying.advance(inc)
+
+        try:
+            system.get_file(remote, str(new), callback=Watch())
+            there = new.stat().st_size
+        except Exception as error:
+            raise remote_error(url, error) from None
+        if size is not None and there != size:
+            raise DataError(f"{without_secrets(url)} was cut off: {there:,} bytes of {size:,}; start again")
+        about.write_text(
+            json.dumps(
+                {"url": without_secrets(url), "version": mark, "content": file_fingerprint(new)}, indent=2
+            )
+        )
+
+
+def _expanded(pattern: str) -> Iterator[str]:
+    """``x-{00..12}.tar`` with each number in its place, as wide as the first."""
+    found = _RANGE.search(pattern)
+    if found is None:
+        yield pattern
+        return
+    first, last = int(found[1]), int(found[2])
+    if last < first or last - first >= _MOST_FILES:
+        raise UsageError(f"{pattern}: {found[0]} names no range of up to {_MOST_FILES:,} numbers")
+    for number in range(first, last + 1):
+        yield from _expanded(f"{pattern[: found.start()]}{number:0{len(found[1])}d}{pattern[found.end() :]}")
+
+
+def _globbed(pattern: str) -> Sequence[str]:
+    if not is_url(pattern):
+        return glob.glob(pattern) if glob.has_magic(pattern) else [pattern]
+    if "*" not in pattern and "[" not in pattern:  # ? begins a query
+        return [pattern]
+    system, remote = remote_system(pattern)
+    try:
+        return [system.unstrip_protocol(name) for name in system.glob(remote)]
+    except Exception as error:
+        raise remote_error(pattern, error) from None
+
+
+def files_of(path: str | os.PathLike[str]) -> list[Path]:
+    """The files that a path, a pattern (``*``, ``?``, ``[0-9]``, ``{000..009}``) or a URL names, in the order of their numbers.
+
+    Raises:
+        DataError: a pattern that no file matches, or as :func:`local_path`.
+        UsageError: a range that is none.
+    """
+    text = os.fspath(path)
+    if not is_url(text):
+        file = Path(text).expanduser()
+        if file.exists():
+            return [file]
+        text = str(file)
+    found: list[str] = []
+    for part in _expanded(text):
+        found += sorted(_globbed(part), key=_natural)
+        if len(found) > _MOST_FILES:
+            raise UsageError(f"{without_secrets(text)}: more than {_MOST_FILES:,} files")
+    if not found:
+        raise DataError(f"{without_secrets(text)}: no file matches this pattern")
+    return [local_path(name) for name in found]
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

@@ -1,0 +1,290 @@
+"""A manifest: the shards of one index, each an index file with its sidecar.
+
+``manifest.json`` has ``kind`` (``shards``), ``format_version``, ``codebooks_fingerprint``, ``model_fingerprint`` (or null) and
+``shards``: for each its ``file``, relative to the manifest, ``beside`` (its other files), ``ntotal``, ``first_id``, ``last_id``,
+``bytes`` and ``sha256``. It is replaced as a whole, so whoever reads it sees the shards before a change or those after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from ..codes.checks import repeated_id
+from ..errors import DataError, MismatchError, UsageError
+from ..faissio.io import check_file, load_index, read_sidecar, sidecar_path
+from ..files import read_json, write_json
+from ..store import items_path
+from .file import open_file
+
+FORMAT_VERSION = 1
+KIND = "shards"
+_IDS = 1 << 22
+"""Ids that are compared at a time, at least."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One shard of an index.
+
+    Attributes:
+        file: its index file, relative to the manifest, with ``/`` between folders.
+        beside: the names of the files that belong to it: its sidecar, and what is known of its items.
+        ntotal: items.
+        first_id, last_id: its least and its greatest id.
+        bytes, sha256: of the index file.
+    """
+
+    file: str
+    beside: tuple[str, ...]
+    ntotal: int
+    first_id: int
+    last_id: int
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The shards of an index, in the order of their least ids.
+
+    Attributes:
+        path: of the manifest.
+        codebooks_fingerprint, model_fingerprint: what all shards share.
+        shards: at least one, each file once.
+    """
+
+    path: Path
+    codebooks_fingerprint: str
+    model_fingerprint: str | None
+    shards: tuple[Shard, ...]
+
+    @property
+    def ntotal(self) -> int:
+        """Items of all shards."""
+        return sum(shard.ntotal for shard in self.shards)
+
+    def file(self, shard: Shard) -> Path:
+        """The index file of a shard."""
+        return self.path.parent / shard.file
+
+    def only(self, files: Iterable[str]) -> Manifest:
+        """The same with the shards of these files alone."""
+        chosen = set(files)
+        return replace(self, shards=tuple(shard for shard in self.shards if shard.file in chosen))
+
+    def check(self, shard: Shard, *, verify: bool = False) -> None:
+        """Compare a shard's files with the manifest: sizes and fingerprints, and with ``verify`` the SHA-256 of its index file.
+
+        Raises:
+            DataError: a file is missing.
+            MismatchError: it is damaged, another file, or of another model.
+        """
+        file = self.file(shard)
+        for path in (file, *(file.with_name(name) for name in shard.beside)):
+            if not path.is_file():
+                raise DataError(
+                    f"{self.path}: {path.name} of shard {shard.file} is missing: restore it, or take the shard out "
+                    "(gpq index --remove-shard)"
+                )
+        sidecar = read_sidecar(file)
+        if sidecar is not None and self._of_another(sidecar):
+            raise MismatchError(
+                f"{self.path}: shard {shard.file} is of another model ({sidecar['codebooks_fingerprint']}, not "
+                f"{self.codebooks_fingerprint}): put a shard of this model in its place"
+            )
+        stated = {"bytes": shard.bytes, "sha256": shard.sha256}
+        if sidecar is None or any(sidecar[key] != value for key, value in stated.items()):
+            raise MismatchError(
+                f"{self.path}: shard {shard.file} is not the file that the manifest names: restore it, or add it again "
+                "(gpq index --remove-shard, --add)"
+            )
+        try:
+            check_file(file, stated, verify=verify)
+        except MismatchError:
+            raise MismatchError(
+                f"{self.path}: shard {shard.file} is damaged or was changed: restore it, or build it again"
+            ) from None
+
+    def _of_another(self, sidecar: dict[str, Any]) -> bool:
+        model = sidecar["model_fingerprint"]
+        return sidecar["codebooks_fingerprint"] != self.codebooks_fingerprint or (
+            None not in (model, self.model_fingerprint) and model != self.model_fingerprint
+        )
+
+
+def is_manifest(path: str | Path) -> bool:
+    """Whether the file is JSON that says to be a manifest; an index's sidecar, say, is not."""
+    path = Path(path)
+    try:
+        if path.suffix.lower() != ".json" or not path.is_file():
+            return False
+        found = read_json(path, "a manifest of shards")
+    except (DataError, OSError):
+        return False
+    return isinstance(found, dict) and found.get("kind") == KIND
+
+
+def read_manifest(path: str | Path) -> Manifest:
+    """Read a manifest; the shards are not opened.
+
+    Raises:
+        DataError: missing, damaged or foreign.
+    """
+    path = Path(path)
+    found = read_json(path, "a manifest of shards")
+    if not isinstance(found, dict) or found.get("kind") != KIND:
+        raise DataError(f"{path} is not a manifest of shards: 'gpq index --out NAME.json' writes one")
+    if found.get("format_version") != FORMAT_VERSION:
+        raise DataError(
+            f"{path}: format {found.get('format_version')}, this version reads {FORMAT_VERSION}: write it again"
+        )
+    try:
+        shards = tuple(_shard(entry) for entry in found["shards"])
+        manifest = Manifest(path, str(found["codebooks_fingerprint"]), found["model_fingerprint"], shards)
+        if not isinstance(manifest.model_fingerprint, str | None):
+            raise TypeError
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise DataError(f"{path} is a damaged manifest of shards: write it again") from None
+    files = [shard.file for shard in shards]
+    if not shards or len(set(files)) < len(files):
+        raise DataError(f"{path} names no shard, or one twice: it is damaged; write it again")
+    return manifest
+
+
+def _shard(entry: dict[str, Any]) -> Shard:
+    """Raises TypeError, KeyError or ValueError: not one of ours."""
+    whole = {
+        name: int(entry[name])
+        for name in ("ntotal", "first_id", "last_id", "bytes")
+        if type(entry[name]) is int
+    }
+    names = [entry["file"], *entry["beside"]]
+    if not all(isinstance(name, str) and name for name in (*names, entry["sha256"])):
+        raise TypeError
+    # A manifest that somebody sends names files below its own folder alone.
+    if any(PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts for name in names):
+        raise ValueError
+    if whole["ntotal"] < 1 or whole["bytes"] < 1:
+        raise ValueError
+    return Shard(file=names[0], beside=tuple(names[1:]), sha256=entry["sha256"], **whole)
+
+
+def describe_shard(folder: Path, file: Path) -> tuple[Shard, dict[str, Any]]:
+    """The entry of an index file below ``folder``, and its sidecar; its bytes are compared with the sidecar's SHA-256.
+
+    Raises:
+        DataError: it is damaged, has no sidecar, or lies elsewhere.
+    """
+    sidecar = read_sidecar(file)
+    if sidecar is None:
+        raise DataError(f"{file} has no {sidecar_path(file).name}: build the shard with gpq index")
+    try:
+        name = file.resolve().relative_to(folder.resolve()).as_posix()
+    except ValueError:
+        raise DataError(
+            f"{file} does not lie below {folder}, the folder of the manifest: move it there"
+        ) from None
+    check_file(file, sidecar, verify=True)
+    with open_file(file) as index:
+        low, high = zip(*((int(ids.min()), int(ids.max())) for ids in index.id_blocks()), strict=True)
+    beside = [sidecar_path(file).name, *([items_path(file).name] if items_path(file).exists() else [])]
+    shard = Shard(
+        name, tuple(beside), sidecar["ntotal"], min(low), max(high), sidecar["bytes"], sidecar["sha256"]
+    )
+    return shard, sidecar
+
+
+def update_manifest(
+    path: str | Path, add: Sequence[str | Path] = (), remove: Sequence[str] = (), *, new: bool = False
+) -> Manifest:
+    """Write a manifest, or add and remove shards of one, in one step: to replace a shard is to remove and add at once.
+
+    Args:
+        path: the manifest.
+        add: index files with their sidecars, below its folder.
+        remove: files of shards as the manifest names them. The files themselves stay.
+        new: the manifest is rewritten; what is there is replaced.
+
+    Raises:
+        DataError: a shard is damaged, or an id is in two shards.
+        MismatchError: a shard is of another model.
+        UsageError: a shard to remove is not there, or none would be left.
+    """
+    path = Path(path)
+    old = None if new else read_manifest(path)
+    kept = list(old.shards) if old is not None else []
+    for name in remove:
+        if name not in {shard.file for shard in kept}:
+            raise UsageError(f"{path} has no shard {name!r}: gpq info {path} lists them")
+        kept = [shard for shard in kept if shard.file != name]
+    added = {
+        shard.file: (shard, sidecar) for shard, sidecar in (describe_shard(path.parent, Path(f)) for f in add)
+    }
+    kept = [shard for shard in kept if shard.file not in added] + [shard for shard, _ in added.values()]
+    if not kept:
+        raise UsageError(f"{path}: no shard would be left: add one, or delete the manifest")
+    sidecars = [sidecar for _, sidecar in added.values()]
+    models = {s["model_fingerprint"] for s in sidecars} - {None}
+    made = Manifest(
+        path,
+        old.codebooks_fingerprint if old is not None else sidecars[0]["codebooks_fingerprint"],
+        old.model_fingerprint if old is not None else min(models, default=None),
+        tuple(sorted(kept, key=lambda shard: (shard.first_id, shard.file))),
+    )
+    for shard, _ in added.values():
+        made.check(shard)
+    _check_ids(made)
+    write_json(
+        path,
+        {
+            "kind": KIND,
+            "format_version": FORMAT_VERSION,
+            "codebooks_fingerprint": made.codebooks_fingerprint,
+            "model_fingerprint": made.model_fingerprint,
+            "shards": [asdict(shard) for shard in made.shards],
+        },
+    )
+    return made
+
+
+def _check_ids(manifest: Manifest) -> None:
+    """Raises DataError: an id is in two shards. Only shards whose ranges of ids overlap are read."""
+    together: list[Shard] = []
+    end = None
+    for shard in (*manifest.shards, None):
+        if shard is not None and end is not None and shard.first_id <= end:
+            together.append(shard)
+            end = max(end, shard.last_id)
+            continue
+        if len(together) > 1:
+            _check_overlapping(manifest, together)
+        if shard is not None:
+            together, end = [shard], shard.last_id
+
+
+def _check_overlapping(manifest: Manifest, shards: Sequence[Shard]) -> None:
+    # Equal ids fall into the same part, and a part is small.
+    parts = -(-sum(shard.ntotal for shard in shards) // max(_IDS, *(shard.ntotal for shard in shards)))
+    for part in range(parts):
+        held = []
+        for shard in shards:
+            with open_file(manifest.file(shard)) as index:
+                held += [ids[ids % parts == part] for ids in index.id_blocks()]
+        repeated = repeated_id(np.concatenate(held))
+        if repeated is not None:
+            raise DataError(
+                f"{manifest.path}: id {repeated} is in two of the shards {', '.join(s.file for s in shards)}: every item "
+                "needs its own"
+            )
+
+
+def verify_manifest(manifest: Manifest) -> None:
+    """Compare every shard with its SHA-256 and read it whole. Raises as :meth:`Manifest.check`, and DataError for an unsound one."""
+    for shard in manifest.shards:
+        manifest.check(shard, verify=True)
+        load_index(manifest.file(shard), verify=False)

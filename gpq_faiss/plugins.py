@@ -1,0 +1,85 @@
+"""What other packages add, by entry points: ``gpq_faiss.methods``, ``.backbones``, ``.losses`` and ``.data``.
+
+The name of an entry point is the name that people give; what it holds is imported when that name is given. Names that are built in
+cannot be taken.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+from collections.abc import Container
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from .errors import UsageError
+
+Kind = Literal["methods", "backbones", "losses", "data"]
+_SINGULAR = {"methods": "method", "backbones": "backbone", "losses": "loss", "data": "source of data"}
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A name that a package adds.
+
+    Attributes:
+        kind: what it is a name of.
+        origin: the package and its version.
+    """
+
+    kind: Kind
+    name: str
+    origin: str
+    entry: importlib.metadata.EntryPoint
+
+    def load(self) -> Any:
+        """What the entry point holds.
+
+        Raises:
+            UsageError: its import fails.
+        """
+        try:
+            return self.entry.load()
+        except Exception as error:  # whatever the code of the package raises
+            raise self.error(
+                f"cannot be loaded ({type(error).__name__}: {' '.join(str(error).split())[:160]})"
+            ) from error
+
+    def error(self, what: str) -> UsageError:
+        """An error of this plugin: ``"the loss 'mine' of mypackage 1.0 cannot be loaded (...)"``."""
+        return UsageError(f"the {_SINGULAR[self.kind]} '{self.name}' of {self.origin} {what}")
+
+
+@functools.cache
+def _installed(kind: Kind) -> tuple[Plugin, ...]:
+    found = []
+    for entry in importlib.metadata.entry_points(group=f"gpq_faiss.{kind}"):
+        origin = f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "a package"
+        found.append(Plugin(kind, entry.name, origin, entry))
+    return tuple(sorted(found, key=lambda plugin: (plugin.name, plugin.origin)))
+
+
+def plugin_names(kind: Kind, built_in: Container[str]) -> list[str]:
+    """Names that packages add, in alphabetical order.
+
+    Raises:
+        UsageError: as :func:`find_plugin`.
+    """
+    names = list(dict.fromkeys(plugin.name for plugin in _installed(kind)))
+    for name in names:
+        find_plugin(kind, name, built_in)
+    return names
+
+
+def find_plugin(kind: Kind, name: str, built_in: Container[str]) -> Plugin | None:
+    """The plugin of a name, or None where there is none.
+
+    Raises:
+        UsageError: a package takes a name that is built in, or two packages take the same one.
+    """
+    found = [plugin for plugin in _installed(kind) if plugin.name == name]
+    if found and name in built_in:
+        raise found[0].error("has a name that is built in: uninstall the package, or rename its entry point")
+    if len(found) > 1:
+        raise found[0].error(f"is one of {found[1].origin} too: uninstall one of them")
+    return found[0] if found else None

@@ -1,0 +1,237 @@
+"""A training by several processes that ``torchrun`` starts: who they are, and what they tell each other.
+
+What is equal to the training of one process with the same settings: the items of every step, their augmentation, dropout and noise, the
+losses of the joint batch, and its batch norm statistics; gradients differ by the rounding of sums alone. What is not equal: that
+rounding, and so, after some steps, the last digits of the weights; and random numbers of layers that are not this package's (stochastic
+depth of timm), which every process draws for itself. With the same number of processes a training gives the same bytes again, resumed or
+not.
+
+Process 0 alone reads what is worked out before the first step, validates, fits codebooks, and writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import mmap
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ..data.reader import Readers
+from ..errors import DataError, DeviceError, GpqError, ProcessError, UsageError
+from ..nn.device import resolve_device
+from ..nn.joint import add_up, collect, connected
+from .launch import Launch, launched
+
+_PATIENCE = datetime.timedelta(hours=12)
+"""How long a process waits for another. One that ends is noticed at once; one that fits codebooks, or reads all images, takes its time."""
+
+
+@dataclass(frozen=True)
+class Group(Readers):
+    """The processes of a training; without arguments, one alone, for which nothing here does anything.
+
+    Attributes:
+        rank, size: number of this process, from 0, and of all; ``local_rank`` and ``local_size`` are among those of this machine.
+    """
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def main(self) -> bool:
+        """Whether this is process 0, which writes."""
+        return self.rank == 0
+
+    def share(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The part of ``rows`` that is this process's; shares differ by one item at most."""
+        return rows[len(rows) * self.rank // self.size : len(rows) * (self.rank + 1) // self.size]
+
+    def shares(self, n: int) -> list[int]:
+        """Sizes of the shares of n items."""
+        return [n * (rank + 1) // self.size - n * rank // self.size for rank in range(self.size)]
+
+    def join(self, part: NDArray[np.bool_]) -> list[NDArray[np.bool_]]:
+        """Arrays bool [n] of all processes, of any sizes, in the order of ranks."""
+        if self.size == 1:
+            return [part]
+        sizes = [int(n) for n in collect(torch.tensor([len(part)]))]
+        padded = torch.zeros(max(sizes), dtype=torch.uint8)
+        padded[: len(part)] = torch.from_numpy(part.astype(np.uint8))
+        return [x.numpy()[:n].astype(bool) for x, n in zip(collect(padded), sizes, strict=True)]
+
+    def texts(self, text: str) -> list[str]:
+        """Texts of all processes, in the order of ranks."""
+        if self.size == 1:
+            return [text]
+        own = np.frombuffer(text.encode(), np.uint8)
+        sizes = [int(n) for n in collect(torch.tensor([len(own)]))]
+        padded = torch.zeros(max(sizes), dtype=torch.uint8)
+        padded[: len(own)] = torch.from_numpy(own.copy())
+        return [x.numpy()[:n].tobytes().decode() for x, n in zip(collect(padded), sizes, strict=True)]
+
+    def copy(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Values of process 0 in every process.
+
+        Args:
+            values: of process 0: tensors, which arrive on the CPU, and what JSON can hold. Those of others are not looked at.
+        """
+        if self.size == 1:
+            return dict(values)
+        plain = {k: v for k, v in values.items() if not isinstance(v, Tensor)}
+        tensors = {k: v.detach().cpu().contiguous() for k, v in values.items() if isinstance(v, Tensor)}
+        shapes = {k: [str(v.dtype).removeprefix("torch."), list(v.shape)] for k, v in tensors.items()}
+        header = np.frombuffer(json.dumps([plain, shapes]).encode(), np.uint8).copy()
+        size = torch.tensor([len(header)])
+        with connected():
+            dist.broadcast(size, 0)
+            sent = torch.from_numpy(header) if self.main else torch.empty(int(size), dtype=torch.uint8)
+            dist.broadcast(sent, 0)
+            plain, shapes = json.loads(sent.numpy().tobytes())
+            for name, (dtype, shape) in shapes.items():
+                if not self.main:
+                    tensors[name] = torch.empty(shape, dtype=getattr(torch, dtype))
+                if tensors[name].numel():
+                    dist.broadcast(tensors[name].flatten().view(torch.uint8), 0)
+        return dict(values) if self.main else {**plain, **tensors}
+
+    @torch.no_grad()
+    def average(self, parameters: Iterable[nn.Parameter], flag: bool) -> bool:
+        """Make gradients the mean of those of all processes, and tell whether any of them has set ``flag``."""
+        if self.size == 1:
+            return flag
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        flat = torch.cat([*(g.flatten() for g in gradients), gradients[0].new_tensor([float(flag)])])
+        add_up(flat)
+        start = 0
+        for gradient in gradients:
+            stop = start + gradient.numel()
+            gradient.copy_(flat[start:stop].view(gradient.shape)).div_(self.size)
+            start = stop
+        return bool(flat[-1] > 0)
+
+    def wait(self) -> None:
+        """Until all processes are here."""
+        self.join(np.empty(0, bool))
+
+    @contextlib.contextmanager
+    def agreed(self) -> Iterator[None]:
+        """Work that every process does for itself: if it fails in one of them, all of them end, and process 0 says why.
+
+        Raises:
+            GpqError: what the work raised here.
+            DataError, UsageError: in process 0, what it raised elsewhere.
+            ProcessError: in the others, it failed elsewhere.
+        """
+        own: GpqError | None = None
+        try:
+            yield
+        except GpqError as error:
+            if self.size == 1:
+                raise
+            own = error
+        found = self.texts("" if own is None else f"{own.exit_code}{own}")
+        failed = [(rank, text) for rank, text in enumerate(found) if text]
+        if not failed:
+            return
+        rank, text = failed[0]
+        if own is not None and self.main:
+            raise own
+        if self.main:
+            kind = UsageError if text.startswith("2") else DataError
+            raise kind(f"process {rank} of {self.size}: {text[1:]}")
+        raise ProcessError(f"process {rank} of {self.size} failed: {text[1:]}")
+
+    def memory(self, size: int) -> NDArray[np.uint8] | None:
+        """Memory that the processes of this machine share, uint8 [size] of zeros; None where the system has no such memory."""
+        if self.size == 1:
+            return super().memory(size)
+        path, descriptor = "", -1
+        if self.local_rank == 0 and hasattr(os, "memfd_create"):
+            # Nameless: however the processes end, nothing is left of it.
+            descriptor = os.memfd_create("gpq-items")
+            os.ftruncate(descriptor, size)
+            path = f"/proc/{os.getpid()}/fd/{descriptor}"
+        paths = self.texts(path)
+        memory: mmap.mmap | None = None
+        with contextlib.suppress(OSError, ValueError):
+            if self.local_rank:
+                descriptor = os.open(paths[self.rank - self.local_rank], os.O_RDWR)
+            memory = mmap.mmap(descriptor, size)
+        there = self.join(np.array([memory is not None]))
+        if descriptor >= 0:
+            os.close(descriptor)
+        if memory is None or not all(part[0] for part in there):
+            return None
+        return np.frombuffer(memory, np.uint8)
+
+
+@contextlib.contextmanager
+def joined(device: str) -> Iterator[tuple[Group, torch.device]]:
+    """The processes of this training and the device of this one; one alone where no launcher started several.
+
+    Args:
+        device: ``cpu``, ``cuda``, ``auto`` or ``cuda:N``, the latter for one process alone. Processes on GPUs have one each.
+
+    Raises:
+        UsageError: no device for several processes.
+        DeviceError: no GPU here, or fewer than processes.
+        ProcessError: the other processes cannot be reached.
+    """
+    launch = launched()
+    if launch is None:
+        yield Group(), resolve_device(device)
+        return
+    own = own_device(device, launch)
+    ours = not dist.is_initialized()
+    if ours:
+        if own.type == "cuda":
+            torch.cuda.set_device(own)
+        try:
+            dist.init_process_group("cpu:gloo,cuda:nccl" if own.type == "cuda" else "gloo", timeout=_PATIENCE)
+        except (RuntimeError, ValueError) as error:
+            meeting = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+            raise ProcessError(
+                f"process {launch.rank} of {launch.size} cannot reach the others at {meeting} "
+                f"({str(error).splitlines()[0][:100]}): start them with torchrun"
+            ) from error
+    done = False
+    try:
+        yield Group(launch.local_rank, launch.local_size, launch.rank, launch.size), own
+        done = True
+    finally:
+        # After a failure NCCL would wait for the others; the end of this process is what they notice.
+        if ours and (done or own.type == "cpu"):
+            dist.destroy_process_group()
+
+
+def own_device(name: str, launch: Launch) -> torch.device:
+    """The device of one process among several: the CPU, or the GPU of its number on this machine.
+
+    Raises:
+        UsageError: one GPU is named for all of them.
+        DeviceError: there are fewer GPUs than processes.
+    """
+    device = resolve_device(name)
+    if device.type == "cpu":
+        return device
+    if ":" in name:
+        raise UsageError(
+            f"--device {name} is one GPU, but each of {launch.size} processes needs its own: use --device cuda"
+        )
+    there = torch.cuda.device_count()
+    if launch.local_size > there:
+        raise DeviceError(
+            f"{launch.local_size} processes on this machine need a GPU each, and there are {there}: "
+            f"use --nproc-per-node {there}, or --device cpu"
+        )
+    return torch.device("cuda", launch.local_rank)

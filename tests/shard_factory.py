@@ -1,0 +1,59 @@
+"""An index in one file, and the same items in the shards of a manifest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gpq_faiss.indexes.lists import IvfSettings
+from gpq_faiss.indexes.manifest import update_manifest
+from gpq_faiss.indexes.memory import MemoryIndex
+
+M, K, d = 4, 16, 6
+
+
+def unit(x: np.ndarray) -> np.ndarray:
+    return (x / np.linalg.norm(x, axis=-1, keepdims=True)).astype(np.float32)
+
+
+def codebooks(seed: int = 0) -> np.ndarray:
+    return unit(np.random.default_rng(seed).normal(size=(M, K, d)))
+
+
+@dataclass
+class Made:
+    """An index in one file, and the same items in shards."""
+
+    single: Path
+    manifest: Path
+    ids: np.ndarray
+    queries: np.ndarray
+
+
+def make(folder: Path, seed: int, n: int, shards: int, *, lists: int = 0, distinct: int = 40) -> Made:
+    """Few distinct codes, so that most scores are shared by items of several shards."""
+    rng = np.random.default_rng(seed)
+    Z = codebooks()
+    codes = rng.integers(0, 256, (distinct, 2), np.uint8)[rng.integers(0, distinct, n)]
+    ids = rng.choice(5 * n, n, replace=False).astype(np.int64) - n
+    ids[ids == -1] = 10**7
+    ivf = None if not lists else IvfSettings(centroids=unit(rng.normal(size=(lists, M * d))), nprobe=2)
+    kind = "ivf" if lists else "auto"
+    of = np.concatenate([np.arange(shards), rng.integers(0, shards, n - shards)])
+    parts = []
+    for shard in range(shards):
+        rows = np.flatnonzero(of == shard)
+        made = MemoryIndex.build(codes[rows], Z, ids[rows], kind=kind, ivf=ivf)
+        parts.append(made.save(folder / "shards" / f"{shard}.faiss"))
+    single = MemoryIndex.build(codes, Z, ids, kind=kind, ivf=ivf).save(folder / "single.faiss")
+    update_manifest(folder / "manifest.json", parts, new=True)
+    queries = rng.normal(size=(5, M * d)).astype(np.float32)
+    return Made(single, folder / "manifest.json", ids, queries)
+
+
+def same(one: tuple[np.ndarray, ...], other: tuple[np.ndarray, ...]) -> None:
+    for a, b in zip(one, other, strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)

@@ -1,0 +1,256 @@
+"""Runs a function of this file in several processes, as ``torchrun`` would start them, and gives what process 0 returns."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gpq_faiss.config import Config, merge, preset
+from gpq_faiss.data.digits import open_digits
+from gpq_faiss.data.reader import Reader
+from gpq_faiss.errors import DataError, GpqError
+from gpq_faiss.methods.gpq import build_gpq
+from gpq_faiss.methods.posterior import PosteriorCodes
+from gpq_faiss.methods.trainable import TrainableMethod, TrainingBatch
+from gpq_faiss.nn.augment import random_flip_crop
+from gpq_faiss.nn.joint import DrawsByRow, JointBatchNorm, Share, join_batch_norm
+from gpq_faiss.training.parallel import Group, joined
+
+FILE = Path(__file__).resolve()
+ROOT = FILE.parents[2]
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def environments(size: int) -> list[dict[str, str]]:
+    """Variables of ``size`` processes of one run on this machine."""
+    port = str(free_port())
+    paths = os.pathsep.join(map(str, (ROOT, FILE.parent)))
+    return [
+        {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": paths,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+            **{"RANK": str(rank), "WORLD_SIZE": str(size)},
+            **{"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)},
+        }
+        for rank in range(size)
+    ]
+
+
+def run(function: str, size: int = 2, device: str = "cpu") -> Any:
+    """What ``function`` of this file, given a :class:`Group` and a device, returns in process 0."""
+    children = [
+        subprocess.Popen(
+            [sys.executable, str(FILE), function, device],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for environment in environments(size)
+    ]
+    ends = [child.communicate(timeout=120) for child in children]
+    assert [child.returncode for child in children] == [0] * size, "\n".join(error for _, error in ends)
+    return json.loads(ends[0][0].splitlines()[-1])
+
+
+# What the processes do ----------------------------------------------------------------------------------------------------
+
+VGG = {"network": {"backbone": "vgg", "image_size": 16}}
+MLP = {"network": {"backbone": "mlp", "hidden": [16], "dropout": 0.3, "noise": 0.2}}
+SMALL: dict[str, Any] = {
+    "quantizer": {"codebooks": 2},
+    "posterior": {"committee": 2, "committee_hidden": 8, "adapt_noise": False},
+}
+CONFIGS: dict[str, tuple[Config, dict[str, Any]]] = {
+    "npair": (preset("paper"), MLP),
+    "triplet": (merge(preset("paper"), {"gpq": {"metric": "triplet"}}), MLP),
+    "npair, batch norm": (preset("paper"), VGG),
+    "authors, batch norm apart": (
+        merge(preset("authors"), {"network": {"weights": "none"}, "gpq": {"classification": "paper"}}),
+        VGG,
+    ),
+    "class networks": (preset("recommended"), MLP),
+    "soft targets": (preset("gpq"), MLP),
+}
+COUNTS = ((5, 2), (3, 6))
+"""Labelled and unlabelled items of two processes."""
+
+
+def _gradients(method: TrainableMethod, batch: TrainingBatch, group: Group) -> dict[str, Tensor]:
+    """Gradients, buffers and losses after the losses of one batch."""
+    method.zero_grad(set_to_none=True)
+    method.train()
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        losses = method.losses(batch, amp=False)
+    losses["total"].backward()  # type: ignore[no-untyped-call]
+    group.average(method.parameters(), False)
+    found = {f"gradient of {k}": p.grad for k, p in method.named_parameters() if p.grad is not None}
+    found |= dict(method.named_buffers())
+    return {**found, **losses}
+
+
+def gradients(group: Group, device: torch.device) -> dict[str, list[float]]:
+    """By configuration: the largest difference of any number from that of one process, and the number of gradients."""
+    out = {}
+    for name, (base, network) in CONFIGS.items():
+        config = merge(merge(base, SMALL), network)
+        dataset, labels = open_digits(), open_digits().require_labels()
+        rows = np.arange(sum(map(sum, COUNTS)))
+        n = sum(a for a, _ in COUNTS)
+        size = 16 if network is VGG else 8
+        with Reader(dataset, size) as reader:
+            values, _ = reader.fetch(rows)
+        x = torch.from_numpy(values).double().to(device) / 255
+        y = torch.from_numpy(labels.dense(rows[:n])).to(device)
+        share = Share(group.rank, COUNTS)
+        mine = share.rows().mine
+        results = []
+        for several in (False, True):
+            method = build_gpq(config, dataset, size, labels.n_classes).double().to(device)
+            if isinstance(method, PosteriorCodes):
+                method.rows, method.weight = rows, 0.5
+                method.pseudo_labels = torch.rand(len(rows), 10, generator=torch.Generator().manual_seed(1))
+            part = None
+            if several:
+                join_batch_norm(method, device)
+                drawing = tuple(module for module in method.modules() if isinstance(module, DrawsByRow))
+                part = replace(share, drawing=drawing)
+            generator = torch.Generator().manual_seed(3)
+            seen = random_flip_crop(
+                x[mine.to(device)] if part else x, generator, rows=part.rows() if part else None
+            )
+            batch = TrainingBatch(seen, y, 0, 10, generator, rows[:n], rows[n:], part)
+            results.append(_gradients(method, batch, group if part else Group()))
+        one, two = results
+        assert one.keys() == two.keys()
+        scale = max(float(one[k].abs().max()) for k in one if k.startswith("gradient"))
+        apart = max(float((one[k].double() - two[k].double()).abs().max()) for k in one if one[k].numel())
+        out[name] = [apart / max(scale, 1.0), float(sum(k.startswith("gradient") for k in one))]
+    return out
+
+
+def batch_norm(group: Group, device: torch.device) -> float:
+    """Differences of batch norm over shares, one of them empty, from torch's over the joint batch."""
+    generator = torch.Generator().manual_seed(0)
+    worst = 0.0
+    for sizes, momentum in (((6, 4), 0.1), ((5, 0), None)):
+        x = torch.randn(sum(sizes), 3, 4, 5, generator=generator, dtype=torch.double) * 3 + 2
+        weigh = torch.randn(x.shape, generator=generator, dtype=torch.double)
+        start = sum(sizes[: group.rank])
+        mine = slice(start, start + sizes[group.rank])
+        results = []
+        for part in (slice(None), mine):
+            layer = nn.Sequential(nn.BatchNorm2d(3, momentum=momentum).double())
+            nn.init.uniform_(layer[0].weight, generator=torch.Generator().manual_seed(1))
+            if part is mine:
+                join_batch_norm(layer, torch.device("cpu"))
+                assert type(layer[0]) is JointBatchNorm
+            for _ in range(2):
+                given = x[part].clone().requires_grad_(True)
+                out = layer(given)
+                (out.square() * weigh[part]).sum().backward()
+            whole = [p.grad for p in layer.parameters() if p.grad is not None]
+            if part is mine:
+                for gradient in whole:
+                    torch.distributed.all_reduce(gradient)
+            assert given.grad is not None
+            results.append([*whole, *layer.buffers(), layer.eval()(x), out, given.grad])
+        for i, (a, b) in enumerate(zip(*results, strict=True)):
+            a = a[mine] if i >= len(results[0]) - 2 else a  # noqa: PLW2901
+            if a.numel():
+                worst = max(worst, float((a.double() - b.double()).abs().max()))
+    return worst
+
+
+def talk(group: Group, device: torch.device) -> dict[str, Any]:
+    """What the processes tell each other."""
+    values: dict[str, Any] = {}
+    if group.main:
+        values = {
+            "a": 1.5,
+            "none": None,
+            "numbers": torch.arange(6).reshape(2, 3),
+            "flag": torch.tensor(True),
+            "empty": torch.empty(0, 4),
+        }
+    got = group.copy(values)
+    assert got["a"] == 1.5
+    assert got["none"] is None
+    assert got["numbers"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert bool(got["flag"])
+    assert got["empty"].shape == (0, 4)
+    assert group.texts(f"ä{group.rank}" * (group.rank + 1)) == ["ä0", "ä1ä1"]
+    parts = group.join(np.arange(group.rank + 1) == 0)
+    assert [part.tolist() for part in parts] == [[True], [True, False]]
+    memory = group.memory(10)
+    assert memory is not None
+    memory[group.rank] = group.rank + 1
+    group.wait()
+    assert memory.tolist() == [1, 2] + [0] * 8
+    weight = nn.Parameter(torch.zeros(2, 2))
+    weight.grad = torch.full((2, 2), float(group.rank))
+    # Whoever is interrupted, all stop after the same step.
+    assert group.average([weight], group.rank == 1)
+    assert not group.average([weight], False)
+    assert weight.grad.tolist() == [[0.5, 0.5], [0.5, 0.5]]
+    said = ""
+    try:
+        with group.agreed():
+            if group.rank == 1:
+                raise DataError("no such file")
+    except GpqError as error:
+        said = f"{type(error).__name__}: {error}"
+    return {"said": said}
+
+
+def reading(group: Group, device: torch.device) -> dict[str, Any]:
+    """Which items each process decodes when it reads ahead, and what all have then."""
+    dataset = open_digits()
+    read: list[int] = []
+    before = type(dataset).read
+
+    def counted(self: Any, rows: Any) -> Any:
+        read.extend(np.asarray(rows).tolist())
+        return before(self, rows)
+
+    type(dataset).read = counted  # type: ignore[method-assign]
+    with Reader(dataset, 16, readers=group) as reader:
+        assert reader.preload()
+        values, ok = reader.fetch(np.arange(len(dataset)))
+    type(dataset).read = before  # type: ignore[method-assign]
+    with Reader(dataset, 16) as alone:
+        alone.preload()
+        np.testing.assert_array_equal(values, alone.fetch(np.arange(len(dataset)))[0])
+    assert ok.all()
+    own = [int(n) for n in group.texts(str(len(read)))]
+    return {"read": own, "items": len(dataset)}
+
+
+def everything(group: Group, device: torch.device) -> dict[str, Any]:
+    """All of the above, for processes take seconds to start."""
+    return {work.__name__: work(group, device) for work in (gradients, batch_norm, talk, reading)}
+
+
+if __name__ == "__main__":
+    with joined(sys.argv[2]) as together:
+        result = globals()[sys.argv[1]](*together)
+    print(json.dumps(result))
