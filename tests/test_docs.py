@@ -182,7 +182,10 @@ def test_pages_and_notebooks_use_the_public_names_alone(page: Path) -> None:
     assert used <= set(gpq.__all__)
     # Nor does the text send anybody to a module; links to sources are written with slashes.
     named = re.findall(r"\bgpq_(?:faiss|cli)\.(\w+)", page.read_text(encoding="utf-8"))
-    assert set(named) <= set(gpq.__all__)
+    groups = (
+        {"methods", "backbones", "losses", "data"} if page.name == "extending.md" else set()
+    )  # of entry points
+    assert set(named) <= set(gpq.__all__) | groups
 
 
 def test_the_reference_has_every_public_name() -> None:
