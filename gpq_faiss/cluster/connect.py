@@ -11,6 +11,8 @@ from typing import Any
 from ..errors import DataError, UsageError
 from ..evaluation.ranking import usable_cores
 
+log = logging.getLogger(__name__)
+
 LOCAL = "local"
 """The address of a cluster of this machine alone, which ends with the work."""
 
@@ -54,10 +56,21 @@ def connected(address: str | None) -> Iterator[Any]:
         raise DataError(
             f"no Ray cluster answers at {address} ({why}): start one, or take --ray local"
         ) from None
+    messages_to_log(ray)
     try:
         yield ray
     finally:
         ray.shutdown()
+
+
+def messages_to_log(ray: Any) -> None:
+    """What Ray would print on stdout of workers and nodes that died goes to the log: results go to stdout."""
+
+    def tell(data: dict[str, Any], **_: Any) -> None:
+        for line in data["lines"]:
+            log.debug("%s", line)
+
+    ray._private.worker.print_to_stdstream = tell
 
 
 def nodes(ray: Any) -> list[str]:
