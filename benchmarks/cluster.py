@@ -115,7 +115,7 @@ def searching(bench: Bench, nodes: Nodes, rounds: int, single_queries: int) -> d
     folder.mkdir()
     manifest = index_shards(bench.model, bench.sources, folder / "m.json", kind="fastscan", memory="256MB")
     single = index(bench.model, bench.sources, folder / "one.faiss", kind="fastscan", memory="256MB")
-    found: dict[str, Any] = {"batch_s": {}, "single_ms": {}}
+    found: dict[str, Any] = {"batch_s": {}, "single_ms": {}, "worker_ms": [[], []]}
     opened: dict[str, Any] = {
         "one file": open_index(single, memory="2GB"),
         "shards, one process": open_index(manifest, memory="2GB"),
@@ -138,7 +138,10 @@ def searching(bench: Bench, nodes: Nodes, rounds: int, single_queries: int) -> d
             began = time.perf_counter()
             one.search(queries[n % 256][None], 100, threads=1)
             found["single_ms"].setdefault(name, []).append(round(1000 * (time.perf_counter() - began), 3))
-    found["worker_ms"] = alone(opened["shards, 2 workers"], queries, single_queries)
+        for place in range(2):
+            found["worker_ms"][place].append(
+                alone(opened["shards, 2 workers"], queries[n % 256][None], place)
+            )
     found["merge_ms"] = merging(queries)
     for one in opened.values():
         one.close()
@@ -148,17 +151,12 @@ def searching(bench: Bench, nodes: Nodes, rounds: int, single_queries: int) -> d
     return found
 
 
-def alone(index: ClusterIndex, queries: np.ndarray[Any, Any], n: int) -> list[list[float]]:
-    """Milliseconds of single queries to each worker of an index, one worker at a time."""
-    took: list[list[float]] = []
-    for place in range(2):
-        files = [file for file, places in index.places.items() if places[0] == place]
-        took.append([])
-        for q in range(n):
-            began = time.perf_counter()
-            ray.get(index.ask_one(place, files, "search", (queries[q % 256][None], 100), {"threads": 1}))
-            took[-1].append(round(1000 * (time.perf_counter() - began), 3))
-    return took
+def alone(index: ClusterIndex, query: np.ndarray[Any, Any], place: int) -> float:
+    """Milliseconds of a query to one worker of an index, with its shards."""
+    files = [file for file, places in index.places.items() if places[0] == place]
+    began = time.perf_counter()
+    ray.get(index.ask_one(place, files, "search", (query, 100), {"threads": 1}))
+    return round(1000 * (time.perf_counter() - began), 3)
 
 
 def merging(queries: np.ndarray[Any, Any]) -> dict[str, float]:
