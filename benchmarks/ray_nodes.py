@@ -25,9 +25,10 @@ class Nodes:
 
     Args:
         num_cpus: tasks at a time on each node.
+        settings: of Ray itself.
     """
 
-    def __init__(self, num_cpus: int = 1) -> None:
+    def __init__(self, num_cpus: int = 1, settings: dict[str, Any] | None = None) -> None:
         from ray.cluster_utils import Cluster
 
         # Paths of sockets must be short, so this is not under pytest's folder.
@@ -35,7 +36,7 @@ class Nodes:
         self._node = {**NODE, "num_cpus": num_cpus}
         self.cluster: Any = Cluster(
             initialize_head=True,
-            head_node_args={**self._node, "temp_dir": self.folder},
+            head_node_args={**self._node, "temp_dir": self.folder, "_system_config": settings},
             shutdown_at_exit=False,
         )
         self.second: Any = self.add()

@@ -11,7 +11,7 @@ queries arrive at random, some answers are late as in the measurement, nodes fai
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,9 @@ class Service:
             for node in range(nodes):
                 env.process(self._fail(node, mtbf, repair, rng))
 
-    def _fail(self, node: int, mtbf: float, repair: float, rng: np.random.Generator) -> Iterator[Any]:
+    def _fail(
+        self, node: int, mtbf: float, repair: float, rng: np.random.Generator
+    ) -> Generator[Any, Any, Any]:
         while True:
             yield self.env.timeout(rng.exponential(mtbf))
             self.failures += 1
@@ -71,7 +73,7 @@ class Service:
             yield self.env.timeout(repair)
             self.up[node].succeed()
 
-    def _part(self, shard: int, turn: int) -> Iterator[Any]:
+    def _part(self, shard: int, turn: int) -> Generator[Any, Any, Any]:
         """One shard's answer, from a holder that is up; where none is, from the first that comes back."""
         holders = [(shard + r) % self.nodes for r in range(self.replicas)]
         order = holders[turn % len(holders) :] + holders[: turn % len(holders)]
@@ -84,7 +86,7 @@ class Service:
             yield request
             yield self.env.timeout(self.draw(up[0]))
 
-    def query(self) -> Iterator[Any]:
+    def query(self) -> Generator[Any, Any, Any]:
         """One query to all shards."""
         began, turn = self.env.now, self._turn
         self._turn += 1
@@ -101,7 +103,7 @@ def two_nodes(measured: dict[str, Any], queries: int, rng: np.random.Generator) 
         env, 2, 1, lambda node: rng.choice(own[node]), measured["merge_ms"]["2"] / 1000, None, 0.0, rng
     )
 
-    def client() -> Iterator[Any]:
+    def client() -> Generator[Any, Any, Any]:
         for _ in range(queries):
             yield env.process(service.query())
 
@@ -128,7 +130,7 @@ def many_nodes(
     service = Service(env, nodes, replicas, lambda _: base * rng.choice(spread), merge, mtbf, repair, rng)
     pause = base * float(spread.mean()) / ARRIVALS
 
-    def arrivals() -> Iterator[Any]:
+    def arrivals() -> Generator[Any, Any, Any]:
         asked = []
         for _ in range(queries):
             yield env.timeout(rng.exponential(pause))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,6 +48,7 @@ def connected(address: str | None) -> Iterator[Any]:
         yield ray
         return
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    ending = signal.getsignal(signal.SIGTERM)
     try:
         if address == LOCAL:
             ray.init(num_cpus=usable_cores(), include_dashboard=False, **quiet)
@@ -57,6 +60,8 @@ def connected(address: str | None) -> Iterator[Any]:
             f"no Ray cluster answers at {address} ({why}): start one, or take --ray local"
         ) from None
     messages_to_log(ray)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, ending)  # Ray puts its own in place
     try:
         yield ray
     finally:
@@ -71,6 +76,20 @@ def messages_to_log(ray: Any) -> None:
             log.debug("%s", line)
 
     ray._private.worker.print_to_stdstream = tell
+
+
+def work_in(folder: str) -> None:
+    """Have a process of a cluster take relative paths from the folder of the program that it works for.
+
+    Raises:
+        DataError: this node does not have it.
+    """
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        raise DataError(
+            f"a node of the cluster has no {folder} ({error.strerror}): all nodes must see the same files under the same paths"
+        ) from None
 
 
 def nodes(ray: Any) -> list[str]:

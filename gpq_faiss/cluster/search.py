@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from ..errors import DataError, GpqError, UsageError
 from ..indexes.manifest import Manifest, Shard, read_manifest
 from ..indexes.opening import open_shards
 from ..indexes.sharded import MergedIndex, ShardedIndex, same_lists
-from .connect import connected, nodes
+from .connect import connected, nodes, work_in
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,9 @@ _PAUSE = 0.1
 class Holder:
     """What an actor is: shards that it holds open. One call at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: str = os.curdir) -> None:
+        """``folder``: from which the caller's relative paths start. Raises DataError: this node does not have it."""
+        work_in(folder)
         self._held: dict[tuple[Any, ...], ShardedIndex] = {}
 
     def answer(
@@ -112,7 +115,7 @@ class Holders:
             place: self._actors.get(place)
             or made.options(
                 max_restarts=-1, max_task_retries=0, scheduling_strategy=strategy(place[0], soft=True)
-            ).remote()
+            ).remote(os.getcwd())
             for place in places
         }
         return list(self._actors.values())
