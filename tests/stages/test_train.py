@@ -196,7 +196,7 @@ from gpq_faiss.data.digits import open_digits
 from gpq_faiss.signals import Terminated, ended_by_signals
 sys.path.insert(0, {tests!r})
 from test_train import often, small
-often(open_digits(), sys.argv[1], config=small(steps=60), labelled="30-per-class",
+often(open_digits(), sys.argv[1], config=small(steps=30), labelled="30-per-class",
       resume="--resume" in sys.argv, progress=lambda step, steps, figures: print(step, flush=True))
 """
 
@@ -211,7 +211,7 @@ def test_a_killed_run_resumes_to_the_same_codes(tmp_path: Path) -> None:
     )
     assert child.stdout is not None
     for line in child.stdout:
-        if int(line) == 30:
+        if int(line) == 15:
             break
     child.send_signal(signal.SIGKILL)
     child.wait()
@@ -220,7 +220,7 @@ def test_a_killed_run_resumes_to_the_same_codes(tmp_path: Path) -> None:
     with pytest.raises(OutputExistsError, match="--resume"):
         train(open_digits(), cut, config=small(), labelled="30-per-class")
     with pytest.raises(DataError, match="other settings"):
-        train(open_digits(), cut, config=small(steps=61), labelled="30-per-class", resume=True)
+        train(open_digits(), cut, config=small(steps=31), labelled="30-per-class", resume=True)
     done = subprocess.run(
         [sys.executable, "-c", script, str(cut), "--resume"],
         capture_output=True,
@@ -229,8 +229,8 @@ def test_a_killed_run_resumes_to_the_same_codes(tmp_path: Path) -> None:
         check=True,
     )
     steps = [int(line) for line in done.stdout.split()]
-    assert steps[-1] == 60
-    assert steps[0] > 25, "the run began anew instead of resuming"
+    assert steps[-1] == 30
+    assert steps[0] > 12, "the run began anew instead of resuming"
     whole = tmp_path / "whole"
     subprocess.run(
         [sys.executable, "-c", script, str(whole)], check=True, env=environment, stdout=subprocess.DEVNULL
