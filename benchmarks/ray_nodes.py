@@ -55,9 +55,14 @@ class Nodes:
         self.second = None
 
     def workers(self) -> list[psutil.Process]:
-        """The workers of all nodes that do something, or have."""
+        """The workers of all nodes, idle ones too; not the agents, with which their node ends."""
         family = [process for node in self.cluster.list_all_nodes() for process in self.family(node)]
-        return [process for process in family if process.name().startswith("ray::")]
+        return [
+            process
+            for process in family
+            if (name := _name(process)).startswith("ray::")
+            and not name.startswith(("ray::Dash", "ray::Runtime"))
+        ]
 
     def end(self) -> list[psutil.Process]:
         """Nothing stays. Returns the processes that there were."""
@@ -66,6 +71,18 @@ class Nodes:
         self.cluster.shutdown()
         shutil.rmtree(self.folder, ignore_errors=True)
         return family
+
+
+def told(machine: dict[str, Any]) -> str:
+    """A machine in a line."""
+    return f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, Ray {ray.__version__}"
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return str(process.name())
+    except psutil.NoSuchProcess:
+        return ""
 
 
 def kill(pid: int) -> None:

@@ -13,6 +13,7 @@ from .options import (
     open_dataset,
     out_option,
     overwrite_option,
+    ray_options,
 )
 
 
@@ -21,9 +22,12 @@ from .options import (
 
 Streams: memory does not grow with the data. An interrupted run continues where it stopped when called again.
 
+With --ray, the codes are written in shards, files of --shard-items items each, into the folder --out; one that is there is not made again.
+
 \b
-Example:
+Examples:
   gpq encode model features:clip.npy --out codes.h5
+  gpq encode model features:clip.npy --ray auto --out codes
 
 {DATA_HELP}
 """
@@ -35,6 +39,8 @@ Example:
 @click.option("--no-features", is_flag=True, help="Write the codes alone.")
 @click.option("--batch-size", type=int, default=0, help="Items per batch.  [default: by the data and device]")
 @click.option("--amp", is_flag=True, help="Run the backbone in bf16.")
+@ray_options
+@click.option("--shard-items", type=int, metavar="N", help="With --ray: items a shard.  [default: 100000]")
 @device_option
 @click.option("--restart", is_flag=True, help="Start again instead of continuing an interrupted run.")
 @overwrite_option
@@ -47,14 +53,40 @@ def encode(
     no_features: bool,
     batch_size: int,
     amp: bool,
+    ray: str | None,
+    workers: int | None,
+    shard_items: int | None,
     device: str,
     restart: bool,
     overwrite: bool,
     data_args: dict[str, Any],
 ) -> None:
+    from gpq_faiss.errors import UsageError
     from gpq_faiss.files import check_output
+    from gpq_faiss.stages.encode import SHARD_ITEMS, encode_shards
     from gpq_faiss.stages.encode import encode as run
 
+    if ray is None and (workers is not None or shard_items is not None):
+        raise UsageError("--workers and --shard-items belong to --ray: give that too")
+    if ray is not None:
+        if features is not None:
+            raise UsageError("--ray writes the codes alone: leave out --features")
+        paths = encode_shards(
+            model_dir,
+            data,
+            out,
+            ray=ray,
+            data_args=data_args,
+            shard_items=SHARD_ITEMS if shard_items is None else shard_items,
+            device=device,
+            batch_size=batch_size,
+            amp=amp,
+            workers=workers,
+            resume=not restart,
+            overwrite=overwrite,
+        )
+        click.echo(f"{out}: {len(paths):,} shards of codes")
+        return
     # Before the data are opened, which may take a while.
     check_output(out, overwrite=overwrite)
     dataset = open_dataset(data, data_args)

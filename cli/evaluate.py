@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from .options import DATA_HELP, data_options, device_option, emit, open_dataset, overwrite_option
+from .options import DATA_HELP, RAY_HELP, data_options, device_option, emit, open_dataset, overwrite_option
 
 
 @click.command(
@@ -27,6 +27,7 @@ the same split. A model's row has the name of its method and its preset.
 Examples:
   gpq evaluate model digits --protocol 1 --compare pq,opq,itq
   gpq evaluate demo/model digits --compare demo/gpq,demo/paper,pq,classifier
+  gpq evaluate model features:clip.npy --ray auto
   gpq evaluate model features:clip.npy --labels labels.npy --format json --out scores.json
   gpq evaluate model digits --compare pq,classifier --format html --out report.html
   gpq evaluate encoder.onnx features:queries.npy --labels labels.npy --codes codes.h5
@@ -81,6 +82,7 @@ Examples:
 @click.option("--out", metavar="FILE", help="Write to this file instead of the terminal.")
 @click.option("--plot", metavar="FILE", help="Draw the precision-recall curves: .png, .svg or .pdf.")
 @click.option("--threads", type=int, help="Threads of the ranking on the CPU.  [default: all cores]")
+@click.option("--ray", metavar="ADDRESS", help=RAY_HELP)
 @device_option
 @overwrite_option
 @data_options
@@ -100,6 +102,7 @@ def evaluate(
     out: str | None,
     plot: str | None,
     threads: int | None,
+    ray: str | None,
     device: str,
     overwrite: bool,
     data_args: dict[str, Any],
@@ -135,6 +138,7 @@ def evaluate(
         denominator=denominator,  # type: ignore[arg-type]
         device=device,
         threads=threads,
+        ray=ray,
     )
     if plot is not None:
         result.draw(plot, overwrite=overwrite)

@@ -6,12 +6,12 @@ from typing import Any
 
 import click
 
-from .options import describe_point, out_option, overwrite_option
+from .options import describe_point, out_option, overwrite_option, ray_options
 
 
 @click.command()
 @click.argument("model_dir")
-@click.argument("sources", metavar="CODES_OR_FEATURES...", nargs=-1, required=True)
+@click.argument("sources", metavar="CODES_OR_FEATURES...", nargs=-1)
 @out_option
 @click.option(
     "--kind",
@@ -53,6 +53,15 @@ from .options import describe_point, out_option, overwrite_option
     is_flag=True,
     help="Do not write OUT.items.h5: names, labels and kept columns of the items, which results then lack.",
 )
+@click.option("--add", is_flag=True, help="Add the shards to the manifest --out.")
+@click.option(
+    "--remove-shard",
+    "remove",
+    multiple=True,
+    metavar="FILE",
+    help="Take this shard out of the manifest --out.",
+)
+@ray_options
 @overwrite_option
 def index(
     model_dir: str,
@@ -66,6 +75,10 @@ def index(
     nprobe: int | None,
     recall: float | None,
     no_names: bool,
+    add: bool,
+    remove: tuple[str, ...],
+    ray: str | None,
+    workers: int | None,
     overwrite: bool,
 ) -> None:
     """Build a Faiss index of codes.h5 or features.h5, with the 64-bit ids that they carry.
@@ -78,6 +91,10 @@ def index(
 
     Names and labels of the items go into OUT.items.h5, and from there into results.
 
+    With --out NAME.json, each source becomes a shard of its own, in NAME.shards, and NAME.json is their manifest, which search, evaluate,
+    info and serve take as one index. With --ray, the shards are built on a cluster. --add and --remove-shard change a manifest; both
+    together put a shard in the place of another.
+
     With --recall, what each number of probed lists gives is printed before the path.
 
     \b
@@ -88,12 +105,15 @@ def index(
       gpq index model codes.h5 --kind ivf --recall 0.95 --out index.faiss
       gpq index model shard-*.h5 --kind ivf --lists 4096 --memory 2GB --out lists.faiss
       gpq index model shard-*.h5 --kind ivf --lists prototypes --memory 2GB --out lists.faiss
+      gpq index model codes/*.h5 --ray auto --out manifest.json
+      gpq index model more.h5 --add --out manifest.json
     """
     from gpq_faiss.errors import UsageError
     from gpq_faiss.faissio.io import read_sidecar
     from gpq_faiss.faissio.model import read_prototypes
     from gpq_faiss.indexes.lists import IvfSettings
     from gpq_faiss.stages.index import index as run
+    from gpq_faiss.stages.index import index_shards
 
     if nprobe is not None and recall is not None:
         raise UsageError("--nprobe and --recall both choose the lists to probe: give one")
@@ -110,14 +130,41 @@ def index(
         if memory is None:
             raise UsageError("--assign is for builds with --memory: give that too")
         settings["assignment"] = assign
+    ivf = IvfSettings(**settings) if settings else None
+    packing: Any = "bytes" if list_form == "fused" else None
+    if out.endswith(".json"):
+        if recall is not None:
+            raise UsageError("--recall is measured on an index file, not on shards: give --nprobe")
+        click.echo(
+            index_shards(
+                model_dir,
+                sources,
+                out,
+                kind=kind,
+                memory=memory,
+                ivf=ivf,
+                packing=packing,
+                names=not no_names,
+                add=add,
+                remove=remove,
+                overwrite=overwrite,
+                ray=ray,
+                workers=workers,
+            )
+        )
+        return
+    if ray is not None or workers is not None or add or remove:
+        raise UsageError(
+            "--ray, --workers, --add and --remove-shard are for shards: name a manifest, --out NAME.json"
+        )
     path = run(
         model_dir,
         sources,
         out,
         kind=kind,
         memory=memory,
-        ivf=IvfSettings(**settings) if settings else None,
-        packing="bytes" if list_form == "fused" else None,
+        ivf=ivf,
+        packing=packing,
         recall=recall,
         names=not no_names,
         overwrite=overwrite,

@@ -22,8 +22,8 @@ from .options import emit
 def info(path: str, format_: str) -> None:
     """Say what a file or folder is: shapes, sizes, fingerprints, versions; and verify it.
 
-    PATH is a model folder, an unfinished run, features.h5, codes.h5, a split, a Faiss index, an exported encoder
-    (.onnx, .pt2), or arrays (.npy, .npz).
+    PATH is a model folder, an unfinished run, features.h5, codes.h5, a split, a Faiss index, a manifest of shards, an exported
+    encoder (.onnx, .pt2), or arrays (.npy, .npz).
 
     Checksums are compared where there are any. "verified" says whether there were, for an index, an encoder and .npz.
 

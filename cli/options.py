@@ -71,6 +71,11 @@ def data_options(command: F) -> F:
         help="Where ids come from without --ids: the position in the listing, the item's path, or its content.",
     )
     @click.option(
+        "--names",
+        metavar="FILE",
+        help="Names of the items, which results show: text with one per line, or .npy of strings.  [default: those in the data]",
+    )
+    @click.option(
         "--keep",
         metavar="COLUMNS",
         help="Columns of a table whose texts travel with the items to results, such as title,url.",
@@ -110,6 +115,7 @@ def data_options(command: F) -> F:
         labels: str | None,
         ids: str | None,
         id_from: str,
+        names: str | None,
         keep: str | None,
         root: str | None,
         image_column: str,
@@ -124,6 +130,7 @@ def data_options(command: F) -> F:
             "labels": labels,
             "ids": ids,
             "id_from": id_from,
+            "names": names,
             "keep": keep or (),
             "root": root,
             "image_column": image_column,
@@ -151,6 +158,26 @@ def open_dataset(spec: str, data_args: dict[str, Any]) -> Dataset:
 def _quiet() -> bool:
     context = click.get_current_context(silent=True)
     return bool(context and context.obj and context.obj.get("quiet"))
+
+
+RAY_HELP = (
+    "Run on a Ray cluster: local (this machine alone), auto (the one that runs here), or HOST:PORT. Its nodes must see the same files "
+    "under the same paths."
+)
+
+
+def ray_options(command: F) -> F:
+    """Add ``--ray`` and ``--workers``."""
+    command = click.option(
+        "--workers",
+        type=int,
+        help="With --ray: tasks or holders of shards at a time.  [default: one a core, or a node]",
+    )(command)
+    return click.option(
+        "--ray",
+        metavar="ADDRESS",
+        help=RAY_HELP,
+    )(command)
 
 
 device_option = click.option(

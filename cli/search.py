@@ -14,6 +14,7 @@ from .options import (
     emit,
     open_dataset,
     overwrite_option,
+    ray_options,
 )
 
 
@@ -75,6 +76,19 @@ from .options import (
 @click.option("--out", metavar="FILE", help="Write to this file instead of the terminal.")
 @click.option("--images", metavar="DATA", help="For png and html: the images of the items, as DATA.")
 @click.option("--threads", type=int, help="Threads of the search on the CPU.  [default: all cores]")
+@ray_options
+@click.option(
+    "--replicas",
+    type=int,
+    default=1,
+    show_default=True,
+    help="With --ray: holders of each shard, which share the queries.",
+)
+@click.option(
+    "--allow-partial",
+    is_flag=True,
+    help="With --ray: answer without shards that cannot be searched, and name them.",
+)
 @device_option
 @overwrite_option
 @data_options
@@ -95,6 +109,10 @@ def search(
     out: str | None,
     images: str | None,
     threads: int | None,
+    ray: str | None,
+    workers: int | None,
+    replicas: int,
+    allow_partial: bool,
     device: str,
     overwrite: bool,
     data_args: dict[str, Any],
@@ -116,6 +134,7 @@ def search(
       gpq search model index.faiss photo.jpg
       gpq search encoder.onnx index.faiss queries.npy
       gpq search model index.faiss queries.npy --device cuda
+      gpq search model manifest.json queries.npy --ray auto --replicas 2
       gpq search model lists.faiss queries.npy --memory 2GB --recall 0.95
       gpq search model index.faiss queries.npy --deny-ids seen.txt --threads 2
       gpq search model index.faiss queries.npy --min-score 3.5 --format json
@@ -132,6 +151,8 @@ def search(
     from gpq_faiss.stages.search import open_queries
     from gpq_faiss.stages.search import search as run
 
+    if ray is None and (workers is not None or replicas != 1 or allow_partial):
+        raise UsageError("--workers, --replicas and --allow-partial belong to --ray: give that too")
     if min_score is not None and k is not None:
         raise UsageError("--min-score gives all items from that score on, however many: leave out -k")
     if allow_ids is not None and deny_ids is not None:
@@ -168,6 +189,10 @@ def search(
         min_score=min_score,
         device=device,
         threads=threads,
+        ray=ray,
+        workers=workers,
+        replicas=replicas,
+        allow_partial=allow_partial,
     )
     if format_ != "json":
         for point in result.points:

@@ -32,6 +32,7 @@ _SETTINGS: dict[str, tuple[str, type]] = {
 }
 _RARE_DATA_OPTIONS = {
     "id_from",
+    "names",
     "keep",
     "image_column",
     "label_column",

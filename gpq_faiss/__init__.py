@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from .indexes.opening import open_index
     from .indexes.protocol import Index
     from .nn.model import Model, load_model
-    from .stages.encode import encode
+    from .stages.encode import encode, encode_shards
     from .stages.evaluate import evaluate
     from .stages.export import export
     from .stages.export_encoder import export_encoder
     from .stages.export_faiss import export_faiss
-    from .stages.index import index
+    from .stages.index import index, index_shards
     from .stages.info import info
     from .stages.search import search
     from .stages.train import train
@@ -57,11 +57,13 @@ __all__ = [
     "__version__",
     "draw_experiment",
     "encode",
+    "encode_shards",
     "evaluate",
     "export",
     "export_encoder",
     "export_faiss",
     "index",
+    "index_shards",
     "info",
     "load_model",
     "open_data",
@@ -92,11 +94,13 @@ _WHERE = {
     "RowReader": "store.reader",
     "draw_experiment": "experiment.pictures",
     "encode": "stages.encode",
+    "encode_shards": "stages.encode",
     "evaluate": "stages.evaluate",
     "export": "stages.export",
     "export_encoder": "stages.export_encoder",
     "export_faiss": "stages.export_faiss",
     "index": "stages.index",
+    "index_shards": "stages.index",
     "info": "stages.info",
     "load_model": "nn.model",
     "open_data": "data.open",

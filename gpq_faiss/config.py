@@ -101,6 +101,8 @@ class LossConfig:
     lambda2: Weight = 0.1
     beta: Scale = 4.0
     """Scale of the cosine classifier (eq. 3)."""
+    extra: dict[str, Weight] = field(default_factory=dict)
+    """Weights of further losses, by the names that packages give them."""
 
 
 @dataclass(frozen=True)
@@ -300,8 +302,12 @@ def codebooks_for_bits(bits: int, codewords: int = 16) -> int:
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """Plain nested dict of a config, ready for JSON."""
-    return dataclasses.asdict(config)
+    """Plain nested dict of a config, ready for JSON; without ``loss.extra`` where there is none."""
+    values = dataclasses.asdict(config)
+    for section in (values, values.get("loss")):
+        if isinstance(section, dict) and section.get("extra") == {}:
+            del section["extra"]
+    return values
 
 
 @functools.cache
@@ -340,7 +346,9 @@ def _message(error: ErrorDetails) -> str:
     name = ".".join([*path, last])
     section: Any = Config
     for part in path:
-        section = get_type_hints(section)[part]
+        section = get_type_hints(section, include_extras=True)[part]
+    if get_origin(section) is dict:
+        return f"{name} = {error['input']!r}: {_describe(get_args(section)[1])}"
     kinds = get_type_hints(section, include_extras=True)
     if last not in kinds:
         return f"unknown setting '{name}': known here are {', '.join(kinds)}"
@@ -363,6 +371,8 @@ def _describe(kind: Any) -> str:
         return ", or ".join(_describe(each) for each in get_args(kind))
     if get_origin(kind) is tuple:
         return f"a list is needed; for each value {_describe(get_args(kind)[0])}"
+    if get_origin(kind) is dict:
+        return f"a section is needed; for each value {_describe(get_args(kind)[1])}"
     base, *limits = get_args(kind) if get_origin(kind) is Annotated else (kind,)
     noun = "a power of two" if any(isinstance(x, AfterValidator) for x in limits) else _KINDS[base]
     words = {Ge: "of at least {ge:,}", Gt: "above {gt:,}", Le: "at most {le:,}", Lt: "below {lt:,}"}
@@ -432,6 +442,8 @@ def to_toml(config: Config) -> str:
     def scalar(value: Any) -> str:
         if isinstance(value, tuple):
             return "[" + ", ".join(map(scalar, value)) + "]"
+        if isinstance(value, dict):
+            return "{ " + ", ".join(f"{json.dumps(k)} = {scalar(v)}" for k, v in value.items()) + " }"
         return json.dumps(value)
 
     values = to_dict(config)

@@ -70,7 +70,8 @@ def _tiny() -> Config:
 
 
 @pytest.mark.parametrize(
-    ("page", "block"), [("README.md", 0), ("docs/tutorial.md", 0), ("docs/tutorial.md", 1)]
+    ("page", "block"),
+    [("README.md", 0), ("docs/tutorial.md", 0), ("docs/tutorial.md", 1), ("docs/data.md", 0)],
 )
 def test_the_python_of_the_pages_runs(
     page: str, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -87,6 +88,17 @@ def test_the_python_of_the_pages_runs(
     exec(code, names)  # noqa: S102
     ids = names["ids"] if "ids" in names else getattr(names.get("found"), "ids", None)
     assert ids is None or np.asarray(ids).shape[1] == 10
+
+
+def test_the_code_of_the_page_on_extending_is_that_of_the_example_package() -> None:
+    example = ROOT / "examples" / "gpq-faiss-example"
+    files = [
+        path.read_text() for path in (*example.glob("gpq_faiss_example/*.py"), example / "pyproject.toml")
+    ]
+    blocks = re.findall(r"```(?:python|toml)\n(.*?)```", (ROOT / "docs" / "extending.md").read_text(), re.S)
+    assert len(blocks) == 5
+    for block in blocks:
+        assert any(block in text for text in files), block
 
 
 def test_the_faiss_example_of_the_readme_runs_without_this_package(tmp_path: Path) -> None:

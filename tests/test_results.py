@@ -103,3 +103,11 @@ def test_short_trainings_of_the_presets_rank_as_before(
     config = merge(merge(preset(name), {"quantizer": {"codebooks": 3}}), changes)
     train(open_digits(), tmp_path / "model", config=config, labelled="20-per-class")
     assert evaluate(tmp_path / "model", open_digits()).ranking.map == pytest.approx(expected, abs=0.02)
+
+
+def test_the_sizes_of_the_installations_are_the_committed_ones() -> None:
+    found = json.loads((ROOT / "benchmarks" / "results" / "install.json").read_text())["installations"]
+    light, whole = (f"{found[extra]['megabytes']:,}" for extra in ("search", "train"))
+    assert f"[{light} MB in place of {whole}]" in (ROOT / "README.md").read_text()
+    rows = table_under((ROOT / "docs" / "install.md").read_text(), "| | for | size of site-packages |")
+    assert [row[2] for row in rows] == [f"{whole} MB", f"{light} MB"]

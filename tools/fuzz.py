@@ -165,6 +165,22 @@ def _images(path: Path, _: int) -> str:
     return _digest(*images, data.ids)
 
 
+def _shards(path: Path, _: int) -> str:
+    from gpq_faiss.data.webdataset import open_webdataset
+
+    data = open_webdataset(str(path), max_bad=1.0)
+    data.read(np.arange(len(data)))
+    return ""
+
+
+def _hub(path: Path, _: int) -> str:
+    from gpq_faiss.data.hf import open_hf
+
+    data = open_hf(str(path.parent), max_bad=1.0)
+    data.read(np.arange(len(data)))
+    return ""
+
+
 def _image(path: Path, _: int) -> str:
     from gpq_faiss.data.images import decode_image
 
@@ -261,6 +277,7 @@ def seeds(folder: Path) -> list[Seed]:
         *_parquet_seeds(folder / "parquet"),
         *_model_seeds(folder / "model"),
         *_image_seeds(folder / "images"),
+        *_hub_seeds(folder),
         *_text_seeds(folder / "texts"),
     ]
 
@@ -399,6 +416,33 @@ def _parquet_seeds(folder: Path) -> list[Seed]:
     ]
 
 
+def _hub_seeds(folder: Path) -> list[Seed]:
+    try:
+        import datasets
+    except ImportError:
+        return []
+    datasets.disable_progress_bars()
+    rng = np.random.default_rng(5)
+    images = [
+        {"bytes": path.read_bytes(), "path": None} for path in sorted((folder / "images").glob("*.png"))
+    ]
+    n = len(images)
+    kinds = {
+        "image": datasets.Image(),
+        "label": datasets.ClassLabel(names=["cat", "dog"]),
+        "name": datasets.Value("string"),
+    }
+    named = {"label": [i % 2 for i in range(n)], "name": [f"item {i}" for i in range(n)]}
+    made = datasets.Dataset.from_dict({"image": images, **named}, features=datasets.Features(kinds))
+    made.save_to_disk(str(folder / "hub-images"))
+    vectors = datasets.Dataset.from_dict(
+        {"emb": list(rng.normal(size=(N, WIDTH))), "label": ["a", "b", "c"] * (N // 3)}
+    )
+    vectors.save_to_disk(str(folder / "hub-vectors"))
+    found = [path for name in ("hub-images", "hub-vectors") for path in sorted((folder / name).iterdir())]
+    return [Seed(path, _hub, text=path.suffix == ".json") for path in found]
+
+
 def _model_seeds(folder: Path) -> list[Seed]:
     import torch
     from safetensors.torch import load_file
@@ -461,8 +505,14 @@ def _image_seeds(folder: Path) -> list[Seed]:
         with tarfile.open(folder / name, mode) as archive:  # type: ignore[call-overload]
             for i in range(6):
                 archive.add(folder / f"{i}.png", arcname=f"{'ab'[i % 2]}/{i}.png")
+    with tarfile.open(folder / "shard.tar", "w") as archive:
+        for i in range(6):
+            (folder / f"{i}.json").write_text(json.dumps({"label": ["cat", "dog"][i % 2], "url": f"u/{i}"}))
+            for ending in ("png", "json"):
+                archive.add(folder / f"{i}.{ending}", arcname=f"{i}.{ending}")
     return [
         Seed(folder / "plain.tar", _unchecked(_images)),
+        Seed(folder / "shard.tar", _shards),
         Seed(folder / "packed.tar.gz", _images),
         Seed(folder / "0.png", _image),
     ]

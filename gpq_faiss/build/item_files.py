@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +15,7 @@ from numpy.typing import NDArray
 from ..data.labels import Labels
 from ..faissio.io import read_sidecar
 from ..files import fingerprint
+from ..indexes.manifest import Manifest, is_manifest, read_manifest
 from ..store import Item, ItemBlock, Items, RowReader, Texts, as_texts, items_path, write_items
 from .shards import is_index, is_parquet
 
@@ -174,3 +177,73 @@ def open_items(index: str | Path) -> Items | None:
         "%s is of another index than %s: results come without names; index the codes again", path, index
     )
     return None
+
+
+class ShardItems:
+    """The items of the shards of a manifest, looked up by id. The files of shards without such ids are not opened.
+
+    Args:
+        path: ``manifest.json``; one that is replaced is read again.
+
+    Raises:
+        DataError: it is missing or damaged.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path, self._lock = Path(path), threading.Lock()
+        self._opened: dict[str, Items | None] = {}
+        self._read: tuple[object, Manifest] = None, read_manifest(path)
+
+    def _manifest(self) -> Manifest:
+        found = self._path.stat() if self._path.exists() else None
+        state = found and (found.st_ino, found.st_mtime_ns, found.st_size)
+        if state is not None and state != self._read[0]:
+            self.close()
+            self._read = state, read_manifest(self._path)
+        return self._read[1]
+
+    def lookup(self, ids: NDArray[np.int64]) -> list[Item | None]:
+        """What is known of each id [n]; None for -1, and for ids that are not there.
+
+        Raises:
+            DataError: the file of a shard is damaged.
+        """
+        with self._lock:
+            return self._lookup(ids)
+
+    def _lookup(self, ids: NDArray[np.int64]) -> list[Item | None]:
+        known: list[Item | None] = [None] * len(ids)
+        manifest = self._manifest()
+        for shard in manifest.shards:
+            rows = np.flatnonzero((ids >= shard.first_id) & (ids <= shard.last_id) & (ids != -1))
+            if not len(rows):
+                continue
+            if shard.file not in self._opened:
+                path = manifest.file(shard)
+                self._opened[shard.file] = open_items(path) if path.exists() else None
+            items = self._opened[shard.file]
+            if items is not None:
+                for row, item in zip(rows.tolist(), items.lookup(ids[rows]), strict=True):
+                    known[row] = item or known[row]
+        return known
+
+    def close(self) -> None:
+        """Close the files."""
+        for items in self._opened.values():
+            if items is not None:
+                items.close()
+        self._opened.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def known_items(index: str | Path) -> Items | ShardItems | None:
+    """As :func:`open_items`, of a manifest too."""
+    if not is_manifest(index):
+        return open_items(index)
+    named = any(len(shard.beside) > 1 for shard in read_manifest(index).shards)
+    return ShardItems(index) if named else None

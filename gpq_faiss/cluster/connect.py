@@ -26,16 +26,19 @@ def require_ray() -> Any:
 
 
 @contextlib.contextmanager
-def connected(address: str) -> Iterator[Any]:
-    """The module ``ray``, connected to a cluster; within a program that is connected already, to that one, which stays so.
+def connected(address: str | None) -> Iterator[Any]:
+    """The module ``ray``, connected to a cluster. A program that is connected already stays with its own.
 
     Args:
-        address: ``local``, ``auto`` (the cluster that runs on this machine), ``HOST:PORT``, or ``ray://HOST:PORT``.
+        address: ``local``, ``auto`` (the cluster that runs on this machine), or ``HOST:PORT``; None: nothing is connected to.
 
     Raises:
         UsageError: Ray is not installed.
         DataError: no cluster answers.
     """
+    if address is None:
+        yield None
+        return
     ray = require_ray()
     if ray.is_initialized():
         yield ray

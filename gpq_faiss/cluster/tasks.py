@@ -25,7 +25,7 @@ _WAIT = 0.5
 def run_all(
     function: Callable[..., Result],
     calls: Sequence[tuple[Any, ...]],
-    address: str,
+    address: str | None,
     *,
     shared: Iterable[Any] = (),
     gpus: int = 0,
@@ -37,7 +37,7 @@ def run_all(
     Args:
         function: of a module that the nodes have too. It may be run more than once for a call.
         calls: arguments.
-        address: of the cluster (:func:`.connect.connected`).
+        address: of the cluster (:func:`.connect.connected`); None: one after another, in this process.
         shared: first arguments of all calls, sent to each node once.
         gpus: of a task.
         workers: tasks at a time, at most (default: as many as the cluster has room for).
@@ -50,6 +50,13 @@ def run_all(
         GpqError: of the first call that raises one; the others are given up.
         DataError: a call's worker died again and again, or what it needs is nowhere.
     """
+    if address is None:
+        found = []
+        for place, call in enumerate(calls):
+            found.append(_patient(function, *shared, *call))
+            if done is not None:
+                done(place)
+        return found
     with connected(address) as ray:
         task = ray.remote(_patient).options(
             num_cpus=1, num_gpus=gpus, max_retries=_RETRIES, scheduling_strategy="SPREAD"
@@ -87,8 +94,10 @@ def split(tasks: Sequence[int], address: str) -> list[list[int]]:
     return [part for part in parts if part]
 
 
-def has_gpus(address: str) -> bool:
-    """Whether a node of the cluster has one."""
+def has_gpus(address: str, device: str) -> bool:
+    """Whether a node of the cluster has one, where the device is ``auto``."""
+    if device != "auto":
+        return False
     with connected(address) as ray:
         return bool(ray.cluster_resources().get("GPU", 0) >= 1)
 

@@ -63,7 +63,7 @@ class HubVectors(Vectors):
 
     def __init__(self, column: Any, name: str, where: str) -> None:
         self.name, self.where = name, f"{where}: {name!r}"
-        self.column = column.select_columns([name]).with_format("arrow")
+        self.column = _only(column, name, where).with_format("arrow")
         self.n, self.width = len(column), 0
         if not self.n:
             raise DataError(f"{where} has no rows")
@@ -83,6 +83,22 @@ class HubVectors(Vectors):
         return matrix_of(
             self.column[chosen].column(self.name), self.where, start=int(positions[0]), width=self.width
         )
+
+
+def _only(rows: Any, name: str, where: str) -> Any:
+    """One column, as a data set, once its offsets are known to lie inside it: Arrow itself trusts the file.
+
+    Raises:
+        DataError: they do not, or a text is not UTF-8.
+    """
+    import pyarrow
+
+    try:
+        rows.data.table.column(name).validate(full=True)
+    except (pyarrow.ArrowException, OSError) as error:
+        why = " ".join(str(error).split())[:120]
+        raise DataError(f"{where}: column {name!r} is damaged ({why}): write it again") from None
+    return rows.select_columns([name])
 
 
 def _load(folder: Path) -> Any:
@@ -175,7 +191,7 @@ def open_hf(
     rows, official, notes = _joined(_load(Path(source).expanduser()) if folder else source, name)
     image = None if vectors is not None else _image_column(rows, image_column)
     columns = Columns(
-        rows.features.arrow_schema, lambda n: rows.select_columns([n]).with_format("arrow")[:].column(n), name
+        rows.features.arrow_schema, lambda n: _only(rows, n, name).with_format("arrow")[:].column(n), name
     )
     label: str | None = label_column
     if label_column == DEFAULT_LABEL_COLUMN:
@@ -210,7 +226,7 @@ def open_hf(
         **shared,
         bad=BadItems(len(rows), max_bad),
         paths=[f"{name}!{text}" for text in texts["name"].tolist()],
-        column=rows.select_columns([image]).cast_column(image, datasets.Image(decode=False)),
+        column=_only(rows, image, name).cast_column(image, datasets.Image(decode=False)),
         may_open=not folder,
     )
 

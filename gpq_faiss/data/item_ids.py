@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,10 +14,14 @@ from numpy.typing import NDArray
 
 from ..errors import DataError, UsageError
 from ..files import fingerprint
+from ..inputs import read_text
 from ..progress import stage
+from ..store import as_texts
+from .arrays import read_npy
 from .base import Dataset
 from .id_files import as_int64, read_ids
 from .images import FileImages
+from .paths import local_path
 
 IdFrom = Literal["position", "path", "content"]
 ID_FROM: tuple[IdFrom, ...] = ("position", "path", "content")
@@ -72,6 +76,28 @@ def _whole_numbers(ids: Any) -> NDArray[np.int64]:
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise DataError(f"ids are {array.dtype} {list(array.shape)}: whole numbers [N] are needed")
     return as_int64(array, "ids")
+
+
+def with_names(dataset: Dataset, names: str | Sequence[str]) -> Dataset:
+    """``dataset`` with the names of a file, one per item: ``.npy`` of strings, or text with one per line; or with those of a list.
+
+    Raises:
+        DataError: missing, unreadable, or another number of names than of items.
+    """
+    if not isinstance(names, str):
+        column, where = as_texts(str(name) for name in names), "names:"
+    elif (path := local_path(names)).suffix == ".npy":
+        found = read_npy(path, "names of items")
+        if found.ndim != 1 or found.dtype.kind not in "US":
+            raise DataError(f"--names {names}: {found.dtype} {list(found.shape)}, expected a list of strings")
+        column, where = as_texts(found.astype(str).tolist()), f"--names {names} has"
+    else:
+        where = f"--names {names} has"
+        column = as_texts(read_text(path, "text with a name per line").splitlines())
+    if len(column) != len(dataset):
+        raise DataError(f"{where} {len(column):,} names, {dataset.name} has {len(dataset):,} items")
+    print_ = fingerprint(dataset.fingerprint, "names", "\0".join(column.tolist()))
+    return replace(dataset, texts={**dataset.texts, "name": column}, fingerprint=print_)
 
 
 def _contents(dataset: Dataset) -> Iterator[bytes]:

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DataError, UsageError
+from ..errors import DataError, GpqError, UsageError
 from ..files import fingerprint
+from ..plugins import Plugin, find_plugin, plugin_names
 from .base import Dataset
 from .cifar10 import open_cifar10
 from .digits import open_digits
@@ -21,7 +22,7 @@ from .folder import open_folder
 from .frames import labels_of, open_frame
 from .hf import open_hf
 from .images import check_max_bad, shown
-from .item_ids import IdFrom, with_ids
+from .item_ids import IdFrom, with_ids, with_names
 from .items import open_array, open_items
 from .label_tables import is_label_table, with_label_table, with_labels
 from .lists import open_list
@@ -76,19 +77,32 @@ def _unknown(spec: str) -> UsageError:
         scheme = "folder" if is_folder else _HINTS.get(path.suffix.lower())
         hint = f"did you mean {scheme}:{shown(spec)}?" if scheme else "put one of the forms before it."
         return UsageError(f"{shown(spec)} is a path without its form: {hint} The forms: {FORMS}")
-    return UsageError(f"unknown data {spec!r}: the forms are {FORMS}")
+    return UsageError(f"unknown data {spec!r}: the forms are {forms()}")
+
+
+def forms() -> str:
+    """:data:`FORMS`, and those of other packages. Raises UsageError: see :func:`.plugins.plugin_names`."""
+    return " | ".join([FORMS, *(f"{name}:PATH" for name in plugin_names("data", SCHEMES))])
+
+
+def is_form(text: str) -> bool:
+    """Whether a text begins as a DATA argument does. Raises UsageError: see :func:`.plugins.find_plugin`."""
+    scheme = text.partition(":")[0]
+    return find_plugin("data", scheme, SCHEMES) is not None or scheme in SCHEMES
 
 
 def parse_spec(spec: str) -> tuple[str, str | None]:
     """``"list:a.txt"`` -> ``("list", "a.txt")``; ``"digits"`` -> ``("digits", None)``.
 
     Raises:
-        UsageError: an unknown scheme, a path missing or not wanted; lists the forms.
+        UsageError: an unknown scheme, a path missing or not wanted; lists the forms. Or a package that cannot be used.
     """
     scheme, colon, rest = spec.partition(":")
-    if scheme not in SCHEMES:
+    if not is_form(spec):
         raise _unknown(spec)
     path = rest if colon and rest else None
+    if scheme not in SCHEMES:
+        return scheme, rest
     if path is None and (scheme in _PATH_NEEDED or colon):
         raise UsageError(f"{spec!r} lacks its path: the forms are {FORMS}")
     if path is not None and scheme not in _PATH_ALLOWED:
@@ -147,7 +161,7 @@ def open_data(  # noqa: PLR0913
     *,
     labels: Any = None,
     ids: Any = None,
-    names: str | None = None,
+    names: str | Sequence[str] | None = None,
     vectors: str | Sequence[str] | None = None,
     id_from: IdFrom = "position",
     keep: str | Sequence[str] = (),
@@ -162,13 +176,15 @@ def open_data(  # noqa: PLR0913
     """Open a source of images or features; nothing is decoded yet, but what a list names is known to exist.
 
     Args:
-        source: one of :data:`FORMS`; or a pandas, polars or pyarrow table, a Hugging Face data set, an array or tensor (numbers
-            [N, width] or images uint8 [N, H, W(, 3)]), a map-style data set of torch, or a :class:`.base.Dataset`.
+        source: one of :data:`FORMS` or of the forms that packages add; a pandas, polars or pyarrow table, a Hugging Face data set, an array
+            or tensor (numbers [N, width] or images uint8 [N, H, W(, 3)]), a map-style data set of torch, or a :class:`.base.Dataset`.
         labels: file of labels: one per line in the order of the items, for ``features:`` and for a ``list:`` of bare paths; or for any
             source a table that names its items (:func:`.label_tables.with_label_table`). Of a table or a Hugging Face data set: the name
-            of a column. Of anything that a program holds also the labels themselves (:func:`.frames.labels_of`).
-        ids: file of ids, one per item (:func:`.id_files.read_ids`); of a table or a Hugging Face data set: the name of a column.
-        names: of a table or a Hugging Face data set: column that tells an item. Default ``name``, ``path``, ``key`` ...
+            of a column. Or the labels themselves (:func:`.frames.labels_of`).
+        ids: file of ids, one per item (:func:`.id_files.read_ids`); of a table or a Hugging Face data set: the name of a column. Or the
+            ids themselves.
+        names: file of names, one per item, in place of those of the source (:func:`.item_ids.with_names`); of a table or a Hugging Face
+            data set: column that tells an item. Default ``name``, ``path``, ``key`` ... Or the names themselves.
         vectors: of these: column of vectors, or of a table columns of numbers, one for each dimension.
         id_from: where ids come from otherwise: ``position``, ``path`` or ``content`` (:func:`.item_ids.with_ids`).
         keep: columns of tables whose texts travel with the items to results; a list, or with commas.
@@ -198,7 +214,8 @@ def open_data(  # noqa: PLR0913
     if any(not name or "." in name or "/" in name for name in keep) or len(set(keep)) < len(keep):
         raise UsageError(f"--keep {','.join(keep)}: names of columns are needed, each once, without . and /")
     in_memory, by_column = scheme in _HELD, scheme in {_FRAME, _HUB}
-    given = labels if in_memory and not isinstance(labels, str) else None
+    labels, ids = (os.fspath(x) if isinstance(x, os.PathLike) else x for x in (labels, ids))
+    given = None if isinstance(labels, str) else labels
     table = file = None
     if isinstance(labels, str) and by_column:
         if label_column != DEFAULT_LABEL_COLUMN:
@@ -221,14 +238,13 @@ def open_data(  # noqa: PLR0913
                 _TABLES | {"webdataset", "hf", _FRAME, _HUB},
             ),
             "--vector-column": (vectors is not None, {"hf", _FRAME, _HUB}),
-            "names": (names is not None, {"hf", _FRAME, _HUB}),
             "--concepts": (concepts != "21", {"nuswide"}),
         },
     )
     options = _Options(
         labels=file,
         ids=ids if isinstance(ids, str) else None,
-        names=names,
+        names=names if isinstance(names, str) else None,
         vectors=vectors,
         keep=keep,
         root=root,
@@ -244,9 +260,11 @@ def open_data(  # noqa: PLR0913
     if keep:
         texts = (name + "\0" + "\0".join(dataset.texts[name].tolist()) for name in keep)
         dataset = replace(dataset, fingerprint=fingerprint(dataset.fingerprint, "keep", *texts))
+    if names is not None and not (by_column and isinstance(names, str)):
+        dataset = with_names(dataset, names)
     if ids is not None and id_from != "position":
         raise UsageError(f"--ids {ids} and --id-from {id_from} both say which ids: give one of them")
-    read_already = scheme == "features" or (by_column and isinstance(ids, str))
+    read_already = isinstance(ids, str) and (scheme == "features" or by_column)
     dataset = with_ids(dataset, None if read_already else ids, id_from)
     if given is not None:
         return with_labels(dataset, labels_of(given, len(dataset)))
@@ -286,16 +304,37 @@ def _open_hf(source: Any, options: _Options) -> Dataset:
         image_column=options.image_column,
         label_column=options.label_column,
         vectors=options.vectors,
+        # Of a folder, --ids and --names are files, as of any other.
         ids=None if isinstance(source, str) else options.ids,
-        names=options.names,
+        names=None if isinstance(source, str) else options.names,
         keep=options.keep,
         max_bad=options.max_bad,
     )
 
 
+def _of_plugin(plugin: Plugin, path: str, max_bad: float) -> Dataset:
+    """What a package opens, in any form that a program may hold. Raises as :func:`open_data`; UsageError: the package's code fails."""
+    opener = plugin.load()
+    try:
+        found = opener(path)
+    except GpqError:
+        raise
+    except Exception as error:
+        why = " ".join(str(error).split())[:160]
+        raise plugin.error(f"cannot open {shown(path)!r} ({type(error).__name__}: {why})") from error
+    if found is None or isinstance(found, str):
+        raise plugin.error(f"gives {type(found).__name__}: a data set, a table or an array is needed")
+    dataset = open_data(found, max_bad=max_bad)
+    dataset.name = f"{plugin.name}:{path}"
+    return dataset
+
+
 def _open(scheme: str, path: str | None, spec: str, options: _Options) -> Dataset:
     """The source itself. Raises as :func:`open_data`."""
     root, max_bad = options.root, options.max_bad
+    plugin = find_plugin("data", scheme, SCHEMES)
+    if plugin is not None:
+        return _of_plugin(plugin, path or "", max_bad)
     if scheme == "digits":
         return open_digits()
     if scheme in {"cifar10", "fashion-mnist", "nuswide"} and root is not None and path is not None:

@@ -49,15 +49,25 @@ class Reader:
         dataset: what to read.
         image_size: side in pixels that images are brought to; ignored for features.
         cache_bytes: :meth:`preload` keeps all items in memory if they need no more than this.
+        readers: the processes of this machine that read them together; default: this one alone.
     """
 
-    def __init__(self, dataset: Dataset, image_size: int, *, cache_bytes: int = 4 << 30) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        image_size: int,
+        *,
+        cache_bytes: int = 4 << 30,
+        readers: Readers | None = None,
+    ) -> None:
         self.dataset = dataset
         self.image_size = image_size
         self.cache_bytes = cache_bytes
+        self.readers = readers or Readers()
         self.array: NDArray[Any] | None = None
         self._ok: NDArray[np.bool_] | None = None
-        self._decoders = ThreadPoolExecutor(max(1, min(16, os.cpu_count() or 1)), "gpq-decode")
+        cores = (os.cpu_count() or 1) // self.readers.local_size
+        self._decoders = ThreadPoolExecutor(max(1, min(16, cores)), "gpq-decode")
         self._ahead = ThreadPoolExecutor(1, "gpq-prefetch")
 
     def __enter__(self) -> Reader:
@@ -88,14 +98,9 @@ class Reader:
         assert isinstance(self.dataset, ImageDataset)
         return load_batch(self.dataset, rows, self.image_size, self._decoders)
 
-    def preload(self, readers: Readers | None = None) -> bool:
-        """Read everything into memory if it fits in ``cache_bytes``; return whether it did.
-
-        Args:
-            readers: the processes that do so together, each a part of it; default: this one alone.
-        """
-        readers = readers or Readers()
-        n = len(self.dataset)
+    def preload(self) -> bool:
+        """Read everything into memory if it fits in ``cache_bytes``, each of several processes a part; return whether it did."""
+        n, readers = len(self.dataset), self.readers
         if n * self.item_bytes > self.cache_bytes:
             return False
         dtype = np.float32 if isinstance(self.dataset, FeatureDataset) else np.uint8

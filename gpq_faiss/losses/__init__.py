@@ -2,12 +2,14 @@
 
 from .classification import SubspaceClassification
 from .entropy import SubspaceEntropy
+from .extra import ExtraLosses
 from .npair import NPairPQLoss
 from .soft_npair import SoftNPairLoss
 from .soft_targets import SubspaceSoftTargets
 from .triplet import TripletPQLoss
 
 __all__ = [
+    "ExtraLosses",
     "NPairPQLoss",
     "SoftNPairLoss",
     "SubspaceClassification",

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..config import Config
+from ..losses import ExtraLosses
 from ..nn.backbones import Backbone
 from ..nn.gpq import GPQNetwork
 from ..nn.gpq_soft import SoftGPQNetwork
@@ -27,6 +28,7 @@ class AveragedMethod(TrainableMethod, Generic[Network]):
         network: what is trained.
         average: its average, or None.
         config: of the run.
+        extra_losses: of other packages.
     """
 
     name = "gpq"
@@ -38,6 +40,7 @@ class AveragedMethod(TrainableMethod, Generic[Network]):
         if config.training.ema:
             self.average = copy.deepcopy(network).requires_grad_(False).eval()
         self.config = config
+        self.extra_losses = ExtraLosses(config.loss.extra, config.training.seed)
 
     def extractors(self) -> list[Backbone]:
         """The backbone, and that of the average."""

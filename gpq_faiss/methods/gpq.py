@@ -60,7 +60,7 @@ class GPQ(AveragedMethod[GPQNetwork]):
             unlabelled = net.directions(reverse_gradient(raw[n:]))
             parts["entropy"] = self.entropy(unlabelled, prototypes)
             total = total - loss.lambda2 * parts["entropy"]
-        return {"total": total, **parts}
+        return self.extra_losses.add({"total": total, **parts}, raw, batch.y)
 
 
 def build_gpq(

@@ -58,6 +58,9 @@ class SoftGPQ(AveragedMethod[SoftGPQNetwork]):
             self, "class_networks", PosteriorCodes(network.committee, _without_average(config))
         )
         self.class_networks: PosteriorCodes
+        self.extra_losses = (
+            self.class_networks.extra_losses
+        )  # which adds them; their parameters are a part of our state
         self.npair = SoftNPairLoss()
         self.classification = SubspaceSoftTargets(beta)
         self.entropy = SubspaceEntropy(beta)

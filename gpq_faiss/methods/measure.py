@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..cluster.tasks import run_all, split
 from ..codes.bits import unpack_codes
 from ..data.base import Dataset, FeatureDataset
 from ..data.labels import Labels
@@ -86,8 +87,6 @@ class Coded:
         query, base = labels.take(self.query_rows), labels.take(self.base_rows)
         if ray is None:
             return rank_codes(*self.scorer, query, base, **options)
-        from ..cluster.tasks import run_all, split
-
         here: dict[str, Any] = {**options, "threads": 1}
         there = {"ties": "expected", "k": None, "denominator": "relevant", "ks": (), "levels": None, **here}
 

@@ -205,7 +205,7 @@ class PosteriorCodes(AveragedMethod[PosteriorNetwork]):
         if loss.lambda2 and len(raw) > n:
             parts["entropy"] = self.entropy(net.directions(reverse_gradient(raw[n:])), prototypes)
             total = total - loss.lambda2 * parts["entropy"]
-        return {"total": total, **parts}
+        return self.extra_losses.add({"total": total, **parts}, raw, batch.y)
 
     @torch.no_grad()
     def fit_codebooks(self, sample: Callable[[int], Iterator[Tensor]], *, final: bool = False) -> None:

@@ -86,6 +86,8 @@ class MethodEntry:
             if error.name != name:
                 raise
             raise UsageError(f"this installation has no module {name}") from None
+        if not hasattr(module, self.attribute):
+            raise UsageError(f"{name} has no {self.attribute}, which its method names")
         return getattr(module, self.attribute)
 
 
@@ -336,7 +338,11 @@ def make_method(name: str, bits: int, seed: int = 0) -> Coder:
         )
     if seed < 0:
         raise UsageError(f"{name}: seed {seed}: it must not be negative")
-    made: Coder = entry.load()(bits)
+    from .base import Coder
+
+    made = entry.load()(bits)
+    if not isinstance(made, Coder):
+        raise UsageError(f"{name}: {type(made).__name__} is no Coder of gpq_faiss.methods.base")
     made.seed = seed
     return made
 

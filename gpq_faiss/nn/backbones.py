@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import DataError, UsageError
+from ..plugins import Plugin, find_plugin, plugin_names
 from .inputs import IMAGENET_MEAN, IMAGENET_STD, FeatureInput, ImageInput, Mode
 from .joint import RowDropout
 from .weights import first_line, imagenet_state, load_into, read_weights
@@ -284,70 +285,97 @@ class MLP(Backbone):
         return cast(Tensor, self.layers(x))
 
 
-class Timm(Backbone):
+class Trunk(Backbone):
+    """Any module from normalised inputs to one vector each: float [B, 3, S, S] or [B, W] to [B, width]."""
+
+    def __init__(self, spec: BackboneSpec, trunk: nn.Module) -> None:
+        super().__init__(spec)
+        self.trunk = trunk
+        self.head = _make_head(self._measure_width(), spec.out_width)
+
+    @torch.no_grad()
+    def _measure_width(self) -> int:
+        # What a module says of its output is not its width in every family, so ask the network itself.
+        spec = self.spec
+        images = spec.kind == "images"
+        shape = (3, spec.image_size, spec.image_size) if images else (spec.in_width,)
+        what = (
+            f"{spec.image_size}x{spec.image_size} pixels" if images else f"vectors of {spec.in_width} numbers"
+        )
+        self.trunk.eval()
+        try:
+            out = self.trunk(torch.zeros(1, *shape, device="cpu"))
+        except Exception as error:
+            raise UsageError(f"backbone {spec.name} does not take {what}: {first_line(error)}") from error
+        self.trunk.train()
+        if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != 1:
+            found = f"a tensor of shape {list(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+            raise UsageError(f"backbone {spec.name} gives {found}, not one vector per item")
+        return int(out.shape[1])
+
+    def trunk_features(self, x: Tensor) -> Tensor:
+        """Normalised inputs to [B, width of the trunk]."""
+        return cast(Tensor, self.trunk(x))
+
+
+def _timm(spec: BackboneSpec, pretrained: bool) -> Trunk:
     """Any model of the package timm, without its classifier: ``timm/NAME``, with timm's normalisation for it.
 
     Raises:
         UsageError: timm is not installed, or has no model of that name.
         DataError: its ImageNet weights cannot be had.
     """
-
-    def __init__(self, spec: BackboneSpec, pretrained: bool) -> None:
-        super().__init__(spec)
-        try:
-            import timm
-        except ImportError:
+    try:
+        import timm
+    except ImportError:
+        raise UsageError(
+            f"backbone {spec.name} needs the package timm: pip install 'gpq-faiss[timm]'"
+        ) from None
+    name = spec.name.removeprefix("timm/")
+    if not timm.is_model(name):
+        raise UsageError(f"timm has no model '{name}': see timm.list_models()")
+    options: dict[str, Any] = {"pretrained": pretrained, "num_classes": 0}
+    try:
+        # On the CPU even in an outline without values: timm draws numbers while it builds.
+        with torch.device("cpu"):
+            try:
+                trunk = timm.create_model(name, img_size=spec.image_size, **options)
+            except TypeError:  # convolutional models know no img_size, and need none
+                trunk = timm.create_model(name, **options)
+    except Exception as error:  # hub, http and timm errors have no common base
+        if not pretrained:
             raise UsageError(
-                f"backbone {spec.name} needs the package timm: pip install 'gpq-faiss[timm]'"
-            ) from None
-        name = spec.name.removeprefix("timm/")
-        if not timm.is_model(name):
-            raise UsageError(f"timm has no model '{name}': see timm.list_models()")
-        options: dict[str, Any] = {"pretrained": pretrained, "num_classes": 0}
-        try:
-            # On the CPU even in an outline without values: timm draws numbers while it builds.
-            with torch.device("cpu"):
-                try:
-                    trunk = timm.create_model(name, img_size=spec.image_size, **options)
-                except TypeError:  # convolutional models know no img_size, and need none
-                    trunk = timm.create_model(name, **options)
-        except Exception as error:  # hub, http and timm errors have no common base
-            if not pretrained:
-                raise UsageError(
-                    f"timm cannot build '{name}' for {spec.image_size} pixels: {first_line(error)}"
-                ) from error
-            raise DataError(
-                f"cannot get timm's weights of '{name}' ({first_line(error)}): "
-                "pass the file with --weights PATH, or train with --weights none"
+                f"timm cannot build '{name}' for {spec.image_size} pixels: {first_line(error)}"
             ) from error
-        self.trunk = trunk
-        config = getattr(trunk, "pretrained_cfg", {})
-        self.input = ImageInput(
-            1, tuple(config.get("mean", IMAGENET_MEAN)), tuple(config.get("std", IMAGENET_STD))
-        )
-        self.head = _make_head(self._measure_width(), spec.out_width)
+        raise DataError(
+            f"cannot get timm's weights of '{name}' ({first_line(error)}): "
+            "pass the file with --weights PATH, or train with --weights none"
+        ) from error
+    config = getattr(trunk, "pretrained_cfg", {})
+    made = Trunk(spec, trunk)
+    made.input = ImageInput(
+        1, tuple(config.get("mean", IMAGENET_MEAN)), tuple(config.get("std", IMAGENET_STD))
+    )
+    return made
 
-    @torch.no_grad()
-    def _measure_width(self) -> int:
-        # timm's num_features is not the output's width in every family, so ask the network itself.
-        size, name = self.spec.image_size, self.spec.name
-        self.trunk.eval()
-        try:
-            out = self.trunk(torch.zeros(1, 3, size, size, device="cpu"))
-        except Exception as error:
-            raise UsageError(
-                f"backbone {name} does not take {size}x{size} pixels: {first_line(error)}"
-            ) from error
-        self.trunk.train()
-        if out.ndim != 2:
-            raise UsageError(
-                f"backbone {name} gives a tensor of shape {list(out.shape)}, not one vector per image"
-            )
-        return int(out.shape[1])
 
-    def trunk_features(self, x: Tensor) -> Tensor:
-        """Normalised images to [B, width of the timm model]."""
-        return cast(Tensor, self.trunk(x))
+def _of_plugin(spec: BackboneSpec, plugin: Plugin) -> Trunk:
+    """The module that a package makes for ``spec``. Raises UsageError: it cannot, or the module does not take such inputs."""
+    make = plugin.load()
+    try:
+        # As with timm's: in an outline without values too.
+        with torch.device("cpu"):
+            trunk = make(spec)
+    except Exception as error:
+        raise plugin.error(f"cannot be built ({type(error).__name__}: {first_line(error)})") from error
+    if not isinstance(trunk, nn.Module):
+        raise plugin.error(f"gives a {type(trunk).__name__}: a torch.nn.Module is needed")
+    return Trunk(spec, trunk)
+
+
+def backbone_plugin(name: str) -> Plugin | None:
+    """The package's entry of a backbone; None where it is built in, or not known. Raises UsageError: as :func:`.find_plugin`."""
+    return find_plugin("backbones", name, (*BACKBONES, "auto"))
 
 
 _ImageNet = {"vgg": "vgg16_bn", "alexnet": "alexnet"}
@@ -356,11 +384,13 @@ _ImageNet = {"vgg": "vgg16_bn", "alexnet": "alexnet"}
 def build_from_spec(spec: BackboneSpec, *, weights: str = "none", seed: int = 0) -> Backbone:
     """Build the backbone that ``spec`` describes; see :func:`build_backbone` for the arguments and errors."""
     name, is_timm = spec.name, spec.name.startswith("timm/")
-    if name not in BACKBONES and not is_timm:
-        raise UsageError(f"no backbone '{name}': choose one of {', '.join(BACKBONES)}, timm/NAME")
+    plugin = backbone_plugin(name)
+    if plugin is None and name not in BACKBONES and not is_timm:
+        known = ", ".join([*BACKBONES, "timm/NAME", *plugin_names("backbones", BACKBONES)])
+        raise UsageError(f"no backbone '{name}': choose one of {known}")
     if spec.kind not in get_args(Kind):
         raise UsageError(f"no input kind {spec.kind!r}: choose one of {', '.join(get_args(Kind))}")
-    if spec.kind == "features" and name not in ("mlp", "linear"):
+    if spec.kind == "features" and plugin is None and name not in ("mlp", "linear"):
         raise UsageError(f"backbone {name} takes images, but the data are features: choose mlp or linear")
     size = spec.in_width if spec.kind == "features" else spec.image_size
     if size < 1 or spec.out_width < 1:
@@ -378,7 +408,9 @@ def build_from_spec(spec: BackboneSpec, *, weights: str = "none", seed: int = 0)
         torch.default_generator.manual_seed(seed)
         backbone: Backbone
         if is_timm:
-            backbone = Timm(spec, pretrained=weights == "imagenet")
+            backbone = _timm(spec, pretrained=weights == "imagenet")
+        elif plugin is not None:
+            backbone = _of_plugin(spec, plugin)
         else:
             classes: dict[str, type[VGG | AlexNet | CNNF | MLP]]
             classes = {"vgg": VGG, "alexnet": AlexNet, "cnnf": CNNF, "mlp": MLP, "linear": MLP}
@@ -407,8 +439,8 @@ def build_backbone(  # noqa: PLR0913
     """Build a feature extractor, on the CPU and in training mode.
 
     Args:
-        name: ``vgg``, ``alexnet``, ``cnnf``, ``mlp``, ``linear`` or ``timm/NAME``.
-        kind: ``"images"`` or ``"features"``; features need ``mlp`` or ``linear``, which take either.
+        name: ``vgg``, ``alexnet``, ``cnnf``, ``mlp``, ``linear``, ``timm/NAME``, or one that a package adds.
+        kind: ``"images"`` or ``"features"``; features need ``mlp`` or ``linear``, which take either, or one of a package.
         out_width: D = M * d, the width of the output.
         in_width: width of the features (``None`` or 0 for images).
         image_size: side of the square images in pixels (``None`` or 0 for features).

@@ -26,7 +26,7 @@ from ..faissio.model import FORMAT_VERSION, read_description
 from ..files import atomic_folder, fingerprint, write_json
 from ..inputs import check_file
 from ..store import codebooks_fingerprint
-from .backbones import DEFAULT_HIDDEN, MLP, VGG, Backbone, build_backbone
+from .backbones import DEFAULT_HIDDEN, MLP, VGG, Backbone, backbone_plugin, build_backbone
 from .gpq import GPQNetwork
 from .gpq_soft import SoftGPQNetwork
 from .heads import SubspaceHeads
@@ -287,6 +287,21 @@ def _read_state(path: Path) -> dict[str, Tensor]:
         raise DataError(f"{path} is damaged ({error}): copy or train the model again") from None
 
 
+def _check_backbone(folder: Path, description: Mapping[str, Any]) -> None:
+    """Raises UsageError: the package that the backbone is of cannot be loaded; DataError: it is not installed."""
+    origin = description.get("backbone_of")
+    if origin is None:
+        return
+    try:
+        name = str(description["config"]["network"]["backbone"])
+    except (KeyError, TypeError):
+        return  # what is damaged is told by whoever reads the settings
+    plugin = backbone_plugin(name)
+    if plugin is None:
+        raise DataError(f"{folder} has the backbone '{name}' of {origin}, which is not installed: install it")
+    plugin.load()
+
+
 def _checked_input(input_: Any) -> dict[str, Any]:
     """The entry ``input`` of ``config.json``. Raises ValueError: it names no size that can be."""
     key, most = {"features": ("width", 2**31), "images": ("image_size", MOST_SIDE)}[input_["kind"]]
@@ -305,6 +320,7 @@ def load_model(folder: str | Path, device: torch.device | None = None) -> Model:
     """
     folder = Path(folder)
     description = read_description(folder)
+    _check_backbone(folder, description)
     path = folder / "model.safetensors"
     state = _read_state(path)
     if state_fingerprint(state) != description["model_fingerprint"]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..cluster.connect import connected
+from ..cluster.tasks import has_gpus, run_all
 from ..codes.encode import check_items, items_are_codewords
 from ..codes.encode import encode as encode_vectors
 from ..data.base import Dataset, ImageDataset
@@ -242,8 +244,8 @@ def encode_shards(
     model: str | Path,
     data: str,
     out: str | Path,
-    ray: str,
     *,
+    ray: str | None = None,
     data_args: Mapping[str, Any] | None = None,
     shard_items: int = SHARD_ITEMS,
     device: str = "cpu",
@@ -253,7 +255,7 @@ def encode_shards(
     resume: bool = True,
     overwrite: bool = False,
 ) -> list[Path]:
-    """Encode ``data`` on a Ray cluster, in shards: files of codes that together hold the rows that :func:`encode` writes, in order.
+    """Encode ``data`` in shards, on a Ray cluster where one is given: files that together hold the rows that :func:`encode` writes.
 
     The name of a shard follows from what goes into it. One that is there is not made again, so an interrupted run is resumed, and
     a task that is run twice writes once. All nodes must see the model, the data and ``out`` under the same paths.
@@ -262,7 +264,7 @@ def encode_shards(
         model, device, batch_size, amp: as for :func:`encode`.
         data: the name of a data set, which each node opens by itself.
         out: the folder of the shards.
-        ray: address of the cluster (:func:`..cluster.connect.connected`).
+        ray: address of the cluster (:func:`..cluster.connect.connected`); default: one after another, here.
         data_args: further arguments of :func:`..data.open.open_data`.
         shard_items: items a shard, rounded up to whole batches.
         workers: tasks at a time, at most (default: one a core; with a GPU one a GPU).
@@ -278,67 +280,45 @@ def encode_shards(
         OutputExistsError: ``out`` has shards of another run.
         UsageError: options out of range; Ray is not installed.
     """
-    from ..cluster.connect import connected
-    from ..cluster.tasks import has_gpus, run_all
-
     if batch_size < 0 or shard_items < 1:
         raise UsageError(
             f"--batch-size {batch_size}, --shard-items {shard_items}: they must not be negative, or 0"
         )
-    arguments = json.dumps(dict(data_args or {}), sort_keys=True)
-    # On the CPU: the driver looks at the data alone, and may have no GPU.
-    encoder, dataset = Encoder.load(model, "cpu", amp=amp), open_data(data, **dict(data_args or {}))
+    data_args = dict(data_args or {})
+    # On the CPU: this process looks at the data alone, and may have no GPU.
+    encoder, dataset = Encoder.load(model, "cpu", amp=amp), open_data(data, **data_args)
     encoder.check(dataset)
+    size = batch_size or encoder.batch_size(dataset)
+    step = -(-shard_items // size) * size
+    folder = check_output(Path(out) / "codes.h5", overwrite=True).parent
     with connected(ray):
-        gpu = device.startswith("cuda") or (device == "auto" and has_gpus(ray))
-        size = batch_size or encoder.batch_size(dataset)
-        step = -(-shard_items // size) * size
-        known = fingerprint(
-            "codes",
-            encoder.model.fingerprint,
-            dataset.fingerprint,
-            str(amp),
-            str(size),
-            "gpu" if gpu else "cpu",
+        place = (
+            device if ray is None else "cuda" if device.startswith("cuda") or has_gpus(ray, device) else "cpu"
         )
-        folder = check_output(Path(out) / "codes.h5", overwrite=True).parent
-        calls = []
-        for start in range(0, len(dataset), step):
-            stop = min(start + step, len(dataset))
-            calls.append(
-                (
-                    str(folder / f"codes-{start:012}-{fingerprint(known, str(start), str(stop))}.h5"),
-                    start,
-                    stop,
-                )
-            )
-        paths = [Path(path) for path, _, _ in calls]
-        foreign = sorted(set(folder.glob("codes-*.h5")) - set(paths if resume else ()))
-        if foreign and not overwrite and not set(foreign) <= set(paths):
-            raise OutputExistsError(
-                f"{folder} has shards of another run ({foreign[0].name}): pass --overwrite, or another --out"
-            )
-        for path in foreign:
-            path.unlink()
-        shared = (
+        common = (
             str(model),
-            "cuda" if gpu else "cpu",
+            place,
             amp,
             data,
-            arguments,
+            json.dumps(data_args, sort_keys=True),
             dataset.fingerprint,
             size,
             resume,
         )
+        known = encoder.model.fingerprint, dataset.fingerprint, str(amp), str(size), place
+        calls = []
+        for start in range(0, len(dataset), step):
+            stop = min(start + step, len(dataset))
+            key = fingerprint("codes", *known, str(start), str(stop))
+            calls.append((common, folder / f"codes-{start:012}-{key}.h5", start, stop))
+        paths = [call[1] for call in calls]
+        _clear(folder, paths, resume=resume, overwrite=overwrite)
         with stage("encoding", len(dataset)) as encoding:
-            rows = run_all(
-                _encode_shard,
-                [(shared, *call) for call in calls],
-                ray,
-                gpus=int(gpu),
-                workers=workers,
-                done=lambda place: encoding.advance(calls[place][2] - calls[place][1]),
-            )
+
+            def done(at: int) -> None:
+                encoding.advance(calls[at][3] - calls[at][2])
+
+            rows = run_all(_encode_shard, calls, ray, gpus=int(place != "cpu"), workers=workers, done=done)
     bad = len(dataset) - sum(rows)
     if isinstance(dataset, ImageDataset) and bad > dataset.bad.limit * len(dataset):
         raise DataError(
@@ -350,17 +330,29 @@ def encode_shards(
     return paths
 
 
+def _clear(folder: Path, wanted: Sequence[Path], *, resume: bool, overwrite: bool) -> None:
+    """Remove shards that are in the way. Raises OutputExistsError: there are some of another run, and ``overwrite`` is false."""
+    there = set(folder.glob("codes-*.h5"))
+    foreign = sorted(there - set(wanted))
+    if foreign and not overwrite:
+        raise OutputExistsError(
+            f"{folder} has shards of another run ({foreign[0].name}): pass --overwrite, or another --out"
+        )
+    for path in there if not resume else foreign:
+        path.unlink()
+
+
 @lru_cache(maxsize=1)
 def _opened(model: str, device: str, amp: bool, data: str, arguments: str) -> tuple[Encoder, Dataset]:
     """A model and data, kept by a worker for its next shard."""
     return Encoder.load(model, device, amp=amp), open_data(data, **json.loads(arguments))
 
 
-def _encode_shard(shared: tuple[Any, ...], path: str, start: int, stop: int) -> int:
+def _encode_shard(common: tuple[Any, ...], path: Path, start: int, stop: int) -> int:
     """Write a shard unless it is there; returns its rows."""
-    model, device, amp, data, arguments, data_fingerprint, size, resume = shared
+    model, device, amp, data, arguments, data_fingerprint, size, resume = common
     recover(path)
-    if not Path(path).exists():
+    if not path.exists():
         encoder, dataset = _opened(model, device, amp, data, arguments)
         if dataset.fingerprint != data_fingerprint:
             raise MismatchError(f"{data} is not the same on all nodes: every node must see the same files")

@@ -10,7 +10,6 @@ import logging
 import platform
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import __version__
+from ..cluster.connect import connected
 from ..codes.bits import unpack_codes
 from ..codes.scores import score_tables
 from ..data.base import Dataset, ImageDataset
@@ -489,15 +489,6 @@ def _evaluate_codes(
     )
 
 
-def _joined(ray: str | None) -> AbstractContextManager[Any]:
-    """Connected to the cluster, where there is to be one, for all rankings together."""
-    if ray is None:
-        return nullcontext()
-    from ..cluster.connect import connected
-
-    return connected(ray)
-
-
 def evaluate(
     model: str | Path,
     data: object,
@@ -580,7 +571,7 @@ def evaluate(
         notes.append("the classes are not those of the training")
     if (on_device or encoder.device.type != "cpu") and None in entries.values():
         notes.append("methods compared with were ranked on the CPU")
-    with _joined(ray):
+    with connected(ray):  # once for all rankings
         rankings, found = _rank_all(
             entries,
             dataset,

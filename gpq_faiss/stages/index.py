@@ -16,6 +16,7 @@ from ..build.shards import Hdf5Shard, Shard, is_index, is_parquet, open_shard
 from ..build.sort import shared_lists, store_nprobe
 from ..build.stream import MEMORY as STREAM_MEMORY
 from ..build.stream import build_index
+from ..cluster.tasks import run_all
 from ..codes.bits import code_size
 from ..codes.checks import check_recall, repeated_id
 from ..codes.codebooks import inject
@@ -265,15 +266,7 @@ def index_shards(
     settings = kind, budget, ivf, packing, names
     calls = [(str(path), str(model_dir), str(folder), settings) for path in sources]
     with stage("building shards", len(calls), "shard") as building:
-        if ray is None:
-            built = []
-            for call in calls:
-                built.append(_build_shard(*call))
-                building.advance()
-        else:
-            from ..cluster.tasks import run_all
-
-            built = run_all(_build_shard, calls, ray, workers=workers, done=lambda _: building.advance())
+        built = run_all(_build_shard, calls, ray, workers=workers, done=lambda _: building.advance())
     update_manifest(out, built, remove, new=not change)
     return out
 

@@ -6,6 +6,7 @@ program that has vectors already needs only :mod:`gpq_faiss.indexes`.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,11 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..build.item_files import open_items
+from ..build.item_files import known_items
+from ..cluster.search import ClusterIndex, Holders
 from ..data.base import BadItems, Dataset, ImageDataset
 from ..data.images import FileImages, is_image_name
 from ..data.labels import Labels
-from ..data.open import SCHEMES, open_data
+from ..data.open import is_form, open_data
 from ..data.paths import local_path, without_secrets
 from ..encoder import is_onnx, open_encoder
 from ..errors import DataError, MismatchError, UsageError
@@ -28,11 +30,11 @@ from ..faissio.model import read_description
 from ..files import fingerprint
 from ..indexes.file import FileIndex
 from ..indexes.filters import Filter
+from ..indexes.manifest import is_manifest
 from ..indexes.memory import MemoryIndex
 from ..indexes.opening import open_index
 from ..indexes.plan import Plan
 from ..indexes.protocol import Index
-from ..indexes.sharded import ShardedIndex
 from ..inputs import check_memory, parse_bytes
 from ..nn.device import gpu_memory, on_cpu, resolve_device
 from ..progress import Progress, stage
@@ -58,6 +60,7 @@ class SearchResult:
         points: what each number of lists that was tried gave, where nprobe was chosen by recall.
         description: how it was searched, for example what ``auto`` chose.
         min_score: the requested score, where it was not ``k`` items.
+        missing_shards: files of shards that could not be searched, where partial answers were requested.
         items: by id, names, labels and kept columns of the items found; None where nothing is known beside the index.
     """
 
@@ -70,6 +73,7 @@ class SearchResult:
     description: str = ""
     min_score: float | None = None
     items: Mapping[int, Item] | None = None
+    missing_shards: tuple[str, ...] = ()
 
     @property
     def short(self) -> int:
@@ -84,6 +88,7 @@ class SearchResult:
             "codebooks_fingerprint": self.codebooks_fingerprint,
             "way": self.description,
             **tuned,
+            **({"missing_shards": list(self.missing_shards)} if self.missing_shards else {}),
             "queries": [
                 {
                     "id": int(query),
@@ -279,7 +284,7 @@ def open_queries(queries: str, **data_args: Any) -> Dataset:
     Raises:
         UsageError, DataError: as :func:`gpq_faiss.data.open.open_data`.
     """
-    if queries.partition(":")[0] in SCHEMES:  # "features:x.npy" ends like a bare file
+    if is_form(queries):  # "features:x.npy" ends like a bare file
         return open_data(queries, **data_args)
     path = Path(queries)
     if path.suffix.lower() in _FEATURE_SUFFIXES:
@@ -425,12 +430,16 @@ def search(
     on_device: bool = False,
     threads: int | None = None,
     progress: Progress | None = None,
+    ray: str | None = None,
+    workers: int | None = None,
+    replicas: int = 1,
+    allow_partial: bool = False,
 ) -> SearchResult:
     """Search an index with queries of any form that the model takes.
 
     Args:
         model: model folder, or an ONNX file of ``gpq export-encoder``, which needs no torch.
-        index: file that :func:`gpq_faiss.stages.index.index` wrote, or any Faiss index with these codebooks.
+        index: file that :func:`gpq_faiss.stages.index.index` wrote, or any Faiss index with these codebooks; or the manifest of shards.
         queries: a DATA form, a features file, an image, a folder of images, or whatever :func:`gpq_faiss.open_data` takes.
         k: results per query, 1 to the number of items.
         rows: only these queries (``"0:8"``).
@@ -443,6 +452,9 @@ def search(
             code, by torch on the CPU: the same answers, slowly.
         threads: of the search on the CPU (default: all cores).
         progress: called while the queries are encoded.
+        ray: address of a Ray cluster (:func:`..cluster.connect.connected`) whose nodes hold the shards of a manifest; ``memory`` is
+            then that of each worker.
+        workers, replicas, allow_partial: see :class:`..cluster.search.ClusterIndex`.
 
     Returns:
         Ids and scores; equal scores are in the order of their ids. Where some queries have fewer than ``k`` results, a
@@ -456,28 +468,78 @@ def search(
     """
     queries = str(queries) if isinstance(queries, Path) else queries
     place = "cpu" if on_cpu(device) else str(resolve_device(device))
-    if device == "auto" and place != "cpu" and (recall is not None or Plan.of(kind).search == "approximate"):
+    if (
+        device == "auto"
+        and place != "cpu"
+        and (recall is not None or Plan.of(kind).search == "approximate" or is_manifest(index))
+    ):
         log.info("searching on the CPU, which alone can do this; the network runs on %s", place)
         place = "cpu"
     there = on_device or place != "cpu"
     _check_options(k, nprobe, recall, min_score, place if there else None)
     encoder = OnnxEncoder.load(model, device) if is_onnx(model) else None
+    # Before an index is opened.
     z_print = (
         read_description(model)["codebooks_fingerprint"] if encoder is None else encoder.codebooks_fingerprint
     )
     opened: Index
-    tunable: MemoryIndex | FileIndex | None = None
-    with stage("opening the index"):
-        if there:
-            with gpu_memory(_FITS):
-                opened = open_on_device(index, place, kind, memory, nprobe)
-        else:
-            opened = open_index(index, kind, memory, nprobe)
-            tunable = None if isinstance(opened, ShardedIndex) else opened
-    if recall is not None and opened.lists and tunable is None:
-        raise UsageError(
-            f"recall is measured on one index file, not on the shards of {index}: give an nprobe"
+    if is_manifest(index) and recall is not None:
+        raise UsageError(f"recall is measured on an index file, not on the shards of {index}: give an nprobe")
+    if is_manifest(index) and there:
+        raise UsageError(f"the shards of {index} are searched on the CPU: take --device cpu")
+    with contextlib.ExitStack() as stack:
+        with stage("opening the index"):
+            if ray is not None:
+                spread = workers, replicas, allow_partial
+                opened = _on_cluster(stack, index, ray, kind, memory, nprobe, spread)
+            elif there:
+                with gpu_memory(_FITS):
+                    opened = open_on_device(index, place, kind, memory, nprobe)
+            else:
+                opened = open_index(index, kind, memory, nprobe)
+        stack.callback(opened.close)
+        # Half of the budget is for the search itself.
+        half = None if memory is None or there else parse_bytes(memory) // 2
+        _check_opened(opened, index, model, z_print, recall)
+        asked = query_vectors(
+            model if encoder is None else encoder,
+            queries,
+            rows=rows,
+            device=device,
+            memory=half,
+            progress=progress,
         )
+        log.info("%s: %s", index, opened.describe())
+        return _search(
+            opened, index, asked, k=k, recall=recall, where=where, min_score=min_score, threads=threads
+        )
+
+
+def _on_cluster(
+    stack: contextlib.ExitStack,
+    index: str | Path,
+    address: str,
+    kind: str,
+    memory: str | int | None,
+    nprobe: int | None,
+    spread: tuple[int | None, int, bool],
+) -> Index:
+    """The shards of a manifest, held by a cluster until the stack is left. Raises UsageError: ``index`` is no manifest."""
+    if not is_manifest(index):
+        raise UsageError(
+            f"{index} is no manifest of shards, which a cluster searches: gpq index --out NAME.json writes one"
+        )
+    workers, replicas, allow_partial = spread
+    holders = Holders(address, workers)
+    stack.callback(holders.close)
+    budget = None if memory is None else parse_bytes(memory)
+    return ClusterIndex(index, holders, kind, budget, nprobe, replicas=replicas, allow_partial=allow_partial)
+
+
+def _check_opened(
+    opened: Index, index: str | Path, model: str | Path, z_print: str, recall: float | None
+) -> None:
+    """Raises UsageError: recall without lists. MismatchError: index and model have different codebooks."""
     if recall is not None and not opened.lists:
         raise UsageError(
             f"recall belongs to lists, which this search of {index} does not use: take kind 'ivf'"
@@ -487,21 +549,26 @@ def search(
             f"{index} has other codebooks ({opened.fingerprint}) than {model} ({z_print}): "
             "build the index with this model"
         )
-    # Half of the budget is for the search itself.
-    half = None if memory is None or there else parse_bytes(memory) // 2
-    vectors, ids, names = query_vectors(
-        model if encoder is None else encoder,
-        queries,
-        rows=rows,
-        device=device,
-        memory=half,
-        progress=progress,
-    )
-    log.info("%s: %s", index, opened.describe())
+
+
+def _search(
+    opened: Index,
+    index: str | Path,
+    asked: tuple[NDArray[np.float32], NDArray[np.int64], tuple[str, ...]],
+    *,
+    k: int,
+    recall: float | None,
+    where: Filter | None,
+    min_score: float | None,
+    threads: int | None,
+) -> SearchResult:
+    """Search for queries of :func:`query_vectors`. Raises as :func:`search`."""
+    vectors, ids, names = asked
     points: list[dict[str, float]] = []
-    if recall is not None and tunable is not None:
+    if recall is not None:
+        assert isinstance(opened, MemoryIndex | FileIndex)
         with stage("tuning nprobe"):
-            points = tunable.tune(recall, k=k, queries=vectors, threads=threads)
+            points = opened.tune(recall, k=k, queries=vectors, threads=threads)
     with gpu_memory(_FITS):
         if min_score is not None:
             with stage("searching"):
@@ -512,10 +579,21 @@ def search(
             scores, found = _search_all(opened, vectors, k, where, threads)
     # in the end, for it may have switched to distinct codes
     result = SearchResult(
-        found, scores, ids, names, z_print, tuple(points), opened.describe(), min_score, _items(index, found)
+        found,
+        scores,
+        ids,
+        names,
+        opened.fingerprint,
+        tuple(points),
+        opened.describe(),
+        min_score,
+        _items(index, found),
+        tuple(sorted(getattr(opened, "missing", ()))),
     )
     if result.short:
         why = ["too few items pass the filter"] if where is not None else []
+        if result.missing_shards:
+            why.append(f"shards {', '.join(result.missing_shards)} are missing")
         if opened.plan.search == "approximate":
             why.append("kind fastscan gives no item of the least score (take exact)")
         log.warning(
@@ -526,7 +604,7 @@ def search(
 
 def _items(index: str | Path, found: NDArray[np.int64]) -> dict[int, Item] | None:
     """Names and labels of the items found, from the file beside the index; None where there is none."""
-    items = open_items(index)
+    items = known_items(index)
     if items is None:
         return None
     with items:

@@ -26,6 +26,7 @@ from ..files import fingerprint
 from ..methods.averaged import AveragedMethod
 from ..methods.gpq import build_gpq
 from ..methods.registry import METHODS
+from ..nn.backbones import backbone_plugin
 from ..nn.model import input_description, save_model
 from ..training.loop import Fitted, Progress, RunOptions, fit
 from ..training.output import Output
@@ -160,7 +161,9 @@ def _describe(
 ) -> dict[str, Any]:
     """What ``config.json`` holds beside the network's own description."""
     run, labels = fitted.run, fitted.labels
-    return {
+    backbone = backbone_plugin(config.network.backbone)
+    own = {} if backbone is None else {"backbone_of": backbone.origin}
+    return own | {
         "method": fitted.method.name,
         "config": to_dict(config),
         "data": {"name": dataset.name, "fingerprint": dataset.fingerprint, "notes": dataset.notes},

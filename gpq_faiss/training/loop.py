@@ -26,8 +26,10 @@ from ..data.labels import Labels
 from ..data.protocols import Split
 from ..data.reader import Reader
 from ..errors import DataError
+from ..inputs import check_memory
 from ..methods.trainable import TrainableMethod, TrainingBatch
 from ..nn.augment import random_flip_crop
+from ..nn.backbones import Backbone
 from ..nn.joint import DrawsByRow, join_batch_norm
 from ..progress import stage
 from ..signals import held_signals
@@ -182,13 +184,14 @@ def fit(
     seen = np.setdiff1d(split.labelled, held)
     pool = split.unlabelled if len(split.unlabelled) else seen
     image_size = resolve_image_size(config, dataset)
-    with Reader(dataset, image_size) as reader:
-        if reader.preload(group):
+    with Reader(dataset, image_size, readers=group) as reader:
+        if reader.preload():
             log.info("%s: %d items in memory", dataset.name, len(dataset))
         task = _Task(config, options, reader, labels, seen, held, pool)
         # The other processes take their weights from the first.
         blank = replace(config, network=replace(config.network, weights="none"))
         method = build(config if group.main else blank, dataset, image_size, labels.n_classes)
+        _check_step_memory(method, task)
         if earlier is not None:
             method.adopt(earlier.method)
             method.to(options.device)
@@ -315,6 +318,49 @@ def count_steps(config: TrainingConfig, labelled: int, unlabelled: int) -> int:
     if unlabelled and config.batch_unlabelled:
         per_epoch = max(per_epoch, math.ceil(unlabelled / min(config.batch_unlabelled, unlabelled)))
     return max(1, math.ceil(config.epochs * per_epoch))
+
+
+def _check_step_memory(method: TrainableMethod, task: _Task) -> None:
+    """Refuse batches of images whose activations the machine cannot hold: on the CPU the system would kill the process.
+
+    Raises:
+        DataError: naming what is needed and what is free.
+    """
+    size, training = task.reader.image_size, task.config.training
+    if not size or task.options.device.type != "cpu":
+        return
+    batch = min(training.batch_labelled, len(task.seen))
+    if method.uses_unlabelled:
+        batch += min(training.batch_unlabelled, len(task.pool))
+    # The first: others are averages of its weights, which keep nothing.
+    each = _kept_bytes(method.extractors()[0], size)
+    check_memory(
+        batch * each,
+        f"a step of the training on {batch:,} images of {size} pixels a side",
+        remedy="lower network.image_size, or training.batch_labelled and training.batch_unlabelled (--set)",
+    )
+
+
+def _kept_bytes(backbone: Backbone, size: int) -> int:
+    """Bytes that a forward pass keeps of one image for the gradients."""
+    weights = {
+        tensor.untyped_storage().data_ptr() for tensor in (*backbone.parameters(), *backbone.buffers())
+    }
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    training = backbone.training
+    backbone.eval()  # no statistics change, and nothing is drawn
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        held = backbone(torch.zeros(1, 3, size, size))
+    del held
+    backbone.train(training)
+    return sum(kept.values())
 
 
 def resolve_image_size(config: Config, dataset: Dataset) -> int:

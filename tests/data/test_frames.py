@@ -79,13 +79,23 @@ def test_columns_that_are_named() -> None:
     np.testing.assert_array_equal(reversed_.read(slice(None)), X[:, [2, 0]])
 
 
-def test_labels_beside_a_table_or_an_array() -> None:
+def test_labels_beside_a_table_or_an_array(tmp_path: Path) -> None:
     bare = frame(v=list(X)).drop(columns="label")
     numbers = tuple(str(c) for c in range(4))
     check(gpq.open_data(bare, labels=Y), names=numbers)
+    named = gpq.open_data(X, labels=Y, names=[f"n{i}" for i in range(N)])
+    assert named.texts["name"][3] == "n3"
+    with pytest.raises(DataError, match="names: 1 names, array has 40 items"):
+        gpq.open_data(X, names=["a"])
     check(gpq.open_data(X, labels=Y.tolist()), names=numbers)
     check(gpq.open_data(torch.from_numpy(X), labels=torch.from_numpy(Y)), names=numbers)
     check(gpq.open_data(X, labels=[None if y < 0 else KINDS[y] for y in Y]))
+    np.save(tmp_path / "x.npy", X)
+    from_file = gpq.open_data(f"features:{tmp_path}/x.npy", labels=Y, ids=IDS)
+    check(from_file, names=numbers)
+    assert from_file.ids.tolist() == IDS.tolist()
+    np.save(tmp_path / "y.npy", Y)
+    check(gpq.open_data(f"features:{tmp_path}/x.npy", labels=tmp_path / "y.npy"), names=numbers)
     several = gpq.open_data(X, labels=np.eye(N, 3, dtype=bool)).labels
     assert several is not None
     assert several.counts().tolist() == [1, 1, 1]

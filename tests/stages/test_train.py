@@ -90,7 +90,8 @@ def test_a_batch_knows_the_rows_of_what_could_be_read(seed: int, bad: float, unl
 
     own = EpochSampler(np.arange(0, 24, 8), 3, seed, 0)
     others = EpochSampler(np.arange(30, 80), 20, seed, 1) if unlabelled else None
-    for values, rows, more in training_batches(cast(Reader, HalfReadable()), own, others, range(5)):
+    for values, rows, more, share in training_batches(cast(Reader, HalfReadable()), own, others, range(5)):
+        assert share is None
         np.testing.assert_array_equal(values, np.concatenate([rows, more]))
         assert (rows < 30).all()
         assert (more >= 30).all()

@@ -226,8 +226,9 @@ def test_broken_images_of_all_processes_are_counted(tmp_path: Path) -> None:
         memory.clear()
         readers = []
         for rank in (1, 0):
-            reader = Reader(open_folder(tmp_path / "images", max_bad=max_bad), 16)
-            assert reader.preload(Two(rank, 2))
+            dataset = open_folder(tmp_path / "images", max_bad=max_bad)
+            reader = Reader(dataset, 16, readers=Two(rank, 2))
+            assert reader.preload()
             readers.append(reader)
         return readers[1], readers[0]
 

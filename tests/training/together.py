@@ -233,8 +233,8 @@ def reading(group: Group, device: torch.device) -> dict[str, Any]:
         return before(self, rows)
 
     type(dataset).read = counted  # type: ignore[method-assign]
-    with Reader(dataset, 16) as reader:
-        assert reader.preload(group)
+    with Reader(dataset, 16, readers=group) as reader:
+        assert reader.preload()
         values, ok = reader.fetch(np.arange(len(dataset)))
     type(dataset).read = before  # type: ignore[method-assign]
     with Reader(dataset, 16) as alone:

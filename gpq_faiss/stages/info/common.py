@@ -8,7 +8,10 @@ from typing import Any
 
 from ...errors import DataError
 
-KNOWN = "a model folder, features.h5, codes.h5, a split, a Faiss index, an exported encoder (.onnx, .pt2), .npy or .npz"
+KNOWN = (
+    "a model folder, features.h5, codes.h5, a split, a Faiss index, a manifest of shards, an exported encoder (.onnx, .pt2), .npy or "
+    ".npz"
+)
 """What can be described, for messages."""
 SMALL_JSON = 64 << 20
 """Bytes up to which a JSON text is read to see what it is."""

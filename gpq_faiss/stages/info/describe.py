@@ -33,6 +33,7 @@ def info(path: str | Path) -> dict[str, Any]:
         ``features``, ``codes``: as :func:`gpq_faiss.store.describe`, with ``shape`` and ``dtype``.
         ``index``: ``layout``, ``faiss_class``, ``ntotal``, ``bits``, ``code_size``, fingerprints, ``sidecar``, ``verified``
         (whether there was a SHA-256 in a sidecar to compare with).
+        ``shards`` (a manifest): ``ntotal``, fingerprints, ``shards``, ``verified``: each is compared with its SHA-256.
         ``split``: ``protocol``, ``seed``, ``hash``, ``items``, and how many of them are in each of its four roles.
         ``encoder``: ``format``, its metadata (:func:`read_encoder_metadata`).
         ``results`` (HDF5 of ``gpq search``), ``array`` (.npy), ``arrays`` (.npz): ``shape`` and ``dtype`` of each; of .npz also

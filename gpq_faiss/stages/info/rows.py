@@ -70,11 +70,30 @@ def describe_index(path: Path) -> dict[str, Any]:
     )
 
 
+def describe_manifest(path: Path) -> dict[str, Any]:
+    """The shards of an index, each verified."""
+    from ...indexes.manifest import read_manifest, verify_manifest
+
+    manifest = read_manifest(path)
+    verify_manifest(manifest)
+    return head(
+        "shards",
+        path,
+        ntotal=manifest.ntotal,
+        codebooks_fingerprint=manifest.codebooks_fingerprint,
+        model_fingerprint=manifest.model_fingerprint,
+        shards=[f"{shard.file} ({shard.ntotal:,} items)" for shard in manifest.shards],
+        verified=True,
+    )
+
+
 def describe_json(path: Path) -> dict[str, Any]:
     """A split, or the index whose sidecar this is."""
     if path.stat().st_size > SMALL_JSON:
         return _split(path)
     value = read_json(path, "a split or an index's sidecar")
+    if isinstance(value, dict) and value.get("kind") == "shards":
+        return describe_manifest(path)
     if isinstance(value, dict) and {"codebooks_fingerprint", "sha256", "ntotal"} <= set(value):
         index = path.with_name(path.name.removesuffix(".json"))
         if index == path or not index.is_file():

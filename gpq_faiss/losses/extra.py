@@ -1,0 +1,71 @@
+"""Losses of other packages, which a training adds to its own: ``[loss.extra]`` names them and their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UsageError
+from ..plugins import find_plugin, plugin_names
+
+_OWN = ("total", "npair", "triplet", "classification", "propagation", "entropy")
+"""What the losses of the package are called in the log."""
+
+
+class ExtraLosses(nn.Module):
+    """Losses with weights.
+
+    Each is a module from outputs of the network, float [B + U, D], and labels of the first B, multi-hot float [B, C], to a scalar. Its
+    parameters are trained with those of the network.
+
+    Args:
+        weights: by name; those of 0 are left out.
+        seed: of their first parameters.
+
+    Raises:
+        UsageError: no package has a loss of that name, or it cannot be made.
+    """
+
+    def __init__(self, weights: Mapping[str, float], seed: int = 0) -> None:
+        super().__init__()
+        self.weights = {name: weight for name, weight in weights.items() if weight}
+        self.parts = nn.ModuleDict()
+        if not self.weights:
+            return
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            for name in self.weights:
+                self.parts[name] = _make(name)
+
+    def add(self, losses: dict[str, Tensor], x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """``losses`` with each part, and with their weighted sum in ``total``.
+
+        Raises:
+            UsageError: a part gives no scalar.
+        """
+        for name, part in self.parts.items():
+            value = part(x.float(), y)
+            if not isinstance(value, Tensor) or value.numel() != 1:
+                raise UsageError(f"loss '{name}' gives no single number: a scalar tensor is needed")
+            losses[name] = value.reshape(())
+            losses["total"] = losses["total"] + self.weights[name] * losses[name]
+        return losses
+
+
+def _make(name: str) -> nn.Module:
+    plugin = find_plugin("losses", name, _OWN)
+    if plugin is None:
+        known = ", ".join(plugin_names("losses", _OWN)) or "none is installed"
+        raise UsageError(f"loss.extra.{name}: no package has a loss of that name (there are: {known})")
+    make = plugin.load()
+    try:
+        made = make()
+    except Exception as error:  # of the package's own code
+        raise plugin.error(
+            f"cannot be made ({type(error).__name__}: {' '.join(str(error).split())[:160]})"
+        ) from error
+    if not isinstance(made, nn.Module):
+        raise plugin.error(f"is a {type(made).__name__}: a class of torch.nn.Module is needed")
+    return made

@@ -1,0 +1,288 @@
+"""What other packages add: the example package runs from the command line, and one clear line where a package cannot be used."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import done, gpq, refused
+from sklearn.datasets import dump_svmlight_file
+
+import gpq_faiss
+from gpq_faiss import plugins
+from gpq_faiss.config import preset, read_toml, to_dict, to_toml
+from gpq_faiss.errors import DataError, UsageError
+from gpq_faiss.methods.registry import make_method
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "gpq-faiss-example"
+EntryPoints = Mapping[str, Mapping[str, str]]
+Install = Callable[[str, EntryPoints], Path]
+SHORT = ("--preset", "paper", "--bits", "12", "--steps", "4", "--set", "training.batch_labelled=30")
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Makes a package known by its name and entry points, as an installer would; returns what it made."""
+    plugins._installed.cache_clear()
+    monkeypatch.delitem(sys.modules, "broken_module", raising=False)
+
+    def make(name: str, entry_points: EntryPoints) -> Path:
+        about = tmp_path / "site" / f"{name.replace('-', '_')}-1.5.dist-info"
+        about.mkdir(parents=True)
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.5\n")
+        lines = [
+            f"[gpq_faiss.{kind}]\n" + "".join(f"{k} = {v}\n" for k, v in names.items())
+            for kind, names in entry_points.items()
+        ]
+        (about / "entry_points.txt").write_text("\n".join(lines))
+        monkeypatch.syspath_prepend(str(tmp_path / "site"))
+        plugins._installed.cache_clear()
+        return about
+
+    yield make
+    plugins._installed.cache_clear()
+
+
+@pytest.fixture
+def example(install: Install, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The example package, by the entry points of its own pyproject.toml."""
+    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
+    given = {kind.removeprefix("gpq_faiss."): names for kind, names in project["entry-points"].items()}
+    assert set(given) == {"methods", "backbones", "losses", "data"}
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    return install(project["name"], given)
+
+
+def test_a_method_runs_in_experiments_and_evaluations(example: Path, tmp_path: Path) -> None:
+    listed = {row["method"]: row for row in json.loads(done("experiment", "methods", "--format", "json"))}
+    assert listed["lsh"]["from"] == "Charikar, STOC 2002"
+    (tmp_path / "grid.toml").write_text(
+        'methods = ["lsh", "pq"]\nbits = [12]\nseeds = [0]\nlabelled = ["20-per-class"]\n'
+    )
+    done("experiment", "run", tmp_path / "grid.toml", "digits", "--out", tmp_path / "runs")
+    report = done("experiment", "report", tmp_path / "runs")
+    assert "lsh" in report
+    done(
+        "train",
+        "digits",
+        "--labelled",
+        "10-per-class",
+        *SHORT,
+        "--backbone",
+        "linear",
+        "--out",
+        tmp_path / "model",
+    )
+    table = json.loads(
+        done(
+            "evaluate",
+            tmp_path / "model",
+            "digits",
+            "--protocol",
+            "1",
+            "--compare",
+            "lsh,pq",
+            "--format",
+            "json",
+        )
+    )
+    assert "lsh" in json.dumps(table)
+    assert "choose one of" in refused(
+        "experiment", "run", "table2", "digits", "--methods", "nosuch", "--out", tmp_path / "x", code=2
+    )
+    # Without the package, what it made is still read.
+    for file in example.iterdir():
+        file.unlink()
+    plugins._installed.cache_clear()
+    assert "lsh" in done("experiment", "report", tmp_path / "runs")
+    assert "no method 'lsh'" in refused(
+        "experiment", "run", tmp_path / "grid.toml", "digits", "--out", tmp_path / "y", code=2
+    )
+
+
+@pytest.mark.parametrize("chosen", ["paper", "gpq", pytest.param("recommended", marks=pytest.mark.slow)])
+def test_a_backbone_and_a_loss_are_trained_with(example: Path, tmp_path: Path, chosen: str) -> None:
+    bits = 4 if chosen == "recommended" else 12
+    model, options = tmp_path / "model", ("--labelled", "10-per-class", "--bits", bits, "--steps", "3")
+    own = ("--set", "network.backbone=small-cnn", "--set", "loss.extra.compactness=0.5")
+    done("train", "digits", *options, "--preset", chosen, *own, "--out", model)
+    about = json.loads((model / "config.json").read_text())
+    assert about["backbone_of"] == "gpq-faiss-example 1.5"
+    assert about["config"]["loss"]["extra"] == {"compactness": 0.5}
+    line = json.loads((model / "metrics.jsonl").read_text().splitlines()[-1])
+    assert any(name.endswith("compactness") and value > 0 for name, value in line.items())
+    done("encode", model, "digits", "--out", tmp_path / "codes.h5")
+    for file in example.iterdir():
+        file.unlink()
+    plugins._installed.cache_clear()
+    wanted = (
+        f"{model} has the backbone 'small-cnn' of gpq-faiss-example 1.5, which is not installed: install it"
+    )
+    assert refused("encode", model, "digits", "--out", tmp_path / "again.h5") == wanted
+    with pytest.raises(UsageError, match="no package has a loss of that name"):
+        gpq_faiss.train("digits", tmp_path / "x", config=_with_loss())
+
+
+def test_a_loss_changes_what_is_learnt_and_none_changes_nothing(example: Path, tmp_path: Path) -> None:
+    del example
+    for name, weight in {"none": None, "zero": "0.0", "some": "0.5"}.items():
+        own = () if weight is None else ("--set", f"loss.extra.compactness={weight}")
+        done(
+            "train",
+            "digits",
+            "--labelled",
+            "10-per-class",
+            *SHORT,
+            "--backbone",
+            "linear",
+            *own,
+            "--out",
+            tmp_path / name,
+        )
+    weights = {
+        name: (tmp_path / name / "model.safetensors").read_bytes() for name in ("none", "zero", "some")
+    }
+    assert weights["none"] == weights["zero"] != weights["some"]
+    assert "extra" not in (tmp_path / "none" / "config.json").read_text()
+
+
+def test_a_source_of_data_is_read_as_any_other(example: Path, tmp_path: Path) -> None:
+    del example
+    x, y = np.random.default_rng(0).standard_normal((60, 5)), np.arange(60) % 3
+    dump_svmlight_file(x + 3 * y[:, None], y, str(tmp_path / "a.txt"))
+    spec = f"libsvm:{tmp_path}/a.txt"
+    done("train", spec, "--protocol", "none", *SHORT, "--out", tmp_path / "model")
+    done("encode", tmp_path / "model", spec, "--out", tmp_path / "codes.h5")
+    done("index", tmp_path / "model", tmp_path / "codes.h5", "--out", tmp_path / "index.faiss")
+    found = json.loads(
+        done("search", tmp_path / "model", tmp_path / "index.faiss", spec, "-k", 2, "--format", "json")
+    )
+    assert len(found["queries"]) == 60
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["data"]["name"] == spec
+    missing = refused("train", "libsvm:none.txt", "--out", tmp_path / "x", code=2)
+    assert "the source of data 'libsvm' of gpq-faiss-example 1.5 cannot open 'none.txt'" in missing
+    assert "| libsvm:PATH" in refused("train", "nosuch:x", "--out", tmp_path / "x", code=2)
+
+
+def _with_loss() -> gpq_faiss.Config:
+    from gpq_faiss.config import merge
+
+    return merge(
+        preset("paper"), {"loss": {"extra": {"compactness": 0.5}}, "network": {"backbone": "linear"}}
+    )
+
+
+CODE = """
+from torch import nn
+from gpq_faiss.methods.registry import MethodEntry
+
+class NotScalar(nn.Module):
+    def forward(self, x, y):
+        return x
+
+class Needs(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+
+entry = MethodEntry("x", "x", "unsupervised", "binary", "broken_module", "NotScalar")
+absent = MethodEntry("x", "x", "unsupervised", "binary", "no_such_module", "X")
+def two_dimensional(spec):
+    return nn.Identity()
+def fails(*args):
+    raise OSError("the sensor\\nis off")
+def nothing(*args):
+    return None
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value", "args", "why"),
+    [
+        ("backbones", "vgg", "broken_module:fails", ["--set", "network.backbone=vgg"], "has a name that is built in"),
+        ("backbones", "mine", "broken_module:none", ["--set", "network.backbone=mine"], "cannot be loaded .AttributeError"),
+        ("backbones", "mine", "no_such:x", ["--set", "network.backbone=mine"], "cannot be loaded .ModuleNotFoundError"),
+        ("backbones", "mine", "broken_module:fails", ["--set", "network.backbone=mine"], "cannot be built .OSError: the sensor"),
+        ("backbones", "mine", "broken_module:nothing", ["--set", "network.backbone=mine"], "a torch.nn.Module is needed"),
+        ("backbones", "mine", "broken_module:two_dimensional", ["--set", "network.backbone=mine"], "not one vector per item"),
+        ("losses", "entropy", "broken_module:Needs", ["--set", "loss.extra.entropy=1"], "has a name that is built in"),
+        ("losses", "mine", "broken_module:Needs", ["--set", "loss.extra.mine=1"], "cannot be made .TypeError"),
+        ("losses", "mine", "broken_module:fails", ["--set", "loss.extra.mine=1"], "cannot be made .OSError"),
+        ("losses", "mine", "broken_module:nothing", ["--set", "loss.extra.mine=1"], "a class of torch.nn.Module is needed"),
+        ("losses", "mine", "broken_module:NotScalar", ["--set", "loss.extra.mine=1"], "a scalar tensor is needed"),
+        ("losses", "mine", "broken_module:Needs", ["--set", "loss.extra.mine=-1"], "loss.extra.mine = -1: a number of at least 0"),
+        ("losses", "mine", "broken_module:Needs", ["--set", "loss.extra.mine=x"], "loss.extra.mine = 'x': a number"),
+        ("losses", "mine", "broken_module:Needs", ["--set", "loss.extra=1"], "loss.extra = 1: a section is needed"),
+        ("losses", "mine", "broken_module:Needs", ["--set", "loss.extra.other=1"], "no package has a loss of that name .there are: mine"),
+        ("data", "digits", "broken_module:fails", [], "has a name that is built in"),
+        ("data", "mine", "broken_module:fails", ["mine:x"], "cannot open 'x' .OSError: the sensor is off"),
+        ("data", "mine", "broken_module:nothing", ["mine:x"], "a data set, a table or an array is needed"),
+    ],
+)  # fmt: skip
+def test_a_package_that_cannot_be_used_is_one_line(
+    install: Install,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    name: str,
+    value: str,
+    args: list[str],
+    why: str,
+) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "broken_module.py").write_text(CODE)
+    monkeypatch.syspath_prepend(str(tmp_path / "code"))
+    install("broken-package", {kind: {name: value}})
+    data = args.pop(0) if args and args[0].startswith("mine:") else "digits"
+    result = gpq("train", data, "--labelled", "10-per-class", *SHORT, *args, "--out", tmp_path / "model")
+    line = result.stderr.strip()
+    assert result.exit_code in (1, 2), repr(result.exception)
+    assert "\n" not in line
+    assert re.search(why, line), line
+    if "is built in" in why or "cannot be" in why:
+        assert "of broken-package 1.5" in line
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("broken_module:fails", "a MethodEntry of gpq_faiss.methods.registry is needed"),
+        ("broken_module:entry", "NotScalar is no Coder"),
+        ("broken_module:absent", "this installation has no module no_such_module"),
+    ],
+)
+def test_a_method_that_cannot_be_used_is_one_line(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, why: str
+) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "broken_module.py").write_text(
+        CODE.replace(
+            "(nn.Module):\n    def forward",
+            "(nn.Module):\n    def __init__(self, bits):\n        super().__init__()\n    def forward",
+            1,
+        )
+    )
+    monkeypatch.syspath_prepend(str(tmp_path / "code"))
+    install("broken-package", {"methods": {"mine": value}})
+    with pytest.raises((UsageError, DataError), match=why):
+        make_method("mine", 12)
+    install("other-package", {"methods": {"mine": value}})
+    line = refused("experiment", "methods", code=2)
+    assert (
+        "the method 'mine' of broken-package 1.5 is one of other-package 1.5 too: uninstall one of them"
+        in line
+    )
+
+
+def test_settings_of_losses_are_written_and_read(tmp_path: Path) -> None:
+    config = _with_loss()
+    (tmp_path / "a.toml").write_text(to_toml(config))
+    assert read_toml(tmp_path / "a.toml") == config
+    assert config.fingerprint() != preset("paper").fingerprint()
+    assert "extra" not in to_dict(preset("paper"))["loss"]
