@@ -7,8 +7,9 @@ takes undisturbed (and that again, for the start of its workers). After a job of
 search the time until its next answer is noted; each answer must be that of one file.
 """
 
-from __future__ import contextlib
+from __future__ import annotations
 
+import contextlib
 import hashlib
 import random
 import shutil
@@ -95,7 +96,7 @@ class Jobs:
                 while True:
                     last = ended.is_set()  # one search more, so that it is after the kill
                     began = time.perf_counter()
-                    answer = index.search(self.queries, 50)
+                    answer: tuple[Any, Any] = index.search(self.queries, 50)
                     longest = max(longest, time.perf_counter() - began)
                     check(job, all(np.array_equal(a, b) for a, b in zip(answer, self.answer, strict=True)))
                     if last:
