@@ -51,21 +51,17 @@ _FEATURE_SUFFIXES = {".npy", ".npz", ".parquet", ".h5", ".hdf5"}
 class SearchResult:
     """The k best items of each query, best first.
 
-        Attributes:
-            ids: int64 [Q, k], the user's ids; -1 where fewer than k items were found (:attr:`short`).
-            scores: float32 [Q, k], inner products of the query vector with the items' codewords.
-            query_ids: int64 [Q].
-            query_names: Q names for people (a path where there is one, else the id).
-            codebooks_fingerprint: of model and index.
-            points: what each number of lists that was tried gave, where nprobe was chosen by recall.
-            description: how it was searched, for example what ``auto`` chose.
-            min_score: the requested score, where it was not ``k`` items.
-    <<<<<<< HEAD
-            missing_shards: files of shards that could not be searched, where partial answers were requested.
-    =======
-            missing_shards: files of shards that could not be searched, where partial answers were asked for.
-    >>>>>>> 0426d73f1baa453837dd163e8dc58e7bca7137c0
-            items: by id, names, labels and kept columns of the items found; None where nothing is known beside the index.
+    Attributes:
+        ids: int64 [Q, k], the user's ids; -1 where fewer than k items were found (:attr:`short`).
+        scores: float32 [Q, k], inner products of the query vector with the items' codewords.
+        query_ids: int64 [Q].
+        query_names: Q names for people (a path where there is one, else the id).
+        codebooks_fingerprint: of model and index.
+        points: what each number of lists that was tried gave, where nprobe was chosen by recall.
+        description: how it was searched, for example what ``auto`` chose.
+        min_score: the requested score, where it was not ``k`` items.
+        missing_shards: files of shards that could not be searched, where partial answers were requested.
+        items: by id, names, labels and kept columns of the items found; None where nothing is known beside the index.
     """
 
     ids: NDArray[np.int64]
