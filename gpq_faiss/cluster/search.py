@@ -195,7 +195,7 @@ class ClusterIndex(MergedIndex):
             actor.keep.remote([s for s in manifest.shards if place in self.places[s.file]])
 
     def describe(self) -> str:
-        """How it searches, for people."""
+        """How it searches, in one line."""
         return f"{super().describe()}, {len(self._actors)} workers of a cluster"
 
     def _answers(self, method: str, *args: Any, **options: Any) -> Iterator[Any]:

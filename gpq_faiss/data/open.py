@@ -113,7 +113,7 @@ def parse_spec(spec: str) -> tuple[str, str | None]:
 
 
 def _refuse(scheme: str, given: dict[str, tuple[bool, set[str]]]) -> None:
-    """Options that a source would ignore are mistakes, and are said to be."""
+    """Refuse options that the source would ignore."""
     for option, (is_given, schemes) in given.items():
         if is_given and scheme not in schemes:
             raise UsageError(

@@ -60,7 +60,7 @@ class SearchResult:
         points: what each number of lists that was tried gave, where nprobe was chosen by recall.
         description: how it was searched, for example what ``auto`` chose.
         min_score: the requested score, where it was not ``k`` items.
-        missing_shards: files of shards that could not be searched, where partial answers were asked for.
+        missing_shards: files of shards that could not be searched, where partial answers were requested.
         items: by id, names, labels and kept columns of the items found; None where nothing is known beside the index.
     """
 

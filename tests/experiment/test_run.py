@@ -7,6 +7,7 @@ import json
 import logging
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from experiment.experiments import SMALL, small_grid
@@ -468,3 +470,27 @@ def test_a_training_that_is_shared_between_lengths_is_that_of_each_of_them(tmp_p
         np.testing.assert_array_equal(values, shared[name])
     seconds = {read_run(path).about["seconds"]["fit"] for path in together.glob("posterior*.h5")}
     assert len(seconds) == 1  # of one training
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "message"),
+    [
+        ("kind", "rows", "is not a run of gpq experiment"),
+        ("format_version", 99, "has format 99"),
+        ("bits", None, "'bits' is missing or wrong"),
+        ("likeness", '{"definition": 3}', "'likeness' is missing or wrong"),
+        ("counts", '{"queries": 7}', "'ap' is missing or wrong"),
+        ("map", 0.123, "its mAP is not the mean"),
+    ],
+)
+def test_a_damaged_run_is_one_error(
+    done: Path, tmp_path: Path, attribute: str, value: Any, message: str
+) -> None:
+    run = shutil.copy(next(done.glob("*.h5")), tmp_path / "run.h5")
+    with h5py.File(run, "r+") as file:
+        assert attribute in file.attrs
+        del file.attrs[attribute]
+        if value is not None:
+            file.attrs[attribute] = value
+    with pytest.raises(DataError, match=message):
+        read_run(run)
