@@ -432,7 +432,7 @@ def markdown(results: dict[str, Any]) -> str:
         "that are among its first 100 results, expected value over random order within ties, of up to "
         f"{LIKENESS_QUERIES} of these queries; within class: the same among items of the query's class (1 where these are 100 or "
         "fewer); distinct: different items among the first ten results of these queries, ties in the order of items. "
-        "Codes are chosen (`chosen`) by the expected mAP of held-out unlabelled items under the committee's own beliefs. Power 1 "
+        "Codes are chosen (`chosen`) by the expected mAP of held-out unlabelled items by the committee's probabilities. Power 1 "
         "leaves class probabilities as they are; with the calibrated power they are as sure as left-out labels say that they are "
         "right.",
         "",

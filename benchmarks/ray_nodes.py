@@ -73,6 +73,11 @@ class Nodes:
         return family
 
 
+def told(machine: dict[str, Any]) -> str:
+    """A machine in a line."""
+    return f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, Ray {ray.__version__}"
+
+
 def _name(process: psutil.Process) -> str:
     try:
         return str(process.name())

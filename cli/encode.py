@@ -20,7 +20,7 @@ from .options import (
 @click.command(
     help=f"""Encode DATA with a model: write features.h5, then codes.h5.
 
-Streams: memory does not grow with the data. An interrupted run goes on where it stopped when called again.
+Streams: memory does not grow with the data. An interrupted run continues where it stopped when called again.
 
 With --ray, the codes are written in shards, files of --shard-items items each, into the folder --out; one that is there is not made again.
 
@@ -42,7 +42,7 @@ Examples:
 @ray_options
 @click.option("--shard-items", type=int, metavar="N", help="With --ray: items a shard.  [default: 100000]")
 @device_option
-@click.option("--restart", is_flag=True, help="Begin anew instead of going on with an interrupted run.")
+@click.option("--restart", is_flag=True, help="Start again instead of continuing an interrupted run.")
 @overwrite_option
 @data_options
 def encode(

@@ -79,7 +79,7 @@ Examples:
     show_default=True,
     help="How the figures are given; html is a page with plots and pictures, and needs --out.",
 )
-@click.option("--out", metavar="FILE", help="Write here instead of to the terminal.")
+@click.option("--out", metavar="FILE", help="Write to this file instead of the terminal.")
 @click.option("--plot", metavar="FILE", help="Draw the precision-recall curves: .png, .svg or .pdf.")
 @click.option("--threads", type=int, help="Threads of the ranking on the CPU.  [default: all cores]")
 @click.option("--ray", metavar="ADDRESS", help=RAY_HELP)

@@ -239,7 +239,7 @@ Examples:
     metavar="CSV",
     help="Figures of a paper to put beside ours: a CSV with method,12,24,... or with data_set,protocol,method,bits,map.",
 )
-@click.option("--out", metavar="FILE", help="Write here instead of to the terminal.")
+@click.option("--out", metavar="FILE", help="Write to this file instead of the terminal.")
 @overwrite_option
 @data_options
 def report(

@@ -31,7 +31,7 @@ from .options import data_options, emit, open_dataset, out_option, overwrite_opt
     type=click.Choice(["table", "json"]),
     default="table",
     show_default=True,
-    help="How the result is told.",
+    help="Form of the result.",
 )
 @overwrite_option
 @data_options

@@ -23,7 +23,7 @@ from .options import describe_point, out_option, overwrite_option, ray_options
 @click.option(
     "--memory",
     metavar="SIZE",
-    help="Build within this much, such as 2GB, through files; resumable by source.",
+    help="Memory budget of the build, such as 2GB: rows stream through files; resumable by source.",
 )
 @click.option(
     "--lists",
@@ -86,8 +86,8 @@ def index(
     CODES_OR_FEATURES... is one file or several, which are shards of one index: codes.h5, features.h5, or Parquet with columns
     "codes" and "id"; or index files, of which several are merged and one takes another form.
 
-    With --memory, rows stream through files beside the output (of about its size; twice that for ivf), and a build that
-    was cut off goes on with the first source that was not finished. Search such an index with gpq search --memory.
+    With --memory, rows stream through files beside the output (of about its size; twice that for ivf), and an interrupted build
+    continues with the first unfinished source. Search such an index with gpq search --memory.
 
     Names and labels of the items go into OUT.items.h5, and from there into results.
 
@@ -116,7 +116,7 @@ def index(
     from gpq_faiss.stages.index import index_shards
 
     if nprobe is not None and recall is not None:
-        raise UsageError("--nprobe and --recall both choose the lists to look at: give one")
+        raise UsageError("--nprobe and --recall both choose the lists to probe: give one")
     settings: dict[str, Any] = {}
     if lists == "prototypes":
         settings["centroids"] = read_prototypes(model_dir)

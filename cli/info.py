@@ -17,7 +17,7 @@ from .options import emit
     type=click.Choice(["table", "json"]),
     default="table",
     show_default=True,
-    help="How it is told; JSON has everything.",
+    help="Form of the output; JSON has everything.",
 )
 def info(path: str, format_: str) -> None:
     """Say what a file or folder is: shapes, sizes, fingerprints, versions; and verify it.

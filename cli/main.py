@@ -16,7 +16,7 @@ from gpq_faiss.errors import DeviceError, GpqError, ProcessError, UsageError
 from gpq_faiss.progress import stage
 from gpq_faiss.training.launch import is_first, launched
 
-from .progress import told
+from .progress import shown
 
 # Command -> (module here, attribute): a command is imported when it is used, so that --help does not wait for torch.
 COMMANDS = {
@@ -63,7 +63,7 @@ def loud(command: click.Command) -> click.Command:
         # The stage of the whole: no work goes on without a word, whether or not it has stages of its own.
         # A service has no end to wait for: only the stages within it are shown.
         whole = contextlib.nullcontext() if made.name in ENDLESS else stage(ctx.command_path)
-        with told(**ctx.obj), whole:
+        with shown(**ctx.obj), whole:
             return inner(*args, **kwargs)
 
     made.callback = functools.update_wrapper(run, inner) if inner is not None else run
@@ -173,7 +173,7 @@ class Commands(click.Group):
             )
             sys.exit(1)
         except (MemoryError, RuntimeError) as error:
-            # torch's errors are told by their names and texts: it is not imported here.
+            # torch's errors are recognised by their names and texts: it is not imported here.
             if type(error).__name__ == "OutOfMemoryError":
                 where = "out of memory on the GPU"
                 remedy = "or --device cpu"

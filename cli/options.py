@@ -55,7 +55,7 @@ def data_options(command: F) -> F:
         metavar="FILE",
         help="Labels: a table (.csv, .parquet) with a column of ids or names of items and one of labels; or in the order of the items, of "
         "features and lists: .npy with class numbers (-1: none) or 0/1 of every class, or text with one line per item. Several labels "
-        "have | between, nothing is no label.",
+        "have | between, an empty entry is none.",
     )
     @click.option(
         "--ids",
@@ -68,7 +68,7 @@ def data_options(command: F) -> F:
         type=click.Choice(["position", "path", "content"]),
         default="position",
         show_default=True,
-        help="Where ids come from without --ids: the place in the listing, the item's path, or its content.",
+        help="Where ids come from without --ids: the position in the listing, the item's path, or its content.",
     )
     @click.option(
         "--names",
@@ -184,7 +184,7 @@ device_option = click.option(
     "--device",
     default="auto",
     show_default=True,
-    help="auto (a GPU where there is one), cpu, cuda or cuda:N. A GPU that is asked for and not there is an error.",
+    help="auto (a GPU where there is one), cpu, cuda or cuda:N. A missing GPU is an error.",
 )
 overwrite_option = click.option("--overwrite", is_flag=True, help="Replace an output that exists.")
 out_option = click.option("--out", required=True, metavar="PATH", help="Where to write.")

@@ -43,7 +43,7 @@ class Watcher:
     ) -> None:
         self.terminal, self.look, self.first, self.apart = terminal, look, first, apart
         self._bars: dict[Stage, Any] = {}
-        self._told: Stage | None = None
+        self._announced: Stage | None = None
         self._next = 0.0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="gpq progress")
@@ -71,9 +71,9 @@ class Watcher:
         if not shown or shown[0].seconds < self.first:
             return
         now = time.monotonic()
-        if shown[0] is self._told and now < self._next:
+        if shown[0] is self._announced and now < self._next:
             return
-        self._told = shown[0]
+        self._announced = shown[0]
         whole = shown[0].seconds + (shown[0].left or 0)
         self._next = now + max(self.apart, whole / 20)
         log.info("%s", stages.describe(shown))
@@ -86,7 +86,7 @@ class Watcher:
         with contextlib.suppress(OSError, ValueError):
             if os.get_terminal_size(sys.stderr.fileno()).columns:
                 size = {"dynamic_ncols": True}
-        # One that only has a name makes way for what is inside it.
+        # A stage with a name alone is replaced by the one inside it.
         for stage in [stage for stage in self._bars if stage not in shown]:
             self._bars.pop(stage).close()
         for stage in shown:
@@ -131,7 +131,7 @@ class _Handler(logging.StreamHandler[Any]):
 
 
 @contextmanager
-def told(*, quiet: bool, verbose: bool) -> Iterator[None]:
+def shown(*, quiet: bool, verbose: bool) -> Iterator[None]:
     """While a command works: its log and its progress on stderr.
 
     Args:

@@ -34,7 +34,7 @@ from .options import (
 @click.option(
     "--memory",
     metavar="SIZE",
-    help="Keep the search within this much, such as 2GB; an index too large for it is searched in place on disk. With a GPU: what a "
+    help="Memory budget of the search, such as 2GB; a larger index is searched in place on disk. With a GPU: what a "
     "search may use there beside the index.",
 )
 @click.option("--nprobe", type=int, help="For ivf: lists that a query probes.  [default: that of the index]")
@@ -73,7 +73,7 @@ from .options import (
     show_default=True,
     help="How results are given; h5, png and html need --out.",
 )
-@click.option("--out", metavar="FILE", help="Write here instead of to the terminal.")
+@click.option("--out", metavar="FILE", help="Write to this file instead of the terminal.")
 @click.option("--images", metavar="DATA", help="For png and html: the images of the items, as DATA.")
 @click.option("--threads", type=int, help="Threads of the search on the CPU.  [default: all cores]")
 @ray_options
@@ -123,7 +123,7 @@ def search(
     QUERIES is a file of embeddings (.npy, .npz, .parquet), an image, a folder of images, any DATA that gpq train takes, or, for a
     model of the preset paper, its features.h5 (other presets make other vectors of queries than of items).
 
-    The answer is exact, ties in the order of ids, unless lists are looked at (kind ivf) or kind fastscan is asked for.
+    The answer is exact, ties in the order of ids, except with kind ivf (lists) and kind fastscan.
     With --device cuda the network and the search run on the GPU, with the same answers; what it cannot do is an error.
     Queries with fewer than k results, as a filter may leave them, are reported on stderr.
     With --recall, what each number of probed lists gives comes first (in JSON: "operating_points").
@@ -156,7 +156,7 @@ def search(
     if min_score is not None and k is not None:
         raise UsageError("--min-score gives all items from that score on, however many: leave out -k")
     if allow_ids is not None and deny_ids is not None:
-        raise UsageError("--allow-ids and --deny-ids are two ways to say the same: give one")
+        raise UsageError("--allow-ids and --deny-ids exclude each other: give one")
     where: Any = None
     if allow_ids is not None:
         where = Allow(read_ids(allow_ids))

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from .options import data_options, device_option, open_dataset
+from .options import data_options, device_option, open_dataset, ray_options
 
 
 @click.command()
@@ -79,6 +79,14 @@ from .options import data_options, device_option, open_dataset
     help="Requests per second of one client, on average; 0: any number.",
 )
 @click.option("--timeout", type=float, default=30, show_default=True, help="Seconds of a request, at most.")
+@ray_options
+@click.option(
+    "--replicas",
+    type=int,
+    default=1,
+    show_default=True,
+    help="With --ray: holders of each shard, which share the queries.",
+)
 @device_option
 @data_options
 def serve(
@@ -98,6 +106,9 @@ def serve(
     max_pixels: int,
     rate: float,
     timeout: float,
+    ray: str | None,
+    workers: int | None,
+    replicas: int,
     device: str,
     data_args: dict[str, Any],
 ) -> None:
@@ -107,12 +118,13 @@ def serve(
     together. It is read-only, for this machine alone, unless a token is given.
 
     An index file that is replaced is opened again, as by SIGHUP or POST /reload; no request is lost. With --writable, what is acknowledged
-    is on disk.
+    is on disk. A manifest of shards is served too, with --ray from the nodes of a cluster.
 
     \b
     Examples:
       gpq serve index.faiss --model model --data digits
       gpq serve index.faiss --model encoder.onnx
+      gpq serve manifest.json --model model --ray auto --replicas 2
       GPQ_SERVE_TOKEN=$(openssl rand -hex 32) gpq serve index.faiss --model model --writable
     """
     from gpq_faiss.errors import UsageError, needs
@@ -148,4 +160,7 @@ def serve(
         writable=writable,
         compact_after=compact_after,
         device=device,
+        ray=ray,
+        workers=workers,
+        replicas=replicas,
     )

@@ -60,7 +60,7 @@ def _settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command(
     help=f"""Train a model on DATA and write its folder: model.safetensors, config.json, metrics.jsonl, split.json.
 
-A run that was killed goes on with --resume and reaches the same codes (on the CPU). docs/settings.md lists what --set changes;
+A killed run continues with --resume and reaches the same codes (on the CPU). docs/settings.md lists what --set changes;
 options of tables, NUS-WIDE and downloads are those of gpq encode. Under torchrun several processes train together.
 
 \b
@@ -114,7 +114,7 @@ Examples:
 @click.option("--validate-every", default=100, hidden=True, help="Steps between two validations.")
 @click.option("--checkpoint-seconds", default=60.0, hidden=True, help="Seconds between two checkpoints.")
 @device_option
-@click.option("--resume", is_flag=True, help="Go on with an unfinished run.")
+@click.option("--resume", is_flag=True, help="Continue an unfinished run.")
 @overwrite_option
 @data_options
 def train(

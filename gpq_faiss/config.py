@@ -323,7 +323,7 @@ def merge(config: Config, changes: dict[str, Any]) -> Config:
     """
     values = _updated(to_dict(config), changes)
     try:
-        # By way of JSON: there a list is a tuple and an object a section, and nothing else is converted.
+        # Through JSON, where a list becomes a tuple and an object a section, and nothing else is converted.
         return _adapter().validate_json(json.dumps(values, default=str))
     except ValidationError as error:
         raise UsageError(_message(error.errors(include_url=False)[0])) from None

@@ -34,7 +34,7 @@ class OutputExistsError(DataError):
 
 
 class DeviceError(GpqError):
-    """A device was asked for that this machine does not have."""
+    """A device was requested that this machine does not have."""
 
 
 class ProcessError(GpqError):

@@ -132,7 +132,7 @@ def _free() -> int | None:
 
 
 # Limit, use and statistics of a container's memory, by version of Linux' control groups. Pages of files do not count as used: they are
-# given back when memory is asked for.
+# given back when memory is needed.
 _CONTAINERS = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat", "file"),
     (

@@ -1,4 +1,4 @@
-"""What is under way: every part of the work that may take seconds opens a stage, which can be watched from outside.
+"""Progress: every part of the work that may take seconds opens a stage, which can be watched from outside.
 
 The work only sets numbers; whoever watches (the command line: a bar, or lines) reads them when it likes, from a thread of its own.
 A stage that took two seconds or more is logged when it ends.
@@ -117,10 +117,10 @@ def duration(seconds: float) -> str:
 
 def describe(shown: tuple[Stage, ...]) -> str:
     """A line for open stages, outermost first: ``training: 300 of 800 steps, 12 s, 20 s to go``."""
-    return "; ".join(_told(one) for one in shown)
+    return "; ".join(_text_of(one) for one in shown)
 
 
-def _told(one: Stage) -> str:
+def _text_of(one: Stage) -> str:
     parts = [f"{one.done:,} of {count(one.total, one.unit)}"] if one.total else []
     parts.append(duration(one.seconds))
     if one.left is not None:

@@ -1,6 +1,6 @@
 """Signals that ask a process to end: ctrl-C, and SIGTERM and SIGHUP, which batch systems and closed terminals send.
 
-All are met alike: what is under way is brought to where it can be gone on with, temporary files are removed, and the process ends.
+All act alike: running work stops where it can be resumed, temporary files are removed, and the process ends.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def ended_by_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def held_signals() -> Iterator[Callable[[], bool]]:
-    """Hold ctrl-C, SIGTERM and SIGHUP back, so that the caller can end where its work can be gone on with.
+    """Hold ctrl-C, SIGTERM and SIGHUP back, so that the caller can end where its work can be resumed.
 
     Yields whether there was one; the caller then leaves, and the signal has the effect that it would have had. A second
     ctrl-C has it at once. Handlers that the program has set itself stay as they are, and so do those of other threads.

@@ -88,8 +88,8 @@ print(f"precision at 10: {(item_classes[found] == query_classes[:, None]).mean()
 # %% [markdown]
 # ## Lists
 #
-# Lists divide the items by a coarse quantiser, and a query looks at the nearest few (`nprobe`). Scores stay exact, and
-# so are the results among the lists looked at; with all of them the answer is the exact one. The centroids come from
+# Lists divide the items by a coarse quantiser, and a query probes the nearest few (`nprobe`). Scores stay exact, and
+# so are the results among the lists probed; with all of them the answer is the exact one. The centroids come from
 # k-means (for very many items assigned by tables, which cost the same for any number of lists), or are the class
 # prototypes of the model, one list per class.
 
@@ -163,7 +163,7 @@ figure.savefig(run / "lists.png", dpi=90)
 plt.show()
 
 # %% [markdown]
-# `tune` chooses `nprobe` for the recall that is asked for, by queries like yours (on the command line:
+# `tune` chooses `nprobe` for the requested recall, by queries like yours (on the command line:
 # `gpq search model lists.faiss queries.npy --memory 64MB --recall 0.95`, which prints what each `nprobe` gives).
 
 # %%

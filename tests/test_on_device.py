@@ -1,6 +1,6 @@
 """Searching and evaluating in the form for devices: the answers of the CPU's engines, and errors where they cannot be had.
 
-Without a GPU the same code runs by torch on the CPU, which is asked for by name; with one the tests marked ``gpu`` go by the
+Without a GPU the same code runs by torch on the CPU, which is requested by name; with one the tests marked ``gpu`` go by the
 command line.
 """
 
@@ -276,7 +276,7 @@ def test_without_a_gpu_the_command_line_says_so(shop: Path, command: str) -> Non
     result = CliRunner().invoke(cli, call, prog_name="gpq")
     assert result.exit_code == 1
     assert result.stdout == ""
-    assert result.stderr == "gpq: device 'cuda' was asked for, but torch sees no GPU here: use --device cpu\n"
+    assert result.stderr == "gpq: device 'cuda' was requested, but torch sees no GPU here: use --device cpu\n"
 
 
 on_gpu = pytest.mark.parametrize("device", [pytest.param("cuda", marks=ON_GPU)])

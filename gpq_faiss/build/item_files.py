@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -182,12 +183,24 @@ class ShardItems:
     """The items of the shards of a manifest, looked up by id. The files of shards without such ids are not opened.
 
     Args:
-        manifest: of the shards.
+        path: ``manifest.json``; one that is replaced is read again.
+
+    Raises:
+        DataError: it is missing or damaged.
     """
 
-    def __init__(self, manifest: Manifest) -> None:
-        self._manifest = manifest
+    def __init__(self, path: str | Path) -> None:
+        self._path, self._lock = Path(path), threading.Lock()
         self._opened: dict[str, Items | None] = {}
+        self._read: tuple[object, Manifest] = None, read_manifest(path)
+
+    def _manifest(self) -> Manifest:
+        found = self._path.stat() if self._path.exists() else None
+        state = found and (found.st_ino, found.st_mtime_ns, found.st_size)
+        if state is not None and state != self._read[0]:
+            self.close()
+            self._read = state, read_manifest(self._path)
+        return self._read[1]
 
     def lookup(self, ids: NDArray[np.int64]) -> list[Item | None]:
         """What is known of each id [n]; None for -1, and for ids that are not there.
@@ -195,13 +208,18 @@ class ShardItems:
         Raises:
             DataError: the file of a shard is damaged.
         """
+        with self._lock:
+            return self._lookup(ids)
+
+    def _lookup(self, ids: NDArray[np.int64]) -> list[Item | None]:
         known: list[Item | None] = [None] * len(ids)
-        for shard in self._manifest.shards:
+        manifest = self._manifest()
+        for shard in manifest.shards:
             rows = np.flatnonzero((ids >= shard.first_id) & (ids <= shard.last_id) & (ids != -1))
             if not len(rows):
                 continue
             if shard.file not in self._opened:
-                path = self._manifest.file(shard)
+                path = manifest.file(shard)
                 self._opened[shard.file] = open_items(path) if path.exists() else None
             items = self._opened[shard.file]
             if items is not None:
@@ -227,6 +245,5 @@ def known_items(index: str | Path) -> Items | ShardItems | None:
     """As :func:`open_items`, of a manifest too."""
     if not is_manifest(index):
         return open_items(index)
-    manifest = read_manifest(index)
-    named = any(name.endswith(".items.h5") for shard in manifest.shards for name in shard.beside)
-    return ShardItems(manifest) if named else None
+    named = any(len(shard.beside) > 1 for shard in read_manifest(index).shards)
+    return ShardItems(index) if named else None

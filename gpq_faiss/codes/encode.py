@@ -112,7 +112,7 @@ class _Encoder:
         self.what = what
         self.first = _first_of_equals(Z)
         self.index = product_index(Z)
-        # Equal codewords are never told apart by the fast path; very small codebooks Faiss searches as fast.
+        # The fast path cannot separate equal codewords; very small codebooks Faiss searches as fast.
         self.fast = self.first is None and Z.shape[1] > 4
 
     def __call__(self, block: NDArray[Any], first_row: int) -> Codes:

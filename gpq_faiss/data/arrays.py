@@ -126,7 +126,7 @@ def _array(file: IO[bytes], header: NpyHeader, where: str) -> NDArray[Any]:
     flat = np.empty(math.prod(header.shape), header.dtype)
     view = memoryview(flat.view(np.uint8) if flat.nbytes else b"")  # type: ignore[arg-type]
     while view.nbytes:
-        # In blocks, since the reader of an archive makes a copy of what it is asked for.
+        # In blocks, since the reader of an archive makes a copy of what it returns.
         got = file.readinto(view[:_BLOCK])  # type: ignore[attr-defined]
         if not got:
             raise DataError(f"{where} was cut off while it was read: start again")

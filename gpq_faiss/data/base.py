@@ -86,7 +86,7 @@ class Dataset(ABC):
         notes: what happened while loading, for people ("3 of 1,000 images missing, left out").
         official: uint8 [N], 0 train and 1 test, where the source comes with such a split.
         kind: ``images`` or ``features``.
-        texts: by name, texts StringDType [N] of the items; ``name`` is the path or key that tells an item.
+        texts: by name, texts StringDType [N] of the items; ``name`` is the path or key of an item.
     """
 
     name: str

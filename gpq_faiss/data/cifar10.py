@@ -36,7 +36,7 @@ def open_cifar10(root: str | None = None, *, download: bool = True) -> ArrayImag
 
     The batches are pickles. torchvision's class compares the MD5 of every batch with the published value
     before it unpickles any, and that of the class names likewise, so a foreign file is refused, never
-    executed; nothing here reads them in other ways.
+    executed; nothing here unpickles them.
 
     Args:
         root: folder that holds (or gets) ``cifar-10-batches-py/`` or ``cifar-10-python.tar.gz``; default

@@ -59,7 +59,7 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
         uint8 array of the shape in its header.
 
     Raises:
-        DataError: missing, not idx, of another type or number of dimensions, empty, absurdly large,
+        DataError: missing, not idx, of another type or number of dimensions, empty, too large,
             truncated, with bytes left over, or damaged gzip data.
     """
     header = 4 + 4 * dimensions

@@ -42,7 +42,7 @@ def as_table(source: Any) -> Any:
 
 
 class Columns:
-    """The columns of a table, each read when it is asked for.
+    """The columns of a table, each read when it is requested.
 
     Args:
         schema: ``pyarrow.Schema``.

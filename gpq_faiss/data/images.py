@@ -49,7 +49,7 @@ _UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 
-_PROBED = 64  # headers looked at to find out whether all images have one square size
+_PROBED = 64  # headers read to find out whether all images have one square size
 _CHUNK = 8  # images that a thread decodes at a time: small enough to share a batch evenly
 
 

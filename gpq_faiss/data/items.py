@@ -56,7 +56,7 @@ class ItemImages(ImageDataset):
     """Images that a data set of torch gives one by one.
 
     Attributes:
-        source: what is asked for them, by one thread at a time.
+        source: what they are read from, by one thread at a time.
     """
 
     source: Any = field(repr=False)

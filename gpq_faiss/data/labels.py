@@ -20,7 +20,7 @@ from ..files import fingerprint
 MAX_CLASSES = 65_535
 """More classes than this are taken for a mistake (ids given as labels)."""
 
-_BLOCK = 65_536  # rows unpacked at a time where the whole matrix is not asked for
+_BLOCK = 65_536  # rows unpacked at a time where the whole matrix is not requested
 _NAMED = 5  # rows named in an error
 
 Rows = slice | NDArray[Any]
@@ -61,7 +61,7 @@ class Labels:
         class_names: C names, unique.
 
     Raises:
-        DataError: the shape or type does not fit the class names, a padding bit is set, or C is absurd.
+        DataError: the shape or type does not fit the class names, a padding bit is set, or C is out of range.
     """
 
     packed: NDArray[np.uint8]

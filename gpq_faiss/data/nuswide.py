@@ -74,7 +74,7 @@ def read_binary_column(path: Path, n_items: int) -> NDArray[np.bool_]:
 def choose_concepts(
     concepts: str | Sequence[str], names: Sequence[str], counts: NDArray[np.int64] | None
 ) -> list[int]:
-    """Positions in ``names`` of the concepts asked for, in the order of ``names``.
+    """Positions in ``names`` of the requested concepts, in the order of ``names``.
 
     Args:
         concepts: ``"all"``, a number n as text for the n most frequent ("21"; ties by name), or names (a
@@ -91,7 +91,7 @@ def choose_concepts(
     if len(wanted) == 1 and wanted[0].isascii() and wanted[0].isdigit():
         n = int(wanted[0])
         if not 1 <= n <= len(names):
-            raise UsageError(f"{n} concepts are asked for: 1 to {len(names)} are there")
+            raise UsageError(f"{n} concepts are requested: 1 to {len(names)} are there")
         if n == len(names):
             return list(range(n))
         assert counts is not None

@@ -1,4 +1,4 @@
-"""The one door to every source: ``open_data("scheme:path")``, or an object that a program holds."""
+"""Opening any source of data: ``open_data("scheme:path")``, or an object that a program holds."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ unseen concept. (``benchmarks/nuswide.py`` counts them again.)
 
 *Protocol transfer* asks the same question with nothing to lean on: the training has items of the seen classes alone, labelled or
 not, and queries and database are items of the others. That is the first of the two protocols that Sablayrolles et al. propose,
-retrieval on a disjoint set of classes: there, the class that a training knows of is worth nothing, so class mAP does not reward
+retrieval on a disjoint set of classes: there, the classes of the training are worth nothing, so class mAP does not reward
 codes that forget everything else. (In protocol 2, which is GPQ's form of it, the unlabelled items of the training are the database,
 unseen classes and all.) Deviations, as we read them: they keep a data set's own division in training and test items (learn from
 train75, index train25, query test25); the data sets here are one list each, so all items of seen classes are for the training, and
@@ -122,7 +122,7 @@ def protocol1(
             if left < count and not (queries is None and from_file):
                 raise DataError(
                     f"class '{labels.class_names[c]}' has {total:,} items, {left:,} of them free; "
-                    f"{count:,} queries are asked for: lower it"
+                    f"{count:,} queries are requested: lower it"
                 )
             return min(left, count)
 
@@ -171,7 +171,7 @@ def unseen_items(labels: Labels, unseen: NDArray[np.bool_], rule: Rule = "any") 
 
 
 def _seen_by_share(labels: Labels, seed: int, share: float, name: str) -> NDArray[np.int64]:
-    """The classes that the training knows of, ascending: this share of those with items, rounded down, and at least one of each kind."""
+    """The classes of the training, ascending: this share of those with items, rounded down, and at least one of each kind."""
     present = np.flatnonzero(labels.counts())
     if len(present) < 2:
         raise DataError(

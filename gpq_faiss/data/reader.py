@@ -43,7 +43,7 @@ class Readers:
 class Reader:
     """Reads batches by position: features float32 [n, width] or images uint8 [n, 3, size, size].
 
-    Broken images are not in the array; a mask tells which of the rows asked for are.
+    Broken images are not in the array; a mask says which of the requested rows are.
 
     Args:
         dataset: what to read.

@@ -56,7 +56,7 @@ class Vectors(ABC):
 
     @abstractmethod
     def read(self, rows: Rows) -> NDArray[Any]:
-        """Rows [n, width] of any number type, in the order asked for."""
+        """Rows [n, width] of any number type, in the requested order."""
 
 
 def check_array(shape: tuple[int, ...], dtype: np.dtype[Any], where: str) -> None:

@@ -8,7 +8,7 @@ Scores are 32-bit whole numbers (:mod:`.scorers`). There are two ways of sorting
   needed at all, since that bit is everything an average precision asks of an item. Best where codes hardly
   repeat.
 
-Full rankings with the expected value over ties, which is what is asked for most, need no list of tie groups.
+Full rankings with the expected value over ties, the usual case, need no list of tie groups.
 The closed form of :mod:`.ties` for a group of n items, r of them relevant, is, with the numbers A and B of
 items and of relevant ones up to and including the group,
 
@@ -78,9 +78,9 @@ class Measured:
     relevant: Ints
     """[q] relevant items in the database."""
     ap: Floats | None
-    """[q] expected average precision of the full ranking, where asked for."""
+    """[q] expected average precision of the full ranking, where requested."""
     groups: Groups | None
-    """The tie groups, where asked for."""
+    """The tie groups, where requested."""
 
 
 class Engine:

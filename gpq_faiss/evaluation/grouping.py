@@ -105,7 +105,7 @@ class Relevance:
 
     Items are counted by (label set, code): a sparse matrix with one entry for each pair that occurs. A query's
     label set meets some of the distinct sets; their entries are added up. With single labels that is one
-    contiguous run of the entries in the order of their sets; otherwise all entries are looked at in the order
+    contiguous run of the entries in the order of their sets; otherwise all entries are read in the order
     of their codes.
     """
 

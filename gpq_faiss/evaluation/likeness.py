@@ -193,7 +193,7 @@ def likeness(
         neighbours: of :func:`nearest`, for the queries to measure.
         n_queries: Q, of which they are a part.
         ids: int64 [N], the order of items of equal score among the distinct ones; the position if not given.
-        k: results looked at.
+        k: results that count.
         memory: bytes of a block of scores; one query is the least.
 
     Raises:

@@ -59,7 +59,7 @@ class RankingResult:
     recall: dict[int, float]
     """Mean recall at each k."""
     pr_recall: Floats
-    """[L] recall levels of the mean precision-recall curve (empty if not asked for)."""
+    """[L] recall levels of the mean precision-recall curve (empty if not requested)."""
     pr_precision: Floats
     """[L] mean interpolated precision at those levels."""
     n_queries: int
@@ -128,7 +128,7 @@ def rank_codes(  # noqa: PLR0913
         levels: recall levels of the mean PR curve; None for no curve (:data:`RECALL_LEVELS` is the usual
             choice).
         ids: int64 [N], the order within ties for ties="id" (the row number if not given).
-        rows: int64, the database rows that count; all if not given. ``exclude`` still speaks of rows of the
+        rows: int64, the database rows that count; all if not given. ``exclude`` still names rows of the
             whole.
         exclude: int64 [Q], a database row that is left out for that query (itself, in leave-one-out), or -1.
         memory: bytes for all blocks in work together; at least one query per block and thread.
@@ -209,7 +209,7 @@ def rank_scores(  # noqa: PLR0913
     """:func:`rank_codes` where there are no codes: exact float features, class probabilities, distances of
     any kind.
 
-    ``scores`` is [Q, N], or a :data:`RowFunction` that is asked for a block of queries at a time against
+    ``scores`` is [Q, N], or a :data:`RowFunction` that is called for a block of queries at a time against
     *all* N database rows (``rows`` picks among them afterwards). They must fit float32 exactly (float32,
     float16, small integers), because a silent rounding would make ties. Distances: pass their negative.
 
@@ -390,9 +390,10 @@ class _Ranking:
     def measure(self, tasks: Sequence[int]) -> list[Measured]:
         """Measures of these tasks, in their order."""
         found = []
+        queries = sum(min(_TASK, self.n_queries - start) for start in tasks)
         with (
             ThreadPoolExecutor(self.plan.threads) as pool,
-            stage("ranking", len(tasks) * _TASK, "query") as ranking,
+            stage("ranking", queries, "query") as ranking,
         ):
             for one in map(self._task, tasks) if self.plan.threads == 1 else pool.map(self._task, tasks):
                 found.append(one)

@@ -336,7 +336,7 @@ def notes_of(experiment: Experiment) -> list[str]:
         if run.bits and run.bits != int(run.about["bits_kept"]):
             kept.setdefault(row_name(experiment, run), {})[run.bits] = int(run.about["bits_kept"])
     lines += [
-        f"{name}: {', '.join(map(str, bits.values()))} bits per item where {', '.join(map(str, bits))} are asked for."
+        f"{name}: {', '.join(map(str, bits.values()))} bits per item where {', '.join(map(str, bits))} are requested."
         for name, bits in kept.items()
     ]
     lines += [f"{name} has no row: {why}." for name, why in about["left_out"].items()]

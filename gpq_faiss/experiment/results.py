@@ -68,12 +68,12 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Missing:
-    """The runs that were asked for and are not in the folder.
+    """The runs that were requested and are not in the folder.
 
     Attributes:
-        asked: how many were asked for.
+        asked: how many were requested.
         runs: row of the table (and labels, where there are several kinds) -> the lengths and seeds that are missing.
-        outdated: runs of other settings, data or versions than were asked for last.
+        outdated: runs of other settings, data or versions than were requested last.
     """
 
     asked: int
@@ -104,13 +104,13 @@ class Missing:
         if self.outdated:
             names = ", ".join(self.outdated[:most]) + (", ..." if len(self.outdated) > most else "")
             lines.append(
-                f"Out of date: {len(self.outdated):,} runs have other settings, data or versions than were asked for last: {names}."
+                f"Out of date: {len(self.outdated):,} runs have other settings, data or versions than were requested last: {names}."
             )
         return lines
 
 
 def missing_runs(experiment: Experiment) -> Missing:
-    """Compare the runs of the folder with those that were asked for."""
+    """Compare the runs of the folder with those that were requested."""
     there = {run.path.stem: str(run.about["identity"]) for run in experiment.runs}
     asked: dict[str, dict[str, Any]] = experiment.about["planned"]
     kinds = {labelled_name(run["labelled"]) for run in asked.values()}

@@ -285,7 +285,7 @@ def _begin(folder: Path, about: dict[str, Any], *, renamed: bool) -> dict[str, A
 
 
 def note_planned(folder: Path, specs: tuple[RunSpec, ...]) -> None:
-    """Record which runs were asked for, in this call and those before it, so that a report can say which of them are missing."""
+    """Record which runs were requested, in this call and those before it, so that a report can say which of them are missing."""
     about = read_about(folder)
     asked = {
         spec.name: {

@@ -79,7 +79,7 @@ class Run:
     Attributes:
         path: its file.
         about: the attributes, JSON decoded.
-        arrays: those that were asked for.
+        arrays: those that were requested.
     """
 
     path: Path

@@ -37,7 +37,7 @@ class RunSpec:
 
     Attributes:
         method: short name.
-        bits: code length asked for; 0 for a method that keeps no code.
+        bits: requested code length; 0 for a method that keeps no code.
         seed: of the split, the weights and the batches.
         variation: its name; empty for the methods without changes.
         settings: everything that determines the codes except the data: a config's dict, or an array method's settings.

@@ -85,7 +85,7 @@ def export_codebooks(
 
 
 def byte_codebooks(Z: Floats) -> Floats:
-    """Codebooks for a tool that speaks bytes only, float32 [bytes, 256, width]: fused, or as they are where K = 256.
+    """Codebooks for a tool with codes of whole bytes only, float32 [bytes, 256, width]: fused, or as they are where K = 256.
 
     Raises:
         UsageError: K is neither.

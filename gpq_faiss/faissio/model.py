@@ -53,7 +53,7 @@ class ModelHeader:
         return self.document.get("asymmetric") is True
 
     def query_note(self) -> dict[str, Any]:
-        """What an exported file says of queries that have vectors of their own; the log says it too."""
+        """An exported file's note on queries that have vectors of their own; the log says it too."""
         if not self.asymmetric:
             return {}
         _log.info(

@@ -1,1 +1,1 @@
-"""Everything that needs a device; imported only where a device is asked for."""
+"""Everything that needs a device; imported only where a device is requested."""

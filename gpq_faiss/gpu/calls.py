@@ -24,7 +24,7 @@ def faiss_search(index: Any, queries: Tensor, k: int, lists: Tensor | None = Non
 
     Args:
         index: on the GPU of ``queries``, or on the CPU for queries there.
-        lists: int64 [q, nprobe], the lists to look at (default: those that Faiss finds nearest). Scores are then those of
+        lists: int64 [q, nprobe], the lists to probe (default: those that Faiss finds nearest). Scores are then those of
             the codes alone, whatever the centroids.
 
     Raises:

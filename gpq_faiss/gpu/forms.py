@@ -157,13 +157,13 @@ def check_gpu(device: int) -> None:
     """
     if not hasattr(faiss, "StandardGpuResources"):
         raise DeviceError(
-            "a GPU was asked for, but this Faiss has none built in: install faiss-gpu, or use the CPU"
+            "a GPU was requested, but this Faiss has none built in: install faiss-gpu, or use the CPU"
         )
     count = int(faiss.get_num_gpus())
     if not 0 <= device < count:
         have = f"only {count}" if count else "none"
         raise DeviceError(
-            f"GPU {device} was asked for, but this machine has {have}: choose another, or use the CPU"
+            f"GPU {device} was requested, but this machine has {have}: choose another, or use the CPU"
         )
 
 

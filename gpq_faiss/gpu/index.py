@@ -182,7 +182,7 @@ class Part:
 
     def search_keys(self, queries: Tensor, k: int, nprobe: int | None = None) -> Tensor:
         """int64 keys [q, min(k, items)] of positions among all."""
-        # not cut to the items of this part: which lists are probed depends on how many results are asked for
+        # not cut to the items of this part: which lists are probed depends on how many results are requested
         searcher = self.searcher
         options = (nprobe,) if isinstance(searcher, Lists) else ()
         keys = searcher.search_keys(queries, k, *options)

@@ -26,7 +26,7 @@ from .proof import SPARE, decide
 from .scan import Scan
 from .tensors import EMPTY_KEY, best_of, keys_of
 
-_CELL = 160  # bytes per code looked at: where it lies, its score and key, and their sort
+_CELL = 160  # bytes per scanned code: where it lies, its score and key, and their sort
 _ORDER = 96  # bytes per list and query while the lists are put in order
 _ROWS = 1024
 _WIDE = 1 << 16  # codes per query that keep a GPU busy

@@ -35,7 +35,7 @@ _ENCODE_ENTRIES = 32 << 20  # scores at once
 
 
 def device_of(device: str | int | torch.device) -> torch.device:
-    """A torch device by name or GPU number. ``cpu`` only where it is asked for by name.
+    """A torch device by name or GPU number. ``cpu`` only where it is requested by name.
 
     Raises:
         UsageError: not ``cpu``, ``cuda`` or ``cuda:N``.
@@ -54,7 +54,7 @@ def device_of(device: str | int | torch.device) -> torch.device:
     if not 0 <= number < count:
         have = f"only {count}" if count else "none"
         raise DeviceError(
-            f"GPU {number} was asked for, but torch sees {have} here: choose another, or use the CPU"
+            f"GPU {number} was requested, but torch sees {have} here: choose another, or use the CPU"
         )
     return torch.device("cuda", number)
 

@@ -6,7 +6,7 @@ from ..errors import UsageError
 from ..faissio.header import Header
 
 LEAST_ROWS = 4096
-MOST_ROWS = 1 << 21  # a block that is read anew for every batch, and one that is kept (measured)
+MOST_ROWS = 1 << 21  # a block that is read again for every batch, and one that is kept (measured)
 KEPT_ROWS = 1 << 23
 _VISIT_BYTES = 64
 """What a list that a query looks at takes while it is put in order."""

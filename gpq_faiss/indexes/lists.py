@@ -18,7 +18,7 @@ from ..errors import UsageError
 from .probing import unit_centroids
 
 TRAIN_ROWS = 256
-"""Rows per list that k-means looks at."""
+"""Rows per list that k-means samples."""
 _ASSIGN = 65_536
 _ROUNDS = 10
 _log = logging.getLogger(__name__)
@@ -86,9 +86,9 @@ class IvfSettings:
 
 
 def warn_fewer(asked: int, made: int) -> None:
-    """Log that there are fewer lists than were asked for, if so."""
+    """Log that there are fewer lists than were requested, if so."""
     if made < asked:
-        _log.warning("%d of the %d lists asked for: the codes are not different enough for more", made, asked)
+        _log.warning("%d of the %d requested lists: the codes are not different enough for more", made, asked)
 
 
 def train_centroids(sample: Codes, Z: Floats, lists: int, seed: int) -> Floats:

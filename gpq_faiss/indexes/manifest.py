@@ -100,7 +100,7 @@ class Manifest:
         stated = {"bytes": shard.bytes, "sha256": shard.sha256}
         if sidecar is None or any(sidecar[key] != value for key, value in stated.items()):
             raise MismatchError(
-                f"{self.path}: shard {shard.file} is not the file that the manifest names: restore it, or add it anew "
+                f"{self.path}: shard {shard.file} is not the file that the manifest names: restore it, or add it again "
                 "(gpq index --remove-shard, --add)"
             )
         try:
@@ -208,7 +208,7 @@ def update_manifest(
         path: the manifest.
         add: index files with their sidecars, below its folder.
         remove: files of shards as the manifest names them. The files themselves stay.
-        new: the manifest is written anew; what is there is replaced.
+        new: the manifest is rewritten; what is there is replaced.
 
     Raises:
         DataError: a shard is damaged, or an id is in two shards.

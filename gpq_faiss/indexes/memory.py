@@ -177,7 +177,7 @@ class MemoryIndex:
 
     def stats(self) -> dict[str, Any]:
         """What happened so far: ``queries``, ``exhaustive`` (all codes scored at once, being few), ``retried`` (first
-        candidates did not prove the top k), ``rescored`` (handed on to float tables), ``brute_forced``, and
+        candidates did not prove the top k), ``rescored`` (scored again by float tables), ``brute_forced``, and
         ``proven_first``, the share of the shortlisted queries that needed no widening (None where there was none)."""
         return self._engine.stats()
 
@@ -300,7 +300,7 @@ class MemoryIndex:
         return self._filtered.get(mask, make)
 
     def keep_items(self) -> None:
-        """Never switch to distinct codes unasked, which take memory of their own; nor do engines that are made from it."""
+        """Never switch to distinct codes by itself, which take memory of their own; nor do indexes made from it."""
         self._may_group = self._engine.may_group = False
         self._filtered.clear()
 
@@ -444,7 +444,7 @@ class MemoryIndex:
     # Plans and files -------------------------------------------------------------------------------------------------
 
     def to(self, kind: str | Plan, *, ivf: IvfSettings | None = None) -> MemoryIndex:
-        """The same items searched in another way; nothing is encoded again, and the codes are shared.
+        """The same items as another kind of index; nothing is encoded again, and the codes are shared.
 
         Raises:
             UsageError: see :meth:`build`.

@@ -177,7 +177,7 @@ def open_shards(
     in_place: bool = False,
     total: int | None = None,
 ) -> ShardedIndex:
-    """Open the shards of a manifest as one index; shards with lists are searched in place, unless kind ``exact`` is asked for.
+    """Open the shards of a manifest as one index; shards with lists are searched in place, unless kind ``exact`` is requested.
 
     Args:
         kind, nprobe: as :func:`open_index`, but for ``fastscan``, whose answers are not those of one file.

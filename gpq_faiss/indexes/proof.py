@@ -35,7 +35,7 @@ _SCORE_BLOCK = 32_768
 _ROUNDS = 3
 _FEW = 32
 _ONE_MOST = 4096  # k from which one query gains nothing by itself (measured)
-_NOTES = 32  # queries in small batches after which the number of candidates is chosen anew
+_NOTES = 32  # queries in small batches after which the number of candidates is chosen again
 _WIDEST = 64  # part of the codes from which scoring all of them is as cheap as shortlisting that many
 _NO_KEYS = np.empty(0, np.int64)
 
@@ -180,7 +180,7 @@ class ProvenSearch:
     Attributes:
         queries: searched so far.
         retried: of these, whose first candidates did not prove the top k.
-        rescored: of these, handed on from FastScan to float tables.
+        rescored: of these, scored again by float tables.
         brute_forced: of these, with all codes scored.
         exhaustive: queries for which everything was scored at once, since that is cheaper (for one query by itself: with
             few codes, or once few codes have failed the proof).

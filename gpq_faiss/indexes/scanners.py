@@ -137,7 +137,7 @@ class FastScan:
 
     @classmethod
     def of_packed(cls, codes: PackedCodes, Z: Floats) -> FastScan:
-        """Of codes that are in blocks already: one copy in memory, nothing is packed anew."""
+        """Of codes that are in blocks already: one copy in memory, nothing is packed again."""
         scan = cls.empty(Z, codes.rows)
         scan.fill(len(codes), lambda held: np.copyto(held, codes.packed))
         return scan

@@ -1,4 +1,4 @@
-"""Choosing nprobe by the recall that is asked for, with every operating point reported."""
+"""Choosing nprobe by the requested recall, with every operating point reported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..codes.encode import decode
 from .probing import SCORES, Probing
 
 OperatingPoint = dict[str, float]
-"""``nprobe``, ``recall``, ``seconds_per_query`` (all queries as one batch) and ``share`` of the items looked at."""
+"""``nprobe``, ``recall``, ``seconds_per_query`` (all queries as one batch) and ``share`` of the items scanned."""
 
 
 def sample_queries_of(

@@ -23,7 +23,7 @@ class SubspaceEntropy(CosineLoss):
 
     The sub-prototypes maximise it and the network minimises it: pass sub-vectors that went through
     :func:`~gpq_faiss.nn.quantizer.reverse_gradient` *before* intra-normalisation, and subtract λ2 times this
-    value from the total loss. Labels are never looked at.
+    value from the total loss. Labels are never read.
 
     Args:
         beta: scale β > 0 of the cosine; the paper's is 4.

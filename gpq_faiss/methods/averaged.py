@@ -13,12 +13,12 @@ from ..config import Config
 from ..losses import ExtraLosses
 from ..nn.backbones import Backbone
 from ..nn.gpq import GPQNetwork
-from ..nn.gpq_beliefs import BeliefNetwork
+from ..nn.gpq_soft import SoftGPQNetwork
 from ..nn.posterior import PosteriorNetwork
 from .coders import ProductCoder
 from .trainable import TrainableMethod
 
-Network = TypeVar("Network", GPQNetwork, BeliefNetwork, PosteriorNetwork)
+Network = TypeVar("Network", GPQNetwork, SoftGPQNetwork, PosteriorNetwork)
 
 
 class AveragedMethod(TrainableMethod, Generic[Network]):

@@ -31,7 +31,7 @@ from .leave_one_out import MOST_ROWS, leave_one_out
 from .posterior import LEAST_SHARE
 from .propagation import items_to_compare, propagate
 
-_ENCODE_ROWS = 4096  # fixed, so that a vector's probabilities do not depend on how many are asked for
+_ENCODE_ROWS = 4096  # fixed, so that a vector's probabilities do not depend on how many are requested
 
 
 class Classifier(Coder):

@@ -14,7 +14,7 @@ and in the end H is replaced by its signs. The paper keeps the n x n matrix L. H
 
 *Stage 2.* The network learns H: its q outputs behind a tanh are regressed on H (mean squared error). CNNH+ (``plus=True``) has in
 addition an output for each class, trained by cross entropy. Tables of later papers name CNNH, without the plus, so that is the
-default. A bit is the sign of an output. Supervised: unlabelled items are not looked at.
+default. A bit is the sign of an output. Supervised: unlabelled items are not used.
 
 Deviations: the shared backbone stands in for the paper's; entries are visited column by column in random order, and the items of
 each in random order, so that what a column needs is worked out once.

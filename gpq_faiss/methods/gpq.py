@@ -18,12 +18,12 @@ from ..config import Config
 from ..data.base import Dataset
 from ..losses import NPairPQLoss, SubspaceClassification, SubspaceEntropy, TripletPQLoss
 from ..nn.gpq import GPQNetwork
-from ..nn.gpq_beliefs import BeliefNetwork
+from ..nn.gpq_soft import SoftGPQNetwork
 from ..nn.model import build_network, input_description
 from ..nn.posterior import PosteriorNetwork
 from ..nn.quantizer import at_least_float32, reverse_gradient, soft_assign
 from .averaged import AveragedMethod
-from .gpq_beliefs import BeliefGPQ
+from .gpq_soft import SoftGPQ
 from .posterior import PosteriorCodes
 from .trainable import TrainingBatch
 
@@ -65,11 +65,11 @@ class GPQ(AveragedMethod[GPQNetwork]):
 
 def build_gpq(
     config: Config, dataset: Dataset, image_size: int, n_classes: int
-) -> GPQ | BeliefGPQ | PosteriorCodes:
+) -> GPQ | SoftGPQ | PosteriorCodes:
     """A fresh GPQ for the items of ``dataset``: the paper's, the one with soft targets, or class-posterior codes."""
     network = build_network(config, input_description(dataset, image_size), n_classes)
-    if isinstance(network, BeliefNetwork):
-        return BeliefGPQ(network, config)
+    if isinstance(network, SoftGPQNetwork):
+        return SoftGPQ(network, config)
     if isinstance(network, PosteriorNetwork):
         return PosteriorCodes(network, config)
     return GPQ(network, config)

@@ -11,7 +11,7 @@ already in training:
 
     max(0, 1 + ||F(I) - F(I+)||² - ||F(I) - F(I-)||²).
 
-A bit is F > 0.5; codes are compared by Hamming distance. Supervised: unlabelled items are not looked at. With several labels an
+A bit is F > 0.5; codes are compared by Hamming distance. Supervised: unlabelled items are not used. With several labels an
 item, items that share one are alike.
 
 Deviations: the shared backbone stands in for the network in network, with a ReLU behind its layer to the 50 features a bit (there

@@ -3,7 +3,7 @@
 Two kinds. *Array* methods (:class:`~gpq_faiss.methods.base.Coder`) learn from a matrix of features; they are made by
 :func:`make_method`. *Trained* methods (:class:`~gpq_faiss.methods.trainable.TrainableMethod`) are networks that the one loop of
 :mod:`gpq_faiss.training.loop` trains; :func:`make_builder` gives what the loop builds them with. A module is imported when a method of it
-is asked for: a list of names needs neither Faiss nor torch.
+is requested: a list of names needs neither Faiss nor torch.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class MethodEntry:
         deep: whether it is a network that the training loop trains.
         changes: settings that make the method of its module's, nested as in TOML (GPQ's variants).
         image_size: side in pixels that its own network is made for; 0: any. Taken where the settings name no other.
-        departs: where it departs from its paper in what its figures depend on; of all else its module tells.
+        departs: where it departs from its paper in what its figures depend on; its module lists the rest.
         images_only: why it is the same as another method where there is nothing to convolve; empty if it is not.
         revision: of its code, raised with every change by which the same settings give other codes: what was made or begun before
             is then made again, and not taken for the same.
@@ -65,7 +65,7 @@ class MethodEntry:
 
     @property
     def any_length(self) -> bool:
-        """Whether its codes have the number of bits that is asked for (``float`` and ``classifier`` keep no code)."""
+        """Whether its codes have the number of bits that is requested (``float`` and ``classifier`` keep no code)."""
         return self.code != "none"
 
     @property
@@ -137,7 +137,7 @@ METHODS: dict[str, MethodEntry] = {
     "gpq-t": _gpq("gpq with the triplet loss in place of the N-pair loss", {"gpq": {"metric": "triplet"}}),
     "posterior": dataclasses.replace(
         _gpq(
-            "class-posterior codes: codewords that add up to what class networks believe, and to what that leaves of the features",
+            "class-posterior codes: codewords that add up to the class probabilities, and to what these leave of the features",
             {},
         ),
         citation="this package",

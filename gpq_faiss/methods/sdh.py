@@ -1,6 +1,6 @@
 """Supervised discrete hashing (Shen, Shen, Liu and Shen, "Supervised Discrete Hashing", CVPR 2015).
 
-Codes B (±1, [n, bits]) from which a linear classifier W tells the labels, and hash functions F that reach these codes from the
+Codes B (±1, [n, bits]) from which a linear classifier W predicts the labels, and hash functions F that reach these codes from the
 items:
 
     min over B, W, F   Σ_i ||y_i - Wᵀ b_i||²  +  λ ||W||²  +  ν Σ_i ||b_i - F(x_i)||²,      b_i in {-1, 1}^bits

@@ -11,7 +11,7 @@ So the method is: align the axes by principal components, take their ranges as t
 long axis gives several bits, of rising frequency. A bit is the sign of its function, codes are compared by Hamming distance.
 ε changes no order of eigenvalues, and so no code. Unsupervised.
 
-As in the authors' description, at most ``bits`` principal components are looked at. Deviation, in this method's favour and as for
+As in the authors' description, at most ``bits`` principal components are used. Deviation, in this method's favour and as for
 the other unsupervised ones: vectors are scaled to length 1 first (``normalize=False`` leaves them).
 """
 

@@ -3,7 +3,7 @@
 Wang, Hu, Cheng and Hou, "Semi-supervised Generative Adversarial Hashing for Image Retrieval", ECCV 2018. Three networks:
 
 * the generator G makes of an item x and noise a similar item x⁺ and a dissimilar one x⁻, for unlabelled items too;
-* the discriminator D tells real triplets (x, p, n) of labelled items from synthetic ones (x, x⁺, x⁻), so that G learns what similar
+* the discriminator D separates real triplets (x, p, n) of labelled items from synthetic ones (x, x⁺, x⁻), so that G learns what similar
   and dissimilar mean and not just what items look like;
 * the hashing network H, with h = sigmoid(u), learns from both (semi-supervised ranking loss):
   mean max(0, m + d(a, p) - d(a, n)) over real triplets, plus λ times the same over synthetic ones, d(i, j) = ||h_i - h_j||².
@@ -232,7 +232,7 @@ class SSGAH(TrainableMethod):
         blur: deviation of the noise on what D sees, normalised items having about 1.
         noise: width of the noise.
         hidden: units of G and D (on images, channels).
-        smooth: what D is to say of real triplets.
+        smooth: the target of D for real triplets.
         generator: source of the first weights.
     """
 

@@ -63,17 +63,17 @@ def assign_logits(targets: Tensor, codewords: Tensor, beam: int = BEAM) -> Tenso
     B = targets.shape[0]
     factors = codewords.exp()
     # softmax of the partial sums, and what they cost so far: adding a codeword multiplies and normalises again.
-    belief = targets.new_full((B, 1, C), 1.0 / C)
+    posterior = targets.new_full((B, 1, C), 1.0 / C)
     cost = targets.new_zeros(B, 1)
     chosen = torch.zeros(B, 1, 0, dtype=torch.long, device=targets.device)
     for m in range(M):
-        scale = belief @ factors[m].T
+        scale = posterior @ factors[m].T
         total = cost.unsqueeze(2) - (targets @ codewords[m].T).unsqueeze(1) + scale.log()
-        kept = min(beam, belief.shape[1] * K) if m < M - 1 else 1
+        kept = min(beam, posterior.shape[1] * K) if m < M - 1 else 1
         cost, best = total.flatten(1).topk(kept, dim=1, largest=False)
         parent, word = best // K, best % K
-        belief = belief.gather(1, parent.unsqueeze(2).expand(-1, -1, C)) * factors[m][word]
-        belief = belief / belief.sum(dim=2, keepdim=True)
+        posterior = posterior.gather(1, parent.unsqueeze(2).expand(-1, -1, C)) * factors[m][word]
+        posterior = posterior / posterior.sum(dim=2, keepdim=True)
         chosen = torch.cat(
             [chosen.gather(1, parent.unsqueeze(2).expand(-1, -1, m)), word.unsqueeze(2)], dim=2
         )

@@ -1,4 +1,4 @@
-"""Devices by name. A GPU that is asked for and is not there is an error, never a quiet run on the CPU.
+"""Devices by name. A GPU that is requested and is not there is an error, never a quiet run on the CPU.
 
 torch is imported where it is needed: what runs on the CPU without a network does without.
 """
@@ -24,7 +24,7 @@ def on_cpu(name: str) -> bool:
 
     Raises:
         UsageError, DeviceError: as :func:`resolve_device`.
-        ModuleNotFoundError: a GPU is asked for, and torch is not installed.
+        ModuleNotFoundError: a GPU is requested, and torch is not installed.
     """
     if name == "cpu" or (name == "auto" and importlib.util.find_spec("torch") is None):
         return True
@@ -55,10 +55,10 @@ def resolve_device(name: str) -> torch.device:
         raise UsageError(f"device '{name}' is not supported: use cpu, cuda, cuda:N or auto")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count == 0:
-        raise DeviceError(f"device '{name}' was asked for, but torch sees no GPU here: use --device cpu")
+        raise DeviceError(f"device '{name}' was requested, but torch sees no GPU here: use --device cpu")
     if (device.index or 0) >= count:
         raise DeviceError(
-            f"device '{name}' was asked for, but there are {count} GPUs (cuda:0 to cuda:{count - 1})"
+            f"device '{name}' was requested, but there are {count} GPUs (cuda:0 to cuda:{count - 1})"
         )
     return torch.device("cuda", device.index or 0)
 

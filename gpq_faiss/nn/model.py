@@ -28,7 +28,7 @@ from ..inputs import check_file
 from ..store import codebooks_fingerprint
 from .backbones import DEFAULT_HIDDEN, MLP, VGG, Backbone, backbone_plugin, build_backbone
 from .gpq import GPQNetwork
-from .gpq_beliefs import BeliefNetwork
+from .gpq_soft import SoftGPQNetwork
 from .heads import SubspaceHeads
 from .posterior import CLASS_DIM, PosteriorNetwork, count_class_codebooks
 
@@ -137,7 +137,7 @@ def build_extractor(
         pictures = kind == "images" and input_["image_size"] >= VGG.SMALLEST
         backbone = "vgg" if pictures else "mlp" if n.hidden else "linear"
     own_networks = config.method != "gpq"
-    # A perceptron that is asked for has a hidden layer: of its own, or in the class networks.
+    # A perceptron that is requested has a hidden layer: of its own, or in the class networks.
     hidden = n.hidden or (() if own_networks else DEFAULT_HIDDEN)
     net = build_backbone(
         backbone,
@@ -158,7 +158,7 @@ def build_extractor(
 
 def build_network(
     config: Config, input_: Mapping[str, Any], n_classes: int
-) -> GPQNetwork | BeliefNetwork | PosteriorNetwork:
+) -> GPQNetwork | SoftGPQNetwork | PosteriorNetwork:
     """A GPQ network of this shape with random weights (or those that ``config.network.weights`` names).
 
     Args:
@@ -191,7 +191,7 @@ def build_network(
     if not soft:
         return committee
     own_queries = config.pairs.queries == "beliefs"
-    return BeliefNetwork(committee, *shape, n_classes, own_queries=own_queries, generator=generator)
+    return SoftGPQNetwork(committee, *shape, n_classes, own_queries=own_queries, generator=generator)
 
 
 def _build_class_networks(

@@ -28,7 +28,7 @@ def check_picture(out: str | Path, *, overwrite: bool) -> Path:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """A figure of that many inches that no global state of matplotlib knows of (so it is freed, and threads
+    """A figure of that many inches outside matplotlib's global state (so it is freed, and threads
     may draw)."""
     from matplotlib.figure import Figure
 

@@ -27,7 +27,7 @@ _CACHED = 32 << 20  # bytes of thumbnails
 
 
 class Catalogue:
-    """What a data set knows of ids. An id is the same item in the data, in the index and in its changes.
+    """What a data set has of ids. An id is the same item in the data, in the index and in its changes.
 
     Safe to use from several threads.
 

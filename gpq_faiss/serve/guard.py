@@ -158,7 +158,7 @@ class Guard:
             self.metrics.seconds.labels(route).observe(time.perf_counter() - began)
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
-        """Status and message for a request that is not even looked at."""
+        """Status and message for a request that is refused unread."""
         headers = Headers(scope=scope)
         if is_loopback(self.settings.host):
             # A page elsewhere may give its own name the address of this machine, and so read what is served here.

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +38,7 @@ from .changes import Change, ChangeLog, Changes, Records, log_path, read_log
 log = logging.getLogger(__name__)
 
 COMPACT_AFTER = 10_000
-"""Changes from which on the index file is written anew."""
+"""Changes from which on the index file is rewritten."""
 
 
 class UnknownItemError(DataError):
@@ -122,6 +123,10 @@ class Snapshot:
         held = filed.positions_of(changes.ids) >= 0
         total = index.ntotal - int(held.sum()) + int(changes.there.sum())
         return cls(index, filed, changes, changes.ids[held], total, named)
+
+    def with_changes(self, changes: Changes) -> Snapshot:
+        """The same index with these changes."""
+        return Snapshot.of(self.index, changes, self.named)
 
     def then(self, records: Records) -> Snapshot:
         """This, and later changes."""
@@ -241,7 +246,7 @@ class LiveIndex:
                 self._take()
                 self._log = ChangeLog(log_path(self.path), self._size, self.fingerprint)
             self._seen = self._state()
-            self.snapshot = self._open(self._logged())
+            self.snapshot: Snapshot = self._open(self._logged())
         except BaseException:
             self.close(compact=False)
             raise
@@ -267,7 +272,8 @@ class LiveIndex:
         )
         return Changes.none(self._size).then(records)
 
-    def _open(self, changes: Changes) -> Snapshot:
+    def _open(self, changes: Changes) -> Any:
+        """A :class:`Snapshot`, or what stands for one (:mod:`.shards`)."""
         with stage("opening the index"):
             index = open_index(self.path, self.kind)
             assert isinstance(index, MemoryIndex)
@@ -279,7 +285,7 @@ class LiveIndex:
             return Snapshot.of(index, changes, open_items(self.path))
 
     def _state(self) -> object:
-        """What tells one file at the path from another; None where there is none."""
+        """Identity of the file at the path; None where there is none."""
 
         def of(path: Path) -> object:
             try:
@@ -457,7 +463,7 @@ class LiveIndex:
                 raise
             with self._writing:
                 changes = self.snapshot.changes if self.writable else opened.changes
-                self.snapshot = Snapshot.of(opened.index, changes, opened.named)
+                self.snapshot = opened.with_changes(changes)
                 self._seen, self._refused = state, None
         log.info("%s: reloaded, %d items", self.path, self.snapshot.ntotal)
         return True

@@ -12,7 +12,7 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 
 
 class _Sizes(Collector):
-    """Of the index, when they are asked for."""
+    """Of the index, when they are requested."""
 
     def __init__(self, sizes: Callable[[], tuple[int, int]]) -> None:
         self._sizes = sizes

@@ -16,6 +16,7 @@ import uvicorn
 from ..data.base import Dataset
 from ..encoder import Encoder, open_encoder
 from ..errors import MismatchError, UsageError
+from ..indexes.manifest import is_manifest
 from ..indexes.opening import open_index
 from ..progress import stage
 from ..store import codebooks_fingerprint
@@ -24,6 +25,7 @@ from .catalogue import Catalogue
 from .guard import Settings
 from .live import COMPACT_AFTER, LiveIndex
 from .service import Service
+from .shards import LiveShards
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +33,7 @@ _GRACE = 10  # seconds that requests under way may take at the end
 _CONNECTIONS = 2048
 
 
-def serve(
+def serve(  # noqa: PLR0913
     index: str | Path,
     model: str | Path,
     *,
@@ -41,22 +43,26 @@ def serve(
     writable: bool = False,
     compact_after: int = COMPACT_AFTER,
     device: str = "cpu",
+    ray: str | None = None,
+    workers: int | None = None,
+    replicas: int = 1,
 ) -> None:
     """Serve an index over HTTP until SIGINT or SIGTERM; SIGHUP has the index file opened again.
 
     Args:
-        index: file that ``gpq index`` wrote.
+        index: file that ``gpq index`` wrote, or the manifest of shards, which is not writable.
         model: folder of the model whose codes it holds; or its network in ONNX (``gpq export-encoder``), which needs no torch and
             takes no items to add.
         data: of the items, for names, labels and pictures; its ids are those of the index.
         settings: address, token and limits.
         kind: how the index is searched.
         writable: take items to add and to remove, which needs a token.
-        compact_after: changes after which the index file is written anew.
+        compact_after: changes after which the index file is rewritten.
         device: where the network runs.
+        ray, workers, replicas: the cluster that holds the shards of a manifest (:class:`.shards.LiveShards`).
 
     Raises:
-        UsageError: the port cannot be bound; writable without a token, or with a network in ONNX.
+        UsageError: the port cannot be bound; writable without a token, with a network in ONNX or a manifest; a cluster without a manifest.
         DataError, MismatchError, DeviceError: index, model or device are not there, damaged, or do not belong together.
     """
     settings = settings or Settings()
@@ -64,6 +70,15 @@ def serve(
         raise UsageError("--writable lets requests change the index: a token is needed (--token)")
     if compact_after < 1:
         raise UsageError(f"compact after {compact_after} changes: it must be at least 1")
+    shards = is_manifest(index)
+    if shards and writable:
+        raise UsageError(
+            f"{index} is a manifest of shards, which is not --writable: change it by gpq index --add"
+        )
+    if ray is not None and not shards:
+        raise UsageError(
+            f"{index} is no manifest of shards, which a cluster holds: gpq index --out NAME.json writes one"
+        )
     with _bound(settings.host, settings.port) as bound:
         with stage("loading the model"):
             encoder = open_encoder(model, device)
@@ -73,7 +88,11 @@ def serve(
         Z = encoder.model.codebooks if isinstance(encoder, Encoder) else open_index(index).codebooks
         if codebooks_fingerprint(Z) != encoder.codebooks_fingerprint:
             raise MismatchError(f"{index} has other codebooks than {model}: build the index with this model")
-        live = LiveIndex(index, Z, kind=kind, writable=writable, compact_after=compact_after)
+        live = (
+            LiveShards(index, Z, kind=kind, ray=ray, workers=workers, replicas=replicas)
+            if shards
+            else LiveIndex(index, Z, kind=kind, writable=writable, compact_after=compact_after)
+        )
         try:
             service = Service(encoder, live, catalogue, threads=settings.threads)
             asyncio.run(_run(service, settings, bound))

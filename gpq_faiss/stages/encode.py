@@ -209,7 +209,7 @@ def _from_network(
         # Which items its rows are is not known where broken ones were left out: encoding from the first would double them.
         raise DataError(
             f"the unfinished {writer.path} was begun from a features file: leave out --no-features to go on, "
-            "or begin anew with --restart"
+            "or start again with --restart"
         )
     position = int(writer.state.get("position", 0))
     if position:
@@ -257,7 +257,7 @@ def encode_shards(
 ) -> list[Path]:
     """Encode ``data`` in shards, on a Ray cluster where one is given: files that together hold the rows that :func:`encode` writes.
 
-    The name of a shard follows from what goes into it. One that is there is not made again, so an interrupted run is gone on with, and
+    The name of a shard follows from what goes into it. One that is there is not made again, so an interrupted run is resumed, and
     a task that is run twice writes once. All nodes must see the model, the data and ``out`` under the same paths.
 
     Args:
@@ -268,7 +268,7 @@ def encode_shards(
         data_args: further arguments of :func:`..data.open.open_data`.
         shard_items: items a shard, rounded up to whole batches.
         workers: tasks at a time, at most (default: one a core; with a GPU one a GPU).
-        resume: go on with the shards that are there; else begin anew.
+        resume: continue the shards that are there; else start again.
         overwrite: remove shards of another model, data or size.
 
     Returns:

@@ -161,7 +161,7 @@ class Evaluation:
         """One HTML file to send around: the table, precision-recall curves, and the best and worst queries with their pictures.
 
         Args:
-            data: the data set that was evaluated; without images, queries are told by their names or ids.
+            data: the data set that was evaluated; without images, queries are shown by their names or ids.
             out: the page, .html.
             ks: of precision and recall.
             overwrite: replace an existing file.
@@ -269,7 +269,7 @@ def _open_compared(
     with their folders.
 
     Raises:
-        DataError, DeviceError, MismatchError, UsageError: as :func:`evaluate` tells.
+        DataError, DeviceError, MismatchError, UsageError: as :func:`evaluate`.
     """
     folder, bits = first.model.folder, code_bits(first)
     models = {str(folder): first}
@@ -308,7 +308,9 @@ def resolve_split(
     data, trained, its_seed = _trained_on(model.folder, model.description)
     if data != dataset.fingerprint:
         split = make_split(dataset, protocol or "1", seed=seed or 0, labelled=labelled)
-        return split, [f"{dataset.name} is not the data of the training: queries and database are drawn anew"]
+        return split, [
+            f"{dataset.name} is not the data of the training: queries and database are drawn from it instead"
+        ]
     if protocol is not None and protocol != trained:
         raise MismatchError(
             f"{model.folder} was trained under protocol {trained}: under protocol {protocol} it may have "

@@ -3,7 +3,7 @@
 The graph takes what the network takes and gives what a GPQ index is searched with::
 
     features  float32 [B, W]                      ─►  vectors  float32 [B, M·d], every sub-vector of length one
-    images    float32 [B, 3, S, S] RGB in [0, 1]       codes   uint8 [B, M], codeword indices (only where asked for)
+    images    float32 [B, 3, S, S] RGB in [0, 1]       codes   uint8 [B, M], codeword indices (only where requested)
 
 The codes are those of the items as ``gpq encode`` makes them; a model with query vectors of its own (``recommended``) gives
 these as vectors. B is free, the rest is fixed. The normalisation of the input is inside. An item whose sub-vector has no direction gets

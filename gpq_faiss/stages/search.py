@@ -58,8 +58,8 @@ class SearchResult:
         query_names: Q names for people (a path where there is one, else the id).
         codebooks_fingerprint: of model and index.
         points: what each number of lists that was tried gave, where nprobe was chosen by recall.
-        description: how it was searched, in words: what ``auto`` chose, say.
-        min_score: the score asked for, where it was not ``k`` items.
+        description: how it was searched, for example what ``auto`` chose.
+        min_score: the requested score, where it was not ``k`` items.
         missing_shards: files of shards that could not be searched, where partial answers were asked for.
         items: by id, names, labels and kept columns of the items found; None where nothing is known beside the index.
     """
@@ -77,7 +77,7 @@ class SearchResult:
 
     @property
     def short(self) -> int:
-        """Queries for which fewer than ``k`` items were found (0 where all from a least score were asked for)."""
+        """Queries for which fewer than ``k`` items were found (0 where all from a minimum score were requested)."""
         return int((self.ids == -1).any(axis=1).sum()) if self.min_score is None else 0
 
     def to_dict(self) -> dict[str, Any]:
@@ -464,7 +464,7 @@ def search(
         MismatchError: index and model have different codebooks.
         DataError: a file that cannot be read, an empty index, k beyond it.
         DeviceError: the device is not there, or cannot hold or search the index; nothing is searched elsewhere instead.
-        UsageError: options out of range or at odds, or what the device cannot do.
+        UsageError: options out of range or that exclude each other, or what the device cannot do.
     """
     queries = str(queries) if isinstance(queries, Path) else queries
     place = "cpu" if on_cpu(device) else str(resolve_device(device))
@@ -603,7 +603,7 @@ def _search(
 
 
 def _items(index: str | Path, found: NDArray[np.int64]) -> dict[int, Item] | None:
-    """What the file beside the index knows of the items found; None where there is none."""
+    """Names and labels of the items found, from the file beside the index; None where there is none."""
     items = known_items(index)
     if items is None:
         return None
@@ -615,11 +615,11 @@ def _items(index: str | Path, found: NDArray[np.int64]) -> dict[int, Item] | Non
 def _check_options(
     k: int, nprobe: int | None, recall: float | None, min_score: float | None, device: str | None
 ) -> None:
-    """Raises UsageError: options out of range or at odds; ``device`` is where the index is searched, None: the CPU's index."""
+    """Raises UsageError: options out of range or that exclude each other. ``device``: of the index; None: the CPU's index."""
     if k < 1:
         raise UsageError(f"-k {k}: at least 1 is needed")
     if recall is not None and nprobe is not None:
-        raise UsageError("nprobe and recall both choose the lists to look at: give one")
+        raise UsageError("nprobe and recall both choose the lists to probe: give one")
     if device is not None and recall is not None:
         raise UsageError(
             f"recall is measured on the CPU, which {device} is not to use: search with --device cpu and that recall once, and "

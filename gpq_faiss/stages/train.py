@@ -63,8 +63,8 @@ def train(
         queries: those that protocol 1 sets apart: ``N-per-class`` or a file of ids; default: as many as it has itself.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
         amp: run the backbone in bf16.
-        resume: go on with an unfinished run of the same settings and data; a finished one is left as it is.
-        overwrite: replace the folder, once the new one is complete, and begin anew where an unfinished run is. With ``resume``
+        resume: continue an unfinished run of the same settings and data; a finished one is left as it is.
+        overwrite: replace the folder, once the new one is complete, and start again where an unfinished run is. With ``resume``
             alone such a run goes on, and replaces the folder too.
         validate_every: steps between two lines of the log, and two validations where items are held out.
         checkpoint_seconds: time between two checkpoints.

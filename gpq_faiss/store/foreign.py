@@ -59,7 +59,7 @@ def dataset(h5: Any, name: str, path: Path) -> Any:
     """The dataset ``name`` of an open file, if reading it touches this file alone and bounded memory.
 
     Raises:
-        DataError: not there, not a dataset, outside the file, or with absurd chunks or filters.
+        DataError: not there, not a dataset, outside the file, or with impossible chunks or filters.
     """
     link = h5.get(name, getlink=True)
     if link is None:

@@ -1,4 +1,4 @@
-"""Reading a features or codes file: everything is checked before the first row is believed."""
+"""Reading a features or codes file: everything is checked before the first row is read."""
 
 from __future__ import annotations
 

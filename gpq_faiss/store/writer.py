@@ -50,7 +50,7 @@ class RowWriter:
         path: the file to make.
         header: what it is about.
         overwrite: whether an existing ``path`` may be replaced (in :meth:`finish`, not before).
-        resume: go on with a partial of the same header; one of another header is discarded in any case.
+        resume: continue a partial of the same header; one of another header is discarded in any case.
         commit_seconds: time between commits; 0 commits every block.
 
     Attributes:

@@ -332,7 +332,8 @@ def _check_step_memory(method: TrainableMethod, task: _Task) -> None:
     batch = min(training.batch_labelled, len(task.seen))
     if method.uses_unlabelled:
         batch += min(training.batch_unlabelled, len(task.pool))
-    each = sum(_kept_bytes(backbone, size) for backbone in method.extractors())
+    # The first: others are averages of its weights, which keep nothing.
+    each = _kept_bytes(method.extractors()[0], size)
     check_memory(
         batch * each,
         f"a step of the training on {batch:,} images of {size} pixels a side",

@@ -256,7 +256,7 @@ def test_a_search_on_disk_equals_one_in_memory(tmp_path: Path, form: Packing, qu
 @pytest.mark.parametrize("form", ROWFORMS)
 @pytest.mark.parametrize("budget", ["100MB", "220kB"])
 def test_ids_that_count_up_need_not_be_read(tmp_path: Path, form: Packing, budget: str) -> None:
-    """With a large budget the packed codes are kept, with a small one they are read anew; many codes repeat."""
+    """With a large budget the packed codes are kept, with a small one they are read again; many codes repeat."""
     n = 60_000
     parts = shards(tmp_path, np.arange(n))
     centres = random_codes(60)[np.random.default_rng(4).integers(0, 60, n)]

@@ -33,7 +33,7 @@ from gpq_faiss import progress as stages
 stages.LONG = 0.2
 log = logging.getLogger("gpq_faiss.test")
 progress.Watcher.__init__.__kwdefaults__.update(look=0.02, first=0.1, apart=0.15)
-with progress.told(quiet="-q" in sys.argv, verbose="-v" in sys.argv):
+with progress.shown(quiet="-q" in sys.argv, verbose="-v" in sys.argv):
     with stages.stage("gpq test"):
         log.info("a note at the start")
         with stages.stage("placing lists"):

@@ -240,3 +240,55 @@ def test_a_missing_package_is_an_error_of_one_line(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match=r"pip install 'gpq-faiss\[ray\]'"):
         connect.require_ray()
+
+
+def test_the_service_answers_from_the_shards_and_takes_new_ones(
+    nodes: Nodes, shop: Path, codes: list[Path], tmp_path: Path
+) -> None:
+    pytest.importorskip("fastapi")
+    from starlette.testclient import TestClient
+
+    from gpq_faiss.build.item_files import known_items
+    from gpq_faiss.encoder import Encoder
+    from gpq_faiss.indexes.opening import open_index
+    from gpq_faiss.serve.app import create_app
+    from gpq_faiss.serve.guard import Settings
+    from gpq_faiss.serve.service import Service
+    from gpq_faiss.serve.shards import LiveShards
+
+    manifest = index_shards(shop / "model", codes[:4], tmp_path / "m.json")
+    encoder = Encoder.load(shop / "model")
+    live = LiveShards(manifest, encoder.model.codebooks, ray=nodes.address)
+    service = Service(encoder, live, items=known_items(manifest), watch=False)
+    queries = np.load(shop / "queries.npy")
+    settings = Settings(token="a-token-of-this-test", rate=0)  # noqa: S106
+
+    def ask(client: Any) -> tuple[list[int], list[float]]:
+        answer = client.post("/search", json={"features": queries[0].tolist(), "k": 7})
+        assert answer.status_code == 200, answer.text
+        results = answer.json()["results"]
+        assert all(row["labels"][0] in ("0", "1", "2") for row in results)
+        return [int(row["id"]) for row in results], [row["score"] for row in results]
+
+    def expected() -> tuple[list[int], list[float]]:
+        with open_index(manifest) as index:
+            D, found = index.search(encoder.embed(queries[:1], queries=True)[0], 7)
+        return found[0].tolist(), D[0].tolist()
+
+    with TestClient(create_app(service, settings), base_url="http://127.0.0.1") as client:
+        assert ask(client) == expected()
+        item = client.post("/search", json={"id": ask(client)[0][0], "k": 1})
+        assert item.status_code == 200, item.text
+        assert not live.stale
+        index_shards(shop / "model", codes[4:], manifest, add=True)
+        assert live.stale
+        assert ask(client)[0]  # the old ones, meanwhile
+        live.reload(only_stale=True)
+        assert not live.stale
+        assert ask(client) == expected()
+        nodes.kill_second()
+        assert ask(client) == expected()
+        nodes.two()
+        assert live.stale  # a node left, another joined
+        live.reload(only_stale=True)
+        assert ask(client) == expected()

@@ -26,7 +26,7 @@ X = np.random.default_rng(0).standard_normal((12, 4)).astype(np.float32)
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
-    """Files of a folder; what was asked for is counted, and some answers are bad."""
+    """Files of a folder; requests are counted, and some answers are bad."""
 
     def do_GET(self) -> None:
         server: Any = self.server

@@ -234,7 +234,7 @@ def test_runs_that_no_call_came_to_are_missing_too(tmp_path: Path) -> None:
     """A seed and a method of which nothing is there: the files alone could not tell."""
     folder = made(tmp_path / "x", methods=["pq"], bits=[12], seeds=[0])
     assert missing_runs(read_experiment(folder)).short == ""
-    # An interrupted call has noted what it was asked for before its first run.
+    # An interrupted call has noted what was requested before its first run.
     specs = plan(small_grid(methods=["pq", "itq"], bits=[12], seeds=[0, 1]), DIGITS, preset("paper")).specs
     note_planned(folder, specs)
     found = missing_runs(read_experiment(folder))

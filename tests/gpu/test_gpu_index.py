@@ -223,7 +223,7 @@ def test_a_missing_gpu_is_an_error() -> None:
         for kind in ("exact", "approximate"):
             with pytest.raises(DeviceError, match="has none"):
                 to_gpu(source, search=kind)
-    with pytest.raises(DeviceError, match="GPU 1 was asked for, but this machine has none"):
+    with pytest.raises(DeviceError, match="GPU 1 was requested, but this machine has none"):
         to_gpu(index, devices=[1, 0], mode="replica")
 
 
@@ -317,7 +317,7 @@ def test_the_benchmark_runs_from_end_to_end(tmp_path: Path) -> None:
     refused = run()
     assert refused.returncode == 1
     assert refused.stderr.count("\n") == 1
-    assert refused.stderr.startswith("error: GPU 0 was asked for")
+    assert refused.stderr.startswith("error: GPU 0 was requested")
     assert not out.exists()
     late = run("--device", "cpu", "--within", "0")
     assert late.returncode == 0, late.stderr

@@ -1,4 +1,4 @@
-"""Lists on devices: exact within the lists looked at, which are the nearest that hold items, and more until k are held."""
+"""Lists on devices: exact within the probed lists, which are the nearest that hold items, and more until k are held."""
 
 from __future__ import annotations
 

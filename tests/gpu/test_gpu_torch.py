@@ -175,7 +175,7 @@ def test_an_exact_engine_that_has_gone_over_to_distinct_codes_stays_so_on_a_devi
         ({}, [engine.distinct]),
         ({"group": True}, [engine.distinct]),
         ({"parts": 2, "mode": "replica"}, [engine.distinct] * 2),
-        ({"group": False}, [9000]),  # as it was asked for
+        ({"group": False}, [9000]),  # as requested
     ):
         index = put(engine, device, **options)
         assert [len(part.searcher) for part in index.parts] == lengths
@@ -262,7 +262,7 @@ def test_faiss_is_left_out_where_its_scan_does_not_fit_the_memory() -> None:
         index = put(engine, "cpu", memory=memory)
         assert len(index.faiss_indexes) == shortlists
         assert same(index.search(xq, 20), engine.search(xq, 20))
-    assert len(put(engine, "cpu", memory=needed - 1, via="faiss").faiss_indexes) == 1  # as it was asked for
+    assert len(put(engine, "cpu", memory=needed - 1, via="faiss").faiss_indexes) == 1  # as requested
 
 
 def test_blocks_do_not_matter_when_later_codes_are_better() -> None:

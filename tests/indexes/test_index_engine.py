@@ -136,7 +136,7 @@ def test_the_engine_counts_what_it_had_to_do() -> None:
     assert stats["brute_forced"] == 0
     same = MemoryIndex.build(np.repeat(codes[:1], 20000, axis=0), Z, kind="exact")
     same.search(rng.normal(size=(4, 144)).astype(np.float32), 10)
-    # ties without end: neither more candidates nor finer tables would help, so none were asked for
+    # ties without end: neither more candidates nor finer tables would help, so none were requested
     assert (same.stats()["rescored"], same.stats()["brute_forced"]) == (0, 4)
 
 

@@ -1,4 +1,4 @@
-"""One meaning of a search in lists, in memory and in a file: exact within the lists looked at, against brute force."""
+"""One meaning of a search in lists, in memory and in a file: exact within the probed lists, against brute force."""
 
 from __future__ import annotations
 

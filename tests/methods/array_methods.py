@@ -14,7 +14,7 @@ from gpq_faiss.evaluation.ranking import rank_codes
 from gpq_faiss.methods.base import Coder
 
 QUERIES = 100
-"""The first digits of :func:`digits` are asked for among the others."""
+"""The first digits of :func:`digits` are requested among the others."""
 
 
 @cache

@@ -14,10 +14,10 @@ from model_factory import averaged
 from gpq_faiss.config import PRESETS, Config, LossConfig, preset
 from gpq_faiss.errors import UsageError
 from gpq_faiss.methods.gpq import GPQ
-from gpq_faiss.methods.gpq_beliefs import BeliefGPQ
+from gpq_faiss.methods.gpq_soft import SoftGPQ
 from gpq_faiss.methods.posterior import PosteriorCodes
 from gpq_faiss.methods.trainable import TrainingBatch
-from gpq_faiss.nn.gpq_beliefs import BeliefNetwork
+from gpq_faiss.nn.gpq_soft import SoftGPQNetwork
 from gpq_faiss.nn.heads import SubspaceHeads
 from gpq_faiss.nn.model import build_network
 from gpq_faiss.nn.posterior import PosteriorNetwork
@@ -85,10 +85,10 @@ CONFIGS = {n: c for n, c in PRESETS.items() if c.network.backbone != "vgg"} | {"
 """Every preset for features, and every setting of the network without class networks."""
 
 
-def any_method(config: Config) -> GPQ | BeliefGPQ | PosteriorCodes:
+def any_method(config: Config) -> GPQ | SoftGPQ | PosteriorCodes:
     network = build_network(config, {"kind": "features", "width": 10}, 3)
-    if isinstance(network, BeliefNetwork):
-        return BeliefGPQ(network, config)
+    if isinstance(network, SoftGPQNetwork):
+        return SoftGPQ(network, config)
     if isinstance(network, PosteriorNetwork):
         return PosteriorCodes(network, config)
     return GPQ(network, config)

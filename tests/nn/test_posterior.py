@@ -116,7 +116,7 @@ def scored(net: PosteriorNetwork, ask: Tensor, codes: Tensor) -> Tensor:
 
 
 class Sampler:
-    """What :meth:`fit_codebooks` draws from; remembers how many items it was asked for."""
+    """What :meth:`fit_codebooks` draws from; remembers how many items it was requested."""
 
     def __init__(self, x: Tensor) -> None:
         self.x = x

@@ -60,7 +60,7 @@ def test_every_row_is_the_evaluation_of_that_model(models: Path) -> None:
     together = evaluate(models / "ours", open_digits(), compare=compare)
     rows = {row["method"]: row for row in together.rows((1, 10))}
     printed, longer = (f"gpq (paper): {models / name}" for name in ("printed", "longer"))
-    assert list(rows) == ["posterior", printed, "pq", "gpq", longer, "classifier"], "in the order asked for"
+    assert list(rows) == ["posterior", printed, "pq", "gpq", longer, "classifier"], "in the requested order"
     for name, folder in (("posterior", "ours"), (printed, "printed"), ("gpq", "gpq"), (longer, "longer")):
         alone = evaluate(models / folder, open_digits())
         expected = {**alone.rows((1, 10))[0], "method": name}

@@ -238,7 +238,7 @@ def test_every_kind_holds_the_same_codes(
         i: c.tobytes() for i, c in expected.items()
     }
     engine = open_in_memory(path)
-    # so many codes are there twice that distinct ones are searched where nothing else was asked for
+    # so many codes are there twice that distinct ones are searched where nothing else was requested
     wanted = {"flat": "grouped", "auto": "grouped"}.get(kind, kind)
     assert engine.kind == wanted
     assert read_sidecar(path)["model_fingerprint"] == engine.model_fingerprint == "model-1"

@@ -1,7 +1,7 @@
 """What a file or folder is: anything that this package writes, a Faiss index, or arrays that it reads.
 
 What a thing is, is read from its content, not from its name. Everything is verified as the stages that use it do;
-so ``info`` is also the way to ask whether a file is whole.
+so ``info`` also checks whether a file is whole.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def describe_unfinished(path: Path) -> dict[str, Any]:
         best_step=state["best_step"] or None,
         validation_map=state["best"],
         run_identity=str(state["identity"]),
-        remedy="gpq train ... --resume goes on with it",
+        remedy="gpq train ... --resume continues it",
     )
 
 
@@ -136,5 +136,5 @@ def _unfinished_rows(path: Path, out: str | None) -> dict[str, Any]:
         if (path / "ids.raw").stat().st_size < rows * 8 if (path / "ids.raw").exists() else rows > 0:
             raise DataError(f"{path} is damaged: ids.raw is shorter than its {rows:,} rows; delete it")
     return head(
-        f"unfinished {kind}", path, out=out, rows=rows, remedy="the same gpq encode command goes on with it"
+        f"unfinished {kind}", path, out=out, rows=rows, remedy="the same gpq encode command continues it"
     )

@@ -22,11 +22,11 @@ from gpq_faiss.errors import UsageError
 from gpq_faiss.faissio.model import read_prototypes
 from gpq_faiss.indexes.lists import IvfSettings
 from gpq_faiss.methods.gpq import GPQ, build_gpq
-from gpq_faiss.methods.gpq_beliefs import BeliefGPQ, fit_tables, score_codes
+from gpq_faiss.methods.gpq_soft import SoftGPQ, fit_tables, score_codes
 from gpq_faiss.methods.posterior import PosteriorCodes
 from gpq_faiss.methods.posterior_codebooks import expected_map
 from gpq_faiss.methods.trainable import TrainingBatch
-from gpq_faiss.nn.gpq_beliefs import BeliefNetwork
+from gpq_faiss.nn.gpq_soft import SoftGPQNetwork
 from gpq_faiss.nn.model import build_network
 from gpq_faiss.pipeline import encode, evaluate, search, train
 from gpq_faiss.stages.export_encoder import export_encoder
@@ -47,11 +47,11 @@ def config_of(**sections: dict[str, Any]) -> Config:
     return validate(merge(merge(preset("gpq"), small), sections))
 
 
-def method(**sections: dict[str, Any]) -> BeliefGPQ:
+def method(**sections: dict[str, Any]) -> SoftGPQ:
     config = config_of(**sections)
     net = build_network(config, {"kind": "features", "width": WIDTH}, C)
-    assert isinstance(net, BeliefNetwork)
-    return BeliefGPQ(net, config).train()
+    assert isinstance(net, SoftGPQNetwork)
+    return SoftGPQ(net, config).train()
 
 
 def batch() -> TrainingBatch:
@@ -118,7 +118,7 @@ def test_the_losses_are_those_of_class_networks_and_of_pairs(targets: str, queri
     theirs = {k: v.item() for k, v in gpq.class_networks.losses(given, amp=False).items()}
     net = gpq.network
     with torch.no_grad():
-        p = gpq.exported().eval().belief(given.x)
+        p = gpq.exported().eval().posterior(given.x)
         x = net.subvectors(p).double().numpy()
         Z, W, scale = (t.double().numpy() for t in (net.codewords(), net.classifier(), net.log_scale.exp()))
     p = p.double().numpy()
@@ -228,7 +228,7 @@ def test_fitted_tables_are_the_least_squares() -> None:
     assert float((p - said).square().sum()) == pytest.approx(float(off.square().sum()), rel=1e-4)
 
 
-def _world(gpq: BeliefGPQ) -> Any:
+def _world(gpq: SoftGPQ) -> Any:
     """Beliefs of 400 items, all but sure of one of the classes."""
     generator = torch.Generator().manual_seed(1)
     x = 4 * torch.randn(400, WIDTH, generator=generator)
@@ -244,7 +244,7 @@ def test_tables_are_those_that_are_asked_for_or_better_by_belief(tables: str) ->
     gpq.fit_codebooks(_world(gpq), final=False)
     as_trained = gpq.network.prototypes.clone()
     with torch.no_grad():
-        p = torch.cat([gpq.network.eval().belief(x) for x in _world(gpq)(400)])
+        p = torch.cat([gpq.network.eval().posterior(x) for x in _world(gpq)(400)])
     gpq.fit_codebooks(_world(gpq), final=True)
     same = torch.equal(as_trained, gpq.network.prototypes)
     if tables != "auto":
@@ -263,7 +263,7 @@ def test_tables_are_those_that_are_asked_for_or_better_by_belief(tables: str) ->
 def test_better_trained_tables_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     gpq = method()
     gpq.average = None
-    monkeypatch.setattr("gpq_faiss.methods.gpq_beliefs.fit_tables", lambda p, codes, K: -torch.ones(M, K, C))
+    monkeypatch.setattr("gpq_faiss.methods.gpq_soft.fit_tables", lambda p, codes, K: -torch.ones(M, K, C))
     before = gpq.network.prototypes.clone()
     gpq.fit_codebooks(_world(gpq), final=True)
     torch.testing.assert_close(gpq.network.prototypes, before)
@@ -286,7 +286,7 @@ def test_settings_that_cannot_be_are_refused(sections: dict[str, Any], named: st
 def test_the_preset_says_which_method_is_built() -> None:
     digits = open_digits()
     kinds = {name: type(build_gpq(preset(name), digits, 8, 10)) for name in ("gpq", "paper", "recommended")}
-    assert kinds == {"gpq": BeliefGPQ, "paper": GPQ, "recommended": PosteriorCodes}
+    assert kinds == {"gpq": SoftGPQ, "paper": GPQ, "recommended": PosteriorCodes}
 
 
 @pytest.fixture(scope="module")

@@ -15,14 +15,16 @@ from gpq_faiss.codes.codebooks import inject
 from gpq_faiss.codes.encode import encode
 from gpq_faiss.config import merge, preset, validate
 from gpq_faiss.errors import UsageError
-from gpq_faiss.nn.gpq_beliefs import BeliefNetwork, straight_through
+from gpq_faiss.nn.gpq_soft import SoftGPQNetwork, straight_through
 from gpq_faiss.nn.model import build_network
 from gpq_faiss.nn.posterior import PosteriorNetwork
 
 WIDTH, C = 9, 5
 
 
-def network(M: int = 3, K: int = 8, d: int = 12, *, queries: str = "beliefs", seed: int = 0) -> BeliefNetwork:
+def network(
+    M: int = 3, K: int = 8, d: int = 12, *, queries: str = "beliefs", seed: int = 0
+) -> SoftGPQNetwork:
     config = validate(
         merge(
             preset("gpq"),
@@ -35,7 +37,7 @@ def network(M: int = 3, K: int = 8, d: int = 12, *, queries: str = "beliefs", se
         )
     )
     net = build_network(config, {"kind": "features", "width": WIDTH}, C)
-    assert isinstance(net, BeliefNetwork)
+    assert isinstance(net, SoftGPQNetwork)
     return net.eval()
 
 
@@ -43,7 +45,7 @@ def items(n: int = 40, seed: int = 1) -> Tensor:
     return 3 * torch.randn(n, WIDTH, generator=torch.Generator().manual_seed(seed))
 
 
-def codewords(net: BeliefNetwork) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+def codewords(net: SoftGPQNetwork) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
     return np.ascontiguousarray(net.codebooks().detach().numpy())
 
 
@@ -63,7 +65,7 @@ def test_faiss_encodes_items_as_the_network_does() -> None:
     index = inject(codewords(net))
     assert isinstance(index, faiss.IndexPQ)
     by_faiss = unpack_codes(index.sa_encode(net(x).numpy()), 3, 8)
-    ours = net.codes(net.belief(x)).numpy()
+    ours = net.codes(net.posterior(x)).numpy()
     assert len(np.unique(ours, axis=0)) > 1
     np.testing.assert_array_equal(by_faiss, ours)
     np.testing.assert_array_equal(unpack_codes(encode(net(x).numpy(), codewords(net)), 3, 8), ours)
@@ -74,7 +76,7 @@ def test_queries_score_what_their_belief_expects_of_the_sub_prototypes() -> None
     """Σ_c p_c w_mc · z_mk, as long as the belief is sure: no norm of a sub-vector is lost."""
     net = network()
     x = items()
-    p, found = net.belief(x), net.queries(x).view(40, 3, 12)
+    p, found = net.posterior(x), net.queries(x).view(40, 3, 12)
     tables = net.trained_tables()
     for m in range(3):
         for k in range(8):
@@ -90,7 +92,7 @@ def test_queries_realise_any_score_tables_but_for_one_factor(K: int, more: int, 
     tables = torch.randn(M, K, C, generator=torch.Generator().manual_seed(seed))
     net.set_queries(tables)
     x = items()
-    wanted = torch.einsum("bc,mkc->bmk", net.belief(x), tables)
+    wanted = torch.einsum("bc,mkc->bmk", net.posterior(x), tables)
     found = torch.einsum("bmd,mkd->bmk", net.queries(x).view(40, M, -1), net.codebooks())
     factor = float((found * wanted).sum() / wanted.square().sum())
     assert factor > 0

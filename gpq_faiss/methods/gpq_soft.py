@@ -27,7 +27,7 @@ from torch import Tensor
 from ..config import Config, TrainingConfig
 from ..data.reader import Reader
 from ..losses import SoftNPairLoss, SubspaceEntropy, SubspaceSoftTargets
-from ..nn.gpq_beliefs import BeliefNetwork, straight_through
+from ..nn.gpq_soft import SoftGPQNetwork, straight_through
 from ..nn.quantizer import intra_normalize, reverse_gradient
 from .averaged import AveragedMethod
 from .posterior import PosteriorCodes
@@ -47,10 +47,10 @@ _RIDGE = 1e-3
 """Tables are determined up to what one codebook gains and another loses: the shortest are taken."""
 
 
-class BeliefGPQ(AveragedMethod[BeliefNetwork]):
+class SoftGPQ(AveragedMethod[SoftGPQNetwork]):
     """See the module's head."""
 
-    def __init__(self, network: BeliefNetwork, config: Config) -> None:
+    def __init__(self, network: SoftGPQNetwork, config: Config) -> None:
         super().__init__(network, config)
         beta = config.loss.beta
         # It trains class networks that are parts of ours already: it must not be a part of the state for a second time.
@@ -95,7 +95,7 @@ class BeliefGPQ(AveragedMethod[BeliefNetwork]):
         learning = self.class_networks.losses(batch, amp=amp)
         total = learning.pop("total")
         parts = {f"class_{name}": value for name, value in learning.items()}
-        p = batch.joint(lambda x: self._beliefs(x, amp))
+        p = batch.joint(lambda x: self._posterior(x, amp))
         target = self._targets(batch.y, p)
         raw = net.raw_subvectors(p)
         x = intra_normalize(raw, net.M)
@@ -113,11 +113,11 @@ class BeliefGPQ(AveragedMethod[BeliefNetwork]):
         return {"total": total, **parts}
 
     @torch.no_grad()
-    def _beliefs(self, x: Tensor, amp: bool) -> Tensor:
+    def _posterior(self, x: Tensor, amp: bool) -> Tensor:
         """Class probabilities of items, float [B, C], by the class networks as they would be exported."""
         source = self.exported()
         training = source.training
-        p = source.eval().belief(x, amp)
+        p = source.eval().posterior(x, amp)
         source.train(training)
         return p
 
@@ -135,13 +135,13 @@ class BeliefGPQ(AveragedMethod[BeliefNetwork]):
         source = self.exported().eval()
         tables: Tensor | None = None
         if final and source.own_queries and self.config.pairs.tables != "trained":
-            p = torch.cat([source.belief(x) for x in sample(_ITEMS)])
+            p = torch.cat([source.posterior(x) for x in sample(_ITEMS)])
             tables = self._tables(source, p)
         for network in {self.network, source}:
             network.set_queries(tables)
 
-    def _tables(self, source: BeliefNetwork, p: Tensor) -> Tensor | None:
-        """Score tables fitted to items of beliefs float [n, C], or None where the trained ones are better, or no others can be."""
+    def _tables(self, source: SoftGPQNetwork, p: Tensor) -> Tensor | None:
+        """Score tables fitted to class probabilities float [n, C] of items; None where the trained ones are better, or cannot be fitted."""
         wanted = self.config.pairs.tables
         _, K, d = source.codebooks().shape
         if wanted == "auto" and d <= K:
@@ -155,17 +155,17 @@ class BeliefGPQ(AveragedMethod[BeliefNetwork]):
         if wanted == "fitted":
             return fitted
         q = max(1, int(_CHOSEN_BY * held))
-        trained, anew = (
+        trained, again = (
             expected_map(score_codes(p[:q], tables, codes[q:held]), p[:q] @ p[q:held].T)
             for tables in (source.trained_tables(), fitted)
         )
         log.info(
-            "score tables: %s; mAP to be expected as trained %.4f, fitted anew %.4f",
-            "fitted anew" if anew > trained else "as trained",
+            "score tables: %s; mAP to be expected as trained %.4f, fitted again %.4f",
+            "fitted again" if again > trained else "as trained",
             trained,
-            anew,
+            again,
         )
-        return fitted if anew > trained else None
+        return fitted if again > trained else None
 
 
 def _without_average(config: Config) -> Config:
@@ -188,6 +188,6 @@ def fit_tables(p: Tensor, codes: Tensor, K: int) -> Tensor:
 
 
 def score_codes(p: Tensor, tables: Tensor, codes: Tensor) -> Tensor:
-    """Scores float [Q, n] of items of ``codes`` int64 [n, M] for queries of beliefs ``p`` float [Q, C] by ``tables`` float [M, K, C]."""
+    """Scores float [Q, n] of codes int64 [n, M] for queries' class probabilities ``p`` float [Q, C] by ``tables`` float [M, K, C]."""
     items = tables[torch.arange(len(tables), device=codes.device), codes].sum(dim=1)
     return p @ items.T

@@ -1,9 +1,9 @@
-"""The network of GPQ with soft targets: items and queries are made of the class probabilities ("beliefs") of class networks.
+"""The network of GPQ with soft targets: items and queries are made of the class probabilities p of class networks.
 
 ::
 
-    x ─► class networks ─► belief p ─┬─► sub-vectors x_m ─► the nearest codeword of each sub-space
-                                     └─► queries E[W | p] = Σ_c p_c w_mc
+    x ─► class networks ─► p ─┬─► sub-vectors x_m ─► the nearest codeword of each sub-space
+                              └─► queries E[W | p] = Σ_c p_c w_mc
 
 The paper's network makes sub-vectors straight from the features, and searches with those of the query. Here both depend on the mean
 probabilities of several class networks, which are right more often than any one of them. A query that is half a cat and half a dog asks for
@@ -23,7 +23,7 @@ from .posterior import PosteriorNetwork
 from .quantizer import Codebooks, SubspaceClassifier, intra_normalize, subspace_cosine, unit
 
 HIDDEN = 512
-"""Hidden units between belief and sub-vectors."""
+"""Hidden units between class probabilities and sub-vectors."""
 _FLOOR = 1e-3
 """Added to probabilities before their logarithm: differences among the most confident are of no use to a code of a few bits."""
 _SPREAD = 2.0
@@ -31,7 +31,7 @@ _SPREAD = 2.0
 _FIRST_SCALE = 10.0
 
 
-class BeliefNetwork(nn.Module):
+class SoftGPQNetwork(nn.Module):
     """Images or features to item vectors, each quantised by the nearest codeword, and to query vectors.
 
     Sub-vectors have ``d - 1`` dimensions of their own. The last one is 0 in items and codewords, and in queries what they lack to norm 1:
@@ -91,12 +91,12 @@ class BeliefNetwork(nn.Module):
         """Codewords float [M, K, d], unit-norm: what is exported."""
         return _padded(self.codewords())
 
-    def belief(self, x: Tensor, amp: bool = False) -> Tensor:
+    def posterior(self, x: Tensor, amp: bool = False) -> Tensor:
         """Mean class probabilities of the class networks, float [B, C]."""
         return self.committee.posterior(self.committee.features(x, amp)[1])
 
     def raw_subvectors(self, p: Tensor) -> Tensor:
-        """Sub-vectors float [B, M·(d - 1)] of beliefs float [B, C], of any length."""
+        """Sub-vectors float [B, M·(d - 1)] of class probabilities float [B, C], of any length."""
         log_p = (p + _FLOOR).log()
         raw: Tensor = self.layers((log_p - log_p.mean(dim=1, keepdim=True)) / _SPREAD)
         return raw
@@ -106,7 +106,7 @@ class BeliefNetwork(nn.Module):
         return intra_normalize(self.raw_subvectors(p), self.M)
 
     def expected(self, p: Tensor) -> Tensor:
-        """E[W | p], float [B, M, d - 1]: the mean sub-prototype of each sub-space under the beliefs float [B, C]."""
+        """E[W | p], float [B, M, d - 1]: the mean sub-prototype of each sub-space under class probabilities float [B, C]."""
         return torch.einsum("bc,mcd->bmd", p, self.classifier())
 
     def scores(self, queries: Tensor, items: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ class BeliefNetwork(nn.Module):
 
     def raw(self, x: Tensor, *, queries: bool = False, amp: bool = False) -> Tensor:
         """Sub-vectors float32 [B, M·d], not yet of norm 1 where they are items'."""
-        p = self.belief(x, amp)
+        p = self.posterior(x, amp)
         if queries and self.own_queries:
             return _completed(torch.einsum("bc,mcd->bmd", p, self.prototypes[..., :-1])).flatten(1)
         flat = self.raw_subvectors(p)
@@ -127,7 +127,7 @@ class BeliefNetwork(nn.Module):
 
     @torch.no_grad()
     def codes(self, p: Tensor) -> Tensor:
-        """Codewords of items of beliefs float [B, C]: int64 [B, M]."""
+        """Codewords of items of class probabilities float [B, C]: int64 [B, M]."""
         return subspace_cosine(self.subvectors(p), self.codewords.raw).argmax(dim=2)
 
     @torch.no_grad()

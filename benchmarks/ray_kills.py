@@ -1,0 +1,211 @@
+"""Kill workers and nodes of a Ray cluster at random moments of every job, and compare the products with those of one process.
+
+    OMP_NUM_THREADS=1 python benchmarks/ray_kills.py --kills 30
+
+A kill is SIGKILL to one busy worker, or to all processes of one of the two nodes, at a moment drawn evenly from the time that the job
+takes undisturbed (and that again, for the start of its workers). After a job of files no other file may be left beside them. For a
+search the time until its next answer is noted; each answer must be that of one file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+import shutil
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import describe_machine, make_parser, run_main, save
+from ray_nodes import Nodes, kill, told
+
+from gpq_faiss.cluster.search import ClusterIndex, Holders
+from gpq_faiss.config import merge, preset, validate
+from gpq_faiss.data.open import open_data
+from gpq_faiss.errors import DataError
+from gpq_faiss.indexes.lists import IvfSettings
+from gpq_faiss.indexes.opening import open_index
+from gpq_faiss.stages.encode import encode_shards
+from gpq_faiss.stages.evaluate import evaluate
+from gpq_faiss.stages.index import index_shards
+from gpq_faiss.stages.train import train
+
+ITEMS, WIDTH, SHARD = 24_000, 32, 2_000
+JOBS = ("encode", "build", "evaluate", "search")
+
+
+class Jobs:
+    """Small data, a model, and what each job must give."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        rng = np.random.default_rng(0)
+        labels = rng.integers(0, 4, ITEMS)
+        x = 2 * rng.standard_normal((4, WIDTH))[labels] + rng.standard_normal((ITEMS, WIDTH))
+        np.save(folder / "x.npy", x.astype(np.float32))
+        np.save(folder / "labels.npy", labels)
+        self.spec, self.arguments = f"features:{folder / 'x.npy'}", {"labels": str(folder / "labels.npy")}
+        self.data = open_data(self.spec, labels=self.arguments["labels"])
+        config = validate(
+            merge(preset("paper"), {"training": {"steps": 20}, "network": {"backbone": "linear"}})
+        )
+        self.model = train(self.data, folder / "model", config=config, labelled="20-per-class")
+        self.queries = rng.standard_normal((64, 144)).astype(np.float32)
+        self.codes = self._encode(folder / "plain", None)
+        self.manifest = self._build(folder / "plain-index" / "m.json", None)
+        with contextlib.closing(open_index(self.manifest)) as index:
+            self.queries = np.resize(self.queries, (64, index.width))
+            self.answer: tuple[Any, Any] = index.search(self.queries, 50)
+        self.figures = evaluate(self.model, self.data).to_dict()
+
+    def _encode(self, out: Path, address: str | None) -> list[Path]:
+        return encode_shards(
+            self.model,
+            self.spec,
+            out,
+            ray=address,
+            data_args=self.arguments,
+            shard_items=SHARD,
+            batch_size=500,
+        )
+
+    def _build(self, out: Path, address: str | None) -> Path:
+        ivf = IvfSettings(lists=32, nprobe=32)
+        return index_shards(self.model, self.codes, out, kind="ivf", ivf=ivf, ray=address)
+
+    def run(self, job: str, nodes: Nodes, out: Path, ended: threading.Event) -> dict[str, Any]:
+        """Run a job on the cluster. Raises DataError: its product is another than that of one process."""
+        address = nodes.address
+        if job == "encode":
+            self._encode(out, address)
+            check(job, hashes(out) == hashes(self.folder / "plain"))
+        elif job == "build":
+            out.mkdir()
+            self._build(out / "m.json", address)
+            check(job, hashes(out) == hashes(self.folder / "plain-index"))
+        elif job == "evaluate":
+            check(job, evaluate(self.model, self.data, ray=address).to_dict() == self.figures)
+        else:
+            longest = 0.0
+            holders = Holders(address)
+            with ClusterIndex(self.manifest, holders) as index:
+                while True:
+                    last = ended.is_set()  # one search more, so that it is after the kill
+                    began = time.perf_counter()
+                    answer: tuple[Any, Any] = index.search(self.queries, 50)
+                    longest = max(longest, time.perf_counter() - began)
+                    check(job, all(np.array_equal(a, b) for a, b in zip(answer, self.answer, strict=True)))
+                    if last:
+                        break
+            holders.close()
+            return {"longest_search_s": longest}
+        return {}
+
+
+def check(job: str, same: bool) -> None:
+    """Raises DataError: the products differ."""
+    if not same:
+        raise DataError(f"{job}: its product is another than that of one process")
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """Of all files, hidden ones too."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def one_kill(
+    jobs: Jobs, nodes: Nodes, job: str, how: str, delay: float, out: Path, rng: random.Random
+) -> dict[str, Any]:
+    """Run a job and kill something of it after ``delay`` seconds."""
+    nodes.two()
+    ended = threading.Event()
+    hit: list[str] = []
+
+    def strike() -> None:
+        time.sleep(delay)
+        if how == "node":
+            nodes.kill_second()
+            hit.append("node")
+        elif busy := [w for w in nodes.workers() if not w.name().startswith("ray::IDLE")] or nodes.workers():
+            one = rng.choice(busy)
+            hit.append(one.name())
+            kill(one.pid)
+        ended.set()
+
+    striking = threading.Thread(target=strike)
+    striking.start()
+    began = time.perf_counter()
+    found = jobs.run(job, nodes, out, ended)
+    seconds = time.perf_counter() - began
+    inside = ended.is_set()
+    striking.join()
+    return {
+        "job": job,
+        "killed": how,
+        "process": hit[0] if hit else None,
+        "delay_s": round(delay, 2),
+        "seconds": round(seconds, 2),
+        "in_the_middle": inside and bool(hit),
+        **{key: round(value, 2) for key, value in found.items()},
+    }
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """The table."""
+    lines = [
+        "# Kills of workers and nodes of a Ray cluster",
+        "",
+        f"{told(results['machine'])}. Two nodes of one core each on this machine, which other work used meanwhile. Every product was "
+        "that of one process, byte for byte, and no other file was left. In the middle: the kill hit before the job was done.",
+        "",
+        "| job | killed | after s | job took s | undisturbed s | in the middle | longest search s |",
+        "|---|---|--:|--:|--:|---|--:|",
+    ]
+    for row in results["kills"]:
+        lines.append(
+            f"| {row['job']} | {row['killed']} | {row['delay_s']} | {row['seconds']} | {results['undisturbed'][row['job']]:.2f} | "
+            f"{'yes' if row['in_the_middle'] else 'no'} | {row.get('longest_search_s', '')} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """The script."""
+    parser = make_parser(__doc__, "ray-kills.json", whole=True)
+    parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    rng = random.Random(args.seed)  # noqa: S311
+    folder = Path(tempfile.mkdtemp(prefix="gpq-kills-"))
+    nodes = Nodes()
+    results: dict[str, Any] = {"machine": describe_machine(), "kills": [], "undisturbed": {}}
+    try:
+        jobs = Jobs(folder)
+        over = threading.Event()
+        over.set()
+        for job in JOBS:
+            for turn in range(2):  # the first starts the workers
+                began = time.perf_counter()
+                jobs.run(job, nodes, folder / f"{job}-{turn}", over)
+                results["undisturbed"][job] = time.perf_counter() - began
+        for number in range(args.kills):
+            job, how = JOBS[number % len(JOBS)], ("worker", "node")[number // len(JOBS) % 2]
+            delay = rng.random() * results["undisturbed"][job] * (1 if job == "search" else 2)
+            out = folder / f"kill-{number}"
+            row = one_kill(jobs, nodes, job, how, delay, out, rng)
+            results["kills"].append(row)
+            print(row, flush=True)
+            shutil.rmtree(out, ignore_errors=True)
+    finally:
+        nodes.end()
+        shutil.rmtree(folder, ignore_errors=True)
+    save(results, args.out, markdown)
+
+
+if __name__ == "__main__":
+    run_main(main)

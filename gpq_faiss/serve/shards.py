@@ -1,0 +1,127 @@
+"""The shards of a manifest as the service searches them: in this process, or held by a cluster. They are not changed by requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..build.item_files import ShardItems
+from ..cluster.search import ClusterIndex, Holders
+from ..codes.bits import code_size
+from ..codes.checks import Codes, Floats, Ids
+from ..errors import MismatchError
+from ..indexes.manifest import read_manifest
+from ..indexes.opening import open_shards
+from ..indexes.sharded import MergedIndex
+from ..progress import stage
+from ..store import Item
+from .changes import Changes
+from .live import EVERYTHING, LiveIndex, UnknownItemError, Where
+
+
+@dataclass(frozen=True, eq=False)
+class ShardSnapshot:
+    """The items of a manifest at some moment, as :class:`.live.Snapshot`.
+
+    Attributes:
+        index: of the shards.
+        changes: none.
+        named: names and labels beside the shards.
+    """
+
+    index: MergedIndex
+    changes: Changes
+    named: ShardItems
+
+    @property
+    def ntotal(self) -> int:
+        """Items."""
+        return self.index.ntotal
+
+    def with_changes(self, changes: Changes) -> ShardSnapshot:
+        """The same: there are no changes."""
+        del changes
+        return self
+
+    def search(
+        self, xq: Floats, k: int, where: Where = EVERYTHING, threads: int | None = None
+    ) -> tuple[Floats, Ids]:
+        """See :meth:`.live.Snapshot.search`. Raises DataError: shards cannot be searched now."""
+        return self.index.search(
+            xq, min(k, self.ntotal), where=where.without(self.changes.ids), threads=threads
+        )
+
+    def about(self, ids: Ids) -> list[Item | None]:
+        """Names and labels of each id [n]; None where nothing is known. Raises DataError: a file of them is damaged."""
+        return self.named.lookup(ids)
+
+    def has(self, number: int) -> bool:
+        """Whether there is an item with this id."""
+        return self.index.code_of(number) is not None
+
+    def code(self, number: int) -> Codes:
+        """uint8 [code_size]. Raises UnknownItemError: no item has this id."""
+        code = self.index.code_of(number)
+        if code is None:
+            raise UnknownItemError(f"no item has the id {number}")
+        return code
+
+
+class LiveShards(LiveIndex):
+    """The manifest at a path. A new one, and a node that joins or leaves the cluster, has the shards spread anew; searches go on.
+
+    Args:
+        path, codebooks, kind: as for :class:`.live.LiveIndex`.
+        ray: address of the cluster whose nodes hold the shards; None: this process.
+        workers, replicas: see :class:`..cluster.search.ClusterIndex`.
+
+    Raises:
+        DataError: the manifest or a shard is missing or damaged; names it.
+        MismatchError: of another model.
+        UsageError: Ray is not installed.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        codebooks: Floats,
+        *,
+        kind: str = "auto",
+        ray: str | None = None,
+        workers: int | None = None,
+        replicas: int = 1,
+    ) -> None:
+        self._holders = None if ray is None else Holders(ray, workers)
+        self._replicas = replicas
+        self._named = ShardItems(path)
+        self._none = Changes.none(code_size(*codebooks.shape[:2]))
+        super().__init__(path, codebooks, kind=kind)
+
+    def _logged(self) -> Changes:
+        return self._none
+
+    def _open(self, changes: Changes) -> ShardSnapshot:
+        with stage("opening the shards"):
+            index: MergedIndex
+            if self._holders is None:
+                index = open_shards(read_manifest(self.path), self.kind)
+            else:
+                index = ClusterIndex(self.path, self._holders, self.kind, replicas=self._replicas)
+            if index.fingerprint != self.fingerprint:
+                raise MismatchError(
+                    f"{self.path} has other codebooks ({index.fingerprint}) than the model ({self.fingerprint}): "
+                    "build the shards with this model"
+                )
+            return ShardSnapshot(index, changes, self._named)
+
+    def _state(self) -> object:
+        state = super()._state()
+        return state and (state, None if self._holders is None else tuple(self._holders.nodes()))
+
+    def close(self, *, compact: bool = True) -> None:
+        """Let go of the shards."""
+        super().close(compact=compact)
+        self._named.close()
+        if self._holders is not None:
+            self._holders.close()
+            self._holders = None
