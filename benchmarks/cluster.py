@@ -115,7 +115,7 @@ def searching(bench: Bench, nodes: Nodes, rounds: int, single_queries: int) -> d
     folder.mkdir()
     manifest = index_shards(bench.model, bench.sources, folder / "m.json", kind="fastscan", memory="256MB")
     single = index(bench.model, bench.sources, folder / "one.faiss", kind="fastscan", memory="256MB")
-    found: dict[str, Any] = {"batch_s": {}, "single_ms": {}, "worker_ms": [[], []]}
+    found: dict[str, Any] = {"batch_s": {}, "single_ms": {}, "worker_ms": [[], []], "one_ms": []}
     opened: dict[str, Any] = {
         "one file": open_index(single, memory="2GB"),
         "shards, one process": open_index(manifest, memory="2GB"),
@@ -138,6 +138,7 @@ def searching(bench: Bench, nodes: Nodes, rounds: int, single_queries: int) -> d
             began = time.perf_counter()
             one.search(queries[n % 256][None], 100, threads=1)
             found["single_ms"].setdefault(name, []).append(round(1000 * (time.perf_counter() - began), 3))
+        found["one_ms"].append(alone(opened["shards, 1 workers"], queries[n % 256][None], 0))
         for place in range(2):
             found["worker_ms"][place].append(
                 alone(opened["shards, 2 workers"], queries[n % 256][None], place)

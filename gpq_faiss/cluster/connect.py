@@ -51,7 +51,7 @@ def connected(address: str | None) -> Iterator[Any]:
     ending = signal.getsignal(signal.SIGTERM)
     try:
         if address == LOCAL:
-            ray.init(num_cpus=usable_cores(), include_dashboard=False, **quiet)
+            ray.init("local", num_cpus=usable_cores(), include_dashboard=False, **quiet)
         else:
             ray.init(address=address, **quiet)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:

@@ -20,6 +20,7 @@ from ..errors import DataError, GpqError, UsageError
 from ..indexes.manifest import Manifest, Shard, read_manifest
 from ..indexes.opening import open_shards
 from ..indexes.sharded import MergedIndex, ShardedIndex, same_lists
+from ..progress import count
 from .connect import connected, nodes, work_in
 
 log = logging.getLogger(__name__)
@@ -196,7 +197,7 @@ class ClusterIndex(MergedIndex):
 
     def describe(self) -> str:
         """How it searches, in one line."""
-        return f"{super().describe()}, {len(self._actors)} workers of a cluster"
+        return f"{super().describe()}, {count(len(self._actors), 'worker')} of a cluster"
 
     def _answers(self, method: str, *args: Any, **options: Any) -> Iterator[Any]:
         return self._ask(method, args, options, next(self._turns))
