@@ -152,3 +152,13 @@ def test_bits_that_do_not_divide_are_refused() -> None:
     for bits, K in ((13, 16), (0, 16), (-4, 16), (12, 32)):
         with pytest.raises(UsageError, match="do not divide"):
             codebooks_for_bits(bits, K)
+
+
+def test_a_section_cannot_be_a_value_too() -> None:
+    with pytest.raises(UsageError, match="'training' is no section"):
+        parse_settings(["training=3", "training.steps=2"])
+
+
+def test_lists_of_settings_name_what_each_value_must_be() -> None:
+    with pytest.raises(UsageError, match=r"network\.hidden = 'wide': a list is needed"):
+        preset("paper").with_settings({"network": {"hidden": "wide"}})

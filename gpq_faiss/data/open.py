@@ -77,7 +77,7 @@ def _unknown(spec: str) -> UsageError:
         scheme = "folder" if is_folder else _HINTS.get(path.suffix.lower())
         hint = f"did you mean {scheme}:{shown(spec)}?" if scheme else "put one of the forms before it."
         return UsageError(f"{shown(spec)} is a path without its form: {hint} The forms: {FORMS}")
-    return UsageError(f"unknown data {spec!r}: the forms are {forms()}")
+    return UsageError(f"unknown data {without_secrets(spec)!r}: the forms are {forms()}")
 
 
 def forms() -> str:
@@ -113,7 +113,7 @@ def parse_spec(spec: str) -> tuple[str, str | None]:
 
 
 def _refuse(scheme: str, given: dict[str, tuple[bool, set[str]]]) -> None:
-    """Options that a source would ignore are mistakes, and are said to be."""
+    """Refuse options that the source would ignore."""
     for option, (is_given, schemes) in given.items():
         if is_given and scheme not in schemes:
             raise UsageError(

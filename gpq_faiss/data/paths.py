@@ -2,7 +2,7 @@
 
 A file at a URL is copied to the cache folder once: ``$GPQ_CACHE``, else ``gpq-faiss`` in the user's cache folder. At each opening the
 server is asked for its size, and for its version where it names one; a copy of another version, or one that has changed on this disk, is
-made again. A server that cannot be reached is an error.
+replaced. A server that cannot be reached is an error.
 """
 
 from __future__ import annotations

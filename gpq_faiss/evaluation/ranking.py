@@ -87,7 +87,7 @@ class RankingResult:
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on: what ``threads`` is for people who give no number."""
+    """Cores that this process may run on: the default of ``threads`` on the command line."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not on Linux

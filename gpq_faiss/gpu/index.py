@@ -291,7 +291,7 @@ class DeviceIndex:
         return len(searcher.lists.points) if isinstance(searcher, Lists) else 0
 
     def describe(self) -> str:
-        """How it searches, for people."""
+        """How it searches, in one line."""
         places = ", ".join(str(part.device) for part in self.parts)
         return f"{self._source or f'{self.ntotal:,} items'}, on {places}"
 

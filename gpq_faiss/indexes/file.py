@@ -125,7 +125,7 @@ class FileIndex:
         return self._blocks.kept
 
     def describe(self) -> str:
-        """How it searches, for people."""
+        """How it searches, in one line."""
         return f"{'disk-ivf' if self.lists else 'disk'}, {self.ntotal:,} items in place"
 
     def close(self) -> None:

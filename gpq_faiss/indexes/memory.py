@@ -168,7 +168,7 @@ class MemoryIndex:
         return self._engine.ivf
 
     def describe(self) -> str:
-        """How it searches, for people."""
+        """How it searches, in one line."""
         distinct = "" if self.distinct is None else f"{self.distinct:,} distinct codes of "
         return f"{self.kind}, {distinct}{self.ntotal:,} items"
 

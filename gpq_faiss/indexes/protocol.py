@@ -65,7 +65,7 @@ class Index(Protocol):
         """All items that score at least ``min_score``: as Faiss lims int64 [Q + 1], scores float32, ids int64."""
 
     def describe(self) -> str:
-        """How it searches, for people."""
+        """How it searches, in one line."""
 
     def close(self) -> None:
         """Give back what it holds open; nothing can be searched then."""

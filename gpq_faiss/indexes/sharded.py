@@ -88,7 +88,7 @@ class MergedIndex(ABC):
         return 0 if self.centroids is None else len(self.sizes)
 
     def describe(self) -> str:
-        """How it searches, for people."""
+        """How it searches, in one line."""
         kind = "ivf, " if self.lists else ""
         return f"{kind}{len(self.manifest.shards)} shards, {self.ntotal:,} items"
 

@@ -8,17 +8,21 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from commands import done, gpq, refused
 from sklearn.datasets import dump_svmlight_file
 
 import gpq_faiss
 from gpq_faiss import plugins
-from gpq_faiss.config import preset, read_toml, to_dict, to_toml
+from gpq_faiss.config import merge, preset, read_toml, to_dict, to_toml
 from gpq_faiss.errors import DataError, UsageError
+from gpq_faiss.methods.gpq import build_gpq
 from gpq_faiss.methods.registry import make_method
+from gpq_faiss.nn.backbones import build_backbone
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gpq-faiss-example"
 EntryPoints = Mapping[str, Mapping[str, str]]
@@ -129,6 +133,25 @@ def test_a_backbone_and_a_loss_are_trained_with(example: Path, tmp_path: Path, c
         gpq_faiss.train("digits", tmp_path / "x", config=_with_loss())
 
 
+def test_weights_of_a_backbone_come_from_a_file(example: Path, tmp_path: Path) -> None:
+    del example
+    given: dict[str, Any] = {"kind": "images", "image_size": 8, "out_width": 6}
+    first = build_backbone("small-cnn", **given, seed=1)
+    torch.save(first.trunk.state_dict(), tmp_path / "small.pth")  # type: ignore[union-attr]
+    x = torch.rand(3, 3, 8, 8)
+    with torch.inference_mode():
+        wanted = first.trunk_features(first.input(x))
+        for weights, same in ((str(tmp_path / "small.pth"), True), ("none", False)):
+            second = build_backbone("small-cnn", **given, seed=2, weights=weights)
+            assert torch.equal(second.trunk_features(second.input(x)), wanted) == same
+    with pytest.raises(UsageError, match="no ImageNet weights of backbone small-cnn"):
+        build_backbone("small-cnn", **given, weights="imagenet")
+    with pytest.raises(
+        UsageError, match=r"'small-cnn' of gpq-faiss-example 1.5 cannot be built \(ValueError: it takes"
+    ):
+        build_backbone("small-cnn", kind="features", in_width=8, out_width=6)
+
+
 def test_a_loss_changes_what_is_learnt_and_none_changes_nothing(example: Path, tmp_path: Path) -> None:
     del example
     for name, weight in {"none": None, "zero": "0.0", "some": "0.5"}.items():
@@ -179,6 +202,7 @@ def _with_loss() -> gpq_faiss.Config:
 
 
 CODE = """
+import torch
 from torch import nn
 from gpq_faiss.methods.registry import MethodEntry
 
@@ -190,6 +214,14 @@ class Needs(nn.Module):
     def __init__(self, size):
         super().__init__()
 
+class Centres(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.centre = nn.Parameter(torch.randn(1))
+
+    def forward(self, x, y):
+        return ((x - self.centre) ** 2).mean()
+
 entry = MethodEntry("x", "x", "unsupervised", "binary", "broken_module", "NotScalar")
 absent = MethodEntry("x", "x", "unsupervised", "binary", "no_such_module", "X")
 def two_dimensional(spec):
@@ -199,6 +231,24 @@ def fails(*args):
 def nothing(*args):
     return None
 """
+
+
+@pytest.mark.parametrize("chosen", ["paper", "gpq", "recommended"])
+def test_parameters_of_a_loss_are_trained_once_and_kept(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str
+) -> None:
+    (tmp_path / "broken_module.py").write_text(CODE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    install("centres", {"losses": {"centres": "broken_module:Centres"}})
+    config = merge(preset(chosen), {"loss": {"extra": {"centres": 0.5}}, "network": {"backbone": "linear"}})
+    data = gpq_faiss.open_data(np.eye(12, 5, dtype=np.float32) + 1, labels=np.arange(12) % 3)
+    method = build_gpq(config, data, 0, 3)
+    (centre,) = method.extra_losses.parameters()
+    groups = method.optimizer(config.training).param_groups
+    assert sum(parameter is centre for group in groups for parameter in group["params"]) == 1
+    assert [name for name in method.state_dict() if name.endswith("centre")]
+    again = build_gpq(config, data, 0, 3)
+    assert next(again.extra_losses.parameters()).tolist() == centre.tolist()
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from gpq_faiss.data.embeddings import open_features
 from gpq_faiss.data.label_files import read_labels
+from gpq_faiss.data.open import open_data
 from gpq_faiss.data.vectors import file_fingerprint, gather
 from gpq_faiss.errors import DataError
 from gpq_faiss.store import Header, RowWriter
@@ -380,3 +381,37 @@ def test_the_real_features(tmp_path: Path) -> None:
     array = np.load(folder / "features.npy", mmap_mode="r")
     rows = np.random.default_rng(0).integers(0, 60_000, 500)
     np.testing.assert_array_equal(data.read(rows), array[rows].astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"ids": np.array([1, 2, 2**63], np.uint64)}, "signed 64-bit"),
+        ({"title": np.array([1.0, 2.0, 3.0])}, "'title' is float64: texts are needed"),
+        ({"other": np.array(["a", "b", "c"])}, "title"),
+    ],
+)
+def test_columns_of_an_archive_that_cannot_be_what_is_named(
+    tmp_path: Path, arrays: dict[str, Any], message: str
+) -> None:
+    np.savez(tmp_path / "x.npz", features=np.eye(3, 4, dtype=np.float32), **arrays)
+    with pytest.raises(DataError, match=message):
+        open_data(f"features:{tmp_path / 'x.npz'}", keep="title")
+
+
+def test_repeated_ids_are_noted(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", features=np.eye(3, 4, dtype=np.float32), ids=np.array([7, 7, 8]))
+    notes = open_data(f"features:{tmp_path / 'x.npz'}").notes
+    assert any("1 of the 3 ids are repeated" in note for note in notes)
+
+
+def test_parquet_without_one_column_of_vectors_or_with_empty_ids(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = [[0.0, 1.0], [1.0, 0.0]]
+    parquet.write_table(pyarrow.table({"a": rows, "b": rows}), tmp_path / "two.parquet")
+    with pytest.raises(DataError, match="which column holds the vectors"):
+        open_data(f"features:{tmp_path / 'two.parquet'}")
+    parquet.write_table(pyarrow.table({"features": rows, "id": [1, None]}), tmp_path / "ids.parquet")
+    with pytest.raises(DataError, match="'id' has 1 empty cells"):
+        open_data(f"features:{tmp_path / 'ids.parquet'}")

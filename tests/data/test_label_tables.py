@@ -88,3 +88,35 @@ def test_a_share_may_be_a_percentage() -> None:
     for bad in ("0%", "101%", "-3%"):
         with pytest.raises(UsageError, match="fraction"):
             parse_labelled(bad)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("l.csv", b"id,label\n10,cat\n20,d\xff\n", "is not UTF-8 text"),
+        ("l.csv", b'id,label\n10,"cat\n', "is not CSV"),
+        ("l.csv", b"id,label\n10,cat,3\n", "line 2: 3 fields, the header has 2"),
+        ("l.csv", b"id,label\n", "has no rows"),
+        ("l.csv", b"id,label\n77,cat\n", "no id is that of an item with a label"),
+    ],
+)
+def test_a_table_that_cannot_be_labels_is_refused(
+    vectors: str, tmp_path: Path, file: str, content: bytes, message: str
+) -> None:
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        open_data(vectors, labels=str(tmp_path / file), ids=str(tmp_path / "ids.npy"))
+
+
+def test_a_parquet_of_labels_names_its_items(vectors: str, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"title": ["a"], "label": ["cat"]}), tmp_path / "l.parquet")
+    with pytest.raises(DataError, match=r"has no column 'id or .*'title'"):
+        open_data(vectors, labels=str(tmp_path / "l.parquet"))
+
+
+def test_empty_lines_of_a_table_are_skipped(vectors: str, tmp_path: Path) -> None:
+    (tmp_path / "l.csv").write_text("id,label\n\n10,cat\n\n")
+    data = open_data(vectors, labels=str(tmp_path / "l.csv"), ids=str(tmp_path / "ids.npy"))
+    assert names_of(data) == [(), ("cat",), (), ()]

@@ -1,5 +1,7 @@
 """The fast engine against the plain metrics on full relevance matrices, whatever the data and the options."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -292,3 +294,32 @@ def test_bad_input_is_refused_in_one_line():
         with pytest.raises(error) as caught:
             call()
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"scores": np.zeros((2, 4), np.float32)}, "must be \\[queries, 3 database items\\]"),
+        ({"scores": lambda q: np.zeros((len(q), 4), np.float32)}, "expected \\(2, 3\\)"),
+        ({"ids": [1, 2]}, "ids must be 3 integers"),
+        ({"exclude": [0, 3]}, "exclude names rows outside"),
+        ({"exclude": [0]}, "exclude must be 2 database rows"),
+        ({"query_labels": np.array([0.5, 1.0])}, "1-D labels must be class numbers"),
+        ({"database_labels": np.array([0, 1 << 40, 0])}, "too many to pack"),
+    ],
+)
+def test_arrays_that_do_not_belong_together_are_refused(arguments: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = {
+        "scores": np.zeros((2, 3), np.float32),
+        "query_labels": [0, 1],
+        "database_labels": [0, 1, 0],
+        "ties": "id",
+    }
+    with pytest.raises(DataError, match=message):
+        rank_scores(**{**given, **arguments})
+
+
+def test_a_mask_of_rows_counts_as_their_numbers() -> None:
+    scores = np.array([[3.0, 2.0, 1.0, 0.0]], np.float32)
+    by_mask = rank_scores(scores, [1], [0, 1, 0, 1], rows=np.array([False, True, True, True]))
+    assert by_mask.map == rank_scores(scores, [1], [0, 1, 0, 1], rows=[1, 2, 3]).map == (1 + 2 / 3) / 2

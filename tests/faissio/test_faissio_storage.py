@@ -14,6 +14,7 @@ from gpq_faiss.codes.blocks import unpack_blocks
 from gpq_faiss.codes.codebooks import inject
 from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import DataError, MismatchError, OutputExistsError, UsageError
+from gpq_faiss.faissio.blob import add_codes
 from gpq_faiss.faissio.io import load_index, save_index, sidecar_path
 from gpq_faiss.faissio.layout import layout_of
 from gpq_faiss.faissio.storage import STORAGES, Storage, ivf_index, row_index
@@ -209,3 +210,11 @@ def test_a_sidecar_with_an_unknown_kind_is_refused(tmp_path: Path) -> None:
     sidecar_path(path).write_text(json.dumps(document))
     with pytest.raises(MismatchError):
         open_in_memory(path)
+
+
+def test_codes_of_another_width_are_not_added() -> None:
+    with pytest.raises(DataError, match="codes of 2 bytes, but the index holds 3"):
+        add_codes(faiss.IndexPQ(12, 6, 4, faiss.METRIC_INNER_PRODUCT), np.zeros((4, 2), np.uint8))
+    with pytest.raises(DataError, match="codes of 2 bytes, but the index holds 3"):
+        add_codes(faiss.IndexBinaryFlat(24), np.zeros((4, 2), np.uint8))
+    assert add_codes(faiss.IndexBinaryFlat(24), np.zeros((4, 3), np.uint8)).ntotal == 4

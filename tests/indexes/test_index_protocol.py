@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+import faiss
 import numpy as np
 import pytest
 
 from gpq_faiss.codes.bits import pack_codes
+from gpq_faiss.codes.codebooks import inject
 from gpq_faiss.errors import UsageError
 from gpq_faiss.faissio.storage import STORAGES
 from gpq_faiss.gpu.index import DeviceIndex
@@ -116,3 +118,24 @@ def test_a_closed_file_is_not_searched(tmp_path: Path) -> None:
     held.close()
     with pytest.raises(UsageError, match="closed"):
         held.search(np.ones((1, M * 8), np.float32), 1)
+
+
+def test_a_faiss_index_opens_in_memory_and_takes_no_budget(tmp_path: Path) -> None:
+    Z = np.eye(16, dtype=np.float32)[None].repeat(2, axis=0)
+    filled = inject(Z)
+    filled.add_sa_codes(np.array([[0x00], [0x21], [0x21]], np.uint8))
+    xq = np.arange(32.0)[None]
+    D, found = open_index(filled).search(xq, 3)
+    assert found.tolist() == [[1, 2, 0]]
+    faiss.write_index(filled, str(tmp_path / "i.faiss"))
+    in_place = open_index(tmp_path / "i.faiss", in_place=True)
+    assert isinstance(in_place, FileIndex)
+    assert np.array_equal(in_place.search(xq, 3)[0], D)
+    in_place.close()
+    for options in ({"memory": "1GB"}, {"in_place": True}):
+        with pytest.raises(UsageError, match="a Faiss index is in memory"):
+            open_index(filled, **options)
+    with pytest.raises(UsageError, match="is searched in place with 1GB, which kind 'grouped' cannot"):
+        open_index(tmp_path / "i.faiss", "grouped", in_place=True)
+    with pytest.raises(UsageError, match="nprobe belongs to lists"):
+        open_index(filled, nprobe=2)

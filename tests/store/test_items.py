@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import h5py
@@ -135,3 +135,33 @@ def test_a_text_that_is_too_long_is_named(tmp_path: Path) -> None:
 
 def test_bytes_that_are_no_text_become_one() -> None:
     assert as_texts([b"caf\xe9.jpg".decode("utf-8", "surrogateescape")]).tolist() == ["caf\\xe9.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda h5: h5.attrs.pop("key"), "has no attribute 'key'"),
+        (lambda h5: h5.attrs.__setitem__("kind", np.bytes_("rows")), "is not "),
+        (lambda h5: _replace(h5, "ids", np.zeros(2, np.int64)), "is not int64 \\[3\\]: damaged"),
+        (lambda h5: _replace(h5, "labels", np.zeros((3, 2), np.uint8)), "labels are \\[3, 2\\]: damaged"),
+        (lambda h5: _replace(h5, "rows", np.array([0, 9, 1])), "a row 9 of 3: damaged"),
+        (lambda h5: _replace(h5, "text.name.ends", np.zeros(2, np.int64)), "no column of 3 texts"),
+        (lambda h5: _replace(h5, "text.name.ends", np.array([9, 4, 2])), "texts of impossible lengths"),
+        (lambda h5: _replace(h5, "text.name", np.full(6, 255, np.uint8)), "bytes that are no text"),
+    ],
+)
+def test_a_damaged_file_of_items_is_one_error(
+    tmp_path: Path, damage: Callable[[h5py.File], object], message: str
+) -> None:
+    ids = np.array([30, 10, 20])
+    path = write(tmp_path / "i.h5", ids, ["ab", "cd", "ef"], np.zeros((3, 1), np.uint8), 2)
+    with h5py.File(path, "r+") as h5:
+        damage(h5)
+    with pytest.raises(DataError, match=message), Items(path) as items:
+        items.lookup(ids)
+
+
+def _replace(h5: h5py.File, name: str, values: NDArray[np.generic]) -> None:
+    assert name in h5
+    del h5[name]
+    h5[name] = values
