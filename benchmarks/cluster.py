@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import ray
-from common import describe_machine, make_parser, run_main, save, use_threads
+from common import describe_machine, make_parser, read_results, run_main, save, use_threads
 from ray_nodes import Nodes, told
 
 from gpq_faiss.cluster.search import ClusterIndex, Holders
@@ -116,9 +116,10 @@ def searching(bench: Bench, nodes: Nodes, rounds: int, single_queries: int) -> d
     manifest = index_shards(bench.model, bench.sources, folder / "m.json", kind="fastscan", memory="256MB")
     single = index(bench.model, bench.sources, folder / "one.faiss", kind="fastscan", memory="256MB")
     found: dict[str, Any] = {"batch_s": {}, "single_ms": {}, "worker_ms": [[], []], "one_ms": []}
+    # Not "auto", which searches the few distinct codes of one file in place of its items.
     opened: dict[str, Any] = {
-        "one file": open_index(single, memory="2GB"),
-        "shards, one process": open_index(manifest, memory="2GB"),
+        "one file": open_index(single, "exact", memory="2GB"),
+        "shards, one process": open_index(manifest, "exact", memory="2GB"),
     }
     width = opened["one file"].width
     queries = np.random.default_rng(1).standard_normal((256, width)).astype(np.float32)
@@ -126,7 +127,7 @@ def searching(bench: Bench, nodes: Nodes, rounds: int, single_queries: int) -> d
     for workers in WORKERS[1:]:
         holders = Holders(nodes.address, workers)
         held.append(holders)
-        opened[f"shards, {workers} workers"] = ClusterIndex(manifest, holders, memory=2 * 10**9)
+        opened[f"shards, {workers} workers"] = ClusterIndex(manifest, holders, "exact", memory=2 * 10**9)
     for turn in range(rounds + 1):
         for name, one in opened.items():
             began = time.perf_counter()
@@ -252,19 +253,18 @@ def main() -> None:
     parser.add_argument("--codes", type=int, default=8_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--queries", type=int, default=200, help="single queries")
+    parser.add_argument("--only-search", action="store_true", help="keep the stages of an earlier run")
     args = parser.parse_args()
     use_threads(1)
     folder = Path(tempfile.mkdtemp(prefix="gpq-cluster-"))
     nodes = Nodes(num_cpus=2)
     try:
         bench = Bench(folder, args.items, args.codes)
-        results = {
-            "machine": describe_machine(),
-            "items": args.items,
-            "codes": args.codes,
-            "stages": stages(bench, nodes.address, args.rounds),
-            "search": searching(bench, nodes, args.rounds, args.queries),
-        }
+        results = read_results(args.out, {}) if args.only_search else {}
+        results |= {"machine": describe_machine(), "codes": args.codes}
+        if not args.only_search:
+            results |= {"items": args.items, "stages": stages(bench, nodes.address, args.rounds)}
+        results["search"] = searching(bench, nodes, args.rounds, args.queries)
     finally:
         nodes.end()
         shutil.rmtree(folder, ignore_errors=True)
