@@ -36,6 +36,7 @@ from gpq_faiss.experiment.runfile import filled_index, is_done, read_run
 from gpq_faiss.experiment.specs import RunSpec, plan
 from gpq_faiss.experiment.workers import RunContext, RunResult, make_runs
 from gpq_faiss.faissio.blob import from_bytes
+from gpq_faiss.methods import posterior_codebooks
 from gpq_faiss.store import read_arrays
 
 DIGITS = open_data("digits")
@@ -452,7 +453,10 @@ def test_a_killed_experiment_goes_on_and_comes_to_the_same(tmp_path: Path) -> No
     assert not partial.exists() or not [path for path in partial.iterdir() if path.is_dir()]
 
 
-def test_a_training_that_is_shared_between_lengths_is_that_of_each_of_them(tmp_path: Path) -> None:
+def test_a_training_that_is_shared_between_lengths_is_that_of_each_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(posterior_codebooks, "_TABLE_STEPS", 30)
     grid = small_grid(
         methods=["posterior"],
         bits=[8, 12],

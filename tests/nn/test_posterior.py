@@ -26,6 +26,7 @@ from gpq_faiss.encoder import Encoder
 from gpq_faiss.errors import DataError, MismatchError, UsageError
 from gpq_faiss.faissio.model import read_prototypes
 from gpq_faiss.losses import SubspaceClassification, SubspaceEntropy
+from gpq_faiss.methods import posterior_codebooks
 from gpq_faiss.methods.codewords import fit_codewords
 from gpq_faiss.methods.posterior import PosteriorCodes
 from gpq_faiss.methods.posterior_codebooks import fit_class_codebooks
@@ -51,6 +52,15 @@ CLASS_CODEBOOKS = (3, 2)
 """Of three: with and without a feature codebook."""
 WITH_JOINT = (*CLASS_CODEBOOKS, 0)
 """And joint ones."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_steps() -> Iterator[None]:
+    """Score tables are fitted in fewer steps than by default: these tests ask what they are, not how good."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(posterior_codebooks, "_TABLE_STEPS", 60)
+        patched.setattr(posterior_codebooks, "_LOGIT_STEPS", 10)
+        yield
 
 
 def config_of(A: int = 3, **training: object) -> Config:
