@@ -17,8 +17,8 @@ value over random order within ties, unless --ties says otherwise. With --device
 with the same figures; methods compared with run on the CPU. NN10@100 is the share of a query's ten nearest items by their features
 that are among its first 100 results.
 
-With --codes, the database is a file of gpq encode as it is, and all labelled items of DATA are the queries. MODEL may then be the
-network in ONNX (gpq export-encoder), which runs without torch.
+MODEL is a model folder; with --codes it may be the network in ONNX (gpq export-encoder), which runs without torch. The database is
+then that file of codes as it is, and all labelled items of DATA are the queries.
 
 --compare puts other rows into the table: methods, which are fitted on the same items, and folders of models that were trained on
 the same split. A model's row has the name of its method and its preset.

@@ -98,7 +98,7 @@ Examples:
 @click.argument("grid")
 @click.argument("data")
 @out_option
-@click.option("--methods", "names", help="Short names with commas, or all.  [default: the grid's]")
+@click.option("--methods", "chosen_methods", help="Short names with commas, or all.  [default: the grid's]")
 @click.option("--bits", help="Code lengths with commas.  [default: the grid's]")
 @click.option("--seeds", help="Seeds of split, weights and batches, with commas.  [default: the grid's]")
 @click.option("--protocol", help="1, 2, transfer[:SHARE|CLASSES] or gpq-authors.  [default: the grid's]")
@@ -132,7 +132,7 @@ def run(
     grid: str,
     data: str,
     out: str,
-    names: str | None,
+    chosen_methods: str | None,
     bits: str | None,
     seeds: str | None,
     protocol: str | None,
@@ -155,7 +155,9 @@ def run(
 
     # The steps of every training are many; what is of interest here is each run as it ends.
     logging.getLogger("gpq_faiss.training.loop").setLevel(logging.WARNING)
-    wanted = tuple(name.strip() for name in names.split(",") if name.strip()) if names is not None else None
+    wanted = None
+    if chosen_methods is not None:
+        wanted = tuple(name.strip() for name in chosen_methods.split(",") if name.strip())
     chosen = read_grid(grid).with_options(
         methods=tuple(METHODS) if wanted == ("all",) else wanted,
         bits=_numbers(bits, "--bits"),

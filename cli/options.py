@@ -72,6 +72,7 @@ def data_options(command: F) -> F:
     )
     @click.option(
         "--names",
+        "item_names",
         metavar="FILE",
         help="Names of the items, which results show: text with one per line, or .npy of strings.  [default: those in the data]",
     )
@@ -115,7 +116,7 @@ def data_options(command: F) -> F:
         labels: str | None,
         ids: str | None,
         id_from: str,
-        names: str | None,
+        item_names: str | None,
         keep: str | None,
         root: str | None,
         image_column: str,
@@ -130,7 +131,7 @@ def data_options(command: F) -> F:
             "labels": labels,
             "ids": ids,
             "id_from": id_from,
-            "names": names,
+            "names": item_names,
             "keep": keep or (),
             "root": root,
             "image_column": image_column,

@@ -55,7 +55,7 @@ from .options import data_options, device_option, open_dataset, ray_options
 @click.option("--threads", type=int, help="Threads of a search.  [default: all cores]")
 @click.option(
     "--allowed-host",
-    "allowed_hosts",
+    "names",
     multiple=True,
     metavar="NAME",
     help="Further host name by which browsers call a service on a loopback address, such as that of a proxy before it.",
@@ -100,7 +100,7 @@ def serve(
     compact_after: int,
     kind: Any,
     threads: int | None,
-    allowed_hosts: tuple[str, ...],
+    names: tuple[str, ...],
     max_k: int,
     max_upload: str,
     max_pixels: int,
@@ -142,7 +142,7 @@ def serve(
         host=host,
         port=port,
         token=token,
-        names=allowed_hosts,
+        names=names,
         max_upload=parse_bytes(max_upload),
         max_pixels=max_pixels,
         max_k=max_k,

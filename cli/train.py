@@ -32,7 +32,7 @@ _SETTINGS: dict[str, tuple[str, type]] = {
 }
 _RARE_DATA_OPTIONS = {
     "id_from",
-    "names",
+    "item_names",
     "keep",
     "image_column",
     "label_column",

@@ -342,17 +342,18 @@ def _updated(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 def _message(error: ErrorDetails) -> str:
     """One line that names the setting and its range."""
     # Section and setting; of a setting of several types those that were tried follow.
-    *path, last = [str(part) for part in error["loc"] if not isinstance(part, int)][:2]
+    location = [str(part) for part in error["loc"] if not isinstance(part, int)]
+    *path, last = location[:2]
     name = ".".join([*path, last])
     section: Any = Config
     for part in path:
         section = get_type_hints(section, include_extras=True)[part]
-    if get_origin(section) is dict:
-        return f"{name} = {error['input']!r}: {_describe(get_args(section)[1])}"
     kinds = get_type_hints(section, include_extras=True)
     if last not in kinds:
         return f"unknown setting '{name}': known here are {', '.join(kinds)}"
     kind = kinds[last]
+    if get_origin(kind) is dict and len(location) > 2:
+        name, kind = ".".join(location), get_args(kind)[1]
     if dataclasses.is_dataclass(kind):
         return f"'{name}' is a section: write [{name}] and its settings below"
     value = repr(error["input"])

@@ -50,4 +50,5 @@ def needs(what: str, missing: ImportError) -> str | None:
     if package not in _EXTRAS:
         return None
     name = {"sklearn": "scikit-learn", "faiss": "Faiss"}.get(package, package)
-    return f"{what} needs {name}: pip install 'gpq-faiss[{_EXTRAS[package]}]'"
+    both = " or 'gpq-faiss[train]'" if package == "faiss" else ""
+    return f"{what} needs {name}: pip install 'gpq-faiss[{_EXTRAS[package]}]'{both}"

@@ -82,10 +82,20 @@ def open_session(path: Path) -> Any:
     options.log_severity_level = 4
     try:
         # From bytes, so that it cannot lean on any other file.
-        return onnxruntime.InferenceSession(path.read_bytes(), options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(
+            path.read_bytes(), options, providers=["CPUExecutionProvider"], enable_fallback=0
+        )
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from None
     except Exception as error:  # onnxruntime's errors have no common base
+        raise DataError(f"{path} is not an ONNX file, or is damaged ({_line(error)})") from None
+
+
+def read_session_metadata(session: Any, path: Path) -> dict[str, str]:
+    """The metadata of an open file, as text. Raises DataError: damaged."""
+    try:
+        return dict(session.get_modelmeta().custom_metadata_map)
+    except UnicodeDecodeError as error:
         raise DataError(f"{path} is not an ONNX file, or is damaged ({_line(error)})") from None
 
 
@@ -119,16 +129,17 @@ class OnnxEncoder(Embedder):
         if device not in ("cpu", "auto"):
             raise UsageError(f"{path} runs on the CPU: leave out --device {device}, or give the model folder")
         session = open_session(path)
-        about = parse_metadata(session.get_modelmeta().custom_metadata_map, path)
+        about = parse_metadata(read_session_metadata(session, path), path)
         size = about["input_width"] if about["input_kind"] == "features" else about["image_size"]
         shape = [size] if about["input_kind"] == "features" else [3, size, size]
-        inputs, outputs = session.get_inputs(), session.get_outputs()
-        if (
-            [one.name for one in inputs] != [about["input_kind"]]
-            or inputs[0].shape[1:] != shape
-            or outputs[0].name != "vectors"
-            or outputs[0].shape[1:] != [about["codebooks"] * about["subdim"]]
-        ):
+        try:
+            inputs, outputs = session.get_inputs(), session.get_outputs()
+            found = [(one.name, one.type, one.shape[1:]) for one in (*inputs, outputs[0])]
+        except UnicodeDecodeError:
+            found = []
+        wanted = [(about["input_kind"], "tensor(float)", shape)]
+        wanted += [("vectors", "tensor(float)", [about["codebooks"] * about["subdim"]])]
+        if found != wanted:
             raise DataError(f"{path}: its graph is not what it says of itself: export the encoder again")
         return cls(path, session, about)
 
@@ -180,7 +191,12 @@ class OnnxEncoder(Embedder):
         M, _, d = self.shape
         if not len(x):
             return np.empty((0, M * d), np.float32), np.empty(0, np.bool_)
-        vectors = np.ascontiguousarray(self.session.run(["vectors"], {self.input_kind: x})[0], np.float32)
+        try:
+            vectors = np.ascontiguousarray(self.session.run(["vectors"], {self.input_kind: x})[0], np.float32)
+        except Exception as error:  # onnxruntime's errors have no common base
+            raise DataError(f"{self.path} does not run ({_line(error)}): export the encoder again") from None
+        if vectors.shape != (len(x), M * d):
+            raise DataError(f"{self.path} gives vectors {list(vectors.shape)}: export the encoder again")
         # Of unit length, or next to nothing where there was no direction.
         norms = np.linalg.norm(vectors.reshape(-1, M, d), axis=2)
         return vectors, (np.isfinite(norms) & (norms > 0.5)).all(axis=1)

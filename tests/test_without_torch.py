@@ -14,7 +14,7 @@ import pytest
 from model_factory import make_model, random_input
 
 import gpq_faiss as gpq
-from gpq_faiss.errors import MismatchError, UsageError
+from gpq_faiss.errors import DataError, GpqError, MismatchError, UsageError
 from gpq_faiss.exported import OnnxEncoder
 from gpq_faiss.faissio.model import read_model
 
@@ -91,6 +91,17 @@ def test_search_index_info_export_and_evaluation_of_codes_need_no_torch(shop: Pa
         ["index", "model", "items.h5", "--kind", "ivf", "--lists", "4", "--out", "lists.faiss"],
         ["export", "model", "--to", "faiss", "--out", "empty.faiss"],
         ["export", "model", "--to", "numpy", "--out", "codebooks.npz"],
+        [
+            "evaluate",
+            "encoder.onnx",
+            "features:queries.npy",
+            *labels,
+            *codes[:2],
+            "--format",
+            "html",
+            "--out",
+            "page.html",
+        ],
         ["search", "model", "index.faiss", "queries-features.h5", "-k", "5", "--format", "json"],
         ["search", "encoder.onnx", "index.faiss", "queries.npy", "-k", "5", "--format", "json"],
         ["evaluate", "encoder.onnx", "features:queries.npy", *labels, *codes],
@@ -198,3 +209,48 @@ def test_an_onnx_file_gives_query_vectors_on_the_cpu_and_nothing_else(shop: Path
         gpq.evaluate(tmp_path / "other.onnx", own, codes=shop / "items.h5")
     with pytest.raises(UsageError, match="leave out --compare"):
         gpq.evaluate(shop / "encoder.onnx", own, codes=shop / "items.h5", compare=["pq"])
+
+
+def test_a_damaged_onnx_file_is_one_clear_error(
+    shop: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    whole, rng = (shop / "encoder.onnx").read_bytes(), np.random.default_rng(4)
+    path, refused = tmp_path / "damaged.onnx", list[str]()
+    for case in range(80):
+        data = bytearray(whole)
+        if case % 4 == 0:
+            data = data[: rng.integers(len(data))]
+        else:  # mostly where the graph and its description lie, not among the weights
+            at = rng.integers(0, 6000, 4) if case % 2 else -rng.integers(1, 3000, 4)
+            for place in at.tolist():
+                data[place] = int(rng.integers(256))
+        path.write_bytes(data)
+        try:
+            vectors, fine = OnnxEncoder.load(path).embed(np.ones((2, WIDTH)), queries=True)
+        except GpqError as error:
+            refused.append(str(error))
+        else:
+            assert (vectors.shape, fine.shape) == ((2, 60), (2,))
+    assert len(refused) > 40
+    assert not any("\n" in line for line in refused)
+    said = capfd.readouterr()
+    assert said.out + said.err == ""
+    path.write_text("not ONNX")
+    with pytest.raises(DataError, match="is not an ONNX file"):
+        gpq.open_encoder(path)
+    with pytest.raises(DataError, match="not found"):
+        gpq.open_encoder(tmp_path / "nothing.onnx")
+
+
+def test_without_faiss_too_the_remedy_is_told(shop: Path) -> None:
+    code = "import sys; sys.modules['faiss'] = None\n" + COMMANDS.replace(
+        "gpq_faiss.open_index(sys.argv[2])", "pass"
+    )
+    calls = [["--help"], ["index", "model", "items.h5", "--out", "never.faiss"]]
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(calls)], capture_output=True, text=True, check=True, cwd=shop
+    )
+    helped, built = json.loads(done.stdout)
+    assert helped[0] == 0
+    assert built[0] == 2
+    assert built[2] == "gpq: gpq index needs Faiss: pip install 'gpq-faiss[search]' or 'gpq-faiss[train]'\n"

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from ..files import fingerprint
-from ..store import as_texts
 from .base import BadItems
 from .embeddings import FEATURES, LABELS, FileFeatures
 from .folder import is_test_split
@@ -220,15 +219,17 @@ def open_hf(
         return FileFeatures(**shared, width=found.width, vectors=found)
     import datasets
 
-    if names is None:
-        texts["name"] = as_texts(f"row {i}" for i in range(len(rows)))
     return HubImages(
         **shared,
         bad=BadItems(len(rows), max_bad),
-        paths=[f"{name}!{text}" for text in texts["name"].tolist()],
+        paths=[f"{name}!{text}" for text in (texts["name"].tolist() if names else _numbered(len(rows)))],
         column=_only(rows, image, name).cast_column(image, datasets.Image(decode=False)),
         may_open=not folder,
     )
+
+
+def _numbered(n: int) -> list[str]:
+    return [f"row {i}" for i in range(n)]
 
 
 def _vector_column(columns: Columns, wanted: str | None, taken: set[str | None]) -> str:

@@ -41,6 +41,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -301,7 +302,9 @@ def _checked(values: Mapping[str, Any], kinds: Mapping[str, type], where: str) -
             raise UsageError(f"unknown key '{where}{key}': known here are {', '.join(kinds)}")
         kind = kinds[key]
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise UsageError(f"{where}{key} = {value!r}: {kind.__name__} is expected")
+            single = kind is list and isinstance(value, str | int)
+            remedy = f": write {key} = [{json.dumps(value)}]" if single else ""
+            raise UsageError(f"{where}{key} = {value!r}: {kind.__name__} is expected{remedy}")
     for name, changes in values.get("settings", {}).items():
         if not isinstance(changes, dict):
             raise UsageError(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UsageError
+from ..nn.quantizer import at_least_float32
 from ..plugins import find_plugin, plugin_names
 
 _OWN = ("total", "npair", "triplet", "classification", "propagation", "entropy")
@@ -46,7 +47,7 @@ class ExtraLosses(nn.Module):
             UsageError: a part gives no scalar.
         """
         for name, part in self.parts.items():
-            value = part(x.float(), y)
+            value = part(at_least_float32(x), y)
             if not isinstance(value, Tensor) or value.numel() != 1:
                 raise UsageError(f"loss '{name}' gives no single number: a scalar tensor is needed")
             losses[name] = value.reshape(())

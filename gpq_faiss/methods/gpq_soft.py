@@ -58,9 +58,8 @@ class SoftGPQ(AveragedMethod[SoftGPQNetwork]):
             self, "class_networks", PosteriorCodes(network.committee, _without_average(config))
         )
         self.class_networks: PosteriorCodes
-        self.extra_losses = (
-            self.class_networks.extra_losses
-        )  # which adds them; their parameters are a part of our state
+        # The class networks add them; their parameters are a part of our state.
+        self.extra_losses = self.class_networks.extra_losses
         self.npair = SoftNPairLoss()
         self.classification = SubspaceSoftTargets(beta)
         self.entropy = SubspaceEntropy(beta)

@@ -39,8 +39,10 @@ from ..methods.registry import ARRAY_METHODS, find_method, make_method, method_n
 from ..nn.device import gpu_memory
 from ..progress import Progress, stage
 from ..report import html
+from ..report.gallery import Ranked
 from ..report.plots import plot_pr_curves
 from ..store import RowReader
+from .search import class_text
 
 if TYPE_CHECKING:
     import torch
@@ -48,8 +50,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DEFAULT_KS = (1, 10, 100, 1000)
-_SHOWN = 10
-"""Best queries on a page, and worst."""
+_SHOWN, _RESULTS = 10, 8
+"""Best queries on a page, and worst; and results of each of them."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class Evaluation:
         compared_bits: name -> code length of the others; ``float`` and ``classifier`` have none.
         compared_fingerprints: name -> fingerprint, of the models among them.
         queries: int64 [Q], positions of the queries in the data; ``ranking.ap`` is in their order.
+        results: of images: for the best and worst queries, by their place in ``queries``, the positions of their first results.
     """
 
     ranking: RankingResult
@@ -86,6 +89,7 @@ class Evaluation:
     compared_bits: dict[str, int] = field(default_factory=dict)
     compared_fingerprints: dict[str, str] = field(default_factory=dict)
     queries: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    results: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; ``map`` is the model's."""
@@ -186,14 +190,28 @@ class Evaluation:
             html.heading("Precision over recall"),
             curves,
         ]
-        order = np.argsort(ranking.ap, kind="stable")
-        for title, chosen in (("Best queries", order[::-1][:_SHOWN]), ("Worst queries", order[:_SHOWN])):
+        for title, chosen in zip(("Best queries", "Worst queries"), _extremes(ranking.ap), strict=True):
             parts += [html.heading(title), _query_pictures(self, data, chosen)]
         return html.save_page(f"{self.method} on {self.data}", parts, out, overwrite=overwrite)
 
 
 def _as_dict(found: Likeness | None) -> dict[str, Any] | None:
     return None if found is None else found.as_dict()
+
+
+def _extremes(ap: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Places of the best queries, and of the worst."""
+    order = np.argsort(ap, kind="stable")
+    return order[::-1][:_SHOWN], order[:_SHOWN]
+
+
+def _first_results(coded: Coded, ap: NDArray[Any]) -> dict[int, NDArray[np.int64]]:
+    """Positions in the data of what the best and worst queries find first."""
+    found = {}
+    for place in np.unique(np.concatenate(_extremes(ap))).tolist():
+        scores = coded.score(np.array([place]), coded.codes)[0]
+        found[place] = coded.base_rows[np.argsort(-scores, kind="stable")[:_RESULTS]]
+    return found
 
 
 def _query_pictures(evaluation: Evaluation, data: Dataset, chosen: NDArray[np.int64]) -> str:
@@ -206,8 +224,31 @@ def _query_pictures(evaluation: Evaluation, data: Dataset, chosen: NDArray[np.in
             [{"query": n, "AP": float(a)} for n, a in zip(called, evaluation.ranking.ap[chosen], strict=True)]
         )
     images = data.read(rows)
-    return html.pictures(
-        [(image, text) for image, text in zip(images, texts, strict=True) if image is not None]
+    if not evaluation.results:
+        return html.pictures(
+            [(image, text) for image, text in zip(images, texts, strict=True) if image is not None]
+        )
+    return html.gallery(
+        [
+            _ranked(data, row, image, text, evaluation.results[place])
+            for place, row, image, text in zip(chosen.tolist(), rows.tolist(), images, texts, strict=True)
+            if image is not None
+        ]
+    )
+
+
+def _ranked(
+    data: ImageDataset, row: int, image: NDArray[np.uint8], text: str, found: NDArray[np.int64]
+) -> Ranked:
+    """A query and what it finds, framed by whether they share a label."""
+    packed = data.require_labels().packed
+    shown = [(at, one) for at, one in zip(found.tolist(), data.read(found), strict=True) if one is not None]
+    return Ranked(
+        query=image,
+        results=[one for _, one in shown],
+        relevant=[bool((packed[row] & packed[at]).any()) for at, _ in shown],
+        query_name=text,
+        names=[class_text(data, at) for at, _ in shown],
     )
 
 
@@ -383,8 +424,9 @@ def _rank_all(
     ks: Sequence[int],
     on_device: bool,
     progress: Progress | None,
-) -> tuple[dict[str, RankingResult], dict[str, Likeness]]:
-    """Rankings and likeness by row; no likeness for images. The first entry is a model.
+) -> tuple[dict[str, RankingResult], dict[str, Likeness], NDArray[np.int64], dict[int, NDArray[np.int64]]]:
+    """Rankings and likeness by row; no likeness for images. The first entry is a model. Then the positions of the queries that could be
+    read, and of images the first results of some (:attr:`Evaluation.results`).
 
     Methods are compared on the queries and items that the first model could read.
     """
@@ -397,6 +439,7 @@ def _rank_all(
     neighbours: Neighbours | None = None
     models = [name for name, encoder in entries.items() if encoder is not None]
     queries, base = split.query, rows
+    results: dict[int, NDArray[np.int64]] = {}
     for name, encoder in entries.items():
         if rankings:
             log.info("comparing with %s", name)
@@ -427,9 +470,11 @@ def _rank_all(
             rankings[name] = _rank_on_device(coded, labels, encoder.device, options)
         else:
             rankings[name] = coded.rank(labels, **options)
+        if len(rankings) == 1 and isinstance(dataset, ImageDataset):
+            results = _first_results(coded, rankings[name].ap)
         if neighbours is not None:
             found[name] = coded.likeness(neighbours, dataset)
-    return rankings, found
+    return rankings, found, queries, results
 
 
 def _evaluate_codes(
@@ -547,9 +592,14 @@ def evaluate(
     dataset = open_data(data)
     options = {"ties": ties, "k": k, "denominator": denominator, "levels": RECALL_LEVELS, "threads": threads}
     if codes is not None:
-        if compare or on_device or ray is not None or (protocol, seed) != (None, None):
+        if (
+            compare
+            or on_device
+            or ray is not None
+            or (protocol, seed, labelled or "all") != (None, None, "all")
+        ):
             raise UsageError(
-                "codes are ranked as they are: leave out --compare, --protocol, --seed and --ray"
+                "codes are ranked as they are: leave out --compare, --protocol, --seed, --labelled and --ray"
             )
         return _evaluate_codes(model, dataset, codes, options, ks=ks, device=device, progress=progress)
     if is_onnx(model):
@@ -572,7 +622,7 @@ def evaluate(
     if (on_device or encoder.device.type != "cpu") and None in entries.values():
         notes.append("methods compared with were ranked on the CPU")
     with connected(ray):  # once for all rankings
-        rankings, found = _rank_all(
+        rankings, found, read, results = _rank_all(
             entries,
             dataset,
             split,
@@ -603,5 +653,6 @@ def evaluate(
         compared_likeness=found,
         compared_bits=lengths,
         compared_fingerprints={row: one.model.fingerprint for row in others if (one := entries[row])},
-        queries=split.query,
+        queries=read,
+        results=results,
     )

@@ -201,14 +201,14 @@ class SearchResult:
             at = asked[int(query)]
             found = [place[int(i)] for i in ids if i != -1]
             relevant = _relevance(items.labels, found, queries.labels, at)
-            names = [_class_text(items, p) for p in found]
+            names = [class_text(items, p) for p in found]
             ranked.append(
                 Ranked(
                     query=image(queries, at),
                     results=[image(items, p) for p in found],
                     scores=[float(s) for s in scores[ids != -1]],
                     relevant=relevant,
-                    query_name=_class_text(queries, at),
+                    query_name=class_text(queries, at),
                     names=names if any(names) else None,
                 )
             )
@@ -230,7 +230,7 @@ def _relevance(items: Labels | None, found: list[int], queries: Labels | None, a
     return [bool(row.any()) for row in items.packed[found] & queries.packed[at]]
 
 
-def _class_text(dataset: Dataset, position: int) -> str:
+def class_text(dataset: Dataset, position: int) -> str:
     """The class names of an item, with commas; empty where it has none."""
     if dataset.labels is None:
         return ""

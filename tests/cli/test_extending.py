@@ -16,8 +16,9 @@ from sklearn.datasets import dump_svmlight_file
 
 import gpq_faiss
 from gpq_faiss import plugins
-from gpq_faiss.config import preset, read_toml, to_dict, to_toml
+from gpq_faiss.config import merge, preset, read_toml, to_dict, to_toml
 from gpq_faiss.errors import DataError, UsageError
+from gpq_faiss.methods.gpq import build_gpq
 from gpq_faiss.methods.registry import make_method
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gpq-faiss-example"
@@ -179,6 +180,7 @@ def _with_loss() -> gpq_faiss.Config:
 
 
 CODE = """
+import torch
 from torch import nn
 from gpq_faiss.methods.registry import MethodEntry
 
@@ -190,6 +192,14 @@ class Needs(nn.Module):
     def __init__(self, size):
         super().__init__()
 
+class Centres(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.centre = nn.Parameter(torch.randn(1))
+
+    def forward(self, x, y):
+        return ((x - self.centre) ** 2).mean()
+
 entry = MethodEntry("x", "x", "unsupervised", "binary", "broken_module", "NotScalar")
 absent = MethodEntry("x", "x", "unsupervised", "binary", "no_such_module", "X")
 def two_dimensional(spec):
@@ -199,6 +209,24 @@ def fails(*args):
 def nothing(*args):
     return None
 """
+
+
+@pytest.mark.parametrize("chosen", ["paper", "gpq", "recommended"])
+def test_parameters_of_a_loss_are_trained_once_and_kept(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str
+) -> None:
+    (tmp_path / "broken_module.py").write_text(CODE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    install("centres", {"losses": {"centres": "broken_module:Centres"}})
+    config = merge(preset(chosen), {"loss": {"extra": {"centres": 0.5}}, "network": {"backbone": "linear"}})
+    data = gpq_faiss.open_data(np.eye(12, 5, dtype=np.float32) + 1, labels=np.arange(12) % 3)
+    method = build_gpq(config, data, 0, 3)
+    (centre,) = method.extra_losses.parameters()
+    groups = method.optimizer(config.training).param_groups
+    assert sum(parameter is centre for group in groups for parameter in group["params"]) == 1
+    assert [name for name in method.state_dict() if name.endswith("centre")]
+    again = build_gpq(config, data, 0, 3)
+    assert next(again.extra_losses.parameters()).tolist() == centre.tolist()
 
 
 @pytest.mark.parametrize(

