@@ -15,27 +15,38 @@ import psutil
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 import ray
 
-NODE = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
+from gpq_faiss.cluster.connect import messages_to_log
+
+NODE = {"object_store_memory": 80 << 20, "include_dashboard": False}
 
 
 class Nodes:
-    """A cluster of two nodes of one core each, to which this process is connected."""
+    """A cluster of two nodes, to which this process is connected.
 
-    def __init__(self) -> None:
+    Args:
+        num_cpus: tasks at a time on each node.
+        settings: of Ray itself.
+    """
+
+    def __init__(self, num_cpus: int = 1, settings: dict[str, Any] | None = None) -> None:
         from ray.cluster_utils import Cluster
 
         # Paths of sockets must be short, so this is not under pytest's folder.
         self.folder = tempfile.mkdtemp(prefix="gpq-ray-")
+        self._node = {**NODE, "num_cpus": num_cpus}
         self.cluster: Any = Cluster(
-            initialize_head=True, head_node_args={**NODE, "temp_dir": self.folder}, shutdown_at_exit=False
+            initialize_head=True,
+            head_node_args={**self._node, "temp_dir": self.folder, "_system_config": settings},
+            shutdown_at_exit=False,
         )
         self.second: Any = self.add()
         self.address: str = self.cluster.address
         ray.init(address=self.address, log_to_driver=False, logging_level=logging.ERROR)
+        messages_to_log(ray)
 
     def add(self) -> Any:
         """One more node."""
-        return self.cluster.add_node(**NODE)
+        return self.cluster.add_node(**self._node)
 
     def two(self) -> None:
         """A second node again, where a test killed it."""

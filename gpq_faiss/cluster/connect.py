@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 from ..errors import DataError, UsageError
 from ..evaluation.ranking import usable_cores
+
+log = logging.getLogger(__name__)
 
 LOCAL = "local"
 """The address of a cluster of this machine alone, which ends with the work."""
@@ -44,9 +48,10 @@ def connected(address: str | None) -> Iterator[Any]:
         yield ray
         return
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    ending = signal.getsignal(signal.SIGTERM)
     try:
         if address == LOCAL:
-            ray.init(num_cpus=usable_cores(), include_dashboard=False, **quiet)
+            ray.init("local", num_cpus=usable_cores(), include_dashboard=False, **quiet)
         else:
             ray.init(address=address, **quiet)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
@@ -54,10 +59,37 @@ def connected(address: str | None) -> Iterator[Any]:
         raise DataError(
             f"no Ray cluster answers at {address} ({why}): start one, or take --ray local"
         ) from None
+    messages_to_log(ray)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, ending)  # Ray puts its own in place
     try:
         yield ray
     finally:
         ray.shutdown()
+
+
+def messages_to_log(ray: Any) -> None:
+    """What Ray would print on stdout of workers and nodes that died goes to the log: results go to stdout."""
+
+    def tell(data: dict[str, Any], **_: Any) -> None:
+        for line in data["lines"]:
+            log.debug("%s", line)
+
+    ray._private.worker.print_to_stdstream = tell
+
+
+def work_in(folder: str) -> None:
+    """Have a process of a cluster take relative paths from the folder of the program that it works for.
+
+    Raises:
+        DataError: this node does not have it.
+    """
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        raise DataError(
+            f"a node of the cluster has no {folder} ({error.strerror}): all nodes must see the same files under the same paths"
+        ) from None
 
 
 def nodes(ray: Any) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,7 +20,8 @@ from ..errors import DataError, GpqError, UsageError
 from ..indexes.manifest import Manifest, Shard, read_manifest
 from ..indexes.opening import open_shards
 from ..indexes.sharded import MergedIndex, ShardedIndex, same_lists
-from .connect import connected, nodes
+from ..progress import count
+from .connect import connected, nodes, work_in
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +33,9 @@ _PAUSE = 0.1
 class Holder:
     """What an actor is: shards that it holds open. One call at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: str = os.curdir) -> None:
+        """``folder``: from which the caller's relative paths start. Raises DataError: this node does not have it."""
+        work_in(folder)
         self._held: dict[tuple[Any, ...], ShardedIndex] = {}
 
     def answer(
@@ -112,7 +116,7 @@ class Holders:
             place: self._actors.get(place)
             or made.options(
                 max_restarts=-1, max_task_retries=0, scheduling_strategy=strategy(place[0], soft=True)
-            ).remote()
+            ).remote(os.getcwd())
             for place in places
         }
         return list(self._actors.values())
@@ -138,6 +142,7 @@ class ClusterIndex(MergedIndex):
 
     Attributes:
         missing: files of shards that some answer had to do without.
+        places: the actors of each shard, by file: their numbers, the first first.
 
     Raises:
         DataError: a shard is missing or damaged, or no node answers; names it.
@@ -166,11 +171,11 @@ class ClusterIndex(MergedIndex):
         actors = holders.actors()
         replicas = min(replicas, len(actors))
         load = [0] * len(actors)
-        self._places: dict[str, list[int]] = {}
+        self.places: dict[str, list[int]] = {}
         for shard in sorted(manifest.shards, key=lambda s: -s.bytes):  # the largest first, to where least is
             place = min(range(len(actors)), key=load.__getitem__)
-            self._places[shard.file] = [(place + r) % len(actors) for r in range(replicas)]
-            for one in self._places[shard.file]:
+            self.places[shard.file] = [(place + r) % len(actors) for r in range(replicas)]
+            for one in self.places[shard.file]:
                 load[one] += shard.bytes
         self._actors = actors
         self._opening = kind, memory, max(load)
@@ -188,11 +193,11 @@ class ClusterIndex(MergedIndex):
         if nprobe is not None:
             self.set_nprobe(nprobe)
         for place, actor in enumerate(actors):
-            actor.keep.remote([s for s in manifest.shards if place in self._places[s.file]])
+            actor.keep.remote([s for s in manifest.shards if place in self.places[s.file]])
 
     def describe(self) -> str:
         """How it searches, in one line."""
-        return f"{super().describe()}, {len(self._actors)} workers of a cluster"
+        return f"{super().describe()}, {count(len(self._actors), 'worker')} of a cluster"
 
     def _answers(self, method: str, *args: Any, **options: Any) -> Iterator[Any]:
         return self._ask(method, args, options, next(self._turns))
@@ -205,16 +210,10 @@ class ClusterIndex(MergedIndex):
         while waiting:
             asked: dict[int, list[str]] = {}
             for file in waiting:
-                places = self._places[file]
+                places = self.places[file]
                 asked.setdefault(places[turn % len(places)], []).append(file)
             references = [
-                (
-                    files,
-                    self._actors[place].answer.remote(
-                        self.manifest.only(files), *self._opening, method, args, options
-                    ),
-                )
-                for place, files in asked.items()
+                (files, self.ask_one(place, files, method, args, options)) for place, files in asked.items()
             ]
             waiting = []
             for files, reference in references:
@@ -242,6 +241,14 @@ class ClusterIndex(MergedIndex):
         if gone:
             log.warning("%s: answered without the shards %s", self.manifest.path, ", ".join(sorted(gone)))
             self.missing |= set(gone)
+
+    def ask_one(
+        self, place: int, files: Sequence[str], method: str, args: tuple[Any, ...], options: dict[str, Any]
+    ) -> Any:
+        """Ask one actor for these shards: a reference to what :meth:`Holder.answer` gives."""
+        return self._actors[place].answer.remote(
+            self.manifest.only(files), *self._opening, method, args, options
+        )
 
     def _no_answer(self, files: Sequence[str]) -> DataError:
         return DataError(

@@ -8,12 +8,13 @@ for its node.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from ..errors import BusyError, DataError
-from .connect import connected
+from .connect import connected, work_in
 
 Result = TypeVar("Result")
 
@@ -53,7 +54,7 @@ def run_all(
     if address is None:
         found = []
         for place, call in enumerate(calls):
-            found.append(_patient(function, *shared, *call))
+            found.append(_patient(os.curdir, function, *shared, *call))
             if done is not None:
                 done(place)
         return found
@@ -69,7 +70,7 @@ def run_all(
             while waiting or running:
                 while waiting and len(running) < (workers or len(calls)):
                     place, call = waiting.pop()
-                    running[task.remote(function, *held, *call)] = place
+                    running[task.remote(os.getcwd(), function, *held, *call)] = place
                 for reference in ray.wait(list(running), num_returns=1)[0]:
                     place = running.pop(reference)
                     results[place] = ray.get(reference)
@@ -102,8 +103,10 @@ def has_gpus(address: str, device: str) -> bool:
         return bool(ray.cluster_resources().get("GPU", 0) >= 1)
 
 
-def _patient(function: Callable[..., Result], *arguments: Any) -> Result:
-    """The call; it waits for another process that writes the same file, which may be an earlier run of this very call."""
+def _patient(folder: str, function: Callable[..., Result], *arguments: Any) -> Result:
+    """The call, in the folder of the caller. Where another process writes the file, which may be an earlier run of this very call, it
+    waits."""
+    work_in(folder)
     while True:
         try:
             return function(*arguments)

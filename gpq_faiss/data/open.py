@@ -77,7 +77,7 @@ def _unknown(spec: str) -> UsageError:
         scheme = "folder" if is_folder else _HINTS.get(path.suffix.lower())
         hint = f"did you mean {scheme}:{shown(spec)}?" if scheme else "put one of the forms before it."
         return UsageError(f"{shown(spec)} is a path without its form: {hint} The forms: {FORMS}")
-    return UsageError(f"unknown data {spec!r}: the forms are {forms()}")
+    return UsageError(f"unknown data {without_secrets(spec)!r}: the forms are {forms()}")
 
 
 def forms() -> str:

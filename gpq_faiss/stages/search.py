@@ -286,15 +286,15 @@ def open_queries(queries: str, **data_args: Any) -> Dataset:
     """
     if is_form(queries):  # "features:x.npy" ends like a bare file
         return open_data(queries, **data_args)
-    path = Path(queries)
+    path = Path(without_secrets(queries))
     if path.suffix.lower() in _FEATURE_SUFFIXES:
         return open_data(f"features:{queries}", **data_args)
     if path.is_dir():
         return open_data(f"folder:{queries}", **data_args)
-    if is_image_name(queries):
+    if is_image_name(without_secrets(queries)):
         path = local_path(queries)
         if not path.is_file():
-            raise DataError(f"{queries} not found: no such image")
+            raise DataError(f"{without_secrets(queries)} not found: no such image")
         return FileImages(
             name=without_secrets(queries),
             ids=np.zeros(1, dtype=np.int64),

@@ -17,7 +17,8 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 def cluster() -> Iterator[Any]:
     from ray_nodes import Nodes
 
-    nodes = Nodes()
+    # A node that is gone is noticed in some seconds, which by default takes 15.
+    nodes = Nodes(settings={"health_check_period_ms": 1000, "health_check_failure_threshold": 4})
     yield nodes
     assert not psutil.wait_procs(nodes.end(), timeout=10)[1]
 

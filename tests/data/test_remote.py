@@ -150,7 +150,8 @@ def test_shards_and_folders_of_images(site: Site, tmp_path: Path) -> None:
     np.testing.assert_array_equal(shards.read(slice(1, 2))[0], local.read(slice(1, 2))[0])
     archive = gpq.open_data(f"folder:{site.url}/s-0.tar")
     assert archive.texts["name"].tolist() == ["0.png"]
-    query = open_queries(f"{site.url}/images/a/0.png")
+    query = open_queries(f"{site.url}/images/a/0.png?token=1")
+    assert query.name == f"{site.url}/images/a/0.png"
     np.testing.assert_array_equal(query.read(slice(None))[0], local.read(slice(0, 1))[0])
     (site.root / "images" / "a" / "1.png").unlink()
     with pytest.raises(DataError, match=r"1 of 3 images cannot be read \(.*/images/a/1.png: not found\)"):
@@ -195,6 +196,7 @@ def test_tables_of_images_need_their_folder(site: Site) -> None:
         ("webdataset:URL/text.tar", "not a readable tar|no samples"),
         ("hf:URL/hub", "is not a folder"),
         ("features:http://127.0.0.1:1/x.npy", "cannot be read"),
+        ("https://host/x.npy?token=secret", "unknown data 'https://host/x.npy'"),
         ("features:nosuch://x/x.npy", "there is no file system for nosuch://"),
         ("features:s3://bucket/x.npy", "needs a package of its own .*s3fs"),
     ],

@@ -1,0 +1,280 @@
+"""A cluster of many nodes, simulated from what two nodes and one machine measured.
+
+    python benchmarks/simulate.py
+
+First the two nodes of ``results/cluster.json`` are simulated: each query goes to both workers, which take the time that each took
+alone, and has its answer when the later one is merged. Its p50 and p95 must be near the measured ones. Then the same model
+with more nodes, each with 10^9 codes in lists, whose time comes from ``results/large.json``: nodes serve one query after another,
+queries arrive at random, some answers are late as in the measurement, nodes fail and come back.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import simpy
+from common import RESULTS, make_parser, read_results, run_main, save
+
+from gpq_faiss.errors import DataError
+
+MTBF_H = 1000.0
+"""Hours between two failures of a node: an assumption, to be replaced by your own. What it enters is proportional to it."""
+BUSY = 0.3
+"""Share of the time that a node is busy."""
+LATE = 2.0
+"""Seconds from which on an answer is late."""
+
+
+class Service:
+    """Nodes that hold shards; every query needs an answer for each shard.
+
+    Args:
+        env: of SimPy.
+        nodes: how many, each with a shard of its own and with replicas of others.
+        replicas: holders of each shard; queries take turns, and go to the next where one is down.
+        draw: query and node to the seconds that the node takes for it.
+        client: seconds that each query takes besides: sending, merging.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        nodes: int,
+        replicas: int,
+        draw: Callable[[int, int], float],
+        client: float,
+    ) -> None:
+        self.env, self.nodes, self.replicas, self.draw, self.client = env, nodes, replicas, draw, client
+        self.servers = [simpy.Resource(env) for _ in range(nodes)]
+        self.up = [env.event().succeed() for _ in range(nodes)]
+        self.took: list[float] = []
+
+    def fail(self, node: int, at: float, repair: float) -> Generator[Any, Any, Any]:
+        """A node fails at a time, and its shards are held again after so many seconds; what it had begun it still answers."""
+        yield self.env.timeout(at)
+        self.up[node] = self.env.event()
+        yield self.env.timeout(repair)
+        self.up[node].succeed()
+
+    def _part(self, query: int, shard: int) -> Generator[Any, Any, Any]:
+        """One shard's answer, from a holder that is up; where none is, from the first that comes back."""
+        holders = [(shard + (query + r) % self.replicas) % self.nodes for r in range(self.replicas)]
+        if not any(self.up[node].triggered for node in holders):
+            yield self.env.any_of([self.up[node] for node in holders])
+        node = next(node for node in holders if self.up[node].triggered)
+        with self.servers[node].request() as request:
+            yield request
+            yield self.env.timeout(self.draw(query, node))
+
+    def query(self, number: int) -> Generator[Any, Any, Any]:
+        """One query to all shards."""
+        began = self.env.now
+        yield self.env.all_of([self.env.process(self._part(number, shard)) for shard in range(self.nodes)])
+        yield self.env.timeout(self.client)
+        self.took.append(self.env.now - began)
+
+
+def two_nodes(measured: dict[str, Any]) -> dict[str, Any]:
+    """The measured two nodes: one client, one query after another.
+
+    Both workers' times are of the same moment: on one machine, other work delays both.
+    """
+    own = np.array(measured["worker_ms"]) / 1000
+    one, alone = measured["single_ms"]["shards, 1 workers"], measured["one_ms"]
+    client = float(np.median(one) - np.median(alone)) / 1000  # what a query takes beside its worker
+    env = simpy.Environment()
+    service = Service(env, 2, 1, lambda query, node: float(own[node, query]), max(0.0, client))
+
+    def asking() -> Generator[Any, Any, Any]:
+        for number in range(own.shape[1]):
+            yield env.process(service.query(number))
+
+    env.process(asking())
+    env.run()
+    found = 1000 * np.array(service.took)
+    real = np.array(measured["single_ms"]["shards, 2 workers"])
+    return {
+        f"p{q}": {
+            "measured_ms": float(np.percentile(real, q)),
+            "simulated_ms": round(float(np.percentile(found, q)), 3),
+        }
+        for q in (50, 95)
+    }
+
+
+def many_nodes(
+    nodes: int,
+    replicas: int,
+    times: np.ndarray[Any, Any],
+    client: float,
+    repair: float | None,
+    queries: int,
+) -> dict[str, Any]:
+    """``times``: seconds of a node, one of which each query takes there. With ``repair``, one node fails once, in the middle."""
+    rng = np.random.default_rng(nodes)  # the same queries whatever the replicas and failures
+    drawn = rng.choice(times, (queries, nodes))
+    pause = float(times.mean()) / BUSY
+    pauses = rng.exponential(pause, queries)
+    env = simpy.Environment()
+    service = Service(env, nodes, replicas, lambda query, node: float(drawn[query, node]), client)
+    if repair is not None:
+        env.process(service.fail(0, float(pauses[: queries // 2].sum()), repair))
+
+    def arrivals() -> Generator[Any, Any, Any]:
+        asked = []
+        for number in range(queries):
+            yield env.timeout(pauses[number])
+            asked.append(env.process(service.query(number)))
+        yield env.all_of(asked)
+
+    env.run(until=env.process(arrivals()))
+    took = np.array(service.took)
+    return {
+        "p50_ms": round(1000 * float(np.percentile(took, 50)), 1),
+        "p95_ms": round(1000 * float(np.percentile(took, 95)), 1),
+        "p99_ms": round(1000 * float(np.percentile(took, 99)), 1),
+        "late": int((took > LATE).sum()),
+        "queries_s": round(1 / pause, 2),
+    }
+
+
+WIDTH, K = 144, 100
+"""Numbers of a query at 48 bits (12 codebooks of 12 dimensions), and results."""
+
+
+def sizes(large: dict[str, Any], cluster: dict[str, Any], repair: float) -> list[dict[str, Any]]:
+    """What 10^9 codes a node come to: each number is a measured one times the nodes, or over them."""
+    search = cluster["search"]
+    encode = np.median(cluster["stages"]["encode"]["0"])
+    rows = []
+    for nodes in (1, 10, 100):
+        hours = MTBF_H / nodes
+        rows.append(
+            {
+                "codes": nodes * 10**9,
+                "nodes": nodes,
+                "files_gb": nodes * large["lists"]["file_bytes"] / 1e9,
+                "cached_gb_a_node": large["lists"]["file_bytes"] / 1e9,
+                "own_gb_a_node": large["ivf"]["peak_bytes"] / 1e9,
+                "network_kb_a_query": nodes * (4 * WIDTH + 8 * 16 + 12 * K) / 1000,
+                "merge_ms_a_query": nodes * search["merge_ms"]["100"] / 100,
+                "build_minutes": (large["build"]["seconds"] + large["lists"]["seconds"]) / 60,
+                "encode_core_hours": nodes * 1e9 * encode / cluster["items"] / 3600,
+                "hours_between_failures": hours,
+                "down_without_replicas": repair / (3600 * hours),
+            }
+        )
+    return rows
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """The tables."""
+    lines = [
+        "# A simulated cluster",
+        "",
+        "Simulated by `benchmarks/simulate.py` from `cluster.json` and `large.json`.",
+        "",
+        "| two nodes | measured ms | simulated ms |",
+        "|---|--:|--:|",
+    ]
+    for name, row in results["two_nodes"].items():
+        lines.append(f"| {name} | {row['measured_ms']:.1f} | {row['simulated_ms']:.1f} |")
+    given = results["given"]
+    lines += [
+        "",
+        f"More nodes, each with 10^9 codes in lists: {1000 * given['base_s']:.0f} ms a query and node (nprobe 16, large.json), spread "
+        f"as the times of a worker in cluster.json (p95 {given['p95_over_p50']:.2f} times p50), nodes busy {100 * BUSY:.0f} % of the "
+        f"time. Then one node fails, whose shards are held again after {given['repair_s']:.1f} s (measured); late is an answer after "
+        f"{LATE:g} s. In the long run a node is assumed to fail once in {MTBF_H:,.0f} hours.",
+        "",
+        "| codes | nodes | replicas | queries/s | p50 ms | p95 ms | p99 ms | late for a failure | late in the long run |",
+        "|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for row in results["many"]:
+        lines.append(
+            f"| {row['nodes'] * 10**9:.0e} | {row['nodes']} | {row['replicas']} | {row['queries_s']} | {row['p50_ms']} | {row['p95_ms']} | "
+            f"{row['p99_ms']} | {row['late_for_a_failure']} | {100 * row['late_share']:.4f} % |"
+        )
+    lines += [
+        "",
+        "| | " + " | ".join(f"{row['codes']:.0e} codes" for row in results["sizes"]) + " |",
+        "|---|--:|--:|--:|",
+    ]
+    for name, text in SIZES.items():
+        shown = [f"{row[name]:,.4g}" for row in results["sizes"]]
+        lines.append(f"| {text} | " + " | ".join(shown) + " |")
+    return "\n".join(lines) + "\n"
+
+
+SIZES = {
+    "nodes": "nodes of 10^9 codes",
+    "files_gb": "index files, GB (14.0 GB measured)",
+    "cached_gb_a_node": "of which on each node, best in its cache, GB",
+    "own_gb_a_node": "memory of a worker itself, GB (measured)",
+    "network_kb_a_query": "to and from all nodes, kB a query (576 B of vector, 128 B of list numbers, 1,200 B of results)",
+    "merge_ms_a_query": "merging, ms a query of a batch (measured for 100 parts)",
+    "build_minutes": "building all shards, minutes (measured for one)",
+    "encode_core_hours": "encoding, hours of one core (measured rate of cluster.json)",
+    "hours_between_failures": "hours between failures of a node (assumed: 1,000 each)",
+    "down_without_replicas": "share of the time that some shard waits, without replicas (measured recovery)",
+}
+
+
+def parse() -> argparse.Namespace:
+    """The options."""
+    parser = make_parser(__doc__, "simulate.json", whole=True)
+    parser.add_argument(
+        "--cluster", type=Path, default=RESULTS / "cluster.json", help="measured by cluster.py"
+    )
+    parser.add_argument("--large", type=Path, default=RESULTS / "large.json", help="measured by large.py")
+    parser.add_argument("--queries", type=int, default=4000)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """The script."""
+    args = parse()
+    cluster = read_results(args.cluster, {"search": {}, "stages": {}})
+    measured = cluster["search"]
+    large = read_results(args.large, {"sizes": {}})["sizes"]["1000000000"]
+    rows = [row for row in large["ivf"]["searches"] if row["nprobe"] == 16 and row["batch"] == 1]
+    if not measured or not rows:
+        raise DataError(
+            f"{args.cluster} and {args.large} lack what is simulated: run cluster.py and large.py first"
+        )
+    base = float(rows[0]["seconds_a_batch"])
+    times = np.array(measured["worker_ms"][0] + measured["worker_ms"][1])
+    spread = times / np.median(times)
+    repair = float(np.median(measured["recovery_s"]["1"]))
+    many = []
+    for nodes, replicas in ((1, 1), (10, 1), (10, 2), (100, 1), (100, 2)):
+        client = nodes * measured["merge_ms"]["100"] / 1e5
+        well, failing = (
+            many_nodes(nodes, replicas, base * spread, client, seconds, args.queries)
+            for seconds in (None, repair)
+        )
+        late = max(0, failing["late"] - well["late"])
+        share = late * nodes / (MTBF_H * 3600 * well["queries_s"])
+        many.append(
+            {"nodes": nodes, "replicas": replicas, **well, "late_for_a_failure": late, "late_share": share}
+        )
+    results = {
+        "given": {
+            "base_s": base,
+            "p95_over_p50": float(np.percentile(spread, 95)),
+            "mtbf_h": MTBF_H,
+            "repair_s": repair,
+        },
+        "two_nodes": two_nodes(measured),
+        "many": many,
+        "sizes": sizes(large, cluster, repair),
+    }
+    save(results, args.out, markdown)
+
+
+if __name__ == "__main__":
+    run_main(main)
