@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= demo
 
-.PHONY: demo serve-demo test test-fast lint docs lock notebooks clean
+.PHONY: demo serve-demo test test-fast coverage lint docs lock notebooks clean
 
 # uv resolves and unpacks several GB in seconds; it comes from the same registry as everything else.
 # Compiled once: where PYTHONDONTWRITEBYTECODE is set, each process would compile torch anew.
@@ -48,6 +48,15 @@ test: $(VENV)/.ready
 test-fast: $(VENV)/.ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q -m "not slow" tests/codes tests/data tests/evaluation tests/losses \
 	  tests/report tests/store tests/test_config.py tests/test_files.py tests/test_layers.py tests/test_public_api.py
+
+# Statements and branches that the tests reach, by room: room after room, some twenty minutes on one core. Lines that only other
+# processes run (workers, a killed command) do not count.
+coverage: $(VENV)/.ready
+	rm -f .coverage
+	for tests in tests/*/ tests/test_*.py; do \
+	  OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" --cov=gpq_faiss --cov-branch --cov-append --cov-report= $$tests || exit; \
+	done
+	$(BIN)/python tools/coverage.py
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

@@ -189,4 +189,4 @@ def test_the_reference_has_every_public_name() -> None:
     listed = re.findall(
         r"^::: gpq_faiss\.(.+)\.(\w+)$", (ROOT / "docs/reference/python.md").read_text(), re.M
     )
-    assert {name: module for module, name in listed} == gpq._WHERE
+    assert gpq._WHERE.items() <= {name: module for module, name in listed}.items()

@@ -84,7 +84,7 @@ def test_other_data_are_split_anew_and_said_to_be(products: PipelineResult) -> N
     digits = open_digits()
     other = replace(digits, fingerprint="another", name="copy")
     result = evaluate(products.model, other, protocol="1", seed=3, labelled="5-per-class")
-    assert any("drawn again" in note for note in result.notes)
+    assert any("drawn from it" in note for note in result.notes)
     assert result.split_hash != products.evaluation.split_hash
 
 

@@ -471,6 +471,6 @@ def test_fewer_lists_than_asked_for_are_said_aloud(
             path = build_index([Rows(codes, np.arange(500))], tmp_path / f"{lists}.faiss", Z, LISTS, ivf)
             with open_file(path) as engine:
                 made = engine.lists
-        warned = [r.getMessage() for r in caplog.records if "asked for" in r.getMessage()]
+        warned = [r.getMessage() for r in caplog.records if "requested" in r.getMessage()]
         assert made == min(lists, 3)
-        assert [w.split(":")[0] for w in warned] == ([] if made == lists else ["3 of the 20 lists asked for"])
+        assert [w.split(":")[0] for w in warned] == ([] if made == lists else ["3 of the 20 requested lists"])
