@@ -58,8 +58,8 @@ class SearchResult:
         points: what each number of lists that was tried gave, where nprobe was chosen by recall.
         description: how it was searched, in words: what ``auto`` chose, say.
         min_score: the score asked for, where it was not ``k`` items.
-        missing_shards: files of shards that could not be searched, where partial answers were asked for.
         items: by id, names, labels and kept columns of the items found; None where nothing is known beside the index.
+        missing_shards: files of shards that could not be searched, where partial answers were asked for.
     """
 
     ids: NDArray[np.int64]
