@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +21,7 @@ from ..cluster.tasks import run_all
 from ..codes.bits import code_size
 from ..codes.checks import check_recall, repeated_id
 from ..codes.codebooks import inject
-from ..errors import DataError, UsageError
+from ..errors import DataError, OutputExistsError, UsageError
 from ..faissio.io import check_index_output, save_index
 from ..faissio.model import ModelHeader, read_model
 from ..faissio.storage import Packing
@@ -291,8 +292,9 @@ def _build_shard(source: str, model_dir: str, folder: str, settings: tuple[Any, 
     )
     path = Path(folder) / f"shard-{key}.faiss"
     recover(path)
-    if not path.exists() or (items is not None and items.missing(path)):
-        index(model_dir, source, path, kind=kind, memory=memory, ivf=ivf, packing=packing, names=names)
+    while not path.exists() or (items is not None and items.missing(path)):
+        with contextlib.suppress(OutputExistsError):  # another run of this very call was quicker
+            index(model_dir, source, path, kind=kind, memory=memory, ivf=ivf, packing=packing, names=names)
     return str(path)
 
 

@@ -22,7 +22,7 @@ from gpq_faiss.indexes.lists import IvfSettings
 from gpq_faiss.indexes.manifest import read_manifest
 from gpq_faiss.stages.encode import encode, encode_shards
 from gpq_faiss.stages.evaluate import evaluate
-from gpq_faiss.stages.index import index, index_shards
+from gpq_faiss.stages.index import _build_shard, index, index_shards
 from gpq_faiss.store import RowReader
 
 pytest.importorskip("ray", reason="ray is not installed: pip install 'gpq-faiss[ray]'")
@@ -178,6 +178,18 @@ def test_encoding_and_building_outlive_kills(
     assert killed
     assert hashes(tmp_path / "spread.shards") == hashes(tmp_path / "plain.shards")
     assert spread.read_text().replace("spread.", "plain.") == plain.read_text()
+
+
+def test_a_call_that_is_run_twice_at_a_time_writes_once(
+    nodes: Nodes, shop: Path, codes: list[Path], tmp_path: Path
+) -> None:
+    call = (str(codes[0]), str(shop / "model"), str(tmp_path), ("flat", 20 << 20, None, None, True))
+    once = run_all(_build_shard, [call], None)
+    expected = hashes(tmp_path)
+    for path in tmp_path.iterdir():
+        path.unlink()
+    assert run_all(_build_shard, [call] * 4, nodes.address) == once * 4
+    assert hashes(tmp_path) == expected
 
 
 def test_figures_are_those_of_one_process(nodes: Nodes, shop: Path) -> None:

@@ -16,7 +16,7 @@ from gpq_faiss.evaluation.metrics import (
     precision_at_k,
     recall_at_k,
 )
-from gpq_faiss.evaluation.ranking import rank_codes, rank_features, rank_scores
+from gpq_faiss.evaluation.ranking import measure_codes, rank_codes, rank_features, rank_scores
 
 SETTINGS = settings(max_examples=40, deadline=None)
 KS = [1, 3, 10, 500]
@@ -296,6 +296,7 @@ def test_bad_input_is_refused_in_one_line():
         assert "\n" not in str(caught.value)
 
 
+<<<<<<< HEAD
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -323,3 +324,27 @@ def test_a_mask_of_rows_counts_as_their_numbers() -> None:
     scores = np.array([[3.0, 2.0, 1.0, 0.0]], np.float32)
     by_mask = rank_scores(scores, [1], [0, 1, 0, 1], rows=np.array([False, True, True, True]))
     assert by_mask.map == rank_scores(scores, [1], [0, 1, 0, 1], rows=[1, 2, 3]).map == (1 + 2 / 3) / 2
+=======
+@pytest.mark.parametrize("ties", ["expected", "id"])
+@pytest.mark.parametrize("k", [None, 20])
+def test_tasks_that_are_measured_apart_give_the_same_bits(ties, k):
+    rng = np.random.default_rng(5)
+    tables = rng.normal(size=(300, 3, 16)).astype(np.float32)
+    codes = rng.integers(0, 16, (500, 3), np.uint8)
+    query_labels, labels = rng.integers(0, 4, 300), rng.integers(0, 4, 500)
+    options = {"ties": ties, "k": k, "denominator": "relevant", "ks": (1, 50), "levels": RECALL_LEVELS}
+    whole = rank_codes(tables, codes, query_labels, labels, **options)
+    asked = []
+
+    def spread(tasks):
+        asked.extend(tasks)
+        apart = {
+            t: measure_codes(tables, codes, query_labels, labels, options, [t])[0] for t in reversed(tasks)
+        }
+        return [apart[t] for t in tasks]
+
+    parts = rank_codes(tables, codes, query_labels, labels, **options, spread=spread)
+    assert len(asked) > 2
+    assert parts.as_dict() == whole.as_dict()
+    np.testing.assert_array_equal(parts.ap, whole.ap)
+>>>>>>> in-c
