@@ -58,14 +58,9 @@ class SearchResult:
         query_names: Q names for people (a path where there is one, else the id).
         codebooks_fingerprint: of model and index.
         points: what each number of lists that was tried gave, where nprobe was chosen by recall.
-<<<<<<< HEAD
         description: how it was searched, for example what ``auto`` chose.
         min_score: the requested score, where it was not ``k`` items.
         missing_shards: files of shards that could not be searched, where partial answers were requested.
-=======
-        description: how it was searched, in words: what ``auto`` chose, say.
-        min_score: the score asked for, where it was not ``k`` items.
->>>>>>> in-c
         items: by id, names, labels and kept columns of the items found; None where nothing is known beside the index.
         missing_shards: files of shards that could not be searched, where partial answers were asked for.
     """

@@ -296,7 +296,6 @@ def test_bad_input_is_refused_in_one_line():
         assert "\n" not in str(caught.value)
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -324,7 +323,8 @@ def test_a_mask_of_rows_counts_as_their_numbers() -> None:
     scores = np.array([[3.0, 2.0, 1.0, 0.0]], np.float32)
     by_mask = rank_scores(scores, [1], [0, 1, 0, 1], rows=np.array([False, True, True, True]))
     assert by_mask.map == rank_scores(scores, [1], [0, 1, 0, 1], rows=[1, 2, 3]).map == (1 + 2 / 3) / 2
-=======
+
+
 @pytest.mark.parametrize("ties", ["expected", "id"])
 @pytest.mark.parametrize("k", [None, 20])
 def test_tasks_that_are_measured_apart_give_the_same_bits(ties, k):
@@ -347,4 +347,3 @@ def test_tasks_that_are_measured_apart_give_the_same_bits(ties, k):
     assert len(asked) > 2
     assert parts.as_dict() == whole.as_dict()
     np.testing.assert_array_equal(parts.ap, whole.ap)
->>>>>>> in-c
