@@ -260,7 +260,6 @@ def test_the_service_answers_from_the_shards_and_takes_new_ones(
     pytest.importorskip("fastapi")
     from starlette.testclient import TestClient
 
-    from gpq_faiss.build.item_files import known_items
     from gpq_faiss.encoder import Encoder
     from gpq_faiss.indexes.opening import open_index
     from gpq_faiss.serve.app import create_app
@@ -271,7 +270,7 @@ def test_the_service_answers_from_the_shards_and_takes_new_ones(
     manifest = index_shards(shop / "model", codes[:4], tmp_path / "m.json")
     encoder = Encoder.load(shop / "model")
     live = LiveShards(manifest, encoder.model.codebooks, ray=nodes.address)
-    service = Service(encoder, live, items=known_items(manifest), watch=False)
+    service = Service(encoder, live, watch=False)
     queries = np.load(shop / "queries.npy")
     settings = Settings(token="a-token-of-this-test", rate=0)  # noqa: S106
 
