@@ -268,6 +268,10 @@ def index_shards(
     calls = [(str(path), str(model_dir), str(folder), settings) for path in sources]
     with stage("building shards", len(calls), "shard") as building:
         built = run_all(_build_shard, calls, ray, workers=workers, done=lambda _: building.advance())
+    for path in built:
+        # What tasks left whose workers were killed: the one that was run again may have come too early, or found all done.
+        recover(path)
+        recover(items_path(path))
     update_manifest(out, built, remove, new=not change)
     return out
 
