@@ -224,15 +224,18 @@ def markdown(results: dict[str, Any]) -> str:
             table = pivot(summarise(cells, by=["method", "bits"], values=[value]), "method", "bits", value)
             lines += [f"{name}:", "", render(table, "markdown", digits=4), ""]
     seeds = sorted({cell["seed"] for cell in results["cells"]})
+    over = "Mean ± deviation over seeds" if len(seeds) > 1 else "Seed"
+    there = {cell["data"] for cell in results["cells"]}
+    sets = ",".join(str(place) for place, title in enumerate(DATA) if title in there)
     machine = results["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     lines += [
-        f"Mean ± deviation over seeds {', '.join(map(str, seeds))} where a row has several. Protocol 1, mAP of the full ranking, expected "
+        f"{over} {', '.join(map(str, seeds))}. Protocol 1, mAP of the full ranking, expected "
         "value over random order within ties.",
         "",
         f"Machine: {machine['cpu']}, {machine['cores']} cores (one used), {machine['os']}; {versions}.",
         "",
-        "Command: `OMP_NUM_THREADS=1 python benchmarks/pseudo_labels.py`",
+        f"Command: `OMP_NUM_THREADS=1 python benchmarks/pseudo_labels.py --seeds {','.join(map(str, seeds))} --sets {sets}`",
         "",
     ]
     return "\n".join(lines)
