@@ -31,6 +31,8 @@ from .results import (
 from .runfile import FIGURES, Run, read_run
 
 _GALLERY_QUERIES, _GALLERY_COLUMNS, _GALLERY_ROWS = 3, 10, 30
+_EXTREMES = 5
+"""Best queries of the first row of the tables, and worst, that have a gallery."""
 _EMPTY = np.zeros((32, 32, 3), np.uint8)  # instead of an image that cannot be read
 _PANELS = 9
 
@@ -302,7 +304,7 @@ def _galleries(experiment: Experiment, images: Dataset, where: Any, overwrite: b
     if not isinstance(images, ImageDataset):
         raise MismatchError(f"{images.name} holds {images.kind}: galleries need the images")
     bits, seed = max(experiment.bits), experiment.seeds[0]
-    needed = {"query_ids", "query_labels", "database_ids", "database_labels", "top_ids"}
+    needed = {"ap", "query_ids", "query_labels", "database_ids", "database_labels", "top_ids"}
     runs = [
         read_run(run.path, needed)
         for run in runs_at(experiment, bits, experiment.labelled[-1])
@@ -324,6 +326,15 @@ def _galleries(experiment: Experiment, images: Dataset, where: Any, overwrite: b
         title = f"Query {int(query)}: {_at(experiment, bits)}, {run_labelled(shown[0])}"
         made[f"Best results of query {int(query)}, from the top: {order}"] = save_gallery(
             rows, where(f"gallery-{i + 1}"), title=title, columns=_GALLERY_COLUMNS, overwrite=overwrite
+        )
+    first, ap = shown[0], shown[0].arrays["ap"]
+    by_ap = np.argsort(ap, kind="stable")[: int(np.isfinite(ap).sum())]
+    for which, places in (("best", by_ap[::-1][:_EXTREMES]), ("worst", by_ap[:_EXTREMES])):
+        rows = [_gallery_row(first, f"AP {ap[p]:.3f}", int(queries[p]), images) for p in places]
+        span = f"{ap[places[0]]:.3f} to {ap[places[-1]]:.3f}" if len(places) else "unknown"
+        title = f"{which.capitalize()} queries of {row_name(experiment, first)}, AP {span}"
+        made[title] = save_gallery(
+            rows, where(f"gallery-{which}"), title=title, columns=_GALLERY_COLUMNS, overwrite=overwrite
         )
     return made
 

@@ -6,6 +6,7 @@ import csv
 import html
 import io
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from gpq_faiss.experiment.page import save_report_page
 from gpq_faiss.experiment.pictures import draw_experiment, tsne
 from gpq_faiss.experiment.published import read_published
 from gpq_faiss.experiment.report import report_experiment
-from gpq_faiss.experiment.results import missing_runs, read_experiment
+from gpq_faiss.experiment.results import missing_runs, read_experiment, row_name, runs_at
 from gpq_faiss.experiment.run import note_planned, run_experiment
 from gpq_faiss.experiment.runfile import read_run
 from gpq_faiss.experiment.specs import plan
@@ -425,6 +426,19 @@ def test_galleries_show_the_images_of_the_runs(done: Path, tmp_path: Path) -> No
     assert {"gallery-1.png", "gallery-2.png", "gallery-3.png"} < {path.name for path in drawn.values()}
     caption = next(caption for caption, path in drawn.items() if path.name == "gallery-1.png")
     assert caption.endswith(f"from the top: {', '.join(rows_of(done))}")
+    extremes = {path.name: caption for caption, path in drawn.items() if re.match("(Best|Worst) queries", caption)}
+    assert sorted(extremes) == ["gallery-best.png", "gallery-worst.png"]
+    experiment = read_experiment(done)
+    run = next(
+        run
+        for run in runs_at(experiment, max(experiment.bits), experiment.labelled[-1])
+        if run.seed == experiment.seeds[0] and row_name(experiment, run) == rows_of(done)[0]
+    )
+    ap = sorted(read_run(run.path, {"ap"}).arrays["ap"])
+    assert extremes["gallery-best.png"].endswith(f"{rows_of(done)[0]}, AP {ap[-1]:.3f} to {ap[-5]:.3f}")
+    assert extremes["gallery-worst.png"].endswith(f", AP {ap[0]:.3f} to {ap[4]:.3f}")
+    page = save_report_page(done, tmp_path / "o.html", images=DIGITS).read_text()
+    assert all(html.escape(caption) in page for caption in extremes.values())
     np.save(tmp_path / "x.npy", np.eye(20, dtype=np.float32))
     with pytest.raises(MismatchError, match="galleries need the images"):
         draw_experiment(done, tmp_path, images=open_data(f"features:{tmp_path / 'x.npy'}"), overwrite=True)
