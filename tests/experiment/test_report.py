@@ -426,7 +426,9 @@ def test_galleries_show_the_images_of_the_runs(done: Path, tmp_path: Path) -> No
     assert {"gallery-1.png", "gallery-2.png", "gallery-3.png"} < {path.name for path in drawn.values()}
     caption = next(caption for caption, path in drawn.items() if path.name == "gallery-1.png")
     assert caption.endswith(f"from the top: {', '.join(rows_of(done))}")
-    extremes = {path.name: caption for caption, path in drawn.items() if re.match("(Best|Worst) queries", caption)}
+    extremes = {
+        path.name: caption for caption, path in drawn.items() if re.match("(Best|Worst) queries", caption)
+    }
     assert sorted(extremes) == ["gallery-best.png", "gallery-worst.png"]
     experiment = read_experiment(done)
     run = next(
