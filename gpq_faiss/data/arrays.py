@@ -27,6 +27,11 @@ ZIP_ERRORS = (
 """What the standard library raises over damaged zip archives."""
 
 
+def without_gradient(value: Any) -> Any:
+    """A tensor, on whatever device, as an array; anything else as it is."""
+    return value.detach().cpu().numpy() if hasattr(value, "detach") else value
+
+
 class NpyHeader(NamedTuple):
     """The header of a ``.npy`` file.
 

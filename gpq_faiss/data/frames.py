@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ..errors import DataError, UsageError
 from ..files import fingerprint
 from ..store import Texts, as_texts
+from .arrays import without_gradient
 from .embeddings import FEATURES, IDS, LABELS, NAMES, FileFeatures, label_cell
 from .id_files import as_int64
 from .label_files import labels_from_array, labels_from_cells
@@ -238,7 +239,7 @@ def labels_of(values: Any, n: int) -> Labels:
     Raises:
         DataError: of another number of items than ``n``, or no labels.
     """
-    values = values.detach().cpu().numpy() if hasattr(values, "detach") else values
+    values = without_gradient(values)
     if isinstance(values, Labels):
         found = values
     elif isinstance(values, np.ndarray) and values.dtype.kind in "biuf" and values.ndim:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ..errors import DataError
+from .arrays import without_gradient
 from .images import BrokenImageError, decode_image, pillow_to_rgb, resize_square
 
 _PLACES = "[H, W, 3], [3, H, W], [H, W], or a batch of these"
@@ -61,10 +62,7 @@ def _each(values: Any) -> Iterator[tuple[str, Any]]:
 def as_array(value: Any, where: str) -> NDArray[Any]:
     """The numbers that an array, a tensor or a list holds. Raises DataError: none."""
     try:
-        # A tensor on a device, or one that has gradients, has no array of its own.
-        if hasattr(value, "detach"):
-            value = value.detach().cpu().numpy()
-        array = np.asarray(value)
+        array = np.asarray(without_gradient(value))
     except (ValueError, TypeError, OverflowError) as error:
         raise DataError(f"{where}: no image ({' '.join(str(error).split())[:100]})") from None
     if array.dtype.kind not in "fiu":
@@ -120,9 +118,9 @@ def to_vectors(values: Any, width: int) -> NDArray[np.float32]:
         DataError: not numbers, or of another width.
     """
     if isinstance(values, Sequence) and not isinstance(values, str | bytes):
-        values = [v.detach().cpu().numpy() if hasattr(v, "detach") else v for v in values]
-    elif hasattr(values, "detach"):
-        values = values.detach().cpu().numpy()
+        values = [without_gradient(v) for v in values]
+    else:
+        values = without_gradient(values)
     try:
         array = np.asarray(values)
     except (ValueError, TypeError, OverflowError) as error:

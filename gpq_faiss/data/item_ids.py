@@ -17,7 +17,7 @@ from ..files import fingerprint
 from ..inputs import read_text
 from ..progress import stage
 from ..store import as_texts
-from .arrays import read_npy
+from .arrays import read_npy, without_gradient
 from .base import Dataset
 from .id_files import as_int64, read_ids
 from .images import FileImages
@@ -72,7 +72,7 @@ def with_ids(dataset: Dataset, ids: Any = None, id_from: IdFrom = "position") ->
 
 
 def _whole_numbers(ids: Any) -> NDArray[np.int64]:
-    array = np.asarray(ids.detach().cpu() if hasattr(ids, "detach") else ids)
+    array = np.asarray(without_gradient(ids))
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise DataError(f"ids are {array.dtype} {list(array.shape)}: whole numbers [N] are needed")
     return as_int64(array, "ids")

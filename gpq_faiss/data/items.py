@@ -15,6 +15,7 @@ from ..errors import DataError, UsageError
 from ..files import fingerprint
 from ..inputs import check_memory
 from ..progress import stage
+from .arrays import without_gradient
 from .base import BadItems, Dataset, ImageDataset
 from .embeddings import FileFeatures
 from .frames import features_in_memory, labels_of
@@ -192,7 +193,7 @@ def _listed_labels(source: Any, n: int) -> Labels | None:
         if values is None or not hasattr(values, "__len__") or len(values) != n:
             continue
         names = getattr(source, "classes", None)
-        array = np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
+        array = np.asarray(without_gradient(values))
         if (
             array.ndim == 1
             and array.dtype.kind in "iu"
@@ -208,7 +209,7 @@ def _given_labels(targets: list[Any]) -> Labels | None:
     """Labels that stand in the items: numbers, names, or 0/1 of every class."""
     if all(target is None for target in targets):
         return None
-    plain = [t.detach().cpu().numpy() if hasattr(t, "detach") else t for t in targets]
+    plain = [without_gradient(t) for t in targets]
     shapes = {t.shape if isinstance(t, np.ndarray) else () for t in plain}
     several = len(shapes) == 1 and len(next(iter(shapes))) == 1
     return labels_of(np.stack(plain) if several else plain, len(plain))

@@ -288,25 +288,21 @@ def test_overwriting_leaves_a_run_to_the_process_that_is_at_it(tmp_path: Path) -
     assert not (tmp_path / ".partial").exists()
 
 
+def call_of(folder: Path, steps: int) -> list[str]:
+    """Arguments of ``gpq`` for two trainings of so many steps, which save their state twenty times a second."""
+    config = "".join(f"{key} = {value}\n" for key, value in (SMALL | {"steps": steps}).items())
+    (folder / "c.toml").write_text(f"[training]\n{config}")
+    (folder / "g.toml").write_text(
+        'methods = ["gpq"]\nbits = [12, 24]\nlabelled = ["20-per-class"]\npreset = "paper"\n'
+    )
+    files = [str(folder / "g.toml"), "digits", "--config", str(folder / "c.toml")]
+    return ["experiment", "run", *files, "--checkpoint-seconds", "0.05"]
+
+
 @pytest.mark.slow
 def test_sigterm_ends_an_experiment_of_several_processes(tmp_path: Path) -> None:
     """Sent to the first process alone, as a batch system or ``kill`` does: all of them save and end."""
-    config = "".join(f"{key} = {value}\n" for key, value in (SMALL | {"steps": 100_000}).items())
-    (tmp_path / "c.toml").write_text(f"[training]\n{config}")
-    (tmp_path / "g.toml").write_text(
-        'methods = ["gpq"]\nbits = [12, 24]\nlabelled = ["20-per-class"]\npreset = "paper"\n'
-    )
-    out = tmp_path / "out"
-    run = [
-        "experiment",
-        "run",
-        str(tmp_path / "g.toml"),
-        "digits",
-        "--config",
-        str(tmp_path / "c.toml"),
-        "--checkpoint-seconds",
-        "0.05",
-    ]
+    run, out = call_of(tmp_path, 100_000), tmp_path / "out"
     start = "from gpq_cli.main import cli; cli()"
     command = [sys.executable, "-c", start, "-q", *run, "--jobs", "2", "--out", str(out)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
@@ -411,22 +407,7 @@ def _log(path: Path) -> list[str]:
 @pytest.mark.slow
 def test_a_killed_experiment_goes_on_and_comes_to_the_same(tmp_path: Path) -> None:
     """kill -9 in the middle of a training: the processes end too, and the next call takes up the checkpoint."""
-    config = "".join(f"{key} = {value}\n" for key, value in (SMALL | {"steps": 400}).items())
-    (tmp_path / "c.toml").write_text(f"[training]\n{config}")
-    (tmp_path / "g.toml").write_text(
-        'methods = ["gpq"]\nbits = [12, 24]\nlabelled = ["20-per-class"]\npreset = "paper"\n'
-    )
-
-    run = [
-        "experiment",
-        "run",
-        str(tmp_path / "g.toml"),
-        "digits",
-        "--config",
-        str(tmp_path / "c.toml"),
-        "--checkpoint-seconds",
-        "0.05",
-    ]
+    run = call_of(tmp_path, 400)
     start = "from gpq_cli.main import cli; cli()"
     command = [sys.executable, "-c", start, *run, "--jobs", "2", "--out", str(tmp_path / "killed")]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
