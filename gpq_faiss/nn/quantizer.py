@@ -139,24 +139,6 @@ def reexpress(Z: Tensor, W: Tensor, alpha: float) -> Tensor:
     return soft_assign(unit(Z).transpose(0, 1), W, alpha).transpose(0, 1)
 
 
-def hard_assign(x: Tensor, Z: Tensor) -> Tensor:
-    """Index of the codeword with the largest cosine, in every sub-space; of equal ones the first.
-
-    Args:
-        x: float [B, M, d]; its length does not matter.
-        Z: float [M, K, d] with K <= 256.
-
-    Returns:
-        uint8 [B, M].
-
-    Raises:
-        UsageError: K > 256 does not fit a uint8.
-    """
-    if Z.shape[1] > 256:
-        raise UsageError(f"{Z.shape[1]} codewords per codebook do not fit one byte: use at most 256")
-    return subspace_cosine(x, Z).argmax(dim=-1).to(torch.uint8)
-
-
 class _ReverseGradient(torch.autograd.Function):
     """Identity forward, -scale times the gradient backward (Ganin and Lempitsky 2015)."""
 

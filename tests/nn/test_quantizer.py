@@ -16,7 +16,6 @@ from gpq_faiss.nn.quantizer import (
     NORM_EPS,
     Codebooks,
     SubspaceClassifier,
-    hard_assign,
     intra_normalize,
     reexpress,
     reverse_gradient,
@@ -66,13 +65,10 @@ def shapes(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, float]:
 def test_assignments_and_z_prime_are_the_equations(case: tuple[Tensor, Tensor, Tensor, float]) -> None:
     x, Z, W, alpha = case
     soft = soft_assign(x, Z, alpha)
-    hard = hard_assign(x, Z)
     words, prototypes, rows = Z.tolist(), W.tolist(), x.tolist()
     for b in range(len(x)):
         for m in range(len(words)):
             np.testing.assert_allclose(soft[b, m], naive_soft(rows[b][m], words[m], alpha), atol=1e-7)
-            cosines = [dot(rows[b][m], normed(z)) for z in words[m]]
-            assert cosines[int(hard[b, m])] == pytest.approx(max(cosines), abs=1e-12)
     prime = reexpress(Z, W, alpha)
     for m in range(len(words)):
         for k, z in enumerate(words[m]):
@@ -86,7 +82,6 @@ def test_hand_worked_soft_assignment() -> None:
     Z = torch.tensor([[[2.0, 0], [0, 7]]], dtype=torch.float64)
     q = soft_assign(x, Z, 1.5)
     assert float(q[0, 0, 1] / q[0, 0, 0]) == pytest.approx(math.exp(-1.5))
-    assert hard_assign(x, Z).tolist() == [[0]]
     # The sign of the exponent: the nearest codeword wins, not the farthest.
     assert q[0, 0, 0] > q[0, 0, 1]
 
@@ -95,18 +90,10 @@ def test_soft_assignment_hardens_with_alpha() -> None:
     generator = torch.Generator().manual_seed(5)
     x = intra_normalize(torch.randn(20, 24, generator=generator), 2)
     books = Codebooks(2, 16, 12, generator=generator)
-    chosen = books()[torch.arange(2), hard_assign(x, books()).long()]
+    chosen = books()[torch.arange(2), subspace_cosine(x, books()).argmax(-1)]
     torch.testing.assert_close(soft_assign(x, books(), 1e5), chosen)
     # W is a set of unit vectors as well: z' over a W that contains Z is Z in the limit.
     torch.testing.assert_close(reexpress(books.raw, books.raw, 1e5), books())
-
-
-def test_ties_take_the_first_codeword() -> None:
-    Z = torch.tensor([[[0.0, 1], [1, 0], [1, 0], [-1, 0]]])
-    assert hard_assign(torch.tensor([[[1.0, 0]]]), Z).tolist() == [[1]]
-    assert hard_assign(torch.tensor([[[1.0, 0]]]), Z).dtype == torch.uint8
-    with pytest.raises(UsageError, match="257 codewords"):
-        hard_assign(torch.ones(1, 1, 2), torch.ones(1, 257, 2))
 
 
 def test_intra_normalisation_shapes_and_dtypes() -> None:
