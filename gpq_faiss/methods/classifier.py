@@ -261,7 +261,7 @@ class ClassConfidence(Coder):
         seed: of the classifier.
 
     Raises:
-        UsageError: after the classes are known: too few bits for them.
+        UsageError: in :meth:`fit`: too few bits for the classes.
     """
 
     name = "class-confidence"
@@ -285,11 +285,11 @@ class ClassConfidence(Coder):
         return self.classifier.probabilities(xq)
 
     def _fit(self, x: Floats, labels: Labels | None) -> None:
-        self.classifier.fit(x, labels, seed=self.seed)
-        classes = self.classifier.code_size // 4
-        left = self.bits - int(classes - 1).bit_length()
+        classes = 0 if labels is None else labels.n_classes
+        left = self.bits - max(0, classes - 1).bit_length()
         if left < 0:
             raise UsageError(f"{self.name}: {self.bits} bits are too few to name one of {classes} classes")
+        self.classifier.fit(x, labels, seed=self.seed)
         self._levels = 2 ** min(left, 16)
 
     def _encode(self, x: Floats) -> Codes:
