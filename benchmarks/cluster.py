@@ -378,7 +378,7 @@ def markdown(results: dict[str, Any]) -> str:
 def main() -> None:
     """The script."""
     parser = make_parser(__doc__, "cluster.json", whole=True)
-    parser.add_argument("--items", type=int, default=650_000, help="to encode")
+    parser.add_argument("--items", type=int, default=1_100_000, help="to encode")
     parser.add_argument("--codes", type=int, default=14_000_000, help="to build and search")
     parser.add_argument("--batches", type=int, default=35, help="of 256 queries, in one job")
     parser.add_argument("--rounds", type=int, default=2, help="of all jobs")
