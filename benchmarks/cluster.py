@@ -2,30 +2,39 @@
 
     OMP_NUM_THREADS=1 python benchmarks/cluster.py
 
-Encoding, building and searching in one process, and with 1, 2 and 4 workers; rounds are interleaved, so that other work on the machine
-meets all alike. "Overhead" is one worker against one process. The times of single searches against shards on two nodes stand beside
-those against one file, and so does what a search takes whose node was just killed.
+Encoding, building and searching in one process, and with 1, 2 and 4 workers: jobs of about a minute, in rounds that are interleaved,
+so that other work on the machine meets all alike. "Overhead" is one worker against one process. The times of single searches against
+shards on two nodes stand beside those against one file, and so does what a search takes whose node was just killed. For
+``simulate.py`` the time of single searches is also taken apart. About twenty minutes on two cores that are free; to try it out:
+
+    OMP_NUM_THREADS=1 python benchmarks/cluster.py --items 8000 --codes 80000 --batches 2 --rounds 1 --queries 5 --out /tmp/cluster.json
 """
 
 from __future__ import annotations
 
+import itertools
+import os
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 import ray
-from common import describe_machine, make_parser, read_results, run_main, save, use_threads
+from common import describe_machine, make_parser, read_results, run_main, save, timed, use_threads
 from ray_nodes import Nodes, told
 
-from gpq_faiss.cluster.search import ClusterIndex, Holders
+from gpq_faiss.cluster import search as cluster_search
+from gpq_faiss.cluster.search import ClusterIndex, Holder, Holders
 from gpq_faiss.config import merge, preset, validate
 from gpq_faiss.data.open import open_data
 from gpq_faiss.faissio.model import read_model
 from gpq_faiss.indexes.best import Best
+from gpq_faiss.indexes.lists import IvfSettings
 from gpq_faiss.indexes.opening import open_index
 from gpq_faiss.stages.encode import encode_shards
 from gpq_faiss.stages.index import index, index_shards
@@ -34,131 +43,243 @@ from gpq_faiss.store import Header, RowWriter
 
 WORKERS = (0, 1, 2, 4)
 """0: one process without Ray."""
+NAMES = {0: "shards, one process", **{workers: f"shards, {workers} workers" for workers in WORKERS[1:]}}
 WIDTH = 512
+
+
+LISTS = 1024
+"""Of the built shards: given, so that building is work of the shards, and not of the k-means before it."""
 
 
 class Bench:
     """Data and the calls that are timed; ``items`` are encoded, ``codes`` are built and searched."""
 
     def __init__(self, folder: Path, items: int, codes: int) -> None:
-        self.folder, self.items, self.codes = folder, items, codes
+        self.folder = folder
         rng = np.random.default_rng(0)
-        np.save(folder / "x.npy", rng.standard_normal((items, WIDTH), dtype=np.float32))
         np.save(folder / "some.npy", rng.standard_normal((2000, WIDTH), dtype=np.float32))
         np.save(folder / "labels.npy", rng.integers(0, 4, 2000))
+        x = np.lib.format.open_memmap(folder / "x.npy", "w+", np.float32, (items, WIDTH))
+        for start in range(0, items, 10_000):
+            x[start : start + 10_000] = rng.standard_normal(
+                (min(10_000, items - start), WIDTH), dtype=np.float32
+            )
+        x.flush()
         config = validate(merge(preset("paper"), {"training": {"steps": 5}, "network": {"hidden": [2048]}}))
         some = open_data(f"features:{folder / 'some.npy'}", labels=str(folder / "labels.npy"))
         self.model = train(some, folder / "model", config=config, labelled="20-per-class")
-        self.sources = [self._source(number, rng) for number in range(8)]
+        self.sources = [self._source(f"codes-{number}", codes // 8, rng) for number in range(8)]
+        self.few = [self._source(f"few-{number}", 1000, rng) for number in range(8)]
+        M, _, d = read_model(self.model).codebooks.shape
+        self.lists = IvfSettings(centroids=rng.standard_normal((LISTS, M * d), dtype=np.float32))
 
-    def _source(self, number: int, rng: np.random.Generator) -> Path:
+    def _source(self, name: str, n: int, rng: np.random.Generator) -> Path:
         header = read_model(self.model)
-        n = self.codes // 8
-        self.codebooks = header.codebooks
         size = (len(header.codebooks) + 1) // 2
         rows = Header(
             kind="codes",
             width=size,
             model_fingerprint=header.model_fingerprint,
             codebooks=header.codebooks,
-            data_fingerprint=str(number),
+            data_fingerprint=name,
         )
-        with RowWriter(self.folder / f"codes-{number}.h5", rows) as writer:
+        with RowWriter(self.folder / f"{name}.h5", rows) as writer:
             pool = rng.integers(0, 256, (100_000, size), np.uint8)
-            writer.append(pool[rng.integers(0, len(pool), n)], np.arange(n) + number * n, None)
+            ids = np.arange(n) + int(name.rpartition("-")[2]) * n
+            writer.append(pool[rng.integers(0, len(pool), n)], ids, None)
             return writer.finish()
 
-    def encode(self, out: Path, address: str | None, workers: int) -> None:
-        """All items, in eight shards."""
+    def encode(self, out: Path, address: str | None, workers: int, few: bool = False) -> None:
+        """All items, in eight shards; or a few, to start the workers."""
+        data = self.folder / ("some.npy" if few else "x.npy")
+        items = len(np.load(data, mmap_mode="r"))
         encode_shards(
             self.model,
-            f"features:{self.folder / 'x.npy'}",
+            f"features:{data}",
             out,
             ray=address,
-            shard_items=-(-self.items // 8),
+            shard_items=-(-items // 8),
+            batch_size=250 if few else 0,
             workers=workers or None,
         )
 
-    def build(self, out: Path, address: str | None, workers: int) -> None:
-        """All codes, in eight shards of the flat form."""
+    def build(self, out: Path, address: str | None, workers: int, few: bool = False) -> None:
+        """All codes, or a few, in eight shards with lists."""
         out.mkdir()
         index_shards(
             self.model,
-            self.sources,
+            self.few if few else self.sources,
             out / "m.json",
-            kind="fastscan",
+            kind="ivf",
+            ivf=self.lists,
             ray=address,
             workers=workers or None,
             memory="256MB",
         )
 
 
+def order(turn: int) -> tuple[int, ...]:
+    """Of the workers in a round: every other round goes backwards, so that a machine that grows slower favours none."""
+    return WORKERS[:: -1 if turn % 2 else 1]
+
+
 def stages(bench: Bench, address: str, rounds: int) -> dict[str, Any]:
     """Seconds of each stage by workers, a list of rounds each."""
     seconds: dict[str, dict[str, list[float]]] = {}
-    for turn in range(rounds + 1):  # the first starts the workers, and does not count
-        for name, call in (("encode", bench.encode), ("build", bench.build)):
-            for workers in WORKERS:
+    calls = (("encode", bench.encode), ("build", bench.build))
+    for name, call in calls:
+        for workers in WORKERS:
+            call(bench.folder / f"few-{name}-{workers}", address if workers else None, workers, few=True)
+    for turn in range(rounds):
+        for name, call in calls:
+            for workers in order(turn):
                 out = bench.folder / f"{name}-{workers}"
                 began = time.perf_counter()
                 call(out, address if workers else None, workers)
                 took = time.perf_counter() - began
                 shutil.rmtree(out)
-                if turn:
-                    seconds.setdefault(name, {}).setdefault(str(workers), []).append(round(took, 3))
+                seconds.setdefault(name, {}).setdefault(str(workers), []).append(round(took, 3))
     return seconds
 
 
-def searching(bench: Bench, nodes: Nodes, rounds: int, single_queries: int) -> dict[str, Any]:
+class TimedHolder(Holder):
+    """Notes from when to when it works at each answer, in seconds of the clock that all processes of a machine share."""
+
+    def __init__(self, folder: str = os.curdir) -> None:
+        super().__init__(folder)
+        self.spans: list[tuple[float, float]] = []
+
+    def answer(self, *arguments: Any) -> Any:
+        """As the other holders."""
+        began = time.monotonic()
+        found = super().answer(*arguments)
+        self.spans.append((began, time.monotonic()))
+        return found
+
+    def last(self) -> tuple[float, float]:
+        """Of the answer before."""
+        return self.spans[-1]
+
+    def busy(self, seconds: float, *arguments: Any) -> tuple[float, float]:
+        """Search again and again for so long. From when to when it did."""
+        began = time.monotonic()
+        while time.monotonic() < began + seconds:
+            super().answer(*arguments)
+        return began, time.monotonic()
+
+
+class TimedIndex(ClusterIndex):
+    """Notes from when to when it sent each call, and when it had each answer."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.sent: list[tuple[float, float]] = []
+        self.got: list[float] = []
+        super().__init__(*args, **options)
+
+    def ask_one(self, *args: Any) -> Any:
+        """As the other indexes."""
+        began = time.monotonic()
+        reference = super().ask_one(*args)
+        self.sent.append((began, time.monotonic()))
+        return reference
+
+    def _answers(self, method: str, *args: Any, **options: Any) -> Iterator[Any]:
+        for answer in super()._answers(method, *args, **options):
+            self.got.append(time.monotonic())
+            yield answer
+
+    def pieces(self, query: np.ndarray[Any, Any]) -> dict[str, float]:
+        """Milliseconds of the parts of a search, one after another, where one worker holds all shards:
+
+        ``before`` the call is sent, to ``submit`` it, until the worker begins (``out``), until it ends (``inside``), until the client
+        has the answer (``home``), and until the search returns (``after``).
+        """
+        began = time.monotonic()
+        self.search(query, 100, threads=1)
+        ended = time.monotonic()
+        times = [began, *self.sent[-1], *ray.get(self._actors[0].last.remote()), self.got[-1], ended]
+        return dict(zip(PIECES, (milliseconds(b - a) for a, b in itertools.pairwise(times)), strict=True))
+
+    def worker(self, query: np.ndarray[Any, Any], place: int, *, beside: bool) -> float:
+        """Milliseconds that a worker itself takes for a query, with the others idle, or ``beside`` one that searches all the time."""
+
+        def call(worker: int) -> tuple[Any, ...]:
+            files = [file for file, places in self.places.items() if places[0] == worker]
+            return self.manifest.only(files), *self._opening, "search", (query, 100), {"threads": 1}
+
+        actor, other = self._actors[place], (place + 1) % len(self._actors)
+        seconds = 0.03
+        while True:
+            working = self._actors[other].busy.remote(seconds, *call(other)) if beside else None
+            time.sleep(0.005 if beside else 0)  # it has begun then
+            ray.get(actor.answer.remote(*call(place)))
+            began, ended = ray.get(actor.last.remote())
+            if working is None:
+                return milliseconds(ended - began)
+            first, last = ray.get(working)
+            if first <= began and ended <= last:
+                return milliseconds(ended - began)
+            seconds *= 1.5
+
+
+PIECES = ("before", "submit", "out", "inside", "home", "after")
+
+
+def milliseconds(seconds: float) -> float:
+    """To the microsecond."""
+    return round(1000 * seconds, 3)
+
+
+def searching(bench: Bench, nodes: Nodes, rounds: int, batches: int, single_queries: int) -> dict[str, Any]:
     """Batches and single queries against one file and against shards on two nodes; and a killed node."""
     folder = bench.folder / "search"
     folder.mkdir()
     manifest = index_shards(bench.model, bench.sources, folder / "m.json", kind="fastscan", memory="256MB")
     single = index(bench.model, bench.sources, folder / "one.faiss", kind="fastscan", memory="256MB")
-    found: dict[str, Any] = {"batch_s": {}, "single_ms": {}, "worker_ms": [[], []], "one_ms": []}
+    found: dict[str, Any] = {"batches": batches, "batch_s": {}, "single_ms": {}}
     # Not "auto", which searches the few distinct codes of one file in place of its items.
-    opened: dict[str, Any] = {
-        "one file": open_index(single, "exact", memory="2GB"),
-        "shards, one process": open_index(manifest, "exact", memory="2GB"),
-    }
-    width = opened["one file"].width
-    queries = np.random.default_rng(1).standard_normal((256, width)).astype(np.float32)
+    one_file = open_index(single, "exact", memory="2GB")
+    opened: dict[int, Any] = {0: open_index(manifest, "exact", memory="2GB")}
+    queries = np.random.default_rng(1).standard_normal((256, one_file.width)).astype(np.float32)
     held = []
+    cluster_search.Holder = TimedHolder  # type: ignore[misc]
     for workers in WORKERS[1:]:
         holders = Holders(nodes.address, workers)
         held.append(holders)
-        opened[f"shards, {workers} workers"] = ClusterIndex(manifest, holders, "exact", memory=2 * 10**9)
-    for turn in range(rounds + 1):
-        for name, one in opened.items():
-            began = time.perf_counter()
-            one.search(queries, 100, threads=1)
-            if turn:
-                found["batch_s"].setdefault(name, []).append(round(time.perf_counter() - began, 3))
-    for n in range(single_queries):
-        for name, one in opened.items():
-            began = time.perf_counter()
-            one.search(queries[n % 256][None], 100, threads=1)
-            found["single_ms"].setdefault(name, []).append(round(1000 * (time.perf_counter() - began), 3))
-        found["one_ms"].append(alone(opened["shards, 1 workers"], queries[n % 256][None], 0))
-        for place in range(2):
-            found["worker_ms"][place].append(
-                alone(opened["shards, 2 workers"], queries[n % 256][None], place)
-            )
-    found["merge_ms"] = merging(queries)
+        opened[workers] = TimedIndex(manifest, holders, "exact", memory=2 * 10**9)
+    cluster_search.Holder = Holder  # type: ignore[misc]
     for one in opened.values():
+        one.search(queries[:8], 100, threads=1)  # the first does not count
+    for turn in range(rounds):
+        for workers in order(turn):
+            began = time.perf_counter()
+            for _ in range(batches):
+                opened[workers].search(queries, 100, threads=1)
+            took = round(time.perf_counter() - began, 3)
+            found["batch_s"].setdefault(NAMES[workers], []).append(took)
+    found["pieces_ms"] = {name: [] for name in PIECES}
+    found["worker_ms"] = {
+        str(workers): {how: [[] for _ in range(workers)] for how in ("alone", "beside")}
+        for workers in WORKERS[2:]
+    }
+    for n in range(single_queries):
+        query = queries[n % 256][None]
+        for name, one in {"one file": one_file, **{NAMES[w]: opened[w] for w in WORKERS}}.items():
+            took = timed(partial(one.search, query, 100, threads=1))[1]
+            found["single_ms"].setdefault(name, []).append(milliseconds(took))
+        for name, value in opened[1].pieces(query).items():
+            found["pieces_ms"][name].append(value)
+        for workers in WORKERS[2:]:
+            for how, places in found["worker_ms"][str(workers)].items():
+                for place, times in enumerate(places):
+                    times.append(opened[workers].worker(query, place, beside=how == "beside"))
+    found["merge_ms"] = merging(queries)
+    for one in (one_file, *opened.values()):
         one.close()
     for holders in held:
         holders.close()
     found["recovery_s"] = recovery(manifest, nodes, queries)
     return found
-
-
-def alone(index: ClusterIndex, query: np.ndarray[Any, Any], place: int) -> float:
-    """Milliseconds of a query to one worker of an index, with its shards."""
-    files = [file for file, places in index.places.items() if places[0] == place]
-    began = time.perf_counter()
-    ray.get(index.ask_one(place, files, "search", (query, 100), {"threads": 1}))
-    return round(1000 * (time.perf_counter() - began), 3)
 
 
 def merging(queries: np.ndarray[Any, Any]) -> dict[str, float]:
@@ -198,40 +319,47 @@ def percentile(values: list[float], q: float) -> float:
     return float(np.percentile(values, q))
 
 
+def overhead(results: dict[str, Any], job: str) -> float:
+    """Of one worker against one process, as a share; the median of the rounds. ``job``: encode, build or search."""
+    batches = results["search"]["batch_s"]
+    plain, spread = (
+        batches[NAMES[workers]] if job == "search" else results["stages"][job][str(workers)]
+        for workers in (0, 1)
+    )
+    return float(median(b / a for a, b in zip(plain, spread, strict=True))) - 1
+
+
 def markdown(results: dict[str, Any]) -> str:
     """The tables."""
     lines = [
         "# Stages on a Ray cluster",
         "",
-        f"{told(results['machine'])}. Two nodes of two workers at most on this one machine, one thread each, which other work used "
-        "meanwhile: compare within a row; seconds are medians of interleaved rounds.",
+        f"{told(results['machine'])}; load before the run {results['load']}. Two nodes of two workers at most on this one machine, one "
+        "thread each: compare within a row; seconds are medians of interleaved rounds.",
         "",
-        f"Encoding: {results['items']:,} vectors of {WIDTH} numbers in 8 shards. Building and searching: {results['codes']:,} codes of 48 "
-        "bits in 8 shards of the form fastscan.",
+        f"Encoding: {results['items']:,} vectors of {WIDTH} numbers in 8 shards. Building: {results['codes']:,} codes of 48 bits in 8 "
+        f"shards with {LISTS:,} lists. Searching: {results['search']['batches']} batches of 256 queries against these codes, in 8 shards "
+        "without lists.",
         "",
         "| | one process | 1 worker | 2 workers | 4 workers | overhead, 1 worker |",
         "|---|--:|--:|--:|--:|--:|",
     ]
-    for name, runs in results["stages"].items():
-        typical = [median(runs[str(workers)]) for workers in WORKERS]
-        ratios = median(b / a for a, b in zip(runs["0"], runs["1"], strict=True))
-        lines.append(
-            f"| {name}, s | " + " | ".join(f"{t:.2f}" for t in typical) + f" | {100 * (ratios - 1):+.0f} % |"
-        )
     search = results["search"]
-    batches = search["batch_s"]
-    typical = [median(batches[name]) for name in batches if name != "one file"]
-    ratio = median(
-        b / a for a, b in zip(batches["shards, one process"], batches["shards, 1 workers"], strict=True)
-    )
-    lines.append(
-        "| search, s a batch of 256 | "
-        + " | ".join(f"{t:.2f}" for t in typical)
-        + f" | {100 * (ratio - 1):+.0f} % |"
-    )
+    jobs = results["stages"] | {"search": {str(w): search["batch_s"][NAMES[w]] for w in WORKERS}}
+    for name, runs in jobs.items():
+        typical = [median(runs[str(workers)]) for workers in WORKERS]
+        lines.append(
+            f"| {name}, s | "
+            + " | ".join(f"{t:.2f}" for t in typical)
+            + f" | {100 * overhead(results, name):+.0f} % |"
+        )
     lines += ["", "| single queries, k = 100 | p50 ms | p95 ms |", "|---|--:|--:|"]
     for name, times in search["single_ms"].items():
         lines.append(f"| {name} | {percentile(times, 50):.1f} | {percentile(times, 95):.1f} |")
+    parts = ", ".join(f"{name} {percentile(times, 50):.2f} ms" for name, times in search["pieces_ms"].items())
+    own = {
+        how: percentile([*itertools.chain(*places)], 50) for how, places in search["worker_ms"]["2"].items()
+    }
     merge = ", ".join(f"{parts} parts {ms} ms" for parts, ms in search["merge_ms"].items())
     recovered = "; ".join(
         f"{'one holder' if replicas == '1' else 'two holders'} of each shard: {', '.join(f'{s:.2f}' for s in took)}"
@@ -239,7 +367,8 @@ def markdown(results: dict[str, Any]) -> str:
     )
     lines += [
         "",
-        f"The batch takes {median(batches['one file']):.2f} s against one file. Merging the best 100 of a query: {merge}.",
+        f"Of a query with one worker (p50): {parts}. A worker of two takes {own['alone']:.1f} ms itself while the other is idle, and "
+        f"{own['beside']:.1f} ms while it searches too. Merging the best 100 of a query: {merge}.",
         "",
         f"From the kill of a node that holds shards to the next whole answer, s: {recovered}.",
     ]
@@ -249,22 +378,24 @@ def markdown(results: dict[str, Any]) -> str:
 def main() -> None:
     """The script."""
     parser = make_parser(__doc__, "cluster.json", whole=True)
-    parser.add_argument("--items", type=int, default=400_000)
-    parser.add_argument("--codes", type=int, default=8_000_000)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--items", type=int, default=1_100_000, help="to encode")
+    parser.add_argument("--codes", type=int, default=14_000_000, help="to build and search")
+    parser.add_argument("--batches", type=int, default=35, help="of 256 queries, in one job")
+    parser.add_argument("--rounds", type=int, default=2, help="of all jobs")
     parser.add_argument("--queries", type=int, default=200, help="single queries")
     parser.add_argument("--only-search", action="store_true", help="keep the stages of an earlier run")
     args = parser.parse_args()
     use_threads(1)
+    load = round(os.getloadavg()[0], 1)  # of others, as far as this script has only begun
     folder = Path(tempfile.mkdtemp(prefix="gpq-cluster-"))
     nodes = Nodes(num_cpus=2)
     try:
         bench = Bench(folder, args.items, args.codes)
         results = read_results(args.out, {}) if args.only_search else {}
-        results |= {"machine": describe_machine(), "codes": args.codes}
+        results |= {"machine": describe_machine(), "load": load, "codes": args.codes}
         if not args.only_search:
             results |= {"items": args.items, "stages": stages(bench, nodes.address, args.rounds)}
-        results["search"] = searching(bench, nodes, args.rounds, args.queries)
+        results["search"] = searching(bench, nodes, args.rounds, args.batches, args.queries)
     finally:
         nodes.end()
         shutil.rmtree(folder, ignore_errors=True)

@@ -2,16 +2,20 @@
 
     python benchmarks/simulate.py
 
-First the two nodes of ``results/cluster.json`` are simulated: each query goes to both workers, which take the time that each took
-alone, and has its answer when the later one is merged. Its p50 and p95 must be near the measured ones. Then the same model
-with more nodes, each with 10^9 codes in lists, whose time comes from ``results/large.json``: nodes serve one query after another,
-queries arrive at random, some answers are late as in the measurement, nodes fail and come back.
+First the searches of ``results/cluster.json`` on two and on four workers are simulated. Nothing is fitted to them: the client's own
+time and the way to a worker and back are those of searches on one worker, and the workers' own times were measured one by one, with a
+neighbour that searches too. Client and workers share the cores of the one machine. Simulated and measured p50 and p95 stand side by
+side. Then the same model with more nodes, which have cores of their own, each with 10^9 codes in lists, whose time comes from
+``results/large.json``: nodes serve one query after another, queries arrive at random, some answers are late as in the measurement,
+nodes fail and come back.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Generator
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +31,19 @@ BUSY = 0.3
 """Share of the time that a node is busy."""
 LATE = 2.0
 """Seconds from which on an answer is late."""
+NEAR = 0.2
+"""Share by which a simulated time may differ from the measured one without a word."""
+SLICE = 0.001
+"""Seconds for which a process keeps a core that others wait for."""
+
+
+@dataclass(frozen=True)
+class Client:
+    """Seconds of the client's own work for each query: ``before`` it sends, to ``submit`` one part, and ``after`` the last answer."""
+
+    before: np.ndarray[Any, Any]
+    submit: np.ndarray[Any, Any]
+    after: np.ndarray[Any, Any]
 
 
 class Service:
@@ -36,8 +53,9 @@ class Service:
         env: of SimPy.
         nodes: how many, each with a shard of its own and with replicas of others.
         replicas: holders of each shard; queries take turns, and go to the next where one is down.
-        draw: query and node to the seconds that the node takes for it.
-        client: seconds that each query takes besides: sending, merging.
+        draw: query and node to the seconds that the node takes for it, on the way there and back too.
+        client: what else each query takes; it does one thing at a time.
+        cores: of the one machine on which all this runs, in turns; None: each node has its own, and so has the client.
     """
 
     def __init__(
@@ -46,12 +64,27 @@ class Service:
         nodes: int,
         replicas: int,
         draw: Callable[[int, int], float],
-        client: float,
+        client: Client,
+        cores: int | None = None,
     ) -> None:
         self.env, self.nodes, self.replicas, self.draw, self.client = env, nodes, replicas, draw, client
+        self.cores = simpy.Resource(env, cores) if cores else None
         self.servers = [simpy.Resource(env) for _ in range(nodes)]
+        self.asking = simpy.Resource(env)
         self.up = [env.event().succeed() for _ in range(nodes)]
         self.took: list[float] = []
+
+    def _work(self, seconds: float) -> Generator[Any, Any, Any]:
+        """Work of one process on one core."""
+        while self.cores is not None and seconds > SLICE:
+            with self.cores.request() as core:
+                yield core
+                yield self.env.timeout(SLICE)
+            seconds -= SLICE
+        with self.cores.request() if self.cores is not None else nullcontext() as core:
+            if core is not None:
+                yield core
+            yield self.env.timeout(seconds)
 
     def fail(self, node: int, at: float, repair: float) -> Generator[Any, Any, Any]:
         """A node fails at a time, and its shards are held again after so many seconds; what it had begun it still answers."""
@@ -68,26 +101,45 @@ class Service:
         node = next(node for node in holders if self.up[node].triggered)
         with self.servers[node].request() as request:
             yield request
-            yield self.env.timeout(self.draw(query, node))
+            yield from self._work(self.draw(query, node))
 
     def query(self, number: int) -> Generator[Any, Any, Any]:
         """One query to all shards."""
-        began = self.env.now
-        yield self.env.all_of([self.env.process(self._part(number, shard)) for shard in range(self.nodes)])
-        yield self.env.timeout(self.client)
+        began, parts = self.env.now, []
+        with self.asking.request() as turn:
+            yield turn
+            yield from self._work(float(self.client.before[number]))
+            for shard in range(self.nodes):
+                yield from self._work(float(self.client.submit[number]))
+                parts.append(self.env.process(self._part(number, shard)))
+        yield self.env.all_of(parts)
+        with self.asking.request() as turn:
+            yield turn
+            yield from self._work(float(self.client.after[number]))
         self.took.append(self.env.now - began)
 
 
-def two_nodes(measured: dict[str, Any]) -> dict[str, Any]:
-    """The measured two nodes: one client, one query after another.
+def pieces(measured: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """Seconds of the parts of single queries on one worker (``TimedIndex.pieces`` of ``cluster.py``)."""
+    return {name: np.array(times) / 1000 for name, times in measured["pieces_ms"].items()}
 
-    Both workers' times are of the same moment: on one machine, other work delays both.
+
+def one_machine(measured: dict[str, Any], workers: int, cores: int) -> dict[str, Any]:
+    """The measured machine: one client, one query after another.
+
+    All times of a query are of the same moment, so that other work on the machine delays all.
     """
-    own = np.array(measured["worker_ms"]) / 1000
-    one, alone = measured["single_ms"]["shards, 1 workers"], measured["one_ms"]
-    client = float(np.median(one) - np.median(alone)) / 1000  # what a query takes beside its worker
+    own = np.array(measured["worker_ms"][str(workers)]["beside"]) / 1000
+    part = pieces(measured)
     env = simpy.Environment()
-    service = Service(env, 2, 1, lambda query, node: float(own[node, query]), max(0.0, client))
+    service = Service(
+        env,
+        workers,
+        1,
+        lambda query, node: float(part["out"][query] + own[node, query] + part["home"][query]),
+        Client(part["before"], part["submit"], part["after"]),
+        cores,
+    )
 
     def asking() -> Generator[Any, Any, Any]:
         for number in range(own.shape[1]):
@@ -96,7 +148,7 @@ def two_nodes(measured: dict[str, Any]) -> dict[str, Any]:
     env.process(asking())
     env.run()
     found = 1000 * np.array(service.took)
-    real = np.array(measured["single_ms"]["shards, 2 workers"])
+    real = np.array(measured["single_ms"][f"shards, {workers} workers"])
     return {
         f"p{q}": {
             "measured_ms": float(np.percentile(real, q)),
@@ -106,19 +158,44 @@ def two_nodes(measured: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def differences(checked: dict[str, dict[str, Any]]) -> str:
+    """In a sentence, which simulated times are far from the measured ones. ``checked``: by workers, see :func:`one_machine`."""
+    far = [
+        f"{name} with {workers} workers {100 * (row['simulated_ms'] / row['measured_ms'] - 1):+.0f} %"
+        for workers, rows in checked.items()
+        for name, row in rows.items()
+        if abs(row["simulated_ms"] / row["measured_ms"] - 1) > NEAR
+    ]
+    if far:
+        return f"The simulation is off by more than {100 * NEAR:.0f} %: {', '.join(far)}."
+    return f"The simulation is within {100 * NEAR:.0f} % of the measured times."
+
+
 def many_nodes(
     nodes: int,
     replicas: int,
     times: np.ndarray[Any, Any],
-    client: float,
+    part: dict[str, np.ndarray[Any, Any]],
+    merge: float,
     repair: float | None,
     queries: int,
 ) -> dict[str, Any]:
-    """``times``: seconds of a node, one of which each query takes there. With ``repair``, one node fails once, in the middle."""
+    """Nodes with cores of their own.
+
+    Args:
+        nodes, replicas: see :class:`Service`.
+        times: seconds of a node, one of which each query takes there.
+        part: see :func:`pieces`; each query takes those of one measured query, and each way to a node and back those of another.
+        merge: seconds to merge the answers of the nodes beyond the first.
+        repair: seconds after which the shards of the one node that fails, in the middle, are held again; None: none fails.
+        queries: how many.
+    """
     rng = np.random.default_rng(nodes)  # the same queries whatever the replicas and failures
-    drawn = rng.choice(times, (queries, nodes))
+    drawn = rng.choice(times, (queries, nodes)) + rng.choice(part["out"] + part["home"], (queries, nodes))
     pause = float(times.mean()) / BUSY
     pauses = rng.exponential(pause, queries)
+    one = rng.integers(0, len(part["before"]), queries)
+    client = Client(part["before"][one], part["submit"][one], part["after"][one] + merge)
     env = simpy.Environment()
     service = Service(env, nodes, replicas, lambda query, node: float(drawn[query, node]), client)
     if repair is not None:
@@ -178,17 +255,24 @@ def markdown(results: dict[str, Any]) -> str:
         "",
         "Simulated by `benchmarks/simulate.py` from `cluster.json` and `large.json`.",
         "",
-        "| two nodes | measured ms | simulated ms |",
-        "|---|--:|--:|",
+        "| one machine | measured ms | simulated ms | difference |",
+        "|---|--:|--:|--:|",
     ]
-    for name, row in results["two_nodes"].items():
-        lines.append(f"| {name} | {row['measured_ms']:.1f} | {row['simulated_ms']:.1f} |")
+    for workers, rows in results["one_machine"].items():
+        for name, row in rows.items():
+            lines.append(
+                f"| {workers} workers, {name} | {row['measured_ms']:.1f} | {row['simulated_ms']:.1f} | "
+                f"{100 * (row['simulated_ms'] / row['measured_ms'] - 1):+.0f} % |"
+            )
     given = results["given"]
     lines += [
         "",
+        differences(results["one_machine"]),
+        "",
         f"More nodes, each with 10^9 codes in lists: {1000 * given['base_s']:.0f} ms a query and node (nprobe 16, large.json), spread "
-        f"as the times of a worker in cluster.json (p95 {given['p95_over_p50']:.2f} times p50), nodes busy {100 * BUSY:.0f} % of the "
-        f"time. Then one node fails, whose shards are held again after {given['repair_s']:.1f} s (measured); late is an answer after "
+        f"as the times of a worker in cluster.json whose neighbour is idle (p95 {given['p95_over_p50']:.2f} times p50), nodes busy "
+        f"{100 * BUSY:.0f} % of the time; a query takes the client {given['submit_ms']:.2f} ms a node to send. "
+        f"Then one node fails, whose shards are held again after {given['repair_s']:.1f} s (measured); late is an answer after "
         f"{LATE:g} s. In the long run a node is assumed to fail once in {MTBF_H:,.0f} hours.",
         "",
         "| codes | nodes | replicas | queries/s | p50 ms | p95 ms | p99 ms | late for a failure | late in the long run |",
@@ -242,19 +326,19 @@ def main() -> None:
     measured = cluster["search"]
     large = read_results(args.large, {"sizes": {}})["sizes"]["1000000000"]
     rows = [row for row in large["ivf"]["searches"] if row["nprobe"] == 16 and row["batch"] == 1]
-    if not measured or not rows:
+    if "pieces_ms" not in measured or not rows:
         raise DataError(
             f"{args.cluster} and {args.large} lack what is simulated: run cluster.py and large.py first"
         )
     base = float(rows[0]["seconds_a_batch"])
-    times = np.array(measured["worker_ms"][0] + measured["worker_ms"][1])
-    spread = times / np.median(times)
+    times = np.ravel([measured["worker_ms"]["2"]["alone"]])
+    spread, part = times / np.median(times), pieces(measured)
     repair = float(np.median(measured["recovery_s"]["1"]))
     many = []
     for nodes, replicas in ((1, 1), (10, 1), (10, 2), (100, 1), (100, 2)):
-        client = nodes * measured["merge_ms"]["100"] / 1e5
+        merge = (nodes - 1) * measured["merge_ms"]["100"] / 1e5
         well, failing = (
-            many_nodes(nodes, replicas, base * spread, client, seconds, args.queries)
+            many_nodes(nodes, replicas, base * spread, part, merge, seconds, args.queries)
             for seconds in (None, repair)
         )
         late = max(0, failing["late"] - well["late"])
@@ -268,8 +352,12 @@ def main() -> None:
             "p95_over_p50": float(np.percentile(spread, 95)),
             "mtbf_h": MTBF_H,
             "repair_s": repair,
+            "submit_ms": float(np.median(measured["pieces_ms"]["submit"])),
         },
-        "two_nodes": two_nodes(measured),
+        "one_machine": {
+            workers: one_machine(measured, int(workers), cluster["machine"]["cores"])
+            for workers in measured["worker_ms"]
+        },
         "many": many,
         "sizes": sizes(large, cluster, repair),
     }

@@ -114,10 +114,11 @@ class Commands(click.Group):
         SIGTERM and SIGHUP likewise, with 143 and 129: work is saved, and temporary files go.
         """
         from gpq_faiss.errors import UsageError, needs
-        from gpq_faiss.signals import Terminated
+        from gpq_faiss.signals import Terminated, ended_by_signals
 
         try:
-            return super().invoke(ctx)
+            with ended_by_signals():
+                return super().invoke(ctx)
         except ModuleNotFoundError as error:
             remedy = needs(f"gpq {ctx.invoked_subcommand}", error)
             if remedy is None:
@@ -139,14 +140,11 @@ class Commands(click.Group):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """As click's, with our errors: one line on stderr, exit code 2 for usage and 1 for data."""
-        from gpq_faiss.signals import ended_by_signals
-
         first = is_first()
         if not first:
             kwargs["standalone_mode"] = False  # click's own errors are raised, not shown
         try:
-            with ended_by_signals():
-                done = super().main(*args, **kwargs)
+            done = super().main(*args, **kwargs)
             if not first:
                 sys.exit(done if isinstance(done, int) else 0)
             return done

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 _ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+_met: list[int] = []
+"""Numbers of the signals that :func:`terminate` was called for."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -31,6 +33,7 @@ def terminate(number: int, frame: Any) -> None:
     del frame
     for other in _ENDING:
         signal.signal(other, signal.SIG_IGN)
+    _met.append(number)
     raise Terminated(number)
 
 
@@ -38,14 +41,20 @@ def terminate(number: int, frame: Any) -> None:
 def ended_by_signals() -> Iterator[None]:
     """Let SIGTERM and SIGHUP raise :class:`Terminated` in this thread, where they would end the process as they come.
 
-    For programs: a library leaves signals to its caller. In any but the main thread, nothing changes.
+    For programs: a library leaves signals to its caller. In any but the main thread, nothing changes. Where a library met the
+    signal and raised a KeyboardInterrupt of its own, as Ray does while it waits, that leaves as :class:`Terminated` too.
     """
     main = threading.current_thread() is threading.main_thread()
     ours = [number for number in _ENDING if main and signal.getsignal(number) is signal.SIG_DFL]
+    _met.clear()
     for number in ours:
         signal.signal(number, terminate)
     try:
         yield
+    except KeyboardInterrupt as error:
+        if _met and not isinstance(error, Terminated):
+            raise Terminated(_met[0]) from None
+        raise
     finally:
         for number in ours:
             signal.signal(number, signal.SIG_DFL)

@@ -48,6 +48,7 @@ def connected(address: str | None) -> Iterator[Any]:
         yield ray
         return
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    main = threading.current_thread() is threading.main_thread()
     ending = signal.getsignal(signal.SIGTERM)
     try:
         if address == LOCAL:
@@ -59,9 +60,14 @@ def connected(address: str | None) -> Iterator[Any]:
         raise DataError(
             f"no Ray cluster answers at {address} ({why}): start one, or take --ray local"
         ) from None
-    messages_to_log(ray)
-    if threading.current_thread() is threading.main_thread():
+    except SystemExit:  # what Ray's own handler makes of a SIGTERM meanwhile
+        if main:
+            signal.signal(signal.SIGTERM, ending)
+            signal.raise_signal(signal.SIGTERM)
+        raise
+    if main:
         signal.signal(signal.SIGTERM, ending)  # Ray puts its own in place
+    messages_to_log(ray)
     try:
         yield ray
     finally:

@@ -59,7 +59,8 @@ def run_all(
                 done(place)
         return found
     with connected(address) as ray:
-        task = ray.remote(_patient).options(
+        # Without a limit of calls: after a task with a GPU Ray would by default end the process, and the model in it.
+        task = ray.remote(max_calls=0)(_patient).options(
             num_cpus=1, num_gpus=gpus, max_retries=_RETRIES, scheduling_strategy="SPREAD"
         )
         held = [ray.put(value) for value in shared]

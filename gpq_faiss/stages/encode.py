@@ -301,7 +301,7 @@ def encode_shards(
             amp,
             data,
             json.dumps(data_args, sort_keys=True),
-            dataset.fingerprint,
+            (encoder.fingerprint, dataset.fingerprint),
             size,
             resume,
         )
@@ -343,20 +343,30 @@ def _clear(folder: Path, wanted: Sequence[Path], *, resume: bool, overwrite: boo
 
 
 @lru_cache(maxsize=1)
-def _opened(model: str, device: str, amp: bool, data: str, arguments: str) -> tuple[Encoder, Dataset]:
-    """A model and data, kept by a worker for its next shard."""
-    return Encoder.load(model, device, amp=amp), open_data(data, **json.loads(arguments))
+def _opened(
+    model: str, device: str, amp: bool, data: str, arguments: str, known: tuple[str, str]
+) -> tuple[Encoder, Dataset]:
+    """The model and data of these fingerprints, kept by a worker for its next shard.
+
+    Raises:
+        MismatchError: there are others under the names.
+    """
+    encoder, dataset = Encoder.load(model, device, amp=amp), open_data(data, **json.loads(arguments))
+    for name, there, wanted in zip(
+        (model, data), (encoder.fingerprint, dataset.fingerprint), known, strict=True
+    ):
+        if there != wanted:
+            raise MismatchError(f"{name} is not the same on all nodes: every node must see the same files")
+    return encoder, dataset
 
 
 def _encode_shard(common: tuple[Any, ...], path: Path, start: int, stop: int) -> int:
     """Write a shard unless it is there; returns its rows."""
-    model, device, amp, data, arguments, data_fingerprint, size, resume = common
+    *opening, size, resume = common
     recover(path)
     if not path.exists():
-        encoder, dataset = _opened(model, device, amp, data, arguments)
-        if dataset.fingerprint != data_fingerprint:
-            raise MismatchError(f"{data} is not the same on all nodes: every node must see the same files")
-        part = fingerprint("shard", data_fingerprint, str(start), str(stop))
+        encoder, dataset = _opened(*opening)
+        part = fingerprint("shard", dataset.fingerprint, str(start), str(stop))
         header = replace(_header("codes", encoder, dataset), data_fingerprint=part)
         with RowWriter(path, header, overwrite=True, resume=resume) as writer:
             _from_network(encoder, dataset, writer, size, None, as_codes=True, span=range(start, stop))

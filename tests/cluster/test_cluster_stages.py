@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,9 +18,11 @@ from commands import done, refused
 from model_factory import make_model
 
 from gpq_faiss.cluster.tasks import run_all
+from gpq_faiss.encoder import Encoder
 from gpq_faiss.errors import DataError, OutputExistsError, UsageError
 from gpq_faiss.indexes.lists import IvfSettings
 from gpq_faiss.indexes.manifest import read_manifest
+from gpq_faiss.stages import encode as stage
 from gpq_faiss.stages.encode import encode, encode_shards
 from gpq_faiss.stages.evaluate import evaluate
 from gpq_faiss.stages.index import _build_shard, index, index_shards
@@ -205,6 +208,101 @@ def test_figures_are_those_of_one_process(nodes: Nodes, shop: Path) -> None:
     np.testing.assert_array_equal(spread.ranking.pr_precision, plain.ranking.pr_precision)
 
 
+def test_a_worker_loads_the_model_once(
+    nodes: Nodes, shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads, tasks = tmp_path / "loads", tmp_path / "tasks"
+
+    def counted(*call: Any) -> int:
+        import os
+
+        from gpq_faiss.encoder import Encoder
+        from gpq_faiss.stages.encode import _encode_shard
+
+        load = Encoder.load
+
+        def noted(*args: Any, **options: Any) -> Encoder:
+            with loads.open("a") as file:
+                file.write(f"{os.getpid()}\n")
+            return load(*args, **options)
+
+        Encoder.load = noted  # type: ignore[method-assign]
+        try:
+            with tasks.open("a") as file:
+                file.write(f"{os.getpid()}\n")
+            return _encode_shard(*call)
+        finally:
+            Encoder.load = load  # type: ignore[method-assign]
+
+    monkeypatch.setattr(stage, "_encode_shard", counted)
+    encode_shards(
+        shop / "model",
+        data(shop),
+        tmp_path / "codes",
+        ray=nodes.address,
+        shard_items=500,
+        batch_size=BATCH,
+        workers=1,
+    )
+    worked = tasks.read_text().split()
+    assert len(worked) == 2 * N // SHARD
+    assert len(set(worked)) < len(worked)
+    assert sorted(loads.read_text().split()) == sorted(set(worked))
+
+
+@pytest.mark.parametrize(("device", "gpus"), [("cpu", 0), ("auto", 0), ("cuda", 1), ("cuda:1", 1)])
+def test_a_task_on_a_gpu_asks_for_one(
+    nodes: Nodes, shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, gpus: int
+) -> None:
+    asked = []
+
+    def run(function: Any, calls: list[Any], address: str, **options: Any) -> list[int]:
+        asked.append((options["gpus"], calls[0][0][1]))
+        return [stop - start for *_, start, stop in calls]
+
+    monkeypatch.setattr(stage, "run_all", run)
+    encode_shards(shop / "model", data(shop), tmp_path / "codes", ray=nodes.address, device=device)
+    assert asked == [(gpus, "cuda" if gpus else "cpu")]
+
+
+def test_a_worker_with_a_gpu_is_kept_for_the_next_task(nodes: Nodes) -> None:
+    def pid() -> tuple[int, bool]:
+        import os
+
+        return os.getpid(), bool(os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+    node = nodes.cluster.add_node(
+        num_cpus=1, num_gpus=1, object_store_memory=80 << 20
+    )  # Ray takes our word for it
+    try:
+        found = run_all(pid, [()] * 4, nodes.address, gpus=1, workers=1)
+    finally:
+        nodes.cluster.remove_node(node)
+    assert len(set(found)) == 1
+    assert found[0][1]
+
+
+def test_a_model_or_data_that_are_replaced_are_read_again(shop: Path, tmp_path: Path) -> None:
+    def shards(name: str) -> list[Path]:
+        return encode_shards(tmp_path / "model", f"features:{tmp_path / 'x.npy'}", tmp_path / name)
+
+    def codes(paths: list[Path]) -> Any:
+        with RowReader(paths[0]) as reader:
+            return reader.header.model_fingerprint, reader.block(0, reader.ntotal).tolist()
+
+    x = np.load(shop / "x.npy")[:500]
+    np.save(tmp_path / "x.npy", x)
+    shutil.copytree(shop / "model", tmp_path / "model")
+    first = codes(shards("first"))
+    shutil.rmtree(tmp_path / "model")
+    make_model(tmp_path / "model", seed=5)
+    second = codes(shards("second"))
+    assert second[0] != first[0]
+    assert second[0] == Encoder.load(tmp_path / "model").fingerprint
+    np.save(tmp_path / "x.npy", x[::-1])
+    assert codes(shards("third"))[1] == second[1][::-1]
+
+
 def test_the_commands_run_on_a_cluster(nodes: Nodes, shop: Path, tmp_path: Path) -> None:
     model, address = shop / "model", nodes.address
     out = done(
@@ -260,7 +358,6 @@ def test_the_service_answers_from_the_shards_and_takes_new_ones(
     pytest.importorskip("fastapi")
     from starlette.testclient import TestClient
 
-    from gpq_faiss.encoder import Encoder
     from gpq_faiss.indexes.opening import open_index
     from gpq_faiss.serve.app import create_app
     from gpq_faiss.serve.guard import Settings

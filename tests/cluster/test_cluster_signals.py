@@ -1,0 +1,82 @@
+"""A signal while Ray starts, or while its tasks are waited for, has the exit code and the line of all commands."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from commands import only_line
+from model_factory import make_model
+
+pytest.importorskip("ray", reason="ray is not installed: pip install 'gpq-faiss[ray]'")
+
+WAITING = """
+import sys, time
+from pathlib import Path
+import gpq_faiss.stages.encode
+from gpq_cli.main import cli
+
+there = Path(sys.argv.pop())
+
+def work(*call):
+    there.touch()
+    time.sleep(600)
+
+gpq_faiss.stages.encode._encode_shard = work
+cli(sys.argv[1:], prog_name="gpq")
+"""
+
+STARTING = """
+import sys, time
+from pathlib import Path
+import ray._private.node
+from gpq_cli.main import cli
+
+there = Path(sys.argv.pop())
+start = ray._private.node.Node.start_ray_processes
+
+def stopped(self):
+    start(self)
+    there.touch()
+    time.sleep(600)
+
+ray._private.node.Node.start_ray_processes = stopped
+cli(sys.argv[1:], prog_name="gpq")
+"""
+
+
+@pytest.mark.parametrize("script", [STARTING, WAITING], ids=["starting", "waiting"])
+def test_sigterm_ends_a_command_on_ray_as_any_other(tmp_path: Path, script: str) -> None:
+    make_model(tmp_path / "model")
+    np.save(tmp_path / "x.npy", np.ones((8, 20), np.float32))
+    there = tmp_path / "there"
+    call = ["encode", tmp_path / "model", f"features:{tmp_path / 'x.npy'}", "--ray", "local"]
+    child = subprocess.Popen(
+        [sys.executable, "-c", script, "-q", *map(str, call), "--out", str(tmp_path / "codes"), str(there)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        end = time.monotonic() + 120
+        while not there.exists() and child.poll() is None and time.monotonic() < end:
+            time.sleep(0.05)
+        family = psutil.Process(child.pid).children(recursive=True)
+        child.send_signal(signal.SIGTERM)
+        stderr = child.communicate(timeout=60)[1]
+    finally:
+        child.kill()
+    assert there.exists(), stderr
+    line = only_line(stderr)
+    assert child.returncode == 128 + signal.SIGTERM, line
+    assert "ended by SIGTERM" in line
+    assert family
+    assert not psutil.wait_procs(family, timeout=20)[1]
