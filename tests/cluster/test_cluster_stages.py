@@ -163,20 +163,20 @@ def killing(how: str, nodes: Nodes, ready: Callable[[], bool]) -> Iterator[list[
         watching.join()
 
 
-@pytest.mark.parametrize("how", ["workers", "node"])
-def test_encoding_and_building_outlive_kills(
-    nodes: Nodes, shop: Path, codes: list[Path], tmp_path: Path, how: str
+def test_encoding_outlives_killed_workers(
+    nodes: Nodes, shop: Path, codes: list[Path], tmp_path: Path
 ) -> None:
-    with killing(how, nodes, lambda: any(tmp_path.glob("codes/codes-*.h5"))) as killed:
+    with killing("workers", nodes, lambda: any(tmp_path.glob("codes/codes-*.h5"))) as killed:
         made = encoded(shop, tmp_path / "codes", nodes.address)
     assert killed
     assert [path.name for path in made] == [path.name for path in codes]
     assert hashes(tmp_path / "codes") == hashes(shop / "codes")
 
+
+def test_building_outlives_a_killed_node(nodes: Nodes, shop: Path, codes: list[Path], tmp_path: Path) -> None:
     options: dict[str, Any] = {"kind": "ivf", "ivf": IvfSettings(lists=10)}
     plain = index_shards(shop / "model", codes, tmp_path / "plain.json", **options)
-    nodes.two()
-    with killing(how, nodes, lambda: any(tmp_path.glob("spread.shards/shard-*.faiss"))) as killed:
+    with killing("node", nodes, lambda: any(tmp_path.glob("spread.shards/shard-*.faiss"))) as killed:
         spread = index_shards(shop / "model", codes, tmp_path / "spread.json", ray=nodes.address, **options)
     assert killed
     assert hashes(tmp_path / "spread.shards") == hashes(tmp_path / "plain.shards")
