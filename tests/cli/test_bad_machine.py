@@ -247,7 +247,7 @@ SIGNALS = {signal.SIGINT: (130, "interrupted"), signal.SIGTERM: (143, "ended by 
 """As ctrl-C sends it, and as batch systems do: exit code, and what the line says."""
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", [signal.SIGTERM])  # both where it is cheap
 def test_a_signal_in_a_training_is_one_line_and_resume_reaches_the_same_codes(
     shop: Shop, tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -288,7 +288,7 @@ def test_a_signal_in_a_training_is_one_line_and_resume_reaches_the_same_codes(
     assert weights[0] == weights[1]
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", [signal.SIGINT])
 def test_a_signal_in_an_encoding_is_one_line_and_the_same_command_goes_on(
     shop: Shop, tmp_path: Path, number: signal.Signals
 ) -> None:
