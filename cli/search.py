@@ -148,7 +148,7 @@ def search(
     from gpq_faiss.indexes.filters import Allow, Deny
     from gpq_faiss.inputs import parse_bytes
     from gpq_faiss.report.figure import check_picture
-    from gpq_faiss.stages.search import open_queries
+    from gpq_faiss.stages.queries import open_queries
     from gpq_faiss.stages.search import search as run
 
     if ray is None and (workers is not None or replicas != 1 or allow_partial):

@@ -19,13 +19,15 @@ from pathlib import Path
 from .config import Config
 from .data.open import open_data
 from .stages.encode import encode
-from .stages.evaluate import Evaluation, evaluate
+from .stages.evaluate import evaluate
+from .stages.evaluation_result import Evaluation
 from .stages.export import export
 from .stages.export_encoder import export_encoder
 from .stages.export_faiss import export_faiss
 from .stages.index import index
 from .stages.info import info
-from .stages.search import SearchResult, search
+from .stages.search import search
+from .stages.search_result import SearchResult
 from .stages.train import train
 
 __all__ = [

@@ -29,7 +29,8 @@ from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.indexes.opening import open_in_memory
 from gpq_faiss.pipeline import PipelineResult, evaluate, run
 from gpq_faiss.stages.index import index as build_index
-from gpq_faiss.stages.search import SearchResult, open_on_device, search
+from gpq_faiss.stages.search import open_on_device, search
+from gpq_faiss.stages.search_result import SearchResult
 
 N = 6000
 
@@ -125,9 +126,9 @@ def test_codes_that_repeat_are_grouped_on_a_device_too(shop: Path, tmp_path: Pat
         (
             {"kind": "fastscan"},
             UsageError,
-            "kind 'fastscan' gives rounded scores, which cpu does not: take 'exact'",
+            "kind 'fastscan' is not available on cpu: use kind 'exact'",
         ),
-        ({"recall": 0.9}, UsageError, "recall is measured on the CPU"),
+        ({"recall": 0.9}, UsageError, "recall cannot be measured on cpu"),
         (
             {"memory": "1kB", "k": 5000},
             UsageError,
@@ -253,7 +254,7 @@ def test_the_path_on_a_device_is_that_of_the_cpu(products: PipelineResult) -> No
     expected = evaluate(products.model, open_digits(), compare=("pq",))
     assert evaluation.ranking.map == pytest.approx(expected.ranking.map, abs=1e-12)
     assert evaluation.compared["pq"].map == expected.compared["pq"].map
-    assert "methods compared with were ranked on the CPU" in evaluation.notes
+    assert "the compared methods were ranked on the CPU" in evaluation.notes
 
 
 # The command line -----------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import gpq_faiss as gpq
 from gpq_faiss.data.base import ImageDataset
 from gpq_faiss.data.paths import cache_folder, files_of, is_url, local_path, without_secrets
 from gpq_faiss.errors import DataError, UsageError
-from gpq_faiss.stages.search import open_queries
+from gpq_faiss.stages.queries import open_queries
 
 X = np.random.default_rng(0).standard_normal((12, 4)).astype(np.float32)
 
