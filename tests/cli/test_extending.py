@@ -264,7 +264,7 @@ def test_parameters_of_a_loss_are_trained_once_and_kept(
         ("losses", "mine", "broken_module:Needs", ["--set", "loss.extra.mine=1"], "cannot be made .TypeError"),
         ("losses", "mine", "broken_module:fails", ["--set", "loss.extra.mine=1"], "cannot be made .OSError"),
         ("losses", "mine", "broken_module:nothing", ["--set", "loss.extra.mine=1"], "a class of torch.nn.Module is needed"),
-        ("losses", "mine", "broken_module:NotScalar", ["--set", "loss.extra.mine=1"], "a scalar tensor is needed"),
+        ("losses", "mine", "broken_module:NotScalar", ["--set", "loss.extra.mine=1"], "does not return a scalar tensor"),
         ("losses", "mine", "broken_module:Needs", ["--set", "loss.extra.mine=-1"], "loss.extra.mine = -1: a number of at least 0"),
         ("losses", "mine", "broken_module:Needs", ["--set", "loss.extra.mine=x"], "loss.extra.mine = 'x': a number"),
         ("losses", "mine", "broken_module:Needs", ["--set", "loss.extra=1"], "loss.extra = 1: a section is needed"),
