@@ -209,7 +209,7 @@ class Stream(IterableDataset[Any]):
         (Items([{"image": 1}]), {}, "item 0 is a dict"),
         (Items(["a.png"]), {}, "a.png: not found"),
         (Items([(X[0], 0), (X[1, :3], 0)]), {}, r"item 1 is \[3\], item 0 \[6\]"),
-        (Changing([0] * 9), {}, "another image at each reading"),
+        (Changing([0] * 9), {}, "differs at each read"),
         (Stream(), {}, "Stream has no items by position"),
         (3, {}, "int has no items by position"),
         (Path("x.npy"), {}, "is a path without its form"),

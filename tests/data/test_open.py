@@ -103,7 +103,7 @@ def test_a_path_is_needed_and_must_exist(scheme: str, here: Path) -> None:
         ("csv:t.csv", {"concepts": "81"}, "--concepts does nothing for csv"),
         ("cifar10:a", {"root": "b"}, "names its folder already"),
         ("nuswide:images", {"root": "b"}, "names its folder already"),
-        ("digits", {"max_bad": 2.0}, "no fraction"),
+        ("digits", {"max_bad": 2.0}, "give a fraction"),
         ("cifar10:", {}, "lacks its path"),
         ("folder:a\0b", {}, "no path"),
     ],
