@@ -135,7 +135,7 @@ def test_codes_that_repeat_are_grouped_on_a_device_too(shop: Path, tmp_path: Pat
             r"needs .* of working memory, 1,000 are allowed: raise memory",
         ),
         ({"memory": "many"}, UsageError, "many"),
-        ({"nprobe": 3}, UsageError, "nprobe belongs to lists"),
+        ({"nprobe": 3}, UsageError, "nprobe needs lists"),
         ({"k": N + 1}, UsageError, "from 1 to the 6,000 items"),
         ({"device": "abacus"}, UsageError, "abacus"),
     ],
