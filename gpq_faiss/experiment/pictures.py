@@ -45,21 +45,21 @@ def draw_experiment(
     ending: str = "png",
     overwrite: bool = False,
 ) -> dict[str, Path]:
-    """Draw the pictures of a folder of runs, those that its kind of experiment has.
+    """Draw the pictures of an experiment's kind from its runs.
 
     Args:
-        folder: of the experiment.
-        out: folder for the pictures; made where it is not there.
-        images: the images behind the data, for galleries of ranked results.
+        folder: folder of the experiment.
+        out: folder for the pictures, created if missing.
+        images: the images of the data, for galleries of ranked results.
         ending: png, svg or pdf.
 
     Returns:
         Caption -> file.
 
     Raises:
-        DataError: no experiment there, no finished run, a damaged one, or nothing that could be drawn.
+        DataError: not an experiment, no finished run, a damaged one, or nothing to draw.
         MismatchError: ``images`` are not those of the runs.
-        OutputExistsError: a picture is there already.
+        OutputExistsError: a picture exists.
     """
     experiment = read_experiment(folder, FIGURES)
     out = Path(out)

@@ -1,4 +1,4 @@
-"""Tables of an experiment, derived from the files of its runs and from nothing else."""
+"""Tables of an experiment, derived only from the files of its runs."""
 
 from __future__ import annotations
 
@@ -75,18 +75,18 @@ def report_experiment(
     published: _Published | None = None,
     pictures: Mapping[str, str] | None = None,
 ) -> str:
-    """The report of a folder of runs.
+    """Report on a folder of runs.
 
     Args:
-        folder: of the experiment.
+        folder: folder of the experiment.
         form: ``text`` and ``markdown`` are a page, ``latex`` all tables, ``json`` all tables and all runs, ``csv`` one table.
-        table: only this one; CSV holds one, the first if none is named.
-        published: figures of a paper, to be put beside the experiment's.
+        table: only this table; for CSV the default is the first.
+        published: published figures to compare with.
         pictures: caption -> path, shown on a Markdown page.
 
     Raises:
         UsageError: an unknown form, or a table that this experiment does not have.
-        DataError: no experiment there, no finished run, or a damaged one.
+        DataError: not an experiment, no finished run, or a damaged one.
     """
     if form not in get_args(Form):
         raise UsageError(f"format {form!r}: choose one of {', '.join(get_args(Form))}")
