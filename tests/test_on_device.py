@@ -192,7 +192,7 @@ def test_an_index_for_a_device_by_hand(shop: Path) -> None:
         found, expected = held.search(xq, 10, nprobe=nprobe), memory.search(xq, 10, nprobe=same)
         assert np.array_equal(found[0], expected[0])
         assert np.array_equal(found[1], expected[1])
-    with pytest.raises(UsageError, match="in all"):
+    with pytest.raises(UsageError, match="visits all"):
         held.range_search(xq, 1.0, nprobe=1)
     flat = open_on_device(shop / "flat.faiss", "cpu")
     for index in (flat, open_in_memory(shop / "flat.faiss")):

@@ -303,8 +303,8 @@ def test_a_package_that_cannot_be_used_is_one_line(
     ("value", "why"),
     [
         ("broken_module:fails", "a MethodEntry of gpq_faiss.methods.registry is needed"),
-        ("broken_module:entry", "NotScalar is no Coder"),
-        ("broken_module:absent", "this installation has no module no_such_module"),
+        ("broken_module:entry", "NotScalar is not a Coder"),
+        ("broken_module:absent", "module no_such_module is not installed"),
     ],
 )
 def test_a_method_that_cannot_be_used_is_one_line(
