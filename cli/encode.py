@@ -36,11 +36,11 @@ Examples:
 @click.argument("data")
 @out_option
 @click.option("--features", metavar="FILE", help="The features file.  [default: beside --out]")
-@click.option("--no-features", is_flag=True, help="Write the codes alone.")
+@click.option("--no-features", is_flag=True, help="Write only the codes.")
 @click.option("--batch-size", type=int, default=0, help="Items per batch.  [default: by the data and device]")
 @click.option("--amp", is_flag=True, help="Run the backbone in bf16.")
 @ray_options
-@click.option("--shard-items", type=int, metavar="N", help="With --ray: items a shard.  [default: 100000]")
+@click.option("--shard-items", type=int, metavar="N", help="With --ray: items per shard.  [default: 100000]")
 @device_option
 @click.option("--restart", is_flag=True, help="Start again instead of continuing an interrupted run.")
 @overwrite_option
@@ -67,10 +67,10 @@ def encode(
     from gpq_faiss.stages.encode import encode as run
 
     if ray is None and (workers is not None or shard_items is not None):
-        raise UsageError("--workers and --shard-items belong to --ray: give that too")
+        raise UsageError("--workers and --shard-items need --ray")
     if ray is not None:
         if features is not None:
-            raise UsageError("--ray writes the codes alone: leave out --features")
+            raise UsageError("--ray writes only codes: leave out --features")
         paths = encode_shards(
             model_dir,
             data,

@@ -12,16 +12,16 @@ from .options import DATA_HELP, RAY_HELP, data_options, device_option, emit, ope
 @click.command(
     help=f"""Measure a model on labelled DATA: mAP, likeness, precision and recall at k, precision-recall curve.
 
-Queries and database are those of the split that the model was trained with. mAP is over the full ranking and takes its expected
-value over random order within ties, unless --ties says otherwise. With --device cuda the network and the ranking run on the GPU,
-with the same figures; methods compared with run on the CPU. NN10@100 is the share of a query's ten nearest items by their features
-that are among its first 100 results.
+Queries and database are those of the training split. mAP is over the full ranking, with the expected value over random order within
+ties, unless --ties is given. With --device cuda the network and the ranking run on the GPU,
+with the same figures; compared methods run on the CPU. NN10@100 is the share of a query's ten nearest items by features that are
+among its first 100 results.
 
 MODEL is a model folder; with --codes it may be the network in ONNX (gpq export-encoder), which runs without torch. The database is
-then that file of codes as it is, and all labelled items of DATA are the queries.
+then that file, and all labelled items of DATA are the queries.
 
---compare puts other rows into the table: methods, which are fitted on the same items, and folders of models that were trained on
-the same split. A model's row has the name of its method and its preset.
+--compare adds rows to the table: methods, which are fitted on the same items, and models trained on the same split. A model's row has
+the name of its method and its preset.
 
 \b
 Examples:
@@ -48,7 +48,7 @@ Examples:
     "--compare",
     default="",
     metavar="NAMES",
-    help="What to compare with, with commas: pq, opq, itq, float, classifier, folders of models.",
+    help="What to compare with, separated by commas: pq, opq, itq, float, classifier, folders of models.",
 )
 @click.option(
     "--codes",
@@ -69,7 +69,7 @@ Examples:
     type=click.Choice(["relevant", "relevant-in-top-k", "min(k, relevant)"]),
     default="relevant",
     show_default=True,
-    help="What AP is divided by: all relevant items, or with -k one of the two others.",
+    help="Denominator of AP: all relevant items, or with -k one of the two others.",
 )
 @click.option(
     "--format",
@@ -77,7 +77,7 @@ Examples:
     type=click.Choice(["table", "json", "markdown", "csv", "latex", "html"]),
     default="table",
     show_default=True,
-    help="How the figures are given; html is a page with plots and pictures, and needs --out.",
+    help="Output format; html is a page with plots and pictures, and needs --out.",
 )
 @click.option("--out", metavar="FILE", help="Write to this file instead of the terminal.")
 @click.option("--plot", metavar="FILE", help="Draw the precision-recall curves: .png, .svg or .pdf.")
@@ -122,7 +122,7 @@ def evaluate(
     try:
         ks = [int(part) for part in at.split(",") if part.strip()]
     except ValueError:
-        raise UsageError(f"--at {at}: write numbers with commas, as 1,10,100") from None
+        raise UsageError(f"--at {at}: write numbers separated by commas, as 1,10,100") from None
     dataset = open_dataset(data, data_args)
     result = run(
         model_dir,

@@ -47,7 +47,7 @@ Examples:
     type=click.Choice(["table", "json", "markdown", "csv"]),
     default="table",
     show_default=True,
-    help="How the list is given.",
+    help="Output format.",
 )
 def methods(format_: str) -> None:
     from gpq_faiss.evaluation.tables import render
@@ -69,7 +69,7 @@ def methods(format_: str) -> None:
 
 
 def _numbers(text: str | None, option: str) -> tuple[int, ...] | None:
-    """Whole numbers with commas."""
+    """Integers separated by commas."""
     from gpq_faiss.errors import UsageError
 
     if text is None:
@@ -98,17 +98,21 @@ Examples:
 @click.argument("grid")
 @click.argument("data")
 @out_option
-@click.option("--methods", "chosen_methods", help="Short names with commas, or all.  [default: the grid's]")
-@click.option("--bits", help="Code lengths with commas.  [default: the grid's]")
-@click.option("--seeds", help="Seeds of split, weights and batches, with commas.  [default: the grid's]")
+@click.option(
+    "--methods", "chosen_methods", help="Short names separated by commas, or all.  [default: the grid's]"
+)
+@click.option("--bits", help="Code lengths separated by commas.  [default: the grid's]")
+@click.option(
+    "--seeds", help="Seeds of split, weights and batches, separated by commas.  [default: the grid's]"
+)
 @click.option("--protocol", help="1, 2, transfer[:SHARE|CLASSES] or gpq-authors.  [default: the grid's]")
 @click.option(
     "--labelled",
-    help="Labels that training sees: N-per-class, a fraction or a file; several with commas.  [default: the grid's]",
+    help="Labels for the training: N-per-class, a fraction or a file; several separated by commas.  [default: the grid's]",
 )
 @click.option(
     "--queries",
-    help="Queries that protocol 1 sets apart: N-per-class, or a file of ids.  [default: the grid's, or 1 in 60]",
+    help="Queries of protocol 1: N-per-class, or a file of ids.  [default: the grid's, or 1 in 60]",
 )
 @click.option(
     "--preset",
@@ -118,11 +122,11 @@ Examples:
     "--config",
     "config_file",
     metavar="TOML",
-    help="Settings that change those of the grid's preset; rows with a preset of their own keep it.",
+    help="Settings that override the grid's preset; rows with their own preset keep it.",
 )
-@click.option("--name", "data_name", help="What tables call the data.  [default: DATA without folders]")
+@click.option("--name", "data_name", help="Name of the data in tables.  [default: DATA without folders]")
 @click.option(
-    "--jobs", default=1, show_default=True, help="Runs at a time, each on one thread in a process of its own."
+    "--jobs", default=1, show_default=True, help="Concurrent runs, each in its own process with one thread."
 )
 @click.option("--checkpoint-seconds", default=60.0, hidden=True, help="Seconds between two checkpoints.")
 @device_option
@@ -222,7 +226,7 @@ Examples:
     type=click.Choice(["table", "markdown", "latex", "csv", "json", "html"]),
     default="table",
     show_default=True,
-    help="How the figures are given; csv holds one table, html is a page with the pictures inside and needs --out.",
+    help="Output format; csv has one table, html is a page with pictures and needs --out.",
 )
 @click.option("--table", help="Only this table: map, published, depth, pr, seconds, grid or scale.")
 @click.option("--plots", metavar="DIR", help="Draw the pictures of the experiment into this folder.")
@@ -231,13 +235,13 @@ Examples:
     type=click.Choice(["png", "svg", "pdf"]),
     default="png",
     show_default=True,
-    help="Of the pictures.",
+    help="Format of the pictures.",
 )
-@click.option("--images", metavar="DATA", help="The images behind the data: adds galleries to the pictures.")
+@click.option("--images", metavar="DATA", help="The images of the data: adds galleries to the pictures.")
 @click.option(
     "--published",
     metavar="CSV",
-    help="Figures of a paper to put beside ours: a CSV with method,12,24,... or with data_set,protocol,method,bits,map.",
+    help="Published figures to compare with: a CSV with method,12,24,... or with data_set,protocol,method,bits,map.",
 )
 @click.option("--out", metavar="FILE", help="Write to this file instead of the terminal.")
 @overwrite_option

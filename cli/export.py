@@ -10,7 +10,7 @@ from .options import out_option, overwrite_option
 
 
 class _Target(click.Choice[str]):
-    """Takes the old name of a form too."""
+    """Also accepts the old name of a form."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return super().convert("factory" if value == "faiss-factory" else value, param, ctx)
@@ -23,7 +23,7 @@ class _Target(click.Choice[str]):
     "to",
     type=_Target(["faiss", "factory", "numpy", "nanopq", "lancedb", "onnx", "torch", "parquet"]),
     required=True,
-    help="The form, by the tool that reads it.",
+    help="The form, named by the tool that reads it.",
 )
 @out_option
 @click.option(
@@ -33,7 +33,7 @@ class _Target(click.Choice[str]):
 )
 @overwrite_option
 def export(source: str, to: Any, out: str, factory: str | None, overwrite: bool) -> None:
-    """Write a model, or codes, in the form that another tool takes. SOURCE is a model folder; for parquet, codes.h5.
+    """Write a model, or codes, for another tool. SOURCE is a model folder; for parquet, codes.h5.
 
     faiss is an empty, trained IndexPQ (as gpq export-faiss writes it). factory is the same as faiss.index_factory makes it of
     STRING: PQ of the model's codebooks, with fs for FastScan, half as many of 8 bits for the byte-fused form, IDMap2 for ids,

@@ -19,19 +19,19 @@ from .options import data_options, emit, open_dataset, out_option, overwrite_opt
     help="ONNX, or torch.export.  [default: by the suffix of --out, .onnx or .pt2]",
 )
 @click.option(
-    "--check", metavar="DATA", help="Real input to compare on too (DATA as in gpq train), besides random."
+    "--check",
+    metavar="DATA",
+    help="Real input for the comparison (DATA as in gpq train), besides random input.",
 )
-@click.option("--with-codes", is_flag=True, help="A second output: codeword indices, uint8 [B, M].")
-@click.option(
-    "--tolerance", default=1e-4, show_default=True, help="Largest difference from the model that is let pass."
-)
+@click.option("--with-codes", is_flag=True, help="Add an output of codeword indices, uint8 [B, M].")
+@click.option("--tolerance", default=1e-4, show_default=True, help="Maximum difference from the model.")
 @click.option(
     "--format",
     "format_",
     type=click.Choice(["table", "json"]),
     default="table",
     show_default=True,
-    help="Form of the result.",
+    help="Output format.",
 )
 @overwrite_option
 @data_options
@@ -46,7 +46,7 @@ def export_encoder(
     overwrite: bool,
     data_args: dict[str, Any],
 ) -> None:
-    """Write a model's network as one ONNX (or torch.export) file: input to vectors that a GPQ index is searched with.
+    """Write a model's network as one ONNX (or torch.export) file: from input to query vectors.
 
     Features go in as float32 [B, W], images as float32 RGB [B, 3, S, S] in [0, 1]. The file appears only after its graph
     gave the model's vectors on random input, and on DATA with --check. ONNX needs pip install 'gpq-faiss[onnx]'.

@@ -18,7 +18,7 @@ from .options import describe_point, out_option, overwrite_option, ray_options
     type=click.Choice(["flat", "fused", "fastscan", "exact", "grouped", "auto", "ivf"]),
     default="flat",
     show_default=True,
-    help="How the codes are kept: flat is a plain 4-bit IndexPQ; ivf has lists.",
+    help="Form of the index: flat is a plain 4-bit IndexPQ; ivf has lists.",
 )
 @click.option(
     "--memory",
@@ -35,7 +35,7 @@ from .options import describe_point, out_option, overwrite_option, ray_options
     type=click.Choice(["auto", "nearest", "tables"]),
     default="auto",
     show_default=True,
-    help="For ivf with --memory: how an item finds its list; tables cost the same whatever the number of lists.",
+    help="For ivf with --memory: how items are assigned to lists; the cost of tables does not depend on the number of lists.",
 )
 @click.option(
     "--list-form",
@@ -44,14 +44,14 @@ from .options import describe_point, out_option, overwrite_option, ray_options
     show_default=True,
     help="For ivf: 4-bit FastScan lists, the fastest; or 8-bit ones, which plain Faiss can map into memory.",
 )
-@click.option("--nprobe", type=int, help="For ivf: lists that a query probes.  [default: 8]")
+@click.option("--nprobe", type=int, help="For ivf: lists to probe per query.  [default: 8]")
 @click.option(
     "--recall", type=float, help="For ivf: choose nprobe for this recall of the top 10, such as 0.95."
 )
 @click.option(
     "--no-names",
     is_flag=True,
-    help="Do not write OUT.items.h5: names, labels and kept columns of the items, which results then lack.",
+    help="Do not write OUT.items.h5 (names, labels and kept columns for results).",
 )
 @click.option("--add", is_flag=True, help="Add the shards to the manifest --out.")
 @click.option(
@@ -59,7 +59,7 @@ from .options import describe_point, out_option, overwrite_option, ray_options
     "remove",
     multiple=True,
     metavar="FILE",
-    help="Take this shard out of the manifest --out.",
+    help="Remove this shard from the manifest --out.",
 )
 @ray_options
 @overwrite_option
@@ -81,10 +81,10 @@ def index(
     workers: int | None,
     overwrite: bool,
 ) -> None:
-    """Build a Faiss index of codes.h5 or features.h5, with the 64-bit ids that they carry.
+    """Build a Faiss index of codes.h5 or features.h5, with their 64-bit ids.
 
     CODES_OR_FEATURES... is one file or several, which are shards of one index: codes.h5, features.h5, or Parquet with columns
-    "codes" and "id"; or index files, of which several are merged and one takes another form.
+    "codes" and "id"; or index files, to merge several or convert one.
 
     With --memory, rows stream through files beside the output (of about its size; twice that for ivf), and an interrupted build
     continues with the first unfinished source. Search such an index with gpq search --memory.
@@ -95,7 +95,7 @@ def index(
     info and serve take as one index. With --ray, the shards are built on a cluster. --add and --remove-shard change a manifest; both
     together put a shard in the place of another.
 
-    With --recall, what each number of probed lists gives is printed before the path.
+    With --recall, operating points are printed before the path.
 
     \b
     Examples:
@@ -128,7 +128,7 @@ def index(
         settings["nprobe"] = nprobe
     if assign != "auto":
         if memory is None:
-            raise UsageError("--assign is for builds with --memory: give that too")
+            raise UsageError("--assign needs --memory")
         settings["assignment"] = assign
     ivf = IvfSettings(**settings) if settings else None
     packing: Any = "bytes" if list_form == "fused" else None

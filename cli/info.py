@@ -17,10 +17,10 @@ from .options import emit
     type=click.Choice(["table", "json"]),
     default="table",
     show_default=True,
-    help="Form of the output; JSON has everything.",
+    help="Output format; JSON has everything.",
 )
 def info(path: str, format_: str) -> None:
-    """Say what a file or folder is: shapes, sizes, fingerprints, versions; and verify it.
+    """Describe and verify a file or folder: shapes, sizes, fingerprints, versions.
 
     PATH is a model folder, an unfinished run, features.h5, codes.h5, a split, a Faiss index, a manifest of shards, an exported
     encoder (.onnx, .pt2), or arrays (.npy, .npz).
@@ -39,7 +39,7 @@ def info(path: str, format_: str) -> None:
 
 
 def _table(found: dict[str, Any]) -> str:
-    """Two columns; what is nested gets a dotted name, and long lists are cut."""
+    """Two columns; nested values have dotted names, and long lists are truncated."""
     rows = _flat(found)
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {value}".rstrip() for name, value in rows)

@@ -1,4 +1,4 @@
-"""``gpq``: the group, its commands by name, and how errors reach the user."""
+"""``gpq``: the command group and its error handling."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def loudness(command: Any) -> Any:
     command = click.option("-q", "--quiet", is_flag=True, help="No progress and no log; errors only.")(
         command
     )
-    return click.option(
-        "-v", "--verbose", is_flag=True, help="Log more of what the stages do, and warnings of libraries."
-    )(command)
+    return click.option("-v", "--verbose", is_flag=True, help="Log more details, and warnings of libraries.")(
+        command
+    )
 
 
 def loud(command: click.Command) -> click.Command:
-    """The command as it is called: ``-q`` and ``-v`` may stand before or after its name, and its work is shown as they say."""
+    """Run the command; ``-q`` and ``-v`` may be before or after its name."""
     made, inner = copy.copy(command), command.callback
     made.params = list(command.params)
     loudness(made)
@@ -73,7 +73,7 @@ def loud(command: click.Command) -> click.Command:
 
 
 def _check_launch(command: str) -> None:
-    """Raises UsageError: several processes for a command that takes one."""
+    """Raises UsageError: several processes for a single-process command."""
     launch = launched()
     if launch is not None and command.split()[1:2] != ["train"]:
         raise UsageError(
@@ -82,7 +82,7 @@ def _check_launch(command: str) -> None:
 
 
 def _said_by_another(error: GpqError) -> bool:
-    """Whether another process of the run has the same to say: the first of all, or of devices the first of this machine."""
+    """Whether another process reports the same: the first of all, or for devices the first on this machine."""
     launch = launched()
     other_device = isinstance(error, DeviceError) and launch is not None and launch.local_rank > 0
     return other_device or isinstance(error, UsageError | ProcessError)
@@ -93,10 +93,10 @@ def _one_line(error: BaseException) -> str:
 
 
 class Commands(click.Group):
-    """Loads commands lazily; turns the package's errors into one line and an exit code."""
+    """Lazily loaded commands; errors of the package become one line and an exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order of the path, not of the alphabet."""
+        """In the order of the path, not alphabetical."""
         del ctx
         return list(COMMANDS)
 
@@ -109,7 +109,7 @@ class Commands(click.Group):
         return loud(getattr(importlib.import_module(f".{module}", __package__), attribute))
 
     def invoke(self, ctx: click.Context) -> Any:
-        """As click's; ctrl-C is one line and exit code 130, for click itself would say "Aborted!" and 1.
+        """As click's; Ctrl-C gives one line and exit code 130 (click: "Aborted!" and 1).
 
         SIGTERM and SIGHUP likewise, with 143 and 129: work is saved, and temporary files go.
         """
@@ -163,7 +163,7 @@ class Commands(click.Group):
         except ImportError as error:
             package = (error.name or "").partition(".")[0]
             if package in ("", "gpq_faiss", "gpq_cli"):
-                raise  # a mistake of ours
+                raise  # a bug
             click.echo(
                 f"gpq: this command needs the package {package}, which is missing or damaged ({_one_line(error)}): "
                 "install gpq-faiss again",

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they make of them."""
+"""Options shared by several commands."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class RenamedOption(click.Option):
-    """An option that also goes by the name that it had ``before``, which no help shows."""
+    """A renamed option that also accepts its old name, ``before``, which is hidden."""
 
     def __init__(self, *args: Any, before: str, **options: Any) -> None:
         super().__init__(*args, **options)
         self.before = before
 
     def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        """Have the parser take both names."""
+        """Register both names."""
         shown = self.opts
         self.opts = [*shown, self.before]
         try:
@@ -48,41 +48,41 @@ FILE, FILES and PATH may be URLs (https://, s3://, with the extra remote)."""
 
 
 def data_options(command: F) -> F:
-    """Add the options that say how DATA is read; the command gets them as ``data_args``."""
+    """Add the options for reading DATA; the command gets them as ``data_args``."""
 
     @click.option(
         "--labels",
         metavar="FILE",
-        help="Labels: a table (.csv, .parquet) with a column of ids or names of items and one of labels; or in the order of the items, of "
-        "features and lists: .npy with class numbers (-1: none) or 0/1 of every class, or text with one line per item. Several labels "
-        "have | between, an empty entry is none.",
+        help="Labels: a table (.csv, .parquet) with a column of ids or names of items and one of labels; or, for features and "
+        "lists, in the order of the items: .npy with class numbers (-1: none) or 0/1 per class, or text with one line per item. "
+        "Separate several labels by |; an empty entry means none.",
     )
     @click.option(
         "--ids",
         metavar="FILE",
-        help="Ids of the items, what a search returns: .npy, or text with one per line.  [default: those in the file, "
-        "else positions]",
+        help="Ids of the items, which searches return: .npy, or text with one per line.  [default: those in the file, "
+        "else row numbers]",
     )
     @click.option(
         "--id-from",
         type=click.Choice(["position", "path", "content"]),
         default="position",
         show_default=True,
-        help="Where ids come from without --ids: the position in the listing, the item's path, or its content.",
+        help="Source of ids without --ids: row number, path or content of the item.",
     )
     @click.option(
         "--names",
         "item_names",
         metavar="FILE",
-        help="Names of the items, which results show: text with one per line, or .npy of strings.  [default: those in the data]",
+        help="Names of the items, shown in results: text with one per line, or .npy of strings.  [default: those in the data]",
     )
     @click.option(
         "--keep",
         metavar="COLUMNS",
-        help="Columns of a table whose texts travel with the items to results, such as title,url.",
+        help="Text columns of a table to show in results, such as title,url.",
     )
     @click.option(
-        "--root", metavar="DIR", help="Folder that relative image paths start from, or of a data set."
+        "--root", metavar="DIR", help="Base folder of relative image paths, or folder of a data set."
     )
     @click.option(
         "--image-column",
@@ -96,9 +96,9 @@ def data_options(command: F) -> F:
         show_default=True,
         help="Column of labels; in shards an extension, or a field of .json.",
     )
-    @click.option("--vector-column", metavar="NAME", help="Column of vectors of hf, in place of images.")
+    @click.option("--vector-column", metavar="NAME", help="For hf: column of vectors instead of images.")
     @click.option(
-        "--concepts", default="21", show_default=True, help="NUS-WIDE: 21, 81, or names with commas."
+        "--concepts", default="21", show_default=True, help="NUS-WIDE: 21, 81, or names separated by commas."
     )
     @click.option(
         "--max-unreadable",
@@ -107,7 +107,7 @@ def data_options(command: F) -> F:
         before="--max-bad",
         default=0.01,
         show_default=True,
-        help="Share of images that may be missing or broken.",
+        help="Allowed share of missing or broken images.",
     )
     @click.option("--no-download", is_flag=True, help="Never download a data set.")
     @functools.wraps(command)
@@ -147,7 +147,7 @@ def data_options(command: F) -> F:
 
 
 def open_dataset(spec: str, data_args: dict[str, Any]) -> Dataset:
-    """Open DATA and tell on stderr what was noticed while reading it (unless --quiet)."""
+    """Open DATA and print notes on it to stderr (unless --quiet)."""
     from gpq_faiss.data.open import open_data
 
     dataset = open_data(spec, **data_args)
@@ -162,7 +162,7 @@ def _quiet() -> bool:
 
 
 RAY_HELP = (
-    "Run on a Ray cluster: local (this machine alone), auto (the one that runs here), or HOST:PORT. Its nodes must see the same files "
+    "Run on a Ray cluster: local (only this machine), auto (a cluster running here), or HOST:PORT. Its nodes must see the same files "
     "under the same paths."
 )
 
@@ -172,7 +172,7 @@ def ray_options(command: F) -> F:
     command = click.option(
         "--workers",
         type=int,
-        help="With --ray: tasks or holders of shards at a time.  [default: one a core, or a node]",
+        help="With --ray: concurrent tasks, or workers that hold shards.  [default: one per core, or per node]",
     )(command)
     return click.option(
         "--ray",
@@ -185,10 +185,10 @@ device_option = click.option(
     "--device",
     default="auto",
     show_default=True,
-    help="auto (a GPU where there is one), cpu, cuda or cuda:N. A missing GPU is an error.",
+    help="auto (a GPU if available), cpu, cuda or cuda:N. A missing GPU is an error.",
 )
-overwrite_option = click.option("--overwrite", is_flag=True, help="Replace an output that exists.")
-out_option = click.option("--out", required=True, metavar="PATH", help="Where to write.")
+overwrite_option = click.option("--overwrite", is_flag=True, help="Replace an existing output.")
+out_option = click.option("--out", required=True, metavar="PATH", help="Output path.")
 
 
 def emit(value: Any, out: str | None) -> None:
@@ -203,7 +203,7 @@ def emit(value: Any, out: str | None) -> None:
 
 
 def describe_point(point: dict[str, float]) -> str:
-    """A line for what a number of probed lists gives (see :mod:`gpq_faiss.indexes.tune`)."""
+    """One line per operating point (see :mod:`gpq_faiss.indexes.tune`)."""
     seconds = point.get("seconds_per_query")  # a sidecar has no times
     time = "" if seconds is None else f", {seconds * 1e3:.3f} ms per query"
     return (

@@ -34,10 +34,10 @@ from .options import (
 @click.option(
     "--memory",
     metavar="SIZE",
-    help="Memory budget of the search, such as 2GB; a larger index is searched in place on disk. With a GPU: what a "
-    "search may use there beside the index.",
+    help="Memory budget of the search, such as 2GB; a larger index is searched in place on disk. With a GPU: memory "
+    "of a search in addition to the index.",
 )
-@click.option("--nprobe", type=int, help="For ivf: lists that a query probes.  [default: that of the index]")
+@click.option("--nprobe", type=int, help="For ivf: lists to probe per query.  [default: that of the index]")
 @click.option(
     "--recall",
     type=float,
@@ -63,7 +63,7 @@ from .options import (
     before="--least",
     type=float,
     metavar="SCORE",
-    help="Instead of k: all items that score at least this.",
+    help="Instead of k: all items with at least this score.",
 )
 @click.option(
     "--format",
@@ -71,10 +71,10 @@ from .options import (
     type=click.Choice(["table", "json", "h5", "png", "html"]),
     default="table",
     show_default=True,
-    help="How results are given; h5, png and html need --out.",
+    help="Output format; h5, png and html need --out.",
 )
 @click.option("--out", metavar="FILE", help="Write to this file instead of the terminal.")
-@click.option("--images", metavar="DATA", help="For png and html: the images of the items, as DATA.")
+@click.option("--images", metavar="DATA", help="For png and html: images of the items, as DATA.")
 @click.option("--threads", type=int, help="Threads of the search on the CPU.  [default: all cores]")
 @ray_options
 @click.option(
@@ -82,12 +82,12 @@ from .options import (
     type=int,
     default=1,
     show_default=True,
-    help="With --ray: holders of each shard, which share the queries.",
+    help="With --ray: copies of each shard, which share the queries.",
 )
 @click.option(
     "--allow-partial",
     is_flag=True,
-    help="With --ray: answer without shards that cannot be searched, and name them.",
+    help="With --ray: skip shards that cannot be searched, and name them.",
 )
 @device_option
 @overwrite_option
@@ -121,12 +121,12 @@ def search(
 
     MODEL is a model folder, or its network as gpq export-encoder writes it in ONNX, which runs without torch.
     QUERIES is a file of embeddings (.npy, .npz, .parquet), an image, a folder of images, any DATA that gpq train takes, or, for a
-    model of the preset paper, its features.h5 (other presets make other vectors of queries than of items).
+    model of the preset paper, its features.h5 (with other presets, query and item vectors differ).
 
-    The answer is exact, ties in the order of ids, except with kind ivf (lists) and kind fastscan.
-    With --device cuda the network and the search run on the GPU, with the same answers; what it cannot do is an error.
-    Queries with fewer than k results, as a filter may leave them, are reported on stderr.
-    With --recall, what each number of probed lists gives comes first (in JSON: "operating_points").
+    Results are exact, ties in the order of ids, except with kinds ivf and fastscan.
+    With --device cuda the network and the search run on the GPU, with the same results; unsupported options are errors.
+    Queries with fewer than k results, for example with a filter, are reported on stderr.
+    With --recall, operating points come first (in JSON: "operating_points").
 
     \b
     Examples:
@@ -148,13 +148,13 @@ def search(
     from gpq_faiss.indexes.filters import Allow, Deny
     from gpq_faiss.inputs import parse_bytes
     from gpq_faiss.report.figure import check_picture
-    from gpq_faiss.stages.search import open_queries
+    from gpq_faiss.stages.queries import open_queries
     from gpq_faiss.stages.search import search as run
 
     if ray is None and (workers is not None or replicas != 1 or allow_partial):
-        raise UsageError("--workers, --replicas and --allow-partial belong to --ray: give that too")
+        raise UsageError("--workers, --replicas and --allow-partial need --ray")
     if min_score is not None and k is not None:
-        raise UsageError("--min-score gives all items from that score on, however many: leave out -k")
+        raise UsageError("--min-score returns all items with at least that score: leave out -k")
     if allow_ids is not None and deny_ids is not None:
         raise UsageError("--allow-ids and --deny-ids exclude each other: give one")
     where: Any = None

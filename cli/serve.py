@@ -16,25 +16,25 @@ from .options import data_options, device_option, open_dataset, ray_options
     "model_dir",
     required=True,
     metavar="MODEL",
-    help="The model whose codes the index holds: its folder, or to search only its network in ONNX, which needs no torch.",
+    help="The model of the index: its folder, or its network in ONNX, which needs no torch but is read-only.",
 )
 @click.option(
     "--data",
     metavar="DATA",
-    help="The items, for their names, labels and pictures; ids are those of the index.",
+    help="The items, for names, labels and pictures, with the ids of the index.",
 )
 @click.option(
     "--host",
     default="127.0.0.1",
     show_default=True,
-    help="Address to bind. One that others reach needs a token.",
+    help="Address to bind. Other than a loopback address it needs a token.",
 )
-@click.option("--port", type=int, default=8000, show_default=True, help="Port to bind; 0 is any free one.")
+@click.option("--port", type=int, default=8000, show_default=True, help="Port to bind; 0: any free one.")
 @click.option(
     "--token",
     envvar="GPQ_SERVE_TOKEN",
-    help="What writers send as a bearer token, and readers where others reach the service. Better in the environment, as "
-    "GPQ_SERVE_TOKEN, where no list of processes shows it.",
+    help="Bearer token for writing, and for reading on non-loopback addresses. Better set the environment variable "
+    "GPQ_SERVE_TOKEN, which process lists do not show.",
 )
 @click.option("--writable", is_flag=True, help="Let requests with the token add and remove items.")
 @click.option(
@@ -43,7 +43,7 @@ from .options import data_options, device_option, open_dataset, ray_options
     default=10_000,
     show_default=True,
     metavar="N",
-    help="With --writable: write the index file anew after so many changes. Until then they are in INDEX.log.",
+    help="With --writable: rewrite the index file after this many changes. Until then they are in INDEX.log.",
 )
 @click.option(
     "--kind",
@@ -58,34 +58,34 @@ from .options import data_options, device_option, open_dataset, ray_options
     "names",
     multiple=True,
     metavar="NAME",
-    help="Further host name by which browsers call a service on a loopback address, such as that of a proxy before it.",
+    help="Additional host name of a service on a loopback address, such as that of a proxy.",
 )
-@click.option("--max-k", type=int, default=1000, show_default=True, help="Results of a request, at most.")
+@click.option("--max-k", type=int, default=1000, show_default=True, help="Maximum results per request.")
 @click.option(
-    "--max-upload", default="16MiB", show_default=True, metavar="SIZE", help="Size of a request, at most."
+    "--max-upload", default="16MiB", show_default=True, metavar="SIZE", help="Maximum size of a request."
 )
 @click.option(
     "--max-pixels",
     type=int,
     default=40_000_000,
     show_default=True,
-    help="Pixels of an uploaded image, at most.",
+    help="Maximum pixels of an uploaded image.",
 )
 @click.option(
     "--rate",
     type=float,
     default=200,
     show_default=True,
-    help="Requests per second of one client, on average; 0: any number.",
+    help="Average requests per second and client; 0: unlimited.",
 )
-@click.option("--timeout", type=float, default=30, show_default=True, help="Seconds of a request, at most.")
+@click.option("--timeout", type=float, default=30, show_default=True, help="Timeout of a request in seconds.")
 @ray_options
 @click.option(
     "--replicas",
     type=int,
     default=1,
     show_default=True,
-    help="With --ray: holders of each shard, which share the queries.",
+    help="With --ray: copies of each shard, which share the queries.",
 )
 @device_option
 @data_options

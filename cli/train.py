@@ -45,13 +45,13 @@ _RARE_DATA_OPTIONS = {
 
 
 def _settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options of :data:`_SETTINGS`, which no help shows but that of the seed."""
+    """Options of :data:`_SETTINGS`, hidden except for the seed."""
     for name, (key, kind) in _SETTINGS.items():
         option = click.option(
             f"--{name.replace('_', '-')}",
             type=kind,
             hidden=name != "seed",
-            help=f"Seed of the split, the first weights and the batches: {key}.  [default: 0]",
+            help=f"Seed of split, initial weights and batches: {key}.  [default: 0]",
         )
         command = option(command)
     return command
@@ -79,35 +79,37 @@ Examples:
 @click.option(
     "--preset",
     default=None,
-    help="Settings to start from: recommended (default), gpq, unseen-classes, paper or authors.",
+    help="Base settings: recommended (default), gpq, unseen-classes, paper or authors.",
 )
-@click.option("--config", "config_file", metavar="TOML", help="Settings that change the preset's.")
+@click.option("--config", "config_file", metavar="TOML", help="Settings that override the preset.")
 @click.option(
     "--set",
     "changes",
     multiple=True,
     metavar="SECTION.KEY=VALUE",
-    help="A setting, as in a TOML file; may be repeated.",
+    help="Set one setting, as in a TOML file; repeatable.",
 )
 @click.option(
-    "--bits", type=int, help="Code length: 12, 24, 32, 48 or any that the codewords divide.  [default: 48]"
+    "--bits",
+    type=int,
+    help="Code length: 12, 24, 32, 48 or any multiple of the bits per codeword.  [default: 48]",
 )
 @click.option(
     "--labelled",
     default="all",
     show_default=True,
-    help="Labels that the training may see: N-per-class, a share (5%), a file of ids, or all but the queries'.",
+    help="Labels for the training: N-per-class, a share (5%), a file of ids, or all (except the queries').",
 )
 @click.option(
     "--protocol",
     default="1",
     show_default=True,
-    help="How queries are set apart: 1, 2, transfer, gpq-authors or none; transfer:SHARE and transfer:CLASSES (names with commas, "
-    "* for any characters) name what the training does not see.",
+    help="How queries are held out: 1, 2, transfer, gpq-authors or none; transfer:SHARE and transfer:CLASSES (names separated by commas, "
+    "with wildcard *) choose the unseen classes.",
 )
 @click.option(
     "--queries",
-    help="Queries that protocol 1 sets apart: N-per-class, or a file of ids.  [default: 1 in 60; NUS-WIDE: 100-per-class]",
+    help="Queries of protocol 1: N-per-class, or a file of ids.  [default: 1 in 60; NUS-WIDE: 100-per-class]",
 )
 @_settings_options
 @click.option("--amp", is_flag=True, help="Run the backbone in bf16.")

@@ -1,6 +1,6 @@
-"""The network of a model on its own: items or queries in, the vectors that are coded or searched with out.
+"""Encoders: from items or queries to vectors.
 
-torch is imported where a model folder is loaded: an ONNX file (:class:`gpq_faiss.exported.OnnxEncoder`) needs none.
+torch is imported only to load a model folder; an ONNX file (:class:`gpq_faiss.exported.OnnxEncoder`) does not need it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Encoder(Embedder):
     """A model that turns arrays into vectors.
 
     Attributes:
-        model: as loaded.
-        device: where it runs.
-        amp: bf16 autocast of the backbone; the codes then differ from those of float32 in a few places.
+        model: the loaded model.
+        device: its device.
+        amp: bf16 autocast of the backbone; a few codes then differ from those of float32.
     """
 
     model: Model
@@ -45,8 +45,8 @@ class Encoder(Embedder):
         """Load a model folder onto a device.
 
         Raises:
-            DataError, MismatchError: the folder is not a whole model.
-            DeviceError: there is no such device.
+            DataError, MismatchError: an incomplete or damaged model folder.
+            DeviceError: no such device.
             ModuleNotFoundError: torch is not installed.
         """
         import torch
@@ -72,12 +72,12 @@ class Encoder(Embedder):
 
     @property
     def input_width(self) -> int:
-        """Width of the features that it takes (0 for images)."""
+        """Width of input features (0 for images)."""
         return self.model.input_width
 
     @property
     def image_size(self) -> int:
-        """Side of the images that it takes (0 for features)."""
+        """Side of input images in pixels (0 for features)."""
         return self.model.image_size
 
     @property
@@ -88,22 +88,21 @@ class Encoder(Embedder):
 
     @property
     def fingerprint(self) -> str:
-        """Names weights and codebooks; features, codes and indexes carry it."""
+        """Hash of weights and codebooks, stored in features, codes and indexes."""
         return self.model.fingerprint
 
     @property
     def codebooks_fingerprint(self) -> str:
-        """Of the codebooks; an index must have the same."""
+        """Hash of the codebooks; an index must have the same."""
         return str(self.model.description["codebooks_fingerprint"])
 
     def quantize(self, vectors: torch.Tensor) -> NDArray[np.uint8]:
-        """Packed codes uint8 [n, code_size] of vectors float32 [n, M·d] of items, on the model's device.
+        """Packed codes uint8 [n, code_size] of item vectors float32 [n, M·d] on the model's device.
 
-        On a GPU the codewords are found there. They are the same codes, bit for bit
-        (:func:`gpq_faiss.gpu.tensors.encode_torch`).
+        On a GPU they are computed there, bit-equal to the CPU (:func:`gpq_faiss.gpu.tensors.encode_torch`).
 
         Raises:
-            DataError: a zero sub-vector, which has no direction; vectors of queries, where the model's items are codewords.
+            DataError: a zero sub-vector, which has no direction; query vectors of a model with different item vectors.
         """
         codes = self._quantize(vectors)
         if items_are_codewords(self.model.description):
@@ -111,7 +110,7 @@ class Encoder(Embedder):
         return codes
 
     def _quantize(self, vectors: torch.Tensor) -> NDArray[np.uint8]:
-        """:meth:`quantize` of the network's own vectors of items: from a GPU only codes travel."""
+        """:meth:`quantize` of the network's item vectors, without checks; only codes are copied from a GPU."""
         if vectors.device.type == "cpu":
             return encode_vectors(vectors.numpy(), self.model.codebooks)
         from .gpu.tensors import encode_torch
@@ -142,7 +141,7 @@ class Encoder(Embedder):
             return network.finish(raw), fine
 
     def batch_size(self, dataset: Dataset) -> int:
-        """Items per batch by default: enough to fill the device, little enough for memory to stay small."""
+        """Default number of items per batch."""
         from .nn.device import image_batch
 
         if isinstance(dataset, FeatureDataset):
@@ -157,7 +156,7 @@ class Encoder(Embedder):
         start: int = 0,
         batch_size: int = 0,
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint8]]]:
-        """As :meth:`batches`, packed codes uint8 [n, code_size] in place of vectors (:meth:`quantize`)."""
+        """As :meth:`batches`, with packed codes uint8 [n, code_size] instead of vectors (:meth:`quantize`)."""
 
         def run(values: NDArray[Any]) -> tuple[torch.Tensor, NDArray[np.bool_]]:
             vectors, fine = self._on_device(values, False)
@@ -173,11 +172,11 @@ def is_onnx(model: str | Path) -> bool:
 
 
 def open_encoder(model: str | Path, device: str = "cpu") -> Encoder | OnnxEncoder:
-    """What makes vectors of queries: a model folder, by torch; or an ONNX file of ``gpq export-encoder``, by onnxruntime.
+    """Open an encoder of queries: a model folder (torch), or an ONNX file of ``gpq export-encoder`` (onnxruntime).
 
     Raises:
         DataError, MismatchError: neither, or damaged.
-        DeviceError: there is no such device.
+        DeviceError: no such device.
         UsageError: a GPU for an ONNX file; onnxruntime or, for a folder, torch is not installed.
     """
     if is_onnx(model):

@@ -1,51 +1,50 @@
-"""The errors a user can cause. Every message is one line: what is wrong, where, and what to do about it.
+"""User errors. Every message is one line: what is wrong, where, and what to do about it.
 
-The command line prints the message alone and exits with :attr:`GpqError.exit_code`; from Python they are ordinary
-exceptions with one common base.
+The command line prints only the message and exits with :attr:`GpqError.exit_code`.
 """
 
 
 class GpqError(Exception):
-    """Base of everything this package raises on purpose."""
+    """Base class of the package's errors."""
 
     exit_code = 1
 
 
 class UsageError(GpqError):
-    """An argument or option that cannot be right, whatever the data (exit code 2)."""
+    """An invalid argument or option (exit code 2)."""
 
     exit_code = 2
 
 
 class DataError(GpqError):
-    """A file, array or folder that is missing, broken or not what the stage needs (exit code 1)."""
+    """A missing, damaged or unsuitable file, array or folder (exit code 1)."""
 
 
 class BusyError(DataError):
-    """Another process writes the output now."""
+    """Another process is writing the output."""
 
 
 class MismatchError(DataError):
-    """Two things that do not belong together: features, codes or an index of another model."""
+    """Inputs that do not fit together: features, codes or an index of another model."""
 
 
 class OutputExistsError(DataError):
-    """The output is there already and ``overwrite`` was not given."""
+    """The output exists and ``overwrite`` was not given."""
 
 
 class DeviceError(GpqError):
-    """A device was requested that this machine does not have."""
+    """The requested device does not exist or has too little memory."""
 
 
 class ProcessError(GpqError):
-    """Another process that shares the work has failed or ended (exit code 1)."""
+    """Another process of the same run has failed or ended (exit code 1)."""
 
 
 _EXTRAS = {"torch": "train", "torchvision": "train", "sklearn": "train", "scipy": "train", "faiss": "search"}
 
 
 def needs(what: str, missing: ImportError) -> str | None:
-    """One line on which extra brings a package that ``what`` needs; None where no extra does."""
+    """One line that names the extra with a package that ``what`` needs; None if there is none."""
     package = (missing.name or "").partition(".")[0]
     if package not in _EXTRAS:
         return None

@@ -1,4 +1,4 @@
-"""Encoders in ONNX, as ``gpq export-encoder`` writes them: what the file says of itself, and queries to vectors without torch."""
+"""ONNX encoders of ``gpq export-encoder``: metadata, and encoding of queries without torch."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .errors import DataError, UsageError
 from .inputs import check_file, check_memory, parse_json
 
 KIND = "gpq-encoder"
-"""Value of the metadata key ``kind``, by which our files are known."""
+"""Value of the metadata key ``kind`` of our files."""
 FORMAT_VERSION = 1
 
 
 def parse_metadata(raw: Mapping[str, str], path: Path) -> dict[str, Any]:
-    """The metadata of an exported encoder, checked: see :func:`gpq_faiss.stages.info.read_encoder_metadata`.
+    """Checked metadata of an exported encoder, see :func:`gpq_faiss.stages.info.read_encoder_metadata`.
 
     Raises:
         DataError: not made by ``gpq export-encoder``, or damaged.
@@ -69,7 +69,7 @@ def open_session(path: Path) -> Any:
 
     Raises:
         DataError: missing, or not an ONNX file.
-        UsageError: the package onnxruntime is not there.
+        UsageError: onnxruntime is not installed.
     """
     try:
         import onnxruntime
@@ -81,7 +81,7 @@ def open_session(path: Path) -> Any:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     try:
-        # From bytes, so that it cannot lean on any other file.
+        # From bytes, so that it cannot refer to other files.
         return onnxruntime.InferenceSession(
             path.read_bytes(), options, providers=["CPUExecutionProvider"], enable_fallback=0
         )
@@ -92,7 +92,7 @@ def open_session(path: Path) -> Any:
 
 
 def read_session_metadata(session: Any, path: Path) -> dict[str, str]:
-    """The metadata of an open file, as text. Raises DataError: damaged."""
+    """Metadata of an open file, as text. Raises DataError: damaged."""
     try:
         return dict(session.get_modelmeta().custom_metadata_map)
     except UnicodeDecodeError as error:
@@ -105,12 +105,12 @@ def _line(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class OnnxEncoder(Embedder):
-    """An exported encoder, run by onnxruntime on the CPU. It makes vectors of queries only.
+    """An exported encoder of queries, run by onnxruntime on the CPU.
 
     Attributes:
         path: the file.
         session: of onnxruntime.
-        about: what the file says of itself (:func:`gpq_faiss.stages.info.read_encoder_metadata`).
+        about: metadata of the file (:func:`gpq_faiss.stages.info.read_encoder_metadata`).
     """
 
     path: Path
@@ -123,7 +123,7 @@ class OnnxEncoder(Embedder):
 
         Raises:
             DataError: not such a file, or a damaged one.
-            UsageError: another device than ``cpu`` or ``auto``; the package onnxruntime is not there.
+            UsageError: a device other than ``cpu`` or ``auto``; or onnxruntime is not installed.
         """
         path = Path(path)
         if device not in ("cpu", "auto"):
@@ -155,12 +155,12 @@ class OnnxEncoder(Embedder):
 
     @property
     def input_width(self) -> int:
-        """Width of the features that it takes (0 for images)."""
+        """Width of input features (0 for images)."""
         return int(self.about.get("input_width", 0))
 
     @property
     def image_size(self) -> int:
-        """Side of the images that it takes (0 for features)."""
+        """Side of input images in pixels (0 for features)."""
         return int(self.about.get("image_size", 0))
 
     @property
@@ -170,16 +170,16 @@ class OnnxEncoder(Embedder):
 
     @property
     def fingerprint(self) -> str:
-        """Names weights and codebooks of the model; features, codes and indexes carry it."""
+        """Hash of weights and codebooks, stored in features, codes and indexes."""
         return str(self.about["model_fingerprint"])
 
     @property
     def codebooks_fingerprint(self) -> str:
-        """Of the codebooks; an index must have the same."""
+        """Hash of the codebooks; an index must have the same."""
         return str(self.about["codebooks_fingerprint"])
 
     def batch_size(self, dataset: Dataset) -> int:
-        """Items a batch, unless told otherwise."""
+        """Default number of items per batch."""
         return 1024 if isinstance(dataset, FeatureDataset) else 64
 
     def _vectors(self, values: NDArray[Any], queries: bool) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
@@ -197,6 +197,6 @@ class OnnxEncoder(Embedder):
             raise DataError(f"{self.path} does not run ({_line(error)}): export the encoder again") from None
         if vectors.shape != (len(x), M * d):
             raise DataError(f"{self.path} gives vectors {list(vectors.shape)}: export the encoder again")
-        # Of unit length, or next to nothing where there was no direction.
+        # Unit-norm, or nearly zero without direction.
         norms = np.linalg.norm(vectors.reshape(-1, M, d), axis=2)
         return vectors, (np.isfinite(norms) & (norms > 0.5)).all(axis=1)

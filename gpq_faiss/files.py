@@ -1,9 +1,9 @@
-"""Writing files so that nobody ever sees half of one, and nothing is left behind for ever.
+"""Atomic writing of files, with recovery after crashes.
 
-An output is made in a *workspace*, a folder ``.NAME.tmp-RANDOM`` beside it that nobody else may enter, and renamed when it is
-whole. Its owner holds a lock in it: a workspace whose lock is free is what a killed process left, and the next start of the same
-output removes it. Where one rename is not enough (a file and its sidecar, a folder in place of another, an output and the
-unfinished work that it was made of), a journal in the workspace says what is to be done, and the next start does the rest of it.
+An output is created in a *workspace*, a private folder ``.NAME.tmp-RANDOM`` beside it, and renamed when complete. Its owner holds a lock:
+a workspace with a free lock was left by a killed process, and the next start of the same output removes it. If one rename is not enough
+(a file and its sidecar, a folder replacing another, an output and its unfinished work), a journal in the workspace lists the steps, and
+the next start completes them.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _RENAME_EXCHANGE = 2
 
 
 def write_error(path: Path, error: OSError) -> DataError:
-    """Turn an operating-system error of a write to ``path`` into one line with a remedy."""
+    """One-line error with a remedy for an operating-system error on writing ``path``."""
     if error.errno is not None:
         why = _WRITE_ERRORS.get(error.errno, os.strerror(error.errno))
     else:
@@ -69,20 +69,19 @@ def write_error(path: Path, error: OSError) -> DataError:
 
 
 def check_output(path: str | Path, *, overwrite: bool, folder: bool = False) -> Path:
-    """Refuse an output that exists (unless ``overwrite``) or whose folder cannot be written; make the folder.
+    """Check that an output can be written, and create its folder.
 
-    Stages call this before any work, so that an hour of encoding is not lost to a typo. What a killed process left of this
-    output is put in order first (:func:`recover`).
+    Stages call this before any work. Leftovers of killed processes are recovered first (:func:`recover`).
 
     Args:
-        path: what is to be written.
-        overwrite: whether it may be there already.
-        folder: it is a folder, not a file; what is there must be of the same kind to be replaced.
+        path: the output.
+        overwrite: whether it may exist.
+        folder: whether it is a folder; an existing output must be of the same kind.
 
     Raises:
-        UsageError: ``path`` is no name (``.``, ``/``).
+        UsageError: ``path`` is not a name (``.``, ``/``).
         OutputExistsError: ``path`` exists and ``overwrite`` is false.
-        DataError: the folder cannot be made or written, or ``path`` is of the other kind.
+        DataError: the folder cannot be created or written, or ``path`` is of the other kind.
     """
     path = Path(path)
     if path.name in {"", ".."}:
@@ -109,13 +108,13 @@ def check_output(path: str | Path, *, overwrite: bool, folder: bool = False) -> 
 
 
 def lock(file: Path) -> int | None:
-    """Take the lock ``file``, which is made with its folder where it is missing.
+    """Lock ``file``, creating it and its folder if missing.
 
     Returns:
-        A descriptor: the lock is held until it is closed, or the process ends however it may. None: another has it.
+        A descriptor that holds the lock until it is closed or the process ends. None: locked by another process.
 
     Raises:
-        OSError: it cannot be made; it is a symbolic link.
+        OSError: it cannot be created, or is a symbolic link.
     """
     while True:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -142,11 +141,11 @@ def _take(file: Path) -> int | None:
 
 
 def lock_folder(folder: Path, out: Path) -> int:
-    """Make the folder of unfinished work on ``out`` and take its lock; returns the descriptor, as :func:`lock`.
+    """Create and lock the folder of unfinished work on ``out``; returns the descriptor, as :func:`lock`.
 
     Raises:
-        BusyError: another process has it.
-        DataError: a symbolic link is in its place; it cannot be made.
+        BusyError: locked by another process.
+        DataError: it is a symbolic link or cannot be created.
     """
     try:
         if folder.is_symlink():
@@ -161,12 +160,12 @@ def lock_folder(folder: Path, out: Path) -> int:
 
 @contextlib.contextmanager
 def unfinished(folder: Path, out: Path, *, keep: Collection[str]) -> Iterator[None]:
-    """Hold the folder of unfinished work on ``out``, for this process alone.
+    """Context with the locked folder of unfinished work on ``out``.
 
     Args:
-        folder: where.
-        out: what is made there.
-        keep: on leaving, by an error too, the folder is removed unless it has one of these files.
+        folder: the folder.
+        out: the output.
+        keep: on exit (also by an error) the folder is removed unless it has one of these files.
 
     Raises:
         DataError: see :func:`lock_folder`.
@@ -179,7 +178,7 @@ def unfinished(folder: Path, out: Path, *, keep: Collection[str]) -> Iterator[No
 
 
 def release_folder(folder: Path, out: Path, descriptor: int, *, keep: Collection[str]) -> None:
-    """Let go of a folder that :func:`lock_folder` gave, and remove it unless it has one of the files ``keep``."""
+    """Unlock a folder of :func:`lock_folder`, and remove it unless it has one of the files ``keep``."""
     with contextlib.suppress(OSError):
         if any((folder / name).exists() for name in keep):
             (folder / LOCK).unlink()
@@ -189,7 +188,7 @@ def release_folder(folder: Path, out: Path, descriptor: int, *, keep: Collection
 
 
 def discard(folder: Path, out: Path) -> None:
-    """Remove a folder of unfinished work on ``out``, whole or not at all: whoever comes next never finds half of it.
+    """Remove a folder of unfinished work on ``out`` atomically.
 
     Raises:
         OSError: it cannot be removed.
@@ -202,7 +201,7 @@ def discard(folder: Path, out: Path) -> None:
 
 
 def open_own(path: Path, mode: str, *, buffering: int = -1) -> IO[bytes]:
-    """``open`` for a binary file of our own making: a symbolic link in its place is an error, not followed."""
+    """``open`` for our own binary files; symbolic links are errors."""
     opened: IO[bytes] = open(  # noqa: SIM115
         path, mode, buffering=buffering, opener=lambda name, flags: os.open(name, flags | _NO_LINK, 0o666)
     )
@@ -213,7 +212,7 @@ def open_own(path: Path, mode: str, *, buffering: int = -1) -> IO[bytes]:
 
 
 def _open_workspace(path: Path) -> tuple[Path, int]:
-    """A new folder beside ``path``, and the descriptor that holds its lock."""
+    """A new workspace beside ``path``, and the descriptor of its lock."""
     while True:
         workspace = path.with_name(f".{path.name}.tmp-{secrets.token_hex(6)}")
         try:
@@ -233,9 +232,9 @@ def _close_workspace(workspace: Path, descriptor: int) -> None:
 
 
 def recover(path: str | Path) -> None:
-    """Put in order what killed processes left of the output ``path``: finish what was all but done, remove the rest.
+    """Recover the output ``path`` after killed processes: complete decided writes, remove other leftovers.
 
-    Workspaces of living processes, and of other users, are left alone. Whoever asks whether an output is there asks this first.
+    Workspaces of running processes and of other users are not touched. To be called before checking whether an output exists.
     """
     path = Path(path)
     if fcntl is None:
@@ -266,10 +265,10 @@ def recover(path: str | Path) -> None:
 
 
 def _follow(workspace: Path, journal: dict[str, Any], *, ours: bool) -> None:
-    """Do what the journal says and is not done yet.
+    """Complete the steps of the journal.
 
     Args:
-        ours: this process holds the unfinished work that goes; else it goes only if nobody holds it.
+        ours: this process holds the lock of the unfinished work to remove; else it is removed only if unlocked.
     """
     parent = workspace.parent
     # By its number: where two folders were exchanged, the old one lies under the name of the new.
@@ -296,7 +295,7 @@ def _follow(workspace: Path, journal: dict[str, Any], *, ours: bool) -> None:
 
 
 def _put(new: Path, target: Path) -> None:
-    """Rename, also over a folder with something in it, which then lies in the workspace."""
+    """Rename, also over a non-empty folder, which is moved to the workspace."""
     if not (new.is_dir() and target.is_dir()):
         os.replace(new, target)
     elif not _exchange(new, target):
@@ -311,7 +310,7 @@ def _put(new: Path, target: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Let two names change places in one step; False where the system or the file system cannot."""
+    """Exchange two names atomically; False if not supported."""
     if not sys.platform.startswith("linux"):
         return False
     try:
@@ -342,12 +341,12 @@ def atomic_paths(*paths: str | Path, done_with: Path | None = None) -> Iterator[
     """Yield temporary paths of the same names; on success they replace ``paths``, on any failure they are removed.
 
     Args:
-        paths: files, or one folder, in one folder. The first is what counts; the others are about it, and never lie beside
-            another first.
-        done_with: a folder of unfinished work beside them, whose lock the caller holds; it goes when they are in place.
+        paths: files, or one folder, in the same folder. The first is the main one; the others belong to it, and never appear
+            beside another version of it.
+        done_with: a folder of unfinished work, locked by the caller, to remove afterwards.
 
     Raises:
-        DataError: the file system refuses (full, read-only, no permission); ``paths`` are then as they were.
+        DataError: writing fails (disk full, read-only, no permission); ``paths`` are then unchanged.
     """
     targets = [Path(path) for path in paths]
     out = targets[0]
@@ -396,10 +395,10 @@ def atomic_path(path: str | Path, *, done_with: Path | None = None) -> Iterator[
 def atomic_folder(
     path: str | Path, *, overwrite: bool = False, done_with: Path | None = None
 ) -> Iterator[Path]:
-    """As :func:`atomic_paths`, for a folder, which is made. With ``overwrite`` one that is there is replaced: there is one always.
+    """As :func:`atomic_paths`, for a new folder. With ``overwrite`` an existing one is replaced atomically.
 
     Raises:
-        DataError: the file system refuses; or ``path`` is there, not empty, and ``overwrite`` is false.
+        DataError: writing fails; or ``path`` exists, is not empty, and ``overwrite`` is false.
     """
     path = Path(path)
     try:
@@ -414,23 +413,23 @@ def atomic_folder(
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:
-    """Replace ``path`` by ``data``, wholly or not at all."""
+    """Replace ``path`` by ``data`` atomically."""
     with atomic_path(path) as temporary:
         temporary.write_bytes(data)
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Replace ``path`` by ``text`` (UTF-8), wholly or not at all."""
+    """Replace ``path`` by ``text`` (UTF-8) atomically."""
     write_bytes(path, text.encode())
 
 
 def write_json(path: str | Path, value: Any) -> None:
-    """Replace ``path`` by ``value`` as indented JSON, wholly or not at all. NaN is refused: JSON has none."""
+    """Replace ``path`` by ``value`` as indented JSON atomically; NaN is an error."""
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
 def read_json(path: str | Path, what: str) -> Any:
-    """Read JSON; ``what`` names the thing in the error.
+    """Read JSON; ``what`` is the expected content, for errors.
 
     Raises:
         DataError: missing, unreadable or not JSON.

@@ -1,4 +1,4 @@
-"""Reading what somebody else made: regular files alone, and no more memory than there is."""
+"""Safe reading of untrusted files: regular files only, within the available memory."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import numpy as np
 from .errors import DataError, UsageError
 
 _SMALL = 16 << 20
-"""Bytes that are there in any machine: not worth a look."""
+"""Sizes up to this are not checked."""
 
 
 def check_file(path: Path, what: str) -> int:
-    """Size in bytes of a file that is about to be read; ``what`` says in errors what it should be.
+    """Size in bytes of a file to read; ``what`` is the expected content, for errors.
 
     Raises:
-        DataError: missing, a folder, no permission; or a device or a pipe, which may never end.
+        DataError: missing, a folder, no permission, or a device or pipe.
     """
     try:
         status = path.stat()
@@ -38,7 +38,7 @@ def check_file(path: Path, what: str) -> int:
 
 
 def read_text(path: Path, what: str) -> str:
-    """A whole text in UTF-8, without a byte order mark. Raises DataError: see :func:`check_file`; or it is no such text."""
+    """A UTF-8 text without byte order mark. Raises DataError: see :func:`check_file`, or invalid UTF-8."""
     check_memory(4 * check_file(path, what), str(path))
     try:
         return path.read_text(encoding="utf-8-sig")
@@ -49,10 +49,10 @@ def read_text(path: Path, what: str) -> str:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """``json.loads`` for foreign texts.
+    """``json.loads`` for untrusted texts.
 
     Raises:
-        ValueError: no JSON, endless brackets, or a whole number of more than 64 bits.
+        ValueError: not JSON, too deep nesting, or an integer of more than 64 bits.
     """
     try:
         return json.loads(text, parse_int=_whole_number)
@@ -67,7 +67,7 @@ def _whole_number(text: str) -> int:
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
-    """The table that a TOML file is. Raises DataError: see :func:`read_text`; or it is not TOML."""
+    """Read a TOML file. Raises DataError: see :func:`read_text`, or not TOML."""
     text = read_text(path, f"TOML of {what}")
     try:
         table = tomllib.loads(text)
@@ -80,7 +80,7 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
 
 
 def _check_numbers(value: Any) -> None:
-    """TOML's whole numbers have 64 bits; Python reads longer ones, and cannot even print them."""
+    """Raises ValueError: an integer of more than 64 bits, TOML's limit."""
     if isinstance(value, dict | list):
         for part in value.values() if isinstance(value, dict) else value:
             _check_numbers(part)
@@ -89,7 +89,7 @@ def _check_numbers(value: Any) -> None:
 
 
 def available_memory() -> int | None:
-    """Bytes that this process may still allocate: what is free, or less where a container or a limit says so. None: not known."""
+    """Bytes that this process may still allocate: free memory, or the limit of a container or ``ulimit``. None: unknown."""
     found = [_free(), _container(), _limit()]
     known = [number for number in found if number is not None]
     return max(0, min(known)) if known else None
@@ -101,15 +101,15 @@ def check_memory(
     memory: int | None = None,
     remedy: str = "use a machine with more memory, or make the file smaller",
 ) -> None:
-    """Refuse before anything is allocated.
+    """Check memory before allocating.
 
     Args:
-        needed: bytes that ``what`` takes in memory, by what its header says.
-        memory: budget in bytes; default :func:`available_memory`.
-        remedy: the end of the message.
+        needed: bytes that ``what`` needs, according to its header.
+        memory: budget in bytes (default: :func:`available_memory`).
+        remedy: end of the message.
 
     Raises:
-        DataError: it takes more.
+        DataError: more than the budget.
     """
     if memory is None and needed < _SMALL:
         return
@@ -157,7 +157,7 @@ def _container() -> int | None:
 
 
 def _limit() -> int | None:
-    """What ``ulimit -v`` leaves."""
+    """Remaining memory under ``ulimit -v``."""
     with contextlib.suppress(ImportError, OSError, ValueError, IndexError):
         import resource
 
@@ -186,7 +186,7 @@ def parse_bytes(text: str | float | np.integer[Any]) -> int:
     """``"2GB"``, ``"512 MiB"`` or a number of bytes.
 
     Raises:
-        UsageError: not of that form, or less than a byte.
+        UsageError: another form, or less than a byte.
 
     Examples:
         >>> parse_bytes("2GB"), parse_bytes("1.5 KiB")

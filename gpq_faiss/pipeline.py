@@ -1,7 +1,7 @@
-"""The whole path on one page: images or embeddings ─► model ─► codes ─► Faiss index ─► ranking ─► report.
+"""The whole path: images or embeddings ─► model ─► codes ─► Faiss index ─► ranking ─► report.
 
-Every stage is a function of the same name as its command, takes paths and gives a path (or numbers), and meets the others
-only through files; :func:`run` is all of them in a row.
+Every stage is a function named like its command, takes paths and returns a path (or figures); stages communicate only through files.
+:func:`run` runs all of them.
 
     from gpq_faiss.pipeline import train, encode, index, search
 
@@ -19,13 +19,15 @@ from pathlib import Path
 from .config import Config
 from .data.open import open_data
 from .stages.encode import encode
-from .stages.evaluate import Evaluation, evaluate
+from .stages.evaluate import evaluate
+from .stages.evaluation_result import Evaluation
 from .stages.export import export
 from .stages.export_encoder import export_encoder
 from .stages.export_faiss import export_faiss
 from .stages.index import index
 from .stages.info import info
-from .stages.search import SearchResult, search
+from .stages.search import search
+from .stages.search_result import SearchResult
 from .stages.train import train
 
 __all__ = [
@@ -45,7 +47,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class PipelineResult:
-    """What :func:`run` leaves behind."""
+    """Outputs of :func:`run`."""
 
     model: Path
     codes: Path
@@ -69,19 +71,19 @@ def run(  # noqa: PLR0913
     amp: bool = False,
     on_device: bool = False,
 ) -> PipelineResult:
-    """Everything, from labelled and unlabelled data to a filled index and its figures.
+    """Run all stages, from labelled and unlabelled data to an index and its evaluation.
 
     Args:
-        data: whatever :func:`gpq_faiss.open_data` takes.
-        folder: where the products go.
+        data: anything that :func:`gpq_faiss.open_data` accepts.
+        folder: output folder.
         config: settings of the training (default: the ``recommended`` preset).
-        labelled, protocol: which labels the training sees, and how queries are set apart.
-        queries: rows of ``data`` to search for in the end.
-        k: results of each.
-        compare: methods and folders of models to evaluate beside it.
-        device: where the network runs, the index is searched and the ranking is measured.
+        labelled, protocol: labels available to the training, and how queries are held out.
+        queries: rows of ``data`` to search for.
+        k: results per query.
+        compare: methods and model folders to compare with.
+        device: device of network, search and ranking.
         amp: train the backbone in bf16.
-        on_device: search and rank in the form for devices, as a GPU always does (:func:`.search.search`).
+        on_device: search and rank with the GPU algorithm (:func:`.search.search`).
     """
     folder = Path(folder)
     dataset = open_data(data)

@@ -1,7 +1,6 @@
-"""What other packages add, by entry points: ``gpq_faiss.methods``, ``.backbones``, ``.losses`` and ``.data``.
+"""Plugins of other packages, by entry points: ``gpq_faiss.methods``, ``.backbones``, ``.losses`` and ``.data``.
 
-The name of an entry point is the name that people give; what it holds is imported when that name is given. Names that are built in
-cannot be taken.
+The name of an entry point is the name users give; its object is imported when the name is used. Built-in names cannot be replaced.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ _SINGULAR = {"methods": "method", "backbones": "backbone", "losses": "loss", "da
 
 @dataclass(frozen=True)
 class Plugin:
-    """A name that a package adds.
+    """A plugin.
 
     Attributes:
-        kind: what it is a name of.
-        origin: the package and its version.
+        kind: kind of plugin.
+        origin: package and version.
     """
 
     kind: Kind
@@ -33,14 +32,14 @@ class Plugin:
     entry: importlib.metadata.EntryPoint
 
     def load(self) -> Any:
-        """What the entry point holds.
+        """Import the entry point's object.
 
         Raises:
-            UsageError: its import fails.
+            UsageError: the import fails.
         """
         try:
             return self.entry.load()
-        except Exception as error:  # whatever the code of the package raises
+        except Exception as error:  # any error of the package
             raise self.error(
                 f"cannot be loaded ({type(error).__name__}: {' '.join(str(error).split())[:160]})"
             ) from error
@@ -60,7 +59,7 @@ def _installed(kind: Kind) -> tuple[Plugin, ...]:
 
 
 def plugin_names(kind: Kind, built_in: Container[str]) -> list[str]:
-    """Names that packages add, in alphabetical order.
+    """Names of plugins, in alphabetical order.
 
     Raises:
         UsageError: as :func:`find_plugin`.
@@ -72,10 +71,10 @@ def plugin_names(kind: Kind, built_in: Container[str]) -> list[str]:
 
 
 def find_plugin(kind: Kind, name: str, built_in: Container[str]) -> Plugin | None:
-    """The plugin of a name, or None where there is none.
+    """The plugin of a name, or None.
 
     Raises:
-        UsageError: a package takes a name that is built in, or two packages take the same one.
+        UsageError: a built-in name, or the same name in two packages.
     """
     found = [plugin for plugin in _installed(kind) if plugin.name == name]
     if found and name in built_in:

@@ -1,7 +1,7 @@
-"""Progress: every part of the work that may take seconds opens a stage, which can be watched from outside.
+"""Progress: work that may take seconds opens a stage, which can be observed.
 
-The work only sets numbers; whoever watches (the command line: a bar, or lines) reads them when it likes, from a thread of its own.
-A stage that took two seconds or more is logged when it ends.
+The work only sets counters; observers (the progress bar of the command line) read them from another thread. Stages of two seconds or more
+are logged when they end.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
-"""Called with the items done and the items in all."""
+"""Called with the number of items done and their total."""
 LONG = 2.0
-"""Seconds from which on a stage is worth a word."""
+"""Minimum duration of a logged stage in seconds."""
 LOCK = threading.RLock()
-"""Held while a stage is opened or closed; hold it to do something to a stage that must still be open."""
+"""Lock for opening and closing stages; hold it to use a stage that must still be open."""
 _open: list[Stage] = []
 
 
@@ -29,14 +29,14 @@ class Stage:
     """One part of the work.
 
     Attributes:
-        name: what it is, as in "training".
-        total: how many ``unit`` there are in all; 0: not known.
-        unit: what is counted, in the singular.
-        done: how many are done. Set by the work.
-        first: how many were done when it began (a run that goes on).
-        figures: by name, the latest of what the work wants to be seen. Set by the work.
+        name: for example "training".
+        total: total number of units; 0: unknown.
+        unit: singular noun of what is counted.
+        done: number of units done, set by the work.
+        first: number done at the start (of a resumed run).
+        figures: latest figures by name, set by the work.
         began: ``time.monotonic()``.
-        ends: called when it ends, before anything else goes on.
+        ends: called when it ends.
     """
 
     name: str
@@ -50,31 +50,31 @@ class Stage:
 
     @property
     def seconds(self) -> float:
-        """Since it began."""
+        """Seconds since the start."""
         return time.monotonic() - self.began
 
     @property
     def left(self) -> float | None:
-        """Seconds to go, at the pace so far; None: nothing says."""
+        """Estimated remaining seconds; None: unknown."""
         here = self.done - self.first
         if here <= 0 or self.total <= 0:
             return None
         return self.seconds * max(self.total - self.done, 0) / here
 
     def advance(self, n: int = 1) -> None:
-        """``n`` more are done."""
+        """Count ``n`` more units."""
         self.done += n
 
 
 @contextmanager
 def stage(name: str, total: int = 0, unit: str = "item", *, done: int = 0) -> Iterator[Stage]:
-    """Open a stage for the time of a ``with`` block.
+    """Open a stage for the duration of a ``with`` block.
 
     Args:
-        name: what it is.
-        total: how many ``unit`` there are in all; 0: not known.
-        unit: what is counted, in the singular.
-        done: how many of them were done before.
+        name: name of the stage.
+        total: total number of units; 0: unknown.
+        unit: singular noun of what is counted.
+        done: number of units done before.
     """
     made = Stage(name, total, unit, done, done)
     with LOCK:
@@ -94,7 +94,7 @@ def stage(name: str, total: int = 0, unit: str = "item", *, done: int = 0) -> It
 
 
 def under_way() -> tuple[Stage, ...]:
-    """What of the open stages is worth showing, outermost first: those that count something, and the innermost."""
+    """Open stages to show, outermost first: those with a total, and the innermost."""
     with LOCK:
         return tuple(one for one in _open if one.total or one is _open[-1])
 

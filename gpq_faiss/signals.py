@@ -1,6 +1,6 @@
-"""Signals that ask a process to end: ctrl-C, and SIGTERM and SIGHUP, which batch systems and closed terminals send.
+"""Termination signals: Ctrl-C, SIGTERM and SIGHUP.
 
-All act alike: running work stops where it can be resumed, temporary files are removed, and the process ends.
+All have the same effect: work stops where it can be resumed, temporary files are removed, and the process ends.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _met: list[int] = []
 
 
 class Terminated(KeyboardInterrupt):
-    """A signal asked the process to end: met wherever ctrl-C is.
+    """A termination signal, handled like Ctrl-C.
 
     Attributes:
-        number: of the signal; a process that it ends gives 128 + number as its exit code.
+        number: of the signal; the exit code is 128 + number.
     """
 
     def __init__(self, number: int) -> None:
@@ -29,7 +29,7 @@ class Terminated(KeyboardInterrupt):
 
 
 def terminate(number: int, frame: Any) -> None:
-    """A signal handler that raises :class:`Terminated`, once: a second signal does not cut the tidying up short."""
+    """A signal handler that raises :class:`Terminated` once, so that a second signal does not interrupt the cleanup."""
     del frame
     for other in _ENDING:
         signal.signal(other, signal.SIG_IGN)
@@ -39,10 +39,10 @@ def terminate(number: int, frame: Any) -> None:
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise :class:`Terminated` in this thread, where they would end the process as they come.
+    """Make SIGTERM and SIGHUP raise :class:`Terminated` instead of ending the process.
 
-    For programs: a library leaves signals to its caller. In any but the main thread, nothing changes. Where a library met the
-    signal and raised a KeyboardInterrupt of its own, as Ray does while it waits, that leaves as :class:`Terminated` too.
+    For programs only: libraries leave signals to their caller. No-op outside of the main thread. A KeyboardInterrupt that a library
+    raises at such a signal, as Ray does while it waits, leaves as :class:`Terminated` too.
     """
     main = threading.current_thread() is threading.main_thread()
     ours = [number for number in _ENDING if main and signal.getsignal(number) is signal.SIG_DFL]
@@ -62,10 +62,10 @@ def ended_by_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def held_signals() -> Iterator[Callable[[], bool]]:
-    """Hold ctrl-C, SIGTERM and SIGHUP back, so that the caller can end where its work can be resumed.
+    """Context that defers Ctrl-C, SIGTERM and SIGHUP, so that the caller can stop where its work can be resumed.
 
-    Yields whether there was one; the caller then leaves, and the signal has the effect that it would have had. A second
-    ctrl-C has it at once. Handlers that the program has set itself stay as they are, and so do those of other threads.
+    Yields a check for a pending signal, which takes effect on exit. A second Ctrl-C takes effect immediately. Handlers set by the program,
+    and other threads, are not affected.
     """
     first: int | None = None
     main = threading.current_thread() is threading.main_thread()

@@ -29,7 +29,8 @@ from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.indexes.opening import open_in_memory
 from gpq_faiss.pipeline import PipelineResult, evaluate, run
 from gpq_faiss.stages.index import index as build_index
-from gpq_faiss.stages.search import SearchResult, open_on_device, search
+from gpq_faiss.stages.search import open_on_device, search
+from gpq_faiss.stages.search_result import SearchResult
 
 N = 6000
 
@@ -125,16 +126,16 @@ def test_codes_that_repeat_are_grouped_on_a_device_too(shop: Path, tmp_path: Pat
         (
             {"kind": "fastscan"},
             UsageError,
-            "kind 'fastscan' gives rounded scores, which cpu does not: take 'exact'",
+            "kind 'fastscan' is not available on cpu: use kind 'exact'",
         ),
-        ({"recall": 0.9}, UsageError, "recall is measured on the CPU"),
+        ({"recall": 0.9}, UsageError, "recall cannot be measured on cpu"),
         (
             {"memory": "1kB", "k": 5000},
             UsageError,
             r"needs .* of working memory, 1,000 are allowed: raise memory",
         ),
         ({"memory": "many"}, UsageError, "many"),
-        ({"nprobe": 3}, UsageError, "nprobe belongs to lists"),
+        ({"nprobe": 3}, UsageError, "nprobe needs lists"),
         ({"k": N + 1}, UsageError, "from 1 to the 6,000 items"),
         ({"device": "abacus"}, UsageError, "abacus"),
     ],
@@ -191,7 +192,7 @@ def test_an_index_for_a_device_by_hand(shop: Path) -> None:
         found, expected = held.search(xq, 10, nprobe=nprobe), memory.search(xq, 10, nprobe=same)
         assert np.array_equal(found[0], expected[0])
         assert np.array_equal(found[1], expected[1])
-    with pytest.raises(UsageError, match="in all"):
+    with pytest.raises(UsageError, match="visits all"):
         held.range_search(xq, 1.0, nprobe=1)
     flat = open_on_device(shop / "flat.faiss", "cpu")
     for index in (flat, open_in_memory(shop / "flat.faiss")):
@@ -253,7 +254,7 @@ def test_the_path_on_a_device_is_that_of_the_cpu(products: PipelineResult) -> No
     expected = evaluate(products.model, open_digits(), compare=("pq",))
     assert evaluation.ranking.map == pytest.approx(expected.ranking.map, abs=1e-12)
     assert evaluation.compared["pq"].map == expected.compared["pq"].map
-    assert "methods compared with were ranked on the CPU" in evaluation.notes
+    assert "the compared methods were ranked on the CPU" in evaluation.notes
 
 
 # The command line -----------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from gpq_faiss.encoder import Encoder
 from gpq_faiss.errors import DataError, MismatchError, UsageError
 from gpq_faiss.evaluation.ranking import rank_codes
 from gpq_faiss.pipeline import PipelineResult, evaluate, run, train
-from gpq_faiss.stages.search import parse_rows
+from gpq_faiss.stages.queries import parse_rows
 from gpq_faiss.store import RowReader
 
 

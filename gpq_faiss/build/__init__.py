@@ -1,1 +1,1 @@
-"""Index files made of codes: the sources, the builds in a stream, and the stages ``index`` and ``export-faiss``."""
+"""Building of index files from codes: sources and streaming builds."""

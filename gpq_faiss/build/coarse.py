@@ -1,10 +1,9 @@
-"""Which list an item goes to, decided from its code alone (:class:`Coarse`), and the training of that.
+"""Assignment of items to lists by their codes (:class:`Coarse`), and its training.
 
-``nearest``: the list centroid of the largest inner product with the vector that the code stands for: lists x width
-operations per item. ``tables``: a few table look-ups per item, whatever the number of lists, for builds of billions. There
-every two bytes of a code (four codewords) name one of 64 clusters of such parts; the clusters of all parts together name
-a cell; and a table says to which list a cell belongs. Cells were put into lists by k-means over the mean vectors of
-their items in a sample, so that a list's centroid is the direction of its items, as it is with ``nearest``.
+``nearest``: the list centroid with the largest inner product with the decoded vector: lists x width operations per item. ``tables``: a few
+table look-ups per item for any number of lists, for billions of items: two bytes of a code (four codewords) select one of 64 clusters;
+the clusters of all parts determine a cell, and a table maps cells to lists. Cells are assigned to lists by k-means over the mean vectors
+of their items in a sample, so that a list's centroid is the direction of its items, as with ``nearest``.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ from ..indexes.lists import TRAIN_ROWS, IvfSettings, assign, spherical_kmeans, t
 
 Assignment = Literal["nearest", "tables"]
 TABLES_FROM = 2e10
-"""Items x lists from which ``tables`` is taken by default (minutes of ``nearest`` on a core)."""
+"""Items x lists above which ``tables`` is the default (minutes of ``nearest`` on a core)."""
 _PARTS = 3
 _MOST = 16_384  # lists, by default
 _CLUSTERS = 64
 
 
 class Coarse(Protocol):
-    """Lists, and which of them an item goes to.
+    """Lists and assignment of items.
 
     Attributes:
         centroids: float32 [lists, M*d], unit-norm.
-        description: for people.
+        description: for the log.
     """
 
     centroids: Floats
@@ -45,7 +44,7 @@ class Coarse(Protocol):
         """List of each code, int32 [n]."""
 
     def rows(self, memory: int) -> int:
-        """Codes to assign at a time within so many bytes."""
+        """Codes per block within this many bytes."""
 
 
 class Nearest:
@@ -72,12 +71,12 @@ class Nearest:
 
 
 class Tables:
-    """Cells by table, made into lists.
+    """Lists of cells, assigned by tables.
 
     Args:
-        sample: uint8 [s, code_size], codes like those to come.
+        sample: uint8 [s, code_size], representative codes.
         Z: codebooks, float32 [M, 16, d].
-        lists: how many, at most; fewer where the sample has fewer cells, and none that holds no item of the sample.
+        lists: maximum number of lists; fewer if the sample has fewer cells.
         seed: of k-means.
     """
 
@@ -105,14 +104,14 @@ class Tables:
         M, K, d = Z.shape
         indices = unpack_codes(sample, M, K)
         means = np.empty((len(used), M, d), np.float32)
-        for m in range(M):  # how often each codeword occurs in a cell gives the mean of its vectors
+        for m in range(M):  # codeword counts per cell give the mean of its vectors
             often = np.bincount(place * K + indices[:, m], minlength=len(used) * K).reshape(-1, K)
             means[:, m] = often / counts[:, None] @ Z[m]
         self.centroids, list_of = spherical_kmeans(
             means.reshape(-1, width), counts, min(lists, len(used)), seed
         )
         table_of = np.empty(cells, np.int32)
-        # A cell that the sample lacks goes by the centres of its parts.
+        # Cells missing in the sample are assigned by the centres of their parts.
         quantizer = faiss.IndexFlatIP(width)
         quantizer.add(self.centroids)
         for start in range(0, cells, 1 << 15):
@@ -158,7 +157,7 @@ def _joint(books: Floats) -> Floats:
 
 
 def choose(settings: IvfSettings, n: int) -> tuple[int, Assignment]:
-    """Number of lists, and how ``n`` items find theirs.
+    """Number of lists, and assignment of ``n`` items.
 
     Raises:
         UsageError: more lists than items, or an unknown assignment.
@@ -179,12 +178,12 @@ def train(ivf: IvfSettings, rows: int, sample: Callable[[int], Codes], Z: Floats
     """The lists for ``rows`` items, trained within a memory budget.
 
     Args:
-        sample: gives codes of so many random items, uint8 [n, code_size].
+        sample: number of items -> codes of random items, uint8 [n, code_size].
         Z: codebooks, float32 [M, 16, d].
 
     Raises:
         UsageError: see :func:`choose`.
-        DataError: unfit centroids.
+        DataError: invalid centroids.
     """
     lists, assignment = choose(ivf, rows)
     if ivf.centroids is not None:

@@ -1,4 +1,4 @@
-"""A file that is written once, with its size and SHA-256 known at the end."""
+"""A file written once, with its size and SHA-256."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import BinaryIO, Self
 
 
 class HashedFile:
-    """A new file, at the end of a ``with`` closed."""
+    """A new file; a context manager that closes it."""
 
     def __init__(self, path: Path) -> None:
         self._file: BinaryIO = path.open("wb", buffering=1 << 20)
@@ -23,7 +23,7 @@ class HashedFile:
 
     @property
     def sha256(self) -> str:
-        """Of what was written, in hexadecimal digits."""
+        """SHA-256 of the content, in hexadecimal digits."""
         return self._digest.hexdigest()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""The items file beside an index: names, labels and kept columns of all sources that it was built from."""
+"""The items file beside an index: names, labels and kept columns of its sources."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _ROWS = 1 << 15
 
 @dataclass(frozen=True)
 class ItemSources:
-    """What is known of the items of an index that is to be built.
+    """Names and labels of the items of an index to build.
 
     Attributes:
         paths: the sources.
-        key: names the items; the index's sidecar has it too, so that the file of another index is noticed.
+        key: identifies the items; also in the index's sidecar, to detect the file of another index.
         class_names: of all sources.
-        columns: of all sources; where one lacks a column, its texts are empty.
+        columns: of all sources; missing ones are empty.
     """
 
     paths: tuple[Path, ...]
@@ -42,10 +42,10 @@ class ItemSources:
 
     @classmethod
     def of(cls, paths: Sequence[str | Path]) -> ItemSources | None:
-        """None where a source says nothing of its items (Parquet, an index without an items file), or none has names or labels.
+        """None if a source has no data on its items (Parquet, an index without an items file), or none has names or labels.
 
         Raises:
-            DataError: a source is damaged.
+            DataError: a damaged source.
         """
         keys: list[str] = []
         classes: dict[str, None] = {}
@@ -78,7 +78,7 @@ class ItemSources:
         )
 
     def missing(self, index: str | Path) -> bool:
-        """Whether ``index`` was built from these items, and its items file is not there yet."""
+        """Whether ``index`` was built from these items and its items file is missing."""
         if not Path(index).is_file():
             return False
         sidecar = read_sidecar(index)
@@ -103,7 +103,7 @@ class ItemSources:
 
 
 def _over(block: ItemBlock, classes: tuple[str, ...], wanted: tuple[str, ...]) -> NDArray[np.uint8] | None:
-    """The packed labels of a block over ``wanted``, which has its classes and perhaps more."""
+    """The packed labels of a block over ``wanted``, a superset of its classes."""
     if not wanted or (block.labels is not None and classes == wanted):
         return block.labels
     if block.labels is None:
@@ -127,7 +127,7 @@ def _blocks_of(path: Path) -> Iterator[tuple[ItemBlock, tuple[str, ...]]]:
 
 
 def _with_columns(block: ItemBlock, columns: Iterable[str]) -> dict[str, Texts]:
-    """The texts of a block in these columns, empty in those that it lacks."""
+    """The texts of a block in these columns; missing columns are empty."""
     return {
         name: block.texts[name] if name in block.texts else as_texts([""] * len(block.ids))
         for name in columns
@@ -137,7 +137,7 @@ def _with_columns(block: ItemBlock, columns: Iterable[str]) -> dict[str, Texts]:
 def update_items(
     index: Path, items: Items | None, gone: NDArray[np.int64], added: Mapping[int, Item], key: str
 ) -> Path:
-    """Write the items file of ``index`` anew: ``items`` without the ids ``gone``, and what is known of those ``added``."""
+    """Rewrite the items file of ``index``: ``items`` without the ids ``gone``, plus ``added`` ones."""
     before = () if items is None else items.class_names
     labels = [item.labels or () for item in added.values()]
     class_names = tuple(dict.fromkeys((*before, *(label for row in labels for label in row))))
@@ -157,10 +157,10 @@ def update_items(
 
 
 def open_items(index: str | Path) -> Items | None:
-    """The items of an index file; None where there are none, or (said in the log) they are of another index.
+    """The items of an index file; None if there is no items file, or (with a warning) it belongs to another index.
 
     Raises:
-        DataError: the items file is damaged.
+        DataError: a damaged items file.
     """
     path = items_path(index)
     sidecar = read_sidecar(index)
@@ -180,13 +180,13 @@ def open_items(index: str | Path) -> Items | None:
 
 
 class ShardItems:
-    """The items of the shards of a manifest, looked up by id. The files of shards without such ids are not opened.
+    """Items of the shards of a manifest by id. Only needed files are opened.
 
     Args:
-        path: ``manifest.json``; one that is replaced is read again.
+        path: ``manifest.json``, reread when replaced.
 
     Raises:
-        DataError: it is missing or damaged.
+        DataError: missing or damaged.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -203,10 +203,10 @@ class ShardItems:
         return self._read[1]
 
     def lookup(self, ids: NDArray[np.int64]) -> list[Item | None]:
-        """What is known of each id [n]; None for -1, and for ids that are not there.
+        """Item of each id [n]; None for -1 and unknown ids.
 
         Raises:
-            DataError: the file of a shard is damaged.
+            DataError: a damaged file of a shard.
         """
         with self._lock:
             return self._lookup(ids)
@@ -242,7 +242,7 @@ class ShardItems:
 
 
 def known_items(index: str | Path) -> Items | ShardItems | None:
-    """As :func:`open_items`, of a manifest too."""
+    """As :func:`open_items`, also for a manifest."""
     if not is_manifest(index):
         return open_items(index)
     named = any(len(shard.beside) > 1 for shard in read_manifest(index).shards)

@@ -1,4 +1,4 @@
-"""What an index is built from, a block of rows at a time: codes or features in HDF5, codes in Parquet, other indexes."""
+"""Sources of an index, read in blocks: codes or features in HDF5, codes in Parquet, other indexes."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Shard(Protocol):
     """A file of rows.
 
     Attributes:
-        path: where.
-        rows: how many.
-        row_bytes: memory of a row while it is read.
+        path: the file.
+        rows: number of rows.
+        row_bytes: memory per row while reading.
         kind: ``codes``, ``features`` or ``index``.
-        data_fingerprint: of the data set; empty where the file names none.
-        fingerprint: changes when the file does.
+        data_fingerprint: of the data set; empty if unknown.
+        fingerprint: changes with the file.
     """
 
     path: Path
@@ -43,23 +43,23 @@ class Shard(Protocol):
     fingerprint: str
 
     def blocks(self, size: int) -> Iterator[tuple[Codes, Ids]]:
-        """Checked codes and ids of all rows in order, at most ``size`` at a time."""
+        """Yield checked codes and ids of all rows in order, in blocks of ``size``."""
 
 
 def _mark(path: Path) -> str:
-    """Size and time of change: enough to notice that a shard is not the one that was read before an interruption."""
+    """Size and modification time, to detect that a shard changed since an interruption."""
     status = path.stat()
     return fingerprint("shard", path.name, str(status.st_size), str(status.st_mtime_ns))
 
 
 class Hdf5Shard:
-    """``codes.h5``, or ``features.h5`` encoded on the way, of one model.
+    """``codes.h5``, or ``features.h5`` to encode, of one model.
 
     With ``codewords``, features must be the codewords of their codes (:func:`..codes.encode.items_are_codewords`).
 
     Raises:
-        DataError: the file is damaged or foreign.
-        MismatchError: it is of another model or has other codebooks.
+        DataError: damaged or of another format.
+        MismatchError: of another model or with other codebooks.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Hdf5Shard:
 class ParquetShard:
     """Parquet with a column ``codes`` (binary, or lists of uint8) and ``id`` or ``ids`` (64-bit integers).
 
-    Parquet says nothing of the model; the codes are taken to be of it.
+    Parquet does not name the model; the codes are assumed to be of it.
 
     Raises:
         DataError: not Parquet, damaged, or without these columns; pyarrow is not installed.
@@ -134,7 +134,7 @@ class ParquetShard:
         self.data_fingerprint = ""
 
     def _check_sizes(self, file: Any) -> None:
-        """What a block takes must follow from its rows: a code that is stored once could stand for any number of bytes."""
+        """Check the size of a block: a code stored once could expand to any number of bytes."""
         for leaf in leaves(file, "codes"):
             column = file.schema.column(leaf)
             groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
@@ -201,14 +201,13 @@ class ParquetShard:
 
 
 class IndexShard:
-    """An index file of any form, with the codebooks of the model: to merge indexes, or to give one another form.
+    """An index file of any form, with the codebooks of the model, to merge or convert.
 
-    Forms in rows are read in place; lists are loaded whole. Before the first block the file is compared with the SHA-256
-    of its sidecar, so that what is built of it has a right to a hash of its own.
+    Flat forms are read in place; lists are loaded. The SHA-256 of the sidecar is checked before the first block.
 
     Raises:
-        DataError: the file is damaged, foreign or empty.
-        MismatchError: it has other codebooks, or its sidecar names another model or file.
+        DataError: damaged, of another format or empty.
+        MismatchError: other codebooks, or a sidecar of another model or file.
     """
 
     def __init__(self, path: str | Path, codebooks: Floats, model_fingerprint: str, model_name: str) -> None:
@@ -246,8 +245,8 @@ class IndexShard:
         """See :class:`Shard`.
 
         Raises:
-            MismatchError: the file is not the one whose SHA-256 the sidecar has.
-            DataError: it was changed meanwhile.
+            MismatchError: the SHA-256 differs from the sidecar's.
+            DataError: the file was modified meanwhile.
         """
         if self._lists:
             layout = layout_of(load_index(self.path)[0], what=str(self.path), deep=True)
@@ -272,7 +271,7 @@ class IndexShard:
 def is_index(path: str | Path) -> bool:
     """Whether its first bytes are those of an index file."""
     try:
-        if not Path(path).is_file():  # a pipe would wait for ever
+        if not Path(path).is_file():  # a pipe would block
             return False
         with Path(path).open("rb") as file:
             return file.read(4) in INDEX_TYPES
@@ -281,14 +280,14 @@ def is_index(path: str | Path) -> bool:
 
 
 def is_parquet(path: str | Path) -> bool:
-    """Whether the name says so."""
+    """Whether the file name is that of Parquet."""
     return Path(path).suffix.lower() in (".parquet", ".pq")
 
 
 def open_shard(
     path: str | Path, codebooks: Floats, model_fingerprint: str, model_name: str, *, codewords: bool = False
 ) -> Shard:
-    """By the first bytes of an index, or the ending of a Parquet file's name, else HDF5. Raises as the classes here."""
+    """Open a source: an index by its first bytes, Parquet by its name, else HDF5. Raises as the classes here."""
     if is_index(path):
         return IndexShard(path, codebooks, model_fingerprint, model_name)
     if is_parquet(path):

@@ -1,7 +1,7 @@
-"""Rows in the order of their lists, within a memory budget: the second phase of a build with lists.
+"""Sort rows by list within a memory budget: the second phase of a build with lists.
 
-Each item's list is found and counted; the rows are moved, a chunk at a time, to where their list lies in two raw files, from which
-list after list is written as Faiss has it. The sorted files are a second point to go on from.
+Items are assigned to lists and counted; rows are moved in chunks to their lists in two raw files, from which the lists are written in
+Faiss' format. The sorted files are a second checkpoint.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def check_lists(ivf: IvfSettings, rows: int, Z: Floats, memory: int) -> None:
 
 
 class ListSort:
-    """Puts the rows of ``codes.raw`` and ``ids.raw`` in ``folder`` in the order of their lists, and writes them so.
+    """Sorts the rows of ``codes.raw`` and ``ids.raw`` in ``folder`` by list, and writes them.
 
     Args:
         Z: codebooks, float32 [M, 16, d].
-        rows: how many.
-        tell: called with the rows done, of three rounds; the first is over.
+        rows: number of rows.
+        tell: called with the rows done in three passes, the first of which is over.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class ListSort:
         self.centroids: Floats = np.empty((0, 0), np.float32)
 
     def sorted_before(self, mark: str) -> bool:
-        """Whether an earlier run, cut off later, has put the rows that ``mark`` names in order."""
+        """Whether an interrupted run has already sorted the rows identified by ``mark``."""
         record = self.folder / "sorted.json"
         try:
             if not record.exists() or read_json(record, "a build").get("mark") != self._mark(mark):
@@ -85,7 +85,7 @@ class ListSort:
         return sizes == [self.rows * self.size, self.rows * 8]
 
     def sort(self, mark: str) -> None:
-        """Train, assign, and put the rows in the order of their lists."""
+        """Train, assign and sort the rows by list."""
         (self.folder / "sorted.json").unlink(missing_ok=True)
         with stage("placing the lists"):
             coarse = train(self.ivf, self.rows, self._sample, self.Z, self.memory)
@@ -116,7 +116,7 @@ class ListSort:
             (self.folder / name).unlink(missing_ok=True)
 
     def _mark(self, mark: str) -> str:
-        """``mark``, and what of the settings decides which item goes where."""
+        """``mark`` and the settings that affect assignment."""
         ivf = self.ivf
         centroids = (
             b"" if ivf.centroids is None else np.ascontiguousarray(ivf.centroids, np.float32).tobytes()
@@ -140,7 +140,7 @@ class ListSort:
             start += len(codes)
 
     def _move(self, kind: type[np.generic], sizes: Ids, chunk: int) -> None:
-        """Rows to the places of their lists: a chunk is sorted in memory, and each list's run written where it goes."""
+        """Move rows to their lists: sort a chunk in memory, and write each list's run."""
         cursor = np.cumsum(sizes) - sizes
         each = np.dtype(kind).itemsize
         with (
@@ -176,7 +176,7 @@ class ListSort:
                 os.fsync(file.fileno())
 
     def write(self, file: HashedFile, packing: Packing) -> bool:
-        """Header and lists into one file; returns whether ids ascend in every list."""
+        """Write header and lists to one file; returns whether ids ascend in every list."""
         nprobe = min(self.ivf.nprobe, len(self.sizes))
         step = max(BLOCK_ROWS, min(1 << 22, self.memory // (8 * self.size)) // BLOCK_ROWS * BLOCK_ROWS)
         ascending = True
@@ -198,7 +198,7 @@ class ListSort:
                 return rising
 
             for size, held in zip(self.sizes.tolist(), bytes_of.tolist(), strict=True):
-                if packing == "fastscan":  # its lists have their ids first, and say how long both parts are
+                if packing == "fastscan":  # its lists start with ids, and have the sizes of both parts
                     file.put(size.to_bytes(8, "little"))
                     ascending &= put_ids(size)
                     file.put((held - 16 - 8 * size).to_bytes(8, "little"))
@@ -216,13 +216,13 @@ class ListSort:
 
 
 def sample_codes(blocks: Iterable[Codes], rows: int, n: int, size: int, seed: int) -> Codes:
-    """Codes of ``n`` random ones of ``rows`` rows, which come in ``blocks``: uint8 [n, size]."""
+    """Codes of ``n`` random rows out of ``rows`` in ``blocks``: uint8 [n, size]."""
     rng = np.random.default_rng([seed, 2])
     if n >= rows:
         chosen = np.arange(rows)
     elif rows < 1 << 22:
         chosen = np.sort(rng.choice(rows, n, replace=False))
-    else:  # one of each of n stretches
+    else:  # one from each of n intervals
         edges = np.linspace(0, rows, n + 1).astype(np.int64)
         chosen = edges[:-1] + (rng.random(n) * np.diff(edges)).astype(np.int64)
     out = np.empty((len(chosen), size), np.uint8)
@@ -235,10 +235,10 @@ def sample_codes(blocks: Iterable[Codes], rows: int, n: int, size: int, seed: in
 
 
 def shared_lists(ivf: IvfSettings, shards: Sequence[Shard], Z: Floats, memory: int) -> IvfSettings:
-    """The settings with the centroids that one index of all shards would have, built within ``memory``: for an index file a shard.
+    """Settings with the centroids of one index of all shards, trained within ``memory``.
 
     Raises:
-        UsageError: settings out of range, or ``tables``, which are more than centroids.
+        UsageError: settings out of range, or ``tables``, which shards do not support.
         DataError: a damaged shard.
     """
     rows = sum(shard.rows for shard in shards)
@@ -258,19 +258,19 @@ def shared_lists(ivf: IvfSettings, shards: Sequence[Shard], Z: Floats, memory: i
 
 
 def _put(handle: int, data: memoryview, at: int) -> None:
-    """All of ``data`` at a place in a file."""
+    """Write all of ``data`` at a file offset."""
     while len(data):
         written = os.pwrite(handle, data, at)
         data, at = data[written:], at + written
 
 
 def store_nprobe(path: Path, nprobe: int, points: Sequence[dict[str, float]]) -> None:
-    """Make ``nprobe`` the default of an index file with lists, and note the operating points in its sidecar.
+    """Set the default ``nprobe`` of an index file with lists, and store operating points in its sidecar.
 
-    Both change where they lie: the caller does this before they are in place.
+    Modifies both files; to be called before they are moved into place.
 
     Raises:
-        DataError: the disk refuses.
+        DataError: writing fails.
     """
     document = read_sidecar(path)
     assert document is not None

@@ -1,8 +1,8 @@
-"""Building an index of any size within a memory budget, resumable by shard.
+"""Streaming build of an index of any size within a memory budget, resumable by shard.
 
-Rows go to two raw files in ``.<name>.building/`` beside the output; each finished shard is recorded. For lists the rows are then
-put in the order of their lists (:mod:`.sort`). At the end they stream into the index file, which therefore needs as much disk
-again for a while (twice that for lists). A killed build goes on with the first shard that was not finished.
+Rows are written to two raw files in ``.<name>.building/`` beside the output; each finished shard is recorded. For lists, rows are then
+sorted by list (:mod:`.sort`). At the end they stream into the index file, so the build temporarily needs the size of the output (twice
+that for lists). An interrupted build continues with the first unfinished shard.
 """
 
 from __future__ import annotations
@@ -52,23 +52,23 @@ def build_index(  # noqa: PLR0913
 ) -> Path:
     """Write the rows of ``shards`` as one index file, a plain Faiss index, with its sidecar.
 
-    Items keep the order of the shards, in each list too. Without lists, and where ids are exactly 0, 1, 2, ..., the file is a bare
-    index; else it is in an ``IndexIDMap``.
+    Items keep the order of the shards, also within lists. Without lists and with ids 0, 1, 2, ... the file is a bare index; else it is
+    in an ``IndexIDMap``.
 
     Args:
         codebooks: float32 [M, K, d], checked.
-        storage: how the codes are to lie.
-        ivf: for lists: how many, or their centroids, nprobe, seed and assignment (:mod:`.coarse`).
-        memory: bytes that the arrays of the build may take (Python and its libraries take some 200 MB besides).
-        finish: what is still to be done to the file and its sidecar, before they are in place (:func:`.sort.store_nprobe`).
-        progress: called with rows done and rows in all; for lists each row counts three times (collected, moved, written).
+        storage: storage form of the codes.
+        ivf: for lists: their number or centroids, nprobe, seed and assignment (:mod:`.coarse`).
+        memory: budget of the build's arrays in bytes (Python and its libraries need about 200 MB more).
+        finish: called with the file and its sidecar before they are moved into place (:func:`.sort.store_nprobe`).
+        progress: called with rows done and total rows; with lists each row counts three times.
 
     Returns:
         ``out``
 
     Raises:
-        UsageError: a budget below 16 MiB or too small for the lists, no shards, settings out of range.
-        DataError: a damaged shard, an id of -1 or one that occurs twice, a full disk; finished shards are kept.
+        UsageError: a budget below 16 MiB or too small for the lists, no shards, or settings out of range.
+        DataError: a damaged shard, the id -1 or a repeated id, or a full disk; finished shards are kept.
         OutputExistsError: ``out`` exists and ``overwrite`` is false.
     """
     if memory < LEAST_MEMORY:
@@ -117,16 +117,15 @@ def build_index(  # noqa: PLR0913
 
 
 class UnfitSourcesError(DataError):
-    """No index can be built of these sources together: what there is of it is of no use to a later build."""
+    """These sources cannot form one index, so the unfinished build is useless."""
 
 
 @contextlib.contextmanager
 def building(out: Path) -> Iterator[Path]:
-    """The folder of a build, for this process alone; it goes when the build ends, and stays where that fails, unless it would
-    always, or holds no finished source.
+    """Context of the locked folder of a build, which is removed on success, and kept on failure if it can be resumed.
 
     Raises:
-        DataError: another process has it; the disk refuses something.
+        DataError: in use by another process, or not writable.
     """
     partial = out.with_name(f".{out.name}.building")
     try:
@@ -199,10 +198,10 @@ def _id_blocks(path: Path, rows: int, step: int) -> Iterator[tuple[int, Ids]]:
 
 
 def check_stored_ids(path: Path, shards: Sequence[Shard], memory: int, out: Path) -> bool:
-    """Whether the ids of all shards, one after the other in ``path``, are anything but 0, 1, 2, ...
+    """Whether the ids of all shards, concatenated in ``path``, differ from 0, 1, 2, ...
 
     Raises:
-        UnfitSourcesError: -1, or an id that occurs twice.
+        UnfitSourcesError: -1, or a repeated id.
     """
     rows = sum(shard.rows for shard in shards)
     step = max(1, min(_MAX_ROWS, memory // 64))
@@ -217,7 +216,7 @@ def check_stored_ids(path: Path, shards: Sequence[Shard], memory: int, out: Path
         counting &= bool((ids == np.arange(start, start + len(ids))).all())
         last = int(ids[-1])
     if not ascending:
-        # Equal ids fall into the same part, and a part fits the budget: as many passes as parts.
+        # Equal ids are in the same part, and each part fits in the budget: one pass per part.
         parts = max(1, -(-rows * 32 // memory))
         for part in range(parts):
             among = [ids[_spread(ids) % np.uint64(parts) == part] for _, ids in _id_blocks(path, rows, step)]
@@ -231,7 +230,7 @@ def check_stored_ids(path: Path, shards: Sequence[Shard], memory: int, out: Path
 
 
 def _holders(path: Path, shards: Sequence[Shard], wanted: int, step: int) -> list[str]:
-    """The sources that have an id, each once."""
+    """The sources that contain an id."""
     rows = sum(shard.rows for shard in shards)
     ends = np.cumsum([shard.rows for shard in shards])
     at = [start + np.flatnonzero(ids == wanted) for start, ids in _id_blocks(path, rows, step)]
@@ -240,14 +239,14 @@ def _holders(path: Path, shards: Sequence[Shard], wanted: int, step: int) -> lis
 
 
 def _spread(ids: Ids) -> Any:
-    """A hash, so that parts are even whatever the pattern of the ids (Fibonacci hashing)."""
+    """Fibonacci hashing, for parts of equal size."""
     return (ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(33)
 
 
 def _write_rows(
     file: HashedFile, partial: Path, Z: Floats, packing: Packing, rows: int, *, mapped: bool, memory: int
 ) -> None:
-    """Header, codes and (where they are ``mapped``) ids of an index without lists."""
+    """Write header, codes and (if ``mapped``) ids of an index without lists."""
     head, _, tail = row_header(packing, Z, rows, mapped=mapped)
     size = code_size(int(Z.shape[0]), int(Z.shape[1]))
     step = max(32, min(_MAX_ROWS, memory // (8 * size)) // 32 * 32)

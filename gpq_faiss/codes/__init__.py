@@ -1,1 +1,1 @@
-"""Arrays of codes: checked, packed, encoded, scored, grouped. Nothing here opens a file or searches an index."""
+"""Arrays of codes: checks, packing, encoding, scoring, grouping; without files or indexes."""

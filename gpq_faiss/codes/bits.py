@@ -1,6 +1,6 @@
-"""Codeword indices as bits: how many bytes a code takes, packing, unpacking, and checking packed codes.
+"""Packed codes: size, packing, unpacking and checks.
 
-Bits are least significant first, exactly as Faiss lays them out."""
+Bits are least significant first, as in Faiss."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def code_size(M: int, K: int) -> int:
 
 
 def check_codes(codes: ArrayLike, M: int, K: int, *, what: str = "codes") -> Codes:
-    """Return ``codes`` as C-contiguous uint8 [n, code_size], with zeros in the bits beyond the last codeword index.
+    """``codes`` as C-contiguous uint8 [n, code_size].
 
     Raises:
-        DataError: another type or shape, or bits set that no code of this size has.
+        DataError: another type or shape, or set padding bits.
     """
     array = as_array(codes, what)
     size = code_size(M, K)
@@ -55,7 +55,7 @@ def check_codes(codes: ArrayLike, M: int, K: int, *, what: str = "codes") -> Cod
 
 
 def pack_codes(assignment: ArrayLike, K: int) -> Codes:
-    """Codeword indices [N, M] -> packed codes uint8 [N, code_size], exactly as Faiss lays out its bits.
+    """Codeword indices [N, M] -> packed codes uint8 [N, code_size], with the bit layout of Faiss.
 
     Raises:
         DataError: not integers, not two-dimensional, or an index outside 0..K-1.

@@ -1,6 +1,6 @@
-"""Codes out of FastScan's blocks. Faiss packs 32 codes into a block for its registers and offers nothing to unpack all of them.
+"""Unpack codes from FastScan's blocks, for which Faiss has no function.
 
-Where a block keeps each 4-bit index is not assumed: Faiss packs a block of known indices once a size, and that is read.
+The layout is not assumed: for each size, Faiss packs a block of known indices, from which the layout is read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BLOCKS = 1 << 14
 
 @functools.cache
 def _places(M: int, rows: int) -> NDArray[np.int64]:
-    """Half-byte in which a block of ``rows`` codes keeps index m of row r: int64 [rows, M] (2 * byte + upper half)."""
+    """Half-byte of index m of row r in a block of ``rows`` codes: int64 [rows, M] (2 * byte + upper half)."""
     number = 1 + np.arange(rows * M).reshape(rows, M)  # 0 is padding
     found: NDArray[np.int64] | None = None
     digits = max(1, -(-(rows * M + 1).bit_length() // 4))
@@ -67,7 +67,7 @@ def unpack_blocks(packed: NDArray[np.uint8], n: int, M: int, rows: int) -> Codes
 
 @functools.cache
 def _byte_places(M: int, rows: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Where the lower and upper half of each byte of a block's codes are among [all lower halves, all upper halves]."""
+    """Indices of the lower and upper half of each byte of a block's codes in [all lower halves, all upper halves]."""
     places = _places(M, rows)
     among = (places >> 1) + (places & 1) * block_bytes(M, rows)
     low, high = among[:, 0::2], among[:, 1::2]
@@ -77,7 +77,7 @@ def _byte_places(M: int, rows: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]
 
 
 class PackedCodes:
-    """Codes that stay in FastScan's blocks, read like an array uint8 [n, code_size] by slices and by positions.
+    """Codes in FastScan's blocks, readable like an array uint8 [n, code_size] by slices and row numbers.
 
     Args:
         packed: uint8 [blocks * block_bytes].

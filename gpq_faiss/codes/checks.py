@@ -1,4 +1,4 @@
-"""What arrays must be before Faiss sees them; Faiss itself takes nearly anything silently."""
+"""Checks of arrays before they are passed to Faiss, which checks little."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NORM_TOLERANCE = 1e-4
 
 
 MAX_CODEBOOKS = 256
-"""FastScan adds up 8-bit steps in 16 bits."""
+"""Maximum number of codebooks of FastScan, which sums 8-bit steps in 16 bits."""
 _MAX_COUNT = 1 << 31
 
 
@@ -31,7 +31,7 @@ def as_array(x: Any, what: str) -> NDArray[Any]:
 
 
 def check_count(value: Any, what: str) -> int:
-    """A whole number from 1 on. Raises UsageError: anything else."""
+    """A positive integer. Raises UsageError: anything else."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise UsageError(f"{what} {value!r}: it must be a whole number")
     if not 1 <= value < _MAX_COUNT:
@@ -46,13 +46,13 @@ def check_recall(recall: float) -> None:
 
 
 def check_codebooks(Z: ArrayLike, *, what: str = "codebooks") -> Floats:
-    """Return ``Z`` as C-contiguous float32 [M, K, d] once it is fit for Faiss.
+    """``Z`` as C-contiguous float32 [M, K, d], checked for Faiss.
 
-    Faiss encodes by the L2-nearest codeword; that is the codeword of the largest inner product (what GPQ means) only
-    where all codewords have one norm, so anything but unit norm is refused, as are sizes that Faiss takes silently.
+    Faiss encodes by the L2-nearest codeword, which has the largest inner product (as in GPQ) only if all codewords have equal norm. So
+    codewords must be unit-norm, and sizes must be supported.
 
     Args:
-        what: names the thing in the error.
+        what: name in errors.
 
     Raises:
         DataError: wrong type or shape, K not a power of two in 4..256, not finite, or a norm off 1 by more than 1e-4.
@@ -85,8 +85,8 @@ def check_vectors(
     """Return ``x`` as C-contiguous float32 [n, D]; errors count rows from ``first_row``.
 
     Raises:
-        DataError: not numbers, not two-dimensional, another width, empty (unless allowed), NaN or infinity (the
-            rows are named; not looked for where ``finite`` is false).
+        DataError: not numbers, not two-dimensional, another width, empty (unless allowed), NaN or infinity (rows are
+            named; not checked if ``finite`` is false).
     """
     array = as_array(x, what)
     if array.dtype.kind not in "fiu":
@@ -105,7 +105,7 @@ def check_vectors(
     if not finite:
         return array
     flat = array.reshape(-1)
-    # One pass at the speed of memory; only a suspicious result (or an overflow of huge values) is looked at closely.
+    # One fast pass; only suspicious results (or overflows) are examined in detail.
     with np.errstate(over="ignore", invalid="ignore"):
         suspicious = not math.isfinite(np.dot(flat, flat))
     if suspicious:
@@ -123,7 +123,7 @@ def named_rows(rows: NDArray[Any]) -> str:
 
 def repeated_id(ids: Ids) -> int | None:
     """An id that occurs more than once, or None."""
-    if len(ids) < 2 or bool((ids[1:] > ids[:-1]).all()):  # ascending, as ids mostly are: no sort needed
+    if len(ids) < 2 or bool((ids[1:] > ids[:-1]).all()):  # ascending (the usual case): no sort needed
         return None
     ordered = np.sort(ids)
     again = np.flatnonzero(ordered[1:] == ordered[:-1])

@@ -1,10 +1,10 @@
-"""GPQ codebooks as Faiss sees them: checked, injected, read back, packed, encoded, scored.
+"""GPQ codebooks in Faiss: injection and byte-fused form.
 
-Shapes used everywhere here: ``Z`` float32 [M, K, d] unit-norm in the last axis (the z' of the paper), ``assignment``
+Shapes: ``Z`` float32 [M, K, d] unit-norm in the last axis (the z' of the paper), ``assignment``
 uint8 [N, M], ``codes`` uint8 [N, code_size] with ``code_size = ceil(M * log2(K) / 8)``, bits least significant first.
 
 Scores follow one fixed order of float32 operations (:func:`score_tables`, then pairs of codebooks, then left to
-right), so two items with the same code get bit-identical scores whatever the batch, the block or the index kind.
+right), so items with equal codes have bit-equal scores for any batch, block or index kind.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def product_index(centroids: Floats) -> Any:
 
 
 def inject(Z: ArrayLike) -> Any:
-    """An empty ``faiss.IndexPQ`` (inner product) that counts as trained and holds ``Z`` bit for bit.
+    """An empty ``faiss.IndexPQ`` (inner product) that is trained, with ``Z`` as its centroids, bit for bit.
 
     Raises:
         DataError: see :func:`check_codebooks`.
@@ -55,8 +55,8 @@ def inject_fused(Z: ArrayLike) -> Any:
 def fuse(Z: ArrayLike) -> Floats:
     """Two 4-bit codebooks as one 8-bit codebook: float32 [ceil(M/2), 256, 2d], for the same code bytes.
 
-    The codeword of byte b is [Z[2p, b & 15], Z[2p + 1, b >> 4]]. The unpaired last codebook of an odd M gets zeros
-    for a partner, so vectors must be padded by d zeros (:func:`pad_vectors`). Scores and ids stay the same.
+    The codeword of byte b is [Z[2p, b & 15], Z[2p + 1, b >> 4]]. For odd M the last codebook is paired with
+    zeros, so vectors must be padded by d zeros (:func:`pad_vectors`). Scores and ids stay the same.
 
     Raises:
         UsageError: K is not 16.
@@ -101,6 +101,6 @@ def unfuse(fused: ArrayLike) -> Floats:
 
 
 def pad_vectors(x: Floats, width: int) -> Floats:
-    """``x`` [n, D] with zeros appended up to ``width`` columns (the same array where nothing is missing)."""
+    """``x`` [n, D] with zeros appended up to ``width`` columns (the same array if already that wide)."""
     missing = width - x.shape[1]
     return x if missing == 0 else np.pad(x, ((0, 0), (0, missing)))

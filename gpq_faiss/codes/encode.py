@@ -18,8 +18,8 @@ from .nearest import nearest, one_blas_thread, tolerance
 
 ENCODE_BLOCK = 8192
 ORDINARY = 1e4
-"""Squared norm of a sub-vector up to which, and from the inverse of which on, it is encoded as it is."""
-_ITEM_TOLERANCE = 1e-3  # a coordinate; what a network makes of a codeword is some 1e-7 off
+"""Range of squared norms (up to this, from its inverse) of sub-vectors that are encoded without scaling."""
+_ITEM_TOLERANCE = 1e-3  # per coordinate; a network's codewords are exact to about 1e-7
 
 
 def _first_of_equals(Z: Floats) -> Codes | None:
@@ -46,27 +46,25 @@ def encode(
 ) -> Codes:
     """Intra-normalised vectors -> packed codes: the codeword of the largest inner product in each sub-space.
 
-    The codes are those of Faiss (``IndexPQ.add``, ``sa_encode``), found faster (:mod:`.nearest`) wherever rounding
-    cannot matter, and by Faiss itself elsewhere. Equal codewords: the lowest index wins. (Faiss alone promises that
-    only where it does not go through BLAS.) Memory beyond input and output is bounded.
+    The codes are those of Faiss (``IndexPQ.add``, ``sa_encode``), computed faster (:mod:`.nearest`) where rounding cannot matter, and by
+    Faiss elsewhere. Ties go to the lowest index. (Faiss guarantees that only without BLAS.) Additional memory is bounded.
 
-    Only the direction of a sub-vector counts. Faiss alone compares L2 distances in float32, which lose the direction of
-    one that is much longer or shorter than the codewords; such a sub-vector (norm below 0.01, or 100 and more) is brought
-    to about unit norm first.
+    Only the direction of a sub-vector matters. Faiss compares L2 distances in float32, which lose the direction of sub-vectors much
+    longer or shorter than codewords; such sub-vectors (norm below 0.01, or at least 100) are scaled first.
 
     Args:
         x: [N, M*d] numbers, sub-vectors of any norm but 0.
         Z: float32 [M, K, d].
-        block: rows at a time, at most.
-        threads: how many; default: as many as Faiss uses.
-        what: names the vectors in errors; ``first_row`` is the number of their first row there.
+        block: maximum rows per block.
+        threads: number of threads (default: Faiss' setting).
+        what: name of the vectors in errors; ``first_row``: number of their first row.
 
     Returns:
         uint8 [N, code_size]
 
     Raises:
-        DataError: ``Z`` is unfit (:func:`check_codebooks`); ``x`` of another width, NaN, or with a zero sub-vector,
-            which has no direction (the rows are named).
+        DataError: invalid ``Z`` (:func:`check_codebooks`); ``x`` of another width, with NaN, or with a zero sub-vector,
+            which has no direction (rows are named).
 
     Examples:
         >>> Z = np.eye(16, dtype=np.float32)[None].repeat(2, axis=0)
@@ -105,7 +103,7 @@ def encode(
 
 
 class _Encoder:
-    """Encodes blocks of rows; safe to call from several threads."""
+    """Encodes blocks of rows. Thread-safe."""
 
     def __init__(self, Z: Floats, what: str) -> None:
         self.Z = Z
@@ -124,7 +122,7 @@ class _Encoder:
         largest = float(squares.max())
         if not (float(squares.min()) >= 1 / ORDINARY and largest < ORDINARY):  # also where NaN
             self._refuse(rows, first_row)
-            # by a power of two, which rounds nothing
+            # by a power of two, which is exact
             extreme = ~((squares >= 1 / ORDINARY) & (squares < ORDINARY))
             exponents = np.where(extreme, np.frexp(np.abs(parts).max(axis=2))[1], 0)
             parts = np.ldexp(parts, -exponents[:, :, None])
@@ -138,7 +136,7 @@ class _Encoder:
         if len(close):
             codes[close] = self._slow(rows[close])
         if 2 * len(close) > len(rows):
-            self.fast = False  # codewords so alike that the fast path is a detour
+            self.fast = False  # similar codewords make the fast path useless
         return codes
 
     def _slow(self, rows: Floats) -> Codes:
@@ -150,7 +148,7 @@ class _Encoder:
         return pack_indices(np.take_along_axis(self.first.T, assignment.astype(np.intp), axis=0), K)
 
     def _refuse(self, rows: Floats, first_row: int) -> None:
-        """Raise for NaN, infinity and zero sub-vectors; merely extreme values pass."""
+        """Raises DataError: NaN, infinity or zero sub-vectors; extreme values are allowed."""
         M, _, d = self.Z.shape
         check_vectors(rows, M * d, what=self.what, first_row=first_row)
         directed = np.any(rows.reshape(-1, M, d) != 0, axis=2).all(axis=1)
@@ -162,7 +160,7 @@ class _Encoder:
 
 
 def decode(codes: ArrayLike, Z: ArrayLike) -> Floats:
-    """The vectors that codes stand for: float32 [N, M*d], each sub-vector a codeword of ``Z``.
+    """Decoded vectors: float32 [N, M*d], each sub-vector a codeword of ``Z``.
 
     Examples:
         >>> Z = np.eye(16, dtype=np.float32)[None].repeat(2, axis=0)
@@ -176,15 +174,15 @@ def decode(codes: ArrayLike, Z: ArrayLike) -> Floats:
 
 
 def items_are_codewords(description: Mapping[str, Any]) -> bool:
-    """Whether a model's ``config.json`` declares that the vector of an item is the codewords of its code.
+    """Whether, according to a model's ``config.json``, item vectors consist of codewords.
 
-    Earlier models declare only that queries have vectors of their own; the items of these were of that kind.
+    Earlier models only declare that query vectors differ; their items are of that kind.
     """
     return description.get("items_are_codewords", description.get("asymmetric")) is True
 
 
 def check_items(x: Floats, codes: Codes, Z: Floats, *, what: str, first_row: int = 0) -> None:
-    """Refuse vectors that are no items of a model whose items are codewords: such an item equals its reconstruction.
+    """Check that vectors are items of a model whose item vectors consist of codewords, so equal their reconstruction.
 
     Args:
         x: float32 [n, M*d].
@@ -193,7 +191,7 @@ def check_items(x: Floats, codes: Codes, Z: Floats, *, what: str, first_row: int
         what, first_row: as :func:`encode`.
 
     Raises:
-        DataError: some vector is off its codewords, as those of queries are (the rows are named).
+        DataError: a vector differs from its codewords, as query vectors do (rows are named).
     """
     for start in range(0, len(x), ENCODE_BLOCK):
         part = slice(start, start + ENCODE_BLOCK)

@@ -13,26 +13,25 @@ from .checks import Codes, Floats, Ids
 from .keys import Keys, best_keys, read_keys, sort_keys
 
 GROUP_SHARE = 0.8
-"""Share of distinct codes up to which they are searched faster than the items. Measured (``benchmarks/search.py``)."""
-_EXPAND = 4 << 20  # items expanded at once
+"""Maximum share of distinct codes for which searching them is faster. Measured (``benchmarks/search.py``)."""
+_EXPAND = 4 << 20  # items expanded per block
 
 
 def worth_grouping(n: int, distinct: int) -> bool:
-    """The rule of ``auto``: ``distinct`` codes of ``n`` items are searched faster than the items."""
+    """The rule of ``auto``: whether searching ``distinct`` codes is faster than searching ``n`` items."""
     return distinct <= GROUP_SHARE * n
 
 
 @dataclass(frozen=True)
 class Groups:
-    """The distinct codes of some items, in the order of their first items, and the items of each.
+    """Distinct codes in the order of their first items, and the items of each.
 
-    That order is what makes a search over codes enough: of groups with equal scores those with the smallest ids come
-    first, so the k best groups hold the k best items, ties ordered by id.
+    In this order, ties between groups go to the smallest ids, so the k best groups contain the k best items, ties ordered by id.
 
     Attributes:
         codes: uint8 [U, code_size].
         starts: int64 [U + 1]; ``members[starts[u]:starts[u + 1]]`` are the items of code u.
-        members: positions of items, ascending in each group; int32 where they fit.
+        members: row numbers of items, ascending in each group; int32 if they fit.
     """
 
     codes: Codes
@@ -60,7 +59,7 @@ class Groups:
         sizes = sizes[by_first]
         out = np.zeros(len(sizes) + 1, np.int64)
         np.cumsum(sizes, out=out[1:])
-        # every group's run moves to its new place
+        # moves every group's run to its new offset
         shift = np.repeat(starts[:-1][by_first] - out[:-1], sizes)
         members = order[np.arange(n) + shift]
         return cls(np.ascontiguousarray(codes[members[out[:-1]]]), out, members)
@@ -77,10 +76,10 @@ class Groups:
         """The ``k`` best items of the best groups.
 
         Args:
-            keys: [Q, g] of groups, best first, empty ones last; they hold at least k items in every row.
+            keys: [Q, g] of groups, best first, empty ones last, with at least k items per row.
 
         Returns:
-            Scores float32 [Q, k] and positions int64 [Q, k], equal scores by position.
+            Scores float32 [Q, k] and row numbers int64 [Q, k], ties by row number.
         """
         Q = len(keys)
         D, positions = np.empty((Q, k), np.float32), np.empty((Q, k), np.int64)
@@ -108,7 +107,7 @@ class Groups:
         return scores[: last + 1].repeat(sizes[: last + 1])[:k], np.concatenate(parts, dtype=np.int64)[:k]
 
     def expand_some(self, keys: Keys, k: int) -> tuple[Floats, Ids]:
-        """:meth:`expand` where rows may hold fewer than ``k`` items, as lists of an IVF do: the rest is -inf and -1."""
+        """:meth:`expand` for rows with possibly fewer than ``k`` items (IVF lists), padded with -inf and -1."""
         at = read_keys(keys)[1]
         have = np.where(at >= 0, self.sizes[at], 0).sum(axis=1)
         if bool((have >= k).all()):
@@ -127,7 +126,7 @@ class Groups:
         scores, groups = read_keys(keys)
         sizes = np.where(groups >= 0, self.sizes[groups], 0)
         ends = np.cumsum(sizes, axis=1)
-        # The group in which the k-th item falls, and all that tie with it, since smaller ids may be in those.
+        # The group with the k-th item, and all tied groups, which may contain smaller ids.
         cut = (ends < k).sum(axis=1)
         rows = np.arange(len(keys))
         tied = scores == scores[rows, cut][:, None]

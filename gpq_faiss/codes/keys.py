@@ -1,4 +1,4 @@
-"""Scores and positions as single integers, which one integer sort puts in order, ties by position."""
+"""Scores and row numbers as single integers, so that an integer sort orders by score, ties by row number."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from numpy.typing import NDArray
 from .checks import Floats, Ids
 
 Keys = NDArray[np.int64]
-"""Score and position in one integer, so that one integer sort orders by score, then by position (:func:`sort_keys`)."""
+"""Score and row number in one integer (:func:`sort_keys`)."""
 
 EMPTY_KEY = np.int64(np.iinfo(np.int64).min)
-"""The key of a place without a result."""
+"""The key of a missing result."""
 _LOW = np.int64(0xFFFF_FFFF)
 _FLIP = np.int32(0x7FFF_FFFF)
 
 
 def sort_keys(scores: Floats, positions: NDArray[Any]) -> Keys:
-    """int64 keys of the same shape: larger score first when sorted *descending*, then the smaller position (< 2^32)."""
-    bits = (scores + np.float32(0.0)).view(np.int32)  # + 0.0 makes one of the two zeros
+    """int64 keys of the same shape: sorted *descending*, larger scores come first, then smaller row numbers (< 2^32)."""
+    bits = (scores + np.float32(0.0)).view(np.int32)  # + 0.0 turns -0.0 into 0.0
     ordered = bits ^ ((bits >> 31) & _FLIP)
     return (ordered.astype(np.int64) << 32) | (_LOW - positions)
 

@@ -1,8 +1,7 @@
-"""The nearest codeword by one small matrix product a sub-space, several times faster than Faiss' own loop.
+"""Nearest codewords by one small matrix product per sub-space, several times faster than Faiss' loop.
 
-What decides is still Faiss: where a second codeword comes so close to the best that rounding could matter, the row is
-handed back, and the caller asks Faiss. So the codes are those of ``IndexPQ.add``, bit for bit. (From d = 16 on Faiss
-goes through BLAS, and its own choice between codewords that close depends on the batch; there they are equally good.)
+Rows with a second codeword within rounding error of the best are returned to the caller, who uses Faiss. So codes equal those of
+``IndexPQ.add``, bit for bit. (From d = 16 on Faiss uses BLAS, and its choice between such close codewords depends on the batch.)
 """
 
 from __future__ import annotations
@@ -25,16 +24,13 @@ def _blas() -> Any:
 
 
 def one_blas_thread() -> AbstractContextManager[Any]:
-    """Keep BLAS (process-wide, restored on leaving) to the thread that calls it.
-
-    The products here are small and run in threads of ours; BLAS threads on top of them fight for the same cores.
-    """
+    """Context that limits BLAS to one thread (process-wide, restored on exit), as the products run in our threads."""
     limiter: AbstractContextManager[Any] = _blas().limit(limits=1)
     return limiter
 
 
 def tolerance(Z: NDArray[np.float32], largest: float) -> float:
-    """How close a second codeword may come before rounding could make Faiss prefer it.
+    """Margin within which rounding could make Faiss prefer a second codeword.
 
     Faiss minimises |x - z|^2 in float32, with an error of at most (d + 3) u 2(|x|^2 + |z|^2) either way it computes it;
     halved, for two codewords, that is 2(d + 3) u (|x|^2 + 1) in terms of x.z - |z|^2 / 2. The product here errs by
@@ -53,7 +49,7 @@ def tolerance(Z: NDArray[np.float32], largest: float) -> float:
 def nearest(
     x: NDArray[np.float32], Z: NDArray[np.float32], margin: float
 ) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """Codeword of the largest inner product in each sub-space, for a block of rows that fits the cache.
+    """Codeword with the largest inner product in each sub-space, for a block of rows that fits in the cache.
 
     Args:
         x: float32 [n, M*d].
@@ -61,8 +57,8 @@ def nearest(
         margin: see :func:`tolerance`.
 
     Returns:
-        Indices uint8 [M, n]; and bool [n]: rows where some other codeword comes within ``margin`` of the best, whose
-        indices mean nothing.
+        Indices uint8 [M, n]; and bool [n]: rows with another codeword within ``margin`` of the best, whose indices
+        are invalid.
     """
     M, K, d = Z.shape
     n = len(x)

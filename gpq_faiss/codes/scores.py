@@ -1,7 +1,7 @@
 """Scores of codes by table sums, in one fixed order of float32 operations.
 
-:func:`score_tables`, then pairs of codebooks, then left to right: two items with the same code get bit-identical scores
-whatever the batch, the block or the index."""
+:func:`score_tables`, then pairs of codebooks, then left to right: items with equal codes have bit-equal scores for
+any batch, block or index."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ _SCORE_BLOCK = 32_768
 def score_tables(xq: ArrayLike, Z: ArrayLike) -> Floats:
     """Inner product of every query sub-vector with every codeword: float32 [Q, M, K].
 
-    The d products are added one after another in float32, without BLAS, so that a query's table does not depend on
-    the batch it comes in.
+    The d products are summed sequentially in float32, without BLAS, so that tables do not depend on the batch.
 
     Raises:
         DataError: see :func:`check_codebooks`, :func:`check_vectors`; queries so large that a score overflows.
@@ -42,7 +41,7 @@ def score_tables(xq: ArrayLike, Z: ArrayLike) -> Floats:
 
 
 def _pairs(K: int, M: int) -> bool:
-    """Whether the tables of two codebooks are added beforehand (K*K entries still sit in the first cache)."""
+    """Whether tables of two codebooks are summed in advance (K*K entries fit in the L1 cache)."""
     return K <= 16 and M > 1
 
 
@@ -58,7 +57,7 @@ def lookup_tables(tables: Floats) -> Floats:
 
 
 def lookup_columns(codes: Codes, M: int, K: int) -> list[NDArray[np.intp]]:
-    """Packed codes [..., code_size] -> one array [...] of places in :func:`lookup_tables` a table."""
+    """Packed codes [..., code_size] -> one array [...] of indices per table of :func:`lookup_tables`."""
     shape = codes.shape[:-1]
     if K == 16 and M > 1:
         return [codes[..., p].astype(np.intp) for p in range(codes.shape[-1])]
@@ -89,7 +88,7 @@ def lookup(table: Floats, columns: list[NDArray[np.intp]], *, paired: bool) -> F
 def score_codes(xq: ArrayLike, codes: ArrayLike, Z: ArrayLike) -> Floats:
     """Exact asymmetric scores of all codes: float32 [Q, n] = sum_m q_m . Z[m, code_m], larger is better.
 
-    Blockwise over the codes: beyond the result, memory is bounded. Equal codes get bit-identical scores.
+    Blockwise: additional memory is bounded. Equal codes have bit-equal scores.
 
     Raises:
         DataError: see :func:`score_tables`, :func:`check_codes`.

@@ -1,4 +1,4 @@
-"""Files inside a tar archive, read where they lie: nothing is ever extracted to disk."""
+"""Read files inside tar archives without extracting them to disk."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..inputs import available_memory
 from .images import FileImages, is_image_name, shown
 
 MAX_UNPACKED = 4 << 30
-"""Bytes a compressed archive may unpack to in memory; a larger one has to be unpacked by the user."""
+"""Maximum decompressed size in bytes of a compressed archive in memory."""
 
 MAX_MEMBERS = 5_000_000
 MAX_MEMBER_BYTES = 256 << 20
@@ -31,15 +31,15 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class Archive:
-    """Where each wanted member of an archive lies.
+    """Index of the selected members of an archive.
 
     Attributes:
         path: the archive.
         names: of the members, sorted, with ``/``, without a leading ``./``.
-        offsets, sizes: int64 [N], position and length in ``buffer``, or in the file where ``buffer`` is None.
-        buffer: the unpacked archive where it is compressed (a gzip stream cannot be read from the middle).
-        others: regular members that are not wanted by their name.
-        digest: SHA-256 of the unpacked archive; empty where it is read from the file.
+        offsets, sizes: int64 [N], offset and length in ``buffer``, or in the file if ``buffer`` is None.
+        buffer: the decompressed archive, if it is compressed (gzip has no random access).
+        others: number of other regular members.
+        digest: SHA-256 of the decompressed archive; empty if it is read from the file.
     """
 
     path: Path
@@ -86,8 +86,8 @@ def _unpack(path: Path, limit: int) -> io.BytesIO:
 def _member_name(name: str, path: Path) -> str:
     parts = [part for part in name.split("/") if part not in {"", "."}]
     if name.startswith("/") or ".." in parts or "\\" in name:
-        # Harmless here, since nothing is extracted, but no honest archive of images has such names.
-        raise DataError(f"{path} has a member that points outside of it ({shown(name)}): refused")
+        # Harmless, since nothing is extracted, but suspicious.
+        raise DataError(f"{path} has a member that points outside of it ({shown(name)}): unsafe archive")
     return "/".join(parts)
 
 
@@ -100,7 +100,7 @@ def _index(
         for count, member in enumerate(archive):
             if count >= MAX_MEMBERS:
                 raise DataError(f"{path} has more than {MAX_MEMBERS:,} members: unpack it, give folder:")
-            # tarfile keeps every member seen, which for millions of them is more memory than the images.
+            # tarfile keeps all members, which for millions takes more memory than the images.
             archive.members = []  # type: ignore[attr-defined]
             if not member.isreg() or member.issparse():
                 continue
@@ -121,13 +121,12 @@ def _index(
 def open_archive(
     path: Path, *, wanted: Callable[[str], bool] = is_image_name, limit: int = MAX_UNPACKED
 ) -> Archive:
-    """Index the members of a ``.tar`` or ``.tar.gz`` (recognised by the content) whose names are ``wanted``; default: the images.
+    """Index the members of a ``.tar`` or ``.tar.gz`` (recognised by the content) whose names are ``wanted``; default: images.
 
-    A plain tar stays on disk; a gzipped one is unpacked into memory, at most ``limit`` bytes of it, whatever
-    its headers say.
+    A plain tar stays on disk; a gzipped one is decompressed into memory, up to ``limit`` bytes.
 
     Raises:
-        DataError: missing, no tar, damaged, truncated, too large, or with member names that point outside.
+        DataError: missing, not a tar archive, damaged, truncated, too large, or with member names that point outside.
     """
     try:
         with path.open("rb") as stream:
@@ -169,8 +168,8 @@ class ArchiveImages(FileImages):
     """Images decoded from archives; ``paths`` hold ``ARCHIVE!member`` for the messages.
 
     Attributes:
-        archives: one or several.
-        members: int64 [N, 2], the archive of each image and its number there.
+        archives: the archives.
+        members: int64 [N, 2], archive and member number of each image.
     """
 
     archives: list[Archive] = field(repr=False)
@@ -182,6 +181,6 @@ class ArchiveImages(FileImages):
         return self.archives[int(archive)].read(int(member))
 
     def image_path(self, i: int) -> str | None:
-        """None: an image inside an archive has no path of its own."""
+        """None: images in archives have no path."""
         del i
         return None

@@ -1,4 +1,4 @@
-"""NumPy's own files, read with every size compared before anything is allocated: the one loader of ``.npy`` and ``.npz``."""
+"""Safe loader of ``.npy`` and ``.npz``: checks all sizes before allocating memory."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from ..errors import DataError
 from ..inputs import check_file, check_memory
 
 _HEADER_LIMIT = 10_000  # characters of a .npy header
-_MEMBERS = 10_000  # of an .npz: each is opened to see what it is
+_MEMBERS = 10_000  # of an .npz: all headers are read
 _BLOCK = 1 << 20
 ZIP_ERRORS = (
     zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, OSError, EOFError, NotImplementedError, RuntimeError, ValueError,
 )  # fmt: skip
-"""What the standard library raises over damaged zip archives."""
+"""Exceptions of the standard library for damaged zip archives."""
 
 
 def without_gradient(value: Any) -> Any:
-    """A tensor, on whatever device, as an array; anything else as it is."""
+    """A tensor on any device as an array; other objects unchanged."""
     return value.detach().cpu().numpy() if hasattr(value, "detach") else value
 
 
@@ -51,13 +51,13 @@ class NpyHeader(NamedTuple):
 
 
 def npy_header(file: IO[bytes], where: str, size: int) -> NpyHeader:
-    """The header of an array in ``.npy`` form; leaves ``file`` at the array's first byte.
+    """Read the header of a ``.npy`` array, up to the array's first byte.
 
     Args:
-        size: bytes that the file (or the member of an archive) has: as many as the header asks for.
+        size: size of the file (or archive member) in bytes, which must match the header.
 
     Raises:
-        DataError: not a plain array, truncated, or with something behind it.
+        DataError: not a plain array, truncated, or with trailing data.
     """
     try:
         start = file.read(2)
@@ -85,19 +85,19 @@ def npy_header(file: IO[bytes], where: str, size: int) -> NpyHeader:
         why = " ".join(str(error).split())[:80]
         raise DataError(f"{where} is not a .npy array, or it is truncated ({why})") from None
     if dtype.hasobject:
-        raise DataError(f"{where} holds Python objects, which are not loaded: save an array of numbers")
+        raise DataError(f"{where} contains Python objects, which are not loaded: save an array of numbers")
     whole = header.offset + header.nbytes
     if size < whole:
         raise DataError(f"{where} is truncated: {size:,} bytes of {whole:,}; copy it again")
     if size > whole:
         raise DataError(
-            f"{where} has {size - whole:,} bytes behind its array: it is damaged, or holds several"
+            f"{where} has {size - whole:,} bytes after its array: it is damaged, or contains several"
         )
     return header
 
 
 class _Again:
-    """A file whose first bytes have been read already."""
+    """A file whose first bytes have already been read."""
 
     def __init__(self, start: bytes, file: IO[bytes]) -> None:
         self._start, self._file = start, file
@@ -111,10 +111,10 @@ def read_npy(path: Path, what: str) -> NDArray[Any]:
     """The array of a ``.npy`` file.
 
     Args:
-        what: what it should be, for errors.
+        what: expected content, for errors.
 
     Raises:
-        DataError: missing, no plain array, damaged, truncated, or larger than the memory that is free.
+        DataError: missing, not a plain array, damaged, truncated, or larger than free memory.
     """
     size = check_file(path, what)
     try:
@@ -127,21 +127,21 @@ def read_npy(path: Path, what: str) -> NDArray[Any]:
 
 
 def _array(file: IO[bytes], header: NpyHeader, where: str) -> NDArray[Any]:
-    """The array behind its header."""
+    """Read the array after its header."""
     flat = np.empty(math.prod(header.shape), header.dtype)
     view = memoryview(flat.view(np.uint8) if flat.nbytes else b"")  # type: ignore[arg-type]
     while view.nbytes:
-        # In blocks, since the reader of an archive makes a copy of what it returns.
+        # In blocks, since the archive reader copies its results.
         got = file.readinto(view[:_BLOCK])  # type: ignore[attr-defined]
         if not got:
-            raise DataError(f"{where} was cut off while it was read: start again")
+            raise DataError(f"{where} was truncated while it was read: start again")
         view = view[got:]
     return flat.reshape(header.shape, order="F" if header.fortran else "C")
 
 
 @contextlib.contextmanager
 def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
-    """An ``.npz`` file, whatever is wrong with it as one error."""
+    """Open an ``.npz`` file; all its errors become one DataError."""
     check_file(path, "an .npz archive")
     try:
         with zipfile.ZipFile(path) as archive:
@@ -154,16 +154,16 @@ def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def npz_arrays(path: Path) -> dict[str, NpyHeader]:
-    """The headers of the arrays of an ``.npz`` by name; nothing else is unpacked.
+    """Headers of the arrays of an ``.npz`` by name, without reading the arrays.
 
     Raises:
-        DataError: not such an archive.
+        DataError: not an ``.npz``.
     """
     out: dict[str, NpyHeader] = {}
     with _archive(path) as archive:
         members = archive.infolist()
         if len(members) > _MEMBERS:
-            raise DataError(f"{path} has {len(members):,} members: {_MEMBERS:,} arrays are possible at most")
+            raise DataError(f"{path} has {len(members):,} members: at most {_MEMBERS:,} arrays are possible")
         for member in members:
             if member.filename.endswith(".npy"):
                 with archive.open(member) as file:
@@ -173,10 +173,10 @@ def npz_arrays(path: Path) -> dict[str, NpyHeader]:
 
 
 def npz_array(path: Path, name: str, memory: int | None = None) -> NDArray[Any]:
-    """One array of an ``.npz``, its checksum compared.
+    """Read one array of an ``.npz`` and check its checksum.
 
     Args:
-        memory: budget in bytes; default what is free.
+        memory: budget in bytes (default: free memory).
 
     Raises:
         DataError: damaged, or larger than the budget.
@@ -191,5 +191,5 @@ def npz_array(path: Path, name: str, memory: int | None = None) -> NDArray[Any]:
             header = npy_header(file, where, member.file_size)
             check_memory(header.nbytes, where, memory, "save it as .npy, which is streamed")
             array = _array(file, header, where)
-            file.read(1)  # at the end the checksum is compared
+            file.read(1)  # checks the checksum
     return array

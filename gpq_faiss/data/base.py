@@ -1,4 +1,4 @@
-"""What every data source gives: items with ids and perhaps labels, read by position, a block at a time."""
+"""Interface of all data sources: items with ids and optional labels, read in blocks by row."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .labels import Labels, Rows, rows_that
 
 
 class BadItems:
-    """Counts items that cannot be read and gives up beyond a limit.
+    """Counts unreadable items and raises beyond a limit.
 
-    An item counts once however often it is read (an epoch reads it again). Safe to call from several threads.
+    An item counts once, however often it is read. Thread-safe.
 
     Args:
-        total: N, the number of items that the limit is a fraction of.
-        limit: fraction of bad items allowed (0.01 = 1 %); one more raises.
-        what: plural noun for the messages.
+        total: N, the number of items.
+        limit: allowed fraction of bad items (0.01 = 1 %).
+        what: plural noun for messages.
     """
 
     def __init__(self, total: int, limit: float = 0.01, what: str = "images") -> None:
@@ -37,19 +37,19 @@ class BadItems:
 
     @property
     def count(self) -> int:
-        """Bad items met so far."""
+        """Number of bad items so far."""
         return len(self._seen)
 
     @property
     def positions(self) -> list[int]:
-        """Their positions, sorted."""
+        """Their rows, sorted."""
         return sorted(self._seen)
 
     def add(self, position: int, name: str, why: str) -> None:
-        """Note a bad item.
+        """Record a bad item.
 
         Raises:
-            DataError: more than ``limit`` of the items are bad now; names the first few.
+            DataError: more than ``limit`` of the items are bad; names the first few.
         """
         with self._lock:
             if position in self._seen:
@@ -80,13 +80,13 @@ class Dataset(ABC):
 
     Attributes:
         name: as given by the user, for messages and reports.
-        ids: int64 [N], what a search returns for each item.
-        fingerprint: hash over the content (or what stands for it: paths, sizes), the labels and the ids.
-        labels: None where the source has none at all.
-        notes: what happened while loading, for people ("3 of 1,000 images missing, left out").
-        official: uint8 [N], 0 train and 1 test, where the source comes with such a split.
+        ids: int64 [N], returned by searches.
+        fingerprint: hash over content (or paths and sizes), labels and ids.
+        labels: None if the source has none.
+        notes: remarks on loading, for the user ("3 of 1,000 images missing, left out").
+        official: uint8 [N], 0 train and 1 test, if the source has such a split.
         kind: ``images`` or ``features``.
-        texts: by name, texts StringDType [N] of the items; ``name`` is the path or key of an item.
+        texts: text columns, StringDType [N]; ``name`` is the path or key of an item.
     """
 
     name: str
@@ -114,10 +114,10 @@ class Dataset(ABC):
 
     @abstractmethod
     def read(self, rows: Rows) -> Any:
-        """The items at ``rows`` (a slice, or an array of positions), in that order."""
+        """The items at ``rows`` (a slice or an array of row numbers), in that order."""
 
     def texts_of_ids(self) -> dict[str, Callable[[NDArray[np.int64]], Texts]]:
-        """By name, what gives the texts of ids [n]; where an id occurs more than once, of the first such item."""
+        """Column name -> function from ids [n] to texts; of repeated ids the first item counts."""
         if not self.texts:
             return {}
         order = np.argsort(self.ids, kind="stable")
@@ -146,7 +146,7 @@ class Dataset(ABC):
 
 @dataclass(kw_only=True)
 class FeatureDataset(Dataset):
-    """Ready-made vectors of ``width`` numbers; sub-classes implement :meth:`_read`."""
+    """Feature vectors of ``width`` numbers; sub-classes implement :meth:`_read`."""
 
     width: int
     kind: Literal["images", "features"] = "features"
@@ -159,12 +159,12 @@ class FeatureDataset(Dataset):
         """float32 [n, width], C-contiguous, every row finite and not all zero.
 
         Raises:
-            DataError: names the rows that hold NaN or infinity, or are all zero (no direction, so no code);
-                or the file is damaged.
+            DataError: rows (named) with NaN or infinity, or all zero (no direction, so no code); or a damaged
+                file.
         """
         x = np.ascontiguousarray(self._read(rows), dtype=np.float32)
-        # One pass finds both: the sum of squares is 0 for a zero row and not finite for NaN and infinity;
-        # float64, so that neither large finite values overflow nor small ones vanish.
+        # The sum of squares is 0 for a zero row and not finite for NaN and infinity; float64 avoids overflow and
+        # underflow.
         square = np.einsum("nd,nd->n", x, x, dtype=np.float64)
         bad = np.flatnonzero(~np.isfinite(square) | (square == 0.0))
         if bad.size:
@@ -186,9 +186,9 @@ class ImageDataset(Dataset):
     """Images as uint8 RGB arrays.
 
     Attributes:
-        mirrors: whether a mirrored image still means the same (not so for digits).
-        native_size: the side in pixels where all images are squares of one size (32 for CIFAR-10), else None.
-        bad: count of the images that could not be read, with its limit.
+        mirrors: whether mirrored images keep their meaning (not for digits).
+        native_size: side in pixels if all images are squares of one size (32 for CIFAR-10), else None.
+        bad: counter of unreadable images, with its limit.
     """
 
     native_size: int | None = None
@@ -203,13 +203,13 @@ class ImageDataset(Dataset):
 
     @abstractmethod
     def read(self, rows: Rows) -> list[NDArray[np.uint8] | None]:
-        """Images [H, W, 3]; None for one that is broken or missing, which :attr:`bad` has then counted.
+        """Images [H, W, 3]; None for broken or missing ones, which :attr:`bad` counts.
 
         Raises:
             DataError: too many are bad.
         """
 
     def image_path(self, i: int) -> str | None:
-        """Where image ``i`` lies as a file, if it does."""
+        """File path of image ``i``, if it is a file."""
         del i
         return None

@@ -1,4 +1,4 @@
-"""``cifar10``: the 60,000 images through torchvision's own class and download."""
+"""``cifar10``: the 60,000 images through torchvision."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .images import ArrayImages, array_fingerprint
 from .labels import Labels
 
 CACHE = Path("~/.cache/gpq-faiss")
-"""Where downloads go unless a root is given."""
+"""Default folder of downloads."""
 
-_TIMEOUT = 30.0  # seconds without an answer, after which a download counts as impossible
+_TIMEOUT = 30.0  # timeout of a download in seconds
 
 
 @contextlib.contextmanager
 def network_timeout() -> Iterator[None]:
-    """Let a silent network fail in 30 s: torchvision downloads without any timeout of its own."""
+    """Set a timeout of 30 s, which torchvision's download lacks."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(_TIMEOUT)
     try:
@@ -34,20 +34,19 @@ def open_cifar10(root: str | None = None, *, download: bool = True) -> ArrayImag
     """CIFAR-10: 32 x 32 RGB, ten classes; the 50,000 training images first, then the 10,000 of the test
     batch.
 
-    The batches are pickles. torchvision's class compares the MD5 of every batch with the published value
-    before it unpickles any, and that of the class names likewise, so a foreign file is refused, never
-    executed; nothing here unpickles them.
+    The batches are pickles. torchvision compares the MD5 of batches and class names with published values
+    before unpickling, so foreign files are rejected, never executed.
 
     Args:
-        root: folder that holds (or gets) ``cifar-10-batches-py/`` or ``cifar-10-python.tar.gz``; default
+        root: folder with (or for) ``cifar-10-batches-py/`` or ``cifar-10-python.tar.gz``; default
             ``~/.cache/gpq-faiss``.
-        download: fetch it if it is not there.
+        download: download it if missing.
 
     Returns:
-        The set, ``official`` marking train (0) and test (1); ids are the positions.
+        The data set, ``official`` marking train (0) and test (1); ids are row numbers.
 
     Raises:
-        DataError: not found and not available for download, or damaged; names the file and where to put it.
+        DataError: not found and not downloadable, or damaged; names the file and where to put it.
     """
     from torchvision.datasets import CIFAR10
     from torchvision.datasets.utils import check_integrity
@@ -62,18 +61,18 @@ def open_cifar10(root: str | None = None, *, download: bool = True) -> ArrayImag
         raise DataError(f"cifar10: {folder} is not a folder: {remedy}")
     if folder.is_dir() and (folder / "train").is_dir():
         remedy += f"; images in train/CLASS/ and test/CLASS/ are read by folder:{folder}"
-    # With the whole archive at hand torchvision's "download" unpacks it, without any network.
+    # If the archive is there, torchvision's "download" unpacks it without network access.
     fetch = download or check_integrity(str(archive), CIFAR10.tgz_md5)
     try:
         with network_timeout():
             train = CIFAR10(str(folder), train=True, download=fetch)
             test = CIFAR10(str(folder), train=False, download=False)
     except RuntimeError:
-        # torchvision's word for a missing or altered file.
+        # torchvision's error for a missing or altered file.
         raise DataError(f"cifar10: not found, or damaged, in {folder}: {remedy}") from None
     except OSError as error:
         why = getattr(error, "reason", None) or error.strerror or error
-        raise DataError(f"cifar10 cannot be had ({why}): {remedy}") from None
+        raise DataError(f"cifar10 is not available ({why}): {remedy}") from None
     images = np.concatenate([train.data, test.data])
     labels = Labels.from_ids(np.asarray(train.targets + test.targets), tuple(train.classes))
     official = np.zeros(len(images), dtype=np.uint8)

@@ -16,7 +16,7 @@ def open_digits() -> ArrayImages:
     """1,797 images of 8 x 8 grey pixels in ten classes (UCI Optical Recognition of Handwritten Digits, test
     part).
 
-    The 17 levels 0 .. 16 are spread over 0 .. 255. There is no official split. ids are the positions.
+    The 17 levels 0 .. 16 are scaled to 0 .. 255. There is no official split. ids are row numbers.
     """
     table = _table()
     images = np.rint(table[:, :-1].reshape(-1, 8, 8) * (255.0 / 16.0)).astype(np.uint8)
@@ -33,7 +33,7 @@ def open_digits() -> ArrayImages:
 
 
 def _table() -> NDArray[np.float64]:
-    """64 levels and the class of every image, [1797, 65]: scikit-learn's own file, since importing scikit-learn takes seconds."""
+    """64 levels and the class of every image, [1797, 65], from scikit-learn's file, since importing scikit-learn takes seconds."""
     found = importlib.util.find_spec("sklearn")
     if found is not None and found.origin is not None:
         path = Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"

@@ -1,4 +1,4 @@
-"""Items drawn or named for a role: as many of each class, a share of them, or what a file lists."""
+"""Select items for a role: a number per class, a fraction, or those listed in a file."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ QUERY, LABELLED = range(2)  # streams of random numbers
 
 
 def permuted(rows: Rows, seed: int, stream: int, c: int = 0) -> Rows:
-    """``rows`` in an order that depends on seed, purpose (``stream``) and class alone."""
+    """``rows`` in a random order that depends only on seed, purpose (``stream``) and class."""
     return np.random.default_rng([seed, stream, c]).permutation(rows)
 
 
 def _rare_first(labels: Labels) -> list[int]:
-    """Classes that have items, the rarest first, so that the common ones do not use up their items."""
+    """Classes with items, rarest first, so that common ones do not use up shared items."""
     counts = labels.counts()
     return [int(c) for c in np.argsort(counts, kind="stable") if counts[c]]
 
@@ -32,15 +32,15 @@ def _rare_first(labels: Labels) -> list[int]:
 def draw(
     labels: Labels, free: NDArray[np.bool_], wanted: Callable[[int, int, int], int], seed: int, stream: int
 ) -> Rows:
-    """Items for each class in turn, none twice; ``free`` [N] says which may be taken and loses those that are.
+    """Draw items per class, none twice; ``free`` [N] marks available items and is updated.
 
     Args:
-        wanted: (class, its items in all, its free ones) -> how many to take of it.
+        wanted: (class, its number of items, of free items) -> number to draw.
     """
     counts = labels.counts()
     taken: list[Rows] = []
     for c in _rare_first(labels):
-        # The order is that of all the class, so that a larger draw contains a smaller one.
+        # The order is of the whole class, so that larger draws contain smaller ones.
         order = permuted(np.flatnonzero(labels.column(c)), seed, stream, c)
         order = order[free[order]]
         chosen = order[: wanted(c, int(counts[c]), len(order))]
@@ -50,7 +50,7 @@ def draw(
 
 
 def read_rows(path: str | Path, ids: NDArray[np.int64], what: str = "--labelled") -> Rows:
-    """Positions of the items that a file names: a ``.npy`` of whole numbers, or text with one per line.
+    """Rows of the items listed in a file: ``.npy`` integers, or text with one per line.
 
     The numbers are ids if all of them are ids of the data set, else row numbers (from 0).
 
@@ -72,12 +72,12 @@ def read_rows(path: str | Path, ids: NDArray[np.int64], what: str = "--labelled"
     unknown = values[~known]
     raise DataError(
         f"{what} {path}: {int(unknown[0])} is neither an id of the data nor a row number below {len(ids):,}"
-        f" ({len(unknown):,} such)"
+        f" ({len(unknown):,} in all)"
     )
 
 
 def parse_labelled(spec: str) -> tuple[Literal["all", "count", "fraction", "file"], float]:
-    """What a ``--labelled`` means: the kind, and its number.
+    """Parse ``--labelled``: its kind and number.
 
     Raises:
         UsageError: a number that is neither N-per-class nor a fraction (0.05 or 5%).
@@ -99,7 +99,7 @@ def parse_labelled(spec: str) -> tuple[Literal["all", "count", "fraction", "file
 
 
 def parse_queries(spec: str) -> int | str:
-    """What a ``--queries`` means: how many of each class, or a file of them.
+    """Parse ``--queries``: a number per class, or a file.
 
     Raises:
         UsageError: a number that is not N-per-class.
@@ -122,20 +122,20 @@ def resolve_labelled(
     ids: NDArray[np.int64],
     reserved: str = "",
 ) -> Rows:
-    """The items whose labels the training may see.
+    """Choose the items whose labels the training may use.
 
     Args:
-        spec: ``N-per-class``; a fraction of the items of each class; ``all``; a file (:func:`read_rows`); None for
-            a twelfth of each class, which is the paper's 500 on CIFAR-10.
+        spec: ``N-per-class``; a fraction of the items of each class; ``all``; a file (:func:`read_rows`); None:
+            a twelfth of each class, the paper's 500 on CIFAR-10.
         labels: of all items.
-        free: bool [N], the items that may be taken; loses those that are.
-        seed: of the draw.
+        free: bool [N], available items; updated.
+        seed: random seed.
         ids: int64 [N].
-        reserved: what the items that are not free are for, in messages ("10 queries").
+        reserved: use of the unavailable items, for messages ("10 queries").
 
     Raises:
-        UsageError: ``spec`` cannot be right.
-        DataError: a class has too few items; the file is wrong, or names queries or items without label.
+        UsageError: invalid ``spec``.
+        DataError: a class with too few items; an invalid file, or one that names queries or unlabelled items.
     """
     kind, number = ("fraction", 1 / 12) if spec is None else parse_labelled(spec)
     labelled_items = labels.has()
@@ -165,7 +165,7 @@ def resolve_labelled(
                 besides = f" besides {reserved}" if reserved else ""
                 raise DataError(
                     f"class '{labels.class_names[c]}' has {total:,} items, {left:,} of them free; "
-                    f"--labelled {spec} asks for {int(number):,}{besides}: lower it"
+                    f"--labelled {spec} needs {int(number):,}{besides}: lower it"
                 )
             return int(number)
 
@@ -174,7 +174,7 @@ def resolve_labelled(
 
 
 def require_each_class(labels: Labels, labelled: Rows, classes: NDArray[Any] | None = None) -> None:
-    """Raise if a class has no labelled item: the classifier could not learn it."""
+    """Raises DataError: a class has no labelled item, so it cannot be learnt."""
     counts = labels.take(labelled).counts()
     for c in range(labels.n_classes) if classes is None else classes:
         if counts[c] == 0:
@@ -184,5 +184,5 @@ def require_each_class(labels: Labels, labelled: Rows, classes: NDArray[Any] | N
 
 
 def ids_or_rows(labels: Labels, ids: NDArray[np.int64] | None) -> NDArray[np.int64]:
-    """``ids``, or the row numbers where there are none: int64 [N]."""
+    """``ids``, or row numbers if None: int64 [N]."""
     return np.arange(len(labels)) if ids is None else ids

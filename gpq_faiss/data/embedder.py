@@ -1,4 +1,4 @@
-"""From items in any form to vectors, whatever runs the network."""
+"""Base class of encoders: from items in any form to vectors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Embedder(ABC):
     @property
     @abstractmethod
     def source(self) -> Path:
-        """The file or folder that it was loaded from."""
+        """File or folder it was loaded from."""
 
     @property
     @abstractmethod
@@ -34,12 +34,12 @@ class Embedder(ABC):
     @property
     @abstractmethod
     def input_width(self) -> int:
-        """Width of the features that it takes (0 for images)."""
+        """Width of input features (0 for images)."""
 
     @property
     @abstractmethod
     def image_size(self) -> int:
-        """Side of the images that it takes (0 for features)."""
+        """Side of input images in pixels (0 for features)."""
 
     @property
     @abstractmethod
@@ -49,16 +49,16 @@ class Embedder(ABC):
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """Names weights and codebooks; features, codes and indexes carry it."""
+        """Hash of weights and codebooks, stored in features, codes and indexes."""
 
     @property
     @abstractmethod
     def codebooks_fingerprint(self) -> str:
-        """Of the codebooks; an index must have the same."""
+        """Hash of the codebooks; an index must have the same."""
 
     @abstractmethod
     def batch_size(self, dataset: Dataset) -> int:
-        """Items a batch, unless a caller says otherwise."""
+        """Default number of items per batch."""
 
     @abstractmethod
     def _vectors(
@@ -66,31 +66,30 @@ class Embedder(ABC):
     ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]: ...
 
     def embed(self, values: Any, *, queries: bool = False) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Vectors float32 [n, M·d] of what a program holds.
+        """Vectors float32 [n, M·d] of items in memory.
 
         Args:
-            values: for a model of features, vectors [n, width] of any numbers (arrays, lists, tensors). For one of images: paths, encoded
-                bytes, PIL images, arrays or tensors [H, W, 3] or [3, H, W] of uint8 or of floats from 0 to 1; one, a list, or a batch. They
-                are brought to the model's size as in training.
-            queries: whether an index is searched with the vectors; without it they are those that are coded. Models with class networks
-                (``recommended``) make different ones of them.
+            values: for a model of features, vectors [n, width] (array, list or tensor). For a model of images, one or several (a list or
+                batch) of: paths, encoded bytes, PIL images, arrays or tensors [H, W, 3] or [3, H, W] of uint8 or of floats from 0 to 1.
+                Images are resized as in training.
+            queries: compute query vectors instead of item vectors. They differ for models with class networks (``recommended``).
 
         Returns:
-            The vectors, and bool [n]: whether each has a direction in every sub-space (if not, it has no code).
+            The vectors, and bool [n]: whether each has a non-zero finite sub-vector in every sub-space (else it has no code).
 
         Raises:
-            DataError: what is no such item, or cannot be read; names its place.
-            UsageError: vectors of items from an ONNX file, which has those of queries only.
+            DataError: an invalid or unreadable item; names its row.
+            UsageError: item vectors from an ONNX file, which encodes queries only.
         """
         if self.input_kind == "features":
             return self._vectors(to_vectors(values, self.input_width), queries)
         return self._vectors(to_images(values, self.image_size), queries)
 
     def check(self, dataset: Dataset) -> None:
-        """Refuse data of another kind or width than the model takes.
+        """Check that data fit the model.
 
         Raises:
-            MismatchError: naming both.
+            MismatchError: another kind or width; names both.
         """
         if dataset.kind != self.input_kind:
             raise MismatchError(
@@ -112,7 +111,7 @@ class Embedder(ABC):
         batch_size: int = 0,
         queries: bool = False,
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
-        """Positions and vectors of the items at ``rows`` (default: all), a batch at a time; broken images are left out.
+        """Yield rows and vectors of the items at ``rows`` (default: all) in batches, without broken images.
         ``queries`` as in :meth:`embed`.
 
         Raises:
@@ -131,7 +130,7 @@ class Embedder(ABC):
         *,
         run: Callable[[NDArray[Any]], tuple[Any, NDArray[np.bool_]]],
     ) -> Iterator[tuple[NDArray[np.int64], Any]]:
-        """Positions, and what ``run`` makes of the items there."""
+        """Yield rows, and the output of ``run`` for their items."""
         self.check(dataset)
         positions = np.arange(len(dataset)) if rows is None else rows
         size = batch_size or self.batch_size(dataset)
@@ -154,7 +153,7 @@ class Embedder(ABC):
         queries: bool = False,
         progress: Progress | None = None,
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """All of :meth:`batches` together: positions int64 [n] and vectors float32 [n, M·d]."""
+        """:meth:`batches` concatenated: rows int64 [n] and vectors float32 [n, M·d]."""
         M, _, d = self.shape
         there: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
         parts: list[NDArray[np.float32]] = [np.empty((0, M * d), np.float32)]

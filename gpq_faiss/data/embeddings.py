@@ -1,4 +1,4 @@
-"""``features:FILE``: vectors that people already hold (CLIP, DINO, EfficientNet ...), whatever they are stored in."""
+"""``features:FILE``: existing embeddings (CLIP, DINO, EfficientNet ...) in several file formats."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LABELS = ("labels", "label", "y")
 IDS = ("ids", "id")
 CLASS_NAMES = ("class_names", "classes")
 NAMES = ("name", "names", "path", "paths", "key", "keys")
-"""Of columns that tell an item: it is called so in results."""
+"""Column names of item names, which results show."""
 
 SUFFIXES = {
     ".npy": "npy",
@@ -53,7 +53,7 @@ SUFFIXES = {
 
 @dataclass
 class _Source:
-    """What a file gave."""
+    """Contents of a file."""
 
     vectors: Vectors
     labels: Labels | None = None
@@ -66,13 +66,13 @@ class FileFeatures(FeatureDataset):
     """Vectors in a file, streamed.
 
     Attributes:
-        vectors: where they are.
+        vectors: their source.
     """
 
     vectors: Vectors
 
     def _read(self, rows: Rows) -> NDArray[np.float32]:
-        # float64 beyond the range of float32 becomes infinity, which the caller finds and names.
+        # float64 beyond the range of float32 becomes infinity, which the caller reports.
         with np.errstate(over="ignore"):
             return self.vectors.read(rows).astype(np.float32, copy=False)
 
@@ -125,7 +125,7 @@ def _hdf5(path: Path, want_labels: bool, memory: int | None, keep: Sequence[str]
         raise UsageError(f"--keep {','.join(keep)}: {path} has no columns to keep: use CSV, Parquet or .npz")
     check_memory(16 * len(features), f"{path}: ids and labels", memory)
     if features.name == "features" and read_hdf5_array(path, ["codebooks"], required=False) is not None:
-        # Our own features.h5: its labels are packed, so no guess at their form could be right.
+        # Our features.h5: its labels are packed, so their form is known.
         with RowReader(path, kind="features") as reader:
             source.ids = reader.ids()
             source.texts = reader.texts()
@@ -145,7 +145,7 @@ def _hdf5(path: Path, want_labels: bool, memory: int | None, keep: Sequence[str]
 
 
 def label_cell(value: Any) -> tuple[str, ...]:
-    """Labels of a Parquet cell: nothing, a number, a text, or a list of those."""
+    """Labels of a Parquet cell: empty, a number, a text, or a list of these."""
     if value is None or (isinstance(value, float) and np.isnan(value)):
         return ()
     if isinstance(value, str):
@@ -153,7 +153,7 @@ def label_cell(value: Any) -> tuple[str, ...]:
     if isinstance(value, list):
         return tuple(dict.fromkeys(name for item in value for name in label_cell(item)))
     if isinstance(value, float) and value.is_integer():
-        value = int(value)  # pandas makes floats of a whole-number column with gaps
+        value = int(value)  # pandas converts integer columns with gaps to float
     return () if value == -1 else (str(value),)
 
 
@@ -201,7 +201,7 @@ def _parquet_ids(path: Path, name: str, what: str, memory: int | None) -> NDArra
 
 
 def _open(file: Path, want_labels: bool, memory: int | None, keep: Sequence[str]) -> tuple[_Source, str]:
-    """What one file gives, and a hash of its content. Raises as :func:`open_features`."""
+    """Contents of one file, and their hash. Raises as :func:`open_features`."""
     form = SUFFIXES.get(file.suffix.lower(), "")
     if not form and file.exists():
         raise DataError(
@@ -224,7 +224,7 @@ def _open(file: Path, want_labels: bool, memory: int | None, keep: Sequence[str]
 
 
 def _joined(files: Sequence[Path], parts: Sequence[_Source]) -> _Source:
-    """The rows of several files, one after the other."""
+    """Concatenated rows of several files."""
     for what, has in (
         ("labels", [part.labels is not None for part in parts]),
         ("ids", [part.ids is not None for part in parts]),
@@ -232,7 +232,7 @@ def _joined(files: Sequence[Path], parts: Sequence[_Source]) -> _Source:
     ):
         if any(has) and not all(has):
             raise DataError(
-                f"{files[has.index(True)]} has {what}, {files[has.index(False)]} has none: all files or none may"
+                f"{files[has.index(True)]} has {what}, {files[has.index(False)]} has none: either all files or none may have them"
             )
     joined = _Source(ConcatVectors([part.vectors for part in parts], [str(file) for file in files]))
     labels = [part.labels for part in parts if part.labels is not None]
@@ -257,27 +257,28 @@ def open_features(
     keep: Sequence[str] = (),
     memory: int | None = None,
 ) -> FileFeatures:
-    """Vectors of a file as a data set; rows are checked when they are read.
+    """Open a file of vectors as a data set; rows are checked when read.
 
     ====================  ======================================================================================
     ``.npy``              a matrix of numbers of 1 to 8 bytes, stored by rows; streamed
     ``.npz``              an array ``features``, or the only matrix; ``labels``, ``ids``, ``class_names``; in memory
-    ``.h5``, ``.hdf5``    a dataset of :data:`FEATURES`; ``labels``, ``ids``; streamed (``features.h5`` of ours too)
+    ``.h5``, ``.hdf5``    a dataset of :data:`FEATURES`; ``labels``, ``ids``; streamed (also our ``features.h5``)
     ``.parquet``, ``.pq``  a list column of :data:`FEATURES`; ``label(s)``, ``id(s)``; streamed by row group
     ====================  ======================================================================================
 
     Labels are class numbers with -1 for none, 0/1 rows, or (Parquet) names, with empty for none.
 
     Args:
-        path: the file, or a pattern of several whose rows follow each other (:func:`.paths.files_of`: ``shard-*.npy``, URLs).
+        path: the file, or a pattern of several files, concatenated (:func:`.paths.files_of`: ``shard-*.npy``, URLs).
         labels: a file of labels instead of those inside: see :func:`~gpq_faiss.data.label_files.read_labels`.
         ids: a file of ids instead of those inside: see :func:`~gpq_faiss.data.id_files.read_ids`.
-        keep: columns of texts that travel with the items, besides their names (:data:`NAMES`).
-        memory: budget in bytes for what a compressed file is unpacked to; default what is free.
+        keep: text columns to store with the items, besides their names (:data:`NAMES`).
+        memory: budget in bytes for the decompressed size of a compressed file (default: free memory).
 
     Raises:
-        UsageError: ``keep`` of a file without columns.
-        DataError: missing, empty, truncated or foreign; larger than the budget; not a matrix of numbers; ids or labels that do not fit.
+        UsageError: ``keep`` for a file without columns.
+        DataError: missing, empty, truncated or of another format; larger than the budget; not a matrix of numbers; ids or labels that
+            do not fit.
     """
     files = files_of(path)
     wanted = labels is None

@@ -31,7 +31,7 @@ CLASSES = (
 )
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
-"""Where Debian's package dataset-fashion-mnist puts the files."""
+"""Folder of Debian's package dataset-fashion-mnist."""
 
 _PARTS = (
     "train-images-idx3-ubyte",
@@ -53,14 +53,14 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
 
     Args:
         path: the file.
-        dimensions: how many it must have (3 for images, 1 for labels).
+        dimensions: required number (3 for images, 1 for labels).
 
     Returns:
         uint8 array of the shape in its header.
 
     Raises:
         DataError: missing, not idx, of another type or number of dimensions, empty, too large,
-            truncated, with bytes left over, or damaged gzip data.
+            truncated, with trailing bytes, or damaged gzip data.
     """
     header = 4 + 4 * dimensions
     try:
@@ -112,7 +112,7 @@ def _download(folder: Path) -> None:
     except (OSError, RuntimeError) as error:
         why = getattr(error, "reason", None) or error
         raise DataError(
-            f"fashion-mnist cannot be had ({' '.join(str(why).split())}): "
+            f"fashion-mnist is not available ({' '.join(str(why).split())}): "
             f"put {', '.join(_PARTS)} (or .gz) in {folder}, "
             "install Debian's dataset-fashion-mnist, or name their folder with --root"
         ) from None
@@ -126,13 +126,13 @@ def open_fashion_mnist(root: str | None = None, *, download: bool = True) -> Arr
 
     Args:
         root: folder with the four idx files (plain or .gz; also torchvision's ``FashionMNIST/raw`` below it).
-        download: fetch them if they are not there.
+        download: download them if missing.
 
     Returns:
-        The set, ``official`` marking train (0) and test (1); ids are the positions.
+        The data set, ``official`` marking train (0) and test (1); ids are row numbers.
 
     Raises:
-        DataError: not there and not to be had, damaged, or images and labels that do not fit together.
+        DataError: not found and not downloadable, damaged, or inconsistent images and labels.
     """
     folder = Path(root).expanduser() if root is not None else CACHE.expanduser()
     files = _find_all(folder)
@@ -140,7 +140,7 @@ def open_fashion_mnist(root: str | None = None, *, download: bool = True) -> Arr
         folder, files = DEBIAN, _find_all(DEBIAN)
     if len(files) < len(_PARTS) and download:
         if files:
-            # A folder with some of the files is the user's own: name what is missing instead of mixing in others.
+            # A folder with some of the files is the user's: report what is missing instead of mixing sources.
             download = False
         else:
             _download(folder)

@@ -28,13 +28,13 @@ _ARCHIVES = (".tar", ".tar.gz", ".tgz")
 
 @dataclass(frozen=True)
 class Layout:
-    """What the names of the images say.
+    """Labels and split derived from image names.
 
     Attributes:
-        order: int64 [N], positions into the names: train before test, then by class, then by name.
+        order: int64 [N], indices of the names: train before test, then by class, then by name.
         classes: N class names in that order; None is unlabelled.
-        official: uint8 [N] in that order, where there are both train and test.
-        notes: for people.
+        official: uint8 [N] in that order, if there are both train and test.
+        notes: for the user.
     """
 
     order: NDArray[np.int64]
@@ -44,7 +44,7 @@ class Layout:
 
 
 def is_test_split(name: str, parts: Container[str]) -> bool:
-    """Whether the part ``name`` of a data set is its test part: ``test``, or ``val`` where there is no ``test`` among the ``parts``."""
+    """Whether the part ``name`` of a data set is its test part: ``test``, or ``val`` if there is no ``test`` among the ``parts``."""
     has_test = any(part in parts for part in _TEST)
     return name.lower() in _TEST or (name.lower() in _VALIDATION and not has_test)
 
@@ -53,9 +53,8 @@ def layout_of(names: Sequence[str]) -> Layout:
     """Find classes and split in relative names with ``/``.
 
     ``CLASS/.../x.jpg`` is labelled by its first folder, ``train/CLASS/x.jpg`` and ``test/CLASS/x.jpg`` by
-    the second one (``val`` serves as the test part where there is no ``test``, and joins ``train`` where
-    there is). An image in no folder is unlabelled. Folders around everything (``cifar10/train/...``, as
-    archives have them) are passed over.
+    the second one (``val`` is the test part if there is no ``test``, else part of ``train``). An image outside of
+    folders is unlabelled. Common parent folders (``cifar10/train/...``, as in archives) are skipped.
     """
     parts = [name.split("/") for name in names]
     notes: list[str] = []
@@ -65,8 +64,7 @@ def layout_of(names: Sequence[str]) -> Layout:
     ):
         parts = [p[1:] for p in parts]
     tops = {p[0].lower() for p in parts if len(p) > 1}
-    # A set about vehicles may well have the class "train": only folders of folders make a split, and only
-    # alone.
+    # A class may be called "train" (vehicles): only folders of folders, and only these alone, make a split.
     is_split = bool(tops) and tops <= splits and any(len(p) > 2 for p in parts)
     classes: list[str | None] = []
     marks = np.zeros(len(parts), dtype=np.uint8)
@@ -88,7 +86,7 @@ def layout_of(names: Sequence[str]) -> Layout:
 def _walk(root: Path) -> tuple[list[str], list[int], int]:
     """Relative names and sizes of the images below ``root``, and the number of other files.
 
-    Links to folders are followed, each folder once (a link to a parent would go round for ever).
+    Links to folders are followed, each folder once (to avoid cycles).
     """
     names: list[str] = []
     sizes: list[int] = []
@@ -103,7 +101,7 @@ def _walk(root: Path) -> tuple[list[str], list[int], int]:
             if (status.st_dev, status.st_ino) in seen:
                 continue
             seen.add((status.st_dev, status.st_ino))
-            # Sorted, so that which of two links to one folder counts does not depend on the file system.
+            # Sorted, so that the choice between two links to one folder is deterministic.
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         except OSError as error:
             raise DataError(f"cannot read the folder {shown(folder)}: {error.strerror}") from None
@@ -116,7 +114,7 @@ def _walk(root: Path) -> tuple[list[str], list[int], int]:
                 found = entry.stat()
                 mode, size = found.st_mode, found.st_size
             except OSError:
-                # A link to nowhere, or to itself: where it is named as an image it counts as a broken one.
+                # A dangling or cyclic link with an image name counts as a broken image.
                 mode, size = stat.S_IFREG, -1
             if stat.S_ISDIR(mode):
                 below.append(name)
@@ -131,7 +129,7 @@ def _walk(root: Path) -> tuple[list[str], list[int], int]:
 
 @dataclass(kw_only=True)
 class RemoteImages(FileImages):
-    """Images below a URL, fetched whenever they are read; nothing of them is kept.
+    """Images below a URL, downloaded at each read without caching.
 
     Attributes:
         system: the file system of fsspec that ``paths`` are in.
@@ -147,17 +145,17 @@ class RemoteImages(FileImages):
             raise BrokenImageError(self.item_name(i), remote_reason(error)) from None
 
     def item_name(self, i: int) -> str:
-        """Without what a URL may hold of secrets."""
+        """Name without secrets of the URL."""
         return shown(without_secrets(self.paths[i]))
 
     def image_path(self, i: int) -> str | None:
-        """None: it is no file here."""
+        """None: not a local file."""
         del i
         return None
 
 
 def _walk_url(url: str) -> tuple[Any, str, list[str], list[int], int]:
-    """The file system, the path of the folder there, and as :func:`_walk`."""
+    """The file system, the path of the folder there, and the result of :func:`_walk`."""
     system, root = remote_system(url)
     root = root.rstrip("/")
     try:
@@ -187,14 +185,14 @@ def _labels(classes: Sequence[str | None], name: str) -> Labels | None:
 
 
 def open_folder(path: str | os.PathLike[str], *, max_bad: float = 0.01) -> FileImages:
-    """Images of a folder, or of a ``.tar`` / ``.tar.gz``, labelled by the folder they lie in.
+    """Images of a folder, or of a ``.tar`` / ``.tar.gz``, labelled by their folder.
 
-    ids are the positions in the order of :func:`layout_of`, the same for a folder and for an archive of it.
+    ids are row numbers in the order of :func:`layout_of`, the same for a folder and an archive of it.
 
     Args:
-        path: the folder or archive, or the URL of one. An archive is copied (:func:`.paths.local_path`), images of a folder are fetched
-            whenever they are read.
-        max_bad: fraction of images that may turn out broken when they are read.
+        path: the folder or archive, or the URL of one. An archive is copied (:func:`.paths.local_path`); images of a folder are downloaded
+            at each read.
+        max_bad: allowed fraction of broken images.
 
     Raises:
         DataError: missing, unreadable, without any image, or a damaged archive.
@@ -219,16 +217,16 @@ def open_folder(path: str | os.PathLike[str], *, max_bad: float = 0.01) -> FileI
         raise DataError(f"{root} not found: give a folder of images, or a .tar.gz of one")
     if not names:
         raise DataError(
-            f"{name.partition(':')[2]} has no image in it ({others:,} other files): a folder per class is expected"
+            f"{name.partition(':')[2]} contains no images ({others:,} other files): a folder per class is expected"
         )
     layout = layout_of(names)
     labels = _labels(layout.classes, name)
     notes = list(layout.notes)
     if others:
-        notes.append(f"{others:,} files are no images by their name, left out")
+        notes.append(f"{others:,} files without an image extension, left out")
     unlabelled = sum(cls is None for cls in layout.classes)
     if unlabelled:
-        notes.append(f"{unlabelled:,} of {len(names):,} images lie in no class folder: unlabelled")
+        notes.append(f"{unlabelled:,} of {len(names):,} images are in no class folder: unlabelled")
     ids = np.arange(len(names), dtype=np.int64)
     ordered = [names[int(i)] for i in layout.order]
     content = archive.digest if archive else ""

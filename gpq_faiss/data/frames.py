@@ -22,7 +22,7 @@ from .vectors import ArrayVectors, first_of
 
 
 def as_table(source: Any) -> Any:
-    """``pyarrow.Table`` of what shares its columns as Arrow does (pandas, polars, pyarrow, DuckDB).
+    """Convert an Arrow-compatible table (pandas, polars, pyarrow, DuckDB) to a ``pyarrow.Table``.
 
     Raises:
         DataError: pyarrow is not installed, or a column cannot be converted.
@@ -35,7 +35,7 @@ def as_table(source: Any) -> Any:
         return source
     try:
         return pyarrow.table(source)
-    except Exception as error:  # of pyarrow, or of the library that the table is of
+    except Exception as error:  # from pyarrow, or the table's library
         why = " ".join(str(error).split())[:160]
         raise DataError(
             f"the {type(source).__name__} has a column that cannot be converted ({why}): leave out those of mixed types"
@@ -43,12 +43,12 @@ def as_table(source: Any) -> Any:
 
 
 class Columns:
-    """The columns of a table, each read when it is requested.
+    """The columns of a table, read lazily.
 
     Args:
         schema: ``pyarrow.Schema``.
-        read: gives the ``pyarrow.ChunkedArray`` of a name.
-        where: names the table in errors.
+        read: name -> ``pyarrow.ChunkedArray``.
+        where: name of the table in errors.
     """
 
     def __init__(self, schema: Any, read: Callable[[str], Any], where: str) -> None:
@@ -57,7 +57,7 @@ class Columns:
         self._read, self.where = read, where
 
     def check(self, name: str) -> None:
-        """Raises DataError: there is no such column, or there are two."""
+        """Raises DataError: no such column, or two."""
         if self.names.count(name) != 1:
             there = ", ".join(repr(known[:40]) for known in self.names[:20])
             what = f"has the column {name!r} twice" if name in self.names else f"has no column {name!r}"
@@ -69,7 +69,7 @@ class Columns:
         return self._read(name)
 
     def is_numeric(self, name: str) -> bool:
-        """Whether a column holds a number in each row. Raises DataError: see :meth:`check`."""
+        """Whether a column has a number in each row. Raises DataError: see :meth:`check`."""
         import pyarrow
 
         self.check(name)
@@ -77,7 +77,7 @@ class Columns:
         return bool(pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind))
 
     def labels(self, name: str, class_names: Sequence[str] | None = None) -> Labels | None:
-        """Class numbers (-1 or nothing: none), names, or lists of these; None where no item has any."""
+        """Labels from class numbers (-1 or empty: none), names, or lists of these; None if no item has any."""
         cells = [label_cell(value) for value in self.column(name).to_pylist()]
         if not any(cells):
             return None
@@ -112,7 +112,7 @@ class Columns:
         return found if found is not None and pyarrow.types.is_integer(self.types[found]) else None
 
     def guess_names(self) -> str | None:
-        """The column that tells an item: of the usual names, or ``id`` where that is text."""
+        """The column of item names: one of the usual names, or ``id`` if it is text."""
         import pyarrow
 
         for name in (*NAMES, *IDS):
@@ -122,7 +122,7 @@ class Columns:
         return None
 
     def text(self, name: str) -> Texts:
-        """A column as texts; nothing is an empty one."""
+        """A column as texts; empty cells become empty texts."""
         return as_texts("" if value is None else str(value) for value in self.column(name).to_pylist())
 
 
@@ -139,13 +139,13 @@ def open_frame(
 
     Args:
         source: see :func:`as_table`.
-        labels, ids, names: columns; default those that are called so (:data:`.embeddings.LABELS` ...).
-        vectors: the column of lists, or columns of numbers, one for each dimension; default: the only column of lists, or one called
-            ``features``, ``embedding`` ...; else all columns of numbers that are nothing else.
-        keep: further columns whose texts travel with the items.
+        labels, ids, names: columns; default: the usual names (:data:`.embeddings.LABELS` ...).
+        vectors: a column of lists, or columns of numbers, one per dimension; default: the only column of lists, or one called
+            ``features``, ``embedding`` ...; else all remaining columns of numbers.
+        keep: further text columns to store with the items.
 
     Raises:
-        DataError: no such column, or what stands in it cannot be used.
+        DataError: no such column, or unusable contents.
     """
     table = as_table(source)
     where = f"the {type(source).__name__}"
@@ -234,10 +234,10 @@ def _matrix(columns: Columns, vectors: str | Sequence[str] | None, free: Sequenc
 
 
 def labels_of(values: Any, n: int) -> Labels:
-    """Labels that a program holds: an array or tensor of class numbers [N] (-1: none) or 0/1 [N, C], or a list of names or numbers.
+    """Labels from an array or tensor of class numbers [N] (-1: none) or 0/1 [N, C], or from a list of names or numbers.
 
     Raises:
-        DataError: of another number of items than ``n``, or no labels.
+        DataError: not labels, or not for ``n`` items.
     """
     values = without_gradient(values)
     if isinstance(values, Labels):
@@ -250,7 +250,7 @@ def labels_of(values: Any, n: int) -> Labels:
             cells = [label_cell(v.tolist() if hasattr(v, "tolist") else v) for v in values]
         except (TypeError, RecursionError):
             raise UsageError(
-                f"labels: {type(values).__name__} holds no labels: give one for each item"
+                f"labels: {type(values).__name__} is not a list of labels: give one per item"
             ) from None
         found = labels_from_cells(cells, "labels")
     if len(found) != n:

@@ -1,4 +1,4 @@
-"""Images and vectors in whatever form a program holds them, as the arrays that a network takes."""
+"""Convert in-memory images and vectors of any form to arrays for the network."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _PLACES = "[H, W, 3], [3, H, W], [H, W], or a batch of these"
 def to_images(values: Any, size: int) -> NDArray[np.uint8]:
     """Images uint8 [n, 3, size, size] of paths, encoded bytes, PIL images, arrays or tensors, one or several.
 
-    Arrays are uint8, or floats from 0 to 1, [H, W, 3], [3, H, W] or [H, W], and batches of these; with three rows and three columns of
-    pixels the last axis is the colour. Other sizes are brought to the square as in training (:func:`.images.resize_square`).
+    Arrays are uint8, or floats from 0 to 1, [H, W, 3], [3, H, W] or [H, W], and batches of these; for images of
+    3 x 3 pixels the last axis is the colour. Other sizes are resized as in training (:func:`.images.resize_square`).
 
     Args:
         values: one image, or a sequence of images (of any sizes), or a batch.
         size: side in pixels.
 
     Raises:
-        DataError: what cannot be an image, or cannot be read; names its place.
+        DataError: an invalid or unreadable image; names its index.
     """
     if isinstance(values, np.ndarray) and values.dtype == np.uint8 and values.shape[1:] == (3, size, size):
-        return np.require(values, requirements=("C", "W"))  # as torch takes arrays
+        return np.require(values, requirements=("C", "W"))  # as torch requires
     planes = [_planes(image, where, size) for where, image in _each(values)]
     return np.stack(planes) if planes else np.empty((0, 3, size, size), np.uint8)
 
@@ -60,13 +60,15 @@ def _each(values: Any) -> Iterator[tuple[str, Any]]:
 
 
 def as_array(value: Any, where: str) -> NDArray[Any]:
-    """The numbers that an array, a tensor or a list holds. Raises DataError: none."""
+    """Convert an array, tensor or list to an array of numbers. Raises DataError: not numbers."""
     try:
         array = np.asarray(without_gradient(value))
     except (ValueError, TypeError, OverflowError) as error:
-        raise DataError(f"{where}: no image ({' '.join(str(error).split())[:100]})") from None
+        raise DataError(f"{where}: not an image ({' '.join(str(error).split())[:100]})") from None
     if array.dtype.kind not in "fiu":
-        raise DataError(f"{where}: {type(value).__name__} is no image: give a path, a PIL image or an array")
+        raise DataError(
+            f"{where}: {type(value).__name__} is not an image: give a path, a PIL image or an array"
+        )
     return array
 
 
@@ -83,7 +85,7 @@ def to_pixels(value: Any, where: str) -> NDArray[np.uint8]:
     """One image in any form as uint8 [H, W, 3].
 
     Raises:
-        DataError: it is none; BrokenImageError where it cannot be decoded.
+        DataError: not an image; BrokenImageError: it cannot be decoded.
     """
     if isinstance(value, Image.Image):
         return pillow_to_rgb(value, where)
@@ -112,7 +114,7 @@ def _pixels(array: NDArray[Any], where: str) -> NDArray[np.uint8]:
 
 
 def to_vectors(values: Any, width: int) -> NDArray[np.float32]:
-    """Vectors float32 [n, width] of one vector, several, an array or a tensor.
+    """Vectors float32 [n, width] from one or several vectors, an array or a tensor.
 
     Raises:
         DataError: not numbers, or of another width.
@@ -125,7 +127,7 @@ def to_vectors(values: Any, width: int) -> NDArray[np.float32]:
         array = np.asarray(values)
     except (ValueError, TypeError, OverflowError) as error:
         raise DataError(
-            f"items to embed: no array of numbers ({' '.join(str(error).split())[:100]})"
+            f"items to embed: not an array of numbers ({' '.join(str(error).split())[:100]})"
         ) from None
     if array.ndim == 1 and array.shape[0] == width:
         array = array[None]
@@ -133,5 +135,5 @@ def to_vectors(values: Any, width: int) -> NDArray[np.float32]:
         raise DataError(
             f"items to embed: {array.dtype} {list(array.shape)}, expected numbers [n, {width}], as the model was trained on"
         )
-    # As torch takes arrays: contiguous and writable.
+    # As torch requires: contiguous and writable.
     return np.require(array.astype(np.float32, copy=False), requirements=("C", "W"))

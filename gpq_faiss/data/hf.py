@@ -1,4 +1,4 @@
-"""``hf:FOLDER``: Hugging Face data sets as ``save_to_disk`` writes them, or in memory; images or vectors, read where they lie."""
+"""``hf:FOLDER``: Hugging Face data sets as written by ``save_to_disk``, or in memory; images or vectors, read without conversion."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class HubImages(FileImages):
     """Images of a column.
 
     Attributes:
-        column: a data set of that column alone, whose values are the encoded bytes, or the path.
-        may_open: whether a path is opened. Those in a foreign folder are not.
+        column: a data set with only that column, of encoded bytes or paths.
+        may_open: whether paths may be opened (not for a folder from elsewhere).
     """
 
     column: Any = field(repr=False)
     may_open: bool = False
 
     def source(self, i: int) -> bytes | str:
-        """Raises BrokenImageError: it has no bytes, and no path that may be opened."""
+        """Raises BrokenImageError: neither bytes, nor a path that may be opened."""
         (value,) = self.column[i].values()
         if value is not None and value["bytes"] is not None:
             return bytes(value["bytes"])
@@ -48,7 +48,7 @@ class HubImages(FileImages):
         raise BrokenImageError(self.item_name(i), "there is no image in this row")
 
     def image_path(self, i: int) -> str | None:
-        """None: an image in a table has no path of its own."""
+        """None: images in a table have no path."""
         del i
         return None
 
@@ -74,7 +74,7 @@ class HubVectors(Vectors):
         positions = np.arange(self.n)[rows]
         if not len(positions):
             return np.empty((0, self.width), np.float32)
-        # A range is read as a slice, without a copy of every row for itself.
+        # A range is read as a slice, without copying rows one by one.
         together = int(positions[-1]) - int(positions[0]) == len(positions) - 1 and bool(
             (np.diff(positions) == 1).all()
         )
@@ -85,10 +85,10 @@ class HubVectors(Vectors):
 
 
 def _only(rows: Any, name: str, where: str) -> Any:
-    """One column, as a data set, once its offsets are known to lie inside it: Arrow itself trusts the file.
+    """One column as a data set, after checking its offsets, which Arrow does not.
 
     Raises:
-        DataError: they do not, or a text is not UTF-8.
+        DataError: offsets out of range, or a text that is not UTF-8.
     """
     import pyarrow
 
@@ -101,7 +101,7 @@ def _only(rows: Any, name: str, where: str) -> Any:
 
 
 def _load(folder: Path) -> Any:
-    """Raises DataError: ``datasets`` is not installed, or it is no such folder."""
+    """Raises DataError: ``datasets`` is not installed, or not such a folder."""
     try:
         import datasets
     except ImportError:
@@ -110,7 +110,7 @@ def _load(folder: Path) -> Any:
         raise DataError(f"{folder} is not a folder: one that save_to_disk wrote is needed")
     try:
         return datasets.load_from_disk(str(folder))
-    except Exception as error:  # of pyarrow, json, and of its own
+    except Exception as error:  # from pyarrow, json, or datasets
         why = " ".join(str(error).split())[:160]
         raise DataError(
             f"{folder} is not a data set that save_to_disk wrote, or it is damaged ({why})"
@@ -118,7 +118,7 @@ def _load(folder: Path) -> Any:
 
 
 def _joined(found: Any, where: str) -> tuple[Any, NDArray[np.uint8] | None, list[str]]:
-    """All rows, 0 train and 1 test for each where there are both, and notes."""
+    """All rows, marks (0 train, 1 test) if there are both parts, and notes."""
     import datasets
 
     if isinstance(found, datasets.Dataset):
@@ -135,7 +135,7 @@ def _joined(found: Any, where: str) -> tuple[Any, NDArray[np.uint8] | None, list
         rows = datasets.concatenate_datasets([found[name] for name in names])
     except Exception as error:
         why = " ".join(str(error).split())[:160]
-        raise DataError(f"{where}: its parts {', '.join(names)} do not go together ({why})") from None
+        raise DataError(f"{where}: its parts {', '.join(names)} do not fit together ({why})") from None
     return rows, marks if marks.any() and not marks.all() else None, [f"parts: {', '.join(names)}"]
 
 
@@ -175,13 +175,13 @@ def open_hf(
         source: the path of a folder, or a ``datasets.Dataset`` or ``DatasetDict``.
         image_column: of images; default ``image``, ``img`` or the only one.
         label_column: ``ClassLabel``, numbers, names, or lists of these; default ``label`` (or ``labels``, ``fine_label`` ...).
-        vectors: the column of vectors, in place of images; default where there are no images: the only column of lists of numbers.
-        ids, names: columns; default those that are called so.
-        keep: further columns whose texts travel with the items.
-        max_bad: fraction of images that may turn out broken when they are read.
+        vectors: column of vectors instead of images; default without images: the only column of lists of numbers.
+        ids, names: columns; default: the usual names.
+        keep: further text columns to store with the items.
+        max_bad: allowed fraction of broken images.
 
     Raises:
-        DataError: no such data set, damaged, or without these columns.
+        DataError: not such a data set, damaged, or without these columns.
         UsageError: ``max_bad`` out of range.
     """
     check_max_bad(max_bad)
@@ -236,7 +236,9 @@ def _vector_column(columns: Columns, wanted: str | None, taken: set[str | None])
     lists = [name for name in columns.names if is_list(columns.types[name]) and name not in taken]
     found = wanted or first_of(FEATURES, lists) or (lists[0] if len(lists) == 1 else None)
     if found is None or found not in lists:
-        what = f"{wanted!r} is no column of lists" if wanted else "which column holds the images or vectors?"
+        what = (
+            f"{wanted!r} is not a column of lists" if wanted else "which column holds the images or vectors?"
+        )
         there = ", ".join(columns.names) or "none"
         raise DataError(f"{columns.where}: {what} (there are: {there}): name it with --vector-column")
     return found

@@ -1,4 +1,4 @@
-"""Whole numbers from a file: ids of items, or their positions."""
+"""Integers from a file: ids of items, or row numbers."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ..inputs import check_file, check_memory
 from .arrays import read_npy
 from .paths import local_path
 
-_BLOCK = 1 << 20  # characters of a text that are turned into numbers at a time
+_BLOCK = 1 << 20  # characters of text per parsing block
 
 
 def as_int64(ids: NDArray[Any], what: str) -> NDArray[np.int64]:
-    """Whole numbers of any type as int64. Raises DataError: one that does not fit; a cast would make another id of it."""
+    """Integers of any type as int64. Raises DataError: out of range."""
     if ids.dtype == np.uint64 and ids.size and int(ids.max()) >= 1 << 63:
         raise DataError(f"{what}: {int(ids.max())} does not fit signed 64 bits: use smaller ids")
     return ids.astype(np.int64, copy=False)
 
 
 def read_ids(path: str | os.PathLike[str], what: str = "") -> NDArray[np.int64]:
-    """Whole numbers int64 [n] from a ``.npy`` file, or from text with one on a line; what follows a ``#`` is ignored.
+    """Integers int64 [n] from a ``.npy`` file, or from text with one per line; ``#`` starts a comment.
 
     Args:
         what: the option that names the file, for errors.

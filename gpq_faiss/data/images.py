@@ -1,5 +1,4 @@
-"""From image files to arrays: safe decoding, square resizing, and the two kinds of image sets (in memory, on
-disk)."""
+"""From image files to arrays: safe decoding, square resizing, and image data sets in memory and on disk."""
 
 from __future__ import annotations
 
@@ -24,18 +23,17 @@ from .base import BadItems, ImageDataset
 from .labels import Labels, Rows
 
 MAX_PIXELS = 64 * 1024 * 1024
-"""Larger images (by their header) are refused before any of their pixels is decoded."""
+"""Maximum pixels of an image, checked by its header before decoding."""
 
 MIN_SIDE = 2
-"""A one-pixel side has no content that a network could look at; such files are placeholders of failed
-downloads."""
+"""Minimum side in pixels; images of one pixel are placeholders of failed downloads."""
 
 IMAGE_SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pnm")
 )
-"""What counts as an image by its name when a folder or an archive is searched."""
+"""File name extensions of images in folders and archives."""
 
-# Only formats that Pillow decodes by itself: EPS would start Ghostscript, PDF and WMF other outside code.
+# Only formats that Pillow decodes itself: EPS would start Ghostscript, PDF and WMF other external code.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 
 _EXIF_ORIENTATION = 0x0112
@@ -49,12 +47,12 @@ _UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 
-_PROBED = 64  # headers read to find out whether all images have one square size
-_CHUNK = 8  # images that a thread decodes at a time: small enough to share a batch evenly
+_PROBED = 64  # headers read to determine a common square size
+_CHUNK = 8  # images per thread and step: small enough to balance a batch
 
 
 class BrokenImageError(DataError):
-    """One image that cannot be used; :attr:`why` is the reason without the name."""
+    """An unusable image; :attr:`why` is the reason without the name."""
 
     def __init__(self, name: str, why: str) -> None:
         super().__init__(f"{name}: {why}")
@@ -62,12 +60,12 @@ class BrokenImageError(DataError):
 
 
 def shown(name: str) -> str:
-    """``name`` for a one-line message: escaped where it holds line breaks or bytes that are not UTF-8."""
+    """``name`` for a one-line message: escaped if it contains line breaks or invalid UTF-8."""
     return name if name.isprintable() else ascii(name)
 
 
 def is_image_name(name: str) -> bool:
-    """Whether ``name`` looks like an image file and not like a hidden one (``._a.jpg`` of macOS archives)."""
+    """Whether ``name`` is that of an image file, and not hidden (``._a.jpg`` in macOS archives)."""
     base = name.rsplit("/", 1)[-1]
     return not base.startswith(".") and os.path.splitext(base)[1].lower() in IMAGE_SUFFIXES
 
@@ -76,19 +74,18 @@ def _to_rgb(image: Image.Image) -> NDArray[np.uint8]:
     """uint8 [H, W, 3] of a loaded image in any mode.
 
     Raises:
-        ValueError: 32-bit modes, whose range of values is anybody's guess.
+        ValueError: 32-bit modes, whose range of values is unknown.
     """
     mode = image.mode
     if mode.startswith("I;16") or (mode == "I" and image.format in {"PNG", "PPM"}):
-        # convert("RGB") would clip 16-bit grey at 255, which makes nearly everything white: scale it,
-        # rounding.
+        # convert("RGB") would clip 16-bit grey at 255: scale it with rounding.
         wide = np.clip(np.asarray(image).astype(np.int64), 0, 65535)
         grey = ((wide + 128) // 257).astype(np.uint8)
         return np.repeat(grey[:, :, None], 3, axis=2)
     if mode in {"I", "F"}:
         raise ValueError("32-bit pixels have no fixed range: convert it to 8 or 16 bits")
     if "A" in mode or "a" in mode or "transparency" in image.info:
-        # Over white, as a browser shows it; dropping alpha would uncover whatever colour lies under it.
+        # On white, as in a browser; dropping alpha would reveal hidden colours.
         rgba = image.convert("RGBA")
         white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
         image = Image.alpha_composite(white, rgba)
@@ -96,7 +93,7 @@ def _to_rgb(image: Image.Image) -> NDArray[np.uint8]:
 
 
 def pillow_to_rgb(image: Image.Image, name: str = "image") -> NDArray[np.uint8]:
-    """Upright uint8 [H, W, 3] of an image that Pillow has opened.
+    """An opened Pillow image as upright uint8 [H, W, 3].
 
     Raises:
         BrokenImageError: too large, with a side of one pixel, or it cannot be decoded.
@@ -117,7 +114,7 @@ def pillow_to_rgb(image: Image.Image, name: str = "image") -> NDArray[np.uint8]:
 
 
 def _orientation(image: Image.Image) -> int:
-    """EXIF orientation 1 .. 8; damaged EXIF data is no reason to lose the image."""
+    """EXIF orientation 1 .. 8; damaged EXIF data is ignored."""
     try:
         value = image.getexif().get(_EXIF_ORIENTATION, 1)
     except Exception:
@@ -130,13 +127,13 @@ def decode_image(
 ) -> NDArray[np.uint8]:
     """Decode an image to upright RGB.
 
-    EXIF orientation is applied; grey (8 and 16 bits), palette and CMYK become RGB; transparency is laid over
-    white; of an animation the first frame is taken.
+    Applies EXIF orientation; converts grey (8 and 16 bits), palette and CMYK to RGB; puts transparency on white;
+    takes the first frame of animations.
 
     Args:
         source: encoded bytes, or the path of a file.
-        name: for the error; the path by default.
-        max_pixels: H * W allowed, checked against the header before decoding.
+        name: for errors (default: the path).
+        max_pixels: maximum H * W, checked by the header before decoding.
 
     Returns:
         uint8 [H, W, 3], H and W at least 2.
@@ -182,23 +179,22 @@ def decode_image(
         except MemoryError:
             raise BrokenImageError(name, "too large for the memory of this machine") from None
         except Exception as error:
-            # Decoders meet hostile bytes with nearly every exception there is (SyntaxError, struct.error,
-            # ...).
+            # Decoders raise nearly any exception for malformed bytes (SyntaxError, struct.error, ...).
             why = " ".join(str(error).split()) or type(error).__name__
             raise BrokenImageError(name, f"cannot be decoded ({why[:200]})") from None
 
 
 def resize_square(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
-    """Scale the shorter side to ``size`` (bilinear, anti-aliased) and cut out the centre.
+    """Scale the shorter side to ``size`` (bilinear, anti-aliased) and crop the centre.
 
-    The centre square is resampled directly, so that a 2 x 30,000,000 strip costs no more than its input.
+    Resamples only the centre square, so that a 2 x 30,000,000 strip needs no more memory than its input.
 
     Args:
         image: uint8 [H, W, 3].
         size: side in pixels.
 
     Returns:
-        uint8 [size, size, 3]; ``image`` itself where it has that shape already.
+        uint8 [size, size, 3]; ``image`` itself if it has that shape.
 
     Raises:
         UsageError: ``size`` below 1.
@@ -225,13 +221,13 @@ def load_batch(
     """Read, decode and resize the images at ``rows``; the result does not depend on the threads.
 
     Args:
-        dataset: where they come from; it counts broken ones.
-        rows: positions, integers [n].
+        dataset: their data set, which counts broken ones.
+        rows: row numbers, integers [n].
         size: side in pixels.
-        pool: threads that share the work (Pillow decodes without the interpreter lock); None does it here.
+        pool: threads (Pillow releases the interpreter lock); None: the calling thread.
 
     Returns:
-        (uint8 [n_ok, 3, size, size], ok bool [n]): broken images are not in the array.
+        (uint8 [n_ok, 3, size, size], ok bool [n]), without broken images.
 
     Raises:
         DataError: more images are broken than the data set's limit allows.
@@ -265,10 +261,10 @@ def load_batch(
 
 
 def positions_of(rows: Rows, n: int) -> Iterator[int]:
-    """Positions in 0 .. n-1 that ``rows`` (slice, integers or mask) names.
+    """``rows`` (slice, integers or mask) as row numbers in 0 .. n-1.
 
     Raises:
-        IndexError: a position outside.
+        IndexError: out of range.
     """
     if isinstance(rows, slice):
         yield from range(*rows.indices(n))
@@ -288,8 +284,7 @@ class ArrayImages(ImageDataset):
     """Small images of one size held in memory.
 
     Attributes:
-        images: uint8 [N, H, W, 3], or [N, H, W] for grey (made RGB when read, a third of the memory until
-            then).
+        images: uint8 [N, H, W, 3], or [N, H, W] for grey (converted to RGB when read).
     """
 
     images: NDArray[np.uint8] = field(repr=False)
@@ -307,7 +302,7 @@ class ArrayImages(ImageDataset):
             self.native_size = shape[1]
 
     def read(self, rows: Rows) -> list[NDArray[np.uint8] | None]:
-        """Images [H, W, 3]; none is ever broken."""
+        """Images [H, W, 3]; never broken."""
         out: list[NDArray[np.uint8] | None] = []
         for i in positions_of(rows, len(self)):
             image = self.images[i]
@@ -315,7 +310,7 @@ class ArrayImages(ImageDataset):
         return out
 
     def planes(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """The images at ``rows`` as the network takes them: uint8 [n, 3, H, W], C-contiguous."""
+        """The images at ``rows`` as network input: uint8 [n, 3, H, W], C-contiguous."""
         block = self.images[rows]
         if block.ndim == 3:
             return np.repeat(block[:, None], 3, axis=1)
@@ -324,7 +319,7 @@ class ArrayImages(ImageDataset):
 
 @dataclass(kw_only=True)
 class FileImages(ImageDataset):
-    """Images that are decoded from their files at each read.
+    """Images decoded from files at each read.
 
     Attributes:
         paths: N paths.
@@ -346,7 +341,7 @@ class FileImages(ImageDataset):
         return shown(self.paths[i])
 
     def read(self, rows: Rows) -> list[NDArray[np.uint8] | None]:
-        """Images [H, W, 3], None where one is broken (counted in :attr:`bad`).
+        """Images [H, W, 3]; None for broken ones (counted in :attr:`bad`).
 
         Raises:
             DataError: too many are broken.
@@ -366,9 +361,9 @@ class FileImages(ImageDataset):
         return self.paths[i]
 
     def _common_size(self) -> int | None:
-        """Side of all images if they look like squares of one size, by the headers of 64 spread evenly.
+        """Side of all images if 64 evenly spaced ones are squares of one size, else None.
 
-        It is only a proposal for the input size of a network: every image is resized to that anyway.
+        Only a default for the input size of a network; every image is resized to that.
         """
         sides: set[tuple[int, int]] = set()
         for i in np.unique(np.linspace(0, len(self) - 1, num=min(_PROBED, len(self))).astype(np.int64)):
@@ -389,7 +384,7 @@ class FileImages(ImageDataset):
 
 
 def array_fingerprint(kind: str, images: NDArray[np.uint8], labels: Labels, ids: NDArray[np.int64]) -> str:
-    """Hash over the pixels, the labels and the ids of a set in memory."""
+    """Hash over pixels, labels and ids of a data set in memory."""
     pixels = hashlib.sha256(np.ascontiguousarray(images)).hexdigest()  # type: ignore[arg-type]
     return fingerprint(kind, str(images.shape), pixels, labels.fingerprint(), ids.tobytes())
 
@@ -405,8 +400,8 @@ def list_fingerprint(
 ) -> str:
     """Hash over names relative to the data's root, file sizes, labels and ids.
 
-    The bytes of the images are not read (for NUS-WIDE that would be 20 GB) and neither are times, so a copy
-    of the data elsewhere has the same fingerprint.
+    Neither image bytes (20 GB for NUS-WIDE) nor times are included, so a copy elsewhere has the same
+    fingerprint.
     """
     joined = b"\0".join(os.fsencode(name) for name in names)
     return fingerprint(
@@ -420,14 +415,10 @@ def list_fingerprint(
 
 
 def check_max_bad(max_bad: float) -> None:
-    """Refuse a limit that is no fraction.
-
-    Raises:
-        UsageError: outside 0 .. 1.
-    """
+    """Raises UsageError: ``max_bad`` outside 0 .. 1."""
     if not 0 <= max_bad <= 1:
         raise UsageError(
-            f"--max-unreadable {max_bad} is no fraction: give 0 (none may be bad) to 1 (all may)"
+            f"--max-unreadable {max_bad}: give a fraction from 0 (none may be bad) to 1 (all may)"
         )
 
 
@@ -443,22 +434,21 @@ def listed_images(  # noqa: PLR0913
     texts: Mapping[str, Sequence[str]] | None = None,
     max_bad: float = 0.01,
 ) -> FileImages:
-    """A data set of the files that some list names; those that do not exist are counted and left out.
+    """A data set of listed files; missing ones are counted and left out.
 
-    ``max_bad`` limits twice: the share of missing files here, and the share of broken ones among the rest
-    when read.
+    ``max_bad`` limits the fraction of missing files here, and of broken ones among the others when read.
 
     Args:
         name: of the data set, as the user gave it.
-        names: N names as the list has them, for the messages and the fingerprint.
+        names: N names as listed, for messages and the fingerprint.
         paths: N paths to open.
-        labels, ids, official: of all N; ids stay what they are when others are left out.
-        notes: of the caller; missing files are added.
+        labels, ids, official: of all N; ids are unaffected by missing files.
+        notes: of the caller; one on missing files is added.
         texts: further columns of N texts; ``names`` are the column ``name``.
-        max_bad: fraction allowed, 0 .. 1.
+        max_bad: allowed fraction, 0 .. 1.
 
     Raises:
-        DataError: no image at all, or more than ``max_bad`` missing (names the first three).
+        DataError: no images, or more than ``max_bad`` missing (names the first three).
         UsageError: ``max_bad`` out of range.
     """
     check_max_bad(max_bad)
@@ -473,7 +463,7 @@ def listed_images(  # noqa: PLR0913
             sizes[i] = status.st_size
     missing = np.flatnonzero(sizes < 0)
     if not len(paths):
-        raise DataError(f"{name} lists no image")
+        raise DataError(f"{name} lists no images")
     said = list(notes)
     if len(missing):
         first = ", ".join(shown(paths[int(i)]) for i in missing[:3]) + (", ..." if len(missing) > 3 else "")

@@ -1,4 +1,4 @@
-"""Ids that do not depend on the order of a listing: from an item's name or from its content."""
+"""Ids that do not depend on the order of items: from names or contents."""
 
 from __future__ import annotations
 
@@ -37,14 +37,13 @@ def with_ids(dataset: Dataset, ids: Any = None, id_from: IdFrom = "position") ->
     """``dataset`` with other ids.
 
     Args:
-        dataset: its own ids are kept for ``position``.
+        dataset: keeps its ids for ``position``.
         ids: a file of int64 ids, one per item (:func:`.id_files.read_ids`), or the ids themselves.
-        id_from: ``path``: from the name of each item, as listed, so that the same file has the same id in every listing that names it
-            alike; ``content``: from the bytes of its file, or of its vector.
+        id_from: ``path``: from the name of each item as listed; ``content``: from the bytes of its file or vector.
 
     Raises:
-        UsageError: items without names have ids from their paths.
-        DataError: another number of ids than of items; two items would have the same id (names both).
+        UsageError: ``path`` for items without names.
+        DataError: not one id per item; two items with the same id (names both).
     """
     if id_from not in ID_FROM:
         raise UsageError(f"--id-from {id_from}: choose from {', '.join(ID_FROM)}")
@@ -79,10 +78,10 @@ def _whole_numbers(ids: Any) -> NDArray[np.int64]:
 
 
 def with_names(dataset: Dataset, names: str | Sequence[str]) -> Dataset:
-    """``dataset`` with the names of a file, one per item: ``.npy`` of strings, or text with one per line; or with those of a list.
+    """``dataset`` with names from a list or a file, one per item: ``.npy`` of strings, or text with one per line.
 
     Raises:
-        DataError: missing, unreadable, or another number of names than of items.
+        DataError: missing, unreadable, or not one name per item.
     """
     if not isinstance(names, str):
         column, where = as_texts(str(name) for name in names), "names:"
@@ -124,5 +123,5 @@ def _check_different(dataset: Dataset, ids: NDArray[np.int64], what: str) -> Non
     pair = [int(order[twice[0]]), int(order[twice[0] + 1])]
     first, second = (str(names[i]) if names is not None else f"item {i}" for i in pair)
     raise DataError(
-        f"{dataset.name}: {second} has {what} {first} ({len(twice):,} such pairs): leave one out, or give other ids"
+        f"{dataset.name}: {second} has {what} {first} ({len(twice):,} pairs): leave one out, or give other ids"
     )

@@ -1,4 +1,4 @@
-"""What a program holds as an array, or as a data set of torch whose items are read by position."""
+"""Data sets from in-memory arrays and map-style torch data sets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .images import ArrayImages, check_max_bad, positions_of
 from .labels import Labels, Rows
 
 _SAMPLED = 64
-"""Items whose content stands for that of all in a fingerprint."""
+"""Items whose content is hashed for a fingerprint."""
 
 
 def open_array(values: Any) -> FileFeatures | ArrayImages:
@@ -54,20 +54,20 @@ def open_array(values: Any) -> FileFeatures | ArrayImages:
 
 @dataclass(kw_only=True)
 class ItemImages(ImageDataset):
-    """Images that a data set of torch gives one by one.
+    """Images of a torch data set.
 
     Attributes:
-        source: what they are read from, by one thread at a time.
+        source: the data set, read by one thread at a time.
     """
 
     source: Any = field(repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def read(self, rows: Rows) -> list[NDArray[np.uint8] | None]:
-        """Images [H, W, 3], None where the source failed (counted in :attr:`bad`).
+        """Images [H, W, 3]; None if the source failed (counted in :attr:`bad`).
 
         Raises:
-            DataError: too many did.
+            DataError: too many failures.
         """
         out: list[NDArray[np.uint8] | None] = []
         for i in positions_of(rows, len(self)):
@@ -75,14 +75,14 @@ class ItemImages(ImageDataset):
                 with self._lock:
                     value, _ = _item(self.source, i)
                 out.append(to_pixels(value, f"item {i}"))
-            except Exception as error:  # whatever the source raises
+            except Exception as error:  # any error of the source
                 self.bad.add(i, f"item {i}", " ".join(str(error).split())[:160] or type(error).__name__)
                 out.append(None)
         return out
 
 
 def _item(source: Any, i: int) -> tuple[Any, Any]:
-    """Value and label (or None) of an item. Raises DataError: it has neither form."""
+    """Value and label (or None) of an item. Raises DataError: another form."""
     found = source[i]
     if isinstance(found, tuple | list) and found:
         return found[0], found[1] if len(found) > 1 else None
@@ -96,22 +96,21 @@ def _item(source: Any, i: int) -> tuple[Any, Any]:
 def open_items(source: Any, *, with_labels: bool = True, max_bad: float = 0.01) -> Dataset:
     """A map-style data set: items are (image, label), (vector, label), an image or a vector.
 
-    Labels are taken from its ``targets`` or ``labels``, where it has one for each item (names of classes from its ``classes``), else
-    from the items, which are all read once. Vectors are kept in memory; images are read when they are needed, always anew, so that the
-    source must give the same image each time.
+    Labels are its ``targets`` or ``labels`` (with class names in ``classes``), else they are taken from the items, which are all read
+    once. Vectors are kept in memory; images are read on demand, so the source must return the same image each time.
 
     Args:
         with_labels: look for labels.
-        max_bad: fraction of items that may fail when they are read.
+        max_bad: allowed fraction of unreadable items.
 
     Raises:
-        UsageError: it has no length or no items by position.
-        DataError: items of no known form, or other ones at each reading.
+        UsageError: no length or no access by index.
+        DataError: items of unknown form, or different items at each read.
     """
     check_max_bad(max_bad)
     name = type(source).__name__
     if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):
-        raise UsageError(f"{name} has no items by position: a data set with len() and [i] is needed")
+        raise UsageError(f"{name} has no access by index: a data set with len() and [i] is needed")
     n = len(source)
     if not n:
         raise DataError(f"{name} has no items")
@@ -158,7 +157,7 @@ def _images(source: Any, name: str, n: int, labels: Labels | None, look: bool, m
     images = found.read(sample)
     again = found.read(sample[:1])
     if images[0] is not None and (again[0] is None or not np.array_equal(images[0], again[0])):
-        raise DataError(f"{name}: item 0 is another image at each reading: leave out random transforms")
+        raise DataError(f"{name}: item 0 differs at each read: leave out random transforms")
     if look:
         labels = _given_labels(_targets(found))
     sizes = {image.shape[:2] for image in images if image is not None}
@@ -206,7 +205,7 @@ def _listed_labels(source: Any, n: int) -> Labels | None:
 
 
 def _given_labels(targets: list[Any]) -> Labels | None:
-    """Labels that stand in the items: numbers, names, or 0/1 of every class."""
+    """Labels inside the items: numbers, names, or 0/1 per class."""
     if all(target is None for target in targets):
         return None
     plain = [without_gradient(t) for t in targets]

@@ -1,4 +1,4 @@
-"""Labels that come beside vectors: arrays, columns and files of one label (or several) per item."""
+"""Labels from arrays, columns and files with one or several labels per item."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NUMBER = r"[+-]?\d{1,18}"
 _INTEGER = re.compile(_NUMBER)
 _SEVERAL = re.compile(rf"{_NUMBER}(?:[\s;]+{_NUMBER})+")
 SEPARATOR = "|"
-"""Between the labels of one item in text."""
+"""Separator of several labels of one item in text."""
 
 
 def labels_from_array(
@@ -36,12 +36,12 @@ def labels_from_array(
 
     Args:
         shape: of the array.
-        read: gives the rows of a slice.
-        where: names the array in errors.
-        class_names: C names; default the class numbers.
+        read: slice -> rows.
+        where: name of the array in errors.
+        class_names: C names (default: the class numbers).
 
     Raises:
-        DataError: not such an array.
+        DataError: another form.
     """
     try:
         if len(shape) == 1 or (len(shape) == 2 and shape[1] == 1):
@@ -50,7 +50,7 @@ def labels_from_array(
             raise DataError(f"{list(shape)} numbers: class numbers [N] or 0/1 [N, C] are needed")
         if shape[1] > MAX_CLASSES:
             raise DataError(f"{shape[1]:,} columns: at most {MAX_CLASSES:,} classes are possible")
-        # Packed block by block: the whole multi-hot matrix of many classes may be far larger than the features.
+        # Packed in blocks: the multi-hot matrix of many classes may be larger than the features.
         parts = [
             Labels.from_multihot(read(slice(start, min(start + _BLOCK, shape[0]))), class_names)
             for start in range(0, max(1, shape[0]), _BLOCK)
@@ -61,7 +61,7 @@ def labels_from_array(
 
 
 def _whole(array: NDArray[Any]) -> NDArray[Any]:
-    """Floats that are whole numbers as integers (np.loadtxt and pandas make floats of labels)."""
+    """Integral floats as integers (np.loadtxt and pandas convert labels to float)."""
     if array.dtype.kind != "f":
         return array
     wrong = np.flatnonzero(~(np.isfinite(array) & (array == np.floor(array)) & (np.abs(array) < 2**53)))
@@ -90,7 +90,7 @@ def labels_from_cells(cells: Sequence[tuple[str, ...]], where: str) -> Labels:
     several = next((name for name in names if _SEVERAL.fullmatch(name)), None)
     if several is not None:
         raise DataError(
-            f"{where}: '{several}' would be the name of one class: write several labels of an item with {SEPARATOR} between, as "
+            f"{where}: '{several}' would be the name of one class: separate several labels of an item with {SEPARATOR}, as "
             f"{SEPARATOR.join(re.findall(_NUMBER, several))}"
         )
     if not names:
@@ -103,7 +103,7 @@ def labels_from_cells(cells: Sequence[tuple[str, ...]], where: str) -> Labels:
 
 
 def split_cell(text: str) -> tuple[str, ...]:
-    """``"sky|sea"`` to its parts; nothing for an empty text."""
+    """Split ``"sky|sea"``; empty text has no parts."""
     return tuple(dict.fromkeys(part.strip() for part in text.split(SEPARATOR) if part.strip()))
 
 
@@ -116,7 +116,7 @@ def _from_text(path: Path, n: int) -> Labels:
         raise DataError(f"{path} is not a list of labels, one item per line ({error})") from None
     if len(rows) == n + 1:
         rows = rows[1:]  # a header line
-    # A list that ends in unlabelled items may have lost their empty lines, but guessing which would be worse.
+    # Trailing unlabelled items may have lost their empty lines, but guessing would be worse.
     if len(rows) != n:
         raise DataError(
             f"{path} has {len(rows):,} lines of labels, the data has {n:,} items: one each is needed"
@@ -138,11 +138,11 @@ def read_labels(path: str | os.PathLike[str], n: int) -> Labels:
     """The labels of ``n`` items from a file.
 
     ``.npy``: class numbers [N], -1 for none, or 0/1 [N, C]. Anything else is text with one item per line (an empty line
-    is unlabelled): a class number, a name, several with ``|`` between, or 0/1 of every class with commas; a header
-    line is passed over.
+    is unlabelled): a class number, a name, several separated by ``|``, or 0/1 per class separated by commas; a
+    header line is skipped.
 
     Raises:
-        DataError: missing, unreadable, of another number of items, or values that cannot be labels.
+        DataError: missing, unreadable, not for ``n`` items, or values that are not labels.
     """
     path = local_path(path)
     try:

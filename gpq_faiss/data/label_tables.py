@@ -1,4 +1,4 @@
-"""Labels from a table with a column that names items and one of labels, matched to the items of a data set."""
+"""Labels from a table with a column of item names or ids and a column of labels, matched to a data set."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WHAT = "a table of labels"
 
 
 def _header(path: Path) -> list[str]:
-    """Names of the columns; none where it is no table."""
+    """Names of the columns; empty if it is not a table."""
     if path.suffix.lower() in (".parquet", ".pq"):
         with open_parquet(path, _WHAT) as file:
             return list(file.schema_arrow.names)
@@ -35,7 +35,7 @@ def _header(path: Path) -> list[str]:
         with path.open(encoding="utf-8-sig", newline="") as stream:
             return [name.strip() for name in next(csv.reader(stream, delimiter=_delimiter(path)), [])]
     except (UnicodeDecodeError, csv.Error):
-        return []  # the reader of plain lists says what is wrong
+        return []  # the reader of plain lists reports the error
     except OSError as error:
         raise DataError(f"--labels {path} cannot be read: {error.strerror}") from None
 
@@ -50,8 +50,8 @@ def _guess(names: Sequence[str], there: Sequence[str]) -> str | None:
 
 
 def is_label_table(path: str) -> bool:
-    """Whether a file of labels names its items: Parquet, or CSV with a header that has a column of :data:`ITEM_COLUMNS` and one of
-    :data:`LABEL_COLUMNS`. Anything else has one label per line, in the order of the items."""
+    """Whether a file of labels names its items: Parquet, or CSV with a header that contains one of :data:`ITEM_COLUMNS` and one of
+    :data:`LABEL_COLUMNS`. Other files have one label per line, in the order of the items."""
     file = local_path(path)
     if file.suffix.lower() in (".parquet", ".pq"):
         return True
@@ -64,18 +64,18 @@ def is_label_table(path: str) -> bool:
 
 
 def with_label_table(dataset: Dataset, path: str, label_column: str | None = None) -> Dataset:
-    """``dataset`` with the labels of a table. Items that it does not name are unlabelled; so are those with an empty cell.
+    """``dataset`` with the labels of a table. Items missing in it, or with an empty cell, are unlabelled.
 
-    The column of items holds ids, or names as the data set lists them; which columns were taken stands in the notes.
+    The column of items contains ids, or names as in the data set; the notes tell which columns were used.
 
     Args:
-        dataset: its own labels are replaced.
+        dataset: its labels are replaced.
         path: CSV with a header line, or Parquet.
-        label_column: default: the first of :data:`LABEL_COLUMNS` that is there. A cell is a class name or number, several with ``|``
-            between (in Parquet also a list); empty is no label.
+        label_column: default: the first existing one of :data:`LABEL_COLUMNS`. A cell is a class name or number, or several separated
+            by ``|`` (in Parquet also a list); empty: no label.
 
     Raises:
-        DataError: no such columns, an item twice, or no item of the data set has a label.
+        DataError: missing columns, a repeated item, or no label for any item of the data set.
     """
     file = local_path(path)
     there = _header(file)
@@ -111,7 +111,7 @@ def with_label_table(dataset: Dataset, path: str, label_column: str | None = Non
 
 
 def with_labels(dataset: Dataset, labels: Labels, note: str = "") -> Dataset:
-    """``dataset`` with other labels, and a note of where they are from."""
+    """``dataset`` with other labels, and a note on their source."""
     notes = [n for n in dataset.notes if n != "no labels"]
     return replace(
         dataset,

@@ -18,29 +18,29 @@ from ..errors import DataError
 from ..files import fingerprint
 
 MAX_CLASSES = 65_535
-"""More classes than this are taken for a mistake (ids given as labels)."""
+"""Maximum number of classes; more are probably ids given as labels."""
 
-_BLOCK = 65_536  # rows unpacked at a time where the whole matrix is not requested
+_BLOCK = 65_536  # rows unpacked per block
 _NAMED = 5  # rows named in an error
 
 Rows = slice | NDArray[Any]
 
 
 def named_rows(rows: NDArray[Any] | Sequence[int]) -> str:
-    """``"rows 3, 8, 9, 12, 40 and 7 more"``: the first few of ``rows``, and how many others there are."""
+    """``"rows 3, 8, 9, 12, 40 and 7 more"``: the first few of ``rows`` and the number of others."""
     first = ", ".join(str(int(row)) for row in rows[:_NAMED])
     more = len(rows) - _NAMED
     return f"row{'s' if len(rows) > 1 else ''} {first}" + (f" and {more:,} more" if more > 0 else "")
 
 
 def rows_that(rows: NDArray[Any] | Sequence[int], verb: str) -> str:
-    """:func:`named_rows` with a verb of their number: ``"row 7 holds"``, ``"rows 3, 8 hold"`` (of ``"hold"``)."""
+    """:func:`named_rows` with a matching verb form: ``"row 7 holds"``, ``"rows 3, 8 hold"`` (of ``"hold"``)."""
     of_one = {"are": "is", "have": "has"}.get(verb, f"{verb}s")
     return f"{named_rows(rows)} {verb if len(rows) > 1 else of_one}"
 
 
 def _names(class_names: Sequence[str] | None, n_classes: int) -> tuple[str, ...]:
-    """Class names as a tuple; the class numbers where there are none."""
+    """Class names as a tuple; default: the class numbers."""
     if class_names is None:
         return tuple(str(c) for c in range(n_classes))
     names = tuple(str(name) for name in class_names)
@@ -223,7 +223,7 @@ class Labels:
         return np.asarray(self.packed[:, c >> 3] & np.uint8(128 >> (c & 7)), dtype=np.bool_)
 
     def class_ids(self) -> NDArray[np.int64]:
-        """The one class of each item, -1 where unlabelled: int64 [N].
+        """The single class of each item, -1 if unlabelled: int64 [N].
 
         Raises:
             DataError: an item has several labels.
@@ -239,11 +239,11 @@ class Labels:
 
     @classmethod
     def concatenate(cls, parts: Sequence[Labels], class_names: Sequence[str]) -> Labels:
-        """Labels of several sets of items, one after the other, over ``class_names``, which has the names of all."""
+        """Concatenated labels of several sets of items, over ``class_names``, which contains all their names."""
         return cls(np.concatenate([part.over(class_names).packed for part in parts]), tuple(class_names))
 
     def over(self, class_names: Sequence[str]) -> Labels:
-        """The same labels over ``class_names``, which has all names of these and perhaps more."""
+        """The same labels over ``class_names``, a superset of their names."""
         place = {name: c for c, name in enumerate(class_names)}
         wide = np.zeros((len(self), len(class_names)), np.uint8)
         wide[:, [place[name] for name in self.class_names]] = self.dense(dtype=np.uint8)
@@ -254,16 +254,16 @@ class Labels:
         return Labels(np.ascontiguousarray(self.packed[rows]), self.class_names)
 
     def masked(self, rows: NDArray[Any]) -> Labels:
-        """The same N items with the labels of ``rows`` alone: all others become unlabelled.
+        """The same N items with labels at ``rows`` only; others become unlabelled.
 
-        This is what a training is given, so that it cannot read a label that it may not see.
+        Used to hide labels from the training.
         """
         packed = np.zeros_like(self.packed)
         packed[rows] = self.packed[rows]
         return Labels(packed, self.class_names)
 
     def select_classes(self, classes: NDArray[Any]) -> Labels:
-        """The same N items over these classes alone (positions, in this order); other labels are dropped."""
+        """The same N items over these classes only (class numbers, in this order); other labels are dropped."""
         names = tuple(self.class_names[int(c)] for c in classes)
         packed = np.zeros((len(self), (len(names) + 7) // 8), dtype=np.uint8)
         for start, block in self._blocks():

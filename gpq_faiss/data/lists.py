@@ -1,5 +1,4 @@
-"""``list:FILE``: the text lists that hashing papers pass around, one image per line with its labels behind
-it."""
+"""``list:FILE``: text lists as used by hashing papers, one image per line followed by its labels."""
 
 from __future__ import annotations
 
@@ -49,7 +48,7 @@ def _is_int(token: str) -> bool:
 
 
 def _label_columns(line: str, *, with_path: bool) -> int:
-    """How many columns at the end of ``line`` are labels: 0/1 values, or one class number."""
+    """Number of label columns at the end of ``line``: 0/1 values, or one class number."""
     tokens = line.split()
     most = len(tokens) - with_path
     count = 0
@@ -59,8 +58,7 @@ def _label_columns(line: str, *, with_path: bool) -> int:
 
 
 def class_names_beside(path: Path, n_classes: int, *, exact: bool) -> tuple[str, ...] | None:
-    """Class names from ``classes.txt`` (or a like name) in the folder of ``path``, where there is one that
-    fits."""
+    """Class names from ``classes.txt`` (or similar) in the folder of ``path``, if it exists and fits."""
     for name in _NAME_FILES:
         file = path.parent / name
         if file.is_file():
@@ -114,7 +112,7 @@ def _parse(
 
 
 def labels_file(path: Path, n_items: int) -> Labels:
-    """Labels from a file of their own: text (0/1 columns or one class number per line) or ``.npy`` (ids or
+    """Labels from a separate file: text (0/1 columns or one class number per line) or ``.npy`` (ids or
     multi-hot).
 
     Raises:
@@ -136,14 +134,13 @@ def labels_file(path: Path, n_items: int) -> Labels:
 
 
 def resolve(names: Sequence[str], root: Path) -> list[str]:
-    """Paths of listed names: relative ones lie below ``root``; the back-slashes of lists from Windows are
-    turned."""
+    """Paths of listed names: relative ones below ``root``; back-slashes are converted."""
     turned = names if os.sep == "\\" else [name.replace("\\", "/") for name in names]
     return [os.path.join(root, name) for name in turned]
 
 
 def repeated_note(names: Sequence[str]) -> list[str]:
-    """A note where a path is listed twice: a query that is also in the database flatters every result."""
+    """A note if a path is listed twice: queries that are also in the database improve all results."""
     twice = [name for name, count in Counter(names).items() if count > 1]
     return [f"{len(twice):,} paths are listed more than once ({shown(twice[0])})"] if twice else []
 
@@ -154,18 +151,18 @@ def open_list(
     """Images of a text list.
 
     Each line is a path and 0/1 labels (``images/a.jpg 0 1 0``; all 0 is unlabelled), or a path and one class
-    number (-1 is unlabelled), or a path alone (no labels). A path may hold blanks. Class names are taken
-    from ``classes.txt`` beside the list where it has as many lines as there are classes, else they are
-    numbers. ids count the entries from 0, missing ones included.
+    number (-1 is unlabelled), or a path alone (no labels). Paths may contain blanks. Class names are
+    taken from ``classes.txt`` beside the list if its length fits, else they are numbers. ids are line indices from
+    0, including missing images.
 
     Args:
         path: the list.
-        root: folder that relative paths start from; default the list's own.
-        labels: a file with the labels instead, a row for each line of a list of bare paths.
-        max_bad: fraction of images that may be missing, and of the rest that may be broken.
+        root: base folder of relative paths (default: the list's).
+        labels: a file of labels, one row per line, for a list of bare paths.
+        max_bad: allowed fraction of missing images, and of broken ones among the others.
 
     Raises:
-        DataError: missing, not text, lines that do not fit the first one, or too many images missing.
+        DataError: missing, not text, lines of different forms, or too many images missing.
         UsageError: ``max_bad`` out of range.
     """
     file = Path(path).expanduser()

@@ -14,7 +14,7 @@ from .images import FileImages, listed_images, shown
 from .labels import Labels
 from .lists import read_lines
 
-# Official names first; the others are how copies of the set are found in the wild. Letter case is ignored.
+# Official names first, then names in common copies of the data set. Case is ignored.
 _IMAGE_LISTS = ("ImageList/Imagelist.txt", "ImageLists/Imagelist.txt", "Imagelist.txt")
 _SPLIT_LISTS = ("TrainImagelist.txt", "TestImagelist.txt")
 _LABEL_FOLDERS = ("Groundtruth/AllLabels", "AllLabels", "Groundtruth/Groundtruth/AllLabels", "Labels")
@@ -23,7 +23,7 @@ _IMAGE_FOLDERS = ("Flickr", "images", "image", "Flickr/Flickr", "NUS-WIDE-images
 
 
 def _inside(folder: Path, relative: str) -> Path | None:
-    """``folder/relative`` whatever the letter case of its parts; an exact match wins."""
+    """``folder/relative``, ignoring case; an exact match wins."""
     here = folder
     for part in relative.split("/"):
         if not (here / part).exists():
@@ -74,7 +74,7 @@ def read_binary_column(path: Path, n_items: int) -> NDArray[np.bool_]:
 def choose_concepts(
     concepts: str | Sequence[str], names: Sequence[str], counts: NDArray[np.int64] | None
 ) -> list[int]:
-    """Positions in ``names`` of the requested concepts, in the order of ``names``.
+    """Indices in ``names`` of the requested concepts, in the order of ``names``.
 
     Args:
         concepts: ``"all"``, a number n as text for the n most frequent ("21"; ties by name), or names (a
@@ -83,7 +83,7 @@ def choose_concepts(
         counts: int64 [C], images of each; only a number needs them.
 
     Raises:
-        UsageError: a number out of range, an unknown name, none at all.
+        UsageError: a number out of range, an unknown name, or no names.
     """
     wanted = [part.strip() for part in concepts.split(",")] if isinstance(concepts, str) else list(concepts)
     if wanted == ["all"]:
@@ -91,7 +91,7 @@ def choose_concepts(
     if len(wanted) == 1 and wanted[0].isascii() and wanted[0].isdigit():
         n = int(wanted[0])
         if not 1 <= n <= len(names):
-            raise UsageError(f"{n} concepts are requested: 1 to {len(names)} are there")
+            raise UsageError(f"{n} concepts are requested: 1 to {len(names)} are available")
         if n == len(names):
             return list(range(n))
         assert counts is not None
@@ -100,7 +100,7 @@ def choose_concepts(
     unknown = [name for name in wanted if name not in names]
     if unknown or not wanted:
         raise UsageError(
-            f"concept {unknown[0] if unknown else ''!r} is none of the {len(names)}: "
+            f"concept {unknown[0] if unknown else ''!r} is not one of the {len(names)}: "
             f"give a number, all, or names such as {','.join(names[:3])}"
         )
     return sorted({names.index(name) for name in wanted})
@@ -112,8 +112,7 @@ def _needs_counts(concepts: str | Sequence[str], n: int) -> bool:
 
 
 def _official(image_list: Path, names: Sequence[str]) -> NDArray[np.uint8] | None:
-    """Marks by TrainImagelist.txt and TestImagelist.txt beside the image list, where they cover every
-    image."""
+    """Train/test marks from TrainImagelist.txt and TestImagelist.txt, if they cover every image."""
     files = [_inside(image_list.parent, name) for name in _SPLIT_LISTS]
     if files[0] is None or files[1] is None:
         return None
@@ -127,9 +126,7 @@ def _official(image_list: Path, names: Sequence[str]) -> NDArray[np.uint8] | Non
 
 
 def _paths(folders: Sequence[Path], names: Sequence[str]) -> list[str]:
-    """Path of each image: in the first of ``folders`` that has any of them, either in its concept's folder
-    as listed,
-    or flat, as many copies have it."""
+    """Path of each image, in the first of ``folders`` that contains any: in its concept's folder as listed, or flat."""
     flat = [name.rsplit("/", 1)[-1] for name in names]
     for folder in folders:
         for form in (names, flat):
@@ -146,13 +143,13 @@ def open_nuswide(
     ``ConceptsList/Concepts81.txt`` and the images in ``Flickr/``.
 
     The concepts are by default the 21 most frequent over the whole list (195,834 images have one of them);
-    images that have none of the concepts are left out and counted. Classes are in the order of the concept
-    list. ids are the positions in the official image list.
+    images without any of the concepts are left out and counted. Classes are in the order of the concept
+    list. ids are row numbers in the official image list.
 
     Args:
-        root: folder of the official parts; common other names and letter cases are found too.
+        root: folder of the official parts; common other names are recognised.
         concepts: see :func:`choose_concepts`.
-        max_bad: fraction of the images with a label that may be missing, and of the rest that may be broken.
+        max_bad: allowed fraction of missing labelled images, and of broken ones among the others.
 
     Raises:
         DataError: a part is missing or damaged, parts do not fit together, or too many images are missing.
@@ -188,7 +185,7 @@ def open_nuswide(
 
     def column(c: int) -> NDArray[np.bool_]:
         if c not in columns:
-            # A concept name is a file name here, and comes from a file: it must not lead elsewhere.
+            # A concept name from a file is used as a file name: it must not contain a path.
             if "/" in concept_names[c] or "\\" in concept_names[c]:
                 raise DataError(f"{concept_list}: {shown(concept_names[c])} cannot be a concept")
             columns[c] = read_binary_column(label_folder / f"Labels_{concept_names[c]}.txt", len(names))

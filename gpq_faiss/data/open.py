@@ -1,4 +1,4 @@
-"""Opening any source of data: ``open_data("scheme:path")``, or an object that a program holds."""
+"""Open any data source: ``open_data("scheme:path")``, or an in-memory object."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _TABLES = {"csv", "parquet"}
 _PATH_NEEDED = _TABLES | {"nuswide", "folder", "list", "webdataset", "hf", "features"}
 _PATH_ALLOWED = _PATH_NEEDED | {"cifar10", "fashion-mnist"}
 SCHEMES = _PATH_ALLOWED | {"digits"}
-"""What a DATA argument begins with."""
+"""Prefixes of DATA arguments."""
 _FRAME, _HUB, _ARRAY, _ITEMS, _MADE = (
     "a table",
     "a Hugging Face data set",
@@ -50,7 +50,7 @@ _FRAME, _HUB, _ARRAY, _ITEMS, _MADE = (
     "a data set",
 )
 _HELD = {_FRAME, _HUB, _ARRAY, _ITEMS, _MADE}
-"""What a program may hold instead."""
+"""In-memory sources."""
 
 _HINTS = {
     ".npy": "features",
@@ -81,12 +81,12 @@ def _unknown(spec: str) -> UsageError:
 
 
 def forms() -> str:
-    """:data:`FORMS`, and those of other packages. Raises UsageError: see :func:`.plugins.plugin_names`."""
+    """:data:`FORMS`, and those of plugins. Raises UsageError: see :func:`.plugins.plugin_names`."""
     return " | ".join([FORMS, *(f"{name}:PATH" for name in plugin_names("data", SCHEMES))])
 
 
 def is_form(text: str) -> bool:
-    """Whether a text begins as a DATA argument does. Raises UsageError: see :func:`.plugins.find_plugin`."""
+    """Whether a text starts like a DATA argument. Raises UsageError: see :func:`.plugins.find_plugin`."""
     scheme = text.partition(":")[0]
     return find_plugin("data", scheme, SCHEMES) is not None or scheme in SCHEMES
 
@@ -95,7 +95,7 @@ def parse_spec(spec: str) -> tuple[str, str | None]:
     """``"list:a.txt"`` -> ``("list", "a.txt")``; ``"digits"`` -> ``("digits", None)``.
 
     Raises:
-        UsageError: an unknown scheme, a path missing or not wanted; lists the forms. Or a package that cannot be used.
+        UsageError: an unknown scheme, or a missing or superfluous path (the message lists the forms); a plugin that fails.
     """
     scheme, colon, rest = spec.partition(":")
     if not is_form(spec):
@@ -108,21 +108,19 @@ def parse_spec(spec: str) -> tuple[str, str | None]:
     if path is not None and scheme not in _PATH_ALLOWED:
         raise UsageError(f"{scheme} takes no path ({path!r}): it is inside scikit-learn")
     if path is not None and "\0" in path:
-        raise UsageError(f"{spec!r} is no path")
+        raise UsageError(f"{spec!r} is not a path")
     return scheme, path
 
 
 def _refuse(scheme: str, given: dict[str, tuple[bool, set[str]]]) -> None:
-    """Refuse options that the source would ignore."""
+    """Raises UsageError: options that the source would ignore."""
     for option, (is_given, schemes) in given.items():
         if is_given and scheme not in schemes:
-            raise UsageError(
-                f"{option} does nothing for {scheme}: it belongs to {', '.join(sorted(schemes))}"
-            )
+            raise UsageError(f"{option} does not apply to {scheme}: it is for {', '.join(sorted(schemes))}")
 
 
 def _kind_of(source: object) -> str:
-    """Which of :data:`_HELD` an object is, without an import of the library that it is from."""
+    """The kind of :data:`_HELD` of an object, without importing its library."""
     if isinstance(source, Dataset):
         return _MADE
     families = {kind.__module__.partition(".")[0] for kind in type(source).__mro__}
@@ -139,7 +137,7 @@ def _kind_of(source: object) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _Options:
-    """What belongs to some sources alone; see :func:`open_data`."""
+    """Options of certain sources; see :func:`open_data`."""
 
     labels: str | None
     ids: str | None
@@ -173,32 +171,32 @@ def open_data(  # noqa: PLR0913
     download: bool = True,
     memory: int | None = None,
 ) -> Dataset:
-    """Open a source of images or features; nothing is decoded yet, but what a list names is known to exist.
+    """Open a source of images or features. Nothing is decoded yet, but listed files are checked to exist.
 
     Args:
-        source: one of :data:`FORMS` or of the forms that packages add; a pandas, polars or pyarrow table, a Hugging Face data set, an array
+        source: one of :data:`FORMS` or a plugin's form; a pandas, polars or pyarrow table, a Hugging Face data set, an array
             or tensor (numbers [N, width] or images uint8 [N, H, W(, 3)]), a map-style data set of torch, or a :class:`.base.Dataset`.
-        labels: file of labels: one per line in the order of the items, for ``features:`` and for a ``list:`` of bare paths; or for any
-            source a table that names its items (:func:`.label_tables.with_label_table`). Of a table or a Hugging Face data set: the name
-            of a column. Or the labels themselves (:func:`.frames.labels_of`).
-        ids: file of ids, one per item (:func:`.id_files.read_ids`); of a table or a Hugging Face data set: the name of a column. Or the
+        labels: file of labels, one per line in the order of the items, for ``features:`` and for a ``list:`` of bare paths; or for any
+            source a table that names items (:func:`.label_tables.with_label_table`). For a table or a Hugging Face data set: a
+            column name. Or the labels themselves (:func:`.frames.labels_of`).
+        ids: file of ids, one per item (:func:`.id_files.read_ids`); for a table or a Hugging Face data set: a column name. Or the
             ids themselves.
-        names: file of names, one per item, in place of those of the source (:func:`.item_ids.with_names`); of a table or a Hugging Face
-            data set: column that tells an item. Default ``name``, ``path``, ``key`` ... Or the names themselves.
-        vectors: of these: column of vectors, or of a table columns of numbers, one for each dimension.
-        id_from: where ids come from otherwise: ``position``, ``path`` or ``content`` (:func:`.item_ids.with_ids`).
-        keep: columns of tables whose texts travel with the items to results; a list, or with commas.
-        root: folder that the paths of ``list:``, ``csv:`` and ``parquet:`` start from (default: that of the
-            file); where ``cifar10``, ``fashion-mnist`` and ``nuswide`` lie, as an alternative to ``:ROOT``.
-        image_column, label_column: of tables and Hugging Face data sets; of ``webdataset:`` extensions, or a field of ``.json``.
-        concepts: of ``nuswide``: how many of the most frequent, ``all``, or their names.
-        max_bad: fraction of missing and of broken images that is tolerated; 0 makes the first one fatal.
-        download: let ``cifar10`` and ``fashion-mnist`` be fetched.
-        memory: of ``features``: budget in bytes for what a compressed file is unpacked to; default what is free.
+        names: file of names, one per item, replacing those of the source (:func:`.item_ids.with_names`); for a table or a Hugging Face
+            data set: a column name (default: ``name``, ``path``, ``key`` ...). Or the names themselves.
+        vectors: for these: column of vectors, or of a table columns of numbers, one per dimension.
+        id_from: source of ids if none are given: ``position``, ``path`` or ``content`` (:func:`.item_ids.with_ids`).
+        keep: text columns of tables to show in results; a list, or separated by commas.
+        root: base folder of the paths of ``list:``, ``csv:`` and ``parquet:`` (default: that of the file); folder of
+            ``cifar10``, ``fashion-mnist`` and ``nuswide``, as an alternative to ``:ROOT``.
+        image_column, label_column: for tables and Hugging Face data sets; for ``webdataset:`` extensions, or a field of ``.json``.
+        concepts: for ``nuswide``: the number of most frequent ones, ``all``, or names.
+        max_bad: allowed fraction of missing and of broken images; 0: the first one is an error.
+        download: allow download of ``cifar10`` and ``fashion-mnist``.
+        memory: for ``features``: budget in bytes for the decompressed size of a compressed file (default: free memory).
 
     Raises:
-        UsageError: an unknown form (lists them), or an option that does not belong to it.
-        DataError: what is named is missing, damaged, or something else.
+        UsageError: an unknown form (the message lists them), or an option that does not apply to it.
+        DataError: missing, damaged, or of another kind.
 
     Examples:
         >>> digits = open_data("digits")
@@ -274,7 +272,7 @@ def open_data(  # noqa: PLR0913
 
 
 def _open_held(kind: str, source: Any, options: _Options) -> Dataset:
-    """What a program holds. Raises as :func:`open_data`."""
+    """Open an in-memory object. Raises as :func:`open_data`."""
     vectors, label = options.vectors, options.label_column
     if isinstance(source, Dataset):
         return source
@@ -304,7 +302,7 @@ def _open_hf(source: Any, options: _Options) -> Dataset:
         image_column=options.image_column,
         label_column=options.label_column,
         vectors=options.vectors,
-        # Of a folder, --ids and --names are files, as of any other.
+        # For a folder, --ids and --names are files.
         ids=None if isinstance(source, str) else options.ids,
         names=None if isinstance(source, str) else options.names,
         keep=options.keep,
@@ -313,7 +311,7 @@ def _open_hf(source: Any, options: _Options) -> Dataset:
 
 
 def _of_plugin(plugin: Plugin, path: str, max_bad: float) -> Dataset:
-    """What a package opens, in any form that a program may hold. Raises as :func:`open_data`; UsageError: the package's code fails."""
+    """Open a plugin's source. Raises as :func:`open_data`; UsageError: the plugin fails."""
     opener = plugin.load()
     try:
         found = opener(path)
@@ -323,14 +321,14 @@ def _of_plugin(plugin: Plugin, path: str, max_bad: float) -> Dataset:
         why = " ".join(str(error).split())[:160]
         raise plugin.error(f"cannot open {shown(path)!r} ({type(error).__name__}: {why})") from error
     if found is None or isinstance(found, str):
-        raise plugin.error(f"gives {type(found).__name__}: a data set, a table or an array is needed")
+        raise plugin.error(f"returns {type(found).__name__}: a data set, a table or an array is needed")
     dataset = open_data(found, max_bad=max_bad)
     dataset.name = f"{plugin.name}:{path}"
     return dataset
 
 
 def _open(scheme: str, path: str | None, spec: str, options: _Options) -> Dataset:
-    """The source itself. Raises as :func:`open_data`."""
+    """Open the source. Raises as :func:`open_data`."""
     root, max_bad = options.root, options.max_bad
     plugin = find_plugin("data", scheme, SCHEMES)
     if plugin is not None:

@@ -1,7 +1,7 @@
-"""Parquet files of other programs, opened and bounded in one place.
+"""Safe access to Parquet files.
 
-A few bytes of run lengths can stand for any number of equal values, and a text that is stored once for any number of copies. So what a
-column takes when it is decoded is computed from the file's own counts before it is read, and texts are kept once.
+Run lengths and dictionaries can expand a few bytes to any size. So the decoded size of a column is computed from the file's counts before
+it is read, and repeated texts are kept once.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from ..inputs import check_file, check_memory
 from .labels import named_rows
 
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12, "BYTE_ARRAY": 8}
-_LEVELS = 4  # bytes that nesting takes for each value while it is decoded
-_CELL = 64  # bytes of a Python object and its place in a list, about
+_LEVELS = 4  # bytes per value for nesting while decoding
+_CELL = 64  # approximate bytes of a Python object and its list entry
 
 
 @contextlib.contextmanager
 def open_parquet(path: Path, what: str, texts: Sequence[str] = ()) -> Iterator[Any]:
-    """A ``pyarrow.parquet.ParquetFile``, its checksums compared where it has some.
+    """Context of a ``pyarrow.parquet.ParquetFile``; checksums are verified if present.
 
     Args:
-        what: what it should be, for errors.
-        texts: columns (as :func:`leaves` names them) whose values are kept once, with numbers into them.
+        what: expected content, for errors.
+        texts: columns (as named by :func:`leaves`) to read as dictionaries.
 
     Raises:
-        DataError: pyarrow is not installed; missing, no Parquet, truncated or damaged, on opening or in the body.
+        DataError: pyarrow is not installed; missing, not Parquet, truncated or damaged, on opening or in the body.
     """
     try:
         import pyarrow
@@ -46,7 +46,7 @@ def open_parquet(path: Path, what: str, texts: Sequence[str] = ()) -> Iterator[A
             path, read_dictionary=list(texts), page_checksum_verification=True
         ) as file:
             yield file
-    except MemoryError:  # pyarrow's own is an ArrowException as well
+    except MemoryError:  # pyarrow's is also an ArrowException
         raise DataError(f"{path} does not fit in memory: write it with smaller row groups") from None
     except (pyarrow.ArrowException, OSError, ValueError, KeyError, IndexError) as error:
         why = " ".join(str(error).split())[:120]
@@ -54,14 +54,14 @@ def open_parquet(path: Path, what: str, texts: Sequence[str] = ()) -> Iterator[A
 
 
 def leaves(file: Any, column: str) -> list[int]:
-    """Positions of the columns that ``column`` of the schema is stored as (a list has one)."""
+    """Indices of the stored columns of the schema's ``column``."""
     schema = file.schema
     names = [schema.column(i).path for i in range(len(schema))]
     return [i for i, name in enumerate(names) if name == column or name.startswith(f"{column}.")]
 
 
 def decoded_bytes(file: Any, column: str, groups: Sequence[int] | None = None) -> int:
-    """Bytes that ``column`` takes in memory, of all row groups or of some, by the counts in the file's own tables."""
+    """Decoded size of ``column`` in bytes, of all or some row groups, by the file's counts."""
     meta, schema, total = file.metadata, file.schema, 0
     for leaf in leaves(file, column):
         kind = schema.column(leaf)
@@ -78,10 +78,10 @@ def read_cells(path: Path, column: str, what: str, memory: int | None = None) ->
     """A column as Python values, one per row; equal texts of a page are one object.
 
     Args:
-        memory: budget in bytes; default what is free.
+        memory: budget in bytes (default: free memory).
 
     Raises:
-        DataError: see :func:`open_parquet`; or it is larger than the budget.
+        DataError: see :func:`open_parquet`; or larger than the budget.
     """
     with open_parquet(path, what) as file:
         schema = file.schema
@@ -99,7 +99,7 @@ def read_cells(path: Path, column: str, what: str, memory: int | None = None) ->
 
 
 def _cells(array: Any) -> list[Any]:
-    """Python values of an array, each word of a dictionary once."""
+    """Python values of an array; dictionary values are shared."""
     import pyarrow
 
     if pyarrow.types.is_dictionary(array.type):
@@ -116,7 +116,7 @@ def _cells(array: Any) -> list[Any]:
 
 
 def is_list(kind: Any) -> bool:
-    """Whether a column of an Arrow type holds lists."""
+    """Whether an Arrow type is a list."""
     import pyarrow
 
     types = pyarrow.types
@@ -128,12 +128,12 @@ def matrix_of(column: Any, where: str, *, start: int = 0, width: int = 0) -> NDA
 
     Args:
         column: ``ChunkedArray`` of lists of numbers.
-        where: names it in errors.
+        where: name in errors.
         start: number of its first row.
-        width: of all rows; 0: that of the first.
+        width: required length of rows; 0: that of the first.
 
     Raises:
-        DataError: rows of different lengths, or missing ones, or missing numbers.
+        DataError: rows of different lengths, missing rows or missing numbers.
     """
     import pyarrow
 

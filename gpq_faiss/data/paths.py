@@ -1,8 +1,7 @@
-"""Paths, patterns and URLs that users give, as files on this machine.
+"""Paths, patterns and URLs as local files.
 
-A file at a URL is copied to the cache folder once: ``$GPQ_CACHE``, else ``gpq-faiss`` in the user's cache folder. At each opening the
-server is asked for its size, and for its version where it names one; a copy of another version, or one that has changed on this disk, is
-replaced. A server that cannot be reached is an error.
+A file at a URL is copied once to the cache folder, ``$GPQ_CACHE`` or ``gpq-faiss`` in the user's cache folder. Each opening queries the
+server for size and, if available, version; an outdated or modified copy is replaced. An unreachable server is an error.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _VERSION = (
     "mtime",
     "created",
 )
-"""What the file systems of fsspec call the version of a file."""
+"""Keys of a file's version in fsspec file systems."""
 _EXTRA = "pip install 'gpq-faiss[remote]'"
 
 
@@ -45,7 +44,7 @@ def is_url(path: str | os.PathLike[str]) -> bool:
 
 
 def without_secrets(url: str) -> str:
-    """``url`` for messages and products: without the password and the signature that it may hold."""
+    """``url`` without password and signature, for messages and output files."""
     if not is_url(url):
         return url
     try:
@@ -56,7 +55,7 @@ def without_secrets(url: str) -> str:
 
 
 def cache_folder() -> Path:
-    """Where copies of remote files lie."""
+    """Folder of copies of remote files."""
     if own := os.environ.get("GPQ_CACHE"):
         return Path(own).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
@@ -64,13 +63,13 @@ def cache_folder() -> Path:
 
 
 def remote_error(url: str, error: Exception) -> DataError:
-    """One line for what a file system of fsspec raised."""
+    """One-line error for an exception of an fsspec file system."""
     return DataError(f"{without_secrets(url)} {remote_reason(error)}")
 
 
 def remote_reason(error: Exception) -> str:
-    """What it is that a file system of fsspec raised: "not found", or "cannot be read (why)"."""
-    # The one of HTTP says "not found" of everything, and names what happened as the cause.
+    """Description of an exception of an fsspec file system: "not found", or "cannot be read (why)"."""
+    # HTTP's says "not found" for everything; the cause has the details.
     cause = error.__cause__ or error
     status = getattr(cause, "status", None)
     if status == 404 or (isinstance(error, FileNotFoundError) and cause is error):
@@ -83,11 +82,11 @@ def remote_reason(error: Exception) -> str:
 
 
 def remote_system(url: str) -> tuple[Any, str]:
-    """The file system of fsspec that ``url`` is in, and its path there.
+    """The fsspec file system of ``url``, and its path there.
 
     Raises:
-        DataError: fsspec, or what it needs for such a URL, is not installed.
-        UsageError: no such kind of URL.
+        DataError: fsspec, or its package for such URLs, is not installed.
+        UsageError: an unknown kind of URL.
     """
     scheme = url.partition(":")[0].lower()
     shown = without_secrets(url)
@@ -100,7 +99,7 @@ def remote_system(url: str) -> tuple[Any, str]:
         if scheme in {"http", "https"}:
             import aiohttp
 
-            # A large file may take hours; a server that says nothing for a minute is gone.
+            # No limit for the whole file, but for a minute without data.
             waiting = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
             headers = {"Accept-Encoding": "identity"}
             options["client_kwargs"] = {"timeout": waiting, "trust_env": True, "headers": headers}
@@ -108,20 +107,20 @@ def remote_system(url: str) -> tuple[Any, str]:
     except ImportError as error:
         remedy = _EXTRA if scheme in {"http", "https"} else "install that package"
         why = "aiohttp is missing" if error.name == "aiohttp" else " ".join(str(error).split())[:120]
-        raise DataError(f"reading {shown} needs a package of its own ({why}): {remedy}") from None
+        raise DataError(f"reading {shown} needs another package ({why}): {remedy}") from None
     except ValueError:
         raise UsageError(f"{shown}: there is no file system for {scheme}://") from None
-    except Exception as error:  # each file system has its own, of missing credentials and the like
+    except Exception as error:  # file systems have their own errors, for example for credentials
         raise remote_error(url, error) from None
     return system, str(path)
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
-    """The file on this machine: a path with ``~`` expanded, or the copy of what is at a URL.
+    """Local file: a path with ``~`` expanded, or the copy of a URL.
 
     Raises:
-        DataError: the URL cannot be read, or the cache folder not be written.
-        UsageError: no such kind of URL.
+        DataError: the URL cannot be read, or the cache folder cannot be written.
+        UsageError: an unknown kind of URL.
     """
     url = os.fspath(path)
     if not is_url(url):
@@ -179,7 +178,7 @@ def _copy(
         except Exception as error:
             raise remote_error(url, error) from None
         if size is not None and there != size:
-            raise DataError(f"{without_secrets(url)} was cut off: {there:,} bytes of {size:,}; start again")
+            raise DataError(f"{without_secrets(url)} was truncated: {there:,} of {size:,} bytes; start again")
         about.write_text(
             json.dumps(
                 {"url": without_secrets(url), "version": mark, "content": file_fingerprint(new)}, indent=2
@@ -188,14 +187,14 @@ def _copy(
 
 
 def _expanded(pattern: str) -> Iterator[str]:
-    """``x-{00..12}.tar`` with each number in its place, as wide as the first."""
+    """Expand ``x-{00..12}.tar``, with numbers as wide as the first."""
     found = _RANGE.search(pattern)
     if found is None:
         yield pattern
         return
     first, last = int(found[1]), int(found[2])
     if last < first or last - first >= _MOST_FILES:
-        raise UsageError(f"{pattern}: {found[0]} names no range of up to {_MOST_FILES:,} numbers")
+        raise UsageError(f"{pattern}: {found[0]} is not a range of at most {_MOST_FILES:,} numbers")
     for number in range(first, last + 1):
         yield from _expanded(f"{pattern[: found.start()]}{number:0{len(found[1])}d}{pattern[found.end() :]}")
 
@@ -203,7 +202,7 @@ def _expanded(pattern: str) -> Iterator[str]:
 def _globbed(pattern: str) -> Sequence[str]:
     if not is_url(pattern):
         return glob.glob(pattern) if glob.has_magic(pattern) else [pattern]
-    if "*" not in pattern and "[" not in pattern:  # ? begins a query
+    if "*" not in pattern and "[" not in pattern:  # ? starts a query string
         return [pattern]
     system, remote = remote_system(pattern)
     try:
@@ -213,11 +212,11 @@ def _globbed(pattern: str) -> Sequence[str]:
 
 
 def files_of(path: str | os.PathLike[str]) -> list[Path]:
-    """The files that a path, a pattern (``*``, ``?``, ``[0-9]``, ``{000..009}``) or a URL names, in the order of their numbers.
+    """The files of a path, a pattern (``*``, ``?``, ``[0-9]``, ``{000..009}``) or a URL, in numeric order.
 
     Raises:
-        DataError: a pattern that no file matches, or as :func:`local_path`.
-        UsageError: a range that is none.
+        DataError: a pattern without matches, or as :func:`local_path`.
+        UsageError: an invalid range.
     """
     text = os.fspath(path)
     if not is_url(text):

@@ -1,9 +1,9 @@
-"""Which items are queries, which show their labels to the training, and what is searched.
+"""Evaluation protocols: which items are queries, labelled training items, and database.
 
-*Protocol 1*: a few items of each class are queries, a few labelled; the rest is unlabelled and is the database.
+*Protocol 1*: some items of each class are queries, some labelled; the rest is unlabelled and is the database.
 CIFAR-10: 1,000 / 5,000 / 54,000. NUS-WIDE-21: 2,100 / 10,500 / the rest.
 
-*Protocol 2* (retrieval of classes that the training never saw; Sablayrolles et al. 2017, "How should we evaluate
+*Protocol 2* (retrieval of classes unseen in training; Sablayrolles et al. 2017, "How should we evaluate
 supervised hashing?"): three quarters of the classes are seen, and items are halved: train75 and test75 of the seen
 classes, train25 and test25 of the others. Labelled is train75, queries are test25, and the database, whose items are
 the unlabelled ones, is train25 + test75. CIFAR-10: 9,000 queries, 21,000 labelled, 30,000 in the database.
@@ -15,18 +15,17 @@ concepts of 21, the rules give: ``any`` 0.473 (46,317 queries for 97,917), ``hal
 So ``any`` is the default. It is also the one rule under which no image that the training may use as labelled shows an
 unseen concept. (``benchmarks/nuswide.py`` counts them again.)
 
-*Protocol transfer* asks the same question with nothing to lean on: the training has items of the seen classes alone, labelled or
-not, and queries and database are items of the others. That is the first of the two protocols that Sablayrolles et al. propose,
-retrieval on a disjoint set of classes: there, the classes of the training are worth nothing, so class mAP does not reward
-codes that forget everything else. (In protocol 2, which is GPQ's form of it, the unlabelled items of the training are the database,
-unseen classes and all.) Deviations, as we read them: they keep a data set's own division in training and test items (learn from
-train75, index train25, query test25); the data sets here are one list each, so all items of seen classes are for the training, and
-items of unseen classes are halved, one half queries. The choice of classes and the halves are those of protocol 2 with the same
-seed, so the queries are the same. Their second protocol, transfer learning, trains a classifier of the unseen classes on codes, and
-is no ranking; it is not here.
+*Protocol transfer* is stricter: the training has only items of the seen classes, labelled or not; queries and database are items of
+the others. That is the first of the two protocols that Sablayrolles et al. propose,
+retrieval on a disjoint set of classes, where class mAP does not reward codes that keep only the training's classes. (In protocol 2,
+GPQ's variant, the unlabelled training items are the database, including unseen classes.) Deviations: they keep a data set's train/test
+split (learn from train75, index train25, query test25); here all items of seen classes are for training, and half of the items of unseen
+classes are queries. The choice of classes and the halves are those of protocol 2 with the same
+seed, so the queries are the same. Their second protocol, transfer learning, trains a classifier of the unseen classes on codes,
+without ranking; it is not implemented.
 
-Items without any label can be neither query nor labelled, and their relevance is unknown: they are never in the
-database, but the training may use them as unlabelled ones (not in protocol transfer, where they might be of an unseen class).
+Unlabelled items have unknown relevance, so they are neither queries nor in the database, but the training may use them (not in protocol
+transfer, as they might be of an unseen class).
 """
 
 from __future__ import annotations
@@ -60,9 +59,9 @@ RULES: tuple[Rule, ...] = get_args(Rule)
 
 PROTOCOLS = ("1", "2", "transfer", "gpq-authors", "none")
 UNSEEN_SHARE = 0.25
-"""Of the classes, in protocol transfer."""
+"""Default share of unseen classes in protocol transfer."""
 
-_CLASSES, _HALVES = 2, 3  # streams of random numbers, beside those of drawn items
+_CLASSES, _HALVES = 2, 3  # random streams, besides those of drawn items
 __all__ = [
     "PROTOCOLS",
     "RULES",
@@ -92,18 +91,18 @@ def protocol1(
     *,
     ids: NDArray[np.int64] | None = None,
 ) -> Split:
-    """A few queries and labelled items of each class; the rest is unlabelled and is the database.
+    """Some queries and labelled items of each class; the rest is unlabelled and is the database.
 
     Args:
         labels: of all items.
         seed: of the draw.
-        labelled: see :func:`resolve_labelled`. With ``all`` nothing that has a label is left for the database.
-        queries: how many of each class, or a file of them; default max(n // 60, min(10, n // 10)) of n items.
+        labelled: see :func:`resolve_labelled`. With ``all`` no labelled item is left for the database.
+        queries: number per class, or a file; default max(n // 60, min(10, n // 10)) of n items.
             Items of a ``labelled`` file are not drawn as queries.
         ids: int64 [N]; default the row numbers.
 
     Raises:
-        UsageError: an argument that cannot be right.
+        UsageError: an invalid argument.
         DataError: a class has too few items or no labelled one; a file is wrong, or the two files overlap.
     """
     ids = ids_or_rows(labels, ids)
@@ -171,7 +170,7 @@ def unseen_items(labels: Labels, unseen: NDArray[np.bool_], rule: Rule = "any") 
 
 
 def _seen_by_share(labels: Labels, seed: int, share: float, name: str) -> NDArray[np.int64]:
-    """The classes of the training, ascending: this share of those with items, rounded down, and at least one of each kind."""
+    """Seen classes, ascending: this share of the classes with items, rounded down; at least one seen and one unseen."""
     present = np.flatnonzero(labels.counts())
     if len(present) < 2:
         raise DataError(
@@ -182,7 +181,7 @@ def _seen_by_share(labels: Labels, seed: int, share: float, name: str) -> NDArra
 
 
 def _first_halves(labels: Labels, hidden_side: NDArray[np.bool_], seed: int) -> NDArray[np.bool_]:
-    """Half of each class, or, where items have several labels, of each side: bool [N]."""
+    """Half of each class, or for several labels per item of each side: bool [N]."""
     if labels.multi_label:
         groups = [(0, np.flatnonzero(labels.has() & ~hidden_side)), (1, np.flatnonzero(hidden_side))]
     else:
@@ -190,7 +189,7 @@ def _first_halves(labels: Labels, hidden_side: NDArray[np.bool_], seed: int) -> 
         groups = [(int(c), np.flatnonzero(labels.column(int(c)))) for c in present]
     first = np.zeros(len(labels), dtype=bool)
     for stream, rows in groups:
-        # The odd item goes to the half for training, so that a class of one item can be learnt.
+        # The odd item goes to the training half, so that classes of one item can be learnt.
         first[permuted(rows, seed, _HALVES, stream)[: (len(rows) + 1) // 2]] = True
     return first
 
@@ -204,19 +203,19 @@ def protocol2(
     seen_share: float = 0.75,
     ids: NDArray[np.int64] | None = None,
 ) -> Split:
-    """Queries of classes that the training never saw (see the module's text).
+    """Queries of classes unseen in training (see the module docstring).
 
     Args:
         labels: of all items.
         seed: of the choice of classes and of the halves.
-        labelled: None or ``all`` for all of train75; else as in :func:`resolve_labelled`, within train75 (what is
-            left over is then unlabelled, and in no database).
-        rule: side of an item with several labels.
-        seen_share: share of the classes that are seen, rounded down: 7 of 10, 15 of 21.
+        labelled: None or ``all`` for all of train75; else as in :func:`resolve_labelled`, within train75 (the
+            others are then unlabelled, and not in the database).
+        rule: side of items with several labels.
+        seen_share: share of seen classes, rounded down: 7 of 10, 15 of 21.
         ids: int64 [N]; default the row numbers.
 
     Raises:
-        UsageError: an argument that cannot be right.
+        UsageError: an invalid argument.
         DataError: fewer than two classes with items, or too few items.
     """
     seen = _seen_by_share(labels, seed, seen_share, "2")
@@ -256,14 +255,14 @@ def protocol2(
 
 
 def _others(labels: Labels, seen: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which classes have items and are not ``seen``: bool [C]."""
+    """Unseen classes with items: bool [C]."""
     unseen = labels.counts() > 0
     unseen[seen] = False
     return unseen
 
 
 def _seen_by_name(labels: Labels, names: str) -> NDArray[np.int64]:
-    """The classes that no name (``*`` and ``?`` stand for any characters) of ``names`` fits, of those that have items."""
+    """Classes with items that match none of ``names`` (with wildcards ``*`` and ``?``)."""
     unseen = np.zeros(labels.n_classes, dtype=bool)
     for name in filter(None, (part.strip() for part in names.split(","))):
         found = [fnmatch.fnmatchcase(known, name) for known in labels.class_names]
@@ -291,22 +290,21 @@ def transfer(
     *,
     ids: NDArray[np.int64] | None = None,
 ) -> Split:
-    """Training on some classes, queries and database of the others (see the module's text).
+    """Training on some classes, queries and database of the others (see the module docstring).
 
-    An item with several labels is of the unseen side if any of its classes is unseen, so that no training item shows such a class. An
-    item without any label is in no role.
+    Items with any unseen class are on the unseen side, so that no training item shows such a class. Unlabelled items are not used.
 
     Args:
         labels: of all items.
         seed: of the choice of classes and of the halves.
-        labelled: None or ``all`` for all items of seen classes; else as in :func:`resolve_labelled`, within them (what is left
-            over is then unlabelled).
-        unseen: the share of the classes that the training does not see, rounded up (default :data:`UNSEEN_SHARE`: 3 of 10, as in
-            protocol 2), or their names with commas, ``*`` and ``?`` standing for any characters (``Balinese-*,Latin-*``).
+        labelled: None or ``all`` for all items of seen classes; else as in :func:`resolve_labelled`, within them (the others are then
+            unlabelled).
+        unseen: share of unseen classes, rounded up (default :data:`UNSEEN_SHARE`: 3 of 10, as in
+            protocol 2), or their names, separated by commas, with wildcards ``*`` and ``?`` (``Balinese-*,Latin-*``).
         ids: int64 [N]; default the row numbers.
 
     Raises:
-        UsageError: an argument that cannot be right; a name that no class has.
+        UsageError: an invalid argument; a name that no class has.
         DataError: fewer than two classes with items, or too few items.
     """
     share = _share(unseen)
@@ -342,7 +340,7 @@ def transfer(
 
 
 def _share(unseen: str) -> float | None:
-    """The share of classes that ``unseen`` of :func:`transfer` is, or None for names."""
+    """``unseen`` of :func:`transfer` as a share, or None for names."""
     try:
         share = float(unseen or UNSEEN_SHARE)
     except ValueError:
@@ -356,17 +354,17 @@ def _share(unseen: str) -> float | None:
 
 
 def check_protocol(protocol: str) -> str:
-    """The name of a protocol without what follows a colon: ``transfer`` of ``transfer:0.5``.
+    """The name of a protocol without its argument: ``transfer`` for ``transfer:0.5``.
 
     Raises:
-        UsageError: there is no such protocol, or it takes nothing after a colon.
+        UsageError: no such protocol, or it has no argument.
     """
     name, colon, given = protocol.partition(":")
     if name not in PROTOCOLS:
         raise UsageError(f"no protocol '{protocol}': choose one of {', '.join(PROTOCOLS)}")
     if colon and (name != "transfer" or not given.strip(", ")):
         raise UsageError(
-            f"protocol {protocol}: only transfer takes something after a colon: a share of classes, or their names"
+            f"protocol {protocol}: only transfer has an argument after a colon: a share of classes, or their names"
         )
     if colon:
         _share(given)
@@ -376,10 +374,10 @@ def check_protocol(protocol: str) -> str:
 def authors_split(labels: Labels, labelled: str | None = None, *, seed: int = 0) -> Split:
     """The authors' scheme on CIFAR-10: sorted by class, every 60th item of a class a query, the first 500 of the others labelled.
 
-    It is their scheme, not their very split. Here the sort is stable; theirs is ``np.argsort`` as it comes, which puts equal labels
-    in an order that depends on NumPy and the processor. Of the 1,000 queries that it gave here 72 are the same.
+    It is their scheme, not their exact split: here the sort is stable, while theirs is the default ``np.argsort``, whose order of equal
+    labels depends on NumPy and the processor. In a comparison 72 of the 1,000 queries were the same.
 
-    Nothing is random; the seed only travels along.
+    Nothing is random; the seed is only recorded.
 
     Args:
         labels: one per item.
@@ -403,7 +401,7 @@ def authors_split(labels: Labels, labelled: str | None = None, *, seed: int = 0)
         mark = np.arange(len(rows)) % 60 == 0
         if len(rows) - int(mark.sum()) < count:
             raise DataError(
-                f"class '{labels.class_names[c]}' has {len(rows):,} items; protocol gpq-authors asks for {count:,} "
+                f"class '{labels.class_names[c]}' has {len(rows):,} items; protocol gpq-authors needs {count:,} "
                 f"besides {int(mark.sum())} queries: lower --labelled"
             )
         queries.append(rows[mark])
@@ -415,7 +413,7 @@ def authors_split(labels: Labels, labelled: str | None = None, *, seed: int = 0)
 def no_queries(
     labels: Labels, seed: int = 0, labelled: str | None = None, *, ids: NDArray[np.int64] | None = None
 ) -> Split:
-    """Nothing is set apart: for a model to be used, not measured. ``labelled`` as in :func:`protocol1`.
+    """No queries: for models that are not evaluated. ``labelled`` as in :func:`protocol1`.
 
     Raises:
         DataError: as :func:`protocol1`.
@@ -434,20 +432,20 @@ def make_split(
     queries: int | str | Path | None = None,
     rule: Rule = "any",
 ) -> Split:
-    """The split of ``dataset`` by the name of a protocol (:data:`PROTOCOLS`; ``transfer:SHARE`` and ``transfer:NAMES`` say which classes
-    are unseen).
+    """The split of ``dataset`` by the name of a protocol (:data:`PROTOCOLS`; ``transfer:SHARE`` and ``transfer:NAMES`` define the
+    unseen classes).
 
-    NUS-WIDE has the paper's numbers as its defaults in protocol 1: 100 queries and 500 labelled of each concept. ``queries`` is for
-    protocol 1: how many of each class, ``N-per-class`` as on the command line, or a file.
+    In protocol 1, NUS-WIDE defaults to the paper's 100 queries and 500 labelled items per concept. ``queries`` is for protocol 1: a number
+    per class, ``N-per-class``, or a file.
 
     Raises:
-        UsageError: no such protocol, or an argument that it does not take.
+        UsageError: no such protocol, or an invalid argument.
         DataError: the data has no labels or too few.
     """
     name = check_protocol(protocol)
     if queries is not None and protocol != "1":
         raise UsageError(
-            f"queries are chosen by protocol {protocol} itself: leave them out, or use protocol 1"
+            f"protocol {protocol} chooses queries itself: leave out --queries, or use protocol 1"
         )
     if seed < 0:
         raise UsageError(f"seed {seed}: it must not be negative")

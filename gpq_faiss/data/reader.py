@@ -1,4 +1,4 @@
-"""Items of a data set as arrays that a network takes, from memory where they fit and from disk where they do not."""
+"""Read items of a data set as arrays for a network, from memory if they fit, else from disk."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ Batch = tuple[NDArray[Any], NDArray[np.bool_]]
 
 @dataclass(frozen=True)
 class Readers:
-    """The processes of one machine that read a data set together: here one alone.
+    """The processes of one machine that read a data set together; this base class is a single process.
 
     Attributes:
-        local_rank, local_size: number of this process, from 0, and of all.
+        local_rank, local_size: number of this process, from 0, and number of processes.
     """
 
     local_rank: int = 0
     local_size: int = 1
 
     def memory(self, size: int) -> NDArray[np.uint8] | None:
-        """Memory that they share, uint8 [size] of zeros; None where the system has no such memory."""
+        """Zeroed shared memory, uint8 [size]; None if the system does not support it."""
         return np.zeros(size, np.uint8)
 
     def wait(self) -> None:
-        """Until all of them are here."""
+        """Wait for all processes."""
 
 
 class Reader:
     """Reads batches by position: features float32 [n, width] or images uint8 [n, 3, size, size].
 
-    Broken images are not in the array; a mask says which of the requested rows are.
+    Broken images are left out; a mask tells which rows are included.
 
     Args:
-        dataset: what to read.
-        image_size: side in pixels that images are brought to; ignored for features.
-        cache_bytes: :meth:`preload` keeps all items in memory if they need no more than this.
-        readers: the processes of this machine that read them together; default: this one alone.
+        dataset: the data set.
+        image_size: side in pixels to resize images to; ignored for features.
+        cache_bytes: :meth:`preload` keeps all items in memory up to this size.
+        readers: cooperating processes of this machine (default: a single one).
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Reader:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # After ctrl-C, do not wait for a batch in progress.
+        # After Ctrl-C, do not wait for a batch in progress.
         self._ahead.shutdown(wait=kind is None, cancel_futures=True)
         self._decoders.shutdown(wait=kind is None, cancel_futures=True)
 
@@ -99,7 +99,7 @@ class Reader:
         return load_batch(self.dataset, rows, self.image_size, self._decoders)
 
     def preload(self) -> bool:
-        """Read everything into memory if it fits in ``cache_bytes``, each of several processes a part; return whether it did."""
+        """Read everything into memory if it fits in ``cache_bytes``, shared between processes; returns whether it did."""
         n, readers = len(self.dataset), self.readers
         if n * self.item_bytes > self.cache_bytes:
             return False
@@ -130,10 +130,10 @@ class Reader:
         return self.array[rows[ok]], ok
 
     def fetch(self, rows: NDArray[np.int64]) -> Batch:
-        """The items at ``rows`` and a mask bool [len(rows)] of those that could be read.
+        """The readable items at ``rows`` and a mask bool [len(rows)].
 
         Raises:
-            DataError: too many are broken, or none of these could be read.
+            DataError: too many are broken, or none of these is readable.
         """
         values, ok = self._fetch(rows)
         if len(rows) and not ok.any():
@@ -141,7 +141,7 @@ class Reader:
         return values, ok
 
     def count_broken(self, rows: NDArray[np.int64]) -> None:
-        """Let the data set count broken images that another process has met, so that its limit and summary are of all.
+        """Count broken images found by another process.
 
         Raises:
             DataError: too many are broken.
@@ -154,11 +154,11 @@ class Reader:
     def stream(
         self, batches: Iterable[NDArray[np.int64]], depth: int = 2, *, empty: bool = False
     ) -> Iterator[Batch]:
-        """:meth:`fetch` for each of ``batches``, reading up to ``depth`` ahead so that the network does not wait.
+        """:meth:`fetch` each of ``batches``, prefetching up to ``depth``.
 
         Args:
             batches: rows, int64 each.
-            depth: batches that are read ahead.
+            depth: batches to prefetch.
             empty: whether all items of a batch may be broken.
         """
         fetch = self._fetch if empty else self.fetch

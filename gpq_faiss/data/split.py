@@ -1,4 +1,4 @@
-"""Who is in which role: the outcome of a protocol, with a hash, as a file."""
+"""The result of a protocol: items per role, with a hash, stored as a file."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Positions of the items in each role, int64, sorted.
+    """Rows of the items in each role, int64, sorted.
 
     Attributes:
-        n: items of the data set.
-        query: what is searched for.
-        labelled: whose labels the training may see.
-        unlabelled: what the training may see without labels.
-        database: what is searched.
-        name: of the protocol.
-        seed: that it was drawn by.
-        seen_classes: positions of the classes that the training may know of (protocols 2 and transfer), or None for all.
+        n: number of items of the data set.
+        query: queries.
+        labelled: training items with labels.
+        unlabelled: training items without labels.
+        database: items to search.
+        name: protocol.
+        seed: random seed.
+        seen_classes: classes available in training (protocols 2 and transfer); None: all.
 
     Raises:
         DataError: queries, labelled and unlabelled overlap, or a query or labelled item is in the database.
@@ -69,19 +69,19 @@ class Split:
 
     @property
     def hash(self) -> str:
-        """Of who is in which role: 16 hex digits."""
+        """Hash of the roles: 16 hex digits."""
         return fingerprint("split", str(self.n), self._roles().tobytes(), str(self.seen_classes))
 
     def training_labels(self, labels: Labels) -> Labels:
-        """All that the training may know: the labels of the labelled items, over the classes that it may know of."""
+        """Labels for the training: of the labelled items, over the seen classes."""
         masked = labels.masked(self.labelled)
         return masked if self.seen_classes is None else masked.select_classes(np.array(self.seen_classes))
 
     def save(self, path: str | Path) -> None:
-        """Write as JSON: one byte per item, compressed.
+        """Write as JSON, with one compressed byte per item.
 
         Raises:
-            DataError: it cannot be written.
+            DataError: the file cannot be written.
         """
         write_json(
             path,
@@ -100,10 +100,10 @@ class Split:
 
     @classmethod
     def load(cls, path: str | Path) -> Split:
-        """Read what :meth:`save` wrote.
+        """Read a file written by :meth:`save`.
 
         Raises:
-            DataError: missing, foreign, damaged.
+            DataError: missing, of another format, or damaged.
         """
         value = read_json(path, "a split")
         try:
@@ -112,7 +112,7 @@ class Split:
                     f"{path} has split format {value['split_format']}, not {_FORMAT}: make it again"
                 )
             n = int(value["n"])
-            # Never more than n bytes come out, whatever the file says.
+            # Limits decompression to n bytes.
             unpacker = zlib.decompressobj()
             data = unpacker.decompress(base64.b64decode(value["roles"], validate=True), max(1, n))
             roles = np.frombuffer(data, dtype=np.uint8)
@@ -131,7 +131,7 @@ class Split:
         except (KeyError, TypeError, ValueError, OverflowError, zlib.error) as error:
             raise DataError(f"{path} is not a split, or it is damaged: make it again") from error
         if split.hash != stated:
-            raise DataError(f"{path} is damaged: its hash is not that of its content; make it again")
+            raise DataError(f"{path} is damaged: its hash does not match its content; make it again")
         return split
 
 

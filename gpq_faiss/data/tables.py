@@ -21,7 +21,7 @@ from .lists import repeated_note, resolve
 from .parquet import open_parquet, read_cells
 
 SEPARATOR = "|"
-"""Between the labels of one item."""
+"""Separator of several labels of one item."""
 
 DEFAULT_LABEL_COLUMN = "label"
 ID_COLUMN = "id"
@@ -29,8 +29,8 @@ ID_COLUMN = "id"
 
 @dataclass(frozen=True)
 class Columns:
-    """What a table gave: N paths, N labels (None is unlabelled) or None, N ids or None, where row i
-    stands, and the columns of texts that are kept."""
+    """Contents of a table: N paths, N labels (None is unlabelled) or None, N ids or None, locations of rows for errors, and kept text
+    columns."""
 
     images: list[str]
     labels: list[tuple[str, ...]] | None
@@ -40,13 +40,13 @@ class Columns:
 
 
 def missing_column(path: Path, column: str, there: Sequence[str], option: str = "--keep") -> DataError:
-    """The error of a column that is not there."""
+    """The error for a missing column."""
     names = ", ".join(repr(name[:40]) for name in there[:20])
     return DataError(f"{path} has no column {column!r} (it has {names}): name it with {option}")
 
 
 def _check_columns(path: Path, there: Sequence[str], image_column: str, label_column: str) -> bool:
-    """Whether the label column is there. The default one may be absent (unlabelled queries), another not."""
+    """Whether the label column exists. Only the default one may be missing (unlabelled queries)."""
     if image_column not in there:
         raise missing_column(path, image_column, there, "--image-column")
     if label_column not in there and label_column != DEFAULT_LABEL_COLUMN:
@@ -64,7 +64,7 @@ def _column(path: Path, name: str, there: Sequence[str]) -> int:
 
 
 def split_labels(text: str) -> tuple[str, ...]:
-    """``"sky|sea"`` -> ``("sky", "sea")``; blanks around names are dropped, empty text is no label."""
+    """``"sky|sea"`` -> ``("sky", "sea")``; names are stripped, empty text is no label."""
     return tuple(dict.fromkeys(part.strip() for part in text.split(SEPARATOR) if part.strip()))
 
 
@@ -112,7 +112,7 @@ def _read_csv(path: Path, image_column: str, label_column: str, keep: Sequence[s
 
 
 def _label_names(value: Any) -> tuple[str, ...]:
-    """Labels of a Parquet cell: nothing, a text with ``|``, a number, or a list of these."""
+    """Labels of a Parquet cell: empty, a text with ``|``, a number, or a list of these."""
     if value is None:
         return ()
     if isinstance(value, str):
@@ -120,7 +120,7 @@ def _label_names(value: Any) -> tuple[str, ...]:
     if isinstance(value, list):
         return tuple(dict.fromkeys(name for item in value for name in _label_names(item)))
     if isinstance(value, float) and math.isnan(value):
-        return ()  # pandas writes an empty cell of a number column as NaN, and makes the others floats
+        return ()  # pandas writes empty cells of number columns as NaN, and the others as floats
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return (str(value),)
@@ -148,11 +148,10 @@ def _read_parquet(path: Path, image_column: str, label_column: str, keep: Sequen
 
 
 def parse_ids(path: Path, values: Sequence[Any], where: Sequence[str]) -> NDArray[np.int64]:
-    """The ``id`` column as int64 [N], all different.
+    """The ``id`` column as unique int64 [N].
 
     Raises:
-        DataError: not a whole number, out of the 64-bit range, -1 (which means "no result" in a search) or
-            twice.
+        DataError: not an integer, out of the 64-bit range, -1 ("no result" in a search) or repeated.
     """
     out = np.empty(len(values), dtype=np.int64)
     for i, value in enumerate(values):
@@ -161,7 +160,7 @@ def parse_ids(path: Path, values: Sequence[Any], where: Sequence[str]) -> NDArra
         except ValueError:
             number = None
         if number is None or not -(2**63) <= number < 2**63:
-            raise DataError(f"{path} {where[i]}: id {value!r} is no 64-bit whole number")
+            raise DataError(f"{path} {where[i]}: id {value!r} is not a 64-bit integer")
         if number == -1:
             raise DataError(f"{path} {where[i]}: id -1 stands for 'no result' in a search: give another")
         out[i] = number
@@ -169,7 +168,7 @@ def parse_ids(path: Path, values: Sequence[Any], where: Sequence[str]) -> NDArra
     twice = np.flatnonzero(out[order][1:] == out[order][:-1])
     if twice.size:
         i, j = int(order[twice[0]]), int(order[twice[0] + 1])
-        raise DataError(f"{path} {where[j]}: id {out[j]} is that of {where[i]} already")
+        raise DataError(f"{path} {where[j]}: id {out[j]} is already that of {where[i]}")
     return out
 
 
@@ -177,7 +176,7 @@ def _labels(items: Sequence[tuple[str, ...]]) -> Labels | None:
     names = {name for item in items for name in item}
     if not names:
         return None
-    # Class numbers in the order of numbers, not 1, 10, 2.
+    # Class numbers in numeric order, not 1, 10, 2.
     numeric = all(name.isascii() and name.isdigit() for name in names)
     ordered = sorted(names, key=lambda name: (int(name), name)) if numeric else sorted(names)
     return Labels.from_names(items, ordered)
@@ -195,18 +194,18 @@ def open_table(
 ) -> FileImages:
     """Images of a table.
 
-    The label column holds class names or numbers, several of them with ``|`` between (in Parquet also a
-    list); an empty one is unlabelled. Classes are sorted. A column ``id``, if there is one, gives the int64
-    ids; else they count the rows from 0, missing images included.
+    The label column holds class names or numbers, or several separated by ``|`` (in Parquet also a list);
+    empty: unlabelled. Classes are sorted. An optional column ``id`` has int64 ids; else ids are row numbers from 0,
+    including missing images.
 
     Args:
-        path: the table; CSV has a header line, and tabs for commas where it is named ``.tsv``.
+        path: the table; CSV has a header line; ``.tsv`` files have tabs.
         form: ``csv`` or ``parquet``.
-        root: folder that relative paths start from; default the table's own.
-        image_column, label_column: names of the columns. Without the default ``label`` all items are
+        root: base folder of relative paths (default: the table's).
+        image_column, label_column: names of the columns. If the default ``label`` is missing, all items are
             unlabelled.
-        keep: further columns, whose texts travel with the items.
-        max_bad: fraction of images that may be missing, and of the rest that may be broken.
+        keep: further text columns to store with the items.
+        max_bad: allowed fraction of missing images, and of broken ones among the others.
 
     Raises:
         DataError: missing, damaged, without these columns, a row without a path, bad ids, too many images

@@ -1,7 +1,6 @@
-"""Rows of vectors in ``.npy``, ``.npz``, HDF5 and Parquet files, read by position in bounded memory.
+"""Rows of vectors in ``.npy``, ``.npz``, HDF5 and Parquet files, read in bounded memory.
 
-Nothing is mapped into memory: pages of a mapping count as the process's own, so that a pass over a large file would
-look (and under a memory limit, be) as if it had been loaded.
+Files are not memory-mapped: mapped pages count as the process's memory, which matters under a memory limit.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from .labels import Rows
 from .parquet import decoded_bytes, matrix_of, open_parquet
 
 _RUN_BYTES = 16 << 20
-_GAP_BYTES = 64 << 10  # read in vain rather than seek
-_SAMPLED = 64  # blocks of a large file that its fingerprint looks at
+_GAP_BYTES = 64 << 10  # read over rather than seek
+_SAMPLED = 64  # blocks of a large file in its fingerprint
 _SAMPLE = 64 << 10
 _PARQUET = "a Parquet file of vectors"
 
 
 def file_fingerprint(path: Path) -> str:
-    """Hash of a file by content: all of it up to 64 MiB, of larger ones the size and 64 blocks spread over it."""
+    """Hash of a file's content up to 64 MiB; of larger files the size and 64 evenly spaced blocks."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -60,11 +59,7 @@ class Vectors(ABC):
 
 
 def check_array(shape: tuple[int, ...], dtype: np.dtype[Any], where: str) -> None:
-    """Refuse what is not a matrix of numbers.
-
-    Raises:
-        DataError: names ``where``.
-    """
+    """Raises DataError: not a non-empty matrix of numbers."""
     if len(shape) != 2 or dtype.kind not in "fiu" or dtype.itemsize > 8:
         raise DataError(f"{where} is {dtype} {list(shape)}: numbers [N, width] are needed, one row per item")
     if 0 in shape:
@@ -77,7 +72,7 @@ def gather(
     dtype: np.dtype[Any],
     run: Callable[[int, int], NDArray[Any]],
 ) -> NDArray[Any]:
-    """Rows at ``positions`` (any order, repeats allowed) by reading runs ``(start, stop)`` in the file's order."""
+    """Read rows at ``positions`` (any order, repeats allowed) as runs ``(start, stop)`` in file order."""
     wanted, inverse = np.unique(positions, return_inverse=True)
     out = np.empty((len(wanted), shape[1]), dtype)
     row_bytes = dtype.itemsize * shape[1]
@@ -99,7 +94,7 @@ class NpyVectors(Vectors):
     """A ``.npy`` file, read by seek and readinto.
 
     Raises:
-        DataError: not such a matrix, in Fortran order, truncated, or with something behind it.
+        DataError: not a matrix of numbers, in Fortran order, truncated, or with trailing data.
     """
 
     def __init__(self, path: Path) -> None:
@@ -124,7 +119,7 @@ class NpyVectors(Vectors):
             while view.nbytes:
                 got = file.readinto(view)
                 if not got:
-                    raise DataError(f"{self.path} was cut off while it was read: start again")
+                    raise DataError(f"{self.path} was truncated while it was read: start again")
                 view = view[got:]
         return out
 
@@ -165,13 +160,13 @@ class Hdf5Vectors(Vectors):
 
 
 class ParquetVectors(Vectors):
-    """A list column of a Parquet file, read a row group at a time; the last two decoded stay in memory, or one.
+    """A list column of a Parquet file, read by row group; the last one or two are cached.
 
     Args:
-        memory: budget for what is decoded, in bytes; default what is free.
+        memory: budget in bytes for decoded row groups (default: free memory).
 
     Raises:
-        DataError: rows of different lengths, missing ones, or not numbers; a row group that takes more than the budget.
+        DataError: rows of different lengths, missing rows, or not numbers; a row group larger than the budget.
     """
 
     def __init__(self, path: Path, column: str, memory: int | None = None) -> None:
@@ -182,7 +177,7 @@ class ParquetVectors(Vectors):
             largest = max((decoded_bytes(file, column, [i]) for i in range(len(sizes))), default=0)
         remedy = "write it with smaller row groups, or save it as .npy"
         check_memory(largest, f"a row group of {path}: {column!r}", memory, remedy)
-        # A third is there while it is decoded.
+        # A third exists during decoding.
         budget = available_memory() if memory is None else memory
         self._kept = 2 if budget is None or 3 * largest <= budget else 1
         self._starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
@@ -232,15 +227,15 @@ class ParquetVectors(Vectors):
 
 
 def first_of(names: Sequence[str], there: Sequence[str]) -> str | None:
-    """The first of ``names`` that is ``there``."""
+    """The first of ``names`` in ``there``."""
     return next((name for name in names if name in there), None)
 
 
 class ConcatVectors(Vectors):
-    """The rows of several sources, one after the other.
+    """Concatenated rows of several sources.
 
     Raises:
-        DataError: their widths differ (names two).
+        DataError: different widths (names two).
     """
 
     def __init__(self, parts: Sequence[Vectors], names: Sequence[str]) -> None:

@@ -1,6 +1,6 @@
-"""``webdataset:shard-{000..009}.tar``: samples in tar files, an image and its label side by side under one key.
+"""``webdataset:shard-{000..009}.tar``: samples in tar files: an image and its label under one key.
 
-Members are read where they lie; nothing is extracted. The key of ``a/0001.seg.png`` is ``a/0001``, its extension ``seg.png``.
+Members are read without extraction. The key of ``a/0001.seg.png`` is ``a/0001``, its extension ``seg.png``.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from .tables import DEFAULT_LABEL_COLUMN
 
 _LABELS = ("cls", "json", "txt")
 _MOST_TEXT = 1 << 20
-"""Bytes of a label; more are none."""
+"""Maximum bytes of a label."""
 
 
 @dataclass
 class _Sample:
-    """The members of one key, by extension: their numbers in the archive."""
+    """The members of one key: extension -> number in the archive."""
 
     shard: int
     key: str
@@ -40,7 +40,7 @@ class _Sample:
 
 
 class _BadSampleError(Exception):
-    """A sample that cannot be used, and why."""
+    """An unusable sample, with the reason."""
 
 
 def _key(name: str) -> tuple[str, str]:
@@ -59,13 +59,13 @@ def _samples(shard: int, archive: Archive) -> list[_Sample]:
 
 
 class _Reader:
-    """What stands in the members of samples."""
+    """Contents of samples."""
 
     def __init__(self, archives: Sequence[Archive], image: str) -> None:
         self.archives, self.image = archives, image
 
     def image_of(self, sample: _Sample) -> int:
-        """The member that is the image. Raises _BadSampleError: there is none, or several."""
+        """The image member. Raises _BadSampleError: none, or several."""
         found = (
             [e for e in sample.members if f".{e}" in IMAGE_SUFFIXES]
             if self.image == "image"
@@ -80,7 +80,7 @@ class _Reader:
         return sample.members[found[0]]
 
     def text(self, sample: _Sample, extension: str) -> str:
-        """Raises _BadSampleError: no short text."""
+        """Text of a member. Raises _BadSampleError: too long or not text."""
         archive, member = self.archives[sample.shard], sample.members[extension]
         if archive.sizes[member] > _MOST_TEXT:
             raise _BadSampleError(f".{extension} has {int(archive.sizes[member]):,} bytes")
@@ -90,24 +90,24 @@ class _Reader:
             raise _BadSampleError(f".{extension} is not UTF-8 text") from None
 
     def fields(self, sample: _Sample) -> dict[str, Any]:
-        """What its ``.json`` holds. Raises _BadSampleError: no object."""
+        """Contents of ``.json``. Raises _BadSampleError: not an object."""
         try:
             found = parse_json(self.text(sample, "json"))
         except ValueError:
             raise _BadSampleError(".json is not JSON") from None
         if not isinstance(found, dict):
-            raise _BadSampleError(".json holds no object of names and values")
+            raise _BadSampleError(".json is not an object")
         return found
 
     def value(self, sample: _Sample, column: str) -> Any:
-        """A member's text, or a field of its ``.json``; None where it has neither."""
+        """A member's text, or a field of its ``.json``; None if missing."""
         if column in sample.members:
             return self.text(sample, column)
         return self.fields(sample).get(column) if "json" in sample.members else None
 
 
 def _label_column(samples: Sequence[_Sample], reader: _Reader, wanted: str) -> str | None:
-    """Where labels stand: ``cls``, a field of ``json``, or ``txt``, the first that there is."""
+    """Source of labels: the first existing one of ``cls``, a field of ``json``, and ``txt``."""
     there = set().union(*(sample.members for sample in samples))
     if wanted != DEFAULT_LABEL_COLUMN:
         return wanted
@@ -128,7 +128,7 @@ def _label_column(samples: Sequence[_Sample], reader: _Reader, wanted: str) -> s
 
 @dataclass
 class _Rows:
-    """The samples that can be used."""
+    """The usable samples."""
 
     samples: list[_Sample] = field(default_factory=list)
     members: list[tuple[int, int]] = field(default_factory=list)
@@ -159,7 +159,7 @@ def _cell(value: Any) -> tuple[str, ...]:
     try:
         return label_cell(value)
     except RecursionError:
-        raise _BadSampleError("has a label in too many brackets") from None
+        raise _BadSampleError("has a label nested too deeply") from None
 
 
 def _wanted(image: str, label: str, keep: Sequence[str]) -> set[str]:
@@ -185,18 +185,18 @@ def open_webdataset(
 ) -> ArchiveImages:
     """Images of WebDataset shards, in the order of the shards and of the samples in each; names are the keys.
 
-    Labels stand in ``.cls``, in the field ``label`` (or ``class``, ...) of ``.json``, or in ``.txt``: the first of these that there is. An
-    empty one is no label. Which was taken stands in the notes.
+    Labels are in ``.cls``, in the field ``label`` (or ``class``, ...) of ``.json``, or in ``.txt``: the first that exists, as told in the
+    notes. Empty: no label.
 
     Args:
-        path: shards as :func:`.paths.files_of` finds them: ``x-{000..009}.tar``, ``x-*.tar``, or URLs of this form.
-        image_column: extension of the images, where samples have several.
+        path: shards, see :func:`.paths.files_of`: ``x-{000..009}.tar``, ``x-*.tar``, or URLs of this form.
+        image_column: extension of the images, if samples have several.
         label_column: extension, or field of ``.json``, of the labels.
-        keep: further extensions or fields, whose texts travel with the items.
-        max_bad: fraction of samples that may lack an image or hold a damaged label, and of the rest that may be broken.
+        keep: further extensions or fields to store as text with the items.
+        max_bad: allowed fraction of samples without an image or with a damaged label, and of broken images among the others.
 
     Raises:
-        DataError: a shard is missing, damaged or no tar; no sample; too many bad ones; or labels that cannot be.
+        DataError: a shard is missing, damaged or not a tar; no samples; too many bad ones; or invalid labels.
         UsageError: ``max_bad`` out of range.
     """
     check_max_bad(max_bad)

@@ -1,2 +1,1 @@
-"""Measuring rankings: metrics (arrays in, numbers out), rankings of whole databases, and tables of
-results."""
+"""Evaluation: metrics, rankings of whole databases, and tables of results."""

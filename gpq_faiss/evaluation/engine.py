@@ -1,22 +1,21 @@
 """The sort behind a ranking: blocks of queries in; average precisions, or tie groups, out.
 
-Scores are 32-bit whole numbers (:mod:`.scorers`). There are two ways of sorting:
+Scores are 32-bit integers (:mod:`.scorers`). There are two ways of sorting:
 
-* by entry (a distinct code): a 64-bit key holds the score and, below it, the entry's number, so that a plain
-  sort carries its own permutation; several times faster than ``argsort``. Best where codes repeat.
-* by item: a 32-bit key holds the score and, in the last bit, whether the item is relevant. No permutation is
-  needed at all, since that bit is everything an average precision asks of an item. Best where codes hardly
-  repeat.
+* by entry (a distinct code): a 64-bit key of the score and, in the low bits, the entry's number, so that a plain
+  sort gives the permutation; several times faster than ``argsort``. Best if codes repeat.
+* by item: a 32-bit key of the score and, in the last bit, the item's relevance, which is all that average
+  precision needs. Best if codes hardly repeat.
 
-Full rankings with the expected value over ties, the usual case, need no list of tie groups.
-The closed form of :mod:`.ties` for a group of n items, r of them relevant, is, with the numbers A and B of
-items and of relevant ones up to and including the group,
+Full rankings with the expected value over ties, the usual case, need no list of tie groups. The closed form of
+:mod:`.ties` for a group of n items, r of them relevant, with A items and B relevant items up to and including the
+group, is
 
     (r/n * B - r/n * p * A) * (H(A) - H(A-n)) + r p,        p = (r-1)/(n-1)  (0 for n = 1)
 
 (the constants of the first bracket cancel), and r/n, r/n * p and the sum of r p over all codes are the same
-for all queries of one label set. So every code is taken as a group; where different codes have equal scores,
-which is rare, their terms are replaced by that of the group they form.
+for all queries of one label set. So every code is treated as a group; if different codes have equal scores,
+which is rare, their terms are replaced by that of their joint group.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ from .scorers import LAST, Keys, Scorer
 from .ties import Floats, Groups, Ints, precision_sums
 
 _LOW = np.int64((1 << 32) - 1)
-_CACHE = 1 << 16  # scores that are sorted and summed at a time: the buffers then stay in a core's own cache
-_TOGETHER = 8  # queries scored at a time at least: their tables are looked up together
-_BYTES = 72  # of all buffers together, a score
+_CACHE = 1 << 16  # scores sorted and summed per block, so that buffers fit a core's cache
+_TOGETHER = 8  # minimum queries scored together, sharing look-ups
+_BYTES = 72  # of all buffers, per score
 
 
 class _Workspace:
-    """The buffers of one thread, made at first use and used again for every block."""
+    """Buffers of one thread, allocated once and reused."""
 
     def __init__(self) -> None:
         self._arrays: dict[str, NDArray[Any]] = {}
@@ -52,7 +51,7 @@ class _Workspace:
 
 
 class Worker:
-    """What one thread keeps from block to block: buffers, and what the last label set needs."""
+    """State of one thread: buffers, and counts of the last label set."""
 
     def __init__(self) -> None:
         self.buffer = _Workspace()
@@ -71,7 +70,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class Measured:
-    """Of a few queries."""
+    """Measures of a block of queries."""
 
     rows: Ints
     """[q] the queries."""
@@ -105,8 +104,8 @@ class Engine:
             code_of: [N] code of each item.
             labels, queries: packed label rows [N, W] and [Q, W].
             harmonic: the harmonic numbers up to N.
-            order: None, or all items in the order that ties take.
-            exclude: None, or [Q] the item that is left out for each query, or -1.
+            order: None, or all items in the order of ties.
+            exclude: None, or [Q] the item excluded for each query, or -1.
         """
         _, self._set_of = distinct_rows(queries)
         self._labels, self._queries, self._exclude, self._n_codes = labels, queries, exclude, n_codes
@@ -133,20 +132,20 @@ class Engine:
         self._single = self._width == n
 
     def order_of_queries(self) -> Ints:
-        """All queries, those of one label set together, so that the items relevant to it are counted once."""
+        """All queries, sorted by label set, so that relevant items are counted once per set."""
         return np.argsort(self._set_of, kind="stable")
 
     def block_size(self, memory: int) -> int:
-        """Queries per block within ``memory`` bytes, and no more than the cache can use; at least one."""
+        """Queries per block within ``memory`` bytes and the cache; at least one."""
         best = max(_CACHE // self._width, _TOGETHER)
         return int(np.clip(min(best, memory // (_BYTES * self._width)), 1, 64))
 
     def measure(self, block: Ints, worker: Worker, *, ap: bool, groups: bool) -> Iterator[Measured]:
-        """Rank the queries ``block`` (in :meth:`order_of_queries`) and measure them a few at a time.
+        """Rank the queries ``block`` (in :meth:`order_of_queries`) and yield measures of a few at a time.
 
         Args:
-            ap: whether the expected average precision of the full ranking is wanted.
-            groups: whether the tie groups are.
+            ap: compute the expected average precision of the full ranking.
+            groups: compute the tie groups.
         """
         scores: Keys = worker.buffer("scores", np.int32, len(block), self._n_columns)
         self._scorer.fill(block, scores, worker.buffer("spare", np.int32, len(block), self._n_columns))
@@ -161,7 +160,7 @@ class Engine:
         return self._width if self._by_item else self._n_codes
 
     def _select(self, label_set: int, query: int, worker: Worker) -> None:
-        """Have ``worker`` hold the counts for the label set of ``query``."""
+        """Update the counts of ``worker`` for the label set of ``query``."""
         if worker.label_set == label_set:
             return
         hits = self._relevance.hits(self._queries[query])
@@ -169,15 +168,14 @@ class Engine:
         if self._by_item:
             worker.counts = hits.astype(np.int32)
         else:
-            # One number holds both counts of an entry, so that one look-up and one sum serve both.
+            # Both counts of an entry in one integer, for a single look-up and sum.
             worker.counts = (hits << 32) | self._sizes
             worker.share, worker.slope, repeated = _shares(hits, self._sizes)
             worker.constant = float(repeated.sum())
         worker.label_set = label_set
 
     def _runs(self, block: Ints, worker: Worker) -> Iterator[tuple[int, int]]:
-        """Each run of queries with one label set as (start, stop), with ``worker`` holding that set's
-        counts."""
+        """Each run (start, stop) of queries with equal label sets, with the set's counts in ``worker``."""
         start = 0
         while start < len(block):
             label_set = int(self._set_of[block[start]])
@@ -189,14 +187,14 @@ class Engine:
             start = stop
 
     def _excluded(self, query: int) -> tuple[int, int]:
-        """The item that is left out for a query (or -1), and 1 if it would have been relevant."""
+        """The item excluded for a query (or -1), and 1 if it would be relevant."""
         item = -1 if self._exclude is None else int(self._exclude[query])
         return item, int(item >= 0 and bool((self._labels[item] & self._queries[query]).any()))
 
     # ---- by item
 
     def _items(self, block: Ints, scores: Keys, worker: Worker, ap: bool, groups: bool) -> Measured:
-        """One query: its scores [1, N] become its keys, in place."""
+        """Convert one query's scores [1, N] to keys, in place."""
         query = int(block[0])
         self._select(int(self._set_of[query]), query, worker)
         keys = scores[0]
@@ -204,7 +202,7 @@ class Engine:
         item, hit = self._excluded(query)
         relevant = worker.total - hit
         if item >= 0:
-            keys[item] = LAST - 1  # behind all others, and not relevant: as good as absent
+            keys[item] = LAST - 1  # behind all others and not relevant: as if absent
         keys.sort()
         hit_bits: NDArray[np.bool_] = worker.buffer("hit", bool, 1, self._width)[0]
         np.bitwise_and(keys, 1, out=hit_bits.view(np.int8), casting="unsafe")
@@ -265,7 +263,7 @@ class Engine:
                         np.take(worker.share, index[part], out=share[part], mode="clip")
                         if not self._single:
                             np.take(worker.slope, index[part], out=slope[part], mode="clip")
-        sums: Ints = index  # its work is done
+        sums: Ints = index  # no longer needed
         np.cumsum(packed, axis=1, out=sums)
         tied = np.zeros(0, dtype=np.int64)
         if not self._by_id:
@@ -289,7 +287,7 @@ class Engine:
         )
 
     def _entry_terms(self, sums: Ints, share: Floats, slope: Floats, worker: Worker) -> Floats:
-        """[b, U] the part of each entry's closed form that depends on its place. Overwrites ``share``."""
+        """[b, U] the part of each entry's closed form that depends on its rank. Overwrites ``share``."""
         b, width = sums.shape
         whole: Ints = worker.buffer("whole", np.int64, b, width)
         number: Floats = worker.buffer("number", np.float64, b, width)
@@ -298,7 +296,7 @@ class Engine:
         np.copyto(number, whole)
         share *= number
         np.bitwise_and(sums, _LOW, out=whole)
-        if self._single:  # every entry is one item, or none: H(A) - H(A-1) = 1/A, without loss of digits
+        if self._single:  # every entry is one item or none: H(A) - H(A-1) = 1/A, exactly
             np.subtract(whole, 1, out=whole)
             share *= np.take(self._inverse, whole, out=step, mode="clip")
             return share
@@ -312,15 +310,15 @@ class Engine:
         return share
 
     def _tie_corrections(self, tied: Ints, terms: Floats, packed: Ints, sums: Ints) -> Floats:
-        """[b] what the groups that different entries form by equal scores add, less what their entries did.
+        """[b] correction for groups of different entries with equal scores: their term less those of their entries.
 
         Args:
-            tied: flat places of entries whose score equals the next one's.
+            tied: flat indices of entries with the same score as the next one.
             terms, packed, sums: [b, U] in rank order.
         """
         b, width = terms.shape
         first, last = _runs_of(tied)
-        members = np.concatenate([tied, last])  # no place is in both
+        members = np.concatenate([tied, last])  # disjoint
         counts = packed.reshape(-1).take(members)
         _, _, repeated = _shares(counts >> 32, counts & _LOW)
         single = terms.reshape(-1).take(members) + repeated
@@ -331,14 +329,14 @@ class Engine:
         row, before, here = first[some] // width, before[some], here[some]
         group = Groups(b, row, before & _LOW, here & _LOW, before >> 32, here >> 32, row)
         together = precision_sums(group, self._harmonic)
-        # bincount of nothing is of whole numbers
+        # an empty bincount has integer type
         result = np.bincount(row, weights=together, minlength=b).astype(np.float64)
         result -= np.bincount(members // width, weights=single, minlength=b)
         return result
 
 
 class _LeftOut:
-    """For a while, the counts of ``worker`` without one item."""
+    """Context in which the counts of ``worker`` exclude one item."""
 
     def __init__(self, worker: Worker, entry_of: Ints, item: int, hit: int) -> None:
         self._worker, self._item, self._hit = worker, item, hit
@@ -373,13 +371,12 @@ def _shares(hits: Ints, sizes: Ints) -> tuple[Floats, Floats, Floats]:
 
 @dataclass(frozen=True)
 class _Ties:
-    """Runs of equal scores in a ranking of items that hold relevant and other items. In any other run all orders are the
-    same, so its items may stand for themselves."""
+    """Runs of equal scores with both relevant and other items. In other runs the order does not matter."""
 
     first: Ints
-    """Place of the first item of each run."""
+    """Rank of the first item of each run."""
     last: Ints
-    """Place of its last."""
+    """Rank of its last item."""
     low: Ints
     """Relevant items before it."""
     high: Ints
@@ -387,8 +384,8 @@ class _Ties:
 
     @classmethod
     def find(cls, keys: Keys, places: Ints, spare: Keys) -> _Ties:
-        """From the sorted keys [N] and the places of relevant items; ``spare`` is scratch [N]."""
-        # Relevant items come last within a score, so a run of both kinds has one step, and it is of the last bit alone.
+        """From the sorted keys [N] and the ranks of relevant items; ``spare`` is scratch [N]."""
+        # Relevant items come last within a score, so a mixed run has one step, in the last bit only.
         np.bitwise_xor(keys[1:], keys[:-1], out=spare[1:])
         spare[:1] = 0
         low = np.flatnonzero(spare.take(places) == 1)
@@ -400,7 +397,7 @@ class _Ties:
 
 
 def _item_groups(places: Ints, ties: _Ties, relevant: int) -> Groups:
-    """Tie groups of a ranking of items whose relevant ones have these places."""
+    """Tie groups of a ranking of items, given the ranks of relevant items."""
     n = len(places)
     row, before, hits_before = np.zeros(n, dtype=np.int64), places, np.arange(n)
     size, hits = np.ones(n, dtype=np.int64), np.ones(n, dtype=np.int64)
@@ -410,7 +407,7 @@ def _item_groups(places: Ints, ties: _Ties, relevant: int) -> Groups:
     before[ties.low] = ties.first
     size[ties.low] = ties.last - ties.first + 1
     hits[ties.low] = ties.high - ties.low
-    step = np.zeros(n + 1, dtype=np.int64)  # each tie keeps its first relevant item for all
+    step = np.zeros(n + 1, dtype=np.int64)  # each tie is represented by its first relevant item
     step[ties.low + 1] -= 1
     step[ties.high] += 1
     kept = np.cumsum(step)[:-1] >= 0
@@ -431,7 +428,7 @@ def _entry_groups(tied: Ints, packed: Ints, sums: Ints, relevant: Ints) -> Group
 
 
 def _runs_of(tied: Ints) -> tuple[Ints, Ints]:
-    """First and last place of each run of equal scores; ``tied`` are the places that equal the next one."""
+    """First and last index of each run of equal scores; ``tied`` are the indices that equal the next one."""
     if not len(tied):
         return tied, tied
     new = np.ones(len(tied), dtype=bool)
@@ -441,9 +438,9 @@ def _runs_of(tied: Ints) -> tuple[Ints, Ints]:
 
 
 def _merge_ties(tied: Ints, counts: Ints, sums: Ints) -> None:
-    """Give the last of each run of equal scores the counts of the whole run, and the others none, in place.
+    """Move the counts of each run of equal scores to its last entry, in place.
 
-    Different codes with equal scores are few, so only they are touched.
+    Only the few different codes with equal scores are touched.
     """
     if not len(tied):
         return

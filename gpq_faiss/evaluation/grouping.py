@@ -1,4 +1,4 @@
-"""Grouping rows that are the same: distinct codes, distinct label sets, and how many items have both."""
+"""Group equal rows: distinct codes, distinct label sets, and the number of items with both."""
 
 from __future__ import annotations
 
@@ -27,11 +27,9 @@ LabelsLike = PackedLabels | NDArray[Any]
 
 
 def distinct_rows(rows: Bytes) -> tuple[Bytes, Ints]:
-    """The distinct rows of uint8 [N, W] in ascending order, and for each row the position of its own among
-    them.
+    """The distinct rows of uint8 [N, W] in ascending order, and the index of each row among them.
 
-    Eight bytes are compared at once as one integer, which is an order of magnitude faster than
-    ``np.unique(axis=0)``.
+    Compares eight bytes as one integer: an order of magnitude faster than ``np.unique(axis=0)``.
     """
     n, width = rows.shape
     inverse = np.zeros(n, dtype=np.int64)
@@ -54,23 +52,20 @@ def distinct_rows(rows: Bytes) -> tuple[Bytes, Ints]:
 
 
 def label_rows(labels: LabelsLike, what: str, length: int) -> Bytes:
-    """Labels in any of their forms as rows of bytes [N, W] in which relevance is a shared bit; a zero row is
-    unlabelled.
+    """Labels in any form as packed rows [N, W]; items with a common bit are relevant; zero rows are unlabelled.
 
     Args:
         labels: packed multi-hot (an object with ``packed``, or uint8 [N, W]), bool multi-hot [N, C], or class
             numbers [N] with -1 for unlabelled.
-        what: names the labels in errors.
-        length: how many rows there must be.
+        what: name of the labels in errors.
+        length: required number of rows.
 
     Raises:
         DataError: another shape or type, or a negative class number other than -1.
     """
     array = np.asarray(labels.packed) if isinstance(labels, PackedLabels) else np.asarray(labels)
     if len(array.shape) not in (1, 2) or array.shape[0] != length:
-        raise DataError(
-            f"{what}: shape {array.shape} does not belong to {length:,} items: give one row per item"
-        )
+        raise DataError(f"{what}: shape {array.shape} does not fit {length:,} items: give one row per item")
     if array.ndim == 2:
         if array.dtype == bool:
             return np.packbits(array, axis=1)
@@ -82,7 +77,7 @@ def label_rows(labels: LabelsLike, what: str, length: int) -> Bytes:
     if array.dtype.kind not in "iu":
         raise DataError(f"{what}: 1-D labels must be class numbers, not {array.dtype}")
     if length and array.min() < -1:
-        raise DataError(f"{what}: class {array.min()} is negative: only -1 (unlabelled) may be")
+        raise DataError(f"{what}: class {array.min()} is negative: only -1 (unlabelled) is allowed")
     return one_bit_rows(array.astype(np.int64))
 
 
@@ -101,28 +96,27 @@ def one_bit_rows(classes: Ints) -> Bytes:
 
 @dataclass(frozen=True)
 class Relevance:
-    """How many relevant items each code has, for every distinct label set a query may have.
+    """Number of relevant items per code, for any label set of a query.
 
-    Items are counted by (label set, code): a sparse matrix with one entry for each pair that occurs. A query's
-    label set meets some of the distinct sets; their entries are added up. With single labels that is one
-    contiguous run of the entries in the order of their sets; otherwise all entries are read in the order
-    of their codes.
+    Items are counted by (label set, code) in a sparse matrix. Entries of all sets that share a label with the query are
+    summed: with single labels a contiguous run of entries in the order of sets, otherwise all entries in the order of
+    codes.
     """
 
     sets: NDArray[np.uint64]
     """[W, S] distinct label sets of the database, in words of 64 bits."""
     starts: Ints
-    """[S + 1] where each set's entries start."""
+    """[S + 1] offsets of each set's entries."""
     codes: Ints
     """[P] code of each entry, in the order of the sets."""
     counts: Ints
-    """[P] items of that set with that code."""
+    """[P] number of items."""
     code_starts: Ints
-    """[U + 1] where each code's entries start, in the order of the codes."""
+    """[U + 1] offsets of each code's entries, in the order of the codes."""
     code_sets: Ints
     """[P] label set of each entry, in the order of the codes."""
     code_counts: Ints
-    """[P] items of that set with that code, in the order of the codes."""
+    """[P] number of items, in the order of the codes."""
 
     @classmethod
     def count(cls, labels: Bytes, code_of: Ints, n_codes: int) -> Relevance:
@@ -148,10 +142,10 @@ class Relevance:
             return result
         if len(some) == 1:
             entries = slice(int(self.starts[some[0]]), int(self.starts[some[0] + 1]))
-            result[self.codes[entries]] = self.counts[entries]  # a code has one entry of a set at most
+            result[self.codes[entries]] = self.counts[entries]  # at most one entry per code and set
             return result
         found = self.code_counts * meets.take(self.code_sets)
-        if len(found) == n_codes:  # one entry per code: every code has one, as every code has an item
+        if len(found) == n_codes:  # one entry for every code, as every code has an item
             return found
         np.add.reduceat(found, self.code_starts[:-1], out=result)
         return result
@@ -166,6 +160,6 @@ def _words(rows: Bytes) -> NDArray[np.uint64]:
 
 
 def same_width(a: Bytes, b: Bytes) -> tuple[Bytes, Bytes]:
-    """Widen the narrower packed rows by zero bytes (labels that the other side never has)."""
+    """Zero-pad the narrower packed rows."""
     width = max(a.shape[1], b.shape[1])
     return tuple(np.pad(x, ((0, 0), (0, width - x.shape[1]))) if x.shape[1] < width else x for x in (a, b))  # type: ignore[return-value]

@@ -1,15 +1,15 @@
-"""Likeness: does a ranking find the items that are most like the query, or any items of its class?
+"""Likeness: does a ranking find the items most similar to the query, or just items of its class?
 
-Class mAP alone rewards codes that forget everything but the class: a code that is the predicted class number has a high mAP and
-gives every query of a class the same results (Sablayrolles, Douze, Usunier, Jégou, "How should we evaluate supervised hashing by
+Class mAP alone rewards codes that keep only the class: a code of the predicted class number has a high mAP and gives all queries of a
+class the same results (Sablayrolles, Douze, Usunier, Jégou, "How should we evaluate supervised hashing by
 class labels?", ICASSP 2017). So rankings are measured here against the inputs themselves:
 
 * ``NN10@100``: the share of a query's ten nearest items, by exact cosine of the inputs, that are among its first 100 results;
 * within class: the same with database and ranking restricted to the items that share a label with the query;
 * the number of distinct items among the first ten results of all the queries measured.
 
-A cut at rank k falls into a group of n items of equal score, behind a items. Over random order each of the n is among the first k
-with probability (k - a) / n; items before the group are there for certain, those behind it never.
+If rank k is inside a group of n items with equal score, after a items, each of the n is among the first k with probability
+(k - a) / n.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from .scorers import FunctionScorer, Keys, Scorer, TableScorer
 from .ties import Ints
 
 MOST_QUERIES = 400
-"""Queries that are measured, at most."""
+"""Maximum number of queries to measure."""
 NEAREST = 10
-"""Nearest items of each query that are looked for, and results of each query that are counted as distinct."""
+"""Number of nearest items per query, and of results per query counted for distinctness."""
 
-_STEPS = 1 << 30  # of the cosine between 0 and 1
+_STEPS = 1 << 30  # resolution of cosines between 0 and 1
 _LOW = np.int64((1 << 32) - 1)
-_NONE = np.iinfo(np.int64).min  # keys from here to the least of an item, that of cosine -1, are of no item
+_NONE = np.iinfo(np.int64).min  # keys from here to that of cosine -1 are of no item
 _LEAST = np.int64(-_STEPS << 32)
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The items nearest to some queries by their inputs: what rankings of one split are measured against."""
+    """Items nearest to some queries by their inputs: the reference for rankings of one split."""
 
     queries: Ints
-    """[q] which queries, by their number among all."""
+    """[q] index of the queries among all."""
     overall: Ints
-    """[q, n] positions in the database, the nearest first; -1 where the database is smaller."""
+    """[q, n] database rows, nearest first; padded with -1."""
     within: Ints
-    """[q, n] the same among the items that share a label with the query; -1 where they are fewer."""
+    """[q, n] the same among items that share a label with the query; padded with -1."""
     meets: NDArray[np.bool_]
     """[q, S] whether the query shares a label with each distinct label set of the database."""
     set_of: Ints
@@ -55,16 +55,16 @@ class Neighbours:
 
 @dataclass(frozen=True)
 class Likeness:
-    """How much a ranking keeps of what the items look like."""
+    """Likeness of a ranking."""
 
     nn10_at_100: float
     """Mean share of the ten nearest items that are among the first k = 100 results."""
     within_class: float | None
-    """The same among items that share a label with the query; 1 where these are no more than k. None: no query shares one."""
+    """The same among items that share a label with the query; 1 if these are at most k. None: no query shares one."""
     distinct_in_tops: int
     """Distinct items among the first ten results of all queries measured, ties by id."""
     queries: int
-    """How many were measured."""
+    """Number of measured queries."""
     definition: str
     """The definition of the figures, in a sentence."""
 
@@ -80,7 +80,7 @@ class Likeness:
 
 
 def definition(queries: int, total: int, k: int = 100) -> str:
-    """A sentence that defines the figures, to be printed and stored beside them."""
+    """A sentence that defines the figures, for output."""
     chosen = (
         f"all {total:,} queries" if queries == total else f"{queries:,} of {total:,} queries, evenly spaced"
     )
@@ -93,7 +93,7 @@ def definition(queries: int, total: int, k: int = 100) -> str:
 
 
 def spaced_queries(total: int, most: int = MOST_QUERIES) -> Ints:
-    """Numbers of at most ``most`` of ``total`` queries, evenly spaced, int64 ascending: nothing is drawn."""
+    """Indices of at most ``most`` of ``total`` queries, evenly spaced, int64 ascending."""
     return np.unique(np.linspace(0, total - 1, min(most, total)).astype(np.int64))
 
 
@@ -105,21 +105,21 @@ def nearest(
     database_labels: LabelsLike,
     n: int = NEAREST,
 ) -> Neighbours:
-    """The ``n`` items of the largest cosine with each query, among all items and among those that share a label with it.
+    """The ``n`` items with the largest cosine to each query, among all items and among those that share a label with it.
 
-    Cosines are rounded to 2^-30, a hundredth of what float32 inputs are good for; equal ones go by position. So neither the sizes
-    of the blocks nor the order of a BLAS library's sums decides. A zero vector has the cosine 0 with everything.
+    Cosines are rounded to 2^-30, a hundredth of the precision of float32 inputs; ties go by row. So neither block sizes nor the order of
+    BLAS sums matter. Zero vectors have cosine 0.
 
     Args:
-        queries: int64 [q], their numbers among all queries, kept in the result.
+        queries: int64 [q], their indices among all queries, for the result.
         xq: float32 [q, W], their inputs.
-        blocks: the inputs of the database in order, float32 [b, W] each; one block is in memory at a time.
+        blocks: inputs of the database in order, float32 [b, W] each; one block is in memory at a time.
         query_labels: of these q queries, see :func:`.grouping.label_rows`.
         database_labels: of the N items.
-        n: how many.
+        n: number of neighbours.
 
     Raises:
-        DataError: shapes that do not belong together, or an empty database.
+        DataError: inconsistent shapes, or an empty database.
         UsageError: ``n`` below 1.
     """
     if n < 1:
@@ -144,11 +144,11 @@ def nearest(
         stop = start + len(x)
         if stop > total:
             raise DataError(f"the database has {total:,} labels, but more inputs")
-        # Cosine above, position below: whole numbers, of which the larger is the nearer item, or the earlier of equal ones.
+        # Cosine in the high bits, row in the low bits: larger keys are nearer items, or earlier ones among equals.
         keys = np.rint((unit_queries @ _unit(x).T) * _STEPS).astype(np.int64) << 32
         keys += _LOW - np.arange(start, stop)
         shares = meets[:, set_of[start:stop]]
-        # Keys of no item differ, since selecting among many equal ones is slow.
+        # Padding keys differ, as selection among many equal keys is slow.
         without = _NONE + np.arange(len(x))
         best = [_best(best[0], keys), _best(best[1], np.where(shares, keys, without))]
         start = stop
@@ -167,7 +167,7 @@ def _unit(x: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def _best(best: Ints, keys: Ints) -> Ints:
-    """The largest of both in every row, as many as ``best`` has, in descending order."""
+    """The largest keys of both in every row, as many as ``best`` has, descending."""
     n = best.shape[1]
     joined = np.concatenate([best, keys], axis=1)
     joined.partition(joined.shape[1] - n, axis=1)
@@ -184,20 +184,20 @@ def likeness(
     k: int = 100,
     memory: int = 64 << 20,
 ) -> Likeness:
-    """Measure a ranking of a database of codes against the neighbours by input.
+    """Compare a ranking of a database of codes with the neighbours by input.
 
     Args:
         scorer: tables float32 [Q, M, K] or a score function of all the queries, as for :func:`.ranking.rank_codes`. Equal
             codes have equal scores.
         codes: uint8 [N, W]; with tables, codeword numbers.
-        neighbours: of :func:`nearest`, for the queries to measure.
-        n_queries: Q, of which they are a part.
-        ids: int64 [N], the order of items of equal score among the distinct ones; the position if not given.
-        k: results that count.
-        memory: bytes of a block of scores; one query is the least.
+        neighbours: from :func:`nearest`, for the queries to measure.
+        n_queries: Q, the number of all queries.
+        ids: int64 [N], order of items with equal scores for counting distinct items; default: the row number.
+        k: number of results.
+        memory: bytes per block of scores; at least one query per block.
 
     Raises:
-        DataError: codes of another number than the items whose neighbours were found, scores that are not finite, no query.
+        DataError: codes and neighbours of different databases, scores that are not finite, or no queries.
         UsageError: ``k`` below 1; codes of another width than the tables.
     """
     codes = np.asarray(codes)
@@ -205,7 +205,7 @@ def likeness(
     if codes.ndim != 2 or codes.dtype != np.uint8 or len(codes) != n:
         raise DataError(f"codes are {codes.dtype} {codes.shape}: uint8 [{n:,}, W] are needed")
     if not len(queries):
-        raise DataError("no query to measure the likeness of its results")
+        raise DataError("no queries to measure likeness for")
     if k < 1:
         raise UsageError(f"k = {k}: it must be at least 1")
     distinct, code_of = distinct_rows(np.ascontiguousarray(codes))
@@ -244,15 +244,15 @@ def _scorer(scorer: NDArray[np.float32] | Callable[[Ints, Bytes], NDArray[Any]],
 
 
 def _cut(keys: Keys, counts: Ints, k: int) -> tuple[int, int, int]:
-    """The key of the k-th item (the last, if there are fewer), the items of smaller keys, and those of this key.
+    """The key of the k-th item (or the last), the number of items with smaller keys, and with this key.
 
     Args:
         keys: int32 [U], smaller is better.
-        counts: int64 [U], items of each; those of none are left out.
+        counts: int64 [U], items per key; zeros are ignored.
     """
     some = np.flatnonzero(counts)
     keys, counts = keys[some], counts[some]
-    # k codes have k items at least, so the k-th item is among those of the k smallest keys.
+    # k codes have at least k items, so the k-th item has one of the k smallest keys.
     most = np.partition(keys, k - 1)[k - 1] if k < len(keys) else keys.max()
     near = np.flatnonzero(keys <= most)
     near = near[np.argsort(keys[near])]
@@ -262,7 +262,7 @@ def _cut(keys: Keys, counts: Ints, k: int) -> tuple[int, int, int]:
 
 
 def _share(keys: Keys, counts: Ints, code_of: Ints, wanted: Ints, k: int) -> float:
-    """Expected share of the items ``wanted`` (positions; -1 is none) that are among the first k."""
+    """Expected share of the items ``wanted`` (rows; -1: none) among the first k."""
     last, before, tied = _cut(keys, counts, k)
     of_wanted = keys[code_of[wanted[wanted >= 0]]]
     at_cut = min(1.0, (k - before) / tied)
@@ -270,7 +270,7 @@ def _share(keys: Keys, counts: Ints, code_of: Ints, wanted: Ints, k: int) -> flo
 
 
 def _first(keys: Keys, counts: Ints, code_by_id: Ints) -> Ints:
-    """The first results, as positions in the order of ids; equal scores in that order."""
+    """The first results, as indices in id order; ties in that order."""
     last, before, _ = _cut(keys, counts, NEAREST)
     of_items = keys[code_by_id]
     tied = np.flatnonzero(of_items == last)[: NEAREST - before]

@@ -1,7 +1,6 @@
-"""Retrieval measures as pure functions: arrays in, numbers out, ties accounted for, the convention named.
+"""Retrieval measures as pure functions, tie-aware, with their convention named.
 
-Scores are "larger is better". ``relevant`` marks the items that count. A query without any relevant item counts 0
-and is reported in :attr:`Measure.without_relevant`, so that nobody averages it away unseen.
+Higher scores are better. Queries without relevant items count 0 and are reported in :attr:`Measure.without_relevant`.
 
 >>> import numpy as np
 >>> scores = np.array([[3.0, 2.0, 2.0, 1.0]])
@@ -9,7 +8,7 @@ and is reported in :attr:`Measure.without_relevant`, so that nobody averages it 
 >>> round(average_precision(scores, relevant).mean, 4)
 0.4583
 
-The tie holds ranks 2 and 3, so this is the mean of (1/2 + 2/4)/2 and (1/3 + 2/4)/2.
+The tie is at ranks 2 and 3, so this is the mean of (1/2 + 2/4)/2 and (1/3 + 2/4)/2.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class Measure:
 
     @property
     def mean(self) -> float:
-        """The mean over queries (over all k as well, if there are several)."""
+        """The mean over queries (and over k, if there are several)."""
         return float(self.values.mean()) if self.values.size else 0.0
 
 
@@ -85,14 +84,14 @@ def average_precision(
         relevant: bool, of the same shape.
         ties: "expected" value over random order within ties (closed form, McSherry & Najork 2008), "id"
             order, or the order that puts relevant items first ("best") or last ("worst"). With the
-            denominator "relevant-in-top-k" the
-            last two are orders, not bounds: a further relevant item may lower that quotient.
-        k: cut the ranking after ``k`` places (mAP@k); None is the full ranking.
+            denominator "relevant-in-top-k" the last two are not bounds: another relevant item may lower that
+            quotient.
+        k: cut the ranking at rank ``k`` (mAP@k); None: the full ranking.
         denominator: "relevant" (all relevant items), or with ``k`` "relevant-in-top-k" or "min(k, relevant)".
-        ids: [N] for ties="id"; the position if not given.
+        ids: [N] for ties="id"; default: the row number.
 
     Raises:
-        UsageError: unknown convention or ``k`` below 1. DataError: shapes that differ, scores that are not
+        UsageError: unknown convention or ``k`` below 1. DataError: different shapes, or scores that are not
             finite.
 
     Examples:
@@ -115,16 +114,16 @@ def average_precision_grouped(
     k: int | None = None,
     denominator: Denominator = "relevant",
 ) -> Measure:
-    """:func:`average_precision` when many items share a code: a sort of U scores instead of N.
+    """:func:`average_precision` of items grouped by code: sorts U scores instead of N.
 
     Args:
-        scores: [Q, U] or [U] score of each distinct code. Codes with equal scores tie with each other too.
+        scores: [Q, U] or [U] score of each distinct code. Codes with equal scores tie, too.
         counts: [U] or [Q, U] items with that code (n_u).
         hits: [Q, U] or [U] relevant items among them (r_u <= n_u).
-        ties: as there, without "id" (which needs the items).
+        ties: as for :func:`average_precision`, without "id".
 
     Raises:
-        UsageError: unknown convention. DataError: shapes or counts that cannot be.
+        UsageError: unknown convention. DataError: invalid shapes or counts.
 
     Examples:
         >>> round(average_precision_grouped([3.0, 2.0, 1.0], counts=[1, 2, 1], hits=[0, 1, 1]).mean, 4)
@@ -133,7 +132,7 @@ def average_precision_grouped(
     check_cut(k, denominator)
     if ties == "id":
         raise UsageError(
-            "ties='id' needs the single items: use average_precision, or rank_codes(..., ties='id')"
+            "ties='id' needs individual items: use average_precision, or rank_codes(..., ties='id')"
         )
     groups, length = _groups(scores, counts, hits, ties, None)
     values = average_precisions(groups, harmonic_numbers(length), k, denominator)
@@ -148,8 +147,7 @@ def precision_at_k(
     ties: Ties = "expected",
     ids: ArrayLike | None = None,
 ) -> Measure:
-    """[Q, len(ks)] share of relevant items among the top k (divided by k even where the database is
-    smaller).
+    """[Q, len(ks)] share of relevant items among the top k (divided by k even if the database is smaller).
 
     Examples:
         >>> precision_at_k([3.0, 2.0, 2.0, 1.0], [False, True, False, True], [2, 4]).values.tolist()
@@ -167,7 +165,7 @@ def recall_at_k(
     ties: Ties = "expected",
     ids: ArrayLike | None = None,
 ) -> Measure:
-    """[Q, len(ks)] share of all relevant items that the top k hold; 0 where there are none.
+    """[Q, len(ks)] share of all relevant items in the top k; 0 without relevant items.
 
     Examples:
         >>> recall_at_k([3.0, 2.0, 2.0, 1.0], [False, True, False, True], [2, 4]).values.tolist()
@@ -188,9 +186,8 @@ def pr_curve(
     """Precision over recall.
 
     Args:
-        levels: recall levels in [0, 1] for the interpolated form (the highest precision at that recall or
-            beyond, so that curves of different queries can be averaged), or None for expected precision and
-            recall at every rank.
+        levels: recall levels in [0, 1] for interpolated precision (the maximum at that recall or beyond, so that
+            curves can be averaged), or None for expected precision and recall at every rank.
     """
     groups, length = _groups(scores, None, relevant, ties, ids)
     if levels is not None:
@@ -251,14 +248,14 @@ def _without(groups: Groups) -> int:
 def _groups(
     scores: ArrayLike, counts: ArrayLike | None, hits: ArrayLike, ties: Ties, ids: ArrayLike | None
 ) -> tuple[Groups, int]:
-    """Check the arrays and form the tie groups of every row; also the length of the longest ranking."""
+    """Check the arrays; tie groups of every row, and the length of the longest ranking."""
     check_ties(ties)
     s: NDArray[Any] = np.atleast_2d(np.asarray(scores))
     h: NDArray[Any] = np.atleast_2d(np.asarray(hits))
     if s.ndim != 2 or s.shape != h.shape:
-        raise DataError(f"scores {s.shape} and relevance {h.shape} must be of one shape [queries, items]")
+        raise DataError(f"scores {s.shape} and relevance {h.shape} must have the same shape [queries, items]")
     if not np.isfinite(s).all():
-        raise DataError("scores hold NaN or infinity: a ranking needs finite scores")
+        raise DataError("scores contain NaN or infinity: a ranking needs finite scores")
     if counts is None and h.dtype != bool and not np.isin(h, (0, 1)).all():
         raise DataError("relevance must be true/false (or 0/1) for each item")
     n: Ints | None = None
@@ -266,7 +263,7 @@ def _groups(
         n = np.broadcast_to(np.asarray(counts), s.shape).astype(np.int64)
         if (n < 0).any() or (h < 0).any() or (h > n).any():
             raise DataError(
-                "a code cannot have more relevant items than items, nor fewer than none: check counts and hits"
+                "the number of relevant items of a code must be between 0 and its number of items: check counts and hits"
             )
     if s.dtype.kind != "f":
         s = s.astype(np.float64)  # so that it can be negated

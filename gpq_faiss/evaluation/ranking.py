@@ -1,8 +1,8 @@
-"""The ranking of a whole database for many queries, exactly, with ties, in bounded memory.
+"""Rank a whole database for many queries, exactly, tie-aware, in bounded memory.
 
-An average precision over U distinct codes needs a sort of U scores, not N. So the database is grouped by code
-once, items are counted by (label set, code), queries are taken in the order of their label sets, and a block
-of them at a time is scored, sorted and summed with whole-array operations (:mod:`.engine`).
+Average precision over U distinct codes needs a sort of U scores, not N. So the database is grouped by code, items
+are counted by (label set, code), and queries, sorted by label set, are scored, sorted and summed in blocks
+(:mod:`.engine`).
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from .ties import (
 ScoreFunction = Callable[[Ints, Bytes], NDArray[Any]]
 """``(query rows int64 [q], distinct codes uint8 [U, W]) -> scores [q, U]``, larger is better."""
 Spread = Callable[[Sequence[int]], Sequence["Measured"]]
-"""Tasks to their measures, in their order: what has them measured elsewhere, by :func:`measure_codes`."""
+"""Maps tasks to their measures, in order, for example on other machines by :func:`measure_codes`."""
 RowFunction = Callable[[Ints], NDArray[Any]]
-"""``(query rows int64 [q]) -> scores [q, N]`` against every database row, larger is better."""
+"""``(query rows int64 [q]) -> scores [q, N]`` for all database rows, larger is better."""
 
-_TASK = 128  # queries per task; fixed, so that the result does not depend on the number of threads
+_TASK = 128  # queries per task; fixed, so that results do not depend on the number of threads
 
 
 @dataclass(frozen=True)
 class RankingResult:
-    """Measures of a ranking; ``convention`` describes how they were computed."""
+    """Measures of a ranking; ``convention`` describes how they are computed."""
 
     map: float
     """Mean of ``ap`` over all queries; those without relevant items count 0."""
     ap: Floats
-    """[Q] average precision of each query, in the order given."""
+    """[Q] average precision of each query."""
     precision: dict[int, float]
     """Mean precision at each k."""
     recall: dict[int, float]
@@ -65,13 +65,13 @@ class RankingResult:
     n_queries: int
     n_database: int
     n_distinct: int
-    """Distinct codes in the database (the number of items where there are no codes)."""
+    """Number of distinct codes in the database (of items, if there are no codes)."""
     queries_without_relevant: int
     convention: str
     notes: tuple[str, ...] = field(default=())
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: everything but the single queries."""
+        """For JSON: everything except values per query."""
         return {
             "map": self.map,
             "precision": {str(k): v for k, v in self.precision.items()},
@@ -87,7 +87,7 @@ class RankingResult:
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on: the default of ``threads`` on the command line."""
+    """Number of cores available to this process: the default of ``threads`` on the command line."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not on Linux
@@ -112,32 +112,31 @@ def rank_codes(  # noqa: PLR0913
     threads: int = 1,
     spread: Spread | None = None,
 ) -> RankingResult:
-    """Rank a database of codes for every query and measure the rankings. Two items are relevant if they share
-    a label.
+    """Rank a database of codes for every query and measure the rankings. Items are relevant if they share a label with
+    the query.
 
     Args:
         scorer: tables float32 [Q, M, K] (score = sum over m of tables[q, m, code_m]), or a
-            :data:`ScoreFunction`, for other kinds of code. Either way each distinct code is scored once, so
-            equal codes have equal scores. Sums of tables are exact, of entries rounded to 2^-29 of the
-            largest score that the query can have (float32 sums are 32 times coarser).
-        codes: uint8 [N, W]. With tables, W = M codeword numbers below K; with a function, whatever it takes.
+            :data:`ScoreFunction` for other codes. Each distinct code is scored once, so equal codes have equal
+            scores. Table entries are rounded to 2^-29 of the query's largest possible score and summed exactly
+            (float32 sums are 32 times coarser).
+        codes: uint8 [N, W]. With tables, W = M codeword numbers below K; with a function, its input.
         query_labels, database_labels: see :func:`gpq_faiss.evaluation.grouping.label_rows`; unlabelled items
-            are never relevant.
+            are not relevant.
         ties, k, denominator: as in :func:`gpq_faiss.evaluation.metrics.average_precision`.
         ks: the k of precision and recall.
-        levels: recall levels of the mean PR curve; None for no curve (:data:`RECALL_LEVELS` is the usual
-            choice).
-        ids: int64 [N], the order within ties for ties="id" (the row number if not given).
-        rows: int64, the database rows that count; all if not given. ``exclude`` still names rows of the
-            whole.
-        exclude: int64 [Q], a database row that is left out for that query (itself, in leave-one-out), or -1.
-        memory: bytes for all blocks in work together; at least one query per block and thread.
-        threads: blocks in work at a time. The result does not depend on it.
-        spread: has the tasks measured elsewhere. The result does not depend on it.
+        levels: recall levels of the mean PR curve; usually
+            :data:`RECALL_LEVELS`; None: no curve.
+        ids: int64 [N], order within ties for ties="id" (default: the row number).
+        rows: int64, database rows to rank (default: all). ``exclude`` still refers to the whole database.
+        exclude: int64 [Q], a database row to exclude per query (itself, in leave-one-out), or -1.
+        memory: bytes for all concurrent blocks; at least one query per block and thread.
+        threads: number of threads; the result does not depend on it.
+        spread: runs the tasks elsewhere; the result does not depend on it.
 
     Raises:
         UsageError: an unknown convention, a k below 1, codes of another width than the tables.
-        DataError: shapes that do not belong together, codes out of range, scores that are not finite.
+        DataError: inconsistent shapes, codes out of range, or scores that are not finite.
 
     Examples:
         >>> codes = np.array([[0], [0], [1], [2]], np.uint8)  # one codebook: the first two items tie
@@ -159,7 +158,7 @@ def measure_codes(
     options: Mapping[str, Any],
     tasks: Sequence[int],
 ) -> list[Measured]:
-    """What :func:`rank_codes` with these arguments and options measures in some of its tasks."""
+    """Measures of some tasks of :func:`rank_codes` with these arguments and options."""
     known = {"ids": None, "rows": None, "exclude": None, "memory": 256 << 20, "threads": 1, **options}
     chosen = known.pop("ids"), known.pop("rows"), known.pop("exclude")
     known["ks"] = check_ks(known["ks"])
@@ -206,12 +205,11 @@ def rank_scores(  # noqa: PLR0913
     memory: int = 256 << 20,
     threads: int = 1,
 ) -> RankingResult:
-    """:func:`rank_codes` where there are no codes: exact float features, class probabilities, distances of
-    any kind.
+    """:func:`rank_codes` from scores, without codes: for float features, class probabilities or distances.
 
-    ``scores`` is [Q, N], or a :data:`RowFunction` that is called for a block of queries at a time against
-    *all* N database rows (``rows`` picks among them afterwards). They must fit float32 exactly (float32,
-    float16, small integers), because a silent rounding would make ties. Distances: pass their negative.
+    ``scores`` is [Q, N], or a :data:`RowFunction` called for blocks of queries, which scores *all* N database rows
+    (``rows`` selects among them afterwards). Scores must fit float32 exactly (float32, float16, small integers), as
+    rounding would create ties. Negate distances.
 
     Examples:
         >>> scores = np.array([[3.0, 2.0, 1.0]], np.float32)
@@ -235,7 +233,7 @@ def rank_scores(  # noqa: PLR0913
         block = np.asarray(function(q))
         if block.shape != (len(q), n):
             raise DataError(
-                f"the score function gave {block.shape} for {len(q)} queries: expected ({len(q)}, {n})"
+                f"the score function returned {block.shape} for {len(q)} queries: expected ({len(q)}, {n})"
             )
         return block if whole else block[:, database.rows]
 
@@ -253,16 +251,15 @@ def rank_features(
     database_labels: LabelsLike,
     **options: Any,
 ) -> RankingResult:
-    """:func:`rank_scores` by inner product of float32 features [Q, D] and [N, D]; normalise first for the
-    cosine.
+    """:func:`rank_scores` by inner product of float32 features [Q, D] and [N, D]; normalise them for
+    cosines.
 
-    Equal database rows may differ in the last bit of their scores, as the BLAS library orders its sums by
-    position.
+    Scores of equal database rows may differ in the last bit, as the order of BLAS sums depends on the row.
     """
     xq, xb = np.asarray(queries, dtype=np.float32), np.asarray(database, dtype=np.float32)
     if xq.ndim != 2 or xb.ndim != 2 or xq.shape[1] != xb.shape[1]:
         raise DataError(
-            f"features of queries {xq.shape} and database {xb.shape} must be 2-D and of one width"
+            f"features of queries {xq.shape} and database {xb.shape} must be 2-D and of equal width"
         )
     return rank_scores(lambda q: xq[q] @ xb.T, query_labels, database_labels, **options)
 
@@ -272,7 +269,7 @@ def rank_features(
 
 @dataclass(frozen=True)
 class _Plan:
-    """What to measure and with which means."""
+    """What to measure, and with which resources."""
 
     ties: Ties
     k: int | None
@@ -291,7 +288,7 @@ class _Plan:
 
 @dataclass(frozen=True)
 class _Database:
-    """The database rows that count, with their labels."""
+    """The ranked database rows, with their labels."""
 
     total: int
     rows: Ints
@@ -311,7 +308,7 @@ class _Database:
         ):
             raise DataError(f"rows must be row numbers below {total:,}")
         if len(np.unique(chosen)) != len(chosen):
-            raise DataError("rows names some database row twice: each counts once")
+            raise DataError("rows contains a database row twice: give each once")
         if not len(chosen):
             raise DataError("the database is empty: nothing to rank")
         if len(chosen) > 1 << 31:
@@ -336,8 +333,8 @@ class Measured:
     """Measures of some queries.
 
     Attributes:
-        rows: int64 [q], which queries.
-        ap, without: of each, [q]; without: it has no relevant item.
+        rows: int64 [q], the queries.
+        ap, without: [q], average precision, and whether there is no relevant item.
         precision, recall: [q, len(ks)].
         curve: [L], the sum of their precision-recall curves.
     """
@@ -351,7 +348,7 @@ class Measured:
 
 
 class _Ranking:
-    """A ranking that is measured in tasks of some queries each, here or elsewhere: the result does not depend on it."""
+    """A ranking split into tasks of some queries each, to run here or elsewhere."""
 
     def __init__(
         self,
@@ -384,11 +381,11 @@ class _Ranking:
 
     @property
     def tasks(self) -> range:
-        """The first query of each."""
+        """The first query of each task."""
         return range(0, self.n_queries, _TASK)
 
     def measure(self, tasks: Sequence[int]) -> list[Measured]:
-        """Measures of these tasks, in their order."""
+        """Measures of these tasks, in order."""
         found = []
         queries = sum(min(_TASK, self.n_queries - start) for start in tasks)
         with (
@@ -402,7 +399,7 @@ class _Ranking:
 
     def _task(self, start: int) -> Measured:
         plan, levels = self.plan, self._levels
-        plain = plan.ties == "expected" and plan.k is None  # the engine gives that average precision itself
+        plain = plan.ties == "expected" and plan.k is None  # the engine computes this average precision
         listed = not plain or bool(plan.ks) or bool(len(levels))
         if not hasattr(self._local, "worker"):
             self._local.worker = Worker()
@@ -430,12 +427,14 @@ class _Ranking:
                     precision[at] = precision_of(top, plan.ks)
                     recall[at] = recall_of(top, plan.ks)
                 if len(levels):
-                    for line in interpolated_precision(groups, levels):  # one by one: blocks must not matter
+                    for line in interpolated_precision(
+                        groups, levels
+                    ):  # one by one, so that results do not depend on blocks
                         curve += line
         return Measured(rows, ap, without, precision, recall, curve)
 
     def result(self, measured: Sequence[Measured]) -> RankingResult:
-        """Of the measures of all tasks, in their order."""
+        """Combine the measures of all tasks, in order."""
         plan, n_queries = self.plan, self.n_queries
         ap, without = np.zeros(n_queries), np.zeros(n_queries, dtype=bool)
         precision, recall = np.zeros((n_queries, len(plan.ks))), np.zeros((n_queries, len(plan.ks)))
@@ -474,7 +473,7 @@ def result_of(  # noqa: PLR0913
     k: int | None,
     denominator: Denominator,
 ) -> RankingResult:
-    """What was measured of each query, as one result.
+    """Combine measures per query into one result.
 
     Args:
         ap: [Q]. without: [Q], queries without any relevant item.
@@ -505,8 +504,7 @@ def _means(values: Floats) -> Floats:
 
 
 def _excluded(exclude: ArrayLike | None, n_queries: int, database: _Database) -> Ints | None:
-    """Excluded rows as positions among the rows that count; -1 where none is (or where it does not count
-    anyway)."""
+    """Excluded rows as indices into the ranked rows; -1 if none (or not ranked anyway)."""
     if exclude is None:
         return None
     given = np.asarray(exclude)
@@ -514,7 +512,7 @@ def _excluded(exclude: ArrayLike | None, n_queries: int, database: _Database) ->
         raise DataError(f"exclude must be {n_queries:,} database rows (or -1), one per query")
     if n_queries and (given.min() < -1 or given.max() >= database.total):
         raise DataError(f"exclude names rows outside the database of {database.total:,}")
-    position = np.full(database.total + 1, -1, dtype=np.int64)  # the last entry serves -1
+    position = np.full(database.total + 1, -1, dtype=np.int64)  # the last entry is for -1
     position[database.rows] = np.arange(len(database.rows))
     result: Ints = position[given]
     return result

@@ -1,8 +1,8 @@
-"""Scores as whole numbers, so that nothing after them is approximate.
+"""Scores as integers, so that everything after them is exact.
 
-Tables are rounded to multiples of a power of two, 2^-29 of the largest score a query can have; their sums are
-then exact in any order, and nearer to the true inner product than float32 sums are. Scores of a function keep
-their float32 bits, mapped so that whole numbers compare as the floats do.
+Tables are rounded to multiples of a power of two, 2^-29 of a query's largest possible score; their sums are exact
+in any order, and more accurate than float32 sums. Scores of a function keep their float32 bits, mapped to integers
+of the same order.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from .ties import Ints
 Keys = NDArray[np.int32]
 
 LAST = np.int32(np.iinfo(np.int32).max)
-"""Larger than any key: behind all others."""
+"""Larger than any key: sorts last."""
 
-_TABLE_ENTRIES = 4096  # of a joint look-up table: 16 KiB, which stay in the first-level cache
-_TOGETHER = 8  # queries whose tables are looked up at once: 32 bytes a look-up cost what 4 do
-_ROWS = 4096  # codes at a time of those
-_WIDE = 8192  # codes from which that is faster (measured)
-_BY_ITEM = 0.6  # share of distinct codes from which sorting items is faster (measured)
+_TABLE_ENTRIES = 4096  # of a joint look-up table: 16 KiB, which fit the L1 cache
+_TOGETHER = 8  # queries per look-up: reading 32 bytes costs as much as 4
+_ROWS = 4096  # codes per block of these
+_WIDE = 8192  # minimum number of codes for which that is faster (measured)
+_BY_ITEM = 0.6  # minimum share of distinct codes for which sorting items is faster (measured)
 
 
 class Scorer(Protocol):
-    """Gives scores as whole numbers, *smaller is better*."""
+    """Computes scores as integers, *smaller is better*."""
 
     def fill(self, queries: Ints, out: Keys, spare: Keys) -> None:
         """Fill ``out`` int32 [q, U]; ``spare`` is scratch of that shape."""
         ...
 
     def expand(self, code_of: Ints) -> Scorer | None:
-        """The same scores for every item rather than for every code, or None where that costs more than it
-        gives. The last bit of every such key is 0, and its magnitude below 2^31 - 2."""
+        """The scores per item instead of per code, or None if that is slower. The last bit of these keys is 0, and their
+        magnitude is below 2^31 - 2."""
         ...
 
 
 class TableScorer:
-    """Adds up tables [Q, M, K] for codes [U, M]."""
+    """Sums tables [Q, M, K] over codes [U, M]."""
 
     def __init__(self, tables: NDArray[np.float32], codes: Bytes) -> None:
         """Check and prepare.
@@ -62,19 +62,18 @@ class TableScorer:
             )
         if len(codes) and int(codes.max()) >= size:
             raise DataError(f"codeword {codes.max()} is out of range: the codebooks have {size}")
-        # No score exceeds this sum of magnitudes, which also is NaN or infinite if any entry is.
+        # Bounds all scores; NaN or infinite if any entry is.
         magnitude = np.maximum(tables.max(axis=2, initial=0.0), -tables.min(axis=2, initial=0.0))
         largest = magnitude.sum(axis=1, dtype=np.float64)
         if not (largest < np.finfo(np.float32).max).all():
             raise DataError(
-                "score tables hold NaN, infinity or values too large to add: check the query vectors"
+                "score tables contain NaN, infinity or values too large to add: check the query vectors"
             )
         # The sum stays below 2^29 + M/2, which leaves a bit for relevance and the largest value for "last of
         # all".
         self._exponent = 29 - np.frexp(largest)[1]
         self._tables, self._codes = tables, codes
-        # A gather costs the same whatever it gathers: one look-up serves as many codebooks as fit a small
-        # table.
+        # A gather costs the same whatever it reads: one look-up serves as many codebooks as fit a small table.
         step = 1
         while size ** (step + 1) <= _TABLE_ENTRIES:
             step += 1
@@ -106,13 +105,13 @@ class TableScorer:
         for start, stop, index in self._chunks:
             joint = self._joint(tables, start, stop)
             if start == 0:
-                np.take(joint, index, axis=1, out=out, mode="clip")  # "clip" writes straight into out
+                np.take(joint, index, axis=1, out=out, mode="clip")  # "clip" writes directly into out
             else:
                 np.take(joint, index, axis=1, out=spare, mode="clip")
                 np.add(out, spare, out=out)
 
     def _fill_wide(self, tables: Keys, out: Keys) -> None:
-        """The same by looking up the entries of several queries at once."""
+        """The same, looking up the entries of several queries at once."""
         joints = [np.ascontiguousarray(self._joint(tables, a, b).T) for a, b, _ in self._chunks]
         total, part = (np.empty((_ROWS, len(tables)), dtype=np.int32) for _ in range(2))
         for first in range(0, out.shape[1], _ROWS):
@@ -131,7 +130,7 @@ class TableScorer:
 
 
 class FunctionScorer:
-    """Scores that a function gives, float32 or what fits float32 exactly."""
+    """Scores from a function, of float32 or a type that fits float32 exactly."""
 
     def __init__(self, function: Callable[[Ints], NDArray[Any]]) -> None:
         self._function = function
@@ -140,7 +139,7 @@ class FunctionScorer:
         given = np.asarray(self._function(queries))
         if given.shape != out.shape:
             raise DataError(
-                f"the score function gave {given.shape} for {len(queries)} queries: expected {out.shape}"
+                f"the score function returned {given.shape} for {len(queries)} queries: expected {out.shape}"
             )
         floats = out.view(np.float32)
         if given.dtype != np.float32:
@@ -148,13 +147,13 @@ class FunctionScorer:
                 floats[...] = given
             if not (floats == given).all() and np.isfinite(given).all():
                 raise UsageError(
-                    f"scores of type {given.dtype} do not fit float32 exactly: round them yourself, as it makes ties"
+                    f"scores of type {given.dtype} do not fit float32 exactly: round them first, as this creates ties"
                 )
             given = floats
         if not np.isfinite(given).all():
-            raise DataError("scores hold NaN or infinity: a ranking needs finite scores")
-        np.subtract(np.float32(0), given, out=floats)  # 0 - x, as -x would tell -0.0 from 0.0
-        # The bits of floats compare like whole numbers, but backwards where negative.
+            raise DataError("scores contain NaN or infinity: a ranking needs finite scores")
+        np.subtract(np.float32(0), given, out=floats)  # 0 - x maps -0.0 to 0.0
+        # Bits of floats compare like integers, reversed for negative values.
         np.right_shift(out, 31, out=spare)
         np.bitwise_and(spare, LAST, out=spare)
         np.bitwise_xor(out, spare, out=out)

@@ -23,7 +23,7 @@ _MISSING = "–"
 
 @dataclass(frozen=True)
 class Spread:
-    """A mean over runs (seeds) with the sample deviation; the deviation of a single run is unknown (None)."""
+    """Mean over runs (seeds) with the sample standard deviation (None for a single run)."""
 
     mean: float
     deviation: float | None
@@ -38,7 +38,7 @@ class Spread:
         """
         array = np.asarray(list(values), dtype=np.float64)
         if not len(array):
-            raise UsageError("no runs to average: give one value at least")
+            raise UsageError("no runs to average: give at least one value")
         deviation = float(array.std(ddof=1)) if len(array) > 1 else None
         return cls(float(array.mean()), deviation, len(array))
 
@@ -48,10 +48,9 @@ class Spread:
 
 
 def summarise(rows: Sequence[Row], by: Sequence[str], values: Sequence[str]) -> list[dict[str, Any]]:
-    """One row for each combination of the columns ``by``, in order of appearance, with the mean ± deviation
-    of ``values``.
+    """One row per combination of the columns ``by``, in order of appearance, with mean ± deviation of ``values``.
 
-    Missing values (absent or None) are left out of the mean; a combination without any gives None.
+    Missing values (absent or None) are ignored; a combination without values gives None.
 
     Examples:
         >>> runs = [{"method": "pq", "mAP": 0.5}, {"method": "pq", "mAP": 0.7}]
@@ -72,8 +71,7 @@ def summarise(rows: Sequence[Row], by: Sequence[str], values: Sequence[str]) -> 
 
 
 def pivot(rows: Sequence[Row], index: str, across: str, value: str) -> list[dict[str, Any]]:
-    """Turn long rows into a wide table: a row for each ``index``, a column for each ``across`` (mAP by method
-    and bits).
+    """Pivot rows: one row per ``index``, one column per ``across`` (for example mAP by method and bits).
 
     Raises:
         UsageError: two rows for one cell (summarise them first).
@@ -103,11 +101,10 @@ def render(
 
     Args:
         rows: dicts; a value may be text, a number, a :class:`Spread`, a bool or None (shown as a dash).
-        form: "text", "markdown", "latex" (booktabs), "csv" or "json". In the last two numbers keep all
-            digits, and a :class:`Spread` becomes three columns (``x``, ``x_deviation``, ``x_n``) or an
-            object, so that programs can read it.
-        columns: which columns and in what order; by default all, in order of first appearance.
-        headers: names to print instead of the column names (not in CSV and JSON).
+        form: "text", "markdown", "latex" (booktabs), "csv" or "json". CSV and JSON keep all
+            digits, and a :class:`Spread` becomes three columns (``x``, ``x_deviation``, ``x_n``) or an object.
+        columns: columns and their order (default: all, in order of first appearance).
+        headers: display names of columns (not in CSV and JSON).
         digits: decimals of floats.
         caption: a line above the table (text, Markdown), or the LaTeX caption.
 
@@ -241,7 +238,7 @@ def _csv(rows: Sequence[Row], names: Sequence[str]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it: NaN and infinity are null, numpy numbers are numbers."""
+    """A value for JSON: NaN and infinity become null, numpy numbers plain numbers."""
     if isinstance(value, Spread):
         return {"mean": _plain(value.mean), "deviation": _plain(value.deviation), "n": value.n}
     if isinstance(value, np.ndarray):

@@ -1,17 +1,16 @@
-"""Rankings with ties as lists of tie groups, and what follows from them in closed form.
+"""Rankings with ties as lists of tie groups, and measures in closed form.
 
-A code of 12 bits has 4,096 values for 54,000 images, so most of a ranking is ties, and the order inside them
-decides points of mAP. Everything here works on *tie groups*: runs of items with one score. In a group of
-``n`` items with ``r`` relevant ones, behind ``a`` items of which ``b`` are relevant, every order of the ``n``
-is equally likely, and
+A code of 12 bits has 4,096 values for 54,000 images, so a ranking is mostly ties, and their order changes mAP by
+points. This module works on *tie groups*: runs of items with equal scores. In a group of ``n`` items, ``r`` of them
+relevant, after ``a`` items, ``b`` of them relevant, every order of the ``n`` is equally likely, and
 
     E[sum of precisions at the relevant items of the group]
         = r/n * sum_{i=1..n} (b + 1 + (i-1) (r-1)/(n-1)) / (a + i)
         = r/n * [ (b + 1 - p (a+1)) * (H(a+n) - H(a)) + p n ],      p = (r-1)/(n-1)  (0 for n = 1)
 
 with the harmonic numbers H (McSherry & Najork, "Computing Information Retrieval Performance Measures
-Efficiently in the Presence of Tied Scores", ECIR 2008). Cut at rank ``k`` the sum ends at ``t = min(n, k-a)``
-and so do the two terms.
+Efficiently in the Presence of Tied Scores", ECIR 2008). Cut at rank ``k``, the sum and
+both terms end at ``t = min(n, k-a)``.
 """
 
 from __future__ import annotations
@@ -45,14 +44,13 @@ _DENOMINATOR_NAMES = {
 
 
 def check_ties(ties: str) -> None:
-    """Refuse an unknown order of ties (:class:`UsageError`)."""
+    """Raises UsageError: an unknown order of ties."""
     if ties not in get_args(Ties):
         raise UsageError(f"ties={ties!r} is unknown: use one of {', '.join(get_args(Ties))}")
 
 
 def check_cut(k: int | None, denominator: str) -> None:
-    """Refuse an unknown denominator, one that needs ``k`` without it, or a ``k`` below 1
-    (:class:`UsageError`)."""
+    """Raises UsageError: an unknown denominator, one that needs ``k`` without it, or a ``k`` below 1."""
     if denominator not in get_args(Denominator):
         raise UsageError(f"denominator={denominator!r} is unknown: use one of {get_args(Denominator)}")
     if k is not None and k < 1:
@@ -62,7 +60,7 @@ def check_cut(k: int | None, denominator: str) -> None:
 
 
 def convention(what: str, ties: str, k: int | None = None, denominator: str | None = None) -> str:
-    """One line that describes how a figure was computed, to be printed and stored beside it."""
+    """One line that describes how a figure is computed, for output."""
     parts = [what if k is None else f"{what}@{k}"]
     if denominator is not None:
         parts.append("full ranking" if k is None else f"top {k} of the ranking")
@@ -72,10 +70,9 @@ def convention(what: str, ties: str, k: int | None = None, denominator: str | No
 
 
 def harmonic_numbers(n: int) -> Floats:
-    """H(0), H(1), ..., H(n) as float64 [n + 1], each correct to the last bit or two (summed in extended
-    precision)."""
+    """H(0), H(1), ..., H(n) as float64 [n + 1], correct to one or two units in the last place."""
     table = np.zeros(n + 1, dtype=np.float64)
-    step = 1 << 20  # extended precision is twice as wide: a block at a time
+    step = 1 << 20  # in blocks, as extended precision is twice as wide
     carry = np.longdouble(0.0)
     for start in range(1, n + 1, step):
         stop = min(n + 1, start + step)
@@ -87,17 +84,15 @@ def harmonic_numbers(n: int) -> Floats:
 
 @dataclass(frozen=True)
 class Groups:
-    """The tie groups of several rankings that hold a relevant item, in rank order, rankings one after the
-    other.
+    """The tie groups with relevant items of several rankings, sorted by ranking and rank.
 
-    Groups without a relevant item add nothing to any measure here and are left out; ``before`` still counts
-    their items.
+    Groups without relevant items contribute to no measure and are omitted; ``before`` still counts their items.
     """
 
     rows: int
     """Number of rankings."""
     row: Ints
-    """[G] which ranking a group is of; ascending."""
+    """[G] ranking of each group; ascending."""
     before: Ints
     """[G] items ranked above the group (a)."""
     size: Ints
@@ -110,7 +105,7 @@ class Groups:
     """[rows] relevant items in the whole ranking (R)."""
 
     def top(self, k: int) -> Groups:
-        """Those groups of which a part may be among the first ``k``, all that measures at ``k`` depend on."""
+        """The groups that overlap the first ``k`` ranks, on which measures at ``k`` depend."""
         near = np.flatnonzero(self.before < k)
         row, before, size = self.row[near], self.before[near], self.size[near]
         return Groups(self.rows, row, before, size, self.hits_before[near], self.hits[near], self.relevant)
@@ -118,8 +113,8 @@ class Groups:
     def arranged(self, ties: Ties) -> Groups:
         """Put the relevant items of each group first (``best``) or last (``worst``); otherwise unchanged.
 
-        The relevant part of such a group is itself a group in which every item is relevant, so the closed
-        forms for random order serve for the fixed orders too.
+        The relevant part of a group is a group in which every item is relevant, so the closed forms for random order apply
+        to fixed orders, too.
         """
         if ties == "best":
             before = self.before
@@ -133,12 +128,11 @@ class Groups:
 def groups_of_row(
     scores: NDArray[np.floating], counts: Ints | None, hits: Ints, *, by_position: bool
 ) -> tuple[Ints, Ints, Ints, Ints]:
-    """``(before, size, hits_before, hits)`` of one ranking; the plain form that the fast engine is tested
-    against.
+    """``(before, size, hits_before, hits)`` of one ranking; the simple reference for the fast engine.
 
     Args:
         scores: [U], larger is better, finite.
-        counts: [U] items behind each score, or None for one each.
+        counts: [U] items per score; None: one each.
         hits: [U] relevant items among them.
         by_position: order equal scores by position instead of grouping them.
     """
@@ -160,9 +154,9 @@ def groups_of_row(
 
 
 def precision_sums(groups: Groups, harmonic: Floats, k: int | None = None) -> Floats:
-    """[G] expected sum of the precisions at each group's relevant items, those below rank ``k`` left out.
+    """[G] expected sum of the precisions at each group's relevant items, up to rank ``k``.
 
-    ``harmonic`` is :func:`harmonic_numbers` up to the length of the ranking at least.
+    ``harmonic``: :func:`harmonic_numbers` up to at least the length of the ranking.
     """
     several = groups.size > 1
     n_several = np.count_nonzero(several)
@@ -180,14 +174,13 @@ def precision_sums(groups: Groups, harmonic: Floats, k: int | None = None) -> Fl
 
 
 def _precision_sums(a: Ints, n: Ints, b: Ints, r: Ints, harmonic: Floats, k: int | None) -> Floats:
-    """The closed form at the head of this file."""
+    """The closed form of the module docstring."""
     t = n if k is None else np.clip(k - a, 0, n)
     spread = harmonic.take(a + t)
     spread -= harmonic.take(a)
     fa, fn, fb, fr, ft = (field.astype(np.float64) for field in (a, n, b, r, t))
     fa += 1.0
-    # The difference of two sums of about log(a) loses digits; for a single rank there is no need to lose
-    # them.
+    # The difference of two sums of about log(a) loses precision; a single rank avoids it.
     np.copyto(spread, 1.0 / fa, where=t == 1)
     slope = (fr - 1.0) / np.maximum(fn - 1.0, 1.0)
     fb += 1.0
@@ -207,14 +200,11 @@ def found_at(groups: Groups, k: int) -> Floats:
 
 
 def average_precisions(groups: Groups, harmonic: Floats, k: int | None, denominator: Denominator) -> Floats:
-    """[rows] expected average precision; 0 for a ranking without relevant items (or, at k, none among the top
-    k).
+    """[rows] expected average precision; 0 for rankings without relevant items (in the top k).
 
-    With the denominator "relevant-in-top-k" numerator and denominator are both random where rank ``k`` falls
-    inside a
-    group, and the value is the expectation of their ratio: a sum over the hypergeometric number of relevant
-        items that
-    the cut lets in, since given that number their places are again uniform.
+    With the denominator "relevant-in-top-k" both numerator and denominator are random if rank ``k`` is inside a group.
+    The value is the expectation of their ratio: a sum over the hypergeometric number of relevant items above the cut,
+    given which their ranks are uniform.
     """
     terms = precision_sums(groups, harmonic, k)
     totals = np.bincount(groups.row, weights=terms, minlength=groups.rows)
@@ -229,7 +219,7 @@ def average_precisions(groups: Groups, harmonic: Floats, k: int | None, denomina
     if k is not None and denominator == "relevant-in-top-k":
         cut = (groups.before < k) & (k < groups.before + groups.size) & (groups.hits < groups.size)
         above = np.bincount(groups.row, weights=np.where(cut, 0.0, terms), minlength=groups.rows)
-        for g in np.flatnonzero(cut):  # at most one a ranking
+        for g in np.flatnonzero(cut):  # at most one per ranking
             result[groups.row[g]] = _cut_group(groups, int(g), float(above[groups.row[g]]), harmonic, k)
     return result
 
@@ -265,9 +255,8 @@ def _cut_group(groups: Groups, g: int, above: float, harmonic: Floats, k: int) -
 def interpolated_precision(groups: Groups, levels: Floats) -> Floats:
     """[rows, L] the highest expected precision at any rank whose expected recall reaches each level.
 
-    The expected recall rises linearly through a group and the expected precision is monotone there, so only
-    the first rank that reaches the level, the end of its group, and the two ends of every later group can
-    hold the maximum. Rankings without relevant items give 0.
+    Within a group the expected recall is linear and the expected precision monotone, so the maximum is at the first
+    rank that reaches the level, the end of its group, or an end of a later group. Rankings without relevant items give 0.
     """
     rows, n_levels = groups.rows, len(levels)
     result = np.zeros((rows, n_levels))

@@ -46,20 +46,20 @@ from ..training.vectors import embed_rows
 from .specs import RunSpec
 
 Progress = Callable[[int, int, dict[str, float]], None]
-"""Steps done, of so many, and the latest figures."""
+"""Called with steps done, their total and the latest figures."""
 
 KS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
-"""The k of precision and recall, as far as the database reaches."""
+"""The k of precision and recall, up to the size of the database."""
 TOP = 1000
-"""Ranks whose ids are kept."""
+"""Number of result ids stored per query."""
 MAX_CODE_BYTES = 256
-"""Longer codes (those of ``float``) are not kept: the data have them."""
+"""Maximum code size to store; longer codes (``float``) are in the data anyway."""
 _VECTOR_STREAM = 102  # of random numbers
 
 
 @dataclass(frozen=True)
 class RunOutput:
-    """The content of a run's file: arrays, and attributes ready for JSON."""
+    """Contents of a run's file: arrays, and JSON attributes."""
 
     arrays: dict[str, NDArray[Any]]
     attributes: dict[str, Any]
@@ -67,7 +67,7 @@ class RunOutput:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute on one thread: runs side by side do not compete, and sums have one order."""
+    """Compute on one thread, so that concurrent runs do not compete, and sums have a fixed order."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -86,19 +86,19 @@ class TrainingCache:
         self._key = ""
 
     def get(self, spec: RunSpec) -> Fitted | None:
-        """The training, if it can stand for that of ``spec``."""
+        """The training, if it can be reused for ``spec``."""
         same = self._fitted is not None and self._key == _without(spec, type(self._fitted.method).codes_only)
         return self._fitted if same else None
 
     def keep(self, spec: RunSpec, fitted: Fitted) -> None:
-        """Remember the training of ``spec``, or none if others cannot share it."""
+        """Store the training of ``spec``, or nothing if others cannot reuse it."""
         codes_only = type(fitted.method).codes_only
         shared = bool(codes_only) and not fitted.held
         self._fitted, self._key = (fitted, _without(spec, codes_only)) if shared else (None, "")
 
 
 def _without(spec: RunSpec, codes_only: tuple[str, ...]) -> str:
-    """Everything that a training depends on: the settings of a run, less ``codes_only``."""
+    """Everything that a training depends on: the settings of a run except ``codes_only``."""
     settings = {
         f"{section}.{key}": value
         for section, values in spec.settings.items()
@@ -121,18 +121,18 @@ def compute(  # noqa: PLR0913
     checkpoint_seconds: float = 60.0,
     progress: Progress | None = None,
 ) -> RunOutput:
-    """Make a run.
+    """Compute a run.
 
     Args:
-        spec: what to run.
+        spec: the run.
         dataset: its data.
-        partial: folder for the checkpoints of a trained method; a checkpoint that is there is continued.
-        cache: the latest training on these data; remembers the training of this run.
-        device: where a network runs.
-        amp, validate_every, checkpoint_seconds, progress: of a training, as of :class:`gpq_faiss.training.loop.RunOptions`.
+        partial: folder for checkpoints of a trained method; an existing checkpoint is continued.
+        cache: the latest training on these data; updated with the training of this run.
+        device: device of the network.
+        amp, validate_every, checkpoint_seconds, progress: see :class:`gpq_faiss.training.loop.RunOptions`.
 
     Raises:
-        GpqError: of the method, the data or the device.
+        GpqError: from the method, the data or the device.
     """
     split = spec.split(dataset)
     if not len(split.query) or not len(split.database):
@@ -236,7 +236,7 @@ def _train_and_encode(
 
 
 def _vector_choice(spec: RunSpec, split: Split) -> Rows:
-    """Database items whose vectors are kept: the same for every method of a seed."""
+    """Database items whose vectors are stored: the same for all methods of a seed."""
     order = np.random.default_rng([spec.seed, _VECTOR_STREAM]).permutation(split.database)
     return order[: spec.vectors]
 
@@ -244,14 +244,14 @@ def _vector_choice(spec: RunSpec, split: Split) -> Rows:
 def top_rows(
     score: ScoreFunction, codes: NDArray[np.uint8], n_queries: int, k: int, memory: int = 128 << 20
 ) -> Rows:
-    """Positions in the database of the k best items of every query, int64 [Q, k]; equal scores in order of position.
+    """Database rows of the k best items of every query, int64 [Q, k]; ties by row.
 
     Args:
-        score: of distinct codes for queries by their numbers.
+        score: score function of distinct codes.
         codes: uint8 [N, W].
         n_queries: Q.
         k: at most N.
-        memory: bytes of a block of scores.
+        memory: bytes per block of scores.
     """
     distinct, code_of = distinct_rows(np.ascontiguousarray(codes))
     top = np.empty((n_queries, k), np.int64)

@@ -1,6 +1,6 @@
 """What an experiment runs: methods x code lengths x seeds x variations of the settings, read from TOML.
 
-A grid file has these keys, all of them checked; anything else is an error::
+A grid file has these keys; others are errors::
 
     title = "..."                     # heads the report
     kind = "table"                    # what the report shows: table, ablation, sensitivity, scale, tsne, voronoi
@@ -33,7 +33,7 @@ A grid file has these keys, all of them checked; anything else is an error::
     "loss.lambda1" = [0.0, 0.1]
     "loss.lambda2" = [0.0, 0.1]
 
-Without ``[[variation]]`` and ``[product]`` there is one variation, which changes nothing. A method that is not a network has none of
+Without ``[[variation]]`` and ``[product]`` there is a single variation without changes. A method that is not a network has none of
 these settings: of variations that differ in nothing else, it is in the first.
 """
 
@@ -67,15 +67,15 @@ _SHOWN: dict[str, tuple[str, ...]] = {"sensitivity": ("lambda1", "lambda2"), "sc
 
 @dataclass(frozen=True)
 class Variation:
-    """A change to the settings or sets with which methods are run.
+    """Changes to the settings or the data of methods.
 
     Attributes:
-        name: as in the tables; empty for the methods as they are.
-        config: settings changed.
+        name: name in tables; empty without changes.
+        config: changed settings.
         methods: short names, or None for all of the grid.
-        preset: instead of the grid's, or None.
-        labelled: instead of the grid's, or None.
-        unlabelled, database: how many items, or None for all.
+        preset: replaces the grid's, or None.
+        labelled: replaces the grid's, or None.
+        unlabelled, database: number of items, or None for all.
     """
 
     name: str = ""
@@ -89,10 +89,10 @@ class Variation:
 
 @dataclass(frozen=True)
 class Grid:
-    """A whole experiment; see the module's text for the fields.
+    """An experiment; see the module docstring for the fields.
 
     Raises:
-        UsageError: a value that cannot be; the message names its key.
+        UsageError: an invalid value; the message names its key.
     """
 
     name: str
@@ -151,7 +151,7 @@ class Grid:
         self._try_settings()
 
     def _try_settings(self) -> None:
-        """Find wrong keys and values now, not after an hour."""
+        """Check keys and values before running."""
         for variation in self.variations:
             base = preset(variation.preset or self.preset)
             for name in variation.methods or ():
@@ -171,14 +171,14 @@ class Grid:
             )
 
     def _without(self, shown: tuple[str, ...], variation: Variation) -> str:
-        """All that a variation changes, except the weights ``shown``, or, without any, the numbers of items."""
+        """All changes of a variation, except the weights ``shown``, or, without any, the numbers of items."""
         loss = {k: v for k, v in variation.config.get("loss", {}).items() if k not in shown}
         config = {k: v for k, v in {**variation.config, "loss": loss}.items() if v}
         items = (variation.unlabelled, variation.database, variation.labelled) if shown else ()
         return repr((sorted(config.items()), variation.preset or self.preset, items))
 
     def methods_of(self, variation: Variation) -> tuple[str, ...]:
-        """Those that a variation runs, in the order of the paper's tables."""
+        """Methods of a variation, in the order of the paper's tables."""
 
         def runs(name: str, other: Variation) -> bool:
             return name in (self.methods if other.methods is None else other.methods)
@@ -200,11 +200,11 @@ class Grid:
         )
 
     def labelled_of(self, variation: Variation) -> tuple[str | None, ...]:
-        """Those that a variation runs with."""
+        """Values of a variation."""
         return self.labelled if variation.labelled is None else (variation.labelled,)
 
     def with_options(self, **changes: Any) -> Grid:
-        """A copy with the fields that are given and not None; a protocol in the title is replaced too."""
+        """A copy with the given fields that are not None; a protocol in the title is replaced, too."""
         given = {k: v for k, v in changes.items() if v is not None}
         title = self.title.replace(
             f"protocol {self.protocol}", f"protocol {given.get('protocol', self.protocol)}"
@@ -213,11 +213,7 @@ class Grid:
 
 
 def refuse_the_grids_own(changes: Changes) -> None:
-    """Refuse changes to settings that follow from the grid.
-
-    Raises:
-        UsageError: one of them is among ``changes``; the message names the key of the grid.
-    """
+    """Raises UsageError: ``changes`` contain settings that the grid determines; the message names the grid's key."""
     for name, key in _OF_THE_GRID.items():
         section, dot, setting = name.partition(".")
         if section in changes and (not dot or setting in changes[section]):
@@ -225,7 +221,7 @@ def refuse_the_grids_own(changes: Changes) -> None:
 
 
 def built_in_grids() -> dict[str, Path]:
-    """Name -> file of the grids that come with the package, in alphabetical order."""
+    """Name -> file of the built-in grids, in alphabetical order."""
     return {path.stem: path for path in sorted(BUILT_IN.glob("*.toml"))}
 
 
@@ -233,7 +229,7 @@ def read_grid(spec: str | Path) -> Grid:
     """The built-in grid of that name, or the grid of a TOML file.
 
     Raises:
-        UsageError: neither; an unknown key, or a value that cannot be.
+        UsageError: neither; an unknown key, or an invalid value.
         DataError: the file cannot be read, or is not TOML.
     """
     known = built_in_grids()
@@ -247,7 +243,7 @@ def read_grid(spec: str | Path) -> Grid:
         raise UsageError(f"{path.name}: {error}") from None
 
 
-# Key of a grid file -> what its values are.
+# Key of a grid file -> type of its values.
 _KEYS: dict[str, type] = {
     "title": str,
     "kind": str,
@@ -276,10 +272,10 @@ _VARIATION_KEYS: dict[str, type] = {
 
 
 def grid_from(values: Mapping[str, Any], name: str) -> Grid:
-    """A grid from the content of its TOML.
+    """A grid from its TOML table.
 
     Raises:
-        UsageError: an unknown key, or a value that cannot be.
+        UsageError: an unknown key, or an invalid value.
     """
     given = _checked(values, _KEYS, "")
     variations = [_variation(v, i) for i, v in enumerate(given.pop("variation", []))]
@@ -330,7 +326,7 @@ def _variation(values: Any, i: int) -> Variation:
 
 
 def _products(product: Mapping[str, Any]) -> list[Variation]:
-    """A variation for each combination of the values of dotted settings."""
+    """One variation per combination of the values of dotted settings."""
     lists: list[Sequence[Any]] = []
     for key, values in product.items():
         section, dot, setting = key.partition(".")
@@ -400,7 +396,7 @@ def method_config(grid: Grid, variation: Variation, method: str, *, perceptron: 
     ``[settings.METHOD]``; the variation.
 
     Args:
-        perceptron: whether the items are ready-made features, or images too small for convolutions.
+        perceptron: whether the items are features, or images too small for convolutions.
         base: the preset with the changes of ``--config``.
     """
     entry = find_method(method)
@@ -410,7 +406,7 @@ def method_config(grid: Grid, variation: Variation, method: str, *, perceptron: 
     elif entry.changes.keys() & {"loss", "gpq"}:
         config = variant_base(config, perceptron=perceptron)
     elif codes_posteriors(config) != (method == "posterior"):
-        # Two methods, each with a preset of its own where the grid's is the other's.
+        # Two methods, each with its own preset if the grid has the other's.
         config = preset("recommended" if method == "posterior" else "gpq")
     for changes in (entry.changes, grid.config, grid.settings.get(method, {}), variation.config):
         config = merge(config, dict(changes))

@@ -1,4 +1,4 @@
-"""What a run ran on, to be kept beside its figures. Nothing that names the machine or a path on it."""
+"""Description of the machine, stored with a run's figures, without host names or paths."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..faissio.blob import faiss_threads, faiss_version
 
 
 def _first_line(path: str, prefix: str) -> str | None:
-    """What follows ``prefix`` and its separator in the first such line of a file of ``key: value`` or ``key=value``."""
+    """Value of the first line that starts with ``prefix`` in a file of ``key: value`` or ``key=value``."""
     try:
         text = Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -41,7 +41,7 @@ def _memory_gib() -> float | None:
 
 
 def versions() -> dict[str, str]:
-    """Of everything that computes."""
+    """Versions of Python and the numerical packages."""
     return {
         "gpq_faiss": __version__,
         "python": platform.python_version(),
@@ -52,7 +52,7 @@ def versions() -> dict[str, str]:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Processor, memory, system, GPU, thread counts and :func:`versions`; ready for JSON."""
+    """Processor, memory, system, GPU, thread counts and :func:`versions`; JSON-serialisable."""
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "cpu": _first_line("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),

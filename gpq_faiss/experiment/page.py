@@ -25,18 +25,18 @@ def save_report_page(
     images: Dataset | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Write the report of a folder of runs as a page to send around.
+    """Write the report of a folder of runs as a self-contained page.
 
     Args:
-        folder: of the experiment.
+        folder: folder of the experiment.
         out: the page, .html.
-        published: figures of a paper, to be put beside the experiment's.
-        images: behind the data: adds galleries.
+        published: published figures to compare with.
+        images: images of the data, for galleries.
         overwrite: replace an existing file.
 
     Raises:
-        UsageError: another ending.
-        DataError: no experiment there, no finished run, or a damaged one.
+        UsageError: another extension.
+        DataError: not an experiment, no finished run, or a damaged one.
         OutputExistsError: ``out`` exists and ``overwrite`` is false.
     """
     if Path(out).suffix.lower() != ".html":

@@ -32,7 +32,7 @@ from .runfile import FIGURES, Run, read_run
 
 _GALLERY_QUERIES, _GALLERY_COLUMNS, _GALLERY_ROWS = 3, 10, 30
 _EXTREMES = 5
-"""Best queries of the first row of the tables, and worst, that have a gallery."""
+"""Number of best (and worst) queries of the first table row in galleries."""
 _EMPTY = np.zeros((32, 32, 3), np.uint8)  # instead of an image that cannot be read
 _PANELS = 9
 
@@ -45,21 +45,21 @@ def draw_experiment(
     ending: str = "png",
     overwrite: bool = False,
 ) -> dict[str, Path]:
-    """Draw the pictures of a folder of runs, those that its kind of experiment has.
+    """Draw the pictures of an experiment's kind from its runs.
 
     Args:
-        folder: of the experiment.
-        out: folder for the pictures; made where it is not there.
-        images: the images behind the data, for galleries of ranked results.
+        folder: folder of the experiment.
+        out: folder for the pictures, created if missing.
+        images: the images of the data, for galleries of ranked results.
         ending: png, svg or pdf.
 
     Returns:
         Caption -> file.
 
     Raises:
-        DataError: no experiment there, no finished run, a damaged one, or nothing that could be drawn.
+        DataError: not an experiment, no finished run, a damaged one, or nothing to draw.
         MismatchError: ``images`` are not those of the runs.
-        OutputExistsError: a picture is there already.
+        OutputExistsError: a picture exists.
     """
     experiment = read_experiment(folder, FIGURES)
     out = Path(out)
@@ -228,7 +228,7 @@ def _with_vectors(experiment: Experiment) -> list[Run]:
 
 
 def tsne(vectors: NDArray[np.float32], seed: int = 0) -> NDArray[np.float64]:
-    """Places in a plane of vectors [n, D], by t-SNE of their directions: float64 [n, 2]. The same for the same seed."""
+    """t-SNE of the directions of vectors [n, D]: float64 [n, 2]; deterministic by seed."""
     from sklearn.manifold import TSNE
 
     n = len(vectors)
@@ -374,9 +374,9 @@ def _rows_of(images: ImageDataset, ids: Sequence[int]) -> NDArray[np.int64]:
 
 
 def _check_same_items(images: ImageDataset, rows: NDArray[np.int64], relevant: Sequence[bool]) -> None:
-    """Whether the images, by their own labels, are relevant to the query where the items of the run are.
+    """Check that relevance by the images' labels agrees with the run's.
 
-    Ids alone prove little: images in another order have the same ones. Classes may be numbered differently.
+    Ids alone do not suffice: images in another order have the same ids. Classes may be numbered differently.
     """
     if images.labels is None or not images.labels.has(rows).all():
         return

@@ -1,6 +1,6 @@
-"""Figures from elsewhere, to stand beside those of an experiment: a CSV in one of two forms.
+"""Published figures to compare an experiment with: a CSV in one of two forms.
 
-The package itself holds none: figures of a paper belong here only where they can be checked against the paper. A table of one data set
+The package contains none: published figures should be checked against the paper. A table of one data set
 and protocol, or many of them, of which those of the experiment's data set and protocol are taken:
 
     method,12,24,32,48             data_set,protocol,method,bits,map
@@ -22,7 +22,7 @@ _LONG = ["data_set", "protocol", "method", "bits", "map"]
 def read_published(
     path: str | Path, data_set: str | None = None, protocol: str | None = None
 ) -> dict[tuple[str, int], float]:
-    """(method, bits) -> mAP, a share between 0 and 1. Empty fields are left out; percentages are refused.
+    """(method, bits) -> mAP, a share between 0 and 1. Empty fields are skipped; percentages are errors.
 
     Args:
         path: the CSV.

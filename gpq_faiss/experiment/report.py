@@ -1,4 +1,4 @@
-"""Tables of an experiment, derived from the files of its runs and from nothing else."""
+"""Tables of an experiment, derived only from the files of its runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 Form = Literal["text", "markdown", "latex", "csv", "json"]
 KS = (1, 10, 100, 1000)
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-"""Of recall, in the table of the precision-recall curve."""
+"""Recall levels in the table of the precision-recall curve."""
 _Published = Mapping[tuple[str, int], float]
 
 
@@ -45,9 +45,9 @@ class Table:
     Attributes:
         name: as in ``--table``: ``map``, ``published``, ``likeness``, ``depth``, ``pr``, ``seconds``, ``grid``, ``scale``.
         caption: a sentence.
-        rows: as :func:`gpq_faiss.evaluation.tables.render` takes them.
-        head: of the first column.
-        digits: decimals.
+        rows: for :func:`gpq_faiss.evaluation.tables.render`.
+        head: header of the first column.
+        digits: number of decimals.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Table:
     digits: int = 4
 
     def text(self, form: Form, *, caption: bool = True) -> str:
-        """The table; in CSV and JSON with all digits."""
+        """Render the table; CSV and JSON have all digits."""
         return render(
             self.rows,
             form,
@@ -75,18 +75,18 @@ def report_experiment(
     published: _Published | None = None,
     pictures: Mapping[str, str] | None = None,
 ) -> str:
-    """The report of a folder of runs.
+    """Report on a folder of runs.
 
     Args:
-        folder: of the experiment.
+        folder: folder of the experiment.
         form: ``text`` and ``markdown`` are a page, ``latex`` all tables, ``json`` all tables and all runs, ``csv`` one table.
-        table: only this one; CSV holds one, the first if none is named.
-        published: figures of a paper, to be put beside the experiment's.
+        table: only this table; for CSV the default is the first.
+        published: published figures to compare with.
         pictures: caption -> path, shown on a Markdown page.
 
     Raises:
         UsageError: an unknown form, or a table that this experiment does not have.
-        DataError: no experiment there, no finished run, or a damaged one.
+        DataError: not an experiment, no finished run, or a damaged one.
     """
     if form not in get_args(Form):
         raise UsageError(f"format {form!r}: choose one of {', '.join(get_args(Form))}")
@@ -98,7 +98,7 @@ def report_experiment(
             raise UsageError(f"no table '{table}' here: choose one of {', '.join(t.name for t in tables)}")
         tables = chosen
     if form == "csv":
-        # CSV has no room for notes.
+        # CSV cannot contain notes.
         for line in missing_runs(experiment).notes():
             log.warning("%s: %s", experiment.folder, line)
         return tables[0].text("csv")
@@ -113,7 +113,7 @@ def report_experiment(
 
 
 def tables_of(experiment: Experiment, published: _Published) -> list[Table]:
-    """All tables of the experiment; the first is the one that it is about."""
+    """All tables of the experiment; the first is the main one."""
     kind, longest = experiment.about["kind"], max(experiment.bits)
     several = len(experiment.labelled) > 1
     caption = f"{experiment.about['title']}: {_data_and_seeds(experiment)}"
@@ -142,7 +142,7 @@ def tables_of(experiment: Experiment, published: _Published) -> list[Table]:
     if kind in ("table", "ablation"):
         about = "Seconds per run, over all lengths and seeds, one thread"
         tables.append(Table("seconds", about, second_rows(experiment), "", 1))
-    # A table that is copied elsewhere must itself say that it is not complete.
+    # A copied table must itself tell that it is incomplete.
     short = missing_runs(experiment).short
     return [replace(t, caption=f"{t.caption} ({short})") for t in tables] if short else tables
 
@@ -165,11 +165,11 @@ def weights_of(run: Run) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Panel:
-    """One grid over the weights, of a method at a code length with a number of labels.
+    """A grid over the weights, for a method, a code length and a number of labels.
 
     Attributes:
-        runs: by their weights.
-        name: how it differs from the others; empty where there is one.
+        runs: by weights.
+        name: difference from the other grids; empty for a single one.
     """
 
     method: str
@@ -185,10 +185,10 @@ class Panel:
 
 
 def weight_panels(experiment: Experiment) -> list[Panel]:
-    """The grids over the weights λ1 and λ2, one for each of GPQ and its variants.
+    """Grids over the weights λ1 and λ2, one per GPQ variant.
 
     Raises:
-        DataError: no run has them.
+        DataError: no run has these weights.
     """
     groups: dict[tuple[str, int, str], list[Run]] = {}
     for run in experiment.runs:
@@ -314,7 +314,7 @@ def _page(experiment: Experiment, tables: list[Table], form: Form, pictures: Map
 
 
 def notes_of(experiment: Experiment) -> list[str]:
-    """What is needed to read the tables: data, convention, budget, what differs from the paper, what is missing, machine."""
+    """Notes for the tables: data, convention, budget, differences from the paper, missing runs, machine."""
     about, first = experiment.about, experiment.runs[0].about
     counts = first["counts"]
     over = experiment.over_seeds()
@@ -345,7 +345,7 @@ def notes_of(experiment: Experiment) -> list[str]:
 
 
 def _likeness(experiment: Experiment) -> list[str]:
-    """What the figures of likeness are, or why there are none."""
+    """Definition of the likeness figures, or why there are none."""
     if experiment.about["kind"] not in ("table", "ablation"):
         return []
     if not experiment.about["data"]["perceptron"]:
@@ -355,12 +355,12 @@ def _likeness(experiment: Experiment) -> list[str]:
 
 
 def _trained(experiment: Experiment) -> list[Run]:
-    """Runs of methods that the training loop trains."""
+    """Runs of trained methods."""
     return [run for run in experiment.runs if "training" in run.about["settings"]]
 
 
 def _settings(experiment: Experiment) -> list[str]:
-    """The preset, and what the command changed of it."""
+    """The preset, and its changes by the command."""
     about = experiment.about
     if not _trained(experiment):
         return []
@@ -374,7 +374,7 @@ def _budget(experiment: Experiment) -> list[str]:
     trained = _trained(experiment)
     if not trained:
         return []
-    # Batch sizes that some run cannot fill.
+    # Batch sizes larger than some run's data.
     small: set[tuple[str, int]] = set()
     for run in trained:
         t, counts = run.about["settings"]["training"], run.about["counts"]
@@ -404,7 +404,7 @@ def _budget(experiment: Experiment) -> list[str]:
         ]
     if len(groups) == 1:
         return [f"Every trained method has {next(iter(groups))}, and the same split and data.", *own]
-    # The most common budget needs no list of names.
+    # The most common budget is listed without names.
     usual = max(groups, key=lambda text: len(groups[text]))
     others = [
         f"{', '.join(dict.fromkeys(names))}: {text}." for text, names in groups.items() if text != usual
@@ -438,7 +438,7 @@ def _differs(experiment: Experiment) -> str:
 
 
 def _departures(experiment: Experiment) -> list[str]:
-    """Where methods depart from their own papers in ways that change the figures."""
+    """Deviations of methods from their papers that affect the figures."""
     there = {run.method for run in experiment.runs}
     departures = [f"{k}: {METHODS[k].departs}" for k in METHODS if k in there and METHODS[k].departs]
     return [f"Departures from their papers that count: {'; '.join(departures)}."] if departures else []

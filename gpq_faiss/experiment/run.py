@@ -1,9 +1,9 @@
-"""Running a grid: which runs are missing, making them, and what failed.
+"""Run the missing runs of a grid.
 
     grid, data  ─►  FOLDER/  (experiment.json, split_HASH.json, one HDF5 per run)
 
-A folder holds one experiment: one grid on one data set under one protocol. A second call makes only the runs that are missing or
-would have other results now; what failed is tried again.
+A folder holds one experiment: one grid on one data set under one protocol. A second call makes only runs that are
+missing, failed or outdated.
 """
 
 from __future__ import annotations
@@ -108,27 +108,27 @@ def run_experiment(  # noqa: PLR0913
     checkpoint_seconds: float = 60.0,
     progress: Progress | None = None,
 ) -> Summary:
-    """Make all runs of ``grid`` that are missing in the folder ``out``.
+    """Run all runs of ``grid`` that are missing in the folder ``out``.
 
     Args:
         grid: a grid, the name of a built-in one, or a TOML file.
-        data: whatever :func:`gpq_faiss.open_data` takes; several jobs need a name as on the command line.
+        data: anything that :func:`gpq_faiss.open_data` accepts; several jobs need a DATA name.
         out: folder of the experiment.
-        dataset: ``data`` opened, where the caller has done that already.
+        dataset: the opened ``data``, if available.
         data_args: for :func:`gpq_faiss.data.open.open_data`.
-        base: settings of the trained methods that the grid's own change; default: its preset.
-        device: where networks run.
-        jobs: runs at a time, each on one thread in a process of its own.
-        data_name: what tables call the data; default: the data set's name without folders.
-        overwrite: make runs again that are done; each is replaced once it is made. If that is interrupted, the next call
-            makes the rest of them, with or without ``overwrite``.
-        checkpoint_seconds: between two checkpoints of a training.
-        progress: called as runs end.
+        base: base settings of trained methods (default: the grid's preset).
+        device: device of networks.
+        jobs: concurrent runs, each in its own process with one thread.
+        data_name: name of the data in tables (default: the data set's name without folders).
+        overwrite: repeat finished runs; each is replaced once the new one is complete. If interrupted, the next call makes the
+            remaining ones, with or without ``overwrite``.
+        checkpoint_seconds: time between checkpoints of a training.
+        progress: called when a run ends.
 
     Raises:
-        UsageError: a wrong grid, setting or option.
+        UsageError: an invalid grid, setting or option.
         DataError: data that cannot be read or split; a folder that cannot be written.
-        MismatchError: the folder holds another experiment.
+        MismatchError: the folder contains another experiment.
     """
     if jobs < 1:
         raise UsageError(f"{jobs} jobs: it must be at least 1")

@@ -1,1 +1,1 @@
-"""Faiss index files and their sidecars: read with care, written whole, in place, and for other tools."""
+"""Faiss index files and their sidecars: safe reading, atomic writing, access in place, and export."""

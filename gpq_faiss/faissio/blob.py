@@ -1,4 +1,4 @@
-"""A Faiss index as bytes, to be kept inside another file."""
+"""A Faiss index as bytes, to store in another file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BYTE_LIMIT = 1 << 30  # of one vector in an index that is read
 
 
 def to_bytes(index: Any) -> NDArray[np.uint8]:
-    """The bytes of an index (binary ones too), uint8 [n], as Faiss writes them to a file.
+    """Serialised index (also binary ones), uint8 [n].
 
     Raises:
         DataError: Faiss cannot write an index of this kind.
@@ -28,10 +28,10 @@ def to_bytes(index: Any) -> NDArray[np.uint8]:
 
 
 def from_bytes(data: NDArray[np.uint8], what: str) -> Any:
-    """The index that :func:`to_bytes` made these bytes of; ``what`` names it in the error.
+    """Deserialise an index from :func:`to_bytes`; ``what`` is its name in errors.
 
     Raises:
-        DataError: they are no index.
+        DataError: not an index.
     """
     data = np.ascontiguousarray(data, dtype=np.uint8)
     read = faiss.deserialize_index_binary if data[:2].tobytes() == b"IB" else faiss.deserialize_index
@@ -43,17 +43,17 @@ def from_bytes(data: NDArray[np.uint8], what: str) -> Any:
 
 
 def faiss_version() -> str:
-    """Of the Faiss that is loaded."""
+    """Version of Faiss."""
     return str(faiss.__version__)
 
 
 def faiss_threads() -> int:
-    """Threads that Faiss would use."""
+    """Number of threads of Faiss."""
     return int(faiss.omp_get_max_threads())
 
 
 def add_codes(index: Any, codes: NDArray[np.uint8]) -> Any:
-    """Add codes uint8 [N, W] to an empty index, behind its transformations if it has some; returns the index.
+    """Add codes uint8 [N, W] to an empty index, after its transformations if any; returns the index.
 
     Raises:
         DataError: codes of another size.

@@ -1,9 +1,9 @@
-"""A model's codebooks in the forms that other tools take: numpy, nanopq, LanceDB, and Faiss' own factory strings.
+"""Export of codebooks for other tools: numpy, nanopq, LanceDB, and Faiss factory strings.
 
-None of these tools is needed to write its form. Scores are inner products in all of them, larger is better.
+The tools need not be installed. Scores are inner products in all of them, larger is better.
 
 =================  ==============================================================================================
-form               what the file holds
+form               contents
 =================  ==============================================================================================
 ``numpy``          ``.npz``: ``codebooks`` [M, K, d], ``fused`` [ceil(M/2), 256, 2d] (K = 16 only), ``meta``
 ``nanopq``         ``.npz``: ``codewords`` [M, K, d] for ``nanopq.PQ(M, K, metric="dot")``, ``meta``
@@ -51,11 +51,11 @@ def export_codebooks(
     factory: str | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Write a model's codebooks (z') for another tool. Where queries have vectors of their own, the log and the file say so.
+    """Write a model's codebooks (z') for another tool. If query and item vectors differ, the log and the file tell.
 
     Args:
         model_dir: a model folder.
-        out: the file; ``factory`` puts the fingerprints into ``out + ".json"``.
+        out: the file; for ``factory`` with a sidecar ``out + ".json"``.
         to: see the table above.
         factory: for ``factory``: the string, such as ``IDMap2,PQ12x4``, ``PQ12x4fs``, ``PQ6`` (byte-fused: half as
             many codebooks of 8 bits, the same bytes; not of an odd number) or ``IVF10,PQ12x4fs`` (one list per class of
@@ -85,7 +85,7 @@ def export_codebooks(
 
 
 def byte_codebooks(Z: Floats) -> Floats:
-    """Codebooks for a tool with codes of whole bytes only, float32 [bytes, 256, width]: fused, or as they are where K = 256.
+    """Codebooks for tools with 8-bit codes only, float32 [bytes, 256, width]: fused, or unchanged if K = 256.
 
     Raises:
         UsageError: K is neither.
@@ -99,7 +99,7 @@ def byte_codebooks(Z: Floats) -> Floats:
 
 
 def factory_index(model: ModelHeader, factory: str | None = None) -> Any:
-    """The empty, trained Faiss index of a factory string. See :func:`export_codebooks` for the strings and what is raised."""
+    """The empty, trained Faiss index of a factory string. See :func:`export_codebooks` for the strings and errors."""
     Z = model.codebooks
     M, K, _ = (int(n) for n in Z.shape)
     own = f"PQ{M}x{bits_per_code(K)}"

@@ -1,9 +1,8 @@
-"""Where in an index file Faiss keeps codes and ids, to write such files as a stream and to read them in place.
+"""Layout of codes and ids in index files, for streaming writes and reading in place.
 
-A file is a header, then lists of codes and ids; one without inverted lists is one list, its ids (where it has an id map)
-behind all codes. Headers are what Faiss itself writes of an empty index, with the numbers of items put in; nothing else is
-known here of the format, and tests hold the results to ``faiss.write_index`` byte by byte. Plain Faiss maps byte-fused lists
-in place too: ``faiss.read_index(path, faiss.IO_FLAG_MMAP)``.
+A file is a header followed by lists of codes and ids; without inverted lists it is one list, with its ids (if it has an id map) after
+the codes. Headers are those that Faiss writes for an empty index, with the numbers of items inserted; tests compare results with
+``faiss.write_index`` byte by byte. Plain Faiss can also memory-map byte-fused lists: ``faiss.read_index(path, faiss.IO_FLAG_MMAP)``.
 """
 
 from __future__ import annotations
@@ -44,15 +43,15 @@ class Header:
     """The header of an index file.
 
     Attributes:
-        packing: how the codes lie.
+        packing: packing of the codes.
         codebooks: float32 [M, K, d].
-        n: items.
-        sizes: int64 [lists], items of each list; of an index without lists all of them.
-        code_starts: int64 [lists], byte where the codes of each list begin.
-        id_starts: int64 [lists], byte where its ids begin; None where an id is a position.
+        n: number of items.
+        sizes: int64 [lists], items per list; without lists a single entry.
+        code_starts: int64 [lists], byte offset of the codes of each list.
+        id_starts: int64 [lists], byte offset of its ids; None if ids are row numbers.
         centroids: float32 [lists, M*d]; None without lists.
-        nprobe: lists that a query probes by default.
-        rows: codes in a block of FastScan.
+        nprobe: default number of lists to probe.
+        rows: codes per FastScan block.
     """
 
     packing: Packing
@@ -83,7 +82,7 @@ class Header:
         return source.read(np.uint8, int(self.code_starts[number]) + start * size, n * size).reshape(-1, size)
 
     def packed_at(self, number: int, start: int) -> int:
-        """Byte where row ``start`` of a list, the first of a block of FastScan, lies."""
+        """Byte offset of row ``start`` of a list, the first of a FastScan block."""
         each = block_bytes(int(self.codebooks.shape[0]), self.rows)
         return int(self.code_starts[number]) + start // self.rows * each
 
@@ -94,7 +93,7 @@ class Header:
         return source.read("<i8", int(self.id_starts[number]) + 8 * start, max(0, stop - start))
 
     def some_ids(self, source: IndexFile, number: int, start: int, stop: int, positions: Ids) -> Ids:
-        """Of the ids of rows ``start:stop`` of a list those at ``positions``, int64 of their shape."""
+        """Ids at ``positions`` within rows ``start:stop`` of a list, int64 of their shape."""
         if self.id_starts is None:
             return positions + start
         return source.read_some("<i8", int(self.id_starts[number]) + 8 * start, stop - start, positions)
@@ -104,9 +103,9 @@ class Header:
 
 
 def row_header(packing: Packing, Z: Floats, n: int, *, mapped: bool) -> tuple[bytes, int, bytes]:
-    """What a file of ``n`` items without lists has before the codes, how many bytes of codes, and what is before the ids.
+    """For a file of ``n`` items without lists: bytes before the codes, number of bytes of codes, and bytes before the ids.
 
-    With ``mapped`` the ids follow, 8 bytes each (the index is an ``IndexIDMap``).
+    With ``mapped``, ids follow, 8 bytes each (an ``IndexIDMap``).
 
     Raises:
         DataError: this version of Faiss writes such files in another format.
@@ -145,7 +144,7 @@ def _centroid_bytes(packing: Packing, Z: Floats) -> int:
 
 
 def pack_rows(packing: Packing, codes: Codes, Z: Floats) -> NDArray[np.uint8]:
-    """Codes as the file holds them; for FastScan a multiple of 32 rows, or the last ones."""
+    """Codes as stored in the file; for FastScan a multiple of 32 rows, or the last ones."""
     if packing != "fastscan":
         return codes.reshape(-1)
     flat = inject(Z)
@@ -155,7 +154,7 @@ def pack_rows(packing: Packing, codes: Codes, Z: Floats) -> NDArray[np.uint8]:
 
 
 def list_header(packing: Packing, Z: Floats, centroids: Floats, nprobe: int, sizes: Ids) -> bytes:
-    """What a file with lists of these sizes has before the first of them.
+    """Bytes before the first list of a file with lists of these sizes.
 
     Raises:
         DataError: this version of Faiss writes such files in another format.
@@ -184,7 +183,7 @@ def list_header(packing: Packing, Z: Floats, centroids: Floats, nprobe: int, siz
 
 
 def list_bytes(packing: Packing, sizes: Ids, M: int, rows: int = BLOCK_ROWS) -> Ids:
-    """Bytes that each list takes in the file, int64 [lists]."""
+    """Bytes of each list in the file, int64 [lists]."""
     if packing == "bytes":
         return sizes * ((M + 1) // 2 + 8)
     return 16 + -(-sizes // rows) * block_bytes(M, rows) + 8 * sizes
@@ -209,10 +208,10 @@ def has_lists(path: str | Path) -> bool:
 
 
 def read_header(source: IndexFile) -> Header:
-    """Find the codes and ids of an index file without reading them: a file of any size opens at once.
+    """Locate the codes and ids of an index file without reading them.
 
     Raises:
-        DataError: damaged, of a form that cannot be searched in place, or without a GPQ model's codebooks.
+        DataError: damaged, not searchable in place, or without a GPQ model's codebooks.
     """
     try:
         return _Reader(source).read()
@@ -221,7 +220,7 @@ def read_header(source: IndexFile) -> Header:
 
 
 class _Reader:
-    """Walks through the header; ``head`` is what was read of the index inside an id map."""
+    """Parser of the header; ``head`` is the header of the index inside an id map."""
 
     def __init__(self, source: IndexFile) -> None:
         self.path, self.size = source.path, source.size
@@ -376,7 +375,7 @@ class _Reader:
         return sizes, np.concatenate([[begin], ends[:-1]]).astype(np.int64), int(ends[-1])
 
     def _walk(self, lists: int, M: int, rows: int) -> tuple[Ids, Ids, int]:
-        """The same of FastScan's lists, which say their sizes where they lie: two small reads a list."""
+        """The same for FastScan's lists, which store their own sizes: two small reads per list."""
         sizes, starts = np.zeros(lists, np.int64), np.zeros(lists, np.int64)
         at, handle = self.file.tell(), self.file.fileno()
         each = block_bytes(M, rows)
@@ -404,7 +403,7 @@ class _Reader:
         return data
 
     def _last(self, kind: str, back: int) -> int:
-        """A number that begins ``back`` bytes before the end of what was read."""
+        """A number ``back`` bytes before the end of the data read."""
         return int(struct.unpack_from(kind, self.head, len(self.head) - back)[0])
 
     def _impossible(self) -> DataError:

@@ -1,8 +1,7 @@
-"""Index files: plain ``faiss.write_index`` files with a small JSON beside them, and careful reading of both.
+"""Index files: plain ``faiss.write_index`` files with a small JSON sidecar, and safe reading of both.
 
-``index.faiss`` is exactly what Faiss writes; any program with Faiss reads it without this package.
-``index.faiss.json`` (the sidecar) says which model and codebooks it belongs to, and the SHA-256 of the file, so that a
-flipped bit or a file swapped for another is noticed. It may be missing (a file written by plain Faiss).
+``index.faiss`` is a plain Faiss file, readable without this package. ``index.faiss.json`` (the sidecar) identifies model and codebooks,
+and has the file's SHA-256, to detect damage and mix-ups. It is missing for files written by plain Faiss.
 
 Sidecar keys: ``format_version``, ``kind``, ``ntotal``, ``codebooks`` (M), ``codewords`` (K), ``subdim`` (d),
 ``codebooks_fingerprint``, ``model_fingerprint`` (or null), ``bytes``, ``sha256``, ``versions``, ``extra``.
@@ -30,7 +29,7 @@ from .layout import Layout, layout_of
 
 FORMAT_VERSION = 1
 _WRITE_CHUNK = 1 << 20
-# First four bytes of what we read; everything else is refused before Faiss parses it.
+# Other types are rejected before Faiss parses them.
 _INNER = {b"IxPq", b"IPfs"}
 WRAPPERS = {b"IxMp", b"IxM2"}
 LISTS = {b"IwPQ", b"IwPf"}
@@ -73,11 +72,11 @@ def save_index(
     overwrite: bool = False,
     extra: dict[str, Any] | None = None,
 ) -> Path:
-    """Write a verified index and its sidecar; both appear whole or not at all.
+    """Write a verified index and its sidecar atomically.
 
     Raises:
-        DataError: the index is not sound (:func:`.layout.layout_of`), or the disk refuses.
-        OutputExistsError: one of the files exists and ``overwrite`` is false.
+        DataError: an invalid index (:func:`.layout.layout_of`), or writing fails.
+        OutputExistsError: a file exists and ``overwrite`` is false.
     """
     path = check_index_output(path, overwrite=overwrite)
     layout = layout_of(index, what=f"index for {path}")
@@ -90,7 +89,7 @@ def save_index(
 
 
 def stored_points(points: Iterable[Mapping[str, float]]) -> list[dict[str, float]]:
-    """Operating points without their times, for a sidecar: of the same input, an index and its sidecar have the same bytes."""
+    """Operating points without times, so that sidecars are reproducible."""
     return [{k: v for k, v in point.items() if k != "seconds_per_query"} for point in points]
 
 
@@ -130,7 +129,7 @@ def _document(
 
 
 def _write(index: Any, temporary: Path, path: Path) -> tuple[int, str]:
-    """``faiss.write_index`` through Python, which sees a full disk where Faiss' own writer may not."""
+    """``faiss.write_index`` through Python I/O, which detects a full disk reliably."""
     digest = hashlib.sha256()
     failure: list[OSError] = []
     with temporary.open("wb") as file:
@@ -158,24 +157,23 @@ def _write(index: Any, temporary: Path, path: Path) -> tuple[int, str]:
 def load_index(
     path: str | Path, *, verify: bool = True, max_bytes: int | None = None
 ) -> tuple[Any, dict[str, Any]]:
-    """Read an index file that may come from anywhere.
+    """Read an untrusted index file.
 
-    While Faiss reads, its process-wide limits on the bytes of one array (the file's size) and on loops are lowered;
-    they are restored afterwards, and this function reads one file at a time. A Faiss call in another thread meets the
-    lowered limits meanwhile.
+    While Faiss reads, its process-wide limits on array sizes and loops are lowered, also for other threads, and restored afterwards.
+    Files are read one at a time.
 
     Args:
         path: the ``.faiss`` file.
-        verify: compare the file with the sidecar's SHA-256, where it has one: about a second a GB.
-        max_bytes: refuse larger files.
+        verify: check the sidecar's SHA-256, if any: about a second per GB.
+        max_bytes: maximum file size.
 
     Returns:
         The Faiss index (see :mod:`.storage`), and the sidecar. Without a sidecar file the same
         keys are filled from the index, except ``model_fingerprint``, ``sha256`` (None) and ``versions``.
 
     Raises:
-        DataError: missing, empty, foreign, truncated or damaged, or too large.
-        MismatchError: the sidecar is of another index, or of the same index before it was changed.
+        DataError: missing, empty, of another format, truncated, damaged, or too large.
+        MismatchError: the sidecar belongs to another or an earlier version of the index.
     """
     path = Path(path)
     size = _file_size(path)
@@ -208,10 +206,10 @@ def load_index(
 
 
 def read_sidecar(path: str | Path) -> dict[str, Any] | None:
-    """The sidecar of an index file, without reading the index; None where there is none.
+    """Read the sidecar of an index file, without the index; None if missing.
 
     Raises:
-        DataError: it is damaged or foreign.
+        DataError: damaged or of another format.
     """
     sidecar = sidecar_path(path)
     return _read_sidecar(sidecar) if sidecar.exists() else None
@@ -231,7 +229,7 @@ def _file_size(path: Path) -> int:
 
 
 def _check_type(path: Path) -> None:
-    """Refuse, before Faiss parses a byte, files of any type that is not ours: its reader knows a hundred."""
+    """Raises DataError: a file of an unsupported type, before Faiss parses it."""
     try:
         with path.open("rb") as file:
             start = file.read(32)
@@ -292,7 +290,7 @@ def _read_sidecar(sidecar: Path) -> dict[str, Any]:
 
 
 def check_file(path: Path, stated: dict[str, Any], *, verify: bool) -> None:
-    """Compare the bytes of an index file, and with ``verify`` its SHA-256, with what the sidecar ``stated`` says.
+    """Check size, and with ``verify`` SHA-256, of an index file against the sidecar ``stated``.
 
     Raises:
         MismatchError: they differ.
@@ -313,10 +311,10 @@ def check_file(path: Path, stated: dict[str, Any], *, verify: bool) -> None:
 
 
 def read_empty(data: bytes, path: Path, *, lists: int = 0) -> Any:
-    """The Faiss index without items that ``data`` is: the header of ``path``, which claims so many lists.
+    """Parse ``data``, an index without items: the header of ``path`` with this number of lists.
 
     Raises:
-        DataError: it is damaged, or claims more than it can hold.
+        DataError: damaged, or with impossible sizes.
     """
     # For lists of 4-bit codes Faiss counts a table of up to 16 times their centroids.
     with reading_limits(max(16 * len(data), _LEAST_LIMIT), max(lists + 1, _LOOP_LIMIT)):
@@ -328,7 +326,7 @@ def read_empty(data: bytes, path: Path, *, lists: int = 0) -> Any:
 
 @contextlib.contextmanager
 def reading_limits(byte_limit: int, loop_limit: int = _LOOP_LIMIT) -> Iterator[None]:
-    """Faiss' process-wide limits on what a file may ask for, lowered and restored. One reader at a time."""
+    """Context with lowered process-wide limits of Faiss' reader, for one reader at a time."""
     with _reading:
         before = faiss.get_deserialization_vector_byte_limit(), faiss.get_deserialization_loop_limit()
         faiss.set_deserialization_vector_byte_limit(byte_limit)
@@ -341,7 +339,7 @@ def reading_limits(byte_limit: int, loop_limit: int = _LOOP_LIMIT) -> Iterator[N
 
 
 def _short(error: BaseException) -> str:
-    """What Faiss says, without its function names and file names."""
+    """A Faiss error message without function and file names."""
     text = " ".join(str(error).split())
     for mark in ("failed: ", "' failed", "Error: "):
         if mark in text:

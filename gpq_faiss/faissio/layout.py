@@ -1,8 +1,8 @@
-"""What a Faiss index holds, verified: the one place that looks inside an index before it is used.
+"""Verification of Faiss indexes before use.
 
-Faiss checks little after reading: a file with the ids of another index, a centroid array of the wrong size or another
-metric opens well and answers nonsense, or reads beyond its arrays. :func:`layout_of` accepts the forms that this
-package writes and anything built from them with plain Faiss, and refuses the rest by name.
+Faiss checks little after reading: a file with wrong ids, a centroid array of the wrong size or another metric gives wrong results or
+out-of-bounds reads. :func:`layout_of` accepts the forms that this package writes and anything built from them with plain Faiss, and
+rejects others by name.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Layout:
     Attributes:
         index: as given, with its id map if it has one.
         flat: the index inside: ``IndexPQ``, ``IndexPQFastScan``, ``IndexIVFPQ`` or ``IndexIVFPQFastScan``.
-        storage: how the codes lie.
-        codebooks: float32 [M, K, d], unit-norm; of byte-fused ones the 4-bit ones.
-        mapped: whether the index has ids of its own (else an id is a position).
+        storage: storage form of the codes.
+        codebooks: float32 [M, K, d], unit-norm; for byte-fused ones the 4-bit ones.
+        mapped: whether the index has explicit ids (else ids are row numbers).
     """
 
     index: Any
@@ -61,7 +61,7 @@ class Layout:
 
     @property
     def centroids(self) -> Floats | None:
-        """float32 [lists, M*d] of the coarse quantiser; None where there are no lists."""
+        """float32 [lists, M*d] of the coarse quantiser; None without lists."""
         if not self.storage.lists:
             return None
         quantizer: Any = faiss.downcast_index(self.flat.quantizer)
@@ -71,7 +71,7 @@ class Layout:
 
     def codes(self) -> Codes:
         """The packed codes, uint8 [ntotal, code_size]; without lists and blocks a view, valid until the index changes
-        or goes."""
+        or is freed."""
         if not self.storage.lists and self.storage.packing != "fastscan":
             return vector_view(self.flat.codes, np.uint8).reshape(-1, self.code_size)
         M = int(self.codebooks.shape[0])
@@ -104,16 +104,16 @@ class Layout:
         return vector_view(self.index.id_map, np.int64)
 
     def list_numbers(self) -> NDArray[np.int32] | None:
-        """List of each code, int32 [ntotal], in the order of :meth:`codes`; None where there are no lists."""
+        """List of each code, int32 [ntotal], in the order of :meth:`codes`; None without lists."""
         if not self.storage.lists:
             return None
         sizes = [int(self.flat.invlists.list_size(i)) for i in range(int(self.flat.nlist))]
         return np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
 
     def ordered(self) -> tuple[Codes, Ids | None, NDArray[np.int32] | None]:
-        """Codes, ids and lists of the items in ascending order of id: views as :meth:`codes` where they are so already.
+        """Codes, ids and lists of the items in ascending order of id; views as :meth:`codes` if already sorted.
 
-        Ids are None where an id is a position, lists where there are none.
+        Ids are None if they are row numbers, lists if there are none.
         """
         codes, list_of = self.codes(), self.list_numbers()
         if not self.mapped:
@@ -127,7 +127,7 @@ class Layout:
 
 
 def vector_view(vector: Any, dtype: type[np.generic]) -> NDArray[Any]:
-    """A numpy view on a C++ vector, valid until that changes or goes (an empty vector has no address)."""
+    """A numpy view of a C++ vector, valid until that changes or is freed."""
     size = int(vector.size())
     if size == 0:
         return np.empty(0, dtype)
@@ -136,13 +136,13 @@ def vector_view(vector: Any, dtype: type[np.generic]) -> NDArray[Any]:
 
 
 def layout_of(index: Any, *, what: str = "index", deep: bool = False) -> Layout:
-    """Look into a Faiss index and verify every size that a search relies on.
+    """Verify all sizes of a Faiss index that a search relies on.
 
     Args:
         index: ``IndexPQ`` or ``IndexPQFastScan``, or ``IndexIDMap``/``IndexIDMap2`` around one; ``IndexIVFPQ`` or
             ``IndexIVFPQFastScan`` without residuals.
-        what: names the index in the errors.
-        deep: also look at every code and id (one pass over them): spare bits and repeated ids. Files get this.
+        what: name of the index in errors.
+        deep: also check all codes and ids for padding bits and repeated ids; used for files.
 
     Raises:
         DataError: another kind of index or metric, not trained, codewords that are not unit-norm, arrays whose
@@ -211,7 +211,7 @@ def layout_of(index: Any, *, what: str = "index", deep: bool = False) -> Layout:
 
 
 def _check_fastscan(inner: Any, M: int, K: int, what: str) -> None:
-    """What only FastScan has. Raises DataError."""
+    """Checks for FastScan. Raises DataError."""
     rows = int(inner.bbs)
     whole = isinstance(inner, faiss.IndexPQFastScan)
     if (
@@ -232,7 +232,7 @@ def _check_fastscan(inner: Any, M: int, K: int, what: str) -> None:
 
 
 def _check_lists(ivf: Any, M: int, fast: bool, what: str) -> None:
-    """Coarse quantiser and inverted lists. Raises DataError."""
+    """Checks of coarse quantiser and inverted lists. Raises DataError."""
     lists = int(ivf.nlist)
     quantizer: Any = faiss.downcast_index(ivf.quantizer) if ivf.quantizer is not None else None
     # A factory string gives IndexFlat with its metric, where a constructor gives IndexFlatIP.

@@ -1,4 +1,4 @@
-"""What is read of a model folder without torch: its description, and what an index needs."""
+"""Read model folders without torch: description and codebooks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..inputs import check_file
 from ..store import codebooks_fingerprint
 
 FORMAT_VERSION = 1
-"""Of model folders."""
+"""Format version of model folders."""
 
 _log = logging.getLogger(__name__)
 _PROTOTYPES = "network.classifier.raw"
@@ -26,14 +26,14 @@ _ITEM_PROTOTYPES = "network.prototypes"
 
 @dataclass(frozen=True)
 class ModelHeader:
-    """What an index needs to know of a model; the network's weights stay on disk.
+    """The parts of a model that an index needs, without network weights.
 
     Attributes:
         folder: the model folder.
         codebooks: z', float32 [M, K, d], unit-norm.
         model_fingerprint: of all weights.
         codebooks_fingerprint: of the codebooks, recomputed.
-        document: ``config.json``, whole.
+        document: contents of ``config.json``.
     """
 
     folder: Path
@@ -44,16 +44,16 @@ class ModelHeader:
 
     @property
     def codewords(self) -> bool:
-        """Whether an item's vector is the codewords of its code."""
+        """Whether item vectors consist of codewords."""
         return items_are_codewords(self.document)
 
     @property
     def asymmetric(self) -> bool:
-        """Whether queries have vectors of their own."""
+        """Whether query and item vectors differ."""
         return self.document.get("asymmetric") is True
 
     def query_note(self) -> dict[str, Any]:
-        """An exported file's note on queries that have vectors of their own; the log says it too."""
+        """Note for exported files if query and item vectors differ; also logged."""
         if not self.asymmetric:
             return {}
         _log.info(
@@ -68,7 +68,7 @@ def read_description(folder: str | Path) -> dict[str, Any]:
     """``config.json`` of a model folder.
 
     Raises:
-        DataError: no model folder, damaged, or of a later format.
+        DataError: not a model folder, damaged, or of a later format.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -100,8 +100,8 @@ def read_model(model_dir: str | Path) -> ModelHeader:
     """Read codebooks and fingerprints of a model folder, without torch.
 
     Raises:
-        DataError: a file is missing, damaged or foreign, or the codebooks are unfit for Faiss.
-        MismatchError: the weights are not those that ``config.json`` describes.
+        DataError: a file is missing, damaged or of another format, or invalid codebooks.
+        MismatchError: weights and ``config.json`` do not match.
     """
     folder = Path(model_dir)
     if not folder.is_dir():
@@ -145,8 +145,8 @@ def _read_tensor(path: Path, name: str) -> Any:
 def read_prototypes(model_dir: str | Path) -> Floats:
     """The model's class prototypes as coarse centroids: float32 [C, M*d], each sub-vector of unit norm.
 
-    They are the sub-prototypes W of the cosine classifier (eq. 3), one centroid per class; of a model with a committee the query
-    vectors of items that are surely of a class.
+    They are the sub-prototypes W of the cosine classifier (eq. 3), one centroid per class; for a model with a committee the query
+    vectors of certain class members.
 
     Raises:
         DataError: see :func:`read_model`; a model without such a classifier.

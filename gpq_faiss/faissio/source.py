@@ -1,4 +1,4 @@
-"""An index file that is open, read in place at any byte."""
+"""Random access to an open index file."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from numpy.typing import NDArray
 from ..codes.checks import Ids
 from ..errors import DataError
 
-_SCATTERED = 4096  # bytes that are read in the time that one more call takes
+_SCATTERED = 4096  # bytes read in the time of one call
 
 
 class IndexFile:
-    """An index file that is open, to be read in place, also from several threads.
+    """An open index file for reading in place. Thread-safe.
 
-    Everything is copied out of the file and nothing mapped into memory: where a file becomes shorter, reading its map ends
-    the process (SIGBUS). What replaces the file under its name is another file, which changes nothing here.
+    The file is read, not memory-mapped: truncation of a mapped file would kill the process (SIGBUS). Replacing the file under its name has
+    no effect here.
 
     Attributes:
-        path: its name when it was opened.
-        size: its bytes then.
+        path: its name at opening.
+        size: its size at opening in bytes.
 
     Raises:
         DataError: missing or unreadable.
@@ -46,7 +46,7 @@ class IndexFile:
         return status.st_size, status.st_mtime_ns
 
     def check(self) -> None:
-        """Raises DataError: the file was written to since it was opened, as far as its size and time of change tell."""
+        """Raises DataError: the file was modified since it was opened, by size and modification time."""
         if self._state() != self._mark:
             raise self._changed()
 
@@ -54,15 +54,15 @@ class IndexFile:
         return DataError(f"{self.path} was changed while it was in use: open it again")
 
     def from_start(self) -> BinaryIO:
-        """The file, to be read from its first byte on; by one thread."""
+        """The file from its first byte on; for one thread."""
         self._file.seek(0)
         return self._file
 
     def fill(self, held: Any, at: int) -> None:
-        """Read from byte ``at`` on until the array ``held`` is full.
+        """Fill the array ``held`` from byte ``at`` on.
 
         Raises:
-            DataError: the file has become shorter, or the disk refuses.
+            DataError: the file was truncated, or reading fails.
         """
         data = memoryview(held).cast("B")
         try:
@@ -82,7 +82,7 @@ class IndexFile:
         return held
 
     def read_some(self, dtype: Any, at: int, count: int, positions: Ids) -> NDArray[Any]:
-        """Of the ``count`` numbers from byte ``at`` on, those at ``positions``. Raises as :meth:`fill`."""
+        """The numbers at ``positions`` among ``count`` numbers from byte ``at`` on. Raises as :meth:`fill`."""
         wanted, where = np.unique(positions, return_inverse=True)
         each = np.dtype(dtype).itemsize
         if len(wanted) * _SCATTERED >= count * each:
@@ -94,11 +94,11 @@ class IndexFile:
 
     @property
     def closed(self) -> bool:
-        """Whether it was given back."""
+        """Whether it is closed."""
         return self._file.closed
 
     def close(self) -> None:
-        """Give it back; nothing can be read then. Also at the end of a ``with``."""
+        """Close the file, also at the end of a ``with`` block."""
         self._file.close()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""How codes lie in a Faiss index: packed in one of three ways, with inverted lists or without; and the index of each.
+"""Storage forms of codes in Faiss indexes: three packings, with or without inverted lists.
 
 =============  ===============  ==============================================================================
 packing        lists            Faiss index
@@ -10,8 +10,8 @@ packing        lists            Faiss index
 ``fastscan``   yes              ``IndexIVFPQFastScan``, by_residual False
 =============  ===============  ==============================================================================
 
-Around an index without lists is an ``IndexIDMap2`` where items have ids of their own; lists keep ids anyway. The code bytes are the
-same in all of them, so that each becomes each without encoding again.
+An index without lists is in an ``IndexIDMap2`` if items have explicit ids; lists store ids anyway. Code bytes are the same in all forms,
+so they can be converted without encoding.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ Packing = Literal["4-bit", "bytes", "fastscan"]
 
 @dataclass(frozen=True)
 class Storage:
-    """How codes lie.
+    """A storage form.
 
     Attributes:
-        packing: ``4-bit`` (with the codebooks as they are), ``bytes`` (byte-fused, :func:`..codes.codebooks.fuse`) or
+        packing: ``4-bit`` (with the original codebooks), ``bytes`` (byte-fused, :func:`..codes.codebooks.fuse`) or
             ``fastscan`` (in FastScan's blocks).
         lists: whether they are in inverted lists.
     """
@@ -50,7 +50,7 @@ class Storage:
         return ("ivf-" if self.lists else "") + _NAMES[self.packing]
 
     def check(self, K: int, M: int) -> None:
-        """Raises UsageError: codebooks of this size cannot lie so."""
+        """Raises UsageError: not available for codebooks of this size."""
         if self == Storage("4-bit", lists=True):
             raise UsageError("4-bit codes in lists: lists hold FastScan's blocks or byte-fused codes")
         if K != 16 and self.packing != "4-bit":
@@ -74,11 +74,11 @@ STORAGES = {
         Storage("bytes", lists=True),
     )
 }
-"""What an index file can be, by the name that its sidecar has for it."""
+"""Storage forms by their names in sidecars."""
 
 
 def empty_ivfpq(centroids: Floats, books: Floats, *, by_residual: bool) -> Any:
-    """An ``IndexIVFPQ`` by inner product around these centroids, trained, without items.
+    """An empty, trained ``IndexIVFPQ`` (inner product) with these centroids.
 
     Args:
         centroids: float32 [lists, at most M*d]; padded with zeros.
@@ -99,7 +99,7 @@ def empty_ivfpq(centroids: Floats, books: Floats, *, by_residual: bool) -> Any:
 
 
 def rows_of_lists(list_of: NDArray[np.int32], lists: int) -> Iterator[tuple[int, Ids]]:
-    """Each list with the rows, ascending, that are in it; ``list_of`` int32 [n]."""
+    """Yield each list with its rows, ascending; ``list_of`` int32 [n]."""
     order = np.argsort(list_of, kind="stable")
     bounds = np.searchsorted(list_of[order], np.arange(lists + 1))
     for number in range(lists):
@@ -107,10 +107,10 @@ def rows_of_lists(list_of: NDArray[np.int32], lists: int) -> Iterator[tuple[int,
 
 
 def fill_list(ivf: Any, number: int, codes: Codes, ids: Ids) -> None:
-    """Append codes uint8 [n, code_size] with ids [n] to a list (``ntotal`` stays as it is)."""
+    """Append codes uint8 [n, code_size] with ids [n] to a list (without updating ``ntotal``)."""
     if not len(codes):
         return
-    own = np.ascontiguousarray(ids, dtype=np.int64)  # names of their own: a pointer keeps nothing alive
+    own = np.ascontiguousarray(ids, dtype=np.int64)  # named, as pointers do not keep arrays alive
     rows = np.ascontiguousarray(codes)
     ivf.invlists.add_entries(number, len(rows), faiss.swig_ptr(own), faiss.swig_ptr(rows))
 
@@ -131,7 +131,7 @@ def ivf_index(
         ids: int64 [n], or None where an id is a position.
         centroids: float32 [lists, M*d].
         list_of: int32 [n], the list of each code.
-        nprobe: lists that a query probes by default.
+        nprobe: default number of lists to probe.
     """
     in_bytes = packing == "bytes"
     books = fuse(Z) if in_bytes and len(Z) > 1 else Z

@@ -1,1 +1,1 @@
-"""Everything that needs a device; imported only where a device is requested."""
+"""GPU search and ranking; imported only when a device is requested."""

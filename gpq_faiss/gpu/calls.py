@@ -1,4 +1,4 @@
-"""Calls of Faiss' GPU indexes with tensors: nothing passes the host, and batches keep to a budget of memory."""
+"""Calls of Faiss' GPU indexes with tensors, without host copies and within a memory budget."""
 
 from __future__ import annotations
 
@@ -16,26 +16,24 @@ _EXPONENT = 0x7F80_0000  # of float32
 
 
 def faiss_search(index: Any, queries: Tensor, k: int, lists: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Search a Faiss index with a tensor, float32 [q, D]: results lie on the same device; nothing passes the host.
+    """Search a Faiss index with a tensor, float32 [q, D]: results are on the same device, without host copies.
 
-    What ``faiss.contrib.torch_utils`` does, without importing it: that replaces methods of all Faiss classes in the
-    process, after which ``search(..., params=...)`` with arrays fails. On a GPU the work is queued on torch's current
-    stream.
+    Like ``faiss.contrib.torch_utils``, which is not imported as it replaces methods of all Faiss classes in the process, after which
+    ``search(..., params=...)`` with arrays fails. On a GPU the work is queued on torch's current stream.
 
     Args:
         index: on the GPU of ``queries``, or on the CPU for queries there.
-        lists: int64 [q, nprobe], the lists to probe (default: those that Faiss finds nearest). Scores are then those of
-            the codes alone, whatever the centroids.
+        lists: int64 [q, nprobe], lists to probe (default: the nearest by Faiss). Scores then exclude the centroids.
 
     Raises:
-        DeviceError: Faiss failed on the GPU, for want of memory as a rule.
+        DeviceError: Faiss failed on the GPU, usually out of memory.
     """
     width = int(index.d)
-    # A power of two changes no bit but the exponent, and keeps tiny queries from underflow where centroids are tiny.
+    # Scaling by a power of two is exact, and avoids underflow of tiny queries with tiny centroids.
     scale = queries.abs().amax(dim=1, keepdim=True).view(torch.int32).bitwise_and(_EXPONENT)
     factor = scale.view(torch.float32).clamp_min(_TINY)
     queries = queries / factor
-    if queries.shape[1] < width:  # codes are padded, so queries are
+    if queries.shape[1] < width:  # padded like the codes
         queries = torch.nn.functional.pad(queries, (0, width - queries.shape[1]))
     queries = queries.contiguous()
     D = torch.empty((len(queries), k), dtype=torch.float32, device=queries.device)
@@ -80,14 +78,14 @@ def faiss_search(index: Any, queries: Tensor, k: int, lists: Tensor | None = Non
 
 
 def last_line(error: RuntimeError) -> str:
-    """What an error of Faiss says in the end: before it come files, lines and conditions."""
+    """The message of a Faiss error, without files, lines and conditions."""
     return (str(error).strip().splitlines() or ["no reason given"])[-1]
 
 
 def faiss_within(
     index: Any, queries: Tensor, k: int, budget: FaissBudget | None, lists: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """:func:`faiss_search`, with as many queries at a time as the budget allows."""
+    """:func:`faiss_search` in batches within the budget."""
     rows = len(queries) if budget is None else budget.rows(k)
     if len(queries) <= rows:
         return faiss_search(index, queries, k, lists)

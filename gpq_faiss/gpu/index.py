@@ -1,13 +1,11 @@
-"""One index over one or several devices: Faiss shortlists on the GPU, torch decides there, arrays or tensors come out.
+"""An index on one or several devices: Faiss shortlists on the GPU, torch re-scores exactly; arrays or tensors out.
 
-Faiss' GPU kernels scan fast, but their floats depend on the order in which they add, and of items tied at the k-th
-place they keep any. So, as on the CPU (:mod:`..index.proof`), they only shortlist: the shortlisted are scored again in the fixed
-order, and where that does not prove the top k, torch scores all codes of that query. Answers are therefore those of the
-exact kinds of :mod:`..index.memory`, to the bit.
+Faiss' GPU kernels are fast, but their rounding depends on the order of additions, and they keep any of the items tied at rank k. So, as
+on the CPU (:mod:`..indexes.proof`), they only shortlist: candidates are re-scored in a fixed order, and if that does not prove the top k,
+torch scores all codes for that query. Results are therefore bit-equal to the exact kinds of :mod:`..indexes.memory`.
 
-Filters go past Faiss: its own GPU kernels ignore a selector silently (only those of cuVS, which are not used here,
-have one). What was shortlisted from all codes and passes is the answer where enough of it does; else torch scores what
-passes, on the same device.
+Filters bypass Faiss, whose GPU kernels silently ignore selectors (except cuVS, which is not used here). If enough of the shortlist
+passes, that is the result; else torch scores the passing codes on the same device.
 """
 
 from __future__ import annotations
@@ -38,31 +36,31 @@ from .proof import SPARE, decide
 from .scan import DeviceGroups, Scan
 from .tensors import EMPTY_KEY, MAX_ROWS, best_of, keys_of, split_keys, vectors_on
 
-_BLOCK = 1024  # queries at once
-_RESULT = 64  # bytes per result that are needed while parts are merged and ids looked up
-_TRIED = 256  # queries after which shortlisting may be given up
+_BLOCK = 1024  # queries per block
+_RESULT = 64  # bytes per result for merging parts and looking up ids
+_TRIED = 256  # queries after which shortlisting may be disabled
 
 
 class Searcher(Protocol):
-    """What searches the codes of one device; keys are of positions there."""
+    """Searches the codes of one device; keys contain row numbers there."""
 
     def __len__(self) -> int: ...
 
     def search_keys(self, queries: Tensor, k: int) -> Tensor:
-        """int64 keys [q, min(k, codes)], descending, of checked queries on the device; empty ones where lists hold fewer."""
+        """int64 keys [q, min(k, codes)], descending, of checked queries on the device; padded with empty keys."""
         ...
 
 
 class Shortlisted:
-    """Faiss shortlists from all codes, exact scores prove, :class:`.scan.Scan` searches for the rest.
+    """Faiss shortlists from all codes; :class:`.scan.Scan` searches queries whose result exact scores do not prove.
 
     Args:
         scan: the codes.
-        index: the same codes as a Faiss index on the same device; its ids are positions.
+        index: the same codes as a Faiss index on the same device; ids are row numbers.
         budget: of Faiss' working memory.
 
     Attributes:
-        tried, proven: queries shortlisted for, and those whose answer that proved.
+        tried, proven: shortlisted queries, and those with proven results.
     """
 
     def __init__(self, scan: Scan, index: Any, budget: FaissBudget | None = None) -> None:
@@ -96,9 +94,9 @@ class Shortlisted:
 
 
 class Raw:
-    """Faiss alone: its own scores, any of the items tied at the k-th place, at most 2,048 results.
+    """Faiss alone: its own scores, any of the items tied at rank k, at most 2,048 results.
 
-    It holds no second copy of the codes.
+    No second copy of the codes.
     """
 
     def __init__(self, index: Any, budget: FaissBudget | None = None) -> None:
@@ -112,20 +110,20 @@ class Raw:
     def search_keys(self, queries: Tensor, k: int) -> Tensor:
         k = min(k, len(self))
         if k > MAX_K:
-            raise UsageError(f"k = {k}: Faiss gives at most {MAX_K} on a GPU; search='exact' gives more")
+            raise UsageError(f"k = {k}: Faiss returns at most {MAX_K} on a GPU; search='exact' has no limit")
         with self._lock:
             scores, found = faiss_within(self.index, queries, k, self.budget)
         return best_of(torch.where(found >= 0, keys_of(scores, found), EMPTY_KEY), k)
 
 
 class Filtered:
-    """The codes that a filter lets through, exactly (for lists: :meth:`.lists.Lists.restricted`).
+    """Exact search of the codes that pass a filter (for lists: :meth:`.lists.Lists.restricted`).
 
     Args:
-        inner: what searches all codes.
-        scan: these codes.
+        inner: searcher of all codes.
+        scan: the passing codes.
         mask: bool [n] on the device.
-        allowed: how many are set.
+        allowed: number of passing codes.
     """
 
     def __init__(self, inner: Searcher, scan: Scan, mask: Tensor, allowed: int) -> None:
@@ -162,15 +160,15 @@ class Filtered:
 
 @dataclass(frozen=True)
 class Part:
-    """What one device holds.
+    """The part of an index on one device.
 
     Attributes:
-        device: where.
-        searcher: of items, or of distinct codes where there are ``groups``.
-        items: how many.
-        first: position of its first item among all (0 for a replica).
+        device: the device.
+        searcher: of items, or of distinct codes if there are ``groups``.
+        items: number of items.
+        first: row of its first item in the whole index (0 for a replica).
         groups: the items of each distinct code.
-        resources: what Faiss needs to be kept alive.
+        resources: Faiss objects to keep alive.
     """
 
     device: torch.device
@@ -181,18 +179,18 @@ class Part:
     resources: Any = None
 
     def search_keys(self, queries: Tensor, k: int, nprobe: int | None = None) -> Tensor:
-        """int64 keys [q, min(k, items)] of positions among all."""
-        # not cut to the items of this part: which lists are probed depends on how many results are requested
+        """int64 keys [q, min(k, items)] with row numbers in the whole index."""
+        # not limited to this part's items: the number of probed lists depends on k
         searcher = self.searcher
         options = (nprobe,) if isinstance(searcher, Lists) else ()
         keys = searcher.search_keys(queries, k, *options)
         if self.groups is not None:
             keys = self.groups.expand(keys, min(k, self.items))
-        # a position stands in a key as its difference from 2^32 - 1
+        # keys contain 2^32 - 1 minus the row number
         return torch.where(keys == EMPTY_KEY, keys, keys - self.first) if self.first else keys
 
     def range_keys(self, queries: Tensor, min_score: float, limit: int) -> tuple[Tensor, Tensor]:
-        """Rows and keys of all items that score at least ``min_score``."""
+        """Query rows and keys of all items with at least ``min_score``."""
         held = self.searcher
         exact = held if isinstance(held, Filtered | Lists) else self.scan("a range search")
         rows, keys = exact.range_keys(queries, min_score, limit)
@@ -201,10 +199,10 @@ class Part:
         return rows, keys - self.first
 
     def restricted(self, mask: NDArray[np.bool_]) -> Part:
-        """Of these items only those where ``mask``, bool [items], is set; results keep their positions."""
+        """Only the items where ``mask``, bool [items], is set; row numbers are kept."""
         scan = self.scan("a filter")
         allowed = int(mask.sum())
-        there = torch.from_numpy(np.array(mask)).to(self.device)  # a copy: it may be the caller's own
+        there = torch.from_numpy(np.array(mask)).to(self.device)  # a copy, as it may belong to the caller
         if isinstance(self.searcher, Lists):
             return replace(self, searcher=self.searcher.restricted(there), items=allowed)
         if self.groups is None:
@@ -214,27 +212,27 @@ class Part:
         return replace(self, searcher=scan.taken(rows), items=allowed, groups=groups)
 
     def scan(self, what: str) -> Scan:
-        """All codes, for ``what`` needs exact scores. Raises UsageError: Faiss works alone."""
+        """The scan of all codes, for operations (``what``) that need exact scores. Raises UsageError: Faiss alone."""
         scan = self.searcher if isinstance(self.searcher, Scan) else getattr(self.searcher, "scan", None)
         if scan is None:
-            raise UsageError(f"{what} needs exact scores: put the index there with search='exact'")
+            raise UsageError(f"{what} needs exact scores: create the index with search='exact'")
         assert isinstance(scan, Scan)
         return scan
 
 
 class DeviceIndex:
-    """An index on one or several devices. Made by :func:`.placing.to_gpu` and :func:`.placing.to_torch`.
+    """An index on one or several devices, created by :func:`.placing.to_gpu` and :func:`.placing.to_torch`.
 
-    Searching is safe from several threads at once. It is a snapshot: what happens to its source later is not seen.
+    Search is thread-safe. The index is a snapshot: later changes of its source have no effect.
 
     Attributes:
         ntotal: items.
         width: D of the queries.
         codebooks: float32 [M, K, d].
         fingerprint: of the codebooks.
-        plan: how it searches.
-        device: where tensors must be and results are (the first, if several).
-        parts: what each device holds.
+        plan: search options.
+        device: device of query tensors and results (the first, if several).
+        parts: the part on each device.
         mode: ``shard`` (each device has a part of the items) or ``replica`` (each has all, and a part of the queries).
 
     Raises:
@@ -262,11 +260,11 @@ class DeviceIndex:
         self.mode: Mode = mode
         self.device = parts[0].device
         self.ntotal = sum(part.items for part in parts) if mode == "shard" else parts[0].items
-        if self.ntotal > MAX_ROWS:  # positions among all share a key with the score
+        if self.ntotal > MAX_ROWS:  # row numbers share a key with the score
             raise DataError(
-                f"{self.ntotal:,} items: at most {MAX_ROWS:,} over all devices together; search them in several indexes"
+                f"{self.ntotal:,} items: at most {MAX_ROWS:,} over all devices: use several indexes"
             )
-        # A copy, since the ids may be the caller's own. It stays on the host as well: that is where filters look.
+        # A copy, as the ids may belong to the caller; also on the host, for filters.
         own = None if ids is None else np.array(ids, np.int64)
         self._names = IdMap(self.ntotal, own)
         self._ids = None if own is None else torch.from_numpy(own).to(self.device)
@@ -275,28 +273,28 @@ class DeviceIndex:
 
     @property
     def faiss_indexes(self) -> list[Any]:
-        """The Faiss index of each device; their ids are positions there. Empty where torch works alone."""
+        """The Faiss index of each device, with row numbers as ids; empty for torch alone."""
         found = (getattr(part.searcher, "index", None) for part in self.parts)
         return [index for index in found if index is not None]
 
     def stats(self) -> dict[str, int]:
-        """Queries shortlisted for by Faiss (``tried``), and those of them that needed no more (``proven``)."""
+        """Number of queries shortlisted by Faiss (``tried``), and of those with proven results (``proven``)."""
         parts = [p.searcher for p in self.parts if isinstance(p.searcher, Shortlisted | Lists)]
         return {"tried": sum(p.tried for p in parts), "proven": sum(p.proven for p in parts)}
 
     @property
     def lists(self) -> int:
-        """How many lists; 0 where there are none."""
+        """Number of lists; 0 if there are none."""
         searcher = self.parts[0].searcher
         return len(searcher.lists.points) if isinstance(searcher, Lists) else 0
 
     def describe(self) -> str:
-        """How it searches, in one line."""
+        """One-line description of the search."""
         places = ", ".join(str(part.device) for part in self.parts)
         return f"{self._source or f'{self.ntotal:,} items'}, on {places}"
 
     def close(self) -> None:
-        """Nothing: the device's memory goes with the object."""
+        """No-op: the device's memory is freed with the object."""
 
     def search(
         self,
@@ -307,31 +305,29 @@ class DeviceIndex:
         where: Filter | None = None,
         threads: int | None = None,
     ) -> tuple[Any, Any]:
-        """The ``k`` best items of every query; any k, up to a whole ranking.
+        """The ``k`` best items of every query, for any k.
 
-        Scores are those of :func:`..codes.scores.score_codes`, equal scores come by ascending id (with
-        ``search="approximate"``: Faiss' own). More than 2,048 results come from torch alone. Of an index with lists, only the
-        ``nprobe`` nearest that hold items are probed, exactly, and more where these hold fewer than ``k``.
+        Scores are those of :func:`..codes.scores.score_codes`, ties are in ascending order of id (with ``search="approximate"``:
+        Faiss' own). For k above 2,048 torch is used alone. An index with lists searches the ``nprobe`` nearest non-empty lists
+        exactly, and more if these have fewer than ``k`` items.
 
         Args:
-            xq: [Q, M*d]. An array: results are arrays. A tensor on :attr:`device`: results are tensors there, and
-                nothing passes through the host.
+            xq: [Q, M*d]. For an array, results are arrays. For a tensor on :attr:`device`, results are tensors there, without host
+                copies.
             k: 1..ntotal.
-            nprobe: for lists: how many a query probes, and more where these hold fewer than ``k`` (default: as the index
-                that this was made of).
-            threads: of the CPU, which has nothing to do here.
-            where: only items that pass this filter, as :meth:`..index.memory.MemoryIndex.search` takes it; lists then hold just
-                these. What passes is found on the host, once as long as the answer stays the same, and takes a byte an
-                item on the device (some 30 for a moment where distinct codes or lists are searched).
+            nprobe: lists to probe per query (default: that of the source index).
+            threads: ignored.
+            where: search only items that pass this filter, as in :meth:`..indexes.memory.MemoryIndex.search`. It is evaluated on the
+                host and cached, and takes a byte per item on the device (temporarily about 30 with distinct codes or lists).
 
         Returns:
-            D float32 [Q, k], larger first; I int64 [Q, k]; -inf and -1 where fewer items pass (with
-            ``search="approximate"`` also where the lists probed hold fewer).
+            D float32 [Q, k], descending; I int64 [Q, k]; padded with -inf and -1 if fewer items pass (with ``search="approximate"`` also
+            if the probed lists have fewer).
 
         Raises:
-            UsageError: ``k`` or ``nprobe`` out of range, or more than the working memory sorts; a tensor on another device;
-                ``where`` no filter, or together with ``search="approximate"``.
-            DataError: queries empty, of another width, NaN or infinite; a filter of the wrong form.
+            UsageError: ``k`` or ``nprobe`` out of range, or too large for the working memory; a tensor on another device; ``where`` is not
+                a filter, or is given with ``search="approximate"``.
+            DataError: queries empty, of another width, NaN or infinite; an invalid filter.
         """
         k = check_k(k, self.ntotal)
         check_threads(threads)
@@ -361,25 +357,25 @@ class DeviceIndex:
         limit: int = LIMIT,
         threads: int | None = None,
     ) -> tuple[Any, Any, Any]:
-        """All items that score at least ``min_score``, by exact scores, of all lists.
+        """All items with an exact score of at least ``min_score``, from all lists.
 
         Args:
-            nprobe, threads: as :meth:`search`; fewer than all lists are refused.
-            where: only items that pass this filter, as :meth:`search`.
+            nprobe, threads: as :meth:`search`; ``nprobe`` below the number of lists is an error.
+            where: as :meth:`search`.
 
         Returns:
-            As :meth:`..index.memory.MemoryIndex.range_search`: lims int64 [Q + 1], D float32, I int64; tensors for a tensor.
+            As :meth:`..indexes.memory.MemoryIndex.range_search`: lims int64 [Q + 1], D float32, I int64; tensors for a tensor.
 
         Raises:
-            UsageError: ``min_score`` is NaN; fewer lists than all; ``search="approximate"``; a tensor on another
-                device; ``where`` is no filter.
-            DataError: unfit queries or filter; more than ``limit`` results.
+            UsageError: ``min_score`` is NaN; ``nprobe`` below the number of lists; ``search="approximate"``; a tensor on another device;
+                ``where`` is not a filter.
+            DataError: invalid queries or filter; more than ``limit`` results.
         """
         min_score = check_min_score(min_score)
         check_threads(threads)
         if nprobe is not None and self._check_nprobe(nprobe) != self.lists:
             raise UsageError(
-                f"nprobe {nprobe}: on a device a range is sought in all {self.lists} lists: leave it out"
+                f"nprobe {nprobe}: a range search on a device visits all {self.lists} lists: leave it out"
             )
         queries = vectors_on(xq, self.width, self.device)
 
@@ -406,7 +402,7 @@ class DeviceIndex:
         return None if nprobe is None else check_nprobe(nprobe, 0, self.lists, self.describe())
 
     def _parts(self, where: Filter | None) -> list[Part]:
-        """What to search. That of the last filter is kept, since filters tend to serve several searches."""
+        """The parts to search; those of the last filter are cached."""
         if where is None:
             return self.parts
         for part in self.parts:
@@ -421,7 +417,7 @@ class DeviceIndex:
         return self._filtered.get(mask, make)
 
     def _agree(self, parts: list[Part]) -> None:
-        """Lists are those of all items, wherever these lie."""
+        """Make the parts use the list sizes of all items."""
         found = [part.searcher for part in parts if isinstance(part.searcher, Lists)]
         agree(found, shard=self.mode == "shard")
 
@@ -431,7 +427,7 @@ class DeviceIndex:
     def _blocks(
         self, parts: list[Part], queries: Tensor, k: int, nprobe: int | None
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Rows, scores and ids of some queries at a time: few where k is large, so that results do not pile up."""
+        """Yield rows, scores and ids in blocks of queries; smaller blocks for large k limit memory."""
         if k == 0:
             return
         step = _BLOCK * (len(self.parts) if self.mode == "replica" else 1)
@@ -459,14 +455,14 @@ class DeviceIndex:
     def _on_all(
         self, run: Callable[[Part, Tensor], Any], parts: list[Part], blocks: list[Tensor]
     ) -> list[Any]:
-        """``run`` each part with its block, all at once, a thread a device."""
+        """``run`` each part with its block in parallel, one thread per device."""
         if not parts:
             return []
-        # A thread begins on the default stream. On the caller's, memory that one of both frees cannot be taken while the other reads it.
+        # Threads start on the default stream; use the caller's, so that freed memory is not reused while the other reads it.
         streams = [
             torch.cuda.current_stream(part.device) if part.device.type == "cuda" else None for part in parts
         ]
-        if self.device.type == "cuda":  # whence other devices copy the queries
+        if self.device.type == "cuda":  # from which other devices copy the queries
             torch.cuda.current_stream(self.device).synchronize()
 
         def one(part: Part, block: Tensor, stream: torch.cuda.Stream | None) -> Any:

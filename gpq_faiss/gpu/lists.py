@@ -1,11 +1,10 @@
-"""Lists of an IVF on a device: only the lists nearest to a query are probed, and within these the answer is exact.
+"""IVF lists on a device: only the lists nearest to a query are probed; within these the result is exact.
 
-A query probes the ``nprobe`` nearest lists that hold items, and at more, nearest first, where these hold fewer than the
-results asked for. Of a filter only what it lets through counts. Torch finds the lists; Faiss, where it is there, shortlists
-from just these, and torch decides as in :mod:`.index`: exact scores, ties by position.
+A query probes the ``nprobe`` nearest non-empty lists, and further ones if these have fewer than k items (that pass the filter). Torch
+selects the lists; Faiss, if available, shortlists from them, and torch re-scores as in :mod:`.index`: exact scores, ties by row number.
 
-Query and centroids are rounded to whole numbers, small enough that float64 holds their inner product exactly. So the order
-of the lists is the same on every device and in every batch; of lists that are equally near the first comes first.
+Queries and centroids are rounded to integers small enough that float64 represents their inner products exactly. So the order of the
+lists is the same on every device and in every batch; ties go to the first list.
 """
 
 from __future__ import annotations
@@ -26,24 +25,24 @@ from .proof import SPARE, decide
 from .scan import Scan
 from .tensors import EMPTY_KEY, best_of, keys_of
 
-_CELL = 160  # bytes per scanned code: where it lies, its score and key, and their sort
-_ORDER = 96  # bytes per list and query while the lists are put in order
+_CELL = 160  # bytes per scanned code: row number, score, key, and their sort
+_ORDER = 96  # bytes per list and query for sorting lists
 _ROWS = 1024
 _WIDE = 1 << 16  # codes per query that keep a GPU busy
 
 
 class DeviceLists:
-    """Which codes lie in which list.
+    """Assignment of codes to lists.
 
     Args:
         list_of: int32 [n], the list of each code.
         centroids: float32 [lists, M*d].
-        nprobe: lists that a query probes.
-        memory: bytes for what is held at once.
+        nprobe: lists to probe per query.
+        memory: bytes of working memory.
 
     Attributes:
         sizes: int64 [lists], codes here.
-        total: int64 [lists], codes on all devices together: all must look at the same lists (:func:`agree`).
+        total: int64 [lists], codes on all devices, so that all probe the same lists (:func:`agree`).
     """
 
     def __init__(
@@ -68,16 +67,16 @@ class DeviceLists:
         self.set_total(sizes)
 
     def set_total(self, total: Tensor) -> None:
-        """Take ``total`` int64 [lists] as the codes of each list on all devices together."""
+        """Set the number of codes per list over all devices, ``total`` int64 [lists]."""
         self.total = total
         self.held = total.nonzero()[:, 0]
 
     def nprobe(self, asked: int | None = None) -> int:
-        """Lists that a query probes where they hold enough (default: as made); empty ones do not count."""
+        """Lists to probe per query (default: from construction), without empty lists."""
         return min(self.wanted if asked is None else asked, len(self.held))
 
     def restricted(self, mask: Tensor) -> DeviceLists:
-        """The same lists of the codes where ``mask``, bool [n] on the device, is set."""
+        """The lists restricted to codes where ``mask``, bool [n] on the device, is set."""
         kept = mask[self.members]
         before = torch.zeros(len(kept) + 1, dtype=torch.int64, device=mask.device)
         torch.cumsum(kept, 0, out=before[1:])
@@ -88,15 +87,15 @@ class DeviceLists:
         return part
 
     def rows(self) -> int:
-        """Queries whose lists are put in order at a time, within the memory; at least one."""
+        """Queries per block for sorting lists within the memory; at least one."""
         return max(1, min(_ROWS, self.memory // (_ORDER * max(1, len(self.held)))))
 
     def nearest(self, queries: Tensor, k: int, nprobe: int | None = None) -> tuple[Tensor, Tensor]:
-        """The lists that each query probes: int64 [q, p], nearest first, and int64 [q], how many of them it looks at.
+        """The lists to probe per query: int64 [q, p], nearest first, and int64 [q], how many of them.
 
         Args:
-            queries: float32 [q, M*d] on the device, at most :meth:`rows`. k: results asked for.
-            nprobe: lists (default: as made).
+            queries: float32 [q, M*d] on the device, at most :meth:`rows`. k: number of results.
+            nprobe: lists (default: from construction).
         """
         wide = queries.double()
         largest = wide.abs().amax(dim=1, keepdim=True)
@@ -108,7 +107,7 @@ class DeviceLists:
         return self.held[order[:, : int(count.max())]], count
 
     def search_keys(self, scan: Scan, tables: Tensor, lists: Tensor, count: Tensor, k: int) -> Tensor:
-        """The best ``k`` codes in the lists that :meth:`nearest` gave: int64 keys [q, k], descending."""
+        """The best ``k`` codes in the lists from :meth:`nearest`: int64 keys [q, k], descending."""
         there = torch.arange(lists.shape[1], device=lists.device) < count[:, None]
         lengths = torch.where(there, self.sizes[lists], 0)
         ends = lengths.cumsum(dim=1)
@@ -122,7 +121,7 @@ class DeviceLists:
         return out
 
     def _best(self, scan: Scan, tables: Tensor, ends: Tensor, shift: Tensor, best: Tensor) -> Tensor:
-        """``best`` int64 [q, k] after the codes of lists, of which the first ends[:, 0] lie in the first, and so on."""
+        """Merge into ``best`` int64 [q, k] the codes of lists; ``ends`` are cumulative list sizes."""
         (q, k), p = best.shape, ends.shape[1]
         total = ends[:, -1:].contiguous()
         most = int(total.max())
@@ -138,17 +137,17 @@ class DeviceLists:
 
 
 class Lists:
-    """Searches the lists nearest to a query, exactly within these.
+    """Searches the lists nearest to a query exactly.
 
     Args:
         scan: the codes.
-        lists: in which list each is.
-        index: the same as Faiss' IVF index on the same device, whose ids are positions; None: torch alone.
+        lists: their assignment to lists.
+        index: the same as a Faiss IVF index on the same device, with row numbers as ids; None: torch alone.
         budget: of Faiss' working memory.
-        mask: bool [n] on the device: only these codes; ``lists`` are restricted to them.
+        mask: bool [n] on the device: search only these codes, to which ``lists`` is restricted.
 
     Attributes:
-        tried, proven: queries shortlisted for, and those whose answer that proved.
+        tried, proven: shortlisted queries, and those with proven results.
     """
 
     def __init__(
@@ -172,7 +171,7 @@ class Lists:
         return len(self.lists.members)
 
     def restricted(self, mask: Tensor) -> Lists:
-        """The same of the codes where ``mask``, bool [n] on the device, is set."""
+        """The searcher restricted to codes where ``mask``, bool [n] on the device, is set."""
         return Lists(self.scan, self.lists.restricted(mask), mask=mask)
 
     def range_keys(self, queries: Tensor, min_score: float, limit: int) -> tuple[Tensor, Tensor]:
@@ -180,9 +179,9 @@ class Lists:
         return self.scan.range_keys(queries, min_score, limit, self.mask)
 
     def search_keys(self, queries: Tensor, k: int, nprobe: int | None = None) -> Tensor:
-        """int64 keys [q, min(k, codes)], descending; empty ones where the lists hold fewer."""
+        """int64 keys [q, min(k, codes)], descending; padded with empty keys."""
         n = min(k, len(self))
-        self.scan.block_rows(n)  # whether the memory sorts that many
+        self.scan.block_rows(n)  # raises if k results exceed the memory
         rows = self.lists.rows()
         parts = []
         for start in range(0, len(queries), rows):
@@ -200,7 +199,7 @@ class Lists:
         open_ = torch.ones(len(queries), dtype=torch.bool, device=queries.device)
         wanted = k + max(SPARE, k // 4)
         if self.index is not None and nprobe == int(self.index.nprobe) and wanted <= MAX_K:
-            some = (count == nprobe).nonzero()[:, 0]  # Faiss looks at as many lists for every query
+            some = (count == nprobe).nonzero()[:, 0]  # Faiss probes the same number of lists for every query
             if len(some):
                 own = lists[some, :nprobe].contiguous()
                 with self._lock:
@@ -217,11 +216,11 @@ class Lists:
 
 
 def agree(parts: list[Any], *, shard: bool) -> None:
-    """Have the list searchers of several parts of the items look at the same lists.
+    """Make the parts on several devices probe the same lists.
 
     Args:
         parts: :class:`Lists`, one per device.
-        shard: each has a part of the items; else each has all.
+        shard: whether each has a part of the items, rather than all.
     """
     if not shard or not parts:
         return

@@ -1,4 +1,4 @@
-"""Indexes onto devices: through Faiss where it can, and by torch where it cannot."""
+"""Copy indexes to devices: through Faiss if possible, else by torch alone."""
 
 from __future__ import annotations
 
@@ -43,36 +43,35 @@ def to_gpu(
     group: bool | None = None,
     memory: int = MEMORY,
 ) -> DeviceIndex:
-    """Put an index onto one GPU, or several: Faiss shortlists there, torch decides. (:func:`to_torch`: torch alone.)
+    """Copy an index to one or several GPUs, where Faiss shortlists and torch re-scores. (:func:`to_torch`: torch alone.)
 
     Args:
-        source: a Faiss index in any form of :mod:`..faissio.storage`, or an :class:`..indexes.memory.MemoryIndex`. Rows of any
-            packing become the flat GPU form and are searched *exactly*, FastScan's too, since a GPU has no use for its
-            rounded tables. Where equal codes are grouped, distinct codes are searched and expanded there. Lists keep their
-            centroids, items and ``nprobe``.
+        source: a Faiss index in any form of :mod:`..faissio.storage`, or an :class:`..indexes.memory.MemoryIndex`. Codes of any
+            packing are converted to the flat GPU form and searched *exactly*, also FastScan's. If equal codes are grouped, distinct
+            codes are searched and expanded on the GPU. Lists keep their centroids, items and ``nprobe``.
         device: number of the GPU.
-        devices: several; ``mode`` then says whether each gets a part of the items (``shard``) or all of them and a part
-            of the queries (``replica``).
-        search: ``exact`` to the bit; k above 2,048 goes to torch alone, and so does everything where Faiss cannot take the
-            codes or lists (at most 2,048 looked at), or needs more than ``memory`` for a query (:func:`scan_bytes`: some 8
-            bytes per item). ``approximate``: Faiss alone, with its own scores, lists and choice among ties, k up to 2,048, no
-            filters and ranges, no second copy of the codes on the GPU, and as much memory as one query needs.
-        lists: of the flat form (default: by the number of items).
-        group: search distinct codes (default: as the index does, or has switched to; a Faiss index does not).
-        memory: bytes that Faiss and torch may each use on a device while searching, beyond codes, ids, centroids and
-            results. Faiss gets as many queries at once as fit (:mod:`.memory`).
+        devices: several GPUs; with ``mode`` ``shard`` each gets a part of the items, with ``replica`` all items and a part of the
+            queries.
+        search: ``exact``: bit-equal to the CPU. torch alone searches for k above 2,048, if Faiss does not support the codes or
+            lists (at most 2,048 probed), or needs more than ``memory`` for a query (:func:`scan_bytes`: about 8 bytes per item).
+            ``approximate``: Faiss alone, with its own scores, lists and order of ties, k up to 2,048, without filters and ranges,
+            without a second copy of the codes, with as much memory as one query needs.
+        lists: lists of the flat form (default: by the number of items).
+        group: search distinct codes (default: as the source index does; a Faiss index does not).
+        memory: bytes that Faiss and torch may each use on a device in a search, in addition to codes, ids, centroids and results.
+            Batches are split to fit (:mod:`.memory`).
 
     Raises:
-        DeviceError: a GPU is not there, or Faiss left an index on the CPU (never a silent run there).
-        DataError: the index is empty or not sound.
-        UsageError: an option out of range; ``approximate`` for codes or lists that Faiss cannot take on a GPU.
+        DeviceError: no such GPU, or Faiss left an index on the CPU (there is no silent fall-back).
+        DataError: the index is empty or invalid.
+        UsageError: an option out of range; ``approximate`` for codes or lists that Faiss does not support on a GPU.
     """
     check_mode(mode)
     if search not in ("exact", "approximate"):
         raise UsageError(f"search {search!r}: choose exact or approximate")
     numbers = [device] if devices is None else list(devices)
     if not numbers or len(set(numbers)) != len(numbers):
-        raise UsageError(f"devices {numbers}: name one GPU or more, each once")
+        raise UsageError(f"devices {numbers}: name at least one GPU, each once")
     for number in numbers:
         check_gpu(number)
     return spread(
@@ -94,10 +93,10 @@ def to_torch(
     group: bool | None = None,
     memory: int = MEMORY,
 ) -> DeviceIndex:
-    """Put an index onto a device, or several, for torch alone: exact, of any K and code length.
+    """Copy an index to one or several devices for exact search by torch alone, for any K and code length.
 
     Args:
-        device: named by the caller: ``cuda:0``, or ``cpu`` to see the same mathematics without a GPU.
+        device: ``cuda:0``, or ``cpu`` to run the GPU algorithm on the CPU.
         source, mode, group, memory: as :func:`to_gpu`.
 
     Raises:
@@ -109,14 +108,14 @@ def to_torch(
 
 
 def of_codes(codes: Any, Z: Floats, *, device: str | int, memory: int = MEMORY) -> DeviceIndex:
-    """Packed codes, an array or a tensor that is on ``device`` already, for torch alone; an item's id is its position.
+    """Index of packed codes, an array or a tensor on ``device``, for torch alone; ids are row numbers.
 
     Args:
         codes: uint8 [n, code_size]. Z: float32 [M, K, d].
 
     Raises:
         DeviceError: no such GPU.
-        DataError, UsageError: unfit codes or codebooks; a tensor on another device.
+        DataError, UsageError: invalid codes or codebooks; a tensor on another device.
     """
 
     scan = Scan(codes, Z, device_of(device), memory)
@@ -125,7 +124,7 @@ def of_codes(codes: Any, Z: Floats, *, device: str | int, memory: int = MEMORY) 
 
 
 class Source:
-    """What goes to devices: codes in ascending order of id, and how they are to be searched."""
+    """Content for devices: codes in ascending order of id, and search options."""
 
     def __init__(
         self, codes: Codes, ids: Ids | None, Z: Floats, *, group: bool = False, groups: Groups | None = None
@@ -143,7 +142,7 @@ class Source:
             if source.lists:
                 held = cls.of(source.to_faiss(), group)
             else:
-                groups = source.groups  # also those of an exact index that has switched to them
+                groups = source.groups  # also of an exact index that has switched to groups
                 chosen = groups is not None if group is None else group
                 held = cls(
                     source.codes,
@@ -158,7 +157,7 @@ class Source:
         if layout.ntotal == 0:
             raise DataError("the index is empty: add codes first (gpq index)")
         codes, ids, list_of = layout.ordered()
-        # copies, so that the index may go
+        # copies, so that the index can be freed
         own = None if ids is None else ids.copy()
         held = cls(codes.copy(), own, layout.codebooks, group=bool(group) and list_of is None)
         if list_of is not None:
@@ -167,7 +166,7 @@ class Source:
         return held
 
     def part(self, rows: slice) -> Source:
-        """Some of the items, searched alike."""
+        """Part of the items, with the same options."""
         if rows == slice(0, len(self.codes)):
             return self
         ids = None if self.ids is None else self.ids[rows]
@@ -177,13 +176,13 @@ class Source:
         return part
 
     def groups(self) -> Groups:
-        """Distinct codes and their items, found once."""
+        """Distinct codes and their items, computed once."""
         if self._groups is None:
             self._groups = Groups.of(self.codes)
         return self._groups
 
     def own_ids(self) -> Ids | None:
-        """The ids, or None where an id is a position."""
+        """The ids; None if they are row numbers."""
         ids = self.ids
         if ids is None or (ids[0] == 0 and ids[-1] == len(ids) - 1):
             return None
@@ -200,7 +199,7 @@ def spread(
     *,
     approximate: bool = False,
 ) -> DeviceIndex:
-    """Parts on devices; ``clone`` puts a Faiss index onto one; None: torch works alone."""
+    """Parts on devices; ``clone`` copies a Faiss index to a device; None: torch alone."""
     check_memory(memory)
     reason = None if clone is None else unfit_for_faiss(source.Z)
     if reason is not None and approximate:
@@ -208,7 +207,7 @@ def spread(
     clone = clone if reason is None else None
     n = len(source.codes)
     if mode == "shard" and len(places) > n:
-        raise UsageError(f"{n} items cannot be spread over {len(places)} devices: use fewer, or replicas")
+        raise UsageError(f"{n} items cannot be split over {len(places)} devices: use fewer, or replicas")
     bounds = [i * n // len(places) for i in range(len(places) + 1)]
     parts = []
     for i, place in enumerate(places):
@@ -271,7 +270,7 @@ def _faiss_form(
     *,
     approximate: bool,
 ) -> Any:
-    """The index that Faiss takes onto a device; None where torch works alone, which keeps to the memory."""
+    """The index for Faiss on a device; None for torch alone, if Faiss would exceed the memory."""
     if source.list_of is None or source.centroids is None:
         too_large = not approximate and scan_bytes(len(codes), codes.shape[1], lists) > memory
         return None if too_large else zero_lists(codes, source.Z, lists=lists)

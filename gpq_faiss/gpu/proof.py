@@ -1,7 +1,7 @@
-"""What Faiss shortlisted on a device, scored again: the exact best, and for which queries that is proven.
+"""Re-score Faiss' shortlist on a device: exact results, and for which queries they are proven.
 
-As on the CPU (:mod:`..index.proof`): where the k-th exact score beats all that Faiss can have left out, by more than two float32
-evaluations of a score can lie apart, nothing better was left out.
+As on the CPU (:mod:`..indexes.proof`): if the k-th exact score exceeds everything that Faiss left out by more than the maximum difference
+of two float32 evaluations of a score, the result is proven.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from .scan import Scan
 from .tensors import EMPTY_KEY, best_of, keys_of, split_keys
 
 SPARE = 32
-"""Shortlisted beyond k, at least."""
+"""Minimum number of candidates beyond k."""
 _UNIT = 2.0**-23  # twice the relative error of one float32 operation
 
 
 def decide(
     scan: Scan, queries: Tensor, tables: Tensor, found: tuple[Tensor, Tensor], k: int, held: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The best of what was shortlisted.
+    """The best of the shortlist.
 
     Args:
         scan: the codes.
-        queries: float32 [q, M*d]. tables: theirs, :meth:`.scan.Scan.tables`.
+        queries: float32 [q, M*d]. tables: their :meth:`.scan.Scan.tables`.
         found: Faiss' scores float32 and positions int64 (-1: none), both [q, c].
-        held: int64 [q], how many codes Faiss chose from.
+        held: int64 [q], number of codes Faiss searched.
 
     Returns:
-        int64 keys [q, k], descending, empty ones where there are fewer; bool [q], whether they are proven.
+        int64 keys [q, k], descending, padded with empty keys; bool [q], whether they are proven.
     """
     approximate, positions = found
     there = positions >= 0
@@ -40,7 +40,7 @@ def decide(
         more = best.new_full((len(best), k - best.shape[1]), EMPTY_KEY)
         best = torch.cat([best, more], dim=1)
     slack = _rounding(scan, queries)
-    # Faiss' scores are checked where they can be: those that lie further off prove nothing.
+    # Faiss' scores are checked against exact ones: if they differ too much, nothing is proven.
     near = (approximate - exact).abs() <= slack[:, None]
     proven = (near | ~there).all(dim=1) & (there.sum(dim=1) == held.clamp_max(there.shape[1]))
     least = torch.where(there, approximate, torch.inf).amin(dim=1)
@@ -49,7 +49,7 @@ def decide(
 
 
 def _rounding(scan: Scan, queries: Tensor) -> Tensor:
-    """How far two float32 evaluations of a score can lie apart, float32 [q] (:func:`..index.scanners.rounding_bound`)."""
+    """Maximum difference of two float32 evaluations of a score, float32 [q] (:func:`..index.scanners.rounding_bound`)."""
     M, d = scan.M, scan.d
     norms = torch.linalg.vector_norm(queries.double().reshape(-1, M, d), dim=2).sum(dim=1)
     # rounded upwards

@@ -1,11 +1,10 @@
-"""Whole rankings measured on a device: tie-aware, multi-label, at bounded memory.
+"""Measure full rankings on a device: tie-aware, multi-label, in bounded memory.
 
-The numbers are those of :func:`gpq_faiss.evaluation.ranking.rank_codes`: tables are rounded to the same whole numbers, so the
-same items tie, and each tie counts as its convention says (McSherry & Najork, "Computing Information Retrieval Performance
+Results equal those of :func:`gpq_faiss.evaluation.ranking.rank_codes`: tables are rounded to the same integers, so the same items tie,
+and ties follow the same convention (McSherry & Najork, "Computing Information Retrieval Performance
 Measures Efficiently in the Presence of Tied Scores", ECIR 2008). Only the order of the last float64 additions differs.
-Scores, sorts, average precision of whole rankings and the precision-recall curve are made on the device; what is measured
-at the first k is worked out on the host, from the few tie groups that these hold. Items that share both code and labels are
-one entry with a count.
+Scores, sorts, average precision of full rankings and the precision-recall curve are computed on the device; measures at k on the host,
+from few tie groups. Items with equal code and labels are one entry with a count.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ from ..evaluation.ties import (
 from .memory import MEMORY
 from .tensors import device_of, tensor_of
 
-_ENTRIES = 4096  # places of a look-up table that serves several codebooks
+_ENTRIES = 4096  # entries of a look-up table of several codebooks
 _CELL = 256
-"""Bytes an entry and query need at most: score, its sort with places, counts, sums, tie groups, dense results."""
+"""Maximum bytes per entry and query: score, sort, counts, sums, tie groups, dense results."""
 _ROWS = 1024
-_CELLS = 1 << 30  # entries per block, at most: torch's nonzero takes fewer than 2^31
-_TABLE = 1 << 20  # harmonic numbers from a table; beyond, their expansion is exact to float64
+_CELLS = 1 << 30  # maximum entries per block: torch's nonzero supports fewer than 2^31
+_TABLE = 1 << 20  # harmonic numbers from a table; beyond it their expansion is exact in float64
 _EULER = 0.5772156649015329
 _LEAST = float(np.finfo(np.float64).tiny)
 
@@ -64,16 +63,16 @@ def rank_on_device(  # noqa: PLR0913
     Args:
         tables: float32 [Q, M, K], score = sum over m of tables[q, m, code_m], larger is better; an array or a tensor.
         codes: uint8 [N, M], codeword numbers below K (:func:`gpq_faiss.codes.bits.unpack_codes`).
-        query_labels, database_labels, ties, k, denominator, ks, levels: as
-            :func:`gpq_faiss.evaluation.ranking.rank_codes` takes them. Ties in order of id are those of the rows.
-        device: ``cuda:N``, a GPU's number, or ``cpu``. The caller names it; there is no fall-back.
-        memory: bytes for what is held at once, beyond the database (default: 1 GiB, or what one query needs).
+        query_labels, database_labels, ties, k, denominator, ks, levels: see
+            :func:`gpq_faiss.evaluation.ranking.rank_codes`. The order of ids is that of the rows.
+        device: ``cuda:N``, a GPU's number, or ``cpu``; there is no fall-back.
+        memory: bytes of working memory, without the database (default: 1 GiB, or the needs of one query).
 
     Raises:
         DeviceError: no such GPU.
-        DataError: shapes that do not belong together, codes out of range, tables not finite, an empty database.
-        UsageError: an unknown convention, a k below 1, codes of another width than the tables; ``memory`` does not hold
-            one query's ranking.
+        DataError: inconsistent shapes, codes out of range, tables not finite, or an empty database.
+        UsageError: an unknown convention, a k below 1, codes of another width than the tables; ``memory`` too small for one
+            query.
     """
     place = device_of(device)
     check_ties(ties)
@@ -124,7 +123,7 @@ def rank_on_device(  # noqa: PLR0913
             precision[rows], recall[rows] = precision_of(top, ks), recall_of(top, ks)
         if len(points):
             lines = tied.interpolated_precision(torch.from_numpy(points).to(place)).cpu().numpy()
-            for line in lines:  # one by one: blocks must not matter
+            for line in lines:  # one by one, so that results do not depend on blocks
                 curve += line
     return result_of(
         ap,
@@ -163,14 +162,14 @@ def _checked(tables: ArrayLike | Tensor, codes: NDArray[np.uint8]) -> tuple[Tens
 
 
 def _words(packed: NDArray[np.uint8], width: int) -> NDArray[np.int64]:
-    """Packed rows as int64 words [n, width / 8], zeros appended: relevance is then a few ANDs."""
+    """Packed rows as zero-padded int64 words [n, width / 8], so that relevance is a few ANDs."""
     rows = np.zeros((len(packed), width), np.uint8)
     rows[:, : packed.shape[1]] = packed
     return rows.view(np.int64)
 
 
 def _chunks(M: int, K: int) -> Iterator[tuple[int, int]]:
-    """Codebooks [start, stop) that share a look-up table."""
+    """Ranges [start, stop) of codebooks that share a look-up table."""
     step = 1
     while K ** (step + 1) <= _ENTRIES:
         step += 1
@@ -179,7 +178,7 @@ def _chunks(M: int, K: int) -> Iterator[tuple[int, int]]:
 
 
 def _columns(codes: NDArray[np.uint8], K: int, device: torch.device) -> Tensor:
-    """Place of each entry in each look-up table, int32 [chunks, P]."""
+    """Index of each entry in each look-up table, int32 [chunks, P]."""
     columns = []
     for start, stop in _chunks(codes.shape[1], K):
         place = np.zeros(len(codes), np.int32)
@@ -190,13 +189,13 @@ def _columns(codes: NDArray[np.uint8], K: int, device: torch.device) -> Tensor:
 
 
 def _whole(tables: Tensor, first: int) -> Tensor:
-    """Tables as whole numbers int32 [q, M, K] whose sums stay below 2^30: multiples of 2^-29 of the largest score that
-    the query can have, as the ranking on the CPU takes them, so that the same scores are equal."""
+    """Tables as int32 [q, M, K] with sums below 2^30: multiples of 2^-29 of the query's largest possible score, as on the CPU, so
+    that the same scores are equal."""
     largest = tables.abs().amax(dim=2).cpu().numpy().sum(axis=1, dtype=np.float64)
     fine = largest < np.finfo(np.float32).max
     if not fine.all():
         bad = first + int(np.argmin(fine))
-        raise DataError(f"score tables hold NaN, infinity or values too large to add, in query {bad}")
+        raise DataError(f"score tables contain NaN, infinity or values too large to add, in query {bad}")
     factor = np.ldexp(1.0, 29 - np.frexp(largest)[1])
     scaled = tables.double() * torch.from_numpy(factor).to(tables.device)[:, None, None]
     return scaled.round().int()
@@ -231,11 +230,11 @@ class _Harmonic:
 
 @dataclass(frozen=True)
 class _Tied:
-    """Tie groups as :class:`gpq_faiss.evaluation.ties.Groups` has them, int64 [G], on the device.
+    """Tie groups as in :class:`gpq_faiss.evaluation.ties.Groups`, int64 [G], on the device.
 
     Attributes:
-        place: of each group's last entry in its ranking.
-        shape: rankings, and entries of each.
+        place: rank of each group's last entry.
+        shape: number of rankings, and entries per ranking.
     """
 
     row: Tensor
@@ -257,24 +256,24 @@ class _Tied:
         )
 
     def top(self, k: int) -> Groups:
-        """Those groups on the host that measures at ``k`` depend on."""
+        """The groups that measures at ``k`` depend on, on the host."""
         near = (self.before < k).nonzero()[:, 0]
         fields = (self.row, self.before, self.size, self.hits_before, self.hits)
         row, before, size, hits_before, hits = (field[near].cpu().numpy() for field in fields)
         return Groups(self.shape[0], row, before, size, hits_before, hits, self.relevant.cpu().numpy())
 
     def _dense(self, values: Tensor) -> Tensor:
-        """Values float64 [G] at their places, zeros elsewhere."""
+        """Dense matrix of values float64 [G], zero elsewhere."""
         dense = torch.zeros(self.shape, dtype=torch.float64, device=values.device)
         dense[self.row, self.place] = values
         return dense
 
     def average_precisions(self, harmonic: _Harmonic) -> Tensor:
-        """float64 [q], expected, of the full ranking; 0 for one without relevant items."""
+        """Expected average precision of the full rankings, float64 [q]; 0 without relevant items."""
         a, n, b, r = self.before, self.size, self.hits_before, self.hits
         slope = (r - 1).double() / (n - 1).clamp_min(1)
         sums = (b + 1 - slope * (a + 1)) * harmonic.between(a, n) + slope * n
-        # summed row by row from a dense array: additions by atomics would come in any order
+        # summed by row from a dense array, as atomic additions have no fixed order
         return self._dense(sums * (r.double() / n)).sum(dim=1) / self.relevant.clamp_min(1)
 
     def interpolated_precision(self, levels: Tensor) -> Tensor:
@@ -306,13 +305,13 @@ class _Tied:
 
 
 class _Entries:
-    """The database on the device: entries in the order that ties take where ``each`` is a group of its own."""
+    """The database on the device; with ``each``, entries are single items in the order of ties."""
 
     def __init__(self, columns: Tensor, counts: Tensor, words: Tensor, *, each: bool) -> None:
         self.columns, self.counts, self.words, self.each = columns, counts, words, each
 
     def _scores(self, tables: Tensor) -> Tensor:
-        """int32 [q, P]: exact sums of whole numbers."""
+        """Scores int32 [q, P], exact integer sums."""
         q, M, K = tables.shape
         total: Tensor | None = None
         for number, (start, stop) in enumerate(_chunks(M, K)):
@@ -325,7 +324,7 @@ class _Entries:
         return total
 
     def rank(self, tables: Tensor, queries: Tensor) -> _Tied:
-        """Tie groups of the rankings for whole-number tables [q, M, K] and label words [q, W]."""
+        """Tie groups of the rankings for integer tables [q, M, K] and label words [q, W]."""
         scores, order = self._scores(tables).sort(dim=1, descending=True, stable=self.each)
         q, P = scores.shape
         hit = torch.zeros((q, P), dtype=torch.bool, device=scores.device)

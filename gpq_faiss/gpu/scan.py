@@ -1,9 +1,8 @@
-"""Exact search by torch on one device: any k, whole rankings, ranges, at bounded memory.
+"""Exact search by torch on one device: any k, full rankings, ranges, in bounded memory.
 
-Codes stay on the device as bytes. A block of them is scored against a block of queries by look-ups in byte-fused
-tables; what beats the k-th score so far joins the best. Scores, order and ties are those of the exact kinds of
-:mod:`..index.memory` (see :mod:`.tensors`), so the answer does not depend on the device, the blocks or the batch. Of a filter
-only the codes that it lets through are scored.
+Packed codes are on the device. Blocks of codes are scored against blocks of queries by look-ups in byte-fused tables; codes above the
+current k-th score are merged into the best. Scores, order and ties are those of the exact kinds of :mod:`..indexes.memory` (see
+:mod:`.tensors`), so results do not depend on device, blocks or batch. With a filter, only passing codes are scored.
 """
 
 from __future__ import annotations
@@ -36,25 +35,25 @@ from .tensors import (
     tensor_of,
 )
 
-_CELL = 80  # bytes a score needs while it is made, turned into a key, selected and sorted
+_CELL = 80  # bytes per score, for key, selection and sort
 _WIDE = 1 << 18  # codes per block that keep a GPU busy
-_ROWS = 1024  # queries per block, at most
-_CELLS = 1 << 30  # scores a block, at most: torch's nonzero takes fewer than 2^31
-_MASKED = 64  # bytes per item that passes a filter, needed while such items are sought
-_DENSE = 4  # a block of which more than 1 in this many passes is selected from whole
+_ROWS = 1024  # maximum queries per block
+_CELLS = 1 << 30  # maximum scores per block: torch's nonzero supports fewer than 2^31
+_MASKED = 64  # bytes per passing item while a filter is applied
+_DENSE = 4  # blocks with more than 1 in this many passing are scored in full
 
 
 class Scan:
-    """Codes on a device and the exact search over all of them; results are keys of positions.
+    """Codes on a device and exact search over all of them; results are keys with row numbers.
 
     Args:
-        codes: packed, uint8 [n, code_size]; an array, or a tensor on ``device`` (then nothing travels).
+        codes: packed, uint8 [n, code_size]; an array, or a tensor on ``device`` (not copied).
         Z: codebooks float32 [M, K, d].
-        device: as :func:`.tensors.device_of` gives it.
-        memory: bytes for what is held at once, beyond codes and results.
+        device: from :func:`.tensors.device_of`.
+        memory: bytes of working memory, without codes and results.
 
     Raises:
-        DataError, UsageError: unfit codes or codebooks, none at all, more than 2^32 - 1, or ``memory`` below one byte.
+        DataError, UsageError: invalid codes or codebooks, no codes, more than 2^32 - 1, or ``memory`` below 1.
     """
 
     def __init__(self, codes: Any, Z: ArrayLike, device: torch.device, memory: int = MEMORY) -> None:
@@ -63,7 +62,7 @@ class Scan:
         check_memory(memory)
         packed = codes_on(codes, self.M, self.K, device)
         if not 1 <= len(packed) <= MAX_ROWS:
-            raise DataError(f"{len(packed):,} codes: from 1 to {MAX_ROWS:,} an index; search more in several")
+            raise DataError(f"{len(packed):,} codes: an index has 1 to {MAX_ROWS:,}; use several for more")
         self.device = device
         self.memory = memory
         self.paired = is_paired(self.M, self.K)
@@ -78,10 +77,10 @@ class Scan:
         return fused_tables(score_tables_torch(queries, self.Z))
 
     def block_rows(self, k: int) -> int:
-        """Queries at a time within the memory.
+        """Queries per block within the memory.
 
         Raises:
-            UsageError: the memory does not hold ``k`` results of one query while they are sorted.
+            UsageError: the memory is too small to sort ``k`` results of one query.
         """
         n = len(self)
         least = _CELL * (k + min(n, max(1, k // 16)))
@@ -96,10 +95,10 @@ class Scan:
         return max(1, min(len(self), min(self.memory // _CELL, _CELLS) // rows - k))
 
     def search_keys(self, queries: Tensor, k: int, mask: Tensor | None = None) -> Tensor:
-        """The best ``k`` of all codes: int64 keys [Q, min(k, n)], descending. Queries are checked, on the device.
+        """The best ``k`` codes: int64 keys [Q, min(k, n)], descending. Queries are already checked and on the device.
 
         Args:
-            mask: bool [n] on the device: only these codes; empty keys where they are fewer than ``k``.
+            mask: bool [n] on the device: search only these codes; padded with empty keys.
         """
         k = min(k, len(self))
         out = torch.full((len(queries), k), EMPTY_KEY, dtype=torch.int64, device=self.device)
@@ -111,21 +110,21 @@ class Scan:
         return out
 
     def taken(self, rows: Tensor) -> Scan:
-        """The codes at ``rows`` int64 [r], in that order, to be searched alike."""
+        """A scan of the codes at ``rows`` int64 [r], in that order."""
         part = object.__new__(Scan)
         part.__dict__.update(self.__dict__)
         part.columns = self.columns.index_select(1, rows)
         return part
 
     def _blocks(self, step: int, mask: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Columns uint8 [T, c] and positions int64 [c], ascending, of at most ``step`` codes at a time."""
+        """Yield columns uint8 [T, c] and row numbers int64 [c], ascending, of at most ``step`` codes."""
         n = len(self)
         if mask is None:
             for start in range(0, n, step):
                 stop = min(n, start + step)
                 yield self.columns[:, start:stop], torch.arange(start, stop, device=self.device)
             return
-        # looked at in wide strides, or a filter that lets few through would leave blocks of a handful
+        # in wide strides, as a selective filter would otherwise leave tiny blocks
         wide = min(_CELLS, max(step, self.memory // _MASKED))
         for start in range(0, n, wide):
             places = mask[start : start + wide].nonzero()[:, 0] + start
@@ -146,7 +145,7 @@ class Scan:
         return best
 
     def _merged(self, best: Tensor, scores: Tensor, positions: Tensor) -> Tensor:
-        """``best`` (descending) after a block of later positions, which an equal score does not bring in."""
+        """Merge a block of later rows into ``best`` (descending); ties go to earlier rows."""
         k = best.shape[1]
         least = split_keys(best[:, -1:])[0]
         over = scores > least
@@ -169,13 +168,13 @@ class Scan:
     def range_keys(
         self, queries: Tensor, min_score: float, limit: int, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """All codes that score at least ``min_score``, in no order: query row int64 [r] and key int64 [r].
+        """All codes with at least ``min_score``, unordered: query rows int64 [r] and keys int64 [r].
 
         Args:
-            mask: bool [n] on the device: only these codes.
+            mask: bool [n] on the device: search only these codes.
 
         Raises:
-            DataError: more than ``limit``.
+            DataError: more than ``limit`` results.
         """
         none = torch.empty(0, dtype=torch.int64, device=self.device)
         rows, keys = [none], [none]
@@ -196,7 +195,7 @@ class Scan:
 
 
 class DeviceGroups:
-    """Distinct codes' items on a device: keys of groups become keys of items (:class:`..codes.groups.Groups`)."""
+    """Items of distinct codes on a device: expands keys of groups to keys of items (:class:`..codes.groups.Groups`)."""
 
     def __init__(self, groups: Groups, device: torch.device, memory: int = MEMORY) -> None:
         self.device = device
@@ -209,13 +208,13 @@ class DeviceGroups:
         return len(self.sizes)
 
     def restricted(self, mask: Tensor) -> tuple[Tensor, DeviceGroups]:
-        """Groups of the items that a filter lets through, in the order of the first of these, as ties need it.
+        """Groups of the items that pass a filter, in the order of their first passing item, as ties require.
 
         Args:
             mask: bool [items] on the device.
 
         Returns:
-            Their numbers here, int64 [r], and the groups themselves.
+            Their original numbers, int64 [r], and the groups.
         """
         kept = torch.empty(len(self.members), dtype=torch.bool, device=self.device)
         step = max(1, self.memory // _MASKED)
@@ -232,16 +231,16 @@ class DeviceGroups:
         part.device, part.memory, part.sizes = self.device, self.memory, sizes
         part.starts = torch.zeros(len(groups) + 1, dtype=torch.int64, device=self.device)
         torch.cumsum(sizes, 0, out=part.starts[1:])
-        # every group's run moves to its new place
+        # moves every group's run to its new offset
         shift = (before[self.starts[groups]] - part.starts[:-1]).repeat_interleave(sizes)
         part.members = members[torch.arange(len(members), device=self.device) + shift]
         return groups, part
 
     def expand_all(self, rows: Tensor, keys: Tensor, min_score: float, limit: int) -> tuple[Tensor, Tensor]:
-        """Every item of the groups ``keys`` int64 [r] of query ``rows`` int64 [r], in no order.
+        """All items of the groups ``keys`` int64 [r] of query ``rows`` int64 [r], unordered.
 
         Raises:
-            DataError: more than ``limit``; which names ``min_score``.
+            DataError: more than ``limit`` results; the message names ``min_score``.
         """
         scores, groups = split_keys(keys)
         sizes = self.sizes[groups]
@@ -258,13 +257,13 @@ class DeviceGroups:
         return rows, keys_of(scores.repeat_interleave(take), items)
 
     def expand(self, keys: Tensor, k: int) -> Tensor:
-        """The ``k`` best items, int64 keys [Q, k], of the best groups, keys [Q, g] descending; empty keys where the
-        groups hold fewer. With min(k, all) groups per row these are the k best items of all."""
+        """The ``k`` best items, int64 keys [Q, k], of the best groups, keys [Q, g] descending; padded with empty
+        keys. With min(k, all) groups per row these are the k best of all items."""
         scores, groups = split_keys(keys)
         there = groups >= 0
         sizes = torch.where(there, self.sizes[groups.clamp_min(0)], 0)
         ends = sizes.cumsum(dim=1)
-        # The group with the k-th item, and all that tie with it, since smaller ids may be in those.
+        # The group with the k-th item, and all tied groups, which may contain smaller ids.
         cut = (ends < k).sum(dim=1, keepdim=True).clamp_max(keys.shape[1] - 1)
         wanted = there & (scores >= scores.gather(1, cut))
         take = torch.where(wanted, sizes.clamp_max(k), 0)

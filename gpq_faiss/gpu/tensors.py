@@ -1,10 +1,10 @@
-"""Codes, codebooks and score tables as torch tensors on a device: checked, packed, encoded, scored.
+"""Codes, codebooks and score tables as torch tensors on a device: check, pack, encode, score.
 
-The float32 operations and their order are those of :mod:`..codes.codebooks`: products and sums one at a time, never a matrix
-product or a fused multiply-add. So wherever arithmetic follows IEEE 754, scores are the same bits as those of
-:func:`..codes.scores.score_codes`, and ties are ties on every device.
+The float32 operations and their order are those of :mod:`..codes.codebooks`: separate products and sums, no matrix products or fused
+multiply-adds. So with IEEE 754 arithmetic, scores are bit-equal to :func:`..codes.scores.score_codes`, and ties are the same on every
+device.
 
-Torch is imported here at the top: only this room imports this file.
+Imports torch at the top, so only this package imports this module.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from ..codes.nearest import tolerance
 from ..errors import DataError, DeviceError, UsageError
 
 EMPTY_KEY = torch.iinfo(torch.int64).min
-"""The key of a place without a result, as in :mod:`..codes.keys`."""
+"""The key of a missing result, as in :mod:`..codes.keys`."""
 MAX_ROWS = (1 << 32) - 1
 _LOW = 0xFFFF_FFFF
 _FLIP = 0x7FFF_FFFF
 _SHIFT = 1 << 32
-_ENCODE_ENTRIES = 32 << 20  # scores at once
+_ENCODE_ENTRIES = 32 << 20  # scores per block
 
 
 # Devices and tensors -------------------------------------------------------------------------------------------------
 
 
 def device_of(device: str | int | torch.device) -> torch.device:
-    """A torch device by name or GPU number. ``cpu`` only where it is requested by name.
+    """A torch device by name or GPU number.
 
     Raises:
         UsageError: not ``cpu``, ``cuda`` or ``cuda:N``.
@@ -60,14 +60,14 @@ def device_of(device: str | int | torch.device) -> torch.device:
 
 
 def tensor_of(array: NDArray[Any]) -> Tensor:
-    """An array as a tensor on the CPU, of the same memory where that may be written (torch wants no other)."""
+    """An array as a CPU tensor, without copy if the array is writable (as torch requires)."""
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 def vectors_on(
     x: ArrayLike | Tensor, D: int, device: torch.device, *, what: str = "queries", allow_empty: bool = False
 ) -> Tensor:
-    """``x`` [n, D] as contiguous float32 on ``device``. A numpy array is copied there, a tensor must be there already.
+    """``x`` [n, D] as contiguous float32 on ``device``. A numpy array is copied, a tensor must be on the device.
 
     Raises:
         UsageError: a tensor on another device.
@@ -84,7 +84,7 @@ def vectors_on(
     if x.ndim != 2:
         raise DataError(f"{what}: shape {tuple(x.shape)}, expected two dimensions [n, {D}]")
     if x.shape[1] != D:
-        raise DataError(f"{what}: {x.shape[1]} dimensions, expected {D}: is it of another model?")
+        raise DataError(f"{what}: {x.shape[1]} dimensions, expected {D}: is it from another model?")
     if len(x) == 0 and not allow_empty:
         raise DataError(f"{what}: empty, expected at least one row")
     x = x.detach().float().contiguous()
@@ -99,7 +99,7 @@ def codes_on(codes: Any, M: int, K: int, device: torch.device, *, what: str = "c
     """Packed codes uint8 [n, code_size] on ``device``, checked as :func:`..codes.bits.check_codes` does.
 
     Raises:
-        UsageError: a tensor on another device. DataError: another type or shape, or bits that no code has.
+        UsageError: a tensor on another device. DataError: another type or shape, or set padding bits.
     """
     if isinstance(codes, Tensor):
         if codes.device != device:
@@ -160,20 +160,19 @@ def encode_torch(
 ) -> Tensor:
     """Intra-normalised vectors -> packed codes, both on the device of ``x``: the codes of :func:`..codes.encode.encode`.
 
-    The best inner product wins; the few rows in which a second codeword comes so close that rounding could decide
-    otherwise (and rows of extreme length) go to the CPU, where Faiss decides. So the codes are those of ``encode``, bit
-    for bit, on every device.
+    The largest inner product wins; the few rows in which a second codeword is within rounding error (and rows of extreme norm) are
+    encoded on the CPU by Faiss. So codes are bit-equal to those of ``encode`` on every device.
 
     Args:
         x: floats [n, M*d], sub-vectors of any norm but 0.
         Z: float32 [M, K, d], an array on the host.
-        entries: scores held at once, which bounds the memory (some 16 bytes each).
+        entries: scores per block, which bounds the memory (about 16 bytes each).
 
     Returns:
         uint8 [n, code_size]
 
     Raises:
-        DataError: as :func:`..codes.encode.encode`: unfit codebooks, another width, NaN, a zero sub-vector (rows are named).
+        DataError: as :func:`..codes.encode.encode`: invalid codebooks, another width, NaN, a zero sub-vector (rows are named).
     """
     books = check_codebooks(Z)
     M, K, d = books.shape
@@ -197,7 +196,7 @@ def encode_torch(
             try:
                 decided = encode(rows, books, what=what)
             except DataError:
-                # the same error, with the rows numbered as the caller numbers them
+                # the same error, with the caller's row numbers
                 encode(block.cpu().numpy(), books, what=what, first_row=start)
                 raise
             codes[unsure] = torch.from_numpy(decided).to(x.device)
@@ -209,7 +208,7 @@ def encode_torch(
 
 
 def raw_tables(x: Tensor, Z: Tensor) -> Tensor:
-    """Inner products of sub-vectors with codewords, float32 [n, M, K], added in the order of ``score_tables``.
+    """Inner products of sub-vectors with codewords, float32 [n, M, K], summed in the order of ``score_tables``.
 
     Args:
         x: float32 [n, M*d]. Z: float32 [M, K, d] on the same device.
@@ -219,14 +218,14 @@ def raw_tables(x: Tensor, Z: Tensor) -> Tensor:
     tables = torch.zeros((len(parts), M, K), dtype=torch.float32, device=x.device)
     term = torch.empty_like(tables)
     for j in range(d):
-        # two roundings, not one: a fused multiply-add would give other bits than the CPU
+        # two roundings: a fused multiply-add would differ from the CPU
         torch.mul(parts[:, :, j, None], Z[None, :, :, j], out=term)
         tables.add_(term)
     return tables
 
 
 def score_tables_torch(x: Tensor, Z: Tensor) -> Tensor:
-    """:func:`raw_tables` of queries, refused where a score would overflow (DataError naming the rows)."""
+    """:func:`raw_tables` of queries. Raises DataError, naming rows: a score would overflow."""
     tables = raw_tables(x, Z)
     fine = torch.isfinite(tables.abs().amax(dim=2).sum(dim=1))
     if not bool(fine.all()):
@@ -241,7 +240,7 @@ def is_paired(M: int, K: int) -> bool:
 
 
 def fused_tables(tables: Tensor) -> Tensor:
-    """Score tables [Q, M, K] -> [Q, T, entries]: two codebooks a table where K <= 16, their sums beforehand."""
+    """Score tables [Q, M, K] -> [Q, T, entries]: precomputed sums of two codebooks per table if K <= 16."""
     Q, M, K = tables.shape
     if not is_paired(M, K):
         return tables
@@ -252,7 +251,7 @@ def fused_tables(tables: Tensor) -> Tensor:
 
 
 def columns_of(codes: Tensor, M: int, K: int) -> Tensor:
-    """Packed codes [n, code_size] -> places in :func:`fused_tables`, uint8 [T, n]; of K = 16 the bytes themselves."""
+    """Packed codes [n, code_size] -> indices into :func:`fused_tables`, uint8 [T, n]; for K = 16 the bytes themselves."""
     if is_paired(M, K) and K == 16:
         return codes.t().clone(memory_format=torch.contiguous_format)
     paired = is_paired(M, K)
@@ -267,7 +266,7 @@ def columns_of(codes: Tensor, M: int, K: int) -> Tensor:
 
 
 def score_columns(tables: Tensor, columns: Tensor, *, paired: bool) -> Tensor:
-    """Scores float32 [Q, n] of every query with every code: tables [Q, T, entries], columns uint8 [T, n]."""
+    """Scores float32 [Q, n] of all queries and codes: tables [Q, T, entries], columns uint8 [T, n]."""
     total = torch.zeros((len(tables), columns.shape[1]), dtype=torch.float32, device=tables.device)
     step = 1 if paired else 2
     for t in range(0, len(columns), step):
@@ -291,8 +290,8 @@ def score_places(tables: Tensor, columns: Tensor, positions: Tensor, *, paired: 
 
 
 def keys_of(scores: Tensor, positions: Tensor) -> Tensor:
-    """Score and position (< 2^32) in one int64, larger is better, as :func:`..codes.keys.sort_keys`."""
-    bits = (scores + 0.0).view(torch.int32)  # + 0.0 makes one of the two zeros
+    """Score and row number (< 2^32) in one int64, larger is better, as :func:`..codes.keys.sort_keys`."""
+    bits = (scores + 0.0).view(torch.int32)  # + 0.0 turns -0.0 into 0.0
     ordered = bits ^ ((bits >> 31) & _FLIP)
     return ordered.long() * _SHIFT + (_LOW - positions)
 
@@ -307,7 +306,7 @@ def split_keys(keys: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def best_of(keys: Tensor, k: int) -> Tensor:
-    """The ``k`` largest keys of each row, descending (all of them where there are fewer)."""
+    """The ``k`` largest keys of each row, descending (all, if fewer)."""
     if k >= keys.shape[1]:
         return keys.sort(dim=1, descending=True).values
     return keys.topk(k, dim=1).values

@@ -1,4 +1,4 @@
-"""The best results so far, merged part by part."""
+"""Merging of partial results."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Rows = slice | NDArray[np.int64]
 
 
 class Best:
-    """The best so far of some queries, filled part by part. Safe to use from several threads.
+    """Best results of some queries so far. Thread-safe.
 
     Attributes:
-        D: float32 [Q, k], larger first; -inf where nothing was found.
-        found: int64 [Q, k], equal scores by ascending id; -1 there.
-        list_of: int32 [Q, k], the list that each came from.
+        D: float32 [Q, k], descending; padded with -inf.
+        found: int64 [Q, k], ties in ascending order of id; padded with -1.
+        list_of: int32 [Q, k], list of each result.
     """
 
     def __init__(self, queries: int, k: int) -> None:
@@ -31,22 +31,22 @@ class Best:
         self._lock = threading.Lock()
 
     def floor(self, rows: Rows, *, ties: bool) -> Floats:
-        """What an item must exceed to enter, float32; with ``ties`` one of the same score might, having a smaller id."""
+        """Score that a new result must exceed, float32; with ``ties`` an equal score with a smaller id suffices."""
         with self._lock:
             kth: Floats = self.D[rows, -1]
         if not ties:
             return kth
-        # not the number next to 0, which programs that flush such small ones take for 0
+        # not the smallest subnormal, which may be flushed to 0
         return np.where(kth == 0, -_TINY, np.nextafter(kth, np.float32(-np.inf)))
 
     def take(self, rows: Rows, scores: Floats, ids: Ids, number: int) -> None:
-        """Merge results [n, any] of the queries ``rows`` in a list; missing ones are -inf and -1."""
+        """Merge results [n, any] of the queries ``rows`` from a list; missing ones are -inf and -1."""
         with self._lock:
             k = self.D.shape[1]
             own = np.arange(len(self.D))[rows]
             enters = scores >= self.D[own, -1:]
             new = enters.any(axis=1)
-            if not new.any():  # as mostly
+            if not new.any():  # the usual case
                 return
             few = int(enters.sum(axis=1).max())
             own, scores, ids = own[new], scores[new, :few], ids[new, :few]

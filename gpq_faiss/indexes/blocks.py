@@ -1,4 +1,4 @@
-"""Blocks of an index file's rows, read and made ready to be searched."""
+"""Blocks of rows of an index file, read and prepared for search."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .scanners import FastScan
 
 
 class Visit(NamedTuple):
-    """Rows ``start:stop`` of list ``number``, to be searched for the queries ``asked`` (None: all)."""
+    """Rows ``start:stop`` of list ``number``, to search for the queries ``asked`` (None: all)."""
 
     number: int
     start: int
@@ -36,14 +36,14 @@ class Visit(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Rows of a list, ready to be searched; ``ids_at`` makes ids of positions, -1 of -1."""
+    """Rows of a list, prepared for search; ``ids_at`` maps row numbers to ids, -1 to -1."""
 
     search: ProvenSearch
     ids_at: Callable[[Ids], Ids]
 
 
 class BlockReader:
-    """Reads blocks, and keeps some for later searches. Safe to use from several threads.
+    """Reads blocks and caches some. Thread-safe.
 
     Args:
         source: the file.
@@ -61,18 +61,18 @@ class BlockReader:
 
     @property
     def kept(self) -> int:
-        """Blocks kept for later searches."""
+        """Cached blocks."""
         return len(self._kept)
 
     def read(self, visit: Visit, where: Filter | None, *, fast: bool, keep: bool = False) -> Block | None:
-        """Rows of a list in the order of their ids; packed as they lie in the file where they can be. None: nothing passes.
+        """Rows of a list sorted by id, packed as in the file if possible. None: nothing passes.
 
         Args:
-            fast: pack them for FastScan where they are not packed.
-            keep: for later searches; only of a file without ids.
+            fast: pack them for FastScan if needed.
+            keep: cache them; only for files without ids.
 
         Raises:
-            DataError: bits set that no code of this model has.
+            DataError: set padding bits.
         """
         number, start, stop, _ = visit
         header, counting = self._header, self._header.id_starts is None
@@ -97,7 +97,7 @@ class BlockReader:
         return block
 
     def _packed(self, visit: Visit, ids: Ids, *, keep: bool) -> Block:
-        """Rows that stay in the blocks that FastScan has in the file."""
+        """Rows in the file's FastScan blocks."""
         number, start, stop, _ = visit
         header = self._header
         scan = FastScan.empty(self._Z, header.rows) if keep else self._scan()
@@ -106,14 +106,14 @@ class BlockReader:
         search = ProvenSearch(codes, self._Z, ("fastscan",), first=self._first, fast=scan)
         if header.id_starts is None:
             return Block(search, partial(_counted, start))
-        if self._ascending:  # only the ids of the results are read
+        if self._ascending:  # only ids of results are read
             return Block(
                 search, partial(_read_at, partial(header.some_ids, self._source, number, start, stop))
             )
         return Block(search, partial(_read_at, ids.__getitem__))
 
     def _unpacked(self, visit: Visit, ids: Ids, where: Filter | None, packing: Packing) -> Block | None:
-        """Rows in the order of their ids, of these only what a filter lets through."""
+        """Passing rows, sorted by id."""
         number, start, stop, _ = visit
         header, counting = self._header, self._header.id_starts is None
         codes = header.codes(self._source, number, start, stop)
@@ -132,11 +132,11 @@ class BlockReader:
         search.keep_packed()
         with self._lock:
             if any(stop > a and start < b for a, b in self._kept):
-                self._kept.clear()  # blocks of another size, of a search with other threads
+                self._kept.clear()  # blocks of another size, from a search with other threads
             self._kept[start, stop] = search
 
     def _scan(self) -> FastScan:
-        """This thread's scanner, to be filled; its memory is used again and again."""
+        """This thread's reusable scanner."""
         scan: FastScan | None = getattr(self._own, "scan", None)
         if scan is None:
             scan = self._own.scan = FastScan.empty(self._Z, self._header.rows)

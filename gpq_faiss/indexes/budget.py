@@ -1,4 +1,4 @@
-"""How many queries and rows a search in place holds at a time."""
+"""Memory budget of searches in place: queries and rows per block."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ LEAST_ROWS = 4096
 MOST_ROWS = 1 << 21  # a block that is read again for every batch, and one that is kept (measured)
 KEPT_ROWS = 1 << 23
 _VISIT_BYTES = 64
-"""What a list that a query looks at takes while it is put in order."""
+"""Bytes per list and query for sorting lists."""
 
 
 class Budget:
-    """What fits in so many bytes.
+    """Block sizes within a memory budget.
 
     Args:
         memory: bytes.
         header: of the file.
-        rows: codes in a block, at most (default: as many as fit and are still read faster).
+        rows: maximum codes per block (default: as many as fit, up to the fastest size).
     """
 
     def __init__(self, memory: int, header: Header, rows: int | None = None) -> None:
@@ -28,18 +28,18 @@ class Budget:
         self.lists = 0 if header.centroids is None else len(header.sizes)
 
     def queries(self, block: int, threads: int, k: int) -> int:
-        """Queries at a time, at most ``block``: half of the budget may go for them."""
+        """Queries per block, at most ``block``, within half of the budget."""
         return max(1, min(block, self.memory // (2 * self.query_bytes(threads, k))))
 
     def query_bytes(self, threads: int, k: int) -> int:
-        """What a query takes: its tables and results."""
+        """Bytes per query: tables and results."""
         return k * 12 * (4 + 2 * threads) + self.M * self.K * 72
 
     def rows_for(self, row_bytes: int, threads: int, queries: int, k: int) -> int:
-        """Rows of ``row_bytes`` that each thread may hold beside what the queries take.
+        """Rows of ``row_bytes`` per thread, in addition to the queries.
 
         Raises:
-            UsageError: the budget does not even hold the results.
+            UsageError: the budget is too small for the results.
         """
         rows = (self.memory - queries * self.query_bytes(threads, k)) // (threads * row_bytes)
         if rows < LEAST_ROWS:
@@ -50,7 +50,7 @@ class Budget:
         return int(min(rows, MOST_ROWS))
 
     def block_rows(self, threads: int, queries: int, k: int) -> int:
-        """Rows per block: what one row takes in memory, in each thread. Raises as :meth:`rows_for`."""
+        """Rows per block and thread. Raises as :meth:`rows_for`."""
         size = self._header.code_size
         if self.lists:
             return self._capped(self.rows_for(size * 6 + 40, threads, queries, k))
@@ -60,9 +60,9 @@ class Budget:
         return self._capped(max(LEAST_ROWS, min(rows, -(-self._header.n // threads))))
 
     def resident(self, threads: int, queries: int, k: int) -> bool:
-        """Whether the budget holds all codes packed, beside a block a thread: they are then kept for later searches.
+        """Whether all packed codes fit in the budget, besides a block per thread, so that they can be cached.
 
-        The file must be without ids, or these would have to be kept as well.
+        Only for files without ids, which would have to be cached as well.
         """
         if self._header.id_starts is not None or self.K != 16:
             return False
@@ -71,12 +71,12 @@ class Budget:
         return self.memory - needed > queries * self.query_bytes(threads, k)
 
     def kept_rows(self, threads: int) -> int:
-        """Rows per block that is kept."""
+        """Rows per cached block."""
         return self._capped(max(LEAST_ROWS, min(KEPT_ROWS, -(-self._header.n // threads))))
 
     def _capped(self, rows: int) -> int:
         return rows if self._rows is None else min(rows, self._rows)
 
     def fewer(self, block: int, nprobe: int) -> int:
-        """Queries at a time, so that the numbers of the lists that they probe take no more than an eighth of the budget."""
+        """Queries per block whose list numbers take at most an eighth of the budget."""
         return max(1, min(block, self.memory // (8 * _VISIT_BYTES * nprobe))) if self.lists else block

@@ -1,4 +1,4 @@
-"""What searches codes in memory, by their positions: shortlist and proof, or lists, over all codes or over distinct ones."""
+"""Search of codes in memory by row number: shortlist and proof, or lists, over all or distinct codes."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ Searcher = ProvenSearch | IvfSearch
 
 
 class Engine:
-    """Searches codes whose positions order ties. Safe to use from several threads at once.
+    """Searches codes; ties are ordered by row number. Thread-safe.
 
     Args:
         codes: uint8 [n, code_size], checked.
         Z: codebooks, float32 [M, K, d], checked.
-        plan: how to search.
-        ivf: for lists: how to make them (default: k-means), and the list of each of these very codes, where it is known.
-        may_group: switch to distinct codes where ties cost more than grouping does.
+        plan: search options.
+        ivf: for lists: their settings (default: k-means), and the list of each code, if known.
+        may_group: switch to distinct codes if ties cost more than grouping.
 
     Attributes:
         plan: as given, with ``group`` decided.
@@ -69,7 +69,7 @@ class Engine:
             self.ivf = dataclasses.replace((ivf or IvfSettings()).trained(codes, Z), list_of=None)
             known = None if ivf is None else ivf.list_of
             self.list_of = known if known is not None and len(known) == len(codes) else self._assigned(groups)
-        # in one piece, so that another thread never sees one without the other
+        # one object, so that other threads see both or neither
         self._held = self._searching(groups)
 
     def _assigned(self, groups: Groups | None) -> NDArray[np.int32]:
@@ -78,15 +78,15 @@ class Engine:
         assert self.ivf.centroids is not None
         if groups is None:
             return assign(self.codes, self.Z, self.ivf.centroids)
-        found = np.empty(len(self.codes), np.int32)  # equal codes go to one list
+        found = np.empty(len(self.codes), np.int32)  # equal codes are in one list
         found[groups.members] = np.repeat(assign(groups.codes, self.Z, self.ivf.centroids), groups.sizes)
         return found
 
     def _searching(self, groups: Groups | None) -> tuple[Searcher, Groups | None]:
-        """What searches all codes, or these groups of them; without the groups where they cannot be searched."""
+        """Searcher of all codes, or of these groups if they can be searched."""
         codes = self.codes if groups is None else groups.codes
         if self.ivf is None:
-            # FastScan hands on to float tables
+            # FastScan falls back to float tables
             finer = self.plan.search == "exact" and self.plan.packing == "fastscan"
             return ProvenSearch(
                 codes, self.Z, (self.plan.packing, "bytes") if finer else (self.plan.packing,)
@@ -96,28 +96,28 @@ class Engine:
         if groups is not None:
             of_group, sizes = list_of[groups.members[groups.starts[:-1]]], groups.sizes
             if not np.array_equal(list_of[groups.members], np.repeat(of_group, sizes)):
-                return self._searching(None)  # equal codes in several lists, as other programs may put them
+                return self._searching(None)  # other programs may put equal codes into several lists
             list_of = of_group
         return IvfSearch(codes, self.Z, self.ivf, list_of, self.plan.packing, sizes), groups
 
     @property
     def searcher(self) -> Searcher:
-        """What searches the codes, or the distinct ones."""
+        """Searcher of the codes, or of the distinct ones."""
         return self._held[0]
 
     @property
     def groups(self) -> Groups | None:
-        """The distinct codes and their positions, where they are searched."""
+        """The distinct codes and their rows, if these are searched."""
         return self._held[1]
 
     @property
     def lists(self) -> int:
-        """How many lists; 0 where there are none."""
+        """Number of lists; 0 if there are none."""
         searcher = self.searcher
         return len(searcher.probing.sizes) if isinstance(searcher, IvfSearch) else 0
 
     def set_nprobe(self, nprobe: int) -> None:
-        """Lists that a query probes from now on."""
+        """Set the number of lists to probe."""
         searcher = self.searcher
         assert isinstance(searcher, IvfSearch)
         assert self.ivf is not None
@@ -136,7 +136,7 @@ class Engine:
     def search(
         self, queries: Floats, k: int, nprobe: int, threads: int | None, block: int
     ) -> tuple[Floats, Ids]:
-        """Scores float32 [Q, k] and positions int64 [Q, k] of checked queries; -inf and -1 where lists held too few."""
+        """Scores float32 [Q, k] and positions int64 [Q, k] of checked queries; padded with -inf and -1."""
         if len(queries) == 1 and (one := self._search_one(queries[0], k, threads)) is not None:
             return one
         searcher, groups = self._held
@@ -144,7 +144,7 @@ class Engine:
         proven = searcher if isinstance(searcher, ProvenSearch) else None
         raw = proven is not None and self.plan.search == "approximate" and proven.packings[0] == "fastscan"
         if raw and inner >= (1 << 31):
-            raise UsageError("FastScan takes fewer than 2^31 results: search with kind 'fused'")
+            raise UsageError("FastScan supports fewer than 2^31 results: use kind 'fused'")
         D = np.empty((len(queries), k), np.float32)
         positions = np.empty((len(queries), k), np.int64)
 
@@ -166,11 +166,11 @@ class Engine:
         return D, positions
 
     def _search_one(self, query: Floats, k: int, threads: int | None) -> tuple[Floats, Ids] | None:
-        """:meth:`search` of one query [M*d], where there is a faster path."""
+        """:meth:`search` of one query [M*d], by a faster path if possible."""
         searcher, groups = self._held
         if not isinstance(searcher, ProvenSearch) or self.plan.search == "approximate":
             return None
-        check_threads(threads)  # one query is searched in this thread, whatever their number
+        check_threads(threads)  # one query is searched in the calling thread
         found = searcher.search_one(query, k if groups is None else min(k, len(groups)))
         if found is None:
             return None
@@ -178,20 +178,20 @@ class Engine:
         return D[None], positions[None]
 
     def exact(self) -> tuple[ProvenSearch, Groups | None]:
-        """What searches all codes exactly, or their groups: for ranges."""
+        """Exact searcher of all codes, or their groups, for ranges."""
         searcher, groups = self._held
         if isinstance(searcher, ProvenSearch):
             return searcher, groups
         return ProvenSearch(self.codes, self.Z), None
 
     def _regroup(self, searcher: Searcher) -> None:
-        """Switch to distinct codes where ties have cost as much as that does; the answers stay the same."""
+        """Switch to distinct codes once ties have cost as much as grouping; results are unchanged."""
         n = len(self.codes)
         if isinstance(searcher, IvfSearch):
             due = searcher.scored >= TIED * n
         else:
             due = searcher.brute_forced + searcher.retried // _RETRIED >= TIED
-        # (another search may be at it, or at a filter)
+        # (another thread may be doing the same)
         if not (due and self.may_group and self._lock.acquire(blocking=False)):
             return
         try:
@@ -205,6 +205,6 @@ class Engine:
                         over.count_on(searcher)
                     self._held = over, held
         except MemoryError:
-            self.may_group = False  # the answers are there without
+            self.may_group = False  # the search works without
         finally:
             self._lock.release()

@@ -1,16 +1,13 @@
 """An index over a file that stays on disk: codes are read in blocks, each searched exactly.
 
-Opening reads the header alone. A search holds a block of codes per thread, packs it for FastScan (or takes float tables
-where a batch is too small to pay for that), and merges the best of all blocks: equal to a search in memory to the bit.
-What a block must beat to matter is known from the blocks before, which makes most proofs short. A file of the fastscan
-form needs no packing; and where the budget holds all packed codes of a file without ids, they are kept for the searches to
-come.
+Opening reads only the header. A search reads a block of codes per thread, packs it for FastScan (or uses float tables for small
+batches), and merges the results of all blocks: bit-equal to a search in memory. The threshold from earlier blocks makes most proofs
+short. Files in FastScan form need no packing; packed codes of a file without ids are cached if they fit in the budget.
 
-Of a file with lists, each list that some query of a batch probes is read once, and searched for those queries. The answer
-is exact within the lists probed (:mod:`.probing`); with all of them it is that of the exact search. A file without lists
-is one list that every query probes.
+With lists, each list that some query of a batch probes is read once and searched for those queries. Results are exact within the
+probed lists (:mod:`.probing`); with all lists they equal the exact search. A file without lists is treated as one list.
 
-A search looks before and after whether the file was written to, and fails if it was.
+A search checks before and after whether the file was modified, and fails if so.
 """
 
 from __future__ import annotations
@@ -47,17 +44,17 @@ from .threads import check_block, check_k, check_nprobe, check_threads, omp_thre
 from .tune import OperatingPoint, operating_points, sample_queries_of
 
 MEMORY = "1GB"
-FAST_BATCH = 4  # queries from which packing a block for FastScan pays
-ALIGNED = 384  # FastScan's own blocks, of 32 to 128 codes, stay whole
+FAST_BATCH = 4  # minimum queries for packing blocks for FastScan
+ALIGNED = 384  # keeps FastScan's blocks, of 32 to 128 codes, whole
 _SAMPLE = 128  # sample queries
-_IDS = 1 << 20  # ids that are looked through at a time
+_IDS = 1 << 20  # ids per block of a scan
 
 Asked = list[tuple[int, NDArray[np.int64] | None]]
-"""Lists, each with the rows of the queries that look at it (None: all)."""
+"""Lists, each with the rows of the queries that probe it (None: all)."""
 
 
 class FileIndex:
-    """An index file searched in place. Made by :func:`open_file`; the file must stay as it is.
+    """An index file searched in place, created by :func:`open_file`. The file must not change.
 
     Attributes:
         path: the file.
@@ -65,15 +62,15 @@ class FileIndex:
         width: D of the queries.
         codebooks: float32 [M, K, d].
         fingerprint: of the codebooks.
-        model_fingerprint: of the model, where the sidecar names it.
-        budget: what a search holds at a time.
-        lists: how many; 0 where there are none.
-        nprobe: lists that a query probes by default; 0 where there are none.
+        model_fingerprint: of the model, if the sidecar names it.
+        budget: memory budget of a search.
+        lists: number of lists; 0 if there are none.
+        nprobe: default number of lists to probe; 0 if there are none.
         points: operating points of the last :meth:`tune`.
 
     Raises:
-        DataError: there are no items.
-        MismatchError: the sidecar is of another file.
+        DataError: an empty index.
+        MismatchError: the sidecar belongs to another file.
     """
 
     def __init__(self, source: IndexFile, header: Header, budget: Budget) -> None:
@@ -86,7 +83,7 @@ class FileIndex:
         self.width = self.M * self.d
         self.fingerprint = codebooks_fingerprint(header.codebooks)
         self.model_fingerprint: str | None = None
-        # A build in a stream notes whether ids ascend in every list. Were that wrong, ties would be in another order.
+        # Recorded by streaming builds: whether ids ascend in every list, which determines the order of ties.
         ascending = False
         if stated is not None:
             self.model_fingerprint = stated["model_fingerprint"]
@@ -111,25 +108,25 @@ class FileIndex:
 
     @property
     def plan(self) -> Plan:
-        """How it searches."""
+        """Search options."""
         return Plan("ivf" if self.lists else "exact", group=False)
 
     @property
     def sizes(self) -> Ids:
-        """Items of each list, int64 [lists]; without lists of the one that all are in."""
+        """Items per list, int64 [lists]; without lists a single one."""
         return self._header.sizes
 
     @property
     def kept_blocks(self) -> int:
-        """Blocks of packed codes that are kept for later searches."""
+        """Cached blocks of packed codes."""
         return self._blocks.kept
 
     def describe(self) -> str:
-        """How it searches, in one line."""
+        """One-line description of the search."""
         return f"{'disk-ivf' if self.lists else 'disk'}, {self.ntotal:,} items in place"
 
     def close(self) -> None:
-        """Give the file back; nothing can be searched then. Also at the end of a ``with``."""
+        """Close the file, also at the end of a ``with`` block; searches then fail."""
         self._source.close()
 
     def __enter__(self) -> Self:
@@ -145,7 +142,7 @@ class FileIndex:
 
     @contextlib.contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Around a search: what is found, or raised, is of the file that was opened.
+        """Context of a search that checks that the file is unchanged.
 
         Raises:
             UsageError: after :meth:`close`.
@@ -155,7 +152,7 @@ class FileIndex:
         try:
             yield
         except Exception:
-            self._check_file()  # what a search meets in a changed file may be anything
+            self._check_file()  # a modified file may cause any error
             raise
         self._check_file()
 
@@ -176,27 +173,26 @@ class FileIndex:
         block: int = 1024,
         lists: Ids | None = None,
     ) -> tuple[Floats, Ids]:
-        """The ``k`` best items of every query; of lists the nearest ``nprobe``, and more where these hold fewer than ``k``.
+        """The ``k`` best items of every query; with lists, of the nearest ``nprobe``, and more if these have fewer than ``k`` items.
 
         Args:
             xq: [Q, M*d].
-            k: 1..ntotal; a place without an item, as a filter may leave it, gets score -inf and id -1.
-            nprobe: lists that a query probes (default: :attr:`nprobe`); all of them give the exact answer.
+            k: 1..ntotal; if fewer items pass a filter, rows are padded with score -inf and id -1.
+            nprobe: lists to probe (default: :attr:`nprobe`); all lists give the exact result.
             where, threads: as :meth:`.memory.MemoryIndex.search`.
-            block: queries at a time; codes are read once for each block.
-            lists: int64 [Q, any], the lists that each query probes, -1 for none: of a shard, whose index chooses them.
+            block: queries per block; codes are read once per block.
+            lists: int64 [Q, any], lists to probe per query, padded with -1: for a shard, whose index chooses them.
 
         Returns:
-            D float32 [Q, k], larger first; I int64 [Q, k], equal scores by ascending id.
+            D float32 [Q, k], descending; I int64 [Q, k], ties in ascending order of id.
 
         Raises:
-            UsageError: ``k``, ``nprobe``, ``threads`` or ``block`` out of range, or a budget that is too small.
-            DataError: unfit queries or filter; codes in the file that no model has; the file was written to since it was
-                opened.
+            UsageError: ``k``, ``nprobe``, ``threads`` or ``block`` out of range, or too small a budget.
+            DataError: invalid queries, filter or codes; the file was modified since it was opened.
         """
         queries, k, workers, block = self._prelude(xq, k, threads, block)
         nprobe = self.check_nprobe(nprobe)
-        # k lists hold k items; a filter may leave too few in all lists
+        # k non-empty lists have k items, but a filter may leave too few
         most = self.lists if where is not None else min(self.lists, max(nprobe, k))
         block = self.budget.fewer(block, most if lists is None else lists.shape[1])
         count = self.count(where) if lists is None else None
@@ -222,12 +218,12 @@ class FileIndex:
         block: int = 64,
         lists: Ids | None = None,
     ) -> tuple[Ids, Floats, Ids]:
-        """All items that score at least ``min_score``, as :meth:`.memory.MemoryIndex.range_search`.
+        """All items with a score of at least ``min_score``, as :meth:`.memory.MemoryIndex.range_search`.
 
-        The results are held in memory, beside the budget.
+        Results are in memory, in addition to the budget.
 
         Args:
-            nprobe: only those in so many of the nearest lists (default: all lists).
+            nprobe: search only this many of the nearest lists (default: all).
             lists: as :meth:`search`.
 
         Raises:
@@ -253,7 +249,7 @@ class FileIndex:
                     if held is None:
                         continue
                     asked = np.arange(len(some)) if visit.asked is None else visit.asked
-                    # without lists one at a time, for memory's sake
+                    # without lists one at a time, to limit memory
                     for own in [asked] if self.lists else asked[:, None]:
                         yield Part(own + first, held.search, held.ids_at)
 
@@ -271,14 +267,14 @@ class FileIndex:
         budget = self.budget
         keep = where is None and budget.resident(workers, len(xq), k)
         rows = budget.kept_rows(workers) if keep else budget.block_rows(workers, len(xq), k)
-        # Ids that count up: a tie in a later block loses, and earlier blocks are done. Else it might win.
+        # With consecutive ids a tie in a later block loses; else it might win.
         counting = self._header.id_starts is None
         best = Best(len(xq), k)
         tables = QueryTables.of(xq, self.codebooks) if self.K == 16 else None
         waiting: list[tuple[Rows, Floats, Ids, int]] = []
 
         def one(visit: Visit) -> None:
-            faiss.omp_set_num_threads(1)  # of this thread alone
+            faiss.omp_set_num_threads(1)  # for this thread only
             queries = len(xq) if visit.asked is None else len(visit.asked)
             held = self._blocks.read(visit, where, fast=queries >= FAST_BATCH or keep, keep=keep)
             if held is None:
@@ -299,7 +295,7 @@ class FileIndex:
         visits = list(self._visits(asked, rows))
         wave = workers if counting else max(1, len(visits))
         with ThreadPoolExecutor(workers) as pool:
-            for first in range(0, len(visits), wave):  # no more results wait than there are threads
+            for first in range(0, len(visits), wave):  # limits pending results to the number of threads
                 for _ in pool.map(one, visits[first : first + wave]):
                     pass
                 for result in waiting:
@@ -308,11 +304,11 @@ class FileIndex:
         return best
 
     def _near(self, xq: Floats, nprobe: int, k: int, count: Callable[[Ids], Ids] | None) -> Ids | None:
-        """The lists that each query probes; None where there are no lists."""
+        """Lists to probe per query; None without lists."""
         return None if self._probing is None else self._probing.lists(xq, nprobe, k, count)
 
     def _asked(self, nearest: Ids | None) -> Asked:
-        """Each list that any query probes, with the rows of these queries; lists near to some query first."""
+        """Each probed list with the rows of its queries; lists nearest to some query first."""
         if nearest is None:
             return [(0, None)]
         order = np.argsort(nearest.reshape(-1), kind="stable")
@@ -327,7 +323,7 @@ class FileIndex:
         ]
 
     def _visits(self, asked: Asked, rows: int) -> Iterator[Visit]:
-        """The lists in blocks of about so many rows, whole blocks of FastScan."""
+        """The lists in blocks of about this many rows, keeping FastScan's blocks whole."""
         rows = max(ALIGNED, rows // ALIGNED * ALIGNED)
         for number, queries in asked:
             size = int(self.sizes[number])
@@ -335,8 +331,7 @@ class FileIndex:
                 yield Visit(number, start, min(size, start + rows), queries)
 
     def count(self, where: Filter | None) -> Callable[[Ids], Ids] | None:
-        """How many items of lists pass a filter: numbers of lists to items, of their shape. Each list is looked through once.
-        None where all items pass, or there are no lists."""
+        """Function from list numbers to the number of passing items; each list is scanned once. None without filter or lists."""
         if where is None or not self.lists:
             return None
         passing = np.full(self.lists, -1, np.int64)
@@ -358,7 +353,7 @@ class FileIndex:
     def _prelude(
         self, xq: ArrayLike, k: int, threads: int | None, block: int
     ) -> tuple[Floats, int, int, int]:
-        """Checked queries, k, number of threads, and queries at a time, for which half of the budget may go.
+        """Checked queries, k, number of threads, and queries per block within half of the budget.
 
         Raises as :meth:`.memory.MemoryIndex.search`.
         """
@@ -377,27 +372,27 @@ class FileIndex:
         return check_nprobe(nprobe, self.nprobe, self.lists, str(self.path))
 
     def set_nprobe(self, nprobe: int) -> None:
-        """Lists that each query probes from now on, at most all. Raises as :meth:`check_nprobe`."""
+        """Set the number of lists to probe, at most all. Raises as :meth:`check_nprobe`."""
         self.nprobe = self.check_nprobe(nprobe)
 
     def nearest_lists(self, xq: Floats, nprobe: int) -> Ids:
-        """The lists nearest to each query that hold an item, nearest first: int64 [Q, min(nprobe, such lists)]."""
+        """The nearest non-empty lists per query, nearest first: int64 [Q, min(nprobe, non-empty lists)]."""
         assert self._probing is not None
         return self._probing.nearest(xq, nprobe)
 
     @property
     def centroids(self) -> Floats | None:
-        """float32 [lists, M*d]; None where there are no lists."""
+        """Centroids float32 [lists, M*d]; None without lists."""
         return self._header.centroids
 
     def id_blocks(self, rows: int = _IDS) -> Iterator[Ids]:
-        """The ids of all items as they lie in the file, int64, at most ``rows`` at a time."""
+        """Yield the ids of all items in file order, int64, in blocks of ``rows``."""
         with self.unchanged():
             for number, start, stop in self._spans(rows):
                 yield self._header.ids(self._source, number, start, stop)
 
     def code_of(self, item: int) -> Codes | None:
-        """The code of an item, uint8 [code_size]; None where no item has this id. All ids are looked through."""
+        """The code of an item, uint8 [code_size]; None if there is no such id. Scans all ids."""
         with self.unchanged():
             for number, start, stop in self._spans(_IDS):
                 at = np.flatnonzero(self._header.ids(self._source, number, start, stop) == item)
@@ -407,7 +402,7 @@ class FileIndex:
         return None
 
     def _spans(self, rows: int) -> Iterator[tuple[int, int, int]]:
-        """Number of a list, first row and end, for all rows."""
+        """Yield list number, first row and end of blocks of all rows."""
         for number in np.flatnonzero(self.sizes).tolist():
             size = int(self.sizes[number])
             for start in range(0, size, rows):
@@ -418,7 +413,7 @@ class FileIndex:
         return self._header.codes(self._source, number, start, stop)
 
     def sample_queries(self, n: int = _SAMPLE, *, noise: float = 0.5, seed: int = 0) -> Floats:
-        """Sample queries, where there are no real ones (:func:`.tune.sample_queries_of`): float32 [min(n, ntotal), M*d]."""
+        """Sample queries, in place of real ones (:func:`.tune.sample_queries_of`): float32 [min(n, ntotal), M*d]."""
         ends = np.cumsum(self.sizes)
 
         def codes_at(rows: Ids) -> Codes:
@@ -465,22 +460,22 @@ class FileIndex:
 def open_file(path: str | Path, memory: str | int = MEMORY, *, rows: int | None = None) -> FileIndex:
     """Open an index file without reading its rows.
 
-    Its SHA-256 is not compared, which would read all of it; sizes and fingerprints are.
+    Sizes and fingerprints are checked, but not its SHA-256, which would read the whole file.
 
     Args:
-        memory: for the arrays of a search: bytes, or ``"2GB"``.
-        rows: codes read at a time, at most (default: as many as the memory holds and as are read fastest).
+        memory: budget of a search: bytes, or ``"2GB"``.
+        rows: maximum codes per block (default: by memory and speed).
 
     Raises:
-        DataError: missing, damaged, empty, or of a form that cannot be searched in place.
-        MismatchError: its sidecar is of another file.
-        UsageError: an unreadable budget.
+        DataError: missing, damaged, empty, or not searchable in place.
+        MismatchError: its sidecar belongs to another file.
+        UsageError: an invalid budget.
     """
     budget = parse_bytes(memory)
     if rows is not None:
         check_count(rows, "rows at a time")
     if Path(path).exists() and not Path(path).is_file():
-        raise DataError(f"{path} is no file: an index file is needed (gpq index, or faiss.write_index)")
+        raise DataError(f"{path} is not a file: an index file is needed (gpq index, or faiss.write_index)")
     source = IndexFile(path)
     try:
         header = read_header(source)

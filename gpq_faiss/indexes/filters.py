@@ -1,4 +1,4 @@
-"""Which items a search may return: lists of ids, bitmaps and predicates, for every kind of engine."""
+"""Filters of search results: lists of ids, bitmaps and predicates."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ..errors import DataError, UsageError
 from .items import IdMap
 
 Predicate = Callable[[Ids], NDArray[np.bool_]]
-"""Ids int64 [n], ascending, to bool [n]: whether each may be returned."""
+"""Function from ids int64 [n], ascending, to bool [n]: whether each may be returned."""
 
 
 def id_list(ids: ArrayLike | set[int] | frozenset[int] | range, what: str) -> Ids:
-    """int64 [n]. Raises DataError: not a list of whole numbers."""
+    """Ids as int64 [n]. Raises DataError: not a list of integers."""
     array = as_array(list(ids) if isinstance(ids, set | frozenset | range) else ids, what)
     if array.size == 0:
         return np.empty(0, np.int64)
@@ -31,7 +31,7 @@ def id_list(ids: ArrayLike | set[int] | frozenset[int] | range, what: str) -> Id
 
 @dataclass(frozen=True, eq=False)
 class Allow:
-    """Only these ids; ids that no item has are ignored.
+    """Filter: only these ids. Unknown ids are ignored.
 
     Examples:
         >>> import gpq_faiss as gpq
@@ -53,7 +53,7 @@ class Allow:
 
 @dataclass(frozen=True, eq=False)
 class Deny:
-    """All but these ids; ids that no item has are ignored.
+    """Filter: all but these ids. Unknown ids are ignored.
 
     Examples:
         >>> import gpq_faiss as gpq
@@ -72,9 +72,9 @@ class Deny:
 
 @dataclass(frozen=True, eq=False)
 class Bitmap:
-    """Ids whose bit is set: bool [m], or uint8 [ceil(m / 8)] with the least significant bit first (as Faiss has it).
+    """Filter: ids whose bit is set, in bool [m], or uint8 [ceil(m / 8)] with the least significant bit first (as in Faiss).
 
-    Ids below 0 or beyond the bitmap are not allowed.
+    Ids below 0 or beyond the bitmap do not pass.
     """
 
     bits: NDArray[Any]
@@ -104,15 +104,15 @@ Filter = (
     | frozenset[int]
     | range
 )
-"""What ``where=`` takes: a class of these, a predicate, or an array, list, tuple, set or range of allowed ids (as :class:`Allow`)."""
+"""Argument ``where``: one of these classes, a predicate, or an array, list, tuple, set or range of allowed ids (as :class:`Allow`)."""
 
 
 def mask_of(where: Filter, items: IdMap) -> NDArray[np.bool_]:
-    """bool [n]: the items that ``where`` lets through.
+    """bool [n]: the items that pass ``where``.
 
     Raises:
         UsageError: not a filter.
-        DataError: a filter with the wrong type of array, or a predicate that gives anything but bool [n].
+        DataError: a wrong type of array, or a predicate that does not return bool [n].
     """
     if isinstance(where, Allow | Deny | Bitmap):
         return where.mask(items)
@@ -124,17 +124,19 @@ def mask_of(where: Filter, items: IdMap) -> NDArray[np.bool_]:
         )
     mask = np.asarray(where(items.ids.copy()))
     if mask.shape != (len(items),) or mask.dtype != np.bool_:
-        raise DataError(f"the filter function gave {mask.dtype} {mask.shape}, expected bool ({len(items)},)")
+        raise DataError(
+            f"the filter function returned {mask.dtype} {mask.shape}, expected bool ({len(items)},)"
+        )
     return mask
 
 
-_MOSTLY = 0.5  # share of allowed items from which filtering afterwards beats a search of the allowed
+_MOSTLY = 0.5  # minimum share of passing items for filtering after the search
 
 
 def over_fetch(k: int, n: int, allowed: int) -> int | None:
-    """How many of all ``n`` items to fetch, so that likely ``k`` of them pass; None where too few pass for that.
+    """How many of ``n`` items to fetch so that probably ``k`` of them pass; None if too few pass.
 
-    The best of all, less those that do not pass, are the best of those that pass if enough remain.
+    Filtering the best of all gives the best passing ones, if enough remain.
     """
     return int(k * n / allowed * 1.1) + 16 if allowed >= _MOSTLY * n else None
 
@@ -143,21 +145,21 @@ Made = TypeVar("Made")
 
 
 class FilterCache(Generic[Made]):
-    """What was made for the last filter, kept since filters tend to serve several searches. Safe in several threads."""
+    """Cache of the result for the last filter. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._held: tuple[bytes, Made] | None = None
 
     def get(self, mask: NDArray[np.bool_], make: Callable[[], Made]) -> Made:
-        """What ``make`` gives for the items of ``mask``, or gave last."""
+        """Result of ``make`` for ``mask``, cached for the last mask."""
         digest = np.packbits(mask).tobytes()
         with self._lock:
             if self._held is None or self._held[0] != digest:
-                self._held = None  # its memory goes before more is taken
+                self._held = None  # free its memory before allocating more
                 self._held = digest, make()
             return self._held[1]
 
     def clear(self) -> None:
-        """Forget it."""
+        """Clear the cache."""
         self._held = None

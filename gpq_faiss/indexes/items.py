@@ -1,4 +1,4 @@
-"""Codes and ids in ascending order of id, so that positions order ties; and distinct codes with their items."""
+"""Codes and ids in ascending order of id, so that row numbers order ties."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ..errors import DataError
 
 
 def check_ids(ids: ArrayLike, n: int, *, what: str = "ids") -> Ids:
-    """``ids`` as int64 [n], each its own; any value but -1, which marks a missing result.
+    """``ids`` as unique int64 [n]; -1 is reserved for missing results.
 
     Raises:
-        DataError: not whole numbers, another length, outside 64 bits, -1, or repeated.
+        DataError: not integers, another length, out of 64-bit range, -1, or repeated.
     """
     array = as_array(ids, what)
     if array.dtype.kind not in "iu" or array.shape != (n,):
@@ -32,11 +32,11 @@ def check_ids(ids: ArrayLike, n: int, *, what: str = "ids") -> Ids:
 
 
 class IdMap:
-    """Ids that ascend with the positions of ``n`` items.
+    """Ascending ids of ``n`` items.
 
     Attributes:
         n: items.
-        own: int64 [n] ascending, or None where an id is a position.
+        own: int64 [n] ascending, or None if ids are row numbers.
     """
 
     def __init__(self, n: int, own: Ids | None) -> None:
@@ -51,7 +51,7 @@ class IdMap:
         return np.arange(self.n, dtype=np.int64) if self.own is None else self.own
 
     def ids_at(self, positions: Ids) -> Ids:
-        """Ids of positions; -1 stays -1."""
+        """Ids of row numbers; -1 stays -1."""
         if self.own is None:
             return positions
         found = self.own[positions]
@@ -59,7 +59,7 @@ class IdMap:
         return found
 
     def positions_of(self, ids: Ids) -> Ids:
-        """Position of each id, -1 where there is none such."""
+        """Row number of each id, -1 if missing."""
         if self.own is None:
             return np.where((ids >= 0) & (ids < self.n), ids, -1)
         at = np.searchsorted(self.own, ids)
@@ -92,21 +92,21 @@ class Items(IdMap):
 
     @classmethod
     def ordered(cls, codes: Codes, ids: Ids | None) -> Items:
-        """Of checked arrays in any order."""
+        """From checked arrays in any order."""
         if ids is None or not len(ids):
             return cls(codes, None)
         each = bool((ids[1:] > ids[:-1]).all())
         if not each:
             order = np.argsort(ids, kind="stable")
             ids, codes = ids[order], codes[order]
-            # Files that are searched in place are not looked through for ids that repeat.
+            # Files searched in place are not checked for repeated ids.
             each = bool((ids[1:] > ids[:-1]).all())
         if each and ids[0] == 0 and ids[-1] == len(ids) - 1:
             return cls(codes, None)
         return cls(codes, ids)
 
     def apart_from(self, codes: ArrayLike, ids: ArrayLike | None) -> Items:
-        """The same in memory of its own, where it shares that of these arrays."""
+        """A copy, if it shares memory with these arrays."""
 
         def apart(own: NDArray[Any], given: Any) -> NDArray[Any]:
             return own.copy() if isinstance(given, np.ndarray) and np.may_share_memory(own, given) else own
@@ -114,17 +114,19 @@ class Items(IdMap):
         return Items(apart(self.codes, codes), None if self.own is None else apart(self.own, ids))
 
     def keep(self, mask: NDArray[np.bool_]) -> Items:
-        """The items where ``mask`` is set, with the ids that they have here."""
+        """The items where ``mask`` is set, with their ids."""
         return Items.ordered(self.codes[mask], self.ids[mask])
 
     def join(self, other: Items, *, what: str) -> Items:
-        """Both together.
+        """The union.
 
         Raises:
-            DataError: they share an id.
+            DataError: a common id.
         """
         ids = np.concatenate([self.ids, other.ids])
         repeated = repeated_id(ids)
         if repeated is not None:
-            raise DataError(f"{what}: id {repeated} is there already: remove it first, or give another")
+            raise DataError(
+                f"{what}: id {repeated} is already in use: remove the item first, or give another id"
+            )
         return Items.ordered(np.concatenate([self.codes, other.codes]), ids)

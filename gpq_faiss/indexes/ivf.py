@@ -1,10 +1,10 @@
 """Inverted lists: only the lists whose centroids are nearest to a query are scanned (:mod:`.probing`).
 
-Items go to lists without residuals, so GPQ's codebooks stay valid under any coarse quantiser: k-means over the vectors
-that the codes stand for, or vectors of one's own such as the model's class prototypes. Faiss shortlists from the lists, by
-FastScan (4-bit) or byte-fused tables; the shortlisted are scored again, and where that does not prove the top k, all items
-of these lists are scored, as in :mod:`.proof`. So the answer is exact within the lists, ties ordered by id. What is
-approximate is which lists are probed; with all of them it equals the exact search.
+Items are stored without residuals, so GPQ's codebooks are valid with any coarse quantiser: k-means over decoded
+vectors, or given vectors such as the model's class prototypes. Faiss shortlists from the lists, by
+FastScan (4-bit) or byte-fused tables; candidates are re-scored, and if that does not prove the top k, all items of these lists are
+scored, as in :mod:`.proof`. So results are exact within the probed lists, ties ordered by id; with all lists they equal the exact
+search.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from .probing import Probing
 from .proof import CANDIDATE_BYTES, candidate_bytes, decide, score_all
 from .scanners import fastscan_bound, rounding_bound
 
-_WIDER = 4  # times as many candidates where the first do not prove the answer
+_WIDER = 4  # factor on the number of candidates if the first ones do not suffice
 
 
 class IvfSearch:
-    """Searches lists whose entries are positions. The counterpart of :class:`.proof.ProvenSearch`.
+    """Searches lists of row numbers. The counterpart of :class:`.proof.ProvenSearch`.
 
     Args:
         codes: uint8 [n, code_size], checked.
         Z: codebooks, float32 [M, K, d].
         ivf: trained.
         list_of: int32 [n], the list of each code.
-        packing: how the codes lie in the lists.
+        packing: packing of codes in the lists.
         items: int64 [n], items of each code (default: one).
 
     Attributes:
         probing: the order of the lists.
-        nprobe: lists that a query probes, at least.
-        queries: searched so far.
-        retried: of these, whose first candidates did not prove the top k.
-        brute_forced: of these, with all codes of their lists scored; ``scored``: codes that were so.
+        nprobe: minimum number of lists to probe.
+        queries: number of queries so far.
+        retried: of these, queries whose first candidates did not prove the top k.
+        brute_forced: of these, queries with all codes of their lists scored; ``scored``: number of these codes.
 
     Raises:
-        DataError: ``list_of`` names a list that there is not.
-        UsageError: 2^32 codes or more, of which a key cannot hold the position.
+        DataError: ``list_of`` is out of range.
+        UsageError: 2^32 codes or more, beyond the range of keys.
     """
 
     def __init__(
@@ -82,21 +82,21 @@ class IvfSearch:
         self.queries = self.retried = self.brute_forced = self.scored = 0
 
     def prepare(self, k: int) -> None:
-        """Nothing: the lists are there."""
+        """No-op: the lists exist."""
 
     def block_rows(self, k: int) -> int:
-        """Queries at a time for bounded memory."""
+        """Queries per block, for bounded memory."""
         held = candidate_bytes(2 * k + 64, int(self.codes.shape[1])) + self.M * self.K * 80
-        held += 24 * min(len(self._sizes), max(k, self.nprobe))  # k lists hold k items
+        held += 24 * min(len(self._sizes), max(k, self.nprobe))  # k lists have at least k items
         return max(1, CANDIDATE_BYTES // held)
 
     def search_keys(self, xq: Floats, k: int, items: int | None = None, nprobe: int | None = None) -> Keys:
-        """Keys [Q, k] of the best in the lists that each query probes; empty keys where these hold fewer codes.
+        """Keys [Q, k] of the best codes in the probed lists; padded with empty keys.
 
         Args:
             xq: checked queries, float32 [Q, M*d].
-            items: that the lists are to hold together, where they can (default: ``k``).
-            nprobe: lists that each query probes, at least (default: :attr:`nprobe`).
+            items: minimum total size of the probed lists, if possible (default: ``k``).
+            nprobe: minimum number of lists to probe (default: :attr:`nprobe`).
         """
         lists = self.probing.lists(xq, nprobe or self.nprobe, k if items is None else items)
         total = np.where(lists >= 0, self._sizes[lists], 0).sum(axis=1)
@@ -107,7 +107,7 @@ class IvfSearch:
         self.queries += len(xq)
         wanted = min(len(self.codes), k + max(32, k // 2) if self.fast else k + max(8, k // 8))
         for attempt in range(2):
-            # Of so few codes in the lists scoring all is as cheap.
+            # With so few codes, scoring all is as fast.
             open_ = open_ if attempt == 0 else open_[total[open_] > 4 * wanted]
             step = max(1, CANDIDATE_BYTES // candidate_bytes(wanted, int(self.codes.shape[1])))
             proven = np.zeros(len(xq), np.bool_)
@@ -133,19 +133,19 @@ class IvfSearch:
         return out
 
     def slack(self, xq: Floats, tables: Floats | None = None) -> Floats:
-        """float32 [Q]: no score of an item exceeds what :meth:`shortlist` gives of it by more."""
+        """float32 [Q]: bound on how much a score can exceed its value in :meth:`shortlist`."""
         if not self.fast:
             return rounding_bound(xq, self.M, self.d)
         return fastscan_bound(xq, score_tables(xq, self.Z) if tables is None else tables, self.d)
 
     def shortlist(self, xq: Floats, k: int, lists: Ids) -> tuple[Floats, Ids]:
-        """Faiss' own ``k`` best of the lists of each query [Q, P] (-1: none): scores and positions [Q, k], -1 where none."""
+        """Faiss' ``k`` best of each query's lists [Q, P] (-1: none): scores and row numbers [Q, k], padded with -1."""
         padded = np.ascontiguousarray(pad_vectors(xq, self.index.d))
         lists = np.ascontiguousarray(lists)
         nearness = np.zeros(lists.shape, np.float32)
         D, found = np.empty((len(xq), k), np.float32), np.empty((len(xq), k), np.int64)
         params = faiss.SearchParametersIVF(nprobe=lists.shape[1])  # type: ignore[call-arg]  # stub lacks it
-        # The method of Python takes the number of lists from the index, which other threads share.
+        # The Python method uses the index's nprobe, which other threads share.
         self.index.search_preassigned_c(
             len(xq),
             faiss.swig_ptr(padded),

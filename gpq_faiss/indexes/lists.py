@@ -1,4 +1,4 @@
-"""How inverted lists are made: the settings, spherical k-means, and the list of each code."""
+"""Construction of inverted lists: settings, spherical k-means, and assignment of codes."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class IvfSettings:
-    """How the lists are made and searched.
+    """Settings of inverted lists.
 
     Attributes:
-        lists: how many, at most (default: about the square root of the codes): k-means makes no more than there are
-            distinct codes in its sample, and leaves out empty ones. Ignored where ``centroids`` are given.
-        centroids: float32 [lists, M*d], of any length (only their direction counts); None: k-means.
-        nprobe: lists that a query probes, at least (:mod:`.probing`).
+        lists: maximum number of lists (default: about the square root of the number of codes). k-means makes at most one per
+            distinct code of its sample and drops empty ones. Ignored if ``centroids`` are given.
+        centroids: float32 [lists, M*d], of any norm; None: k-means.
+        nprobe: minimum number of lists to probe (:mod:`.probing`).
         seed: of k-means.
-        points: operating points found by tuning (:meth:`.memory.MemoryIndex.tune`), for the record.
-        list_of: int32, the list of each code, where it is known; used for just those codes.
-        assignment: for builds in a stream (:mod:`..build.coarse`): ``nearest``, ``tables``, or None: by their cost.
+        points: operating points from tuning (:meth:`.memory.MemoryIndex.tune`), for information.
+        list_of: int32, the list of each code, if known.
+        assignment: for streaming builds (:mod:`..build.coarse`): ``nearest``, ``tables``, or None: by cost.
     """
 
     lists: int | None = None
@@ -60,7 +60,7 @@ class IvfSettings:
             raise UsageError(f"seed {self.seed!r}: a whole number from 0 to 2^31 - 2 is needed")
 
     def trained(self, codes: Codes, Z: Floats) -> IvfSettings:
-        """With centroids: the given ones made unit-norm, or those of spherical k-means over decoded codes.
+        """Settings with unit-norm centroids: the given ones normalised, or from spherical k-means over decoded codes.
 
         Raises:
             UsageError: ``lists`` or ``nprobe`` out of range.
@@ -75,7 +75,7 @@ class IvfSettings:
             n = len(codes)
             lists = self.lists if self.lists is not None else max(1, int(n**0.5))
             if not 1 <= lists <= n:
-                raise UsageError(f"{lists} lists: from 1 to the {n:,} codes")
+                raise UsageError(f"{lists} lists: it must be 1 to the {n:,} codes")
             rng = np.random.default_rng([self.seed, 0])
             rows = np.sort(rng.choice(n, min(n, lists * TRAIN_ROWS), replace=False))
             centroids = train_centroids(codes[rows], Z, lists, self.seed)
@@ -92,24 +92,24 @@ def warn_fewer(asked: int, made: int) -> None:
 
 
 def train_centroids(sample: Codes, Z: Floats, lists: int, seed: int) -> Floats:
-    """Centroids of at most so many lists, each of which holds a code of the sample: float32 [lists, M*d], unit-norm."""
+    """Centroids of at most this many lists, none empty on the sample: float32 [lists, M*d], unit-norm."""
     groups = Groups.of(sample)
     return spherical_kmeans(decode(groups.codes, Z), groups.sizes, lists, seed)[0]
 
 
 def spherical_kmeans(x: Floats, weights: NDArray[Any], k: int, seed: int) -> tuple[Floats, NDArray[np.int64]]:
-    """Centroids of weighted points, at most ``k`` and no more than points, none without a point.
+    """Spherical k-means of weighted points: at most ``k`` centroids, none without a point.
 
     Args:
         x: float32 [n, w]. weights: [n], above 0.
 
     Returns:
-        Unit-norm centroids float32 [at most k, w], and the one of each point, of the largest inner product, int64 [n].
+        Unit-norm centroids float32 [at most k, w], and the centroid of each point by inner product, int64 [n].
     """
     if len(x) <= k:
         centroids = x
     else:
-        # min_points: Faiss warns on stdout below its own taste
+        # min_points: suppresses Faiss' warning on stdout
         kmeans = faiss.Kmeans(
             x.shape[1],
             k,
@@ -121,8 +121,8 @@ def spherical_kmeans(x: Floats, weights: NDArray[Any], k: int, seed: int) -> tup
         )
         kmeans.train(np.ascontiguousarray(x), weights=np.ascontiguousarray(weights, np.float32))
         centroids = np.asarray(kmeans.centroids, np.float32)
-    directed = centroids.any(axis=1)  # not those of points that cancel each other
-    if not directed.any():  # any direction is as good
+    directed = centroids.any(axis=1)  # not of points that cancel out
+    if not directed.any():  # any direction will do
         directed, centroids = np.ones(1, np.bool_), np.eye(1, x.shape[1], dtype=np.float32)
     centroids = unit_centroids(centroids[directed])
     index = faiss.IndexFlatIP(x.shape[1])
@@ -132,7 +132,7 @@ def spherical_kmeans(x: Floats, weights: NDArray[Any], k: int, seed: int) -> tup
 
 
 def assign(codes: Codes, Z: Floats, centroids: Floats) -> NDArray[np.int32]:
-    """List of each code, int32 [n]: the centroid of the largest inner product with the vector it stands for."""
+    """List of each code, int32 [n]: the centroid with the largest inner product with the decoded vector."""
     quantizer = faiss.IndexFlatIP(centroids.shape[1])
     quantizer.add(centroids)
     out = np.empty(len(codes), np.int32)

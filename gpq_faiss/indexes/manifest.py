@@ -2,7 +2,7 @@
 
 ``manifest.json`` has ``kind`` (``shards``), ``format_version``, ``codebooks_fingerprint``, ``model_fingerprint`` (or null) and
 ``shards``: for each its ``file``, relative to the manifest, ``beside`` (its other files), ``ntotal``, ``first_id``, ``last_id``,
-``bytes`` and ``sha256``. It is replaced as a whole, so whoever reads it sees the shards before a change or those after it.
+``bytes`` and ``sha256``. It is replaced atomically.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .file import open_file
 FORMAT_VERSION = 1
 KIND = "shards"
 _IDS = 1 << 22
-"""Ids that are compared at a time, at least."""
+"""Minimum ids per block of a comparison."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Shard:
 
     Attributes:
         file: its index file, relative to the manifest, with ``/`` between folders.
-        beside: the names of the files that belong to it: its sidecar, and what is known of its items.
-        ntotal: items.
-        first_id, last_id: its least and its greatest id.
+        beside: names of its other files: sidecar and items file.
+        ntotal: number of items.
+        first_id, last_id: smallest and largest id.
         bytes, sha256: of the index file.
     """
 
@@ -50,11 +50,11 @@ class Shard:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The shards of an index, in the order of their least ids.
+    """The shards of an index, ordered by smallest id.
 
     Attributes:
         path: of the manifest.
-        codebooks_fingerprint, model_fingerprint: what all shards share.
+        codebooks_fingerprint, model_fingerprint: common to all shards.
         shards: at least one, each file once.
     """
 
@@ -73,16 +73,16 @@ class Manifest:
         return self.path.parent / shard.file
 
     def only(self, files: Iterable[str]) -> Manifest:
-        """The same with the shards of these files alone."""
+        """A manifest with only the shards of these files."""
         chosen = set(files)
         return replace(self, shards=tuple(shard for shard in self.shards if shard.file in chosen))
 
     def check(self, shard: Shard, *, verify: bool = False) -> None:
-        """Compare a shard's files with the manifest: sizes and fingerprints, and with ``verify`` the SHA-256 of its index file.
+        """Check a shard's files against the manifest: sizes and fingerprints, and with ``verify`` the SHA-256 of its index file.
 
         Raises:
-            DataError: a file is missing.
-            MismatchError: it is damaged, another file, or of another model.
+            DataError: a missing file.
+            MismatchError: a damaged file, another file, or another model.
         """
         file = self.file(shard)
         for path in (file, *(file.with_name(name) for name in shard.beside)):
@@ -118,7 +118,7 @@ class Manifest:
 
 
 def is_manifest(path: str | Path) -> bool:
-    """Whether the file is JSON that says to be a manifest; an index's sidecar, say, is not."""
+    """Whether a file is a JSON manifest (and not, for example, a sidecar)."""
     path = Path(path)
     try:
         if path.suffix.lower() != ".json" or not path.is_file():
@@ -130,10 +130,10 @@ def is_manifest(path: str | Path) -> bool:
 
 
 def read_manifest(path: str | Path) -> Manifest:
-    """Read a manifest; the shards are not opened.
+    """Read a manifest without opening its shards.
 
     Raises:
-        DataError: missing, damaged or foreign.
+        DataError: missing, damaged or of another format.
     """
     path = Path(path)
     found = read_json(path, "a manifest of shards")
@@ -157,7 +157,7 @@ def read_manifest(path: str | Path) -> Manifest:
 
 
 def _shard(entry: dict[str, Any]) -> Shard:
-    """Raises TypeError, KeyError or ValueError: not one of ours."""
+    """Parse an entry. Raises TypeError, KeyError or ValueError: invalid."""
     whole = {
         name: int(entry[name])
         for name in ("ntotal", "first_id", "last_id", "bytes")
@@ -166,7 +166,7 @@ def _shard(entry: dict[str, Any]) -> Shard:
     names = [entry["file"], *entry["beside"]]
     if not all(isinstance(name, str) and name for name in (*names, entry["sha256"])):
         raise TypeError
-    # A manifest that somebody sends names files below its own folder alone.
+    # A manifest may name only files below its folder.
     if any(PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts for name in names):
         raise ValueError
     if whole["ntotal"] < 1 or whole["bytes"] < 1:
@@ -175,10 +175,10 @@ def _shard(entry: dict[str, Any]) -> Shard:
 
 
 def describe_shard(folder: Path, file: Path) -> tuple[Shard, dict[str, Any]]:
-    """The entry of an index file below ``folder``, and its sidecar; its bytes are compared with the sidecar's SHA-256.
+    """The entry of an index file below ``folder``, and its sidecar; checked against the sidecar's SHA-256.
 
     Raises:
-        DataError: it is damaged, has no sidecar, or lies elsewhere.
+        DataError: damaged, without sidecar, or elsewhere.
     """
     sidecar = read_sidecar(file)
     if sidecar is None:
@@ -186,9 +186,7 @@ def describe_shard(folder: Path, file: Path) -> tuple[Shard, dict[str, Any]]:
     try:
         name = file.resolve().relative_to(folder.resolve()).as_posix()
     except ValueError:
-        raise DataError(
-            f"{file} does not lie below {folder}, the folder of the manifest: move it there"
-        ) from None
+        raise DataError(f"{file} is not below {folder}, the folder of the manifest: move it there") from None
     check_file(file, sidecar, verify=True)
     with open_file(file) as index:
         low, high = zip(*((int(ids.min()), int(ids.max())) for ids in index.id_blocks()), strict=True)
@@ -202,18 +200,18 @@ def describe_shard(folder: Path, file: Path) -> tuple[Shard, dict[str, Any]]:
 def update_manifest(
     path: str | Path, add: Sequence[str | Path] = (), remove: Sequence[str] = (), *, new: bool = False
 ) -> Manifest:
-    """Write a manifest, or add and remove shards of one, in one step: to replace a shard is to remove and add at once.
+    """Write a manifest, or atomically add and remove shards (both at once to replace one).
 
     Args:
         path: the manifest.
-        add: index files with their sidecars, below its folder.
-        remove: files of shards as the manifest names them. The files themselves stay.
-        new: the manifest is rewritten; what is there is replaced.
+        add: index files with sidecars, below its folder.
+        remove: shards to remove, as named in the manifest. Their files are kept.
+        new: write a new manifest, replacing an existing one.
 
     Raises:
-        DataError: a shard is damaged, or an id is in two shards.
-        MismatchError: a shard is of another model.
-        UsageError: a shard to remove is not there, or none would be left.
+        DataError: a damaged shard, or an id in two shards.
+        MismatchError: a shard of another model.
+        UsageError: an unknown shard to remove, or no shard left.
     """
     path = Path(path)
     old = None if new else read_manifest(path)
@@ -268,7 +266,7 @@ def _check_ids(manifest: Manifest) -> None:
 
 
 def _check_overlapping(manifest: Manifest, shards: Sequence[Shard]) -> None:
-    # Equal ids fall into the same part, and a part is small.
+    # Equal ids are in the same part, and parts are small.
     parts = -(-sum(shard.ntotal for shard in shards) // max(_IDS, *(shard.ntotal for shard in shards)))
     for part in range(parts):
         held = []
@@ -284,7 +282,7 @@ def _check_overlapping(manifest: Manifest, shards: Sequence[Shard]) -> None:
 
 
 def verify_manifest(manifest: Manifest) -> None:
-    """Compare every shard with its SHA-256 and read it whole. Raises as :meth:`Manifest.check`, and DataError for an unsound one."""
+    """Check the SHA-256 and the contents of every shard. Raises as :meth:`Manifest.check`, and DataError for invalid contents."""
     for shard in manifest.shards:
         manifest.check(shard, verify=True)
         load_index(manifest.file(shard), verify=False)

@@ -1,7 +1,7 @@
 """An index in memory: built, searched, filtered, changed, written to a file.
 
-Exact plans (:mod:`.plan`) give the same answer to the bit: scores of :func:`..codes.scores.score_codes`, ties ordered by id,
-whatever the batch and the number of threads.
+Exact plans (:mod:`.plan`) give bit-equal results for any batch and number of threads: scores of
+:func:`..codes.scores.score_codes`, ties ordered by id.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _SAMPLE = 256  # sample queries
 
 
 class MemoryIndex:
-    """Codes, their ids and what searches them. Made by :meth:`build` and :func:`.opening.open_in_memory`.
+    """An index in memory, created by :meth:`build` and :func:`.opening.open_in_memory`.
 
-    Searching is safe from several threads at once; changing (:meth:`add`, :meth:`remove`, :meth:`merge`) is not.
+    Searching is thread-safe; modification (:meth:`add`, :meth:`remove`, :meth:`merge`) is not.
 
     Attributes:
         codebooks: float32 [M, K, d].
         fingerprint: of the codebooks.
-        model_fingerprint: of the model, where it is known.
+        model_fingerprint: of the model, if known.
         width: D of the queries.
     """
 
@@ -64,7 +64,7 @@ class MemoryIndex:
         model_fingerprint: str | None = None,
         may_group: bool = True,
     ) -> None:
-        """For :meth:`build`: the arguments are not checked."""
+        """Use :meth:`build` instead; arguments are not checked here."""
         self.codebooks = codebooks
         self.M, self.K, self.d = (int(n) for n in codebooks.shape)
         self.width = self.M * self.d
@@ -86,44 +86,45 @@ class MemoryIndex:
         ivf: IvfSettings | None = None,
         model_fingerprint: str | None = None,
     ) -> MemoryIndex:
-        """From packed codes uint8 [n, code_size] and codebooks float32 [M, K, d]; nothing of the caller's is kept.
+        """Build an index from packed codes uint8 [n, code_size] and codebooks float32 [M, K, d]. Arrays are copied.
 
         Args:
-            ids: int64 [n], any but -1, each its own (default: positions).
-            kind: how to search: a name in :data:`.plan.KINDS`, or a plan.
-            ivf: for ``ivf``: how to make the lists (default: k-means).
+            ids: int64 [n], unique, not -1 (default: row numbers).
+            kind: search kind: a name in :data:`.plan.KINDS`, or a plan.
+            ivf: for ``ivf``: settings of the lists (default: k-means).
 
         Raises:
-            UsageError: over 256 codebooks; an unknown kind; ``fused``, ``fastscan`` or ``ivf`` of codebooks that have not 16 codewords.
-            DataError: codes, codebooks or ids unfit, or no codes at all.
+            UsageError: more than 256 codebooks; an unknown kind; ``fused``, ``fastscan`` or ``ivf`` with codebooks of other than 16
+                codewords.
+            DataError: invalid codes, codebooks or ids, or no codes.
 
         Examples:
             >>> Z = np.eye(16, dtype=np.float32)[None].repeat(2, axis=0)  # 2 codebooks of 16 codewords in 16 dimensions
             >>> index = MemoryIndex.build(np.array([[0x00], [0x21], [0x21]], np.uint8), Z, ids=[7, 8, 9])
-            >>> scores, ids = index.search(np.arange(32.0)[None], 3)  # equal scores by ascending id
+            >>> scores, ids = index.search(np.arange(32.0)[None], 3)  # ties in ascending order of id
             >>> scores.tolist(), ids.tolist()
             ([[19.0, 19.0, 16.0]], [[8, 9, 7]])
         """
-        Z = check_codebooks(codebooks).copy()  # whoever goes on with their own arrays changes nothing here
+        Z = check_codebooks(codebooks).copy()  # a copy, so that the caller may modify the array
         if len(Z) > MAX_CODEBOOKS:
             raise UsageError(f"{len(Z)} codebooks: at most {MAX_CODEBOOKS}")
         plan = Plan.of(kind)
         plan.check(int(Z.shape[1]))
         items = Items.make(codes, ids, int(Z.shape[0]), int(Z.shape[1])).apart_from(codes, ids)
         if not len(items):
-            raise DataError("no codes: an engine needs at least one item")
+            raise DataError("no codes: an index needs at least one item")
         return cls(items, Z, plan, ivf=ivf, model_fingerprint=model_fingerprint)
 
     # What it holds ---------------------------------------------------------------------------------------------------
 
     @property
     def ntotal(self) -> int:
-        """Items."""
+        """Number of items."""
         return len(self._items)
 
     @property
     def plan(self) -> Plan:
-        """How it searches; whether equal codes are grouped is decided."""
+        """Search options, with ``group`` decided."""
         return self._engine.plan
 
     @property
@@ -138,28 +139,28 @@ class MemoryIndex:
 
     @property
     def codes(self) -> Codes:
-        """uint8 [ntotal, code_size] in the order of :attr:`ids`, to be left as they are."""
+        """uint8 [ntotal, code_size] in the order of :attr:`ids`; do not modify."""
         return self._items.codes
 
     def code_of(self, item: int) -> Codes | None:
-        """The code of an item, uint8 [code_size]; None where no item has this id."""
+        """The code of an item, uint8 [code_size]; None if there is no such id."""
         at = int(self._items.positions_of(np.array([item], np.int64))[0])
         return None if at < 0 else self.codes[at]
 
     @property
     def groups(self) -> Groups | None:
-        """Distinct codes and the positions of their items, where they are grouped; to be left as they are."""
+        """Distinct codes and the rows of their items, if grouped; do not modify."""
         return self._engine.groups
 
     @property
     def distinct(self) -> int | None:
-        """Distinct codes, where they are grouped."""
+        """Number of distinct codes, if grouped."""
         groups = self.groups
         return None if groups is None else len(groups)
 
     @property
     def searcher(self) -> Searcher:
-        """What searches the items, or their distinct codes."""
+        """Searcher of the items, or of their distinct codes."""
         return self._engine.searcher
 
     @property
@@ -168,17 +169,17 @@ class MemoryIndex:
         return self._engine.ivf
 
     def describe(self) -> str:
-        """How it searches, in one line."""
+        """One-line description of the search."""
         distinct = "" if self.distinct is None else f"{self.distinct:,} distinct codes of "
         return f"{self.kind}, {distinct}{self.ntotal:,} items"
 
     def close(self) -> None:
-        """Nothing: it holds no file. (What is over a file does.)"""
+        """No-op: there is no open file."""
 
     def stats(self) -> dict[str, Any]:
-        """What happened so far: ``queries``, ``exhaustive`` (all codes scored at once, being few), ``retried`` (first
-        candidates did not prove the top k), ``rescored`` (scored again by float tables), ``brute_forced``, and
-        ``proven_first``, the share of the shortlisted queries that needed no widening (None where there was none)."""
+        """Counters: ``queries``, ``exhaustive`` (few codes, all scored), ``retried`` (first candidates did not prove the top k),
+        ``rescored`` (with float tables), ``brute_forced``, and ``proven_first``, the share of shortlisted queries that needed no
+        further candidates (None without such queries)."""
         return self._engine.stats()
 
     # Searching -------------------------------------------------------------------------------------------------------
@@ -193,22 +194,22 @@ class MemoryIndex:
         threads: int | None = None,
         block: int = BLOCK,
     ) -> tuple[Floats, Ids]:
-        """The ``k`` best items of every query, batches of any size at bounded memory.
+        """The ``k`` best items of every query, in bounded memory.
 
         Args:
-            xq: [Q, M*d]; a positive factor on a query changes no order.
+            xq: [Q, M*d]; positive factors do not change the order.
             k: 1..ntotal.
-            nprobe: for lists: how many a query probes (default: :attr:`nprobe`), and more where these hold fewer than ``k``.
-            where: only items that pass this filter; a place without an item gets score -inf and id -1.
-            threads: for this call (default: as many as Faiss uses).
-            block: queries at a time, at most.
+            nprobe: lists to probe (default: :attr:`nprobe`), and more if these have fewer than ``k`` items.
+            where: search only items that pass this filter; missing results have score -inf and id -1.
+            threads: for this call (default: Faiss' setting).
+            block: maximum queries per block.
 
         Returns:
-            D float32 [Q, k], larger first; I int64 [Q, k], equal scores by ascending id.
+            D float32 [Q, k], descending; I int64 [Q, k], ties in ascending order of id.
 
         Raises:
             UsageError: ``k``, ``nprobe``, ``threads``, ``block`` or ``where`` out of range.
-            DataError: queries empty, of another width, NaN or infinite; a filter of the wrong form.
+            DataError: queries empty, of another width, NaN or infinite; an invalid filter.
         """
         k = check_k(k, self.ntotal)
         nprobe = self.check_nprobe(nprobe)
@@ -251,24 +252,24 @@ class MemoryIndex:
         threads: int | None = None,
         block: int = 64,
     ) -> tuple[Ids, Floats, Ids]:
-        """All items that score at least ``min_score``, by exact scores whatever the kind.
+        """All items with an exact score of at least ``min_score``.
 
         Args:
-            nprobe: None: a range is sought in all lists. (An index over a file can do with fewer.)
+            nprobe: must be None: all lists are searched. (An index over a file supports fewer.)
 
         Returns:
-            As Faiss: lims int64 [Q + 1], D float32, I int64; the results of query i are at lims[i]:lims[i + 1], best
-            first, equal scores by ascending id.
+            As in Faiss: lims int64 [Q + 1], D float32, I int64; results of query i are at lims[i]:lims[i + 1], best first, ties in
+            ascending order of id.
 
         Raises:
             UsageError: ``min_score`` is NaN, or ``nprobe``, ``threads``, ``block``, ``where`` out of range.
-            DataError: unfit queries or filter; more than ``limit`` results.
+            DataError: invalid queries or filter; more than ``limit`` results.
         """
         min_score = check_min_score(min_score)
         check_block(block)
         if nprobe is not None and self.check_nprobe(nprobe) < self.lists:
             raise UsageError(
-                f"nprobe {nprobe}: in memory a range is sought in all {self.lists} lists: leave it out"
+                f"nprobe {nprobe}: a range search in memory visits all {self.lists} lists: leave it out"
             )
         queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
         items, engine = self._items, self._engine
@@ -287,7 +288,7 @@ class MemoryIndex:
             return collect(parts, queries, min_score, limit)
 
     def _restricted(self, mask: NDArray[np.bool_]) -> tuple[Items, Engine]:
-        """The allowed items, and what searches them."""
+        """The passing items, and their searcher."""
 
         def make() -> tuple[Items, Engine]:
             whole, ivf = self._engine, self.ivf
@@ -300,7 +301,7 @@ class MemoryIndex:
         return self._filtered.get(mask, make)
 
     def keep_items(self) -> None:
-        """Never switch to distinct codes by itself, which take memory of their own; nor do indexes made from it."""
+        """Disable switching to distinct codes, which needs memory, also for derived indexes."""
         self._may_group = self._engine.may_group = False
         self._filtered.clear()
 
@@ -308,12 +309,12 @@ class MemoryIndex:
 
     @property
     def lists(self) -> int:
-        """How many lists; 0 where there are none."""
+        """Number of lists; 0 if there are none."""
         return self._engine.lists
 
     @property
     def nprobe(self) -> int:
-        """Lists that a query probes by default; 0 where there are none."""
+        """Default number of lists to probe; 0 if there are none."""
         return 0 if self.ivf is None else self.ivf.nprobe
 
     @property
@@ -326,11 +327,11 @@ class MemoryIndex:
         return check_nprobe(nprobe, self.nprobe, self.lists, f"an index of kind {self.kind!r}")
 
     def set_nprobe(self, nprobe: int) -> None:
-        """Lists that each query probes from now on, at most all. Raises as :meth:`check_nprobe`."""
+        """Set the number of lists to probe, at most all. Raises as :meth:`check_nprobe`."""
         self._engine.set_nprobe(self.check_nprobe(nprobe))
 
     def sample_queries(self, n: int = _SAMPLE, *, noise: float = 0.5, seed: int = 0) -> Floats:
-        """Sample queries, where there are no real ones (:func:`.tune.sample_queries_of`): float32 [min(n, ntotal), M*d]."""
+        """Sample queries, in place of real ones (:func:`.tune.sample_queries_of`): float32 [min(n, ntotal), M*d]."""
         codes = self.codes
         return sample_queries_of(
             self.ntotal, lambda rows: codes[rows], self.codebooks, n, noise=noise, seed=seed
@@ -339,18 +340,18 @@ class MemoryIndex:
     def tune(
         self, recall: float, *, k: int = 10, queries: ArrayLike | None = None, threads: int | None = 1
     ) -> list[OperatingPoint]:
-        """Set the smallest nprobe that reaches a recall, and report what others give (:func:`.tune.operating_points`).
+        """Set the smallest nprobe that reaches a recall, and report all operating points (:func:`.tune.operating_points`).
 
         Args:
             recall: mean share of the exact top ``k``, ties ordered by id, above 0 and at most 1.
-            queries: [Q, M*d] like those to come (default: :meth:`sample_queries`).
+            queries: [Q, M*d], representative ones (default: :meth:`sample_queries`).
 
         Returns:
-            Operating points, by ascending nprobe. The chosen one is the first whose recall suffices.
+            Operating points by ascending nprobe. The first with sufficient recall is chosen.
 
         Raises:
             UsageError: no lists, or ``recall`` or ``k`` out of range.
-            DataError: unfit queries.
+            DataError: invalid queries.
         """
         search = self.searcher
         if not isinstance(search, IvfSearch) or self.ivf is None:
@@ -381,10 +382,10 @@ class MemoryIndex:
     # Changing --------------------------------------------------------------------------------------------------------
 
     def add(self, codes: ArrayLike, ids: ArrayLike | None = None) -> None:
-        """Append items (default ids: from the largest on, and none below 0).
+        """Append items (default ids: consecutive after the largest, at least 0).
 
         Raises:
-            DataError: unfit codes or ids, or an id that is there already; nothing has changed then.
+            DataError: invalid codes or ids, or an id in use; the index is then unchanged.
         """
         codes = check_codes(codes, self.M, self.K)
         n = len(codes)
@@ -397,11 +398,10 @@ class MemoryIndex:
         self._replace(self._items.join(more, what="items to add"))
 
     def remove(self, ids: ArrayLike, *, missing: Literal["error", "ignore"] = "error") -> int:
-        """Remove items; returns how many.
+        """Remove items; returns their number.
 
         Raises:
-            DataError: not a list of ids, an id that no item has (unless ignored), or no item would be left; nothing has
-                changed then.
+            DataError: not a list of ids, an unknown id (unless ignored), or no item left; the index is then unchanged.
         """
         wanted = np.unique(id_list(ids, "ids to remove"))
         at = self._items.positions_of(wanted)
@@ -409,7 +409,7 @@ class MemoryIndex:
             raise DataError(f"id {int(wanted[at < 0][0])} is not in the index: nothing was removed")
         at = at[at >= 0]
         if len(at) == self.ntotal:
-            raise DataError("this would remove every item: an engine needs at least one")
+            raise DataError("this would remove every item: an index needs at least one")
         if len(at):
             mask = np.ones(self.ntotal, np.bool_)
             mask[at] = False
@@ -417,17 +417,17 @@ class MemoryIndex:
         return len(at)
 
     def merge(self, *others: MemoryIndex) -> None:
-        """Take in the items of other engines (shards), which stay as they are.
+        """Add the items of other indexes in memory, which are not modified.
 
         Raises:
-            MismatchError: another model's codebooks.
-            DataError: an id that occurs in two; nothing has changed then.
+            MismatchError: other codebooks.
+            DataError: a repeated id; the index is then unchanged.
         """
         items = self._items
         for number, other in enumerate(others, 1):
             if not isinstance(other, MemoryIndex):
                 raise UsageError(
-                    f"shard {number} is a {type(other).__name__}: engines in memory are merged, and files by gpq index A B"
+                    f"shard {number} is a {type(other).__name__}: only indexes in memory can be merged; merge files by gpq index A B"
                 )
             if other.fingerprint != self.fingerprint:
                 raise MismatchError(
@@ -444,13 +444,13 @@ class MemoryIndex:
     # Plans and files -------------------------------------------------------------------------------------------------
 
     def to(self, kind: str | Plan, *, ivf: IvfSettings | None = None) -> MemoryIndex:
-        """The same items as another kind of index; nothing is encoded again, and the codes are shared.
+        """The same items with another search kind; codes are shared.
 
         Raises:
             UsageError: see :meth:`build`.
         """
         plan = Plan.of(kind)
-        if kind == "ivf" and self.lists:  # by name: lists keep their packing
+        if kind == "ivf" and self.lists:  # requested by name: keep the lists' packing
             plan = dataclasses.replace(plan, packing=self.plan.packing)
         plan.check(self.K)
         chosen = ivf or self.ivf
@@ -470,10 +470,10 @@ class MemoryIndex:
         """A plain Faiss index of the same items, in the order of their ids.
 
         Args:
-            storage: how its codes are to lie (default: as the plan's do).
+            storage: storage form of its codes (default: by the plan).
 
         Raises:
-            UsageError: these codebooks cannot lie so.
+            UsageError: not possible with these codebooks.
         """
         storage = storage or self.plan.storage(self.M)
         storage.check(self.K, self.M)
@@ -495,11 +495,11 @@ class MemoryIndex:
         overwrite: bool = False,
         extra: Mapping[str, Any] | None = None,
     ) -> Path:
-        """Write a plain Faiss index (:meth:`to_faiss`) and its sidecar, which keeps the plan, and ``extra``.
+        """Write a plain Faiss index (:meth:`to_faiss`) and its sidecar with the plan and ``extra``.
 
         Raises:
-            OutputExistsError: one of the files exists and ``overwrite`` is false.
-            DataError: the disk refuses.
+            OutputExistsError: a file exists and ``overwrite`` is false.
+            DataError: writing fails.
             UsageError: see :meth:`to_faiss`.
         """
         path = check_index_output(path, overwrite=overwrite)

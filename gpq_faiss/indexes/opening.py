@@ -1,4 +1,4 @@
-"""Indexes of index files and of Faiss indexes: in memory, or in place where the budget does not hold them."""
+"""Open index files and Faiss indexes: in memory, or in place if the memory budget is too small."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def of_faiss(
     ivf: IvfSettings | None = None,
     model_fingerprint: str | None = None,
 ) -> MemoryIndex:
-    """An index in memory of what a Faiss index holds (any form that :func:`..faissio.layout.layout_of` knows); a snapshot.
+    """An index in memory from a Faiss index (any form supported by :func:`..faissio.layout.layout_of`); a snapshot.
 
     Raises:
-        DataError: the index is empty or not sound.
+        DataError: an empty or invalid index.
         UsageError: see :meth:`MemoryIndex.build`.
     """
     layout = layout_of(index, what=what, deep=True)
@@ -41,7 +41,7 @@ def of_faiss(
     plan = Plan.of(kind)
     plan.check(int(layout.codebooks.shape[1]))
     codes, ids, list_of = layout.ordered()
-    codes, ids = codes.copy(), None if ids is None else ids.copy()  # so that the index may go
+    codes, ids = codes.copy(), None if ids is None else ids.copy()  # so that the index can be freed
     if plan.search == "ivf" and ivf is None and list_of is not None:
         packed: Packing = "fastscan" if layout.storage.packing == "fastscan" else "bytes"
         plan = dataclasses.replace(plan, packing=packed)
@@ -51,12 +51,12 @@ def of_faiss(
 
 
 def open_in_memory(source: Any, kind: str | Plan | None = None) -> MemoryIndex:
-    """An index in memory of an index file or a Faiss index.
+    """An index in memory from an index file or a Faiss index.
 
     Args:
         source: a path, or a Faiss index.
-        kind: a name in :data:`.plan.KINDS`, or a plan; default: what the file was saved as, else ``ivf`` where it has
-            lists, else ``auto``.
+        kind: a name in :data:`.plan.KINDS`, or a plan; default: that of the file, else ``ivf`` if it has lists,
+            else ``auto``.
 
     Raises:
         DataError, MismatchError: see :func:`..faissio.io.load_index`.
@@ -77,9 +77,9 @@ def open_in_memory(source: Any, kind: str | Plan | None = None) -> MemoryIndex:
 
 
 _COPIES = 4
-"""Sizes of its file that an index takes while it is opened and searched in memory, at most."""
+"""Maximum memory of opening and searching an index, in multiples of its file size."""
 _GROUPED_COPIES = 20
-"""And where its codes are grouped (measured: 13 at 48 bits and 80 % distinct codes, 17 at 24 bits and 30 %)."""
+"""The same with grouped codes (measured: 13 at 48 bits and 80 % distinct codes, 17 at 24 bits and 30 %)."""
 
 
 def open_index(
@@ -90,20 +90,20 @@ def open_index(
     *,
     in_place: bool = False,
 ) -> MemoryIndex | FileIndex | ShardedIndex:
-    """Open an index file in memory, or in place where the budget does not hold it; or the shards of a manifest as one index.
+    """Open an index file in memory, or in place if it exceeds the memory budget; or the shards of a manifest as one index.
 
     Args:
         index: the path of an index file or of a ``manifest.json``, or a Faiss index, whose codes are copied into memory.
-        kind: see :data:`.plan.KINDS`. ``auto``: lists where the file has lists, else exact; in memory each
-            distinct code is scored once where few enough are (:func:`..codes.groups.worth_grouping`).
-        memory: budget for the arrays of the search; without one, the index is read into memory. Codes are grouped only
-            where it holds what that takes for a while, up to 20 times the file.
-        nprobe: for lists.
-        in_place: search the file where it lies, however much the budget holds (default budget: 1 GB). Only the header is
-            read now; the index keeps the file open until it is closed.
+        kind: see :data:`.plan.KINDS`. ``auto``: lists if the file has lists, else exact; in memory, distinct codes are scored
+            once if they are few enough (:func:`..codes.groups.worth_grouping`).
+        memory: budget of the search; without one, the index is read into memory. Codes are grouped only if the temporary
+            memory for that, up to 20 times the file, is within the budget.
+        nprobe: lists to probe.
+        in_place: search the file in place even if it fits in the budget (default budget: 1 GB). Only the header is read; the
+            file stays open until the index is closed.
 
     Raises:
-        UsageError: an unknown kind, one that cannot be searched in place, or ``nprobe`` without lists.
+        UsageError: an unknown kind, one not available in place, or ``nprobe`` without lists.
         DataError, MismatchError: as :func:`open_in_memory`.
 
     Examples:
@@ -126,7 +126,7 @@ def open_index(
     opened: MemoryIndex | FileIndex
     if not isinstance(index, str | Path):
         if memory is not None or in_place:
-            raise UsageError("a Faiss index is in memory: a budget and in_place belong to index files")
+            raise UsageError("a Faiss index is in memory: memory and in_place are for index files")
         opened = open_in_memory(index, kind)
     elif is_manifest(Path(index)):
         return open_shards(read_manifest(index), kind, memory, nprobe, in_place=in_place)
@@ -134,15 +134,13 @@ def open_index(
         opened = _open_path(Path(index), kind, memory, in_place)
     if nprobe is not None:
         if not opened.lists or kind == "exact":
-            raise UsageError(
-                f"nprobe belongs to lists, which this search of {index} does not use: take kind 'ivf'"
-            )
+            raise UsageError(f"nprobe needs lists, which this search of {index} does not use: use kind 'ivf'")
         opened.set_nprobe(nprobe)
     return opened
 
 
 def _open_path(path: Path, kind: str, memory: str | int | None, in_place: bool) -> MemoryIndex | FileIndex:
-    """:func:`open_index` of a path, ``nprobe`` left as it is."""
+    """:func:`open_index` of a path, without setting ``nprobe``."""
     check_file(path, "an index file (gpq index, or faiss.write_index)")
     copies = 0.0 if memory is None or not path.is_file() else path.stat().st_size / parse_bytes(memory)
     if in_place or _COPIES * copies > 1:
@@ -150,7 +148,7 @@ def _open_path(path: Path, kind: str, memory: str | int | None, in_place: bool) 
         opened = open_file(path, budget)
         if kind not in ("auto", "exact", "ivf") or (kind == "ivf" and not opened.lists):
             raise UsageError(
-                f"{path} is searched in place with {budget}, which kind {kind!r} cannot: take 'exact', raise --memory, "
+                f"{path} must be searched in place with {budget}, which kind {kind!r} does not support: use 'exact', raise --memory, "
                 "or build the index with that kind"
             )
         if opened.lists and kind == "exact":
@@ -180,20 +178,18 @@ def open_shards(
     """Open the shards of a manifest as one index; shards with lists are searched in place, unless kind ``exact`` is requested.
 
     Args:
-        kind, nprobe: as :func:`open_index`, but for ``fastscan``, whose answers are not those of one file.
-        memory: budget for all shards together: they are searched in place, one after another, where it does not hold them.
-        in_place: search the files, whatever the budget.
+        kind, nprobe: as :func:`open_index`, but not ``fastscan``, whose results would differ from those of one file.
+        memory: budget of all shards; if they do not fit, they are searched in place, one at a time.
+        in_place: search the files in place.
         total: bytes of all shards that share the budget (default: of these).
 
     Raises:
-        DataError: a shard is missing or damaged; names it.
-        MismatchError: a shard is of another model or was changed, or the shards have different lists.
-        UsageError: a kind that these shards do not have, or ``nprobe`` without lists.
+        DataError: a missing or damaged shard (named).
+        MismatchError: a shard of another model or a modified one, or different lists.
+        UsageError: a kind that these shards do not support, or ``nprobe`` without lists.
     """
     if Plan.of(kind).search == "approximate":
-        raise UsageError(
-            f"{manifest.path}: shards are not searched by kind {kind!r}: take auto, exact or ivf"
-        )
+        raise UsageError(f"{manifest.path}: shards do not support kind {kind!r}: use auto, exact or ivf")
     budget = None if memory is None else parse_bytes(memory)
     total = total or sum(shard.bytes for shard in manifest.shards)
     in_place = in_place or (budget is not None and _COPIES * total > budget)
@@ -224,7 +220,7 @@ def open_shards(
         if nprobe is not None:
             if not made.lists or kind == "exact":
                 raise UsageError(
-                    f"nprobe belongs to lists, which this search of {manifest.path} does not use: take kind 'ivf'"
+                    f"nprobe needs lists, which this search of {manifest.path} does not use: use kind 'ivf'"
                 )
             made.set_nprobe(nprobe)
     except BaseException:

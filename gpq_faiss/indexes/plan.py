@@ -1,20 +1,19 @@
-"""How an index in memory is searched: what a search looks at, how codes are packed for it, and whether equal codes are grouped.
+"""Search options of an index in memory: search method, packing of codes, and grouping of equal codes.
 
-These are separate choices (:class:`Plan`). The names that commands have for the useful combinations are in :data:`KINDS`:
+These are independent (:class:`Plan`). Useful combinations have names in :data:`KINDS`:
 
 ==============  =====================================================================================================
-kind            what a search does
+kind            search
 ==============  =====================================================================================================
-``exact``       FastScan shortlists, float tables re-score and prove (:mod:`.proof`): equals brute force; where ties keep
-                defeating the proof, it switches to distinct codes, once that would have been cheaper
-                (:data:`.engine.TIED`)
-``grouped``     the same over distinct codes, each stored once with its items; the cost follows distinct codes
-``auto``        ``grouped`` where few enough codes are distinct (:data:`..codes.groups.GROUP_SHARE`), else ``exact``
+``exact``       FastScan shortlists, float tables re-score and prove (:mod:`.proof`): equals brute force; if ties often
+                prevent the proof, it switches to distinct codes (:data:`.engine.TIED`)
+``grouped``     the same over distinct codes, each stored once with its items
+``auto``        ``grouped`` if few enough codes are distinct (:data:`..codes.groups.GROUP_SHARE`), else ``exact``
 ``fused``       byte-fused float tables shortlist: exact, less memory, slower
 ``flat``        the plain 4-bit tables of ``IndexPQ`` shortlist: exact, slowest
-``fastscan``    FastScan's own scores and order, not re-scored: fastest, approximate (and it never gives an item of the
-                very least score, so places may stay empty)
-``ivf``         only the lists nearest to a query (:mod:`.probing`), exact within these: approximate by what other lists hold;
+``fastscan``    FastScan's own scores and order: fastest, approximate (it omits items with the lowest possible score, so
+                there may be fewer results)
+``ivf``         only the lists nearest to a query (:mod:`.probing`), exact within these, so approximate;
                 with all lists equal to ``exact``
 ==============  =====================================================================================================
 """
@@ -36,8 +35,8 @@ class Plan:
 
     Attributes:
         search: ``exact``, ``approximate`` (FastScan's own scores) or ``ivf`` (exact within the lists probed).
-        packing: how codes lie for what shortlists. FastScan, where codebooks have 16 codewords, else float tables.
-        group: whether equal codes are searched once, which changes no answer; None: where that is faster.
+        packing: packing of codes for shortlists: FastScan with codebooks of 16 codewords, else float tables.
+        group: search equal codes once, with the same results; None: if that is faster.
     """
 
     search: Search = "exact"
@@ -46,7 +45,7 @@ class Plan:
 
     @classmethod
     def of(cls, kind: str | Plan) -> Plan:
-        """The plan of a name in :data:`KINDS`; a plan stays as it is. Raises UsageError: no such kind."""
+        """The plan of a name in :data:`KINDS`, or a plan unchanged. Raises UsageError: unknown kind."""
         if isinstance(kind, Plan):
             return kind
         if kind not in KINDS:
@@ -65,7 +64,7 @@ class Plan:
         return "auto" if self.group is None else "grouped" if self.group else "exact"
 
     def check(self, K: int) -> None:
-        """Raises UsageError: codebooks of K codewords cannot be searched so."""
+        """Raises UsageError: not available for codebooks of K codewords."""
         if self.search != "exact" and self.packing == "4-bit":
             raise UsageError(f"{self.kind} of 4-bit codes: they lie in bytes, or in FastScan's blocks")
         if K != 16 and (self.search != "exact" or self.packing == "bytes"):
@@ -74,7 +73,7 @@ class Plan:
             )
 
     def storage(self, M: int) -> Storage:
-        """How the codes of M codebooks lie in a file that is to be searched so."""
+        """Storage form of codes of M codebooks for this plan."""
         lists = self.search == "ivf"
         if self.packing == "bytes" and M > 1:
             return Storage("bytes", lists)

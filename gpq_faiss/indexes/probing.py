@@ -1,12 +1,10 @@
-"""Which lists a query probes: the same ones in memory and in a file, whatever the batch.
+"""Choice of the lists to probe, the same in memory and in a file, for any batch.
 
-A query probes the ``nprobe`` lists whose centroids are nearest, of those that hold an item (and one that the filter
-lets through, where there is a filter). Where these hold fewer than ``k`` items, it goes on to the next lists until they
-hold ``k``, or until there are no more. Within these lists the answer is exact, ties ordered by id.
+A query probes the ``nprobe`` nearest lists by centroid that have items (that pass the filter). If these have fewer than ``k`` items,
+further lists are probed until they have ``k``. Within these lists results are exact, ties ordered by id.
 
-Centroids count by their direction. Query and centroid are rounded to whole numbers, small enough that float64 holds
-their inner product exactly. So the order of the lists depends neither on the batch nor on the kernel that adds, and of
-lists that are equally near the one with the lower number comes first.
+Only the direction of centroids matters. Queries and centroids are rounded to integers small enough that float64 represents their inner
+products exactly. So the order of lists depends neither on the batch nor on the kernel; ties go to the lower number.
 """
 
 from __future__ import annotations
@@ -19,13 +17,13 @@ from numpy.typing import NDArray
 from ..codes.checks import Floats, Ids
 from ..errors import DataError
 
-SCORES = 1 << 18  # inner products at a time
-_UNIT = 1e-6  # how far from 1 the norm of a float32 vector may lie that was divided by its norm
-_EXACT = 52  # bits of a whole number that float64 holds exactly, one to spare
+SCORES = 1 << 18  # inner products per block
+_UNIT = 1e-6  # tolerance of the norm of a normalised float32 vector
+_EXACT = 52  # bits of integers exact in float64, less one
 
 
 def unit_centroids(centroids: Floats) -> Floats:
-    """Centroids float32 [lists, D] of unit norm; those that are so already stay as they are, bit for bit.
+    """Centroids float32 [lists, D] normalised; unit-norm ones are unchanged, bit for bit.
 
     Raises:
         DataError: a centroid of zeros.
@@ -37,12 +35,12 @@ def unit_centroids(centroids: Floats) -> Floats:
 
 
 def whole_centroids(centroids: Floats) -> tuple[NDArray[np.float64], float]:
-    """Unit centroids as whole numbers, float64 [lists, D], and the factor that made these of them.
+    """Unit centroids as integers, float64 [lists, D], and the scale factor.
 
     Raises:
         DataError: a centroid of zeros.
     """
-    # A sum of D products of two numbers of this many bits stays below 2^52.
+    # A sum of D products of two numbers of this many bits is below 2^52.
     scale = 2.0 ** ((_EXACT - (int(centroids.shape[1]) - 1).bit_length()) // 2)
     return np.rint(unit_centroids(centroids).astype(np.float64) * scale), scale
 
@@ -56,7 +54,7 @@ class Probing:
 
     Attributes:
         sizes: as given.
-        filled: int64, the lists that hold an item, ascending.
+        filled: int64, the non-empty lists, ascending.
 
     Raises:
         DataError: a centroid of zeros.
@@ -69,7 +67,7 @@ class Probing:
         self._points = np.ascontiguousarray(points.T)
 
     def nearest(self, xq: Floats, n: int) -> Ids:
-        """The ``n`` nearest lists that hold an item, nearest first: int64 [Q, min(n, such lists)].
+        """The ``n`` nearest non-empty lists, nearest first: int64 [Q, min(n, non-empty lists)].
 
         Args:
             xq: float32 [Q, D], finite.
@@ -88,13 +86,13 @@ class Probing:
         return out
 
     def lists(self, xq: Floats, nprobe: int, k: int, count: Callable[[Ids], Ids] | None = None) -> Ids:
-        """The lists that each query probes, nearest first: int64 [Q, most of them], -1 after the last.
+        """Lists to probe per query, nearest first: int64 [Q, maximum], padded with -1.
 
         Args:
             xq: float32 [Q, D], finite.
-            nprobe: lists, at least, where there are so many that hold an item.
-            k: items that the lists are to hold together, where all lists hold so many.
-            count: numbers of lists to how many of their items may be found (default: all).
+            nprobe: minimum number of lists, if there are enough non-empty ones.
+            k: minimum number of items in these lists, if there are enough.
+            count: list numbers -> number of passing items (default: all).
         """
         open_ = np.arange(len(xq))
         looked, width = nprobe, 1
@@ -106,7 +104,7 @@ class Probing:
             enough = (useful.cumsum(axis=1) >= nprobe) & (held.cumsum(axis=1) >= k)
             last = near.shape[1] == len(self.filled)
             done = enough[:, -1] | last
-            # lists before the one with which there are enough, and that one
+            # up to the list that makes it enough
             useful[:, 1:] &= ~enough[:, :-1]
             width = max(width, int(useful[done].sum(axis=1).max(initial=0)))
             found.append((open_[done], near[done], useful[done]))
@@ -120,7 +118,7 @@ class Probing:
 
 
 def _largest(scores: NDArray[np.float64], n: int) -> NDArray[np.intp]:
-    """Columns of the ``n`` largest of each row, largest first, of equal ones the first: [rows, n]."""
+    """Columns of the ``n`` largest values per row, descending, ties by column: [rows, n]."""
     if 4 * n >= scores.shape[1]:
         return np.argsort(-scores, axis=1, kind="stable")[:, :n]
     last = np.partition(scores, -n, axis=1)[:, -n, None]

@@ -1,11 +1,11 @@
 """Exact top k by shortlist and proof.
 
-A scanner (Faiss, in any of its forms) shortlists k' > k positions with approximate scores, and bounds by how much the
-true score of any other position can exceed the last approximate one. The shortlisted are scored again in the fixed order
-of :func:`..codes.scores.score_codes`; once the k-th exact score lies above that bound, the top k are *proven*. Otherwise k'
-grows, then the next, more precise scanner takes over, and at last all codes of that query are scored.
+A scanner (a Faiss index) shortlists k' > k rows with approximate scores, and bounds by how much the true score of any other row can
+exceed the last approximate one. Candidates are re-scored in the fixed order of :func:`..codes.scores.score_codes`; if the k-th exact
+score is above that bound, the top k are *proven*. Otherwise k' grows, then a more precise scanner is used, and finally all codes are
+scored for that query.
 
-Positions stand in for ids: rows must be in the order in which ties are to be given.
+Ties are ordered by row number.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from .scanners import FastScan, Scanner, TableScan, fastscan_bound
 from .single import SingleSearch
 
 FULL = 8192
-"""Rows up to which scoring everything is cheaper than shortlisting and proving (measured)."""
+"""Number of rows up to which scoring all is faster than shortlist and proof (measured)."""
 CANDIDATE_BYTES = 64 << 20
-"""What the candidates of a block of queries may take."""
+"""Maximum bytes of the candidates of a block of queries."""
 _SCORE_BLOCK = 32_768
 _ROUNDS = 3
 _FEW = 32
-_ONE_MOST = 4096  # k from which one query gains nothing by itself (measured)
-_NOTES = 32  # queries in small batches after which the number of candidates is chosen again
-_WIDEST = 64  # part of the codes from which scoring all of them is as cheap as shortlisting that many
+_ONE_MOST = 4096  # k from which the single-query path is not faster (measured)
+_NOTES = 32  # queries in small batches between updates of the number of candidates
+_WIDEST = 64  # share of the codes from which scoring all is as fast as a shortlist
 _NO_KEYS = np.empty(0, np.int64)
 
 
 def score_all(
     prepared: Floats, codes: Codes | PackedCodes, M: int, K: int, k: int, floor: Floats | None = None
 ) -> Keys:
-    """Keys [Q, k] of the best of all codes, blockwise: memory is bounded by the block and a few k a query.
+    """Keys [Q, k] of the best of all codes, blockwise, in bounded memory.
 
-    What scores at most its query's ``floor``, float32 [Q], may be left out.
+    Codes that score at most their query's ``floor``, float32 [Q], may be missing.
     """
     paired = K <= 16 and M > 1
     Q, n = len(prepared), len(codes)
@@ -65,7 +65,7 @@ def score_all(
         for q in range(Q):
             scores = lookup(prepared[q], columns, paired=paired)
             if least[q] > -np.inf:
-                # a later position loses a tie, so only what lies above the k-th can still enter
+                # a later row loses ties, so only larger scores can enter
                 places = np.flatnonzero(scores > least[q])
             elif k < len(scores):
                 places = np.flatnonzero(scores >= np.partition(scores, len(scores) - k)[len(scores) - k])
@@ -84,19 +84,19 @@ def score_all(
 
 
 def candidate_bytes(wanted: int, size: int) -> int:
-    """What ``wanted`` candidates of a query, codes of ``size`` bytes, take while they are scored."""
+    """Bytes for scoring ``wanted`` candidates of a query, with codes of ``size`` bytes."""
     return wanted * (size * 17 + 32)
 
 
 class Decided(NamedTuple):
-    """What a shortlist gives for some queries (:func:`decide`).
+    """Result of a shortlist for some queries (:func:`decide`).
 
     Attributes:
-        best: int64 keys [q, min(k, c)], best first, empty ones where fewer were found.
-        exact: float32 [q, c], exact scores of the shortlisted; -inf where there is none.
-        reach: float32 [q, c], what each of them could have scored at most.
-        kth: float32 [q], the k-th exact score; -inf where there are fewer.
-        proven: bool [q], nothing that was not shortlisted belongs among the best k.
+        best: int64 keys [q, min(k, c)], best first, padded with empty keys.
+        exact: float32 [q, c], exact scores of the candidates, padded with -inf.
+        reach: float32 [q, c], upper bounds of their scores.
+        kth: float32 [q], the k-th exact score; -inf if there are fewer.
+        proven: bool [q], whether the best k are proven.
     """
 
     best: Keys
@@ -114,13 +114,13 @@ def decide(
     slack: Floats,
     k: int,
 ) -> Decided:
-    """Score what was shortlisted exactly, and see for which queries that proves the ``k`` best.
+    """Score candidates exactly, and determine for which queries the ``k`` best are proven.
 
     Args:
         prepared: float32 [q, T, entries], :func:`..codes.scores.lookup_tables` of the queries.
         shape: M and K.
-        shortlist: approximate scores float32 [q, c], larger first, and positions int64 [q, c], -1 behind the last.
-        slack: float32 [q], by how much an exact score can exceed the approximate one.
+        shortlist: approximate scores float32 [q, c], descending, and rows int64 [q, c], padded with -1.
+        slack: float32 [q], bound on how much an exact score can exceed the approximate one.
     """
     approximate, found = shortlist
     full = found[:, -1] >= 0
@@ -134,20 +134,20 @@ def decide(
     best = best_keys(keys, min(k, found.shape[1]))
     some = found.shape[1] >= k
     kth = read_keys(best[:, -1])[0] if some else np.full(len(found), -np.inf, np.float32)
-    # Whatever was not shortlisted scores at most the last approximate score plus the slack. A tie with the k-th is not
-    # good enough: the item outside might come first in the order of ids.
+    # All others score at most the last approximate score plus the slack. A tie with the k-th does not suffice, as the other
+    # item might have a smaller id.
     reach = approximate + slack[:, None]
     return Decided(best, exact, reach, kth, full & (reach[:, -1] < kth))
 
 
 @dataclass(frozen=True)
 class QueryTables:
-    """Tables of some queries, made once for searches over many parts.
+    """Tables of some queries, computed once for searches over many parts.
 
     Attributes:
         tables: :func:`..codes.scores.score_tables`.
         prepared: :func:`..codes.scores.lookup_tables` of these.
-        slack: of :class:`FastScan`; None where it is not made yet.
+        slack: of :class:`FastScan`; None if not computed yet.
     """
 
     tables: Floats
@@ -167,26 +167,25 @@ class QueryTables:
 
 
 class ProvenSearch:
-    """Exact search over codes whose positions order ties.
+    """Exact search over codes; ties are ordered by row number.
 
     Args:
-        codes: uint8 [n, code_size], checked; may lie in FastScan's blocks.
+        codes: uint8 [n, code_size], checked; may be in FastScan's blocks.
         Z: codebooks, float32 [M, K, d], checked.
-        packings: how codes lie for what shortlists, one after the other: ``fastscan`` where K = 16 (and the rows fit its
-            2^31), tables of ``bytes`` in any case, or of ``4-bit``. Scanners are built when first needed.
-        first: how many candidates to begin with, for each k; learnt, and shared by searches over parts of one whole.
-        fast: the scanner of these very codes, where there is one.
+        packings: packings of scanners, in order of use: ``fastscan`` for K = 16 (and fewer than 2^31 rows), tables of ``bytes``, or
+            of ``4-bit``. Scanners are built on first use.
+        first: initial number of candidates per k; learnt, and shared by searches over parts of an index.
+        fast: an existing scanner of these codes.
 
     Attributes:
-        queries: searched so far.
-        retried: of these, whose first candidates did not prove the top k.
-        rescored: of these, scored again by float tables.
-        brute_forced: of these, with all codes scored.
-        exhaustive: queries for which everything was scored at once, since that is cheaper (for one query by itself: with
-            few codes, or once few codes have failed the proof).
+        queries: number of queries so far.
+        retried: of these, queries whose first candidates did not prove the top k.
+        rescored: of these, queries re-scored with float tables.
+        brute_forced: of these, queries with all codes scored.
+        exhaustive: queries for which all codes were scored right away, as that is faster.
 
     Raises:
-        UsageError: 2^32 codes or more, of which a key cannot hold the position.
+        UsageError: 2^32 codes or more, beyond the range of keys.
     """
 
     COUNTS = ("queries", "exhaustive", "retried", "rescored", "brute_forced")
@@ -218,7 +217,7 @@ class ProvenSearch:
         self.queries = self.retried = self.rescored = self.brute_forced = self.exhaustive = 0
 
     def scanner(self, packing: Packing) -> Scanner:
-        """The scanner of codes that lie so, built on first use."""
+        """The scanner of this packing, built on first use."""
         with self._lock:
             if packing not in self._scanners:
                 codes = self.codes
@@ -232,18 +231,18 @@ class ProvenSearch:
             return self._scanners[packing]
 
     def count_on(self, other: ProvenSearch) -> None:
-        """Add what happened in another search of the same items to the counts of this."""
+        """Add the counters of another search of the same items."""
         for name in self.COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def keep_packed(self) -> None:
-        """Hold FastScan's blocks alone, and no longer the codes that they were made of."""
+        """Keep only FastScan's blocks, and drop the codes they were packed from."""
         scan = self.scanner("fastscan")
         assert isinstance(scan, FastScan)
         self.codes = scan.codes
 
     def prepare(self, k: int) -> None:
-        """Build what a search for ``k`` starts with, so that the first query does not pay for it."""
+        """Build the first scanner for ``k`` in advance."""
         if not self._in_full(self._start(k)):
             self.scanner(self.packings[0])
 
@@ -254,7 +253,7 @@ class ProvenSearch:
         return self.n <= FULL or 4 * wanted >= self.n
 
     def block_rows(self, k: int) -> int:
-        """Queries at a time for bounded memory."""
+        """Queries per block, for bounded memory."""
         wanted = self._start(k)
         full = self._in_full(wanted)
         held = self.n * 24 if full else candidate_bytes(wanted, self.codes.shape[1])
@@ -270,9 +269,9 @@ class ProvenSearch:
         """Keys int64 [Q, k] of the ``k`` best of checked queries [Q, M*d], best first; one block of queries.
 
         Args:
-            floor: float32 [Q]; what scores at most this is of no interest and may be missing (an empty key), because as
-                many better ones are known from elsewhere. It makes the proof easier.
-            query_tables: of these queries, where they were made before.
+            floor: float32 [Q]; codes that score at most this may be missing (empty keys), because enough better ones are known. It
+                makes the proof easier.
+            query_tables: of these queries, if already computed.
         """
         if query_tables is None:
             tables = score_tables(xq, self.Z)
@@ -281,7 +280,7 @@ class ProvenSearch:
         self.queries += len(xq)
         wanted = self._start(k)
         open_ = np.arange(len(xq))
-        # Where every query has its floor, few codes reach it: fewer candidates than k will do, even of few codes.
+        # If every query has a floor, few codes reach it: fewer than k candidates suffice.
         floored = floor is not None and len(self.packings) == 1 and bool(np.isfinite(floor).all())
         if floored:
             wanted = self._first.get(-k, _FEW)
@@ -298,7 +297,7 @@ class ProvenSearch:
     def search_one(self, query: Floats, k: int) -> tuple[Floats, Ids] | None:
         """Scores float32 [k] and positions int64 [k] of the ``k`` best of one checked query [M*d].
 
-        The answer of :meth:`search_keys`, faster. None where that is needed.
+        As :meth:`search_keys`, but faster. None if that is needed.
         """
         if k > _ONE_MOST or self.packings[0] != "fastscan" or not isinstance(self.codes, np.ndarray):
             return None
@@ -317,7 +316,7 @@ class ProvenSearch:
         return found.scores, found.positions
 
     def raw_keys(self, xq: Floats, k: int) -> Keys:
-        """FastScan's own scores in its own order, ties by position; empty where it gave nothing."""
+        """FastScan's scores and order, ties by row number; padded with empty keys."""
         self.queries += len(xq)
         scores, found = self.scanner("fastscan").candidates(xq, k)
         return best_keys(np.where(found >= 0, sort_keys(scores, np.maximum(found, 0)), EMPTY_KEY), k)
@@ -331,7 +330,7 @@ class ProvenSearch:
         out: Keys,
         floor: Floats | None,
     ) -> NDArray[np.intp]:
-        """Fill the rows of ``out`` that can be proven; returns the others."""
+        """Fill the proven rows of ``out``; returns the others."""
         open_ = np.arange(len(xq))
         tied: list[NDArray[np.intp]] = []
         for number, packing in enumerate(self.packings):
@@ -342,7 +341,7 @@ class ProvenSearch:
             if number:
                 self.rescored += len(open_)
                 wanted = k + max(32, k // 4)
-            # With one scanner alone, widening goes on as long as it is cheaper than scoring everything.
+            # With a single scanner, add candidates as long as that is cheaper than scoring all codes.
             alone = len(self.packings) == 1 and floor is not None
             floored = alone and floor is not None and bool(np.isfinite(floor).all())
             widest = _WIDEST if self.n > FULL else 8
@@ -370,8 +369,7 @@ class ProvenSearch:
                 if number == attempt == 0:
                     self.retried += int((~proven).sum())
                     self._adapt(-k if floored else k, wanted, needed, proven, least=1 if alone else 8)
-                # Where ties with the k-th still fill four times the candidates, there is no end of them in sight; and
-                # where they are more than the next scanner would ever take, it need not begin.
+                # Stop if ties with the k-th fill four times the candidates, or exceed the maximum of the next scanner.
                 hopeless = np.zeros(len(open_), np.bool_)
                 if not alone and attempt:
                     end = not last and attempt + 1 == _ROUNDS
@@ -393,11 +391,10 @@ class ProvenSearch:
         out: Keys,
         floor: Floats | None,
     ) -> tuple[NDArray[np.bool_], NDArray[np.intp], NDArray[np.intp]]:
-        """One round for some queries, filling the rows of ``out`` that it proves.
+        """One round for some queries, filling the proven rows of ``out``.
 
         Returns:
-            Of each query: whether proven; how many candidates reach the k-th score (all, where ties fill them); how many
-            could have mattered.
+            Per query: whether proven; the number of candidates that reach the k-th score; the number of relevant candidates.
         """
         shortlist = scanner.candidates(np.ascontiguousarray(xq[rows]), wanted)
         best, exact, reach, kth, proven = decide(
@@ -412,9 +409,9 @@ class ProvenSearch:
     def _adapt(
         self, k: int, wanted: int, needed: NDArray[Any], proven: NDArray[np.bool_], least: int = 8
     ) -> None:
-        """Choose the next k' so that nine queries in ten are proven at first try. Changes speed, never answers.
+        """Choose the next k' so that nine in ten queries are proven at the first attempt. Affects only speed.
 
-        ``k`` is negative where floors were known.
+        ``k`` is negative for searches with floors.
         """
         if len(needed) < least:
             self._note(k, wanted, list(zip(needed.tolist(), proven.tolist(), strict=True)))
@@ -424,7 +421,7 @@ class ProvenSearch:
         self._first[k] = int(min(max(enough, low, wanted // 2), high))
 
     def _note(self, k: int, wanted: int, seen: list[tuple[int, bool]]) -> None:
-        """Keep what is needed, and whether it was proven, of too few queries to choose by, until there are enough."""
+        """Collect statistics of small batches until there are enough to choose k'."""
         notes = self._notes.setdefault((k, wanted), [])
         notes += seen
         if len(notes) >= _NOTES:
@@ -433,9 +430,9 @@ class ProvenSearch:
             self._adapt(k, wanted, np.array(needed), np.array(proven))
 
     def range_keys(self, xq: Floats, min_score: float, most: int | None = None) -> list[Keys]:
-        """For each checked query the keys of all codes that score at least ``min_score``, best first; one block.
+        """For each checked query the keys of all codes with at least ``min_score``, best first; one block.
 
-        With ``most`` it stops soon after as many in all, and gives those it has: what wanted no more knows that there are.
+        With ``most`` it stops soon after that many results, so that the caller can detect the excess.
         """
         tables = score_tables(xq, self.Z)
         prepared = lookup_tables(tables)

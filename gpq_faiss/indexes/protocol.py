@@ -1,4 +1,4 @@
-"""What every index is to those who search it, wherever its codes lie."""
+"""Interface of all indexes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from .ranges import LIMIT
 
 
 class Index(Protocol):
-    """An index in memory, over a file or on a device. The same file gives the same answer wherever it is searched."""
+    """An index in memory, over a file or on a device. Results for the same file are the same everywhere."""
 
     @property
     def ntotal(self) -> int:
-        """Items."""
+        """Number of items."""
 
     @property
     def width(self) -> int:
-        """D of the queries."""
+        """D, the width of queries."""
 
     @property
     def codebooks(self) -> Floats:
@@ -27,15 +27,15 @@ class Index(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Of the codebooks."""
+        """Fingerprint of the codebooks."""
 
     @property
     def plan(self) -> Plan:
-        """How it searches."""
+        """Search options."""
 
     @property
     def lists(self) -> int:
-        """How many lists; 0 where there are none."""
+        """Number of lists; 0 if there are none."""
 
     def search(
         self,
@@ -46,10 +46,10 @@ class Index(Protocol):
         where: Filter | None = None,
         threads: int | None = None,
     ) -> tuple[Any, Any]:
-        """The ``k`` best items of every query [Q, M*d]: scores float32 [Q, k], larger first, and ids int64 [Q, k].
+        """The ``k`` best items of every query [Q, M*d]: scores float32 [Q, k], descending, and ids int64 [Q, k].
 
-        Equal scores come by ascending id; a place without an item has score -inf and id -1. Arrays give arrays, and on a
-        device tensors give tensors.
+        Ties are in ascending order of id; missing results have score -inf and id -1. Results are arrays, or on a device tensors if
+        ``xq`` is a tensor.
         """
 
     def range_search(
@@ -62,10 +62,10 @@ class Index(Protocol):
         limit: int = LIMIT,
         threads: int | None = None,
     ) -> tuple[Any, Any, Any]:
-        """All items that score at least ``min_score``: as Faiss lims int64 [Q + 1], scores float32, ids int64."""
+        """All items with at least ``min_score``; as in Faiss: lims int64 [Q + 1], scores float32, ids int64."""
 
     def describe(self) -> str:
-        """How it searches, in one line."""
+        """One-line description of the search."""
 
     def close(self) -> None:
-        """Give back what it holds open; nothing can be searched then."""
+        """Release resources; searches then fail."""

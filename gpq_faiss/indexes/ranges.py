@@ -1,4 +1,4 @@
-"""What range searches share: the checks, and results that come in parts."""
+"""Common parts of range searches: checks, and merging of partial results."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from ..errors import DataError, UsageError
 from .proof import ProvenSearch
 
 LIMIT = 10_000_000
-"""Results of a range search, by default: while they are collected and put in order each takes some 50 bytes, so that a
-score set too low ends in an error before half a gigabyte."""
+"""Default limit of results of a range search, at about 50 bytes each: too low a score is an error before half a gigabyte."""
 _MOST = float(np.finfo(np.float32).max)
 
 
@@ -26,10 +25,10 @@ class Part(NamedTuple):
     """Some of the items, searched for some of the queries.
 
     Attributes:
-        rows: int64 [q], these queries.
-        search: of the items, or of their distinct codes.
-        ids_at: positions to ids.
-        groups: the items of the distinct codes, where these are searched.
+        rows: int64 [q], rows of the queries.
+        search: search of the items, or of their distinct codes.
+        ids_at: row numbers -> ids.
+        groups: the items of the distinct codes, if these are searched.
     """
 
     rows: NDArray[np.intp]
@@ -39,10 +38,10 @@ class Part(NamedTuple):
 
 
 def check_min_score(min_score: float) -> float:
-    """The least score as a float that float32 can hold: beyond its range every score, or none, is above it.
+    """The minimum score, clipped to the range of float32.
 
     Raises:
-        UsageError: no number, or NaN, which no score reaches or misses.
+        UsageError: not a number, or NaN.
     """
     if isinstance(min_score, bool) or not isinstance(min_score, int | float | np.integer | np.floating):
         raise UsageError(f"a range search needs a number as the least score, not {min_score!r}")
@@ -53,21 +52,21 @@ def check_min_score(min_score: float) -> float:
 
 
 def too_many(min_score: float, limit: int) -> DataError:
-    """The error of a range that holds more than ``limit`` results."""
+    """The error for more than ``limit`` results."""
     return DataError(
         f"a range search from {min_score:g} has more than {limit:,} results: raise the least score or the limit"
     )
 
 
 def collect(parts: Iterable[Part], xq: Floats, min_score: float, limit: int) -> tuple[Ids, Floats, Ids]:
-    """All items of all parts that score at least ``min_score``.
+    """All items of all parts with at least ``min_score``.
 
     Args:
         xq: checked queries, float32 [Q, M*d].
 
     Returns:
-        As Faiss: lims int64 [Q + 1], D float32, I int64; the results of query i are at lims[i]:lims[i + 1], best first,
-        equal scores by ascending id.
+        As in Faiss: lims int64 [Q + 1], D float32, I int64; results of query i are at lims[i]:lims[i + 1], best first, ties in
+        ascending order of id.
 
     Raises:
         DataError: more than ``limit`` results.
@@ -94,7 +93,7 @@ def collect(parts: Iterable[Part], xq: Floats, min_score: float, limit: int) -> 
             found.append(ids_at(at))
     counts = [len(ids) for ids in found[1:]]
     scores, ids = np.concatenate(D), np.concatenate(found)
-    if any(b <= a for a, b in itertools.pairwise(owners)):  # results of a query from several parts
+    if any(b <= a for a, b in itertools.pairwise(owners)):  # queries with results from several parts
         order = np.lexsort((ids, -scores, np.repeat(owners, counts)))
         scores, ids = scores[order], ids[order]
     lims = np.zeros(len(xq) + 1, np.int64)

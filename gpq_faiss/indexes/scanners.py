@@ -1,4 +1,4 @@
-"""Faiss' scans of flat codes, for shortlists: fast scores, and how far a true score can lie above them."""
+"""Faiss scans of flat codes for shortlists: fast scores with error bounds."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ..faissio.layout import vector_view
 
 _UNIT = float(np.finfo(np.float32).eps)  # twice the relative error of one float32 operation
 _TINY = float(np.finfo(np.float32).tiny)
-_LEAST_SPAN = 2.0**-100  # of score tables, that FastScan can quantise
+_LEAST_SPAN = 2.0**-100  # minimum span of score tables for FastScan's quantisation
 
 
 def rounding_bound(xq: Floats, M: int, d: int) -> Floats:
-    """How far two float32 evaluations of a query's score can lie apart: float32 [Q].
+    """Maximum difference of two float32 evaluations of a query's score: float32 [Q].
 
     Both add 2d + M products in some order; with unit-norm codewords each is within (2d + M + 2) u of the true value
     times sum_m |q_m| (Higham 2002, section 3.1, with Cauchy-Schwarz a sub-space).
@@ -37,12 +37,11 @@ def rounding_of(norms: Any, M: int, d: int) -> Any:
 
 
 def quantisation_bound(tables: Floats) -> Floats:
-    """How much a true score can exceed FastScan's, rounding of floats apart: float32 [Q].
+    """How much a true score can exceed FastScan's, without float rounding: float32 [Q].
 
     Faiss takes 8-bit steps of (largest span of a table) / 255, counted from each table's least entry, and rounds every
-    entry to the nearest. What rounding took from each entry is known, so the bound is the sum of each table's largest
-    loss: about 12 % below half a step a table. Entries near the middle between two steps count as a half, since Faiss'
-    own float arithmetic decides where they go.
+    entry to the nearest. The rounding loss of each entry is known, so the bound is the sum of each table's largest
+    loss: about 12 % below half a step per table. Entries near the middle between two steps count as a half.
 
     Args:
         tables: float32 [Q, M, 16].
@@ -58,7 +57,7 @@ def quantisation_bound(tables: Floats) -> Floats:
     # the product with 255 sums and the offset, in float32 (scores of M tables, each below 256 steps)
     largest = np.abs(wide).max(axis=2).sum(axis=1) + 255 * tables.shape[1] * step[:, 0, 0]
     bound = bound * (1 + 1e-6) + 8 * tables.shape[1] * _UNIT * largest
-    # Faiss divides 255 by the span, in float32: of one that is too small its steps mean nothing.
+    # Faiss divides 255 by the span in float32, which fails for tiny spans.
     return np.where(255 * step[:, 0, 0] > _LEAST_SPAN, bound, np.inf).astype(np.float32)
 
 
@@ -68,9 +67,9 @@ def fastscan_bound(xq: Floats, tables: Floats, d: int) -> Floats:
 
 
 def loose_bound(tables: Floats, squares: float, d: int) -> float:
-    """The slack of :class:`FastScan` from above, for one query and in few steps.
+    """Fast upper bound of the slack of :class:`FastScan` for one query.
 
-    Every table is taken to lose half a step, and the norms of the sub-vectors to be equal (Cauchy-Schwarz).
+    Assumes a loss of half a step per table, and equal norms of sub-vectors (Cauchy-Schwarz).
 
     Args:
         tables: float32 [M, 16].
@@ -87,24 +86,24 @@ def loose_bound(tables: Floats, squares: float, d: int) -> float:
 
 
 class Scanner(Protocol):
-    """What shortlists."""
+    """Interface of scanners."""
 
     def candidates(self, xq: Floats, k: int) -> tuple[Floats, Ids]:
-        """Approximate scores [Q, k] and positions [Q, k] of the best by them."""
+        """The best approximate scores [Q, k] and their rows [Q, k]."""
 
     def slack(self, xq: Floats, tables: Floats) -> Floats:
-        """float32 [Q]: no true score exceeds its approximate score by more."""
+        """float32 [Q]: bound on how much a true score exceeds its approximate score."""
 
 
 class TableScan:
-    """``IndexPQ``: float tables, so only rounding separates its scores from the true ones.
+    """``IndexPQ`` with float tables, exact up to rounding.
 
-    With K = 16 it is byte-fused, which scans 4-5 times faster, unless ``fused`` is false.
+    With K = 16 it is byte-fused, which is 4-5 times faster, unless ``fused`` is false.
     """
 
     def __init__(self, codes: Codes, Z: Floats, *, fused: bool = True) -> None:
         self.M, K, self.d = (int(n) for n in Z.shape)
-        # Faiss' kernel for tables of two dimensions takes no four codewords.
+        # Faiss' kernel for two dimensions does not support four codewords.
         self._wider = (K, self.d) == (4, 2)
         if self._wider:
             Z = np.pad(Z, ((0, 0), (0, 0), (0, 1)))
@@ -113,7 +112,7 @@ class TableScan:
 
     @property
     def codes(self) -> Codes:
-        """The codes inside Faiss: a view, valid as long as this scanner."""
+        """View of the codes in Faiss, valid as long as this scanner."""
         return vector_view(self.index.codes, np.uint8).reshape(-1, self.index.code_size)
 
     def candidates(self, xq: Floats, k: int) -> tuple[Floats, Ids]:
@@ -127,7 +126,7 @@ class TableScan:
 
 
 class FastScan:
-    """``IndexPQFastScan``: tables of 8-bit steps in registers, ten times as fast and a little coarse (K = 16 only)."""
+    """``IndexPQFastScan``: 8-bit tables in registers, ten times as fast but approximate (K = 16 only)."""
 
     def __init__(self, codes: Codes, Z: Floats) -> None:
         self.M, _, self.d = (int(n) for n in Z.shape)
@@ -137,21 +136,21 @@ class FastScan:
 
     @classmethod
     def of_packed(cls, codes: PackedCodes, Z: Floats) -> FastScan:
-        """Of codes that are in blocks already: one copy in memory, nothing is packed again."""
+        """From codes that are already in blocks, without packing or copies."""
         scan = cls.empty(Z, codes.rows)
         scan.fill(len(codes), lambda held: np.copyto(held, codes.packed))
         return scan
 
     @classmethod
     def empty(cls, Z: Floats, rows: int) -> FastScan:
-        """Without codes, for :meth:`fill`; ``rows`` codes per block."""
+        """An empty scanner for :meth:`fill`, with ``rows`` codes per block."""
         scan = cls.__new__(cls)
         scan.M, _, scan.d = (int(n) for n in Z.shape)
         scan.index = faiss.IndexPQFastScan(inject(Z), rows)
         return scan
 
     def fill(self, n: int, read: Callable[[NDArray[np.uint8]], Any]) -> PackedCodes:
-        """Take ``n`` codes in blocks, which ``read`` puts into the array that it is given, in place of those before.
+        """Replace the codes by ``n`` codes in blocks, which ``read`` writes into the given array.
 
         Returns:
             These codes, valid until the next call.

@@ -1,7 +1,7 @@
-"""One index over the shards of a manifest: the answers of the shards are merged, to those of one file with all items.
+"""One index over the shards of a manifest, with the results of one file with all items.
 
-Without lists every shard gives its best, and the best of these are the best of all. With lists, which all shards share, the lists
-that a query probes follow from the items of all shards together; each shard then searches those lists.
+Without lists, the best results of the shards are merged. With lists, which all shards share, the lists to probe are chosen by the items
+of all shards; each shard then searches those lists.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from .threads import check_k, check_nprobe, check_threads
 
 
 class MergedIndex(ABC):
-    """What is the same wherever the shards are searched: checks, which lists are probed, and merging.
+    """Common base of sharded indexes: checks, choice of lists, and merging.
 
     Attributes:
         manifest: of the shards.
         codebooks: float32 [M, K, d].
         fingerprint: of the codebooks.
-        model_fingerprint: where it is known.
-        centroids: float32 [lists, M*d] of the lists that all shards share, else None.
-        sizes: int64 [lists], items of each list, of all shards together.
-        nprobe: lists that a query probes by default; 0 where there are none.
+        model_fingerprint: if known.
+        centroids: float32 [lists, M*d] of the common lists, else None.
+        sizes: int64 [lists], items per list over all shards.
+        nprobe: default number of lists to probe; 0 if there are none.
     """
 
     def __init__(
         self, manifest: Manifest, codebooks: Floats, centroids: Floats | None, sizes: Ids, nprobe: int
     ) -> None:
-        """For the classes that search: see the attributes."""
+        """For sub-classes; see the attributes."""
         self.manifest = manifest
         self.codebooks = codebooks
         self.width = int(codebooks.shape[0] * codebooks.shape[2])
@@ -60,11 +60,11 @@ class MergedIndex(ABC):
 
     @abstractmethod
     def _answers(self, method: str, *args: Any, **options: Any) -> Iterator[Any]:
-        """What ``method`` of every shard gives, in any order: ``search``, ``range_search``, ``list_counts`` or ``code_of``."""
+        """Results of ``method`` of every shard, in any order: ``search``, ``range_search``, ``list_counts`` or ``code_of``."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what it holds open; nothing can be searched then."""
+        """Release resources; searches then fail."""
 
     def __enter__(self) -> Self:
         return self
@@ -74,21 +74,21 @@ class MergedIndex(ABC):
 
     @property
     def ntotal(self) -> int:
-        """Items."""
+        """Number of items."""
         return self.manifest.ntotal
 
     @property
     def plan(self) -> Plan:
-        """How it searches."""
+        """Search options."""
         return Plan("ivf" if self.lists else "exact", group=False)
 
     @property
     def lists(self) -> int:
-        """How many lists; 0 where there are none."""
+        """Number of lists; 0 if there are none."""
         return 0 if self.centroids is None else len(self.sizes)
 
     def describe(self) -> str:
-        """How it searches, in one line."""
+        """One-line description of the search."""
         kind = "ivf, " if self.lists else ""
         return f"{kind}{len(self.manifest.shards)} shards, {self.ntotal:,} items"
 
@@ -97,7 +97,7 @@ class MergedIndex(ABC):
         return check_nprobe(nprobe, self.nprobe, self.lists, str(self.manifest.path))
 
     def set_nprobe(self, nprobe: int) -> None:
-        """Lists that each query probes from now on, at most all. Raises as :meth:`check_nprobe`."""
+        """Set the number of lists to probe, at most all. Raises as :meth:`check_nprobe`."""
         self.nprobe = self.check_nprobe(nprobe)
 
     def search(
@@ -113,7 +113,7 @@ class MergedIndex(ABC):
         """The ``k`` best items of every query, as :meth:`.file.FileIndex.search` of one file with all items.
 
         Raises:
-            UsageError, DataError: see there; or a shard is missing, damaged or was changed.
+            UsageError, DataError: see there; or a missing, damaged or modified shard.
         """
         k = check_k(k, self.ntotal)
         check_threads(threads)
@@ -136,7 +136,7 @@ class MergedIndex(ABC):
         threads: int | None = None,
         lists: Ids | None = None,
     ) -> tuple[Ids, Floats, Ids]:
-        """All items that score at least ``min_score``, as :meth:`.file.FileIndex.range_search` of one file with all items.
+        """All items with at least ``min_score``, as :meth:`.file.FileIndex.range_search` of one file with all items.
 
         Raises:
             UsageError, DataError: see there and :meth:`search`.
@@ -162,16 +162,16 @@ class MergedIndex(ABC):
         return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), D[order], ids[order]
 
     def code_of(self, item: int) -> Codes | None:
-        """The code of an item, uint8 [code_size]; None where no item has this id."""
+        """The code of an item, uint8 [code_size]; None if there is no such id."""
         return next((code for code in self._answers("code_of", item) if code is not None), None)
 
     def list_counts(self, where: Filter, numbers: Ids) -> Ids:
-        """How many items of each of these lists pass a filter, int64."""
+        """Number of passing items in each of these lists, int64."""
         counts: Ids = np.sum(list(self._answers("list_counts", where, numbers)), axis=0, dtype=np.int64)
         return counts
 
     def _lists(self, xq: Floats, nprobe: int, k: int, where: Filter | None) -> Ids | None:
-        """The lists that each query probes, by the items of all shards; None where there are none."""
+        """Lists to probe per query, by the items of all shards; None without lists."""
         if not self.lists:
             return None
         if where is None:
@@ -188,10 +188,10 @@ class MergedIndex(ABC):
 
 
 class ShardedIndex(MergedIndex):
-    """The shards of a manifest in this process. Made by :func:`.opening.open_shards`."""
+    """The shards of a manifest in this process, created by :func:`.opening.open_shards`."""
 
     def __init__(self, manifest: Manifest, opened: Sequence[MemoryIndex | FileIndex]) -> None:
-        """Of the indexes of the shards, in their order. Raises MismatchError: their lists differ."""
+        """From the indexes of the shards, in order. Raises MismatchError: different lists."""
         first = opened[0]
         self.opened = list(opened)
         centroids = first.centroids if isinstance(first, FileIndex) else None
@@ -226,7 +226,7 @@ class ShardedIndex(MergedIndex):
 
 
 def same_lists(manifest: Manifest, one: Floats | None, other: Floats | None, file: str = "one") -> None:
-    """Raises MismatchError: the centroids of a shard's lists are others than those of the shards before it."""
+    """Raises MismatchError: a shard's centroids differ from those of earlier shards."""
     if (one is None) != (other is None) or (
         one is not None and other is not None and not np.array_equal(one, other)
     ):

@@ -1,7 +1,7 @@
-"""One query at a time: shortlist and proof as in :mod:`.proof`, in as few numpy calls as one query needs.
+"""Search of a single query: shortlist and proof as in :mod:`.proof`, with few numpy calls.
 
-The calls that serve a whole batch cost hundreds of microseconds, and the arithmetic of one query a few. Floats are added
-in the same order here, so the answer is the same to the bit.
+The calls for a batch cost hundreds of microseconds, the arithmetic of one query only a few. Floats are summed in the same order, so
+results are bit-equal.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from ..codes.scores import lookup, lookup_columns
 from .scanners import FastScan, loose_bound
 
 _BYTES = 1 << 16
-"""Bytes of all codes up to which all are scored where the proof fails; their places then take eight times as much."""
-_SMALLEST, _LARGEST = 1e-30, 1e30  # |q|^2 for which no product comes near the ends of float32
+"""Maximum bytes of codes for scoring all if the proof fails, which needs eight times as much memory."""
+_SMALLEST, _LARGEST = 1e-30, 1e30  # range of |q|^2 without overflow or underflow in float32
 
 
 class Found(NamedTuple):
     """The best items of one query.
 
     Attributes:
-        scores: float32 [k], larger first.
-        positions: int64 [k], equal scores by position.
-        proven: whether they are among those shortlisted; otherwise all codes were scored.
-        needed: how many of those shortlisted could have mattered.
+        scores: float32 [k], descending.
+        positions: int64 [k], row numbers, which order ties.
+        proven: whether the shortlist sufficed; otherwise all codes were scored.
+        needed: number of relevant candidates.
     """
 
     scores: Floats
@@ -37,7 +37,7 @@ class Found(NamedTuple):
 
 
 class SingleSearch:
-    """Searches codes for one query. Safe to use from several threads at once.
+    """Searches codes for one query. Thread-safe.
 
     Args:
         codes: uint8 [n, code_size], checked.
@@ -50,20 +50,20 @@ class SingleSearch:
         self.scan = scan
         self.M, self.K, self.d = (int(n) for n in Z.shape)
         self._by_dimension = np.ascontiguousarray(Z.transpose(2, 0, 1))
-        self._pair_starts = (np.arange(codes.shape[1]) * self.K**2)[:, None]  # in the tables of pairs
+        self._pair_starts = (np.arange(codes.shape[1]) * self.K**2)[:, None]  # in the paired tables
         self._few = codes.size <= _BYTES
         self._columns: list[NDArray[np.intp]] | None = None
 
     def search(self, query: Floats, k: int, wanted: int) -> Found | None:
-        """The ``k`` best for a checked query, float32 [M*d]; None where :class:`.proof.ProvenSearch` has to find them.
+        """The ``k`` best for a checked query, float32 [M*d]; None if :class:`.proof.ProvenSearch` is needed.
 
-        ``wanted``, more than ``k``, are shortlisted, unless these are a quarter of the codes.
+        ``wanted`` (more than ``k``) candidates are shortlisted, unless these are a quarter of the codes.
         """
-        wide = query.astype(np.float64)  # in which nothing overflows
+        wide = query.astype(np.float64)  # float64, without overflow
         squares = float(np.dot(wide, wide))
         if not _SMALLEST < squares < _LARGEST:
             return None
-        # Summed over the outer axis: one dimension after another, as score_tables does. (0 + -0 is 0, as it is there.)
+        # Summed over the outer axis, in the order of score_tables. (0 + -0 is 0, as there.)
         products = np.multiply(self._by_dimension, query.reshape(self.M, self.d).T[:, :, None], order="C")
         tables = np.add.reduce(products, axis=0, initial=0)
         pairs = self._pair_tables(tables)
@@ -85,13 +85,13 @@ class SingleSearch:
         return self._best_of_all(pairs, k, kth, needed) if self._few else None
 
     def _pair_tables(self, tables: Floats) -> Floats:
-        """:func:`..codes.scores.lookup_tables` of one query's tables [M, 16], in one row; an odd one gets zeros for a partner."""
+        """:func:`..codes.scores.lookup_tables` of one query's tables [M, 16], in one row; an odd one is paired with zeros."""
         if self.M % 2:
             tables = np.concatenate([tables, np.zeros((1, self.K), np.float32)])
         return (tables[1::2, :, None] + tables[0::2, None, :]).reshape(-1)
 
     def _best_of_all(self, pairs: Floats, k: int, least: float | None, needed: int) -> Found:
-        """Of all codes; at least ``k`` are known to score ``least``."""
+        """The best of all codes, of which at least ``k`` score ``least``."""
         if self._columns is None:
             self._columns = lookup_columns(self.codes, self.M, self.K)
         scores = lookup(pairs.reshape(len(self._columns), -1), self._columns, paired=True)

@@ -1,4 +1,4 @@
-"""Checks and threads that all searches share."""
+"""Argument checks and threads of searches."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..codes.checks import check_count
 from ..errors import UsageError
 
 BLOCK = 1024
-_PER_THREAD = 16  # queries below which another thread is not worth it
+_PER_THREAD = 16  # minimum queries per thread
 
 
 def check_k(k: int, ntotal: int) -> int:
-    """A number of results that can be given.
+    """Check the number of results.
 
     Raises:
         UsageError: below 1 or above the number of items.
@@ -35,27 +35,27 @@ def check_nprobe(nprobe: int | None, default: int, lists: int, what: str) -> int
     if nprobe is None:
         return default
     if not lists:
-        raise UsageError(f"{what} has no lists: nprobe belongs to kind 'ivf'")
+        raise UsageError(f"{what} has no lists: nprobe is for kind 'ivf'")
     return min(check_count(nprobe, "nprobe"), lists)
 
 
 def check_block(block: int) -> None:
-    """Raises UsageError: fewer than one query at a time."""
+    """Raises UsageError: a block below 1."""
     check_count(block, "block of queries")
 
 
 def check_threads(threads: int | None) -> None:
-    """Raises UsageError: fewer than one thread."""
+    """Raises UsageError: threads below 1."""
     if threads is not None:
         check_count(threads, "threads")
 
 
 @contextlib.contextmanager
 def omp_threads(threads: int | None) -> Iterator[None]:
-    """Let Faiss use ``threads`` (None: as many as it does already). The setting is process-wide and restored.
+    """Context in which Faiss uses ``threads`` (None: unchanged). The setting is process-wide and restored.
 
     Raises:
-        UsageError: fewer than one.
+        UsageError: threads below 1.
     """
     check_threads(threads)
     if threads is None:
@@ -70,9 +70,9 @@ def omp_threads(threads: int | None) -> Iterator[None]:
 
 
 def in_parallel(run: Callable[[slice], None], n: int, step: int, threads: int | None) -> None:
-    """``run`` slices of 0..n, at most ``step`` long, in threads of one Faiss thread each.
+    """``run`` slices of 0..n, at most ``step`` long, in threads with one Faiss thread each.
 
-    numpy's part of a search then runs in parallel as well. A single batch that is too small to share is left to Faiss.
+    So numpy's part of a search is parallel as well. A single batch that is too small to split is left to Faiss.
 
     Raises:
         UsageError: ``threads`` below 1.
@@ -87,7 +87,7 @@ def in_parallel(run: Callable[[slice], None], n: int, step: int, threads: int | 
     step = min(step, -(-n // workers))
 
     def one(start: int) -> None:
-        faiss.omp_set_num_threads(1)  # of this thread alone
+        faiss.omp_set_num_threads(1)  # for this thread only
         run(slice(start, start + step))
 
     with ThreadPoolExecutor(workers) as pool:

@@ -1,4 +1,4 @@
-"""Choosing nprobe by the requested recall, with every operating point reported."""
+"""Choose nprobe by recall, and report all operating points."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ OperatingPoint = dict[str, float]
 def sample_queries_of(
     n: int, codes_at: Callable[[Ids], Codes], Z: Floats, queries: int, *, noise: float, seed: int
 ) -> Floats:
-    """Sample queries: vectors of random items, each sub-vector moved off its codeword.
+    """Sample queries: decoded vectors of random items with noise on each sub-vector.
 
     Args:
-        n: items.
-        codes_at: rows int64 [r], ascending, to their codes uint8 [r, code_size].
+        n: number of items.
+        codes_at: rows int64 [r], ascending -> codes uint8 [r, code_size].
         Z: codebooks, float32 [M, K, d].
-        noise: length of the move, in random directions (codewords have length 1).
+        noise: norm of the noise (codewords have norm 1).
 
     Returns:
         float32 [min(queries, n), M*d]. Real queries tune better.
     """
     rng = np.random.default_rng([seed, 1])
     queries = min(queries, n)
-    # choosing without replacement takes memory for all items
+    # sampling without replacement needs memory for all items
     rows = rng.choice(n, queries, replace=False) if n < 1 << 24 else rng.integers(0, n, queries)
     M, _, d = Z.shape
     x = decode(codes_at(np.sort(rows)), Z).reshape(queries, M, d)
@@ -50,16 +50,15 @@ def operating_points(
     recall: float,
     run: Callable[[int], object],
 ) -> tuple[int, list[OperatingPoint]]:
-    """The smallest nprobe that reaches a recall, and what others give.
+    """The smallest nprobe that reaches a recall, and all operating points.
 
-    Recall is the mean share of the exact top ``k``, ties ordered by id, that is found. As a search is exact within the
-    lists that it looks at, these are the results that lie in such lists: one exact search gives the recall of every
-    nprobe.
+    Recall is the mean share of the exact top ``k`` (ties ordered by id) in the results. As a search is exact within the probed lists,
+    one exact search gives the recall of every nprobe.
 
     Args:
         xq: checked queries, float32 [Q, D].
         list_of: [Q, k], the list of each result of the exact search.
-        run: searches for all queries with a given nprobe, to be timed.
+        run: searches all queries with a given nprobe, for timing.
 
     Returns:
         The nprobe; and points by ascending nprobe.
@@ -72,7 +71,7 @@ def operating_points(
         rank_of = np.zeros((len(near), len(probing.sizes)), np.int64)
         np.put_along_axis(rank_of, near, np.arange(filled)[None, :], axis=1)
         ends = probing.sizes[near].cumsum(axis=1)
-        always = (ends < k).sum(axis=1, keepdims=True)  # the rank of the list with which there are k items
+        always = (ends < k).sum(axis=1, keepdims=True)  # the rank of the list that completes k items
         ranks = np.take_along_axis(rank_of, list_of[start : start + step].astype(np.int64), axis=1)
         at_rank += np.bincount(np.where(ranks <= always, 0, ranks).reshape(-1), minlength=filled)
         seen += np.maximum(ends, np.take_along_axis(ends, always, axis=1)).sum(axis=0)

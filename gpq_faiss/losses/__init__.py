@@ -1,4 +1,4 @@
-"""Losses, one idea per file: tensors to a scalar, hyper-parameters in the constructor."""
+"""Losses, one per file: tensors to a scalar; hyper-parameters in the constructor."""
 
 from .classification import SubspaceClassification
 from .entropy import SubspaceEntropy

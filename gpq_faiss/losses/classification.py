@@ -17,14 +17,14 @@ Variant = Literal["paper", "code"]
 class SubspaceClassification(CosineLoss):
     """Cross entropy of cosine classifiers in the M sub-spaces, for labelled rows (eq. 3).
 
-    Two variants, which differ because the paper and its authors' code do:
+    Two variants, as the paper and its authors' code differ:
 
-    * ``"paper"``: the M classifiers are trained each for itself: mean over m of CE(softmax_c(β x_m·w_mc)).
-    * ``"code"``: both factors are scaled, hence β², and the classifiers vote: CE(softmax_c(mean_m β²
+    * ``"paper"``: the M classifiers are trained independently: mean over m of CE(softmax_c(β x_m·w_mc)).
+    * ``"code"``: both factors are scaled, hence β², and the classifiers are averaged: CE(softmax_c(mean_m β²
       x_m·w_mc)).
 
-    Targets are the multi-hot rows divided by their sum. Rows without any label never enter; a batch without a
-    labelled row has loss 0.
+    Targets are the multi-hot rows divided by their sum. Unlabelled rows are ignored; a batch without labels has
+    loss 0.
 
     Args:
         variant: ``"paper"`` or ``"code"``.

@@ -1,4 +1,4 @@
-"""What losses of the cosine classifier have in common: the scale of its cosines."""
+"""Base class of losses with scaled cosines."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ class CosineLoss(nn.Module):
     def __init__(self, beta: float) -> None:
         super().__init__()
         if not beta > 0:
-            raise UsageError(f"beta is {beta}, but the scale of a cosine must be positive")
+            raise UsageError(f"beta is {beta}: it must be positive")
         self.beta = beta

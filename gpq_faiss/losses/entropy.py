@@ -16,14 +16,14 @@ Variant = Literal["paper", "code"]
 class SubspaceEntropy(CosineLoss):
     """Mean entropy of the cosine classifiers over rows: 0 (certain) to log C (uniform).
 
-    Two variants, as of :class:`~gpq_faiss.losses.classification.SubspaceClassification`:
+    Two variants, as for :class:`~gpq_faiss.losses.classification.SubspaceClassification`:
 
     * ``"paper"``: softmax_c(β x_m·w_mc), the mean over the M sub-spaces of their entropies.
     * ``"code"``: the authors' code: softmax_c(mean_m β² x_m·w_mc), one entropy per row.
 
     The sub-prototypes maximise it and the network minimises it: pass sub-vectors that went through
     :func:`~gpq_faiss.nn.quantizer.reverse_gradient` *before* intra-normalisation, and subtract λ2 times this
-    value from the total loss. Labels are never read.
+    value from the total loss. Labels are not used.
 
     Args:
         beta: scale β > 0 of the cosine; the paper's is 4.

@@ -1,4 +1,4 @@
-"""Losses of other packages, which a training adds to its own: ``[loss.extra]`` names them and their weights."""
+"""Losses from plugins, added to the method's losses; ``[loss.extra]`` gives names and weights."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from ..nn.quantizer import at_least_float32
 from ..plugins import find_plugin, plugin_names
 
 _OWN = ("total", "npair", "triplet", "classification", "propagation", "entropy")
-"""What the losses of the package are called in the log."""
+"""Names of built-in losses in the log."""
 
 
 class ExtraLosses(nn.Module):
-    """Losses with weights.
+    """Weighted plugin losses.
 
-    Each is a module from outputs of the network, float [B + U, D], and labels of the first B, multi-hot float [B, C], to a scalar. Its
-    parameters are trained with those of the network.
+    Each is a module that maps network outputs float [B + U, D] and labels of the first B, multi-hot float [B, C], to a scalar. Its
+    parameters are trained with the network.
 
     Args:
-        weights: by name; those of 0 are left out.
-        seed: of their first parameters.
+        weights: by name; losses with weight 0 are skipped.
+        seed: of their initial parameters.
 
     Raises:
-        UsageError: no package has a loss of that name, or it cannot be made.
+        UsageError: no plugin has a loss of that name, or it cannot be constructed.
     """
 
     def __init__(self, weights: Mapping[str, float], seed: int = 0) -> None:
@@ -41,15 +41,15 @@ class ExtraLosses(nn.Module):
                 self.parts[name] = _make(name)
 
     def add(self, losses: dict[str, Tensor], x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """``losses`` with each part, and with their weighted sum in ``total``.
+        """``losses`` with every part added, and their weighted sum added to ``total``.
 
         Raises:
-            UsageError: a part gives no scalar.
+            UsageError: a loss does not return a scalar.
         """
         for name, part in self.parts.items():
             value = part(at_least_float32(x), y)
             if not isinstance(value, Tensor) or value.numel() != 1:
-                raise UsageError(f"loss '{name}' gives no single number: a scalar tensor is needed")
+                raise UsageError(f"loss '{name}' does not return a scalar tensor")
             losses[name] = value.reshape(())
             losses["total"] = losses["total"] + self.weights[name] * losses[name]
         return losses

@@ -7,14 +7,13 @@ from torch import Tensor, nn
 
 
 class NPairPQLoss(nn.Module):
-    """Cross entropy between who is similar to whom by label and by asymmetric similarity (eq. 2).
+    """Cross entropy between similarity by label and asymmetric similarity (eq. 2).
 
     Logits are S = X Qᵀ, summed over the M sub-spaces: vectors against soft-assigned vectors, as in search.
-    Targets are Y Yᵀ with each row normalised to sum 1, Y being multi-hot; single-label data are the special
-    case of one 1 per row. The loss is the mean over the labelled rows of -Σ_j target_ij log softmax_j(S_ij).
+    Targets are the rows of Y Yᵀ normalised to sum to 1, with multi-hot Y. The loss is the mean over the labelled rows of -Σ_j target_ij
+    log softmax_j(S_ij).
 
-    Rows without any label enter neither as anchors nor in the softmax. A batch without a labelled row has
-    loss 0.
+    Unlabelled rows are neither anchors nor in the softmax. A batch without labels has loss 0.
 
     Examples:
         >>> x = torch.eye(2)[:, None]  # two items in one sub-space of two dimensions, orthogonal
@@ -35,12 +34,12 @@ class NPairPQLoss(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             logits = x.flatten(1) @ q.flatten(1).to(x.dtype).T
             target = y @ y.T
-        # A finite floor, not -inf: 0 * -inf would be NaN. Masks rather than indexing keep a GPU from waiting.
+        # A finite floor, not -inf: 0 * -inf would be NaN. Masks instead of indexing avoid GPU synchronisation.
         logits = logits.masked_fill(~known, torch.finfo(logits.dtype).min / 2)
         target = target / target.sum(dim=1, keepdim=True).clamp_min(1)
         return -(target * logits.log_softmax(dim=1)).sum() / known.sum().clamp_min(1)
 
 
 def multihot(labels: Tensor, like: Tensor) -> Tensor:
-    """Labels [B, C] of any dtype as 0/1 of the dtype and device of ``like``; above 0 is a label."""
+    """Labels [B, C] of any dtype as 0/1 with dtype and device of ``like``; values above 0 are labels."""
     return (labels > 0).to(device=like.device, dtype=like.dtype)

@@ -1,8 +1,7 @@
 """The N-pair product quantisation loss (eq. 2) with class probabilities in place of labels. Not in the paper.
 
-With labels, items that have none never reach the loss that makes the codes. Class probabilities give the probability
-that two items share a class,
-t_ij = p_i·p_j, and with labels that are certain (one-hot rows) these are the targets of eq. 2.
+Class probabilities give the probability that two items share a class, t_ij = p_i·p_j, so unlabelled items contribute, too. One-hot
+rows give the targets of eq. 2.
 """
 
 from __future__ import annotations
@@ -12,19 +11,18 @@ from torch import Tensor, nn
 
 
 class SoftNPairLoss(nn.Module):
-    """Mean over queries i of -Σ_j t_ij log softmax_j(S_ij), where t_ij = p_i·r_j, each row made to sum to 1.
+    """Mean over queries i of -Σ_j t_ij log softmax_j(S_ij), where t_ij = p_i·r_j, rows normalised to sum to 1.
 
-    Queries and items whose probabilities are all zero are not known and do not enter, nor does a query that can share a class with none of
-    the items. Without any other query the loss is 0.
+    Queries and items with all-zero probabilities are ignored, as are queries without any possible match. Without queries the loss is 0.
     """
 
     def forward(self, scores: Tensor, p: Tensor, r: Tensor) -> Tensor:
         """The loss, a scalar.
 
         Args:
-            scores: float [A, B], S: what a search would score items with, times a scale.
+            scores: float [A, B], S: search scores times a scale.
             p: float [A, C], class probabilities of the queries.
-            r: float [B, C], those of the items.
+            r: float [B, C], class probabilities of the items.
         """
         with torch.autocast(scores.device.type, enabled=False):
             target = p.to(scores.dtype) @ r.to(scores.dtype).T

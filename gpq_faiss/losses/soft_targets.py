@@ -9,7 +9,7 @@ from .cosine import CosineLoss
 
 
 class SubspaceSoftTargets(CosineLoss):
-    """Mean over rows and sub-spaces of CE(p, softmax_c(β x_m·w_mc)): eq. 3 of the paper with class probabilities p for labels.
+    """Mean over rows and sub-spaces of CE(p, softmax_c(β x_m·w_mc)): eq. 3 of the paper with class probabilities p as targets.
 
     Args:
         beta: scale β > 0 of the cosine; the paper's is 4.
@@ -22,12 +22,12 @@ class SubspaceSoftTargets(CosineLoss):
         super().__init__(beta)
 
     def forward(self, x: Tensor, W: Tensor, p: Tensor) -> Tensor:
-        """The loss, a scalar; 0 where all rows are zeros.
+        """The loss, a scalar; 0 if all rows are zero.
 
         Args:
             x: float [B, M, d], unit-norm sub-vectors.
             W: float [M, C, d], sub-prototypes (normalised here).
-            p: float [B, C], rows that sum to 1; rows of zeros do not enter.
+            p: float [B, C], rows that sum to 1; zero rows are ignored.
         """
         log_q = (self.beta * subspace_cosine(x, W)).log_softmax(dim=-1).mean(dim=1)
         known = (p > 0).any(dim=1).sum()

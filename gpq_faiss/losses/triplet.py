@@ -17,22 +17,21 @@ class TripletPQLoss(nn.Module):
     """Triplets of vectors against soft-assigned vectors: max(0, margin + s(a, n) - s(a, p)).
 
     s(i, j) is the mean over the M sub-spaces of the cosine of x_i with q_j (asymmetric, as in search), so the
-    margin means the same at every code length. A positive of an anchor is another labelled row that shares at
-    least one label with it, a negative a labelled row that shares none; rows without labels never enter.
+    margin is independent of the code length. A positive of an anchor is another labelled row that shares at
+    least one label with it, a negative a labelled row that shares none; unlabelled rows are ignored.
 
     Mining, inside the batch:
 
-    * ``"semihard"`` (Schroff et al. 2015): every pair (a, p) is set against the most similar negative that is
-      less similar than p; where all negatives are more similar, against the least similar of them. Mean over
-      all pairs whose anchor has a negative.
-    * ``"hardest"`` (Hermans et al. 2017): every anchor once, with its least similar positive and its most
-      similar negative. Mean over anchors that have both.
+    * ``"semihard"`` (Schroff et al. 2015): every pair (a, p) takes the most similar negative that is less similar
+      than p; if there is none, the least similar negative. Mean over all pairs whose anchor has a negative.
+    * ``"hardest"`` (Hermans et al. 2017): every anchor takes its least similar positive and its most similar
+      negative. Mean over anchors that have both.
 
-    The memory is O(B²): the semi-hard negative is found by binary search in the anchor's sorted negatives,
-    not in a cube of triplets. A batch without any triplet has loss 0.
+    Memory is O(B²): semi-hard negatives are found by binary search in the anchor's sorted negatives. A batch
+    without triplets has loss 0.
 
     Args:
-        margin: the wanted lead of the positive; the paper's is 0.1.
+        margin: required lead of the positive; the paper's is 0.1.
         mining: ``"semihard"`` or ``"hardest"``.
 
     Raises:
@@ -44,7 +43,7 @@ class TripletPQLoss(nn.Module):
         if mining not in get_args(Mining):
             raise UsageError(f"triplet mining {mining!r} is not one of {', '.join(get_args(Mining))}")
         if not margin >= 0:
-            raise UsageError(f"the triplet margin is {margin}, but it cannot be negative")
+            raise UsageError(f"the triplet margin is {margin}: it must not be negative")
         self.margin = margin
         self.mining = mining
 
@@ -73,7 +72,7 @@ class TripletPQLoss(nn.Module):
             used = positive & has_negative[:, None]
             ordered = similarity.masked_fill(~negative, 9.0).sort(dim=1).values
             below = torch.searchsorted(ordered.detach(), similarity.detach().contiguous())
-            # `below` negatives are less similar than the positive; with none of them, entry 0 is the least
+            # `below` negatives are less similar than the positive; with none, entry 0 is the least
             # similar.
             chosen = ordered.gather(1, (below - 1).clamp_min(0))
             loss = (self.margin + chosen - similarity).relu()

@@ -1,1 +1,1 @@
-"""Everything that turns vectors or images into codes, a file per method."""
+"""Methods that turn vectors or images into codes, one file per method."""

@@ -1,7 +1,7 @@
-"""Additive codes: an item is a sum of M codewords, each as long as the vector itself, one of every codebook.
+"""Additive codes: an item is a sum of M full-width codewords, one from each codebook.
 
-What composite quantisation, and the methods built on it, end in. A product code is the special case whose codebooks have disjoint
-supports. Plain arrays throughout; no torch.
+Composite quantisation and the methods built on it use these codes. Product codes are the special case of codebooks with disjoint
+supports. NumPy only, no torch.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ..errors import DataError
 from .base import Codes, Floats
 from .coders import TableCoder
 
-_BLOCK = 4096  # rows; fixed, so that the code of a vector hardly depends on how many are encoded with it
+_BLOCK = 4096  # rows; fixed, so that a code hardly depends on the batch
 
 
 def check_additive(codebooks: Floats) -> Floats:
-    """Codebooks float32 [M, K, D], contiguous and finite, K a power of two from 4 to 256.
+    """Codebooks as contiguous float32 [M, K, D].
 
     Raises:
-        DataError: of another form.
+        DataError: another shape, K not a power of two from 4 to 256, or not finite.
     """
     C = np.ascontiguousarray(codebooks, dtype=np.float32)
     if C.ndim != 3 or not 4 <= C.shape[1] <= 256 or C.shape[1] & (C.shape[1] - 1) or not np.isfinite(C).all():
@@ -43,15 +43,15 @@ def reconstruct(assignment: NDArray[np.uint8], C: Floats) -> Floats:
 
 
 def iterated_conditional_modes(x: Floats, C: Floats, sweeps: int = 10) -> NDArray[np.uint8]:
-    """Codewords whose sum is near each vector: a local minimum of ||x - Σ_m C[m, b_m]||².
+    """Assign codewords to vectors: a local minimum of ||x - Σ_m C[m, b_m]||².
 
-    To find the best of all K^M sums is hard. Here every b_m in turn is set to its best value while the others are held; no
-    step makes the error larger. The first sweep starts from no codeword at all, that is, from residual quantisation.
+    The best of all K^M sums is hard to find, so each b_m in turn is set to its best value with the others fixed; no step increases
+    the error. The first sweep starts from zero, which is residual quantisation.
 
     Args:
         x: float32 [n, D].
         C: codebooks float32 [M, K, D].
-        sweeps: passes over the M codebooks after the first, at most; it ends where nothing changes any more.
+        sweeps: maximum number of passes over the M codebooks after the first; stops early if nothing changes.
 
     Returns:
         uint8 [n, M].
@@ -63,7 +63,7 @@ def iterated_conditional_modes(x: Floats, C: Floats, sweeps: int = 10) -> NDArra
     codes = np.zeros((len(x), M), np.uint8)
     for i in range(0, len(x), _BLOCK):
         rows = np.ascontiguousarray(x[i : i + _BLOCK], dtype=np.float32)
-        # What a codeword gains by itself: x·c - ||c||²/2; each chosen one elsewhere takes its inner product off.
+        # Gain of a codeword: x·c - ||c||²/2, less its inner product with the codewords chosen from other codebooks.
         gain = (rows @ flat.T).reshape(len(rows), M, K) - half
         chosen = codes[i : i + _BLOCK]
         taken = np.zeros((len(rows), M, K), np.float32)
@@ -89,15 +89,15 @@ def iterated_conditional_modes(x: Floats, C: Floats, sweeps: int = 10) -> NDArra
 def update_codebooks(
     x: Floats, assignment: NDArray[np.uint8], C: Floats, *, orthogonality: float = 0.0, rounds: int = 3
 ) -> Floats:
-    """Codebooks that fit the vectors better, their assignment held: one codebook after the other in closed form.
+    """Refit codebooks to the vectors with fixed assignments, one codebook at a time in closed form.
 
-    Minimises (1/n) Σ_i ||x_i - Σ_m C[m, b_im]||² + γ Σ_{m≠m'} ||C_m C_m'ᵀ||². With the other codebooks held this is quadratic in
-    C_m, and no step makes it larger. A codeword that no item has chosen stays as it is where γ is 0, and goes to zero where not.
+    Minimises (1/n) Σ_i ||x_i - Σ_m C[m, b_im]||² + γ Σ_{m≠m'} ||C_m C_m'ᵀ||². With the other codebooks fixed this is
+    quadratic in C_m, and no step increases it. An unused codeword stays unchanged if γ is 0, else it goes to zero.
 
     Args:
         x: float32 [n, D], n > 0.
         assignment: uint8 [n, M].
-        C: codebooks float32 [M, K, D], to start from.
+        C: initial codebooks, float32 [M, K, D].
         orthogonality: γ.
         rounds: passes over the M codebooks.
 
@@ -129,14 +129,14 @@ def update_codebooks(
 
 
 class AdditiveCoder(TableCoder):
-    """Sums of M codewords, one of each codebook, and the inner product of a query with the sum.
+    """Items are sums of M codewords, one per codebook, scored by inner product with the query.
 
     Args:
         codebooks: float32 [M, K, D], K a power of two from 4 to 256.
         sweeps: see :func:`iterated_conditional_modes`.
 
     Raises:
-        DataError: codebooks of another form, or not finite.
+        DataError: see :func:`check_additive`.
     """
 
     name = "additive codes"
@@ -152,7 +152,7 @@ class AdditiveCoder(TableCoder):
         return pack_codes(iterated_conditional_modes(x, self.codebooks, self.sweeps), self.K)
 
     def decode(self, codes: Codes) -> Floats:
-        """The sums that codes stand for, float32 [n, D]."""
+        """Sums of the coded codewords, float32 [n, D]."""
         return reconstruct(unpack_codes(codes, self.M, self.K), self.codebooks)
 
     def score_tables(self, xq: NDArray[Any]) -> Floats:
@@ -161,8 +161,8 @@ class AdditiveCoder(TableCoder):
         return tables
 
     def index(self) -> Any:
-        """``faiss.IndexPQ`` over M copies of the space: the inner product of the query, M times in a row, with the codewords one
-        after the other is that with their sum. Codes go in by ``add_sa_codes`` only: ``add`` would quantise each copy apart."""
+        """``faiss.IndexPQ`` over M copies of the space, so that the query repeated M times has the inner product of the sum. Add codes
+        with ``add_sa_codes`` only: ``add`` would quantise each copy independently."""
         index = faiss.IndexPQ(
             self.M * self.width, self.M, self.K.bit_length() - 1, faiss.METRIC_INNER_PRODUCT
         )
@@ -171,5 +171,5 @@ class AdditiveCoder(TableCoder):
         return index
 
     def search_input(self, xq: NDArray[Any]) -> NDArray[Any]:
-        """The queries, each M times in a row."""
+        """Each query repeated M times."""
         return np.tile(self._inputs(xq, "queries"), (1, self.M))

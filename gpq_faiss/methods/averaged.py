@@ -1,4 +1,4 @@
-"""What the forms of GPQ have in common: a network with codewords, and the average of its weights over the steps of a training."""
+"""Common base of the GPQ methods: a network with codewords and a moving average of its weights."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Network = TypeVar("Network", GPQNetwork, SoftGPQNetwork, PosteriorNetwork)
 
 
 class AveragedMethod(TrainableMethod, Generic[Network]):
-    """Trains ``network``, and exports the average of its weights where ``training.ema`` is not 0.
+    """Trains ``network`` and exports the moving average of its weights if ``training.ema`` is not 0.
 
     Attributes:
-        network: what is trained.
-        average: its average, or None.
-        config: of the run.
-        extra_losses: of other packages.
+        network: the trained network.
+        average: its moving average, or None.
+        config: configuration of the run.
+        extra_losses: losses from plugins.
     """
 
     name = "gpq"
@@ -43,13 +43,13 @@ class AveragedMethod(TrainableMethod, Generic[Network]):
         self.extra_losses = ExtraLosses(config.loss.extra, config.training.seed)
 
     def extractors(self) -> list[Backbone]:
-        """The backbone, and that of the average."""
+        """The backbones of the network and of its average."""
         networks: list[Any] = [self.network, self.average]
         return [network.backbone for network in networks if network is not None]
 
     @torch.no_grad()
     def after_step(self, step: int) -> None:
-        """Move the average; it follows faster at first, so that it forgets the random weights."""
+        """Update the average, faster at first to forget the random initial weights."""
         if self.average is None:
             return
         weight = 1 - min(self.config.training.ema, (step + 1) / (step + 10))
@@ -62,14 +62,14 @@ class AveragedMethod(TrainableMethod, Generic[Network]):
                 mean.copy_(now)
 
     def exported(self) -> Network:
-        """The network that encodes: the average where there is one."""
+        """The network that encodes: the average if there is one."""
         return self.average if self.average is not None else self.network
 
     @torch.no_grad()
     def codebooks(self) -> NDArray[np.float32]:
-        """What is exported, float32 [M, K, d], unit-norm."""
+        """Exported codebooks, float32 [M, K, d], unit-norm."""
         return np.ascontiguousarray(self.exported().codebooks().float().cpu().numpy())
 
     def coder(self) -> ProductCoder:
-        """The exported codebooks with the inner product."""
+        """Coder of the exported codebooks, inner product."""
         return ProductCoder(self.codebooks())

@@ -1,8 +1,7 @@
-"""The one interface of all codes that the tables compare: fit, encode, score, and a Faiss index.
+"""Interface of all coding methods: fit, encode, score, and a Faiss index.
 
-A coder takes vectors (features, pixels, or the output of a trained network) and turns each into a row of bytes, its code. The score
-of a query and a code is larger for nearer items, and depends on the bytes of the code alone: items with equal codes have bit-equal
-scores, so that a ranking may score each distinct code once and tie its items exactly.
+A coder turns vectors (features, pixels, or outputs of a trained network) into byte codes. Higher scores mean nearer items. A score
+depends only on the query and the bytes of the code: equal codes have bit-equal scores, so a ranking scores each distinct code once.
 """
 
 from __future__ import annotations
@@ -23,17 +22,15 @@ Codes = NDArray[np.uint8]
 class Coder(ABC):
     """Codes for similarity search.
 
-    Two kinds. What learns from a matrix of vectors (PQ, ITQ ...) implements :meth:`_fit`. What is made of a trained network's
-    codebooks (:mod:`gpq_faiss.methods.coders`) is ready to use, and has nothing to fit. Sub-classes implement :meth:`_encode` and
-    :meth:`_score`, whose arguments are checked.
+    Methods that learn from a matrix of vectors (PQ, ITQ ...) implement :meth:`_fit`. Coders made from a trained network's codebooks
+    (:mod:`gpq_faiss.methods.coders`) need no fit. Sub-classes implement :meth:`_encode` and :meth:`_score`; their arguments are checked.
 
     Args:
-        bits: length of the code in bits. ``float`` and ``classifier`` ignore it; their :attr:`bits` is what an item takes, known
-            after :meth:`fit`.
-        seed: of everything random in :meth:`fit`.
+        bits: code length in bits. ``float`` and ``classifier`` ignore it; their :attr:`bits` is set by :meth:`fit`.
+        seed: random seed of :meth:`fit`.
 
     Raises:
-        UsageError: ``bits`` is not positive, or there is no code of that length; ``seed`` is negative.
+        UsageError: ``bits`` is not positive or not supported by the method; ``seed`` is negative.
     """
 
     name: str = ""
@@ -41,9 +38,9 @@ class Coder(ABC):
     width: int = 0
     """Length of the input vectors; 0 before :meth:`fit`."""
     code_size: int = 0
-    """Bytes of one code; 0 where it is not known before :meth:`fit`."""
+    """Bytes per code; 0 if unknown before :meth:`fit`."""
     extra_bits: int = 0
-    """Bits of a code beyond :attr:`bits`."""
+    """Bits of a code in addition to :attr:`bits`."""
 
     def __init__(self, bits: int, *, seed: int = 0) -> None:
         if bits <= 0:
@@ -59,13 +56,13 @@ class Coder(ABC):
         """Learn from a training set.
 
         Args:
-            x: float32 [N, width], all rows of the training set: labelled and unlabelled ones.
+            x: float32 [N, width], labelled and unlabelled rows of the training set.
             labels: of these rows (unlabelled rows have none); unsupervised methods ignore them.
-            seed: in place of the constructor's.
+            seed: overrides the constructor's.
 
         Raises:
-            DataError: rows that are not finite; too few rows for this code; labels that are needed and not there.
-            UsageError: a code that vectors of this width cannot have.
+            DataError: rows that are not finite, too few rows, or missing labels.
+            UsageError: a code length that vectors of this width cannot have.
         """
         if seed is not None:
             if seed < 0:
@@ -76,7 +73,7 @@ class Coder(ABC):
             raise DataError(f"{self.name}: training vectors are {list(x.shape)}: nothing to learn from")
         if labels is not None and len(labels) != len(x):
             raise DataError(f"{self.name}: {len(x):,} training vectors but {len(labels):,} labels")
-        self.width = 0  # a failed second fit leaves nothing half-learnt in use
+        self.width = 0  # so that a failed second fit leaves the coder unfitted
         self._fit(x, labels)
         self.width = x.shape[1]
         return self
@@ -86,20 +83,20 @@ class Coder(ABC):
 
         Raises:
             UsageError: not fitted yet.
-            DataError: rows that are not finite, or have no code (a zero vector has no cosine).
-            MismatchError: vectors of another width than the training's.
+            DataError: rows that are not finite or cannot be coded (a zero vector has no cosine).
+            MismatchError: another width than in training.
         """
         return self._encode(self._inputs(x, "vectors"))
 
     def score(self, xq: NDArray[Any], codes: NDArray[Any]) -> Floats:
-        """Scores float32 [Q, n] of each code for each query; larger is nearer, equal codes score bit-equal.
+        """Scores float32 [Q, n] of each code for each query; higher is nearer, equal codes have bit-equal scores.
 
         Args:
             xq: float32 [Q, width], queries.
             codes: uint8 [n, code_size] of :meth:`encode`.
 
         Raises:
-            UsageError, DataError, MismatchError: as for :meth:`encode`; or codes of another size.
+            UsageError, DataError, MismatchError: as for :meth:`encode`, or codes of another size.
         """
         xq = self._inputs(xq, "queries")
         codes = np.asarray(codes)
@@ -110,12 +107,12 @@ class Coder(ABC):
         if codes.shape[1] != self.code_size:
             raise MismatchError(
                 f"{self.name}: codes of {codes.shape[1]} bytes, but this coder's have {self.code_size}: "
-                "give codes that it encoded"
+                "use codes from this coder"
             )
         return self._score(xq, np.ascontiguousarray(codes))
 
     def score_tables(self, xq: NDArray[Any]) -> Floats | None:
-        """Score of every codeword for every query, float32 [Q, M, K], where the score of a code is the sum of M entries; else None.
+        """Scores of codewords per query, float32 [Q, M, K], if the score of a code is a sum of M entries; else None.
 
         Args:
             xq: float32 [Q, width], queries.
@@ -130,15 +127,15 @@ class Coder(ABC):
     def index(self) -> Any:
         """A trained, empty ``faiss.Index`` (or ``faiss.IndexBinary``) that ranks as :meth:`score` does.
 
-        It is searched with :meth:`search_input`. :func:`gpq_faiss.methods.coders.fill` adds codes; indexes of coders that are fitted
-        take :meth:`search_input` of vectors in ``add`` as well.
+        Search it with :meth:`search_input`. :func:`gpq_faiss.methods.coders.fill` adds codes; indexes of fitted coders also accept
+        :meth:`search_input` of vectors in ``add``.
 
         Raises:
             UsageError: not fitted yet.
         """
 
     def search_input(self, xq: NDArray[Any]) -> NDArray[Any]:
-        """What :meth:`index` is searched with for query vectors float32 [Q, width]: by default the vectors themselves.
+        """Input to search :meth:`index` with, for query vectors float32 [Q, width]; by default the vectors themselves.
 
         Raises:
             UsageError, DataError, MismatchError: as for :meth:`encode`.
@@ -146,13 +143,13 @@ class Coder(ABC):
         return self._inputs(xq, "vectors")
 
     def settings(self) -> dict[str, Any]:
-        """All hyper-parameters, ready for JSON: equal settings and data give equal codes."""
+        """All hyper-parameters, JSON-serialisable: equal settings and data give equal codes."""
         return {"method": self.name, "seed": self.seed}
 
     # ------------------------------------------------------------------------------------------- what sub-classes implement
 
     def _fit(self, x: Floats, labels: Labels | None) -> None:
-        raise UsageError(f"{self.name}: its codewords are given: there is nothing to fit")
+        raise UsageError(f"{self.name}: its codewords are fixed: there is nothing to fit")
 
     @abstractmethod
     def _encode(self, x: Floats) -> Codes: ...
@@ -164,25 +161,25 @@ class Coder(ABC):
 
     def _require_fit(self) -> None:
         if not self.width:
-            raise UsageError(f"{self.name} has learnt nothing yet: call fit first")
+            raise UsageError(f"{self.name} is not fitted: call fit first")
 
     def _inputs(self, x: NDArray[Any], what: str) -> Floats:
         self._require_fit()
         x = _check(x, self.name, what)
         if x.shape[1] != self.width:
             raise MismatchError(
-                f"{self.name}: {what} of width {x.shape[1]}, but it was fitted to width {self.width}: "
-                "give vectors from the same extractor"
+                f"{self.name}: {what} have width {x.shape[1]}, but it was fitted to width {self.width}: "
+                "use vectors from the same extractor"
             )
         return x
 
 
 def _check(x: NDArray[Any], name: str, what: str) -> Floats:
-    """float32 [n, width], C-contiguous and finite, or a :class:`DataError`."""
+    """``x`` as float32 [n, width], C-contiguous and finite; else raises :class:`DataError`."""
     x = np.asarray(x)
     if x.ndim != 2 or x.dtype.kind not in "fiu":
         raise DataError(f"{name}: {what} are {x.dtype} {list(x.shape)}: numbers [n, width] are needed")
-    # A large float64 overflows to infinity here and is refused below, with its row.
+    # A large float64 overflows to infinity here and is rejected below.
     with np.errstate(over="ignore"):
         x = np.ascontiguousarray(x, dtype=np.float32)
     bad = np.flatnonzero(~np.isfinite(x).all(axis=1))
@@ -200,21 +197,19 @@ def _norms(x: Floats) -> NDArray[np.float64]:
 
 
 def scaled_rows(x: Floats) -> Floats:
-    """``x`` with every row scaled to length 1, float32; zero rows stay zero."""
+    """Rows of ``x`` scaled to unit length, float32; zero rows stay zero."""
     norms = _norms(x)
     norms[norms == 0] = 1
     return np.divide(x, norms[:, None], out=np.empty_like(x), casting="same_kind")
 
 
 def unit_rows(x: Floats, name: str) -> Floats:
-    """As :func:`scaled_rows`, for methods that need a direction.
+    """As :func:`scaled_rows`, but zero rows are errors.
 
     Raises:
         DataError: a zero row.
     """
     zero = np.flatnonzero(~x.any(axis=1))
     if zero.size:
-        raise DataError(
-            f"{name}: {rows_that(zero, 'are')} all zero and without a direction: leave such rows out"
-        )
+        raise DataError(f"{name}: {rows_that(zero, 'are')} all zero and have no direction: leave them out")
     return scaled_rows(x)

@@ -1,34 +1,34 @@
 """BGDH, semi-supervised deep hashing with a bipartite graph between the data and anchors.
 
-Yan, Zhang and Li, "Semi-Supervised Deep Hashing with a Bipartite Graph", IJCAI 2017, in its inductive variant (the one that can
-encode new items): an embedding e(x), trained to predict the context of x in the graph, goes into the hash layer together with the
-deep features, so that graph embedding, features and codes are learnt at once. The loss is
+Yan, Zhang and Li, "Semi-Supervised Deep Hashing with a Bipartite Graph", IJCAI 2017, in its inductive variant, which can
+encode new items: an embedding e(x), trained to predict the context of x in the graph, is fed to the hash layer together with the
+deep features, so that graph embedding, features and codes are learnt jointly. The loss is
 
-* for the labelled items the negative log-likelihood of who is similar to whom, log(1 + exp θ_ij) - s_ij θ_ij with θ_ij = u_i·u_j / 2,
+* for the labelled items the negative log-likelihood of pairwise similarity, log(1 + exp θ_ij) - s_ij θ_ij with θ_ij = u_i·u_j / 2,
   and η times the quantisation error ||u_i - sign u_i||² (Li et al., "Feature Learning based Deep Supervised Hashing with Pairwise
   Labels", IJCAI 2016);
 * for all items λ times the graph term, -log σ(γ w_c·e_i) (Yang et al., "Revisiting Semi-Supervised Learning with Graph Embeddings",
-  ICML 2016): γ = 1 for a context c that a random walk from i came to, -1 for one drawn at random.
+  ICML 2016): γ = 1 for a context c reached by a random walk from i, -1 for a random one.
 
 The graph (Liu et al., "Hashing with Graphs", ICML 2011): anchors are the k-means centres of a sample of the training items; an item is
-joined to its s nearest anchors with weights z ~ exp(-||x - a||² / t) that sum to 1. A walk goes from the item to an anchor, to an
-item, to an anchor ... with these weights.
+linked to its s nearest anchors with weights z ~ exp(-||x - a||² / t) that sum to 1. A walk alternates between items and anchors with
+these weights.
 
-**From which features.** On embeddings: the (standardised) input itself, before the first step. On images: the features of the
-network, of a copy that is frozen when a third of the steps are done (at the first step where the weights are pretrained); without
-pretrained weights they mean nothing before. Until then the loss has no graph term.
+**Features of the graph.** For embeddings, the (standardised) input. For images, features from a copy of the network, frozen after a
+third of the steps (at the first step with pretrained weights), since features of random weights are meaningless. Until then the loss
+has no graph term.
 
-The paper's text was not at hand in full: the terms follow its abstract and the works it builds on.
+The full paper was not available: the terms follow its abstract and the works it builds on.
 
 Deviations, and why:
 
-* The contexts are the anchors, not the items: A vectors w_c whatever the size of the data set, and a new item has a context too. The
-  items on the way are summed over exactly: the step from anchor to anchor has the probabilities T = Λ⁻¹ ZᵀZ over the sample.
+* The contexts are the anchors, not the items: so there are A vectors w_c for any size of the data set, and new items have contexts. Items
+  along the walk are summed out exactly: the step from anchor to anchor has the probabilities T = Λ⁻¹ ZᵀZ over the sample.
 * Pairs are those of the mini-batch, and sums are means, so that λ and η mean the same at every batch size and code length.
-* Similar and dissimilar pairs weigh the same (as in Cao et al., "HashNet", ICCV 2017). With nine dissimilar pairs to a similar one the
-  plain mean learns next to nothing in 500 steps: mAP 0.17 on the CIFAR-10 features at 12 bits, 0.39 so (both before the next point).
+* Similar and dissimilar pairs have equal weight (as in Cao et al., "HashNet", ICCV 2017). With nine dissimilar pairs to a similar one the
+  plain mean learns next to nothing in 500 steps: mAP 0.17 on the CIFAR-10 features at 12 bits, against 0.39 (both without the next point).
 * The hash layer starts with small weights (:func:`~gpq_faiss.methods.ssdh.start_small`).
-* λ, η, the number of anchors and the walk are settings of this implementation, found with the CIFAR-10 features.
+* λ, η, the number of anchors and the walk are settings of this implementation, chosen on the CIFAR-10 features.
 """
 
 from __future__ import annotations
@@ -58,18 +58,18 @@ EMBEDDING = 128
 
 
 class BipartiteGraph(nn.Module):
-    """Items on one side, at most A anchors on the other; memory O(A·W + A²) for any number of items.
+    """Bipartite graph of items and at most A anchors; memory O(A·W + A²) for any number of items.
 
     Args:
-        anchors: A, the most there may be.
+        anchors: A, maximum number of anchors.
         width: W of the items' features.
-        nearest: s, anchors that an item is joined to.
+        nearest: s, anchors per item.
 
     Attributes:
-        used: how many anchors there are, int64 []; 0 before :meth:`fit`.
-        anchors: float32 [A, W], of them the first ``used`` count.
+        used: number of anchors, int64 []; 0 before :meth:`fit`.
+        anchors: float32 [A, W], of which the first ``used`` are valid.
         bandwidth: t, float32 [].
-        steps: T, float32 [A, A], from an anchor over an item to an anchor.
+        steps: T, float32 [A, A], transition probabilities from anchor to anchor via an item.
     """
 
     used: Tensor
@@ -82,7 +82,7 @@ class BipartiteGraph(nn.Module):
         if not 1 <= nearest <= anchors:
             raise UsageError(f"bgdh: {nearest} nearest of {anchors} anchors")
         self.nearest = nearest
-        # Buffers, so that a resumed training walks on the same graph.
+        # Buffers, so that a resumed training uses the same graph.
         self.register_buffer("used", torch.zeros((), dtype=torch.int64))
         self.register_buffer("anchors", torch.zeros(anchors, width))
         self.register_buffer("bandwidth", torch.ones(()))
@@ -90,14 +90,14 @@ class BipartiteGraph(nn.Module):
 
     @torch.no_grad()
     def fit(self, sample: Tensor, seed: int) -> None:
-        """Place the anchors on a sample of items, float [n, W], and measure how a walk goes on between them.
+        """Fit the anchors to a sample of items, float [n, W], and compute the transition probabilities.
 
         Raises:
-            DataError: fewer items than the anchors that each is joined to.
+            DataError: fewer items than anchors per item.
         """
         if len(sample) < self.nearest:
             raise DataError(
-                f"bgdh joins items to {self.nearest} anchors: {len(sample)} training items are too few"
+                f"bgdh links items to {self.nearest} anchors: {len(sample)} training items are too few"
             )
         used = min(len(self.anchors), len(sample))
         kmeans = faiss.Kmeans(
@@ -117,22 +117,22 @@ class BipartiteGraph(nn.Module):
         near, weight = self.joined(sample)
         Z.scatter_(1, near, weight)
         T = Z.T @ Z
-        # An anchor that no item of the sample is joined to is left to itself.
+        # An anchor without items only leads to itself.
         T.diagonal()[T.sum(1) == 0] = 1
         self.steps.copy_(T / T.sum(1, keepdim=True))
 
     def joined(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The anchors that items [n, W] are joined to, int64 [n, s], and the weights z, float [n, s], of sum 1."""
+        """Anchors of items [n, W], int64 [n, s], and their weights z, float [n, s], which sum to 1."""
         d, near = squared_distances(x, self.anchors[: int(self.used)]).topk(self.nearest, largest=False)
         return near, (-d / self.bandwidth).softmax(dim=1)
 
     @torch.no_grad()
     def walk(self, x: Tensor, longest: int, generator: torch.Generator) -> Tensor:
-        """A context of every item: the anchor at which a walk from it is after 1 to ``longest`` visits of anchors.
+        """Draw a context for every item: the anchor reached by a walk with 1 to ``longest`` anchor visits.
 
         Args:
             x: float [n, W].
-            longest: visits of anchors at most; every number of them is as probable.
+            longest: maximum number of anchor visits; drawn uniformly from 1 on.
             generator: on the CPU.
 
         Returns:
@@ -150,7 +150,7 @@ class BipartiteGraph(nn.Module):
 
 
 class HashNetwork(nn.Module):
-    """Deep features and the embedding, together in the hash layer.
+    """Network whose hash layer takes the deep features and the embedding.
 
     Args:
         backbone: the shared extractor; its output is the embedding e(x).
@@ -181,13 +181,13 @@ class HashNetwork(nn.Module):
 
 
 def pairwise_likelihood(u: Tensor, labels: Tensor) -> Tensor:
-    """Mean of -log σ(θ_ij) over similar pairs and mean of -log σ(-θ_ij) over the others, half of the sum; a scalar.
+    """Half the sum of mean -log σ(θ_ij) over similar pairs and mean -log σ(-θ_ij) over dissimilar pairs; a scalar.
 
-    θ_ij = u_i·u_j / 2, i != j. The two kinds of pairs weigh the same, however many there are of each.
+    θ_ij = u_i·u_j / 2, i != j. Both kinds of pairs have equal weight, whatever their numbers.
 
     Args:
         u: float [B, bits].
-        labels: multi-hot [B, C]; rows that share a label are similar. A zero row is unlabelled and in no pair.
+        labels: multi-hot [B, C]; rows that share a label are similar. Zero rows are unlabelled and form no pairs.
     """
     y = multihot(labels, u)
     known = y.any(dim=1)
@@ -216,7 +216,7 @@ def context_loss(e: Tensor, contexts: Tensor, right: Tensor, wrong: Tensor) -> T
 
 
 class BGDH(TrainableMethod):
-    """See the module's head.
+    """See the module docstring.
 
     Args:
         backbone: the shared extractor, whose output is the embedding.
@@ -225,9 +225,9 @@ class BGDH(TrainableMethod):
         quantisation: η.
         anchors: A.
         nearest: s.
-        longest: visits of anchors on a walk, at most.
-        wrong: contexts drawn at random for each one that is walked to.
-        graph_start: share of the steps before the graph is made, for images.
+        longest: maximum anchor visits of a walk.
+        wrong: random contexts per context reached by a walk.
+        graph_start: share of the steps before the graph is built, for images.
         seed: of the anchors.
         generator: source of the first weights.
     """
@@ -258,7 +258,7 @@ class BGDH(TrainableMethod):
         self.longest, self.wrong, self.graph_start, self.seed = longest, wrong, graph_start, seed
         self.network = HashNetwork(backbone, bits, generator)
         spec = backbone.spec
-        # The features of a network that goes on learning would leave the anchors behind: a copy stays.
+        # A frozen copy: features of the network in training would drift away from the anchors.
         self.view = copy.deepcopy(backbone).requires_grad_(False).eval() if spec.kind == "images" else None
         width = spec.in_width or cast(nn.Linear, backbone.head).in_features
         self.graph = BipartiteGraph(anchors, width, nearest)
@@ -269,7 +269,7 @@ class BGDH(TrainableMethod):
         )
 
     def train(self, mode: bool = True) -> BGDH:
-        """As any module, but the frozen copy stays as it is."""
+        """Set the mode of all but the frozen copy."""
         super().train(mode)
         if self.view is not None:
             self.view.eval()
@@ -277,7 +277,7 @@ class BGDH(TrainableMethod):
 
     @torch.no_grad()
     def before_step(self, step: int, steps: int, sample: Callable[[int], Iterator[Tensor]]) -> None:
-        """Make the graph of a sample of training items when its turn comes: 20 a possible anchor."""
+        """Build the graph, when it is due, from a sample of training items: 20 per possible anchor."""
         start = int(self.graph_start * steps) if self.view is not None else 0
         if step < start or int(self.graph.used):
             return
@@ -287,7 +287,7 @@ class BGDH(TrainableMethod):
         self.graph.fit(torch.cat(items), self.seed)
 
     def _seen(self, x: Tensor) -> Tensor:
-        """The features that the graph goes by, float [n, W]."""
+        """Features used by the graph, float [n, W]."""
         if self.view is not None:
             return self.view.trunk_features(self.view.input(x))
         return cast(Tensor, self.network.backbone.input(x))
@@ -318,12 +318,12 @@ class BGDH(TrainableMethod):
         return self.network
 
     def coder(self) -> SignCoder:
-        """Signs and the Hamming distance."""
+        """Coder of the signs, Hamming distance."""
         return SignCoder(self.bits)
 
 
 def build(config: Config, dataset: Dataset, image_size: int, n_classes: int) -> BGDH:
-    """A fresh BGDH for the items of ``dataset``; at most an anchor for every ten of them."""
+    """An untrained BGDH for ``dataset``, with at most one anchor per ten items."""
     del n_classes
     generator = torch.Generator().manual_seed(config.training.seed)
     backbone = build_extractor(config, input_description(dataset, image_size), EMBEDDING, generator)

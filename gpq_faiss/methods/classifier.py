@@ -1,16 +1,16 @@
-"""The ranking of a plain supervised classifier: the one that keeps supervised codes honest.
+"""Ranking by a plain supervised classifier: the baseline for supervised codes.
 
-A net of two layers learns the classes of the labelled rows; an item is kept as its class probabilities p, and two items are as near
-as the probability that they are of one class, p(query) · p(item), as if drawn independently. A supervised code that ranks
-below this has learnt less about the neighbours than the classes alone tell. (Sablayrolles, Douze, Usunier and Jégou, "How should
-we evaluate supervised hashing?", ICASSP 2017, on why this baseline has to be there.)
+A two-layer perceptron learns the classes of the labelled rows. An item is stored as its class probabilities p; the score is the
+probability that query and item share a class, p(query) · p(item), assuming independence. A supervised code that ranks below this has
+learnt less than the classes alone tell (Sablayrolles, Douze, Usunier and Jégou, "How should we evaluate supervised hashing?", ICASSP
+2017).
 
-With several labels per item the targets are its labels, each with an equal share, as in GPQ's own classifier.
-No compression: the code is C float32 numbers, whatever number of bits the codes beside it have.
+The targets of an item with several labels are its labels with equal shares, as in GPQ's classifier.
+No compression: the code is C float32 numbers, whatever the requested number of bits.
 
-Two more rows tell what the parts of class-posterior codes are worth without a code: ``classifier-6`` is the mean of six such nets, and
-``classifier-propagated`` learns labels that propagate to unlabelled items, too. :class:`ClassConfidence` is a code that anybody could
-make of the classifier: the likeliest class, and how sure it is.
+Two variants measure parts of class-posterior codes without compression: ``classifier-6`` is the mean of six such networks;
+``classifier-propagated`` also learns labels propagated to unlabelled items. :class:`ClassConfidence` is the simplest code of a
+classifier: the likeliest class and its probability.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ from .leave_one_out import MOST_ROWS, leave_one_out
 from .posterior import LEAST_SHARE
 from .propagation import items_to_compare, propagate
 
-_ENCODE_ROWS = 4096  # fixed, so that a vector's probabilities do not depend on how many are requested
+_ENCODE_ROWS = 4096  # fixed, so that probabilities do not depend on the number of vectors
 
 
 class Classifier(Coder):
-    """Linear - ReLU - dropout - linear - softmax on standardised and noisy inputs, trained by AdamW on the labelled rows.
+    """Linear - ReLU - dropout - linear - softmax on standardised, noisy inputs, trained with AdamW on the labelled rows.
 
     Args:
-        bits: not used: a table asks every method for some number of bits. :attr:`bits` is 32 · C after :meth:`fit`.
+        bits: ignored; :attr:`bits` is 32 · C after :meth:`fit`.
         hidden: width of the hidden layer.
         steps: optimiser steps.
-        batch: rows a step (all of them, if there are fewer).
-        learning_rate: at the start; it falls to 0 along a half cosine.
+        batch: rows per step (all, if there are fewer).
+        learning_rate: initial value; decays to 0 along a half cosine.
         weight_decay: of AdamW.
-        dropout: share of hidden units left out in each step.
-        input_dropout: share of inputs left out in each step.
-        noise: deviation of Gaussian noise on the standardised inputs in each step; None: what the labels call for, as for
-            GPQ's committee (:mod:`.leave_one_out`).
-        networks: how many are trained, one after the other; their probabilities are averaged.
-        propagation: weight of the labels that propagate to unlabelled rows (:mod:`.propagation`), in labels per class, as
-            ``posterior.propagation`` of a training; 0: none do.
+        dropout: dropout rate of the hidden units.
+        input_dropout: dropout rate of the inputs.
+        noise: standard deviation of Gaussian noise on the standardised inputs; None: estimated from the labels
+            (:mod:`.leave_one_out`).
+        networks: number of networks whose probabilities are averaged.
+        propagation: weight of labels propagated to unlabelled rows (:mod:`.propagation`), in labels per class, as the
+            setting ``posterior.propagation``; 0: no propagation.
 
     Raises:
-        UsageError: a hyper-parameter that cannot be.
+        UsageError: a hyper-parameter out of range.
     """
 
     name = "classifier"
@@ -82,7 +82,7 @@ class Classifier(Coder):
         ):
             raise UsageError(
                 f"{self.name}: hidden, steps, batch, networks and learning_rate must be above 0, weight_decay and propagation not "
-                "below"
+                "negative"
             )
         if not (0 <= dropout < 1 and 0 <= input_dropout < 1):
             raise UsageError(
@@ -95,7 +95,7 @@ class Classifier(Coder):
         self.weight_decay = weight_decay
         self.dropout = dropout
         if noise is not None and not noise >= 0:
-            raise UsageError(f"{self.name}: noise {noise} must not be below 0")
+            raise UsageError(f"{self.name}: noise {noise} must not be negative")
         self.input_dropout = input_dropout
         self.noise = noise
         self.losses: list[float] = []
@@ -137,16 +137,16 @@ class Classifier(Coder):
     def _fit(self, x: Floats, labels: Labels | None) -> None:
         if labels is None or not labels.has().any():
             raise DataError(
-                f"{self.name}: no labelled item, but it learns from labels alone: label some, or leave it out"
+                f"{self.name}: it learns from labels alone, but no item has one: label some items, or leave the method out"
             )
         rows = np.flatnonzero(labels.has())
         y = labels.dense(rows)
-        # One scale for all dimensions keeps their proportions, which in features are information.
+        # One scale for all dimensions keeps their proportions, which carry information.
         self._mean = x.mean(axis=0, dtype=np.float64).astype(np.float32)
         self._scale = float(np.sqrt(x.var(axis=0, dtype=np.float64).mean())) or 1.0
         self.code_size = 4 * labels.n_classes
         self.bits = 8 * self.code_size
-        # torch's layers draw from its global generator: seed a fork of it, and leave the caller's as it was.
+        # torch's layers draw from the global generator: seed a fork, so that the caller's state is unchanged.
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(self.seed)
             learnt = self._standardised(x[rows])
@@ -160,8 +160,8 @@ class Classifier(Coder):
     def _propagated(
         self, x: Floats, labelled: NDArray[np.int64], y: Floats, accuracy: float
     ) -> tuple[Tensor, Tensor, float] | None:
-        """Rows float32 [n, width] that labels propagate to, their class probabilities float32 [n, C], and the weight of these. Under the
-        conditions of class-posterior codes; None where these do not hold."""
+        """Rows float32 [n, width] with propagated labels, their class probabilities float32 [n, C] and weight; None if the conditions
+        for propagation in class-posterior codes are not met."""
         weight = self.propagation * y.shape[1] / len(labelled)
         others = np.setdiff1d(np.arange(len(x)), labelled)
         rows = items_to_compare(
@@ -232,7 +232,7 @@ class Classifier(Coder):
 
 
 class SixClassifiers(Classifier):
-    """The mean of six nets, as many as class-posterior codes have."""
+    """Mean of six networks, as many as class-posterior codes have."""
 
     name = "classifier-6"
 
@@ -241,7 +241,7 @@ class SixClassifiers(Classifier):
 
 
 class PropagatedClassifier(Classifier):
-    """With the labels that propagate to unlabelled items, of the weight that they have in class-posterior codes."""
+    """With labels propagated to unlabelled items, weighted as in class-posterior codes."""
 
     name = "classifier-propagated"
 
@@ -250,18 +250,17 @@ class PropagatedClassifier(Classifier):
 
 
 class ClassConfidence(Coder):
-    """The likeliest class of an item and how sure the classifier is of it, in ``bits``: what a code of a classifier is worth at least.
+    """The likeliest class of an item and its probability, in ``bits``: a lower bound for codes of a classifier.
 
-    As many bits as the class needs hold it; the others, 16 at most, hold the probability of that class as one of equal parts of [0, 1].
-    An item stands for that probability of its class and an equal share of the rest for every other; the score is the probability that
-    query and item share a class.
+    The class takes as many bits as it needs; the others, at most 16, hold its probability, quantised uniformly in [0, 1]. The other
+    classes share the rest equally. The score is the probability that query and item share a class.
 
     Args:
-        bits: of a code; as few as name the class, or more.
+        bits: code length, at least what the class needs.
         seed: of the classifier.
 
     Raises:
-        UsageError: in :meth:`fit`: too few bits for the classes.
+        UsageError: from :meth:`fit`: too few bits for the classes.
     """
 
     name = "class-confidence"
@@ -269,14 +268,14 @@ class ClassConfidence(Coder):
     def __init__(self, bits: int, *, seed: int = 0) -> None:
         super().__init__(bits, seed=seed)
         self.classifier = Classifier(seed=seed)
-        self.code_size = 8  # kept as two int32 numbers; ``bits`` is what they take
+        self.code_size = 8  # stored as two int32 numbers, of which ``bits`` bits are used
         self._levels = 1
 
     def settings(self) -> dict[str, Any]:
         return {**self.classifier.settings(), **super().settings(), "bits": self.bits}
 
     def index(self) -> Any:
-        """``faiss.IndexFlatIP`` over the class probabilities that codes stand for; it is searched with :meth:`search_input`."""
+        """``faiss.IndexFlatIP`` over the decoded class probabilities; search it with :meth:`search_input`."""
         self._require_fit()
         return faiss.IndexFlatIP(self.classifier.code_size // 4)
 

@@ -1,23 +1,23 @@
 """Convolutional network hashing (Xia, Pan, Lai, Liu and Yan, "Supervised Hashing for Image Retrieval via Image Representation
-Learning", AAAI 2014): first the codes, then a network that learns them.
+Learning", AAAI 2014): codes first, then a network that predicts them.
 
-*Stage 1.* S_ij is 1 for labelled items that share a label and -1 for others. Codes H of all labelled items factorise it:
+*Stage 1.* S_ij is 1 for labelled items that share a label and -1 for others. Codes H of all labelled items approximate it:
 
     min over H   ||S - H Hᵀ / q||²_F,      H in [-1, 1]^(n x q),  q bits,
 
-by coordinate descent from a random H: all entries in random order, five times; an entry moves by Newton's step on f = ||H Hᵀ - q S||²,
+by coordinate descent from a random H: five passes over all entries in random order, with Newton's step on f = ||H Hᵀ - q S||²,
 
     d = -f' / f'',  clipped so that it stays in [-1, 1],   f' = 4 (L H)_ij,   f'' = 4 (H_·jᵀ H_·j + H_ij² + L_ii),   L = H Hᵀ - q S,
 
-and in the end H is replaced by its signs. The paper keeps the n x n matrix L. Here items of equal labels have one row of S in common, and
+and finally H is replaced by its signs. The paper keeps the n x n matrix L. Here items with equal labels share a row of S, and
 (L H)_ij = h_i·(Hᵀ H_·j) - q Σ_k S_ik H_kj is kept up to date from q + U numbers, for U distinct sets of labels: memory is n q + U².
 
-*Stage 2.* The network learns H: its q outputs behind a tanh are regressed on H (mean squared error). CNNH+ (``plus=True``) has in
-addition an output for each class, trained by cross entropy. Tables of later papers name CNNH, without the plus, so that is the
-default. A bit is the sign of an output. Supervised: unlabelled items are not used.
+*Stage 2.* The network's q tanh outputs are regressed on H (mean squared error). CNNH+ (``plus=True``) adds an output per class,
+trained with cross entropy. Tables of later papers list CNNH, so that is the default. A bit is the sign of an output. Supervised:
+unlabelled items are not used.
 
-Deviations: the shared backbone stands in for the paper's; entries are visited column by column in random order, and the items of
-each in random order, so that what a column needs is worked out once.
+Deviations: the shared backbone replaces the paper's; columns are visited in random order, and the items within each, so that terms per
+column are computed once.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _STAGE_1 = 1  # stream of random numbers
 
 
 class Similarities:
-    """S of labelled items, a row for each distinct set of labels.
+    """The similarity matrix S of labelled items, one row per distinct label set.
 
     Args:
         y: multi-hot [n, C].
 
     Attributes:
-        group: int64 [n], which set of labels an item has.
+        group: int64 [n], label set of each item.
         S: int8 [U, U], 1 where two sets share a label, else -1.
     """
 
@@ -68,7 +68,7 @@ class Similarities:
         """||S - H Hᵀ / q||²_F, divided by n²."""
         n, q = H.shape
         members = np.bincount(self.group, minlength=len(self.S)).astype(np.float64)
-        # ||S||² = n², as its entries are ±1, but for items without a common pair: that is every pair.
+        # ||S||² = n², as its entries are ±1.
         cross = float(np.sum(self.times(H)[self.group] * H))
         gram = H.T @ H
         return float((members.sum() ** 2 - 2 * cross / q + np.sum(gram * gram) / q**2) / n**2)
@@ -85,13 +85,13 @@ def descend(
     for _ in range(sweeps):
         for j in rng.permutation(q).tolist():
             inner = H.T @ H[:, j]  # Hᵀ H_·j
-            pulled = similar.times(H[:, j : j + 1])[:, 0] * q  # q S H_·j, a number for each set of labels
+            pulled = similar.times(H[:, j : j + 1])[:, 0] * q  # q S H_·j, one number per label set
             for i in rng.permutation(n).tolist():
                 h, u = H[i], group[i]
                 old = float(h[j])
                 slope = float(h @ inner) - float(pulled[u])
                 if (slope >= 0 and old <= -1) or (slope <= 0 and old >= 1):
-                    continue  # at the border, and drawn beyond it
+                    continue  # at the border of [-1, 1], pointing outwards
                 curve = float(inner[j]) + old * old + norms[i] - q
                 new = old - slope / curve if curve > 0 else (-1.0 if slope > 0 else 1.0)
                 new = min(1.0, max(-1.0, new))
@@ -106,7 +106,7 @@ def descend(
 
 
 def factorise(y: NDArray[np.float32], bits: int, *, sweeps: int = 5, seed: int = 0) -> NDArray[np.int8]:
-    """Stage 1: codes ±1, int8 [n, bits], of items with multi-hot labels [n, C], after ``sweeps`` over all entries."""
+    """Stage 1: codes ±1, int8 [n, bits], of items with multi-hot labels [n, C], after ``sweeps`` passes over all entries."""
     rng = np.random.default_rng([seed, _STAGE_1])
     H = rng.uniform(-1, 1, (len(y), bits))
     descend(Similarities(y), H, sweeps, rng)
@@ -114,17 +114,17 @@ def factorise(y: NDArray[np.float32], bits: int, *, sweeps: int = 5, seed: int =
 
 
 class CNNH(TrainableMethod):
-    """Codes by factorisation, and a network that is regressed on them.
+    """Codes by matrix factorisation and a network regressed on them.
 
     Args:
         config: of the run; ``config.quantizer.bits`` is the length of the code.
-        input_: what the items are, see :func:`~gpq_faiss.nn.model.input_description`.
+        input_: description of the items, see :func:`~gpq_faiss.nn.model.input_description`.
         n_classes: C.
-        plus: CNNH+: learn the classes beside the codes.
-        sweeps: of stage 1, over all entries of H.
+        plus: CNNH+: also learn the classes.
+        sweeps: passes of stage 1 over all entries of H.
 
     Raises:
-        UsageError: no sweep.
+        UsageError: ``sweeps`` below 1.
     """
 
     name = "cnnh"
@@ -151,7 +151,7 @@ class CNNH(TrainableMethod):
         generator = torch.Generator().manual_seed(self.seed)
         width = self.bits + (n_classes if plus else 0)
         self.network = _Network(build_extractor(config, input_, width, generator), self.bits)
-        # Not in a checkpoint: a resumed run works them out again, to the same.
+        # Not in a checkpoint: a resumed run computes the same codes again.
         self.register_buffer("targets", torch.empty(0, self.bits), persistent=False)
         self._rows = np.empty(0, np.int64)
 
@@ -163,7 +163,7 @@ class CNNH(TrainableMethod):
         self.targets = torch.from_numpy(codes).float()
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
-        """The mean squared difference of outputs and codes, and for CNNH+ the cross entropy of the classes."""
+        """Mean squared error of the codes, and for CNNH+ the cross entropy of the classes."""
         at = np.searchsorted(self._rows, batch.rows)
         if not len(self._rows) or (at >= len(self._rows)).any() or (self._rows[at] != batch.rows).any():
             raise DataError(
@@ -183,16 +183,16 @@ class CNNH(TrainableMethod):
         return {"total": regression + classes, "regression": regression, "classes": classes}
 
     def exported(self) -> nn.Module:
-        """The network, to its q outputs."""
+        """The network up to its q outputs."""
         return self.network
 
     def coder(self) -> SignCoder:
-        """A bit is 1 where an output is above 0."""
+        """A bit is 1 if its output is above 0."""
         return SignCoder(self.bits)
 
 
 class _Network(nn.Module):
-    """Input to the outputs of the bits, float [B, bits]."""
+    """From input to one output per bit, float [B, bits]."""
 
     def __init__(self, backbone: nn.Module, bits: int) -> None:
         super().__init__()
@@ -204,5 +204,5 @@ class _Network(nn.Module):
 
 
 def build(config: Config, dataset: Dataset, image_size: int, n_classes: int) -> CNNH:
-    """A fresh CNNH for the items of ``dataset``."""
+    """An untrained CNNH for ``dataset``."""
     return CNNH(config, input_description(dataset, image_size), n_classes)

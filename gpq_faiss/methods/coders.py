@@ -1,4 +1,4 @@
-"""Coders made of the codebooks of a trained network. They hold plain arrays and need no torch."""
+"""Coders made from a trained network's codebooks: NumPy arrays, no torch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def fill(index: Any, codes: Codes) -> Any:
 
 
 class TableCoder(Coder):
-    """Codes of M numbers below K, whose score is the sum of M entries of the query's table."""
+    """Codes of M numbers below K, scored by summing M entries of the query's table."""
 
     M: int
     K: int
@@ -45,22 +45,22 @@ class TableCoder(Coder):
         tables = self.score_tables(xq)
         assignment = unpack_codes(codes, self.M, self.K)
         scores = np.zeros((len(tables), len(codes)), np.float32)
-        # Added in the order of the codebooks whatever the codes around: equal codes get equal bits.
+        # Always summed in the order of the codebooks, so that equal codes have bit-equal scores.
         for m in range(self.M):
             scores += tables[:, m, assignment[:, m]]
         return scores
 
 
 class ProductCoder(TableCoder):
-    """M codebooks, each over its own part of the vector, and asymmetric scores. Equally near codewords: the lowest number.
+    """Product codes: M codebooks, one per part of the vector; asymmetric scores. Ties go to the lowest codeword number.
 
     Args:
         codebooks: float32 [M, K, d], K a power of two from 4 to 256.
-        metric: ``ip``: the score is the inner product with the codewords; ``l2``: minus the squared distance. A code holds the
-            nearest codeword of each part in L2, whatever the metric.
+        metric: ``ip``: scores are inner products with the codewords; ``l2``: negative squared distances. Encoding always takes the
+            nearest codewords in L2.
 
     Raises:
-        DataError: codebooks of another form, or not finite.
+        DataError: codebooks of another shape, or not finite.
     """
 
     name = "product codes"
@@ -111,7 +111,7 @@ class ProductCoder(TableCoder):
             if self.metric == "ip":
                 np.einsum("qmd,mkd->qmk", x[i : i + block], self.codebooks, out=tables[i : i + block])
             else:
-                # From the differences: x² - 2xc + c² would lose the small distances.
+                # From differences: x² - 2xc + c² would lose precision for small distances.
                 difference = x[i : i + block, :, None] - self.codebooks
                 np.einsum("qmkd,qmkd->qmk", difference, difference, out=tables[i : i + block])
         return tables if self.metric == "ip" else np.negative(tables, out=tables)
@@ -130,11 +130,11 @@ class ProductCoder(TableCoder):
 class SignCoder(TableCoder):
     """One bit per dimension, 1 above 0 (lowest bit of a byte first, as Faiss packs them), compared by Hamming distance.
 
-    The score is minus the Hamming distance. Four bits are a number below K = 16, so that binary codes are ranked as product codes
-    are; the sums are whole numbers.
+    The score is the negative Hamming distance. Groups of four bits are numbers below K = 16, so binary codes are ranked like product
+    codes; the sums are integers.
 
     Args:
-        bits: width of the vectors. The bits that fill up the last byte are 0 in every code.
+        bits: width of the vectors. Padding bits of the last byte are 0.
     """
 
     name = "sign codes"
@@ -149,7 +149,7 @@ class SignCoder(TableCoder):
         return np.packbits(x > 0, axis=1, bitorder="little")
 
     def score_tables(self, xq: NDArray[Any]) -> Floats:
-        """Minus the number of bits in which each four of a query differ from each number below 16, float32 [Q, M, 16]."""
+        """Negative Hamming distances of each four bits of a query to each number below 16, float32 [Q, M, 16]."""
         queries = unpack_codes(self.encode(xq), self.M, self.K)
         different: Floats = np.bitwise_count(queries[:, :, None] ^ np.arange(16, dtype=np.uint8)).astype(
             np.float32
@@ -166,9 +166,9 @@ class SignCoder(TableCoder):
         return np.negative(scores, out=scores)
 
     def index(self) -> Any:
-        """``faiss.IndexBinaryFlat`` over the code's bits, filled up to whole bytes."""
+        """``faiss.IndexBinaryFlat`` over the code's bits, padded to whole bytes."""
         return faiss.IndexBinaryFlat(8 * self.code_size)
 
     def search_input(self, xq: NDArray[Any]) -> NDArray[Any]:
-        """The queries' codes, uint8 [Q, code_size]: a binary index takes nothing else."""
+        """The queries' codes, uint8 [Q, code_size], as binary indexes need."""
         return self.encode(xq)

@@ -1,7 +1,7 @@
-"""Codewords that add up to given vectors. Beyond the paper.
+"""Fit codewords whose sums approximate given vectors. Not in the paper.
 
-Every codebook starts with the same centroids of k-means, each at a smaller scale than the one before, as digits of a number have places;
-then codes (beam search) and codewords (least squares) are found alternately (Babenko and Lempitsky, "Additive quantization", CVPR 2014).
+Every codebook starts with the same k-means centroids, each at a smaller scale than the one before, like the digits of a number. Then
+codes (beam search) and codewords (least squares) are updated alternately (Babenko and Lempitsky, "Additive quantization", CVPR 2014).
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from ..nn.additive import assign
 
 _LLOYD_STEPS = 25
 _STARTS = 5
-"""Of k-means; the best is taken. One that misses a class costs more than all else."""
+"""Restarts of k-means; the best is kept. Missing a class is the costliest failure."""
 _ITERATIONS = 10
 PLACE = 0.4
-"""Scale of a codebook to that of the one before, at the start."""
+"""Initial scale of a codebook relative to the one before."""
 _RIDGE = 1e-3
-"""Codewords are determined up to a vector that one codebook gains and another loses: the shortest are taken."""
+"""Ridge weight. Codewords are determined only up to shifts between codebooks: the shortest are chosen."""
 
 
 def fit_codewords(targets: Tensor, M: int, K: int, *, seed: int) -> Tensor:
-    """Codewords float32 [M, K, E], on the CPU, whose sums are near ``targets``.
+    """Fit codewords float32 [M, K, E], on the CPU, whose sums approximate ``targets``.
 
     Args:
         targets: float [n, E], n at least K.
         M: codebooks.
-        K: codewords of each.
+        K: codewords per codebook.
         seed: of k-means.
 
     Raises:
@@ -65,8 +65,8 @@ def kmeans(x: NDArray[np.float32], K: int, seed: int) -> NDArray[np.float32]:
 
 
 def _alternate(x: Tensor, codewords: Tensor) -> Tensor:
-    """Codes and codewords alternately, from ``codewords`` float [M, K, E]. All codebooks are solved for at once, where
-    :func:`.additive.update_codebooks` takes one after the other: here E is small, and its further term is not wanted."""
+    """Update codes and codewords alternately, from ``codewords`` float [M, K, E]. All codebooks are solved jointly, as E is small
+    (:func:`.additive.update_codebooks` solves them one at a time, with an orthogonality term)."""
     M, K, E = codewords.shape
     for _ in range(_ITERATIONS):
         chosen = torch.nn.functional.one_hot(assign(x, codewords), K).flatten(1).double()

@@ -1,23 +1,23 @@
 """Deep Quantization Network: Cao, Long, Wang, Zhu and Wen, "Deep Quantization Network for Efficient Image Retrieval", AAAI 2016.
 
-A bottleneck z = tanh(W f + b) is trained on pairs of labelled items, and kept near to what a product quantiser makes of it::
+A bottleneck z = tanh(W f + b) is trained on pairs of labelled items and kept close to its product quantisation::
 
     L = Σ_ij (s_ij - cos(z_i, z_j))²,  s_ij = 1 where the two share a label, else -1        pairwise cosine loss
     Q = Σ_i ||z_i - C h_i||²,  C block diagonal, h_i one codeword of each block             product quantisation loss
     min L + λ Q
 
-by turns: the network by gradient, C and h by k-means in each part of z. A search compares by the asymmetric quantiser distance,
+alternately: the network by gradient, C and h by k-means in each part of z. Search uses the asymmetric quantiser distance,
 Σ_m ||z_qm - C_m h_m||².
 
-Both sums are taken as means, over pairs, and over items and dimensions, so that λ depends neither on the batch nor on D.
+Both sums are means (over pairs; over items and dimensions), so that λ depends neither on the batch nor on D.
 
 Deviations:
 
-* Codebooks are fitted once a pass over the labelled items, from where they are, to the vectors that the network gave in that
-  pass, and after the last step; λ counts from the first fit on.
-* h of a batch is the nearest codeword at that moment, which is the best assignment, not the one of the last pass.
-* λ = 0.03 for the mean over dimensions, chosen on held-out items; the paper chooses λ by validation as well. Ten times as much lets
-  the quantisation loss win: the vectors shrink, which costs the cosines nothing, and the ranking falls.
+* Codebooks are refitted after each pass over the labelled items, to the network's outputs of that pass, and after the last step; λ
+  applies from the first fit on.
+* h of a batch is the currently nearest codeword, not that of the last pass.
+* λ = 0.03 for the mean over dimensions, chosen on held-out items; the paper chooses λ by validation as well. With ten times
+  as much the quantisation loss dominates: the vectors shrink, which leaves the cosines unchanged, and the ranking gets worse.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from .trainable import TrainableMethod, TrainingBatch
 
 
 class PairwiseCosineLoss(nn.Module):
-    """Mean over all ordered pairs of labelled rows of (s_ij - cos(z_i, z_j))², s_ij = ±1 (see the module's head).
+    """Mean over all ordered pairs of labelled rows of (s_ij - cos(z_i, z_j))², s_ij = ±1 (see the module docstring).
 
-    A row is paired with itself too, which costs nothing. Rows without labels do not enter; a batch without any has loss 0.
+    Pairs of a row with itself contribute 0. Unlabelled rows are ignored; a batch without labels has loss 0.
     """
 
     def forward(self, z: Tensor, labels: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ class PairwiseCosineLoss(nn.Module):
 
 
 class BoundedNetwork(nn.Module):
-    """The backbone and a tanh: input to vectors float32 [B, D] in (-1, 1)."""
+    """Backbone and tanh: input to vectors float32 [B, D] in (-1, 1)."""
 
     def __init__(self, backbone: Backbone) -> None:
         super().__init__()
@@ -75,13 +75,15 @@ def fit_product_codebooks(x: Floats, M: int, K: int, *, start: Floats | None = N
     """Codebooks float32 [M, K, d] by k-means in each part of x float32 [n, M * d], through Faiss.
 
     Args:
-        start: codebooks to go on from; None for k-means from random items.
+        start: initial codebooks; None: random items.
 
     Raises:
         DataError: fewer items than codewords.
     """
     if len(x) < K:
-        raise DataError(f"{len(x)} labelled items for codebooks of {K} codewords: label at least {K}")
+        raise DataError(
+            f"{len(x)} labelled items are too few for codebooks of {K} codewords: label at least {K}"
+        )
     pq = faiss.ProductQuantizer(x.shape[1], M, K.bit_length() - 1)
     pq.cp.seed = seed + 1
     pq.cp.niter = 25
@@ -94,11 +96,11 @@ def fit_product_codebooks(x: Floats, M: int, K: int, *, start: Floats | None = N
 
 
 class DQN(TrainableMethod):
-    """The network, its codebooks and the vectors that they are fitted to.
+    """Network, codebooks and the vectors that the codebooks are fitted to.
 
     Args:
         backbone: of output width M * d.
-        M, K, d: codebooks, codewords of each, dimensions of a part.
+        M, K, d: codebooks, codewords per codebook, dimensions per codebook.
         weight: λ of the quantisation loss.
         seed: of the first k-means.
     """
@@ -120,7 +122,7 @@ class DQN(TrainableMethod):
         self.seed = seed
         self.M, self.K, self.d = M, K, d
         generator = torch.Generator().manual_seed(seed + 1)
-        # Only what an untrained network is encoded with.
+        # Used only to encode with an untrained network.
         self.register_buffer("codewords", torch.rand(M, K, d, generator=generator) * 2 - 1)
         self.register_buffer("fitted", torch.zeros((), dtype=torch.bool))
         self.memory = TrainingVectors(M * d)
@@ -128,17 +130,17 @@ class DQN(TrainableMethod):
         self._batch = 1
 
     def fit_labels(self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32]) -> None:
-        """Make room for the vectors of the labelled items."""
+        """Allocate memory for the vectors of the labelled items."""
         del reader, y
         self.memory.allocate(rows)
 
     def before_step(self, step: int, steps: int, sample: Callable[[int], Iterator[Tensor]]) -> None:
-        """Note which step is the last."""
+        """Store the number of the last step."""
         del step, sample
         self._steps = steps
 
     def nearest(self, z: Tensor) -> Tensor:
-        """The nearest codewords of z float [B, M * d], one of each part, joined: C h, float [B, M * d]."""
+        """Quantised z float [B, M * d]: the nearest codewords C h, concatenated, float [B, M * d]."""
         parts = z.reshape(len(z), self.M, self.d)
         half = 0.5 * self.codewords.square().sum(dim=2)
         best = (torch.einsum("bmd,mkd->bmk", parts, self.codewords) - half).argmax(dim=2)
@@ -155,7 +157,7 @@ class DQN(TrainableMethod):
         cosine = self.cosine(z, batch.y)
         with torch.no_grad():
             quantised = self.nearest(z)
-        # By a product, not a branch: the same graph on every device, and no wait for the flag.
+        # A product, not a branch, so that a GPU need not synchronise.
         error = (z - quantised).square().mean() * self.fitted
         return {"total": cosine + self.weight * error, "cosine": cosine, "quantisation": error}
 
@@ -172,16 +174,16 @@ class DQN(TrainableMethod):
         self.fitted.fill_(True)
 
     def exported(self) -> nn.Module:
-        """The backbone with its tanh."""
+        """The backbone with tanh."""
         return self.network
 
     def coder(self) -> ProductCoder:
-        """The codebooks with the asymmetric quantiser distance."""
+        """Coder of the codebooks, asymmetric quantiser distance."""
         return ProductCoder(self.codewords.cpu().numpy(), "l2")
 
 
 def build(config: Config, dataset: Dataset, image_size: int, n_classes: int) -> DQN:
-    """A fresh DQN for the items of ``dataset``."""
+    """An untrained DQN for ``dataset``."""
     del n_classes
     q, seed = config.quantizer, config.training.seed
     generator = torch.Generator().manual_seed(seed)

@@ -1,28 +1,27 @@
 """Deep Triplet Quantization: Liu, Cao, Long, Wang and Wang, "Deep Triplet Quantization", ACM Multimedia 2018.
 
-Vectors z = tanh(W f + b) are trained on triplets of anchor, positive and negative, and kept near to sums of M codewords of their
-own length, one of each codebook::
+Vectors z = tanh(W f + b) are trained on triplets of anchor, positive and negative, and kept close to sums of M full-width
+codewords, one from each codebook::
 
     L = Σ max(0, ||z_a - z_p||² - ||z_a - z_n||² + δ)                                       triplet loss
     Q = Σ_i ||z_i - Σ_m C_m b_im||² + γ Σ_{m≠m'} ||C_mᵀ C_m'||²                              with weak orthogonality
     min L + λ Q
 
-by turns: the network by gradient; the codes b by iterated conditional modes; each codebook in closed form. Weak orthogonality keeps
-the codewords of one codebook from saying what another already says. *Group hard* selects the triplets: within a group of
-items, every pair of anchor and positive takes one negative at random out of those that violate the margin. A search looks
-for the largest inner product of the query's vector with Σ_m C_m b_m.
+alternately: the network by gradient, the codes b by iterated conditional modes, each codebook in closed form. Weak orthogonality keeps
+codebooks from being redundant. *Group hard* selects triplets: within a group of items, every pair of anchor and positive takes one
+random negative among those that violate the margin. Search maximises the inner product of the query with Σ_m C_m b_m.
 
-Both sums are taken as means, over triplets and over items, so that λ does not depend on the batch.
+Both sums are means (over triplets; over items), so that λ does not depend on the batch.
 
 Deviations:
 
-* The groups of a step are its batch, cut into parts of at most ``group`` items, and not parts of the whole training set.
-* The first codebooks are a residual quantiser's: each by k-means on what those before leave.
-* Codes and codebooks are fitted once a pass over the labelled items, to the vectors that the network gave in that pass, and
-  after the last step; λ counts from the first fit on.
-* Weak orthogonality is taken between different codebooks. The paper's equation could not be consulted to the letter.
+* Groups are parts of the batch, of at most ``group`` items, not of the whole training set.
+* Codebooks are initialised by residual k-means.
+* Codes and codebooks are refitted after each pass over the labelled items, to the network's outputs of that pass, and after the last
+  step; λ applies from the first fit on.
+* Weak orthogonality is imposed between different codebooks. The paper's exact equation was not available.
 * δ = 15, chosen on held-out items of two seeds: 0.648 mAP at 12 bits, and 0.644 with 30, the value of the authors' published code
-  for D = 64. It matters little, and λ from 0.02 to 0.5 less.
+  for D = 64. The effect is small; that of λ from 0.02 to 0.5 is smaller.
 """
 
 from __future__ import annotations
@@ -56,16 +55,16 @@ def group_hard_triplets(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Rows of anchors, positives and negatives, int64 [T] each.
 
-    Rows are cut into groups in their order. In a group every ordered pair of different rows that share a label takes one
-    negative, at random from the group's rows that share no label with the anchor and violate the margin: ||z_a - z_p||² -
+    Rows are split into consecutive groups. In a group every ordered pair of different rows that share a label takes one random
+    negative among the group's rows that share no label with the anchor and violate the margin: ||z_a - z_p||² -
     ||z_a - z_n||² + margin > 0. A pair without such a row gives no triplet.
 
     Args:
         z: float [B, D].
-        labels: multi-hot [B, C]; zero rows never enter.
+        labels: multi-hot [B, C]; zero rows are ignored.
         margin: δ.
-        generator: source of the draws, on the CPU.
-        group: rows a group, at most.
+        generator: random generator on the CPU.
+        group: maximum rows per group.
     """
     y = multihot(labels, z)
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -88,7 +87,7 @@ def group_hard_triplets(
 
 
 def triplet_margin_loss(z: Tensor, triplets: tuple[Tensor, Tensor, Tensor], margin: float) -> Tensor:
-    """Mean over triplets of max(0, ||z_a - z_p||² - ||z_a - z_n||² + δ); 0 without a triplet."""
+    """Mean over triplets of max(0, ||z_a - z_p||² - ||z_a - z_n||² + δ); 0 without triplets."""
     a, p, n = triplets
     near = (z[a] - z[p]).square().sum(dim=1)
     far = (z[a] - z[n]).square().sum(dim=1)
@@ -96,11 +95,11 @@ def triplet_margin_loss(z: Tensor, triplets: tuple[Tensor, Tensor, Tensor], marg
 
 
 class DTQ(TrainableMethod):
-    """The network, its codebooks, and the vectors and codes of the labelled items.
+    """Network, codebooks, and the vectors and codes of the labelled items.
 
     Args:
         backbone: of output width D.
-        M, K: codebooks, and codewords of each.
+        M, K: codebooks, and codewords per codebook.
         width: D.
         margin: δ, for vectors in (-1, 1)^D.
         weight: λ of the quantisation loss.
@@ -138,7 +137,7 @@ class DTQ(TrainableMethod):
         self.seed = seed
         self.M, self.K, self.width = M, K, width
         generator = torch.Generator().manual_seed(seed + 1)
-        # Only what an untrained network is encoded with.
+        # Used only to encode with an untrained network.
         self.register_buffer("codewords", torch.randn(M, K, width, generator=generator) / M**0.5)
         self.register_buffer("fitted", torch.zeros((), dtype=torch.bool))
         self.register_buffer("codes", torch.empty(0, M, dtype=torch.uint8))
@@ -147,13 +146,13 @@ class DTQ(TrainableMethod):
         self._batch = 1
 
     def fit_labels(self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32]) -> None:
-        """Make room for the vectors and codes of the labelled items."""
+        """Allocate memory for the vectors and codes of the labelled items."""
         del reader, y
         self.memory.allocate(rows)
         self.codes = torch.zeros(len(rows), self.M, dtype=torch.uint8, device=self.codes.device)
 
     def before_step(self, step: int, steps: int, sample: Callable[[int], Iterator[Tensor]]) -> None:
-        """Note which step is the last."""
+        """Store the number of the last step."""
         del step, sample
         self._steps = steps
 
@@ -194,7 +193,7 @@ class DTQ(TrainableMethod):
         self.fitted.fill_(True)
 
     def _first_codebooks(self, x: Floats) -> Floats:
-        """Residual quantisation: each codebook by k-means on what those before leave."""
+        """Initial codebooks by residual k-means."""
         C = np.zeros((self.M, self.K, self.width), np.float32)
         residual = x.copy()
         for m in range(self.M):
@@ -203,16 +202,16 @@ class DTQ(TrainableMethod):
         return C
 
     def exported(self) -> nn.Module:
-        """The backbone with its tanh."""
+        """The backbone with tanh."""
         return self.network
 
     def coder(self) -> AdditiveCoder:
-        """The codebooks with the inner product."""
+        """Coder of the codebooks, inner product."""
         return AdditiveCoder(self.codewords.cpu().numpy())
 
 
 def build(config: Config, dataset: Dataset, image_size: int, n_classes: int) -> DTQ:
-    """A fresh DTQ for the items of ``dataset``."""
+    """An untrained DTQ for ``dataset``."""
     del n_classes
     q, seed = config.quantizer, config.training.seed
     generator = torch.Generator().manual_seed(seed)

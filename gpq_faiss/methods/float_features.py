@@ -1,7 +1,7 @@
-"""The features themselves, compared by cosine: what any code of them gives up, and what a supervised code has to beat.
+"""Uncompressed features, compared by cosine: the upper bound of unsupervised codes, which supervised codes have to beat.
 
-No compression: an item keeps all its 32-bit numbers, scaled to length 1, whatever number of bits the codes beside it have. The
-cosine is chosen over L2 since it is what deep features are usually compared by, and the better known.
+Items keep all their 32-bit numbers, scaled to unit length, whatever the requested number of bits. Deep features are usually compared
+by cosine rather than L2.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class FloatFeatures(Coder):
     """Exact cosine similarity of the input vectors; the code is the unit vector as float32 bytes.
 
     Args:
-        bits: not used: a table asks every method for some number of bits. :attr:`bits` is 32 · width after :meth:`fit`.
+        bits: ignored; :attr:`bits` is 32 · width after :meth:`fit`.
     """
 
     name = "float"
 
     def _fit(self, x: Floats, labels: Labels | None) -> None:
-        del labels  # nothing to learn but the width
+        del labels  # only the width is learnt
         self.code_size = 4 * x.shape[1]
         self.bits = 8 * self.code_size
 
@@ -43,10 +43,10 @@ class FloatFeatures(Coder):
 
 
 def dot_rows(xq: Floats, xb: Floats) -> Floats:
-    """Inner products float32 [Q, n] of the rows of ``xq`` [Q, D] and ``xb`` [n, D], equal rows bit-equal.
+    """Inner products float32 [Q, n] of the rows of ``xq`` [Q, D] and ``xb`` [n, D], bit-equal for equal rows.
 
-    BLAS sums in an order that depends on where in the matrix a row stands, so equal items would differ in the last bit and
-    break their tie; einsum's plain loop over the last axis takes every pair alike.
+    BLAS sums in an order that depends on a row's position, which would break ties of equal items in the last bit; einsum's loop over
+    the last axis treats every pair alike.
     """
     scores: Floats = np.einsum("qd,nd->qn", xq, xb)
     return scores

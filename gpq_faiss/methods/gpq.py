@@ -1,12 +1,12 @@
 """Generalized Product Quantization (Jang and Cho, CVPR 2020): L_NPQ + λ1 L_cls - λ2 L_SEM.
 
-The labelled items pull the soft-assigned codewords towards their classes (N-pair, eq. 2) and train a cosine classifier
-in each sub-space (eq. 3); the unlabelled ones enter by the entropy of that classifier, which the classifier maximises
-and the network, behind a gradient reversal layer, minimises (eq. 4).
+Labelled items pull the soft-assigned codewords towards their classes (N-pair, eq. 2) and train a cosine classifier in each sub-space
+(eq. 3). Unlabelled items enter through the entropy of that classifier, which the classifier maximises and the network, through a
+gradient reversal layer, minimises (eq. 4).
 
 The paper's variants are settings: GPQ-F is ``network.backbone = "cnnf"``, GPQ-H has ``loss.lambda1 = loss.lambda2 = 0``, and GPQ-T
-takes the triplet loss of margin 0.1 in place of the N-pair loss, ``gpq.metric = "triplet"``. So is what the authors' released code does
-otherwise than the paper (preset ``authors``): ``gpq.details`` and ``gpq.classification``.
+uses the triplet loss with margin 0.1 instead of the N-pair loss, ``gpq.metric = "triplet"``. Differences of the authors' released code
+from the paper are settings as well (preset ``authors``): ``gpq.details`` and ``gpq.classification``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class GPQ(AveragedMethod[GPQNetwork]):
         self.entropy = SubspaceEntropy(beta, "code" if own.details == "authors" else "paper")
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
-        """The terms that have a weight, and their sum; see the module's head."""
+        """Loss terms with non-zero weight and their sum; see the module docstring."""
         loss, n, net = self.config.loss, len(batch.y), self.network
         # Only the backbone runs in bf16: cosines times α = 20 need more than eight bits.
         with torch.autocast(batch.x.device.type, dtype=torch.bfloat16, enabled=amp):
@@ -66,7 +66,7 @@ class GPQ(AveragedMethod[GPQNetwork]):
 def build_gpq(
     config: Config, dataset: Dataset, image_size: int, n_classes: int
 ) -> GPQ | SoftGPQ | PosteriorCodes:
-    """A fresh GPQ for the items of ``dataset``: the paper's, the one with soft targets, or class-posterior codes."""
+    """An untrained method for ``dataset``: the paper's GPQ, GPQ with soft targets, or class-posterior codes."""
     network = build_network(config, input_description(dataset, image_size), n_classes)
     if isinstance(network, SoftGPQNetwork):
         return SoftGPQ(network, config)

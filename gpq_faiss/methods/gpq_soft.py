@@ -1,15 +1,15 @@
-"""GPQ with soft targets: L_NPQ + λ1 L_cls - λ2 L_SEM over class probabilities, labelled and unlabelled items alike.
+"""GPQ with soft targets: L_NPQ + λ1 L_cls - λ2 L_SEM over class probabilities of labelled and unlabelled items.
 
-Of the paper's losses only those of the classifier see unlabelled items; the N-pair loss (eq. 2), which makes the codes, sees the labels
-alone. Here class networks, trained in the same steps by labels and the entropy mini-max (:class:`.posterior.PosteriorCodes`), predict the
-class of every item, and pairs are as similar as they are likely to share a class, t_ij = p_i·p_j. So unlabelled items, of which there are
-more, take part in making the codes. Probabilities are those of the average of the class networks' weights, which is steadier than they are.
+In the paper only the classifier's losses use unlabelled items; the N-pair loss (eq. 2), which shapes the codes, uses labels alone.
+Here class networks, trained in the same steps with labels and the entropy mini-max (:class:`.posterior.PosteriorCodes`), predict the
+class of every item, and the similarity of a pair is the probability that it shares a class, t_ij = p_i·p_j. So the more numerous
+unlabelled items shape the codes, too. Probabilities come from the moving average of the class networks' weights, which is steadier.
 
-Sub-vectors, codewords Z and sub-prototypes W are the paper's: one codeword, the nearest, for each sub-vector; W classifies sub-vectors
-(eq. 3, with class probabilities for labels) and has its entropy maximised where the network has it minimised (eq. 4). Queries are E[W | p].
+Sub-vectors, codewords Z and sub-prototypes W are the paper's: each sub-vector is coded by its nearest codeword; W classifies sub-vectors
+(eq. 3, with class probabilities as targets); W maximises and the network minimises the entropy (eq. 4). Queries are E[W | p].
 
-After the training the queries' score tables may be fitted to the final codes by least squares on p_i·p_j: better with few classes, worse
-with many. The choice needs no labels: it goes by the expected mean average precision of items that took no part in the fitting.
+After training, the queries' score tables may be refitted to the final codes by least squares on p_i·p_j: better with few classes, worse
+with many. The choice needs no labels: it is by the expected mean average precision of held-out items.
 """
 
 from __future__ import annotations
@@ -37,28 +37,27 @@ from .trainable import TrainingBatch
 log = logging.getLogger(__name__)
 
 _ITEMS = 20_000
-"""Unlabelled items that score tables are fitted to, and chosen by."""
+"""Unlabelled items for fitting and choosing score tables."""
 _CHOSEN_BY = 0.2
-"""Share of these that takes no part in the fitting; a fifth of them are the queries of the choice."""
+"""Held-out share of these; a fifth of them are the queries of the choice."""
 _RATE = 5.0
-"""How many times the learning rate what makes the codes moves with: two small layers, codewords and prototypes, that see no noise and have
-nothing to overfit to."""
+"""Factor on the learning rate of the parts that make the codes: two small layers, codewords and prototypes, which hardly overfit."""
 _RIDGE = 1e-3
-"""Tables are determined up to what one codebook gains and another loses: the shortest are taken."""
+"""Ridge weight. Tables are determined only up to shifts between codebooks: the shortest are chosen."""
 
 
 class SoftGPQ(AveragedMethod[SoftGPQNetwork]):
-    """See the module's head."""
+    """See the module docstring."""
 
     def __init__(self, network: SoftGPQNetwork, config: Config) -> None:
         super().__init__(network, config)
         beta = config.loss.beta
-        # It trains class networks that are parts of ours already: it must not be a part of the state for a second time.
+        # Its class networks are already part of our network: they must not appear in the state twice.
         object.__setattr__(
             self, "class_networks", PosteriorCodes(network.committee, _without_average(config))
         )
         self.class_networks: PosteriorCodes
-        # The class networks add them; their parameters are a part of our state.
+        # The class networks add the plugin losses; their parameters are part of our state.
         self.extra_losses = self.class_networks.extra_losses
         self.npair = SoftNPairLoss()
         self.classification = SubspaceSoftTargets(beta)
@@ -114,7 +113,7 @@ class SoftGPQ(AveragedMethod[SoftGPQNetwork]):
 
     @torch.no_grad()
     def _posterior(self, x: Tensor, amp: bool) -> Tensor:
-        """Class probabilities of items, float [B, C], by the class networks as they would be exported."""
+        """Class probabilities of items, float [B, C], by the averaged class networks."""
         source = self.exported()
         training = source.training
         p = source.eval().posterior(x, amp)
@@ -122,7 +121,7 @@ class SoftGPQ(AveragedMethod[SoftGPQNetwork]):
         return p
 
     def _targets(self, y: Tensor, p: Tensor) -> Tensor:
-        """Class probabilities of a batch, float [B + U, C]: the labels of the first B, and predictions of the others, or zeros."""
+        """Class probabilities of a batch, float [B + U, C]: labels of the first B, predictions (or zeros) for the others."""
         known = y / y.sum(dim=1, keepdim=True).clamp_min(1)
         others = p[len(y) :]
         if self.config.pairs.targets == "labels":
@@ -131,7 +130,7 @@ class SoftGPQ(AveragedMethod[SoftGPQNetwork]):
 
     @torch.no_grad()
     def fit_codebooks(self, sample: Callable[[int], Iterator[Tensor]], *, final: bool = False) -> None:
-        """Make queries of W; after the training of the tables that are set, or found, to be best."""
+        """Use W for queries; after the training the score tables that are set or estimated best."""
         source = self.exported().eval()
         tables: Tensor | None = None
         if final and source.own_queries and self.config.pairs.tables != "trained":
@@ -141,11 +140,11 @@ class SoftGPQ(AveragedMethod[SoftGPQNetwork]):
             network.set_queries(tables)
 
     def _tables(self, source: SoftGPQNetwork, p: Tensor) -> Tensor | None:
-        """Score tables fitted to class probabilities float [n, C] of items; None where the trained ones are better, or cannot be fitted."""
+        """Score tables fitted to class probabilities float [n, C] of items; None if they are worse or cannot be fitted."""
         wanted = self.config.pairs.tables
         _, K, d = source.codebooks().shape
         if wanted == "auto" and d <= K:
-            log.info("score tables: as trained; sub-vectors of %d dimensions cannot have others", d)
+            log.info("score tables: as trained; sub-vectors of %d dimensions are too short to refit them", d)
             return None
         codes = source.codes(p)
         held = max(2, int(_CHOSEN_BY * len(p)))
@@ -160,8 +159,8 @@ class SoftGPQ(AveragedMethod[SoftGPQNetwork]):
             for tables in (source.trained_tables(), fitted)
         )
         log.info(
-            "score tables: %s; mAP to be expected as trained %.4f, fitted again %.4f",
-            "fitted again" if again > trained else "as trained",
+            "score tables: %s; expected mAP as trained %.4f, refitted %.4f",
+            "refitted" if again > trained else "as trained",
             trained,
             again,
         )
@@ -173,12 +172,12 @@ def _without_average(config: Config) -> Config:
 
 
 def fit_tables(p: Tensor, codes: Tensor, K: int) -> Tensor:
-    """Score tables G float [M, K, C] with the least squared difference of Σ_m G[m, code_m] and ``p``, so of scores and p_q·p.
+    """Score tables G float [M, K, C] with the least squared difference of Σ_m G[m, code_m] and ``p``.
 
     Args:
         p: float [n, C], class probabilities of items.
         codes: int64 [n, M], of the same items.
-        K: codewords of a codebook.
+        K: codewords per codebook.
     """
     chosen = torch.nn.functional.one_hot(codes, K).flatten(1).double()
     gram = chosen.T @ chosen

@@ -1,8 +1,8 @@
 """Iterative quantisation (Gong, Lazebnik, Gordo and Perronnin, TPAMI 2013): signs of rotated principal components.
 
-The vectors are centred and scaled to length 1, projected on their first ``bits`` principal components, and turned by the
-rotation that takes them nearest to their own signs (min ||B - V R||², sect. 3, by turns for B and R). A bit is the sign of a
-coordinate; codes are compared by Hamming distance, between codes on both sides. Training is Faiss's ``ITQTransform``.
+The vectors are centred and scaled to unit length, projected onto their first ``bits`` principal components, and rotated as
+close as possible to their signs (min ||B - V R||², sect. 3, alternately for B and R). A bit is the sign of a
+coordinate; queries are coded as well and compared by Hamming distance. Training is Faiss's ``ITQTransform``.
 Unsupervised.
 
 Deviation: the scaling to length 1 is Faiss's; the paper centres the vectors and leaves their lengths as they are.
@@ -26,7 +26,7 @@ class BinaryMethod(Coder):
     """A method whose codes are bits compared by Hamming distance; sub-classes implement :meth:`project`.
 
     Bit i of a code is the sign of coordinate i (1 above 0), in byte i // 8, lowest bit first, as Faiss packs them. The
-    bits that fill up the last byte are 0 in every code, so they add nothing to any distance.
+    padding bits of the last byte are 0 and do not affect distances.
     """
 
     def __init__(self, bits: int, *, seed: int = 0) -> None:
@@ -41,16 +41,16 @@ class BinaryMethod(Coder):
         raise NotImplementedError
 
     def index(self) -> Any:
-        """``faiss.IndexBinaryFlat`` over the code's bits, filled up to whole bytes."""
+        """``faiss.IndexBinaryFlat`` over the code's bits, padded to whole bytes."""
         self._require_fit()
         return faiss.IndexBinaryFlat(8 * self.code_size)
 
     def search_input(self, xq: NDArray[Any]) -> NDArray[Any]:
-        """The queries' codes, uint8 [Q, code_size]: a binary index takes nothing else."""
+        """The queries' codes, uint8 [Q, code_size], as binary indexes need."""
         return self.encode(xq)
 
     def score_tables(self, xq: NDArray[Any]) -> Floats:
-        """As :meth:`.coders.SignCoder.score_tables`, of queries float32 [Q, width]."""
+        """As :meth:`.coders.SignCoder.score_tables`, for queries float32 [Q, width]."""
         return SignCoder(self.bits).score_tables(self.project(xq))
 
     def _encode(self, x: Floats) -> Codes:
@@ -64,7 +64,7 @@ class ITQ(BinaryMethod):
     """PCA and the rotation of iterative quantisation.
 
     Args:
-        iterations: turns between signs and rotation (50 in the paper).
+        iterations: alternations between signs and rotation (50 in the paper).
     """
 
     name = "itq"
@@ -87,7 +87,7 @@ class ITQ(BinaryMethod):
         return matrix
 
     def mean(self) -> Floats:
-        """What is subtracted from a vector before it is scaled to length 1, float32 [width]."""
+        """Mean subtracted before scaling to unit length, float32 [width]."""
         self._require_fit()
         mean: Floats = faiss.vector_to_array(self._transform.mean)
         return mean
@@ -102,12 +102,12 @@ class ITQ(BinaryMethod):
             )
         if len(x) <= self.bits:
             raise DataError(
-                f"{self.name}: {len(x)} training vectors for {self.bits} bits: give {self.bits + 1} at least"
+                f"{self.name}: {len(x)} training vectors are too few for {self.bits} bits: give at least {self.bits + 1}"
             )
         transform = faiss.ITQTransform(width, self.bits, True)
         transform.itq.seed = self.seed + 1
         transform.itq.max_iter = self.iterations
-        transform.max_train_per_dim = -(-len(x) // width)  # Faiss would take 10 rows a dimension
+        transform.max_train_per_dim = -(-len(x) // width)  # Faiss' default: 10 rows per dimension
         transform.train(x)
         self._transform = transform
 

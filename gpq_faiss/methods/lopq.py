@@ -1,24 +1,23 @@
 """Locally optimised product quantisation (Kalantidis and Avrithis, "Locally Optimized Product Quantization for Approximate Nearest
-Neighbor Search", CVPR 2014): in each cell of a coarse quantiser a rotation and codebooks of its own.
+Neighbor Search", CVPR 2014): a rotation and codebooks per cell of a coarse quantiser.
 
-k-means cuts the space into cells. The residuals x - c of a cell are turned by their principal axes R, which are dealt
-out to the M parts such that the products of the parts' variances are as equal as may be (eigenvalue allocation, as in the
-parametric solution of Ge et al.: each axis by falling variance to the part with the smallest product that has room), and a
-product quantiser of 16 codewords a part is trained on the cell's rotated residuals. The distance of a query to an item is that of the
-query's own residual in the item's cell, R (q - c), to the codewords, summed over the parts. Cells and codebooks are trained by Faiss.
+k-means divides the space into cells. The residuals x - c of a cell are rotated to their principal axes R, which are allocated to the M
+parts so that the products of variances are balanced (eigenvalue allocation, as in the parametric solution of Ge et al.: axes by
+falling variance, each to the part with the smallest product that has room). A product quantiser with 16 codewords per part is
+trained on the rotated residuals. The distance of a query to an item is that of the query's residual in the item's cell, R (q - c),
+to the codewords, summed over the parts. Cells and codebooks are trained by Faiss.
 Unsupervised.
 
-**What a code is.** ``bits`` of codewords, and in addition the number of the cell: the paper keeps it as the place of an item in
-an inverted file, and counts the codewords' bits alone. Here it is part of the bytes, in one or two more bytes after the
-codewords', and :attr:`LOPQ.extra_bits` says how many bits of it carry information: 6 with 64 cells. So at "12 bits" this method
-has 18, an advantage over every other method beside it.
+**Code format.** ``bits`` of codewords, followed by the cell number in one or two bytes. The paper stores the cell as the item's
+inverted list and counts only the codewords' bits. :attr:`LOPQ.extra_bits` gives the additional information: 6 bits with 64 cells. So
+at "12 bits" this method has 18, an advantage over the other methods.
 
-The whole base is ranked: all cells are visited, where the paper, for speed, visits a few.
+All cells are searched; the paper searches a few, for speed.
 
 Deviations: vectors are scaled to length 1 first, in this method's favour, as for :mod:`gpq_faiss.methods.pq`; the coarse quantiser is
-k-means (the paper's second one, a multi-index, is for a billion items); there are as many cells as leave 256 training vectors to each
-on average, 64 at most (the paper has 1,024 for a million vectors); cells with fewer than :data:`LEAST` vectors take the rotation and
-codebooks of all residuals. A width that M does not divide leaves the last places of some parts 0.
+k-means (the paper's second one, a multi-index, is for a billion items); there is a cell per 256 training
+vectors, at most 64 (the paper has 1,024 for a million vectors); cells with fewer than :data:`LEAST` vectors use the rotation and
+codebooks of all residuals. If M does not divide the width, some parts are zero-padded.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from .base import Coder, Codes, Floats, scaled_rows
 from .pq import CODEWORDS, NBITS, behind
 
 LEAST = 8 * CODEWORDS
-"""Training vectors that a cell needs for codebooks of its own."""
+"""Minimum training vectors of a cell for its own codebooks."""
 _PER_CELL = 256  # training vectors per cell, on average
 _BLOCK_BYTES = 64 << 20  # of temporary arrays
 
@@ -45,18 +44,18 @@ class LOPQ(Coder):
     """Locally optimised product quantiser with M = bits / 4 codebooks of 16 codewords in each cell.
 
     Args:
-        cells: of the coarse quantiser, at most; see the module's head.
+        cells: maximum number of cells; see the module docstring.
         iterations: of each k-means.
         normalize: scale vectors to length 1 (a zero vector stays zero).
 
     Attributes:
-        extra_bits: of the cell's number in a code, beyond ``bits``; known after :meth:`fit`, as :attr:`code_size` is.
+        extra_bits: bits of the cell number, in addition to ``bits``; set by :meth:`fit`, as :attr:`code_size`.
         centroids: float32 [cells, width].
-        rotations: float32 [cells, padded, width]: of unit rows, one for each principal axis, and zero rows.
+        rotations: float32 [cells, padded, width]: a unit row per principal axis, other rows zero.
         codebooks: float32 [cells, M, 16, padded / M].
 
     Raises:
-        UsageError: ``bits`` is not a multiple of 4; no cell or more than 65,536; no iteration.
+        UsageError: ``bits`` is not a multiple of 4; ``cells`` not in 1 to 65,536; ``iterations`` below 1.
     """
 
     name = "lopq"
@@ -71,7 +70,7 @@ class LOPQ(Coder):
             )
         if not 1 <= cells <= 65_536 or iterations < 1:
             raise UsageError(
-                f"{self.name}: {cells} cells, {iterations} iterations: 1 to 65,536 and at least 1 are possible"
+                f"{self.name}: {cells} cells, {iterations} iterations: use 1 to 65,536 cells and at least 1 iteration"
             )
         self.M = bits // NBITS
         self.cells = cells
@@ -103,11 +102,11 @@ class LOPQ(Coder):
             )
         if len(x) < CODEWORDS:
             raise DataError(
-                f"{self.name}: {len(x)} training vectors for {CODEWORDS} codewords: give {CODEWORDS} at least"
+                f"{self.name}: {len(x)} training vectors are too few for {CODEWORDS} codewords: give at least {CODEWORDS}"
             )
         x = self._scaled(x)
         cells = min(self.cells, max(1, len(x) // _PER_CELL))
-        # Faiss would take 256 points a centroid: take every row that it is given.
+        # Faiss' default is 256 points per centroid: use all rows.
         coarse = faiss.Kmeans(
             width,
             cells,
@@ -138,7 +137,7 @@ class LOPQ(Coder):
         """Rotation [padded, width] and codebooks [M, 16, padded / M] for residuals [n, width]."""
         rotation = local_rotation(residuals, self.M, padded)
         pq = self._quantizer(padded)
-        # Faiss would train on 256 points a centroid.
+        # Faiss' default is 256 points per centroid.
         pq.cp.max_points_per_centroid = np.iinfo(np.int32).max // CODEWORDS
         pq.cp.min_points_per_centroid = 1
         pq.train(np.ascontiguousarray(residuals @ rotation.T))
@@ -182,7 +181,7 @@ class LOPQ(Coder):
         return codes
 
     def decode(self, codes: NDArray[Any]) -> Floats:
-        """Reconstructions float32 [n, width] of codes: of the vectors scaled to length 1 where ``normalize`` is set."""
+        """Reconstructions float32 [n, width] of codes (of the unit-length vectors if ``normalize``)."""
         cell = self.cell_of(codes)
         assignment = unpack_codes(np.ascontiguousarray(codes[:, : self._pq_bytes]), self.M, CODEWORDS)
         words = self.codebooks[cell[:, None], np.arange(self.M), assignment].reshape(len(codes), -1)
@@ -192,7 +191,7 @@ class LOPQ(Coder):
         return x
 
     def quantisation_error(self, x: NDArray[Any]) -> float:
-        """Mean squared distance of vectors float32 [n, width], scaled as they are coded, and their reconstructions."""
+        """Mean squared distance between vectors float32 [n, width], scaled as for coding, and their reconstructions."""
         difference = self._scaled(self._inputs(x, "vectors")) - self.decode(self.encode(x))
         return float(np.einsum("nd,nd->", difference, difference, dtype=np.float64) / max(1, len(difference)))
 
@@ -203,7 +202,7 @@ class LOPQ(Coder):
         tables = np.empty((len(y), self.M, CODEWORDS), np.float32)
         block = max(1, _BLOCK_BYTES // centroids.nbytes)
         for i in range(0, len(y), block):
-            # From the differences: x² - 2xc + c² would lose the small distances.
+            # From differences: x² - 2xc + c² would lose precision for small distances.
             difference = y[i : i + block] - centroids
             np.einsum("qmkd,qmkd->qmk", difference, difference, out=tables[i : i + block])
         return np.negative(tables, out=tables)
@@ -219,7 +218,7 @@ class LOPQ(Coder):
             rows = np.flatnonzero(cell == c)
             tables = self._tables(xq, int(c))
             local = np.zeros((len(xq), len(rows)), np.float32)
-            # Added in the order of the parts whatever the codes around: equal codes get equal bits.
+            # Always summed in the order of the parts, so that equal codes have bit-equal scores.
             for m in range(self.M):
                 local += tables[:, m, assignment[rows, m]]
             scores[:, rows] = local
@@ -230,25 +229,24 @@ class LOPQ(Coder):
     def index(self) -> CellShards:
         """``faiss.IndexShards`` with a shard per cell, which ranks exactly as :meth:`score` does; see :class:`CellShards`.
 
-        One ``IndexIVFPQ`` cannot hold it: that has one set of codebooks and one rotation for all its cells.
+        An ``IndexIVFPQ`` cannot be used: it has one rotation and one set of codebooks for all cells.
         """
         self._require_fit()
         return CellShards(self)
 
 
-_IndexShards: Any = faiss.IndexShards  # its annotations lack half of its methods
+_IndexShards: Any = faiss.IndexShards  # its type annotations are incomplete
 
 
 class CellShards(_IndexShards):  # type: ignore[misc]
     """A shard per cell: ``IndexIDMap`` of ``IndexPreTransform`` (x, scaled, to R (x - c)) of ``IndexPQ`` (L2).
 
-    Rotations keep lengths, so distances of different cells compare, and the merged result is the whole ranking. ``add`` is the one
-    thing that differs from Faiss: it takes each vector to the shard of its cell (Faiss would deal them out evenly), numbered on
-    from ``ntotal``.
-    ``faiss.write_index`` writes no shards; each of them can be written.
+    Rotations preserve lengths, so distances of different cells are comparable, and merging gives the full ranking. Unlike in Faiss,
+    ``add`` puts each vector into the shard of its cell, with ids from ``ntotal`` on. ``faiss.write_index`` cannot write shards, only
+    each of them.
     """
 
-    _method: LOPQ | None = None  # Faiss' classes take no attribute that the class does not know
+    _method: LOPQ | None = None  # Faiss' classes accept only declared attributes
 
     def __init__(self, method: LOPQ) -> None:
         cells, padded, width = method.rotations.shape
@@ -284,14 +282,14 @@ class CellShards(_IndexShards):  # type: ignore[misc]
 
 
 def local_rotation(residuals: Floats, M: int, padded: int) -> Floats:
-    """Principal axes of residuals [n, width], dealt out to M parts of padded / M places each: float32 [padded, width].
+    """Principal axes of residuals [n, width], allocated to M parts of padded / M rows each: float32 [padded, width].
 
-    By falling variance, each axis goes to the part with the smallest product of variances that has room. Variances are taken in
-    units of the smallest one, so that no product falls by a factor. Places that no axis fills are zero rows.
+    By falling variance, each axis goes to the part with the smallest product of variances that has room. Variances are in units of
+    the smallest, so that factors are at least 1. Unused rows are zero.
     """
     centred = residuals - residuals.mean(axis=0, dtype=np.float64)
     variances, vectors = np.linalg.eigh(centred.T @ centred / len(centred))
-    # Rank-deficient cells have variances of 0, or below by rounding.
+    # Rank-deficient cells have variances of 0, or slightly negative by rounding.
     variances = np.maximum(variances, max(variances[-1], np.finfo(np.float32).tiny) * 1e-9)
     logs = np.log(variances / variances[0])
     size = padded // M
@@ -299,7 +297,7 @@ def local_rotation(residuals: Floats, M: int, padded: int) -> Floats:
     products = np.zeros(M)
     for axis in np.argsort(-variances, kind="stable"):
         open_parts = [m for m in range(M) if len(parts[m]) < size]
-        # Of equal products the emptier part: the smallest variance has log 0.
+        # Ties go to the emptier part: the smallest variance has log 0.
         chosen = min(open_parts, key=lambda m: (products[m], len(parts[m]), m))
         parts[chosen].append(int(axis))
         products[chosen] += logs[axis]

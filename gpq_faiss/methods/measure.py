@@ -1,4 +1,4 @@
-"""The one path by which a method is fitted, coded, ranked and measured: ``gpq evaluate`` and the experiments both take it."""
+"""Fit, encode, rank and measure a method; used by ``gpq evaluate`` and the experiments."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ from .registry import make_method
 Rows = NDArray[np.int64]
 
 NO_LIKENESS = (
-    "NN10@100 is not reported for images, whose pixels say little of what is alike: take features of them"
+    "NN10@100 is not reported for images, whose pixels say little about likeness: use features of them"
 )
-"""A note where there is no likeness."""
+"""Note for evaluations without likeness."""
 
 BLOCK = 16_384
-"""Items that are encoded at a time."""
-# Of what a method is fitted on: rows, and bytes.
+"""Items per encoding block."""
+# Limits of the training matrix: rows and bytes.
 _FIT_ROWS, _FIT_BYTES = 100_000, 8 << 30
-# Of a block of inputs that are read, or searched for neighbours: rows, and bytes as float64.
+# Limits of a block of inputs, for reading (rows) and neighbour search (bytes as float64).
 _READ_ROWS, _NEAR_BYTES = 4096, 64 << 20
 _NO_VECTORS, _NO_ROWS = np.empty((0, 0), np.float32), np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
 class Coded:
-    """What a method made of the queries and the database of a split.
+    """Queries and database of a split as encoded by a method.
 
     Attributes:
-        coder: that made the codes and scores them.
-        query_rows, base_rows: int64 [Q] and [N], positions in the data set; items that cannot be read are not among them.
-        xq: float32 [Q, width], the queries as the coder takes them.
+        coder: makes and scores the codes.
+        query_rows, base_rows: int64 [Q] and [N], rows in the data set, without unreadable items.
+        xq: float32 [Q, width], coder input of the queries.
         codes: uint8 [N, code_size].
-        vectors, vector_rows: float32 [n, width] and int64 [n], of some items of the database, for pictures.
-        fit_seconds, encode_seconds: time taken.
-        extra: more to be kept with the run.
+        vectors, vector_rows: float32 [n, width] and int64 [n], of some database items, for plots.
+        fit_seconds, encode_seconds: duration in seconds.
+        extra: further values stored with the run.
     """
 
     coder: Coder
@@ -67,14 +67,13 @@ class Coded:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def score(self, queries: Rows, codes: Codes) -> Floats:
-        """Scores float32 [q, n] of codes uint8 [n, code_size] for queries by their numbers int64 [q]."""
+        """Scores float32 [q, n] of codes uint8 [n, code_size] for queries given by index, int64 [q]."""
         return self.coder.score(self.xq[queries], codes)
 
     @cached_property
     def scorer(self) -> tuple[Floats | ScoreFunction, NDArray[np.uint8]]:
-        """As :func:`.rank_codes` takes them: score tables and codeword numbers where there are tables, else a function and codes.
-
-        Sums of tables are ranked many times faster.
+        """Arguments of :func:`.rank_codes`: score tables and codeword numbers if the coder has tables (much faster), else a function
+        and codes.
         """
         tables = self.coder.score_tables(self.xq)
         if tables is None:
@@ -83,7 +82,7 @@ class Coded:
         return tables, unpack_codes(self.codes, M, K)
 
     def rank(self, labels: Labels, *, ray: str | None = None, **options: Any) -> RankingResult:
-        """Rank the database for every query, on the cluster at ``ray`` where one is given; ``options`` as for :func:`.rank_codes`."""
+        """Rank the database for every query, on the Ray cluster at ``ray`` if given; ``options`` of :func:`.rank_codes`."""
         query, base = labels.take(self.query_rows), labels.take(self.base_rows)
         if ray is None:
             return rank_codes(*self.scorer, query, base, **options)
@@ -91,7 +90,7 @@ class Coded:
         there = {"ties": "expected", "k": None, "denominator": "relevant", "ks": (), "levels": None, **here}
 
         def spread(tasks: Sequence[int]) -> list[Measured]:
-            # Each preparation looks at the whole database, so a core gets its tasks at once.
+            # Each call prepares the whole database, so a core gets its tasks in one call.
             parts = split(tasks, ray)
             found = run_all(
                 measure_codes, [(part,) for part in parts], ray, shared=(*self.scorer, query, base, there)
@@ -102,7 +101,7 @@ class Coded:
         return rank_codes(*self.scorer, query, base, **here, spread=spread)
 
     def likeness(self, neighbours: Neighbours, dataset: Dataset) -> Likeness:
-        """Measure the ranking against the neighbours by input, of :func:`input_neighbours`."""
+        """Compare the ranking with the input neighbours of :func:`input_neighbours`."""
         with stage("likeness"):
             ids = dataset.ids[self.base_rows]
             return likeness(*self.scorer, neighbours, n_queries=len(self.query_rows), ids=ids)
@@ -122,31 +121,31 @@ def fit_and_encode(  # noqa: PLR0913
 ) -> Coded:
     """Fit an array method to the training items of a split, and encode queries and database.
 
-    It is fitted to the features (or the pixels) of all labelled items, and of as many of the others as make 100,000 with them.
+    It is fitted to the features (or pixels) of all labelled items and of unlabelled ones, about 100,000 in all.
 
     Args:
         name: of an array method.
         bits: code length.
-        seed: of everything random.
+        seed: random seed.
         dataset: labelled data.
-        split: whose training items and labels count.
-        image_size: side in pixels that images are read at; 0 for features.
-        queries, database: int64, their positions in the data set.
-        keep: int64, items of the database whose vectors are kept.
+        split: defines training items and labels.
+        image_size: side in pixels to read images at; 0 for features.
+        queries, database: int64, rows in the data set.
+        keep: int64, database rows whose vectors are kept.
 
     Raises:
-        DataError: what the method cannot learn from.
-        UsageError: no such array method, or too much to hold in memory.
+        DataError: the method cannot learn from the data.
+        UsageError: no such array method, or the training matrix is too large.
     """
     pool = np.sort(np.concatenate([split.labelled, split.unlabelled]))
-    # Methods that learn from labels see those of the training and no others.
+    # Supervised methods see the training labels only.
     pool = np.union1d(pool[:: -(-len(pool) // _FIT_ROWS)], split.labelled)
     width = dataset.width if isinstance(dataset, FeatureDataset) else 3 * image_size**2
     needed = 4 * width * (len(pool) + len(queries))
     if needed > _FIT_BYTES:
         raise UsageError(
             f"{name}: {len(pool):,} training items of {width:,} numbers each need {needed / 2**30:.0f} GiB of memory: "
-            "take features of the images instead"
+            "use features of the images instead"
         )
     coder = make_method(name, bits, seed)
     with Reader(dataset, image_size) as reader:
@@ -164,14 +163,14 @@ def fit_and_encode(  # noqa: PLR0913
 def encode_blocks(
     coder: Coder, database: Rows, read: Callable[[Rows], tuple[Floats, Rows]], keep: Rows
 ) -> dict[str, Any]:
-    """Encode a database a block at a time: ``base_rows``, ``codes``, ``vectors``, ``vector_rows`` and ``encode_seconds`` of
+    """Encode a database in blocks: ``base_rows``, ``codes``, ``vectors``, ``vector_rows`` and ``encode_seconds`` of
     :class:`Coded`.
 
     Args:
         coder: fitted.
-        database: int64, positions in the data set.
-        read: positions -> vectors, and the positions that could be read.
-        keep: int64, items whose vectors are kept.
+        database: int64, rows in the data set.
+        read: rows -> vectors, and the readable rows.
+        keep: int64, rows whose vectors are kept.
     """
     codes, base_rows, vectors, vector_rows = [], [], [], []
     seconds = 0.0
@@ -197,7 +196,7 @@ def encode_blocks(
 
 
 def needs_perceptron(dataset: Dataset) -> bool:
-    """Whether convolutions cannot be applied to the items: ready-made features, or images too small for them (digits)."""
+    """Whether the items are features, or images too small for convolutions (digits)."""
     from ..nn.backbones import VGG
 
     size = getattr(dataset, "native_size", None)
@@ -205,13 +204,13 @@ def needs_perceptron(dataset: Dataset) -> bool:
 
 
 def native_image_size(dataset: Dataset) -> int:
-    """Side in pixels that array methods see images at; 0 for features."""
+    """Side in pixels of the images for array methods; 0 for features."""
     native = getattr(dataset, "native_size", None)
     return 0 if isinstance(dataset, FeatureDataset) else int(native or 32)
 
 
 def read_inputs(reader: Reader, rows: Rows) -> tuple[Floats, Rows]:
-    """What array methods start from: features, or pixels in [0, 1], float32 [n, width]; and the rows int64 [n] that can be read."""
+    """Input of array methods: features, or pixels in [0, 1], float32 [n, width]; and the readable rows int64 [n]."""
     parts, readable = [], []
     for start in range(0, len(rows), _READ_ROWS):
         block = rows[start : start + _READ_ROWS]
@@ -225,16 +224,16 @@ def read_inputs(reader: Reader, rows: Rows) -> tuple[Floats, Rows]:
 def input_neighbours(
     dataset: Dataset, image_size: int, query_rows: Rows, base_rows: Rows, labels: Labels
 ) -> Neighbours | None:
-    """What likeness is measured against: the items nearest to some queries by their features, or the pixels of tiny images.
+    """Reference for likeness: nearest items of some queries by features, or by pixels of tiny images.
 
     Args:
-        dataset: what is read, the database a block at a time.
-        image_size: side in pixels that images are read at.
-        query_rows, base_rows: int64, positions of all queries and of the database; all of them readable.
+        dataset: source of the items, read in blocks.
+        image_size: side in pixels to read images at.
+        query_rows, base_rows: int64, rows of all queries and of the database; all readable.
         labels: of the whole data set.
 
     Returns:
-        None for images that are large enough for convolutions.
+        The neighbours; None for images large enough for convolutions.
     """
     if not needs_perceptron(dataset):
         return None

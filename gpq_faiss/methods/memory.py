@@ -1,4 +1,4 @@
-"""The latest vector of every labelled training item, for methods that fit codebooks to all of them between steps."""
+"""Latest vectors of all labelled training items, for methods that refit codebooks between steps."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from torch import Tensor, nn
 
 
 class TrainingVectors(nn.Module):
-    """One vector for each labelled training item, as the network gave it when the item was last in a batch.
-
-    So a pass over the data gives all of them at no cost, at most one pass old. All is in buffers: a checkpoint keeps it.
+    """Latest network output for each labelled training item, at most one pass over the data old. Stored in buffers, so checkpoints
+    include it.
 
     Args:
-        width: D, of the vectors.
+        width: D of the vectors.
     """
 
     rows: Tensor
@@ -29,7 +28,7 @@ class TrainingVectors(nn.Module):
         self.register_buffer("seen", torch.empty(0, dtype=torch.bool))
 
     def allocate(self, rows: NDArray[np.int64]) -> None:
-        """Make room for items ``rows`` int64 [n], ascending; none is seen yet."""
+        """Allocate memory for items ``rows`` int64 [n], ascending; none is seen yet."""
         device = self.vectors.device
         self.rows = torch.from_numpy(np.ascontiguousarray(rows)).to(device)
         self.vectors = torch.zeros(len(rows), self.width, device=device)
@@ -39,20 +38,20 @@ class TrainingVectors(nn.Module):
         return len(self.rows)
 
     def positions(self, rows: NDArray[np.int64]) -> Tensor:
-        """Where items ``rows`` int64 [b] are kept, int64 [b]."""
+        """Indices int64 [b] of items ``rows`` int64 [b] in the memory."""
         return torch.searchsorted(
             self.rows, torch.from_numpy(np.ascontiguousarray(rows)).to(self.rows.device)
         )
 
     @torch.no_grad()
     def keep(self, rows: NDArray[np.int64], vectors: Tensor) -> None:
-        """Keep ``vectors`` float [b, D] of the items ``rows`` int64 [b]; without room for them, nothing happens."""
+        """Store ``vectors`` float [b, D] of the items ``rows`` int64 [b]; no-op before :meth:`allocate`."""
         if len(self):
             at = self.positions(rows)
             self.vectors[at] = vectors.detach().to(self.vectors.dtype)
             self.seen[at] = True
 
     def known(self) -> tuple[Tensor, Tensor]:
-        """Positions int64 [n] of the items seen so far, and their vectors float32 [n, D]."""
+        """Indices int64 [n] of the items seen so far, and their vectors float32 [n, D]."""
         at = self.seen.nonzero()[:, 0]
         return at, self.vectors[at]

@@ -1,23 +1,22 @@
 """Network-in-network hashing (Lai, Pan, Liu and Yan, "Simultaneous Feature Learning and Hash Coding with Deep Neural Networks", CVPR
-2015; also DNNH): triplets in the unit cube, a small layer a bit.
+2015; also DNNH): triplets in the unit cube, one small layer per bit.
 
-*Divide and encode* (sect. 3.2): the network's features, 50 for each bit, are divided into as many slices as there are bits; each slice
-has one fully connected unit of its own, a sigmoid s = 1 / (1 + exp(-β v)), and a piece-wise threshold that makes most values 0 or 1
-already in training:
+*Divide and encode* (sect. 3.2): the network's features, 50 per bit, are divided into one slice per bit; each slice has a fully
+connected unit with a sigmoid s = 1 / (1 + exp(-β v)), and a piece-wise threshold that makes most values 0 or 1 in training:
 
     g(s) = 0 if s < 0.5 - ε,    s if 0.5 - ε <= s <= 0.5 + ε,    1 if s > 0.5 + ε.
 
-*Triplet ranking loss* (eq. 2), for an item, one like it and one unlike it, on F in [0, 1]^bits:
+*Triplet ranking loss* (eq. 2), for an item, a similar and a dissimilar one, on F in [0, 1]^bits:
 
     max(0, 1 + ||F(I) - F(I+)||² - ||F(I) - F(I-)||²).
 
-A bit is F > 0.5; codes are compared by Hamming distance. Supervised: unlabelled items are not used. With several labels an
-item, items that share one are alike.
+A bit is F > 0.5; codes are compared by Hamming distance. Supervised: unlabelled items are not used. Items that
+share a label are similar.
 
-Deviations: the shared backbone stands in for the network in network, with a ReLU behind its layer to the 50 features a bit (there
-they are averages of ReLUs); every triplet of a batch is used, not some drawn at random; β and ε are 1 and 0.4 (an ε of 0.1 loses
-0.09 at 12 bits, none at all gains nothing). The margin of 1 for every length leaves most triplets of a long code without a loss
-soon, so it is bits / 12: the paper's for 12 bits, 4 for 48. mAP of a tenth of the labelled CIFAR-10 features that was held out:
+Deviations: the shared backbone replaces the network in network, with a ReLU after its layer to the 50 features per bit (in the paper
+averages of ReLUs); all triplets of a batch are used, not a random sample; β and ε are 1 and 0.4 (an ε of 0.1 loses
+0.09 at 12 bits, none at all gains nothing). With a margin of 1 for every length, most triplets of long codes soon
+have no loss, so it is bits / 12: the paper's for 12 bits, 4 for 48. mAP on a held-out tenth of the labelled CIFAR-10 features:
 at 48 bits 0.55 with a margin of 1, 0.59 with 4, 0.55 with 12; at 12 bits 0.57 with 1, 0.50 with 3.
 """
 
@@ -39,18 +38,18 @@ from .coders import SignCoder
 from .trainable import TrainableMethod, TrainingBatch
 
 SLICE = 50
-"""Features a bit, as in the paper."""
+"""Features per bit, as in the paper."""
 
 
 class DivideAndEncode(nn.Module):
-    """From features [B, bits · slice] to values in [0, 1], a bit a slice.
+    """From features [B, bits · slice] to values in [0, 1], one per slice.
 
     Args:
         bits: number of slices.
-        slice_width: features of each.
+        slice_width: features per slice.
         beta: β of the sigmoid.
-        epsilon: ε of the piece-wise threshold; 0.5 or more is none.
-        generator: of the first weights.
+        epsilon: ε of the piece-wise threshold; 0.5 or more disables it.
+        generator: for the initial weights.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class DivideAndEncode(nn.Module):
         super().__init__()
         self.beta = beta
         self.epsilon = epsilon
-        # As torch's own linear layers begin, for `slice_width` inputs.
+        # Initialised like torch's linear layers with `slice_width` inputs.
         bound = 1 / math.sqrt(slice_width)
         self.weight = nn.Parameter((torch.rand(bits, slice_width, generator=generator) * 2 - 1) * bound)
         self.bias = nn.Parameter(torch.zeros(bits))
@@ -75,7 +74,7 @@ class DivideAndEncode(nn.Module):
 
 
 def piecewise_threshold(s: Tensor, epsilon: float) -> Tensor:
-    """Values above 0.5 + ε become 1, values below 0.5 - ε become 0, and those have no gradient; the others stay."""
+    """Values above 0.5 + ε become 1, values below 0.5 - ε become 0, without gradient; others are unchanged."""
     s = torch.where(s > 0.5 + epsilon, torch.ones_like(s), s)
     return torch.where(s < 0.5 - epsilon, torch.zeros_like(s), s)
 
@@ -83,9 +82,8 @@ def piecewise_threshold(s: Tensor, epsilon: float) -> Tensor:
 def triplet_ranking_loss(values: Tensor, labels: Tensor, margin: float = 1.0) -> Tensor:
     """Mean of max(0, margin + ||f_a - f_p||² - ||f_a - f_n||²) over all triplets of a batch (eq. 2), a scalar.
 
-    p shares a label with a and is not a itself, n shares none; rows without a label do not enter. A batch without a triplet has
-    loss 0. Memory is O(B²): of an anchor's sorted negatives those that are too near are the first ones, and their sum is a
-    difference of cumulative sums.
+    p is another row that shares a label with a, n shares none; unlabelled rows are ignored. A batch without triplets has loss 0.
+    Memory is O(B²): among an anchor's sorted negatives those within the margin come first, so their sum is a prefix sum.
 
     Args:
         values: float [B, bits].
@@ -97,15 +95,15 @@ def triplet_ranking_loss(values: Tensor, labels: Tensor, margin: float = 1.0) ->
     shared = y @ y.T > 0
     positive = shared & ~torch.eye(len(y), dtype=torch.bool, device=y.device)
     negative = ~shared & known & known[:, None]
-    # From squares and products: a [B, B, bits] of differences would be large. The diagonal is never used.
+    # From squares and products, to avoid [B, B, bits] differences. The diagonal is never used.
     squares = values.square().sum(dim=1)
     distance = squares[:, None] + squares - 2 * values @ values.T
-    # Squared distances are at most the number of bits; what is no negative sorts behind all of them.
+    # Squared distances are at most the number of bits; non-negatives sort behind them.
     beyond = 4.0 * values.shape[1] + 4 * margin + 4
     ordered = distance.masked_fill(~negative, beyond).sort(dim=1).values
     sums = torch.nn.functional.pad(ordered.cumsum(dim=1), (1, 0))
     limit = distance + margin
-    # Negatives nearer than the limit, for every pair of an anchor and a positive; never more than there are.
+    # Number of negatives nearer than the limit, for every pair of anchor and positive.
     near = torch.searchsorted(ordered.detach(), limit.detach().contiguous())
     near = torch.minimum(near, negative.sum(dim=1, keepdim=True))
     lost = near * limit - sums.gather(1, near)
@@ -114,7 +112,7 @@ def triplet_ranking_loss(values: Tensor, labels: Tensor, margin: float = 1.0) ->
 
 
 class _Network(nn.Module):
-    """Input to F - 0.5, float [B, bits]: a bit is 1 where it is above 0."""
+    """Input to F - 0.5, float [B, bits]: a bit is 1 if it is above 0."""
 
     def __init__(self, backbone: Backbone, encode: DivideAndEncode) -> None:
         super().__init__()
@@ -125,7 +123,7 @@ class _Network(nn.Module):
         return cast(Tensor, self.backbone(x))
 
     def forward(self, x: Tensor) -> Tensor:
-        # The threshold moves nothing across 0.5, so a code does not need it.
+        # The threshold moves no value across 0.5, so codes do not need it.
         return self.encode.before_threshold(self.features(x).float().relu()) - 0.5
 
 
@@ -133,15 +131,15 @@ class NINH(TrainableMethod):
     """Triplet ranking with divide-and-encode.
 
     Args:
-        config: of the run; ``config.quantizer.bits`` is the length of the code.
-        input_: what the items are, see :func:`~gpq_faiss.nn.model.input_description`.
-        slice_width: features a bit.
+        config: of the run; ``config.quantizer.bits`` is the code length.
+        input_: description of the items, see :func:`~gpq_faiss.nn.model.input_description`.
+        slice_width: features per bit.
         beta: of the sigmoid.
         epsilon: of the piece-wise threshold.
         margin: of the triplets; by default bits / 12.
 
     Raises:
-        UsageError: a hyper-parameter that cannot be.
+        UsageError: a hyper-parameter out of range.
     """
 
     name = "ninh"
@@ -160,7 +158,7 @@ class NINH(TrainableMethod):
         super().__init__()
         if slice_width < 1 or beta <= 0 or epsilon <= 0 or (margin or 0) < 0:
             raise UsageError(
-                f"{self.name}: slice_width, beta and epsilon must be above 0, the margin not below"
+                f"{self.name}: slice_width, beta and epsilon must be above 0, the margin not negative"
             )
         self.bits = config.quantizer.bits
         self.margin = self.bits / 12 if margin is None else margin
@@ -177,15 +175,15 @@ class NINH(TrainableMethod):
         return {"total": triplet_ranking_loss(values, batch.y, self.margin)}
 
     def exported(self) -> nn.Module:
-        """The network, to F - 0.5."""
+        """The network up to F - 0.5."""
         return self.network
 
     def coder(self) -> SignCoder:
-        """A bit is 1 where F > 0.5."""
+        """A bit is 1 if F > 0.5."""
         return SignCoder(self.bits)
 
 
 def build(config: Config, dataset: Dataset, image_size: int, n_classes: int) -> NINH:
-    """A fresh NINH for the items of ``dataset``."""
+    """An untrained NINH for ``dataset``."""
     del n_classes
     return NINH(config, input_description(dataset, image_size))

@@ -1,12 +1,12 @@
 """Optimised product quantisation (Ge, He, Ke and Sun, CVPR 2013): a rotation before the product quantiser.
 
-The rotation R and the codebooks are trained by turns to lower the quantisation error ||R x - q(R x)||² (the non-parametric
+The rotation R and the codebooks are trained alternately to reduce the quantisation error ||R x - q(R x)||² (the non-parametric
 solution, alg. 1): codebooks for the rotated vectors, then R from the singular vectors of X Yᵀ. Training is Faiss's
 ``OPQMatrix``; then a product quantiser is trained from scratch on the rotated vectors. Unsupervised.
 
-Deviations: the rotation starts from one drawn from the seed (Faiss: always the same one; the paper: the parametric solution), and
-is trained with the 16-codeword codebooks that are used in the end (Faiss on its own would take 256). A width that M does not
-divide is filled up with zeros before, and vectors are scaled to length 1, as in :mod:`gpq_faiss.methods.pq`.
+Deviations: the initial rotation is random by seed (Faiss: always the same one; the paper: the parametric solution), and it is trained
+with the final 16-codeword codebooks (Faiss' default: 256). If M does not divide the width, vectors are zero-padded; they are scaled
+to unit length, as in :mod:`gpq_faiss.methods.pq`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class OPQ(PQ):
     """Rotation and product quantiser.
 
     Args:
-        iterations: of the k-means at the end.
-        normalize: scale vectors to length 1, as :class:`~gpq_faiss.methods.pq.PQ` does.
-        rotations: turns between rotation and codebooks.
+        iterations: of the final k-means.
+        normalize: scale vectors to unit length, as :class:`~gpq_faiss.methods.pq.PQ` does.
+        rotations: alternations between rotation and codebooks.
 
     Attributes:
         rotation: float32 [padded, width] with orthonormal columns; a scaled vector x is quantised as ``rotation @ x``.
@@ -59,16 +59,16 @@ class OPQ(PQ):
         matrix = faiss.OPQMatrix(width, self.M)
         faiss.copy_array_to_vector(start.ravel(), matrix.A)
         matrix.niter = self.rotations
-        matrix.max_train_points = len(wide)  # Faiss would take 65,536
+        matrix.max_train_points = len(wide)  # Faiss' default: 65,536
         inner = self._quantizer(width)
         matrix.pq = inner
         try:
             if self.rotations:
                 matrix.train(wide)
         finally:
-            matrix.pq = None  # it is Python's to free
+            matrix.pq = None  # Python frees it
         full = faiss.vector_to_array(matrix.A).reshape(width, width)
-        # The appended dimensions are always 0, so their columns do nothing.
+        # The padded dimensions are always 0, so their columns have no effect.
         self.rotation = np.ascontiguousarray(full[:, : x.shape[1]])
         self.pq = self._trained(self._to_quantizer(x))
 

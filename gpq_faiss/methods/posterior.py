@@ -1,7 +1,7 @@
 """Class-posterior codes: λ1 L_cls - λ2 L_SEM train class networks, and codewords add up to their posteriors. Not in the paper.
 
 The cosine classifiers and the entropy mini-max of the paper (eq. 3, 4) train N class networks on labelled and unlabelled items; these
-also learn pseudo-labels, propagated from the labels to unlabelled neighbours, which have the more weight the fewer labels there are
+also learn pseudo-labels, propagated from the labels to unlabelled neighbours; their weight is larger with fewer labels
 (:mod:`.propagation`). By their mean posterior two items share a class with the probability p·p'. Codewords are then fitted so that
 their sums are near the posteriors of unlabelled items (:mod:`.codewords`), which makes the score of a code nearly that probability.
 Reasons and figures: ``docs/recommended.md``.
@@ -38,13 +38,13 @@ from .trainable import TrainableMethod, TrainingBatch
 log = logging.getLogger(__name__)
 
 _ITEMS = 20_000
-"""Unlabelled items that codebooks are fitted to."""
+"""Unlabelled items for fitting codebooks."""
 LEAST_SHARE = 0.85
-"""Of the accuracy of a linear model: labels are propagated where neighbours predict at least that share of left-out labels."""
+"""Labels are propagated if neighbours predict left-out labels with at least this share of a linear model's accuracy."""
 
 
 class PosteriorCodes(AveragedMethod[PosteriorNetwork]):
-    """See the module's head."""
+    """See the module docstring."""
 
     name = "posterior"
     codes_only = (
@@ -62,24 +62,23 @@ class PosteriorCodes(AveragedMethod[PosteriorNetwork]):
         self.propagation = SubspaceSoftTargets(beta)
         self.entropy = SubspaceEntropy(beta)
         self.accuracy: float | None = None
-        """Expected share of items whose likeliest class is their own, estimated from the labels; None: unknown, as with
-        convolutions."""
+        """Expected accuracy on unseen items, estimated from the labels; None: unknown, as with convolutions."""
         self.rows = np.empty(0, np.int64)
-        """Of all training items, ascending; after :meth:`fit_labels` of those that labels are propagated between."""
+        """Rows of all training items, ascending; after :meth:`fit_labels` those that take part in label propagation."""
         self.pseudo_labels: Tensor | None = None
-        """Class probabilities float32 [n, C] of the items ``rows`` by label propagation (zeros: unknown); None: none are propagated."""
+        """Class probabilities float32 [n, C] of the items ``rows`` by label propagation (zeros: unknown); None: no propagation."""
         self.weight = 0.0
-        """Of the cross entropy with the pseudo-labels."""
+        """Weight of the cross entropy with the pseudo-labels."""
 
     def fit_inputs(self, reader: Reader, rows: NDArray[np.int64]) -> None:
-        """As every method's; and remember which items there are."""
+        """As in the base class; also store the rows."""
         super().fit_inputs(reader, rows)
         self.rows = np.unique(rows)
 
     def fit_labels(self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32]) -> None:
         """Estimate the committee's accuracy from the labels, propagate them to unlabelled items, and adapt the noise of features, if
-        ``posterior.adapt_noise`` is set and the class networks see the features themselves. With convolutions nothing is estimated:
-        distances of pixels mean little."""
+        ``posterior.adapt_noise`` is set and the class networks take the features directly. With convolutions nothing is estimated, as
+        pixel distances mean little."""
         backbone = self.network.backbone
         if not isinstance(backbone, MLP):
             return
@@ -87,12 +86,12 @@ class PosteriorCodes(AveragedMethod[PosteriorNetwork]):
         x, there = self._vectors(reader, rows[::every])
         found = leave_one_out(x, y[::every][there])
         self.accuracy = found.accuracy
-        log.info("%d labelled items, left out one by one: %.0f %% right", len(rows), 100 * found.accuracy)
+        log.info("%d labelled items: leave-one-out accuracy %.0f %%", len(rows), 100 * found.accuracy)
         head = backbone.head
         bare = backbone.spec.kind == "features" and not backbone.spec.hidden
         if self.config.posterior.adapt_noise and bare and isinstance(head, SubspaceHeads):
             head.noise = found.noise
-            log.info("noise of deviation %.2f on the inputs", found.noise)
+            log.info("input noise with standard deviation %.2f", found.noise)
         self._propagate(reader, rows, y)
 
     def prepared(self) -> dict[str, Any]:
@@ -113,7 +112,7 @@ class PosteriorCodes(AveragedMethod[PosteriorNetwork]):
             self.network.backbone.head.noise = found["noise"]
 
     def adopt(self, other: TrainableMethod) -> None:
-        """The class networks, their average, and how often they will be right."""
+        """Take over the class networks, their average and the estimated accuracy."""
         assert isinstance(other, PosteriorCodes)
         self.accuracy = other.accuracy
         self.network.load_state_dict(other.network.trained(), strict=False)
@@ -121,7 +120,7 @@ class PosteriorCodes(AveragedMethod[PosteriorNetwork]):
             self.average.load_state_dict(other.average.trained(), strict=False)
 
     def _propagate(self, reader: Reader, labelled: NDArray[np.int64], y: NDArray[np.float32]) -> None:
-        """Make pseudo-labels of unlabelled items by label propagation, where their weight is large enough."""
+        """Propagate labels to unlabelled items, if their weight is large enough."""
         began = time.monotonic()
         config = self.config
         weight = config.posterior.propagation * y.shape[1] / len(labelled)
@@ -152,7 +151,7 @@ class PosteriorCodes(AveragedMethod[PosteriorNetwork]):
         self.pseudo_labels = torch.from_numpy(pseudo_labels.astype(np.float32))
         self.weight = weight
         log.info(
-            "labels propagated to %d items in %.0f s, of weight %.2f",
+            "labels propagated to %d items in %.0f s, weight %.2f",
             int(pseudo_labels.any(axis=1).sum()) - int(seen.sum()),
             time.monotonic() - began,
             weight,
@@ -162,7 +161,7 @@ class PosteriorCodes(AveragedMethod[PosteriorNetwork]):
     def _vectors(
         self, reader: Reader, rows: NDArray[np.int64]
     ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """What the class networks see of the items, float32 [n, W], centred, and which of the items could be read."""
+        """Inputs of the class networks, float32 [n, W], centred, and the readable rows."""
         values, there = reader.fetch(rows)
         backbone = self.network.backbone
         if backbone.spec.kind == "features":
@@ -171,13 +170,13 @@ class PosteriorCodes(AveragedMethod[PosteriorNetwork]):
         return (pixels - pixels.mean(dim=0)).numpy(), there
 
     def _pseudo_labels_of(self, rows: NDArray[np.int64]) -> Tensor:
-        """Pseudo-labels of the items ``rows``, float32 [n, C]; zeros for those that took no part in the propagation."""
+        """Pseudo-labels of the items ``rows``, float32 [n, C]; zeros for those not in the propagation."""
         assert self.pseudo_labels is not None
         at = np.searchsorted(self.rows, rows).clip(max=len(self.rows) - 1)
         return self.pseudo_labels[at] * torch.from_numpy(self.rows[at] == rows)[:, None]
 
     def optimizer(self, config: TrainingConfig) -> torch.optim.Optimizer:
-        """As every method's, with larger steps for class networks that are perceptrons."""
+        """As in the base class, with larger steps for class networks that are perceptrons."""
         optimizer = super().optimizer(config)
         net = self.network
         if not isinstance(net.backbone.head, SubspaceHeads):
@@ -192,7 +191,7 @@ class PosteriorCodes(AveragedMethod[PosteriorNetwork]):
         return optimizer
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
-        """The terms that have a weight, and their sum."""
+        """Loss terms with non-zero weight and their sum."""
         loss, n, net = self.config.loss, len(batch.y), self.network
         raw = batch.joint(lambda x: net.features(x, amp)[1])
         prototypes = net.classifier.raw
@@ -209,7 +208,7 @@ class PosteriorCodes(AveragedMethod[PosteriorNetwork]):
 
     @torch.no_grad()
     def fit_codebooks(self, sample: Callable[[int], Iterator[Tensor]], *, final: bool = False) -> None:
-        """Fit the codebooks to the committee's posteriors of unlabelled items; with ``final`` to more of them."""
+        """Fit the codebooks to the committee's posteriors of unlabelled items; to more items if ``final``."""
         source = self.exported().eval()
         parts = [source.features(x) for x in sample(_ITEMS if final else _ITEMS // 4)]
         features = torch.cat([features for features, _ in parts])
@@ -242,7 +241,7 @@ class PosteriorCodes(AveragedMethod[PosteriorNetwork]):
             self.config.posterior.feature_weight,
         )
         if not source.A:
-            # Items are weighed before codewords are fitted to them: the network's own weights serve.
+            # Class and features are weighted before codewords are fitted, with the network's current weights.
             source.weights = torch.tensor([1 - w, w], device=posterior.device).sqrt()
             joint = fit_codewords(source.feature_targets(features, posterior), source.M, K, seed=seed)
             none = joint.new_zeros(0, K, posterior.shape[1])

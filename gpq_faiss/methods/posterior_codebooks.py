@@ -1,14 +1,14 @@
 """Codebooks for class posteriors: codes and score tables of two kinds, and the choice between them without labels.
 
 *Sums of probabilities*: M codewords add up to the tempered posterior (least squares, :mod:`.codewords`), and the score is
-Σ_m p_q·S_m. Right for few classes, where a sum of M codewords can be near a probability vector.
+Σ_m p_q·S_m. Suited to few classes, where a sum of M codewords can approximate a probability vector.
 
 *Sums of logits*: codewords add up to logits (codes by the least cross entropy), so that they multiply probabilities, as the digits of an
 error-correcting code do. Their score tables are then fitted to the codes by the N-pair loss of the paper (eq. 2) with soft targets: pairs
-of items are similar with the probability p_i·p_j. Right for many classes.
+of items are similar with the probability p_i·p_j. Suited to many classes.
 
-Which is better depends on the number of classes, the bits and the confidence of the network. The choice goes by the expected mAP of
-held-out unlabelled items, if every pair is relevant with the probability p_i·p_j. It needs no label.
+Which is better depends on the number of classes, the bits and the confidence of the network. The choice is by the expected mAP of
+held-out unlabelled items, assuming that pairs are relevant with the probability p_i·p_j. It needs no label.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from .codewords import PLACE, fit_codewords, kmeans
 log = logging.getLogger(__name__)
 
 _ROUNDS = 10
-"""Of codes and codewords alternately."""
+"""Alternations of codes and codewords."""
 _ITEMS = 10_000
-"""That logit codewords and tables are fitted to."""
+"""Items for fitting logit codewords and tables."""
 _QUERIES = 200
-"""Items held out for the choice; a fifth where there are few."""
+"""Items held out for the choice; a fifth if there are few."""
 _WEIGHT_QUERIES, _WEIGHT_ITEMS = 500, 5000
-"""Whose scores are measured to weigh class and features."""
+"""Items for weighting class and features."""
 _FLOOR = 1e-3
-"""Added to probabilities whose logarithms start the codewords."""
+"""Added to probabilities before taking logarithms for the initial codewords."""
 _LOGIT_STEPS, _LOGIT_RATE, _LOGIT_RIDGE = 30, 0.05, 1e-4
 _TABLE_STEPS, _TABLE_RATE, _TABLE_BATCH = 300, 0.02, 1000
 _LIMIT = 20.0
-"""Of a logit: with more, exponentials of sums could overflow."""
+"""Limit of logits: exponentials of larger sums could overflow."""
 _NUMBERS = 1 << 24
-"""Of temporary arrays."""
+"""Bytes of temporary arrays."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class ClassCodebooks:
     Attributes:
         by_logits: whether codes are chosen by ``logits`` (cross entropy) or by ``tables`` (least squares).
         logits: float32 [A, K, C].
-        tables: float32 [A, K, C], what a query's posterior is scored with.
-        expected_map: of this kind, on held-out items.
+        tables: float32 [A, K, C], score tables for query posteriors.
+        expected_map: expected mAP of this kind on held-out items.
     """
 
     by_logits: bool
@@ -77,7 +77,7 @@ class ClassCodebooks:
 
 
 def fit_class_codebooks(posterior: Tensor, tempered: Tensor, A: int, K: int, *, seed: int) -> ClassCodebooks:
-    """The better kind of codebooks for class probabilities; arguments and errors as of :func:`fit_each_kind`."""
+    """The better kind of codebooks for class probabilities; arguments and errors as for :func:`fit_each_kind`."""
     kinds = fit_each_kind(posterior, tempered, A, K, seed=seed)
     if len(kinds) > 1:
         log.info(
@@ -87,7 +87,7 @@ def fit_class_codebooks(posterior: Tensor, tempered: Tensor, A: int, K: int, *, 
     best = max(kinds, key=lambda kind: kind.expected_map)
     if not best.by_logits or len(posterior) > _ITEMS + _QUERIES:
         return best
-    # Of few items those that were held out for the choice count as well (sums of probabilities are fitted to all items anyway).
+    # With few items, refit on all, including held-out ones (sums of probabilities always use all items).
     p, t = posterior.float().cpu(), tempered.float().cpu()
     return _fit_logits(p[:_ITEMS], t[:_ITEMS], A, K, seed=seed, expected=best.expected_map)
 
@@ -95,21 +95,21 @@ def fit_class_codebooks(posterior: Tensor, tempered: Tensor, A: int, K: int, *, 
 def fit_each_kind(
     posterior: Tensor, tempered: Tensor, A: int, K: int, *, seed: int
 ) -> tuple[ClassCodebooks, ...]:
-    """Codebooks for class probabilities by sums of probabilities and by sums of logits; the former alone of too few items to compare by.
+    """Codebooks for class probabilities by sums of probabilities and by sums of logits; only the former if items are too few to compare.
 
     Args:
         posterior: float [n, C], of unlabelled items.
-        tempered: float [n, C], the same as they are coded.
+        tempered: float [n, C], tempered posteriors of the same items, which are coded.
         A: codebooks.
-        K: codewords of each.
-        seed: of everything random.
+        K: codewords per codebook.
+        seed: random seed.
 
     Raises:
         DataError: fewer items than codewords, or probabilities that are not finite.
     """
     p, t = posterior.float().cpu(), tempered.float().cpu()
     additive_codewords = fit_codewords(t, A, K, seed=seed)
-    # Held-out items rank the others; with hardly any items all do, since there is nothing to choose by.
+    # Held-out items are the queries for the others; with very few items all are.
     order = torch.from_numpy(np.random.default_rng([seed, len(p)]).permutation(len(p)))
     held = order[: min(_QUERIES, len(p) // 5)]
     rest = order[len(held) :][:_ITEMS]
@@ -120,7 +120,7 @@ def fit_each_kind(
         ClassCodebooks(False, additive_codewords, additive_codewords, math.nan),
         _fit_logits(p[rest], t[rest], A, K, seed=seed, expected=math.nan),
     ):
-        # Items of equal codes get bit-equal scores, so that their order does not matter.
+        # Equal codes have bit-equal scores, so their order does not matter.
         distinct, code_of = torch.unique(kind.assign(t[rest]), dim=0, return_inverse=True)
         gain = expected_map(kind.scores(p[held], distinct)[:, code_of], p[held] @ p[rest].T)
         kinds.append(dataclasses.replace(kind, expected_map=gain))
@@ -142,14 +142,14 @@ def weights_of_parts(
     residual: Tensor,
     feature_weight: float,
 ) -> Tensor:
-    """Weights float [2] of the two parts of a query: each part is measured in the standard deviation of its scores.
+    """Weights float [2] of the class and feature parts of a query, normalised by the standard deviation of their scores.
 
     Args:
         found: the class codebooks.
         feature_codewords: float [L, K, E], L may be 0.
         posterior, tempered: float [n, C], of unlabelled items.
         residual: float [n, E], of the same items.
-        feature_weight: of the likeness of features, from 0 to 1; that of the class is the rest.
+        feature_weight: weight of the feature similarity, from 0 to 1; the class has the rest.
     """
     if not len(feature_codewords):
         return torch.tensor([1.0, 0.0])
@@ -157,7 +157,7 @@ def weights_of_parts(
     own = found.scores(posterior[queries], found.assign(tempered[items])).std()
     codes = assign(residual[items], feature_codewords)
     likeness = residual[queries] @ feature_codewords[torch.arange(len(feature_codewords)), codes].sum(dim=1).T
-    # The network measures codewords by the longest of their part.
+    # The network normalises codewords by the longest of their part.
     scale = [float(c.norm(dim=2).max()) for c in (found.tables, feature_codewords)]
     w = feature_weight
     return torch.tensor(
@@ -168,7 +168,7 @@ def weights_of_parts(
 def fit_logit_codewords(targets: Tensor, M: int, K: int, *, seed: int) -> Tensor:
     """Codewords float32 [M, K, C] whose sums are logits of nearly the target probabilities float [n, C].
 
-    Codes (:func:`.additive.assign_logits`) and codewords (cross entropy, Adam) are found alternately.
+    Codes (:func:`.additive.assign_logits`) and codewords (cross entropy, Adam) are updated alternately.
     """
     logits = (targets + _FLOOR).log()
     logits = logits - logits.mean(dim=1, keepdim=True)
@@ -186,7 +186,7 @@ def fit_logit_codewords(targets: Tensor, M: int, K: int, *, seed: int) -> Tensor
             optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-        # A number added to all logits changes no probability.
+        # Adding a constant to all logits changes no probability.
         codewords = (trained - trained.mean(dim=2, keepdim=True)).detach().clamp(-_LIMIT, _LIMIT)
     return codewords
 
@@ -196,8 +196,8 @@ def fit_tables(posterior: Tensor, codes: Tensor, start: Tensor, *, seed: int) ->
 
     Args:
         posterior: float [n, C], of items.
-        codes: int64 [n, M], theirs.
-        start: float [M, K, C], the tables to begin with.
+        codes: int64 [n, M], of the same items.
+        start: initial tables, float [M, K, C].
         seed: of the batches.
     """
     loss_of = SoftNPairLoss()
@@ -218,11 +218,11 @@ def fit_tables(posterior: Tensor, codes: Tensor, start: Tensor, *, seed: int) ->
 
 
 def expected_map(scores: Tensor, relevance: Tensor) -> float:
-    """Mean average precision to be expected of rankings.
+    """Expected mean average precision of rankings.
 
     Args:
-        scores: float [Q, n]; equal ones (of equal codes) share out their relevance evenly.
-        relevance: float [Q, n], how likely item j is relevant to query i, each pair for itself.
+        scores: float [Q, n]; items with equal scores share their relevance evenly.
+        relevance: float [Q, n], probability that item j is relevant to query i, independently.
 
     Returns:
         The mean over queries of Σ_k r_k (1 + Σ_{l<k} r_l) / k / Σ_k r_k, where k runs down the ranking.
@@ -242,7 +242,7 @@ def expected_map(scores: Tensor, relevance: Tensor) -> float:
 
 
 def _add_codewords(codewords: Tensor, codes: Tensor) -> Tensor:
-    """Sums float [n, C] of the codewords [M, K, C] that codes int64 [n, M] name."""
+    """Sums float [n, C] of the codewords [M, K, C] selected by codes int64 [n, M]."""
     M, K, C = codewords.shape
     return functional.embedding_bag(codes + K * torch.arange(M), codewords.reshape(M * K, C), mode="sum")
 

@@ -1,15 +1,14 @@
 """Product quantisation (Jégou, Douze and Schmid, TPAMI 2011): k-means in each of M parts of the vector.
 
-A vector is cut into M parts and each part is coded by the nearest of K = 16 centroids; the distance of a query to a code is the
+A vector is split into M parts and each part is coded by the nearest of K = 16 centroids; the distance of a query to a code is the
 sum of the squared distances of its parts to the centroids (asymmetric distance, eq. 13), read from M tables. Training, encoding
 and index are Faiss's own. Unsupervised.
 
-A width that M does not divide is filled up with zeros at the end: they add nothing to any distance, so any width runs at any
-number of bits.
+If M does not divide the width, vectors are zero-padded, which does not change distances; so any width works with any number of bits.
 
-Deviation, in this method's favour: vectors are scaled to length 1 first, so that L2 ranks as the cosine does. On the features
-of deep networks that ranks better (CIFAR-10 features: mAP 0.287 against 0.268 at 12 bits, 0.284 against 0.274 at 48);
-``normalize=False`` leaves them as they are.
+Deviation, in this method's favour: vectors are scaled to unit length first, so that L2 ranks like the cosine. On deep
+features that ranks better (CIFAR-10 features: mAP 0.287 against 0.268 at 12 bits, 0.284 against 0.274 at 48);
+``normalize=False`` disables it.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class PQ(TableCoder):
 
     Args:
         iterations: of k-means.
-        normalize: scale vectors to length 1 (a zero vector stays zero).
+        normalize: scale vectors to unit length (a zero vector stays zero).
 
     Attributes:
         pq: the ``faiss.ProductQuantizer``, over ``padded`` dimensions.
@@ -55,7 +54,7 @@ class PQ(TableCoder):
                 f"{self.name}: {bits} bits do not divide into codebooks of {NBITS}: use a multiple of {NBITS}"
             )
         if iterations < 1:
-            raise UsageError(f"{self.name}: {iterations} iterations: at least 1 is needed")
+            raise UsageError(f"{self.name}: {iterations} iterations: it must be at least 1")
         self.M = bits // NBITS
         self.iterations = iterations
         self.normalize = normalize
@@ -71,7 +70,7 @@ class PQ(TableCoder):
         }
 
     def padded(self, width: int) -> int:
-        """``width`` filled up to a multiple of M."""
+        """``width`` rounded up to a multiple of M."""
         return width + -width % self.M
 
     def codebooks(self) -> Floats:
@@ -82,17 +81,17 @@ class PQ(TableCoder):
         return centroids
 
     def decode(self, codes: Codes) -> Floats:
-        """Reconstructions float32 [n, width] of codes: of the vectors scaled to length 1 where ``normalize`` is set."""
+        """Reconstructions float32 [n, width] of codes (of the unit-length vectors if ``normalize``)."""
         self._require_fit()
         return self._from_quantizer(self.pq.decode(np.ascontiguousarray(codes)))
 
     def quantisation_error(self, x: NDArray[Any]) -> float:
-        """Mean squared distance of vectors float32 [n, width], scaled as they are coded, and their reconstructions."""
+        """Mean squared distance between vectors float32 [n, width], scaled as for coding, and their reconstructions."""
         difference = self._scaled(self._inputs(x, "vectors")) - self.decode(self.encode(x))
         return float(np.einsum("nd,nd->", difference, difference, dtype=np.float64) / max(1, len(difference)))
 
     def index(self) -> Any:
-        """``faiss.IndexPQ`` (L2), behind the transforms that the settings and the width need, so that it takes raw vectors."""
+        """``faiss.IndexPQ`` (L2) behind the necessary transforms, so that it takes raw vectors."""
         self._require_fit()
         index = faiss.IndexPQ(self.pq.d, self.M, NBITS, faiss.METRIC_L2)
         faiss.copy_array_to_vector(faiss.vector_to_array(self.pq.centroids), index.pq.centroids)
@@ -107,15 +106,15 @@ class PQ(TableCoder):
         return scaled_rows(x) if self.normalize else x
 
     def _transforms(self) -> list[Any]:
-        """From scaled vectors to the space of the product quantiser, as Faiss transforms."""
+        """Faiss transforms from scaled vectors to the space of the product quantiser."""
         if self.pq.d == self.width:
             return []
-        # Maps input dimension i to i and leaves the rest zero.
-        remap: Any = faiss.RemapDimensionsTransform  # its annotations know one of its two forms
+        # Maps input dimension i to i; the rest is zero.
+        remap: Any = faiss.RemapDimensionsTransform  # its type annotations lack this overload
         return [remap(self.width, self.pq.d, False)]
 
     def _to_quantizer(self, x: Floats) -> Floats:
-        """The same for an array: float32 [n, width] to [n, padded]."""
+        """As :meth:`_transforms`, for an array: float32 [n, width] to [n, padded]."""
         return pad(x, self.pq.d)
 
     def _from_quantizer(self, y: Floats) -> Floats:
@@ -135,16 +134,16 @@ class PQ(TableCoder):
             )
         if len(x) < CODEWORDS:
             raise DataError(
-                f"{self.name}: {len(x)} training vectors for {CODEWORDS} codewords: give {CODEWORDS} at least"
+                f"{self.name}: {len(x)} training vectors are too few for {CODEWORDS} codewords: give at least {CODEWORDS}"
             )
 
     def _quantizer(self, width: int) -> Any:
         pq = faiss.ProductQuantizer(width, self.M, NBITS)
-        pq.cp.seed = self.seed + 1  # k-means draws its first centroids from it
+        pq.cp.seed = self.seed + 1  # seed of the initial centroids
         pq.cp.niter = self.iterations
-        # Faiss would train on 256 points a centroid, 4,096 in all: take every row that it is given.
+        # Faiss' default is 256 points per centroid, 4,096 in all: use all rows.
         pq.cp.max_points_per_centroid = np.iinfo(np.int32).max // CODEWORDS
-        pq.cp.min_points_per_centroid = 1  # below 39 it only prints a warning
+        pq.cp.min_points_per_centroid = 1  # fewer than 39 only print a warning
         return pq
 
     def _trained(self, x: Floats) -> Any:
@@ -166,7 +165,7 @@ class PQ(TableCoder):
         tables = np.empty((len(y), self.M, CODEWORDS), np.float32)
         block = max(1, _BLOCK_BYTES // centroids.nbytes)
         for i in range(0, len(y), block):
-            # From the differences: x² - 2xc + c² would lose the small distances, and vary with the block.
+            # From differences: x² - 2xc + c² would lose precision for small distances, and vary with the block.
             difference = y[i : i + block] - centroids
             np.einsum("qmkd,qmkd->qmk", difference, difference, out=tables[i : i + block])
         return np.negative(tables, out=tables)
@@ -182,7 +181,7 @@ def pad(x: Floats, width: int) -> Floats:
 
 
 def behind(transforms: list[Any], inner: Any) -> Any:
-    """``faiss.IndexPreTransform`` that owns its parts: they must not vanish with their Python names."""
+    """``faiss.IndexPreTransform`` that owns its parts, so that they outlive their Python references."""
     index = faiss.IndexPreTransform(inner)
     for transform in reversed(transforms):
         index.prepend_transform(transform)

@@ -1,22 +1,22 @@
 """Product Quantization Network: Yu, Yuan, Fang and Jin, "Product Quantization Network for Fast Image Retrieval", ECCV 2018.
 
-A layer assigns each intra-normalised sub-vector softly to the codewords of its codebook, so that the codewords are weights of
-the network like any other; a triplet loss then compares vectors with *quantised* vectors, as a search does::
+A layer assigns each intra-normalised sub-vector softly to the codewords of its codebook, so that the codewords are
+ordinary weights of the network; a triplet loss then compares vectors with *quantised* vectors, as a search does::
 
     s_m = Σ_k softmax_k(α x_m·c_mk) c_mk                      soft product quantisation; x_m and c_mk have length 1
     l   = 1 / (1 + exp(<x, s⁺> - <x, s⁻>))                    asymmetric triplet loss, through a sigmoid (eq. 15)
 
-Towards α = infinity the layer becomes the hard assignment, with which items are encoded. A search scores Σ_m x_m·c_m[b_m].
+As α grows, the layer approaches the hard assignment used to encode items. The score is Σ_m x_m·c_m[b_m].
 
-The paper's text was not at hand in full: the loss is as others cite it.
+The full paper was not available: the loss is as cited by others.
 
 Deviations:
 
-* Triplets are all those among at most ``group`` labelled items of a batch, not those that were chosen for a mini-epoch beforehand.
-* Sub-vectors have the length that the other methods have here (``quantizer.subdim``).
-* Similarities are multiplied by ``scale`` = 8 in the loss; the paper's is 1. There the sigmoid is nearly a straight line, and 500 steps
-  on features rank hardly better than the features do: 0.44 against 0.61 mAP of held-out items at 12 bits. Of 1, 4, 8 and 16, the
-  validation chose 8; alpha = 10 was chosen of 5, 10 and 20, among which the paper finds little difference.
+* Triplets are all those among at most ``group`` labelled items of a batch, not a selection per mini-epoch.
+* Sub-vectors have the length of the other methods (``quantizer.subdim``).
+* Similarities are multiplied by ``scale`` = 8 in the loss; the paper's is 1. With 1 the sigmoid is nearly linear, and after 500
+  steps on features the ranking is hardly better than that of the features: 0.44 against 0.61 mAP of held-out items at 12 bits. Of 1, 4,
+  8 and 16, the validation chose 8; alpha = 10 was chosen of 5, 10 and 20, among which the paper finds little difference.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from .trainable import TrainableMethod, TrainingBatch
 class AsymmetricTripletLoss(nn.Module):
     """Mean over all triplets (a, p, n) of σ(<x_a, q_n> - <x_a, q_p>): eq. 15.
 
-    p is another labelled row that shares a label with a, n a labelled row that shares none. Rows are cut into groups, in
-    their order, and triplets formed within a group, so that memory grows with B · group² and not with B³. A batch without a
-    triplet has loss 0.
+    p is another labelled row that shares a label with a, n a labelled row that shares none. Rows are split into
+    consecutive groups and triplets formed within a group, so memory is O(B · group²) instead of O(B³). A batch without triplets has
+    loss 0.
 
     Args:
-        group: rows a group, at most.
+        group: maximum rows per group.
         scale: factor of both similarities; 1 in the paper.
 
     Raises:
@@ -55,7 +55,7 @@ class AsymmetricTripletLoss(nn.Module):
     def __init__(self, group: int = 128, scale: float = 1.0) -> None:
         super().__init__()
         if group < 3:
-            raise UsageError(f"triplets are of 3 rows, but groups of {group}")
+            raise UsageError(f"triplets need groups of at least 3 rows, but group is {group}")
         if not scale > 0:
             raise UsageError(f"the scale of similarities is {scale}: it must be above 0")
         self.group = group
@@ -88,14 +88,14 @@ class AsymmetricTripletLoss(nn.Module):
 def soft_quantise(x: Tensor, Z: Tensor, alpha: float) -> Tensor:
     """The soft product quantisation layer: float [B, M, d] of sub-vectors x [B, M, d], codewords Z [M, K, d] of length 1.
 
-    Unlike GPQ's soft assignment the result is not normalised again: an uncertain one is short, and counts less.
+    Unlike in GPQ's soft assignment, the result is not normalised: uncertain assignments are short and count less.
     """
     weight = (alpha * subspace_cosine(x, Z)).softmax(dim=-1)
     return torch.einsum("bmk,mkd->bmd", weight, Z)
 
 
 class _Network(nn.Module):
-    """The backbone, and intra-normalisation: input to float32 [B, D]."""
+    """Backbone and intra-normalisation: input to float32 [B, D]."""
 
     def __init__(self, backbone: Backbone, M: int) -> None:
         super().__init__()
@@ -111,10 +111,10 @@ class PQN(TrainableMethod):
 
     Args:
         backbone: of output width M * d.
-        M, K, d: number of codebooks, codewords of each, dimensions of a sub-vector.
+        M, K, d: codebooks, codewords per codebook, dimensions of a sub-vector.
         alpha: sharpness of the soft assignment.
         scale, group: see :class:`AsymmetricTripletLoss`.
-        seed: of the first codewords, random directions.
+        seed: of the random initial codewords.
     """
 
     name = "pqn"
@@ -134,7 +134,7 @@ class PQN(TrainableMethod):
     ) -> None:
         super().__init__()
         if not alpha > 0:
-            raise UsageError(f"pqn: alpha is {alpha}, but a sharpness is above 0")
+            raise UsageError(f"pqn: alpha is {alpha}: it must be above 0")
         self.network = _Network(backbone, M)
         self.codewords = Codebooks(M, K, d, generator=torch.Generator().manual_seed(seed))
         self.alpha = alpha
@@ -155,16 +155,16 @@ class PQN(TrainableMethod):
 
     @torch.no_grad()
     def codebooks(self) -> NDArray[np.float32]:
-        """The codewords, float32 [M, K, d], of length 1."""
+        """The codewords, float32 [M, K, d], unit-norm."""
         return np.ascontiguousarray(self.codewords().float().cpu().numpy())
 
     def coder(self) -> ProductCoder:
-        """The codewords with the inner product."""
+        """Coder of the codewords, inner product."""
         return ProductCoder(self.codebooks())
 
 
 def build(config: Config, dataset: Dataset, image_size: int, n_classes: int) -> PQN:
-    """A fresh PQN for the items of ``dataset``."""
+    """An untrained PQN for ``dataset``."""
     del n_classes
     q, seed = config.quantizer, config.training.seed
     generator = torch.Generator().manual_seed(seed)

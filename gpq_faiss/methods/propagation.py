@@ -1,10 +1,10 @@
 """Label propagation over nearest neighbours. Not in the paper.
 
-Items that lie close together tend to be of one class, so that a few labels, propagated from neighbour to neighbour, carry information on
-all other items that a classifier of those labels alone cannot have. The propagation is that of Zhou et al., "Learning with local and global
+Nearby items tend to share a class, so labels propagated from neighbour to neighbour inform about unlabelled items beyond what a
+classifier of the labels alone can know. The propagation is that of Zhou et al., "Learning with local and global
 consistency" (NIPS 2003), over the graph of Iscen et al., "Label propagation for deep semi-supervised learning" (CVPR 2019), and classes are
-normalised to their shares among the labels (Zhu et al., "Semi-supervised learning using Gaussian fields and harmonic functions", ICML
-2003). The confidence of the outcome is calibrated by leaving out one label at a time, in closed form.
+normalised to their shares of the labels (Zhu et al., "Semi-supervised learning using Gaussian fields and harmonic functions", ICML
+2003). Confidences are calibrated by leave-one-out, in closed form.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from ..progress import stage
 log = logging.getLogger(__name__)
 
 LEAST_WEIGHT = 0.15
-"""Of pseudo-labels, against the labels themselves. With less, the search for neighbours does not pay."""
+"""Minimum weight of pseudo-labels relative to labels; below, the neighbour search is not worth its time."""
 MOST_ITEMS = 100_000
-"""Items among which neighbours are searched at most: every one is compared with every other."""
+"""Maximum number of items in the neighbour search, which compares all pairs."""
 _MOST_PRODUCTS = MOST_ITEMS**2 * 256
-"""Multiplications in doing so: about a minute of one core."""
+"""Maximum multiplications of the search: about a minute on one core."""
 _MOST_PROBABILITIES = 20_000_000
-"""Items times classes: some arrays of 160 MB, and as much time again with 1,000 classes."""
+"""Maximum items times classes: a few arrays of 160 MB; with 1,000 classes the time doubles."""
 _CHOICE = 5
 """Stream of random numbers, beside those of :mod:`gpq_faiss.training.batches`."""
 NEIGHBOURS = 15
@@ -36,28 +36,28 @@ NEIGHBOURS = 15
 ALPHA = 0.95
 """α of Zhou et al.: weight of the neighbours, against an item's own label."""
 _ROWS = 4096
-"""Whose neighbours are searched at a time."""
+"""Items per block of the neighbour search."""
 GAMMA = 4
 """γ of Iscen et al.: power of the cosine in the weight of a neighbour."""
 ITERATIONS = 50
-"""Of Zhou et al.'s iteration. Longer paths than that would weigh 0.08 in all."""
+"""Iterations of Zhou et al.; longer paths would have a total weight of 0.08."""
 _REACHED = 1e-10
-"""Least share of an item's mass that must come from its neighbours for their prediction to count."""
+"""Minimum share of an item's mass from its neighbours for their prediction to count."""
 _LEFT_OUT = 400
-"""Labels that are left out at most."""
+"""Maximum number of labels to leave out."""
 _AT_ONCE = 50
-"""Of these, in arrays of 40 MB."""
+"""Labels left out per block, in arrays of 40 MB."""
 _POWER, _SPREAD = 2.0, 0.14
 """Prior of the power that calibrates probabilities: its median, and the deviation of its logarithm. With a hundred labels the likelihood
 alone determines the power to about a fifth."""
 _MOST_POWER = 20.0
 _POWERS = 300
 _WRONG = 0.01
-"""Share of labels that are taken to be wrong, or a single one could outweigh all others."""
+"""Assumed share of wrong labels, so that a single one cannot outweigh all others."""
 
 
 def most_items(width: int, classes: int) -> int:
-    """Items of ``width`` dimensions that :func:`propagate` is to be given at most."""
+    """Maximum number of items of ``width`` dimensions for :func:`propagate`."""
     return min(MOST_ITEMS, int((_MOST_PRODUCTS / width) ** 0.5), _MOST_PROBABILITIES // classes)
 
 
@@ -70,25 +70,25 @@ def items_to_compare(
     classes: int,
     seed: int,
 ) -> NDArray[np.int64] | None:
-    """Which items to give :func:`propagate`: their pseudo-labels must be worth the time that it takes.
+    """Choose the items for :func:`propagate`, so that its time is worth the weight of the pseudo-labels.
 
-    That time grows with the square of the items, so as many unlabelled ones are taken as make it grow with the weight: all that
-    there may be from weight 1 on, half as many with 1/4. They are chosen by the seed.
+    The time is quadratic in the number of items and is kept proportional to the weight: the maximum number of items for weight 1 and
+    above, half as many for 1/4. Unlabelled items are chosen at random.
 
     Args:
         labelled, others: int64, the labelled and the unlabelled items, each once.
-        weight: of pseudo-labels in the training, against that of the labels.
-        width, classes: as of :func:`most_items`.
+        weight: of pseudo-labels in training, relative to labels.
+        width, classes: as for :func:`most_items`.
         seed: of the choice.
 
     Returns:
-        int64, ascending, all of ``labelled`` among them; None: it does not pay, or is not possible; the log says why.
+        int64, ascending, including all of ``labelled``; None if propagation is not worthwhile or not possible (logged).
     """
     if not len(others) or weight <= 0:
         return None
     if weight < LEAST_WEIGHT:
         log.info(
-            "labels are not propagated: with so many labels, pseudo-labels would have a weight of only %.2f",
+            "labels are not propagated: with this many labels, pseudo-labels would have a weight of only %.2f",
             weight,
         )
         return None
@@ -106,24 +106,23 @@ def items_to_compare(
 def propagate(
     x: NDArray[np.float32], labelled: NDArray[np.int64], y: NDArray[np.float32]
 ) -> tuple[NDArray[np.float64], float]:
-    """Class probabilities of items from the labels of some of them, and how often they predict a label that is left out.
+    """Class probabilities of items from the labels of some of them, and the leave-one-out accuracy.
 
-    With the graph W of :func:`neighbour_graph`, ``F ← a W F + (1 - a) Y`` is done a fixed number of times, where Y holds an item's
-    labels, sharing 1 between them, and nothing for items without. Then every class is weighed so that its part of the whole is that
-    among the labels, which should therefore be of items drawn as the others are, items to sum to 1, and all is raised to the power of
-    :func:`likeliest_power`.
+    With the graph W of :func:`neighbour_graph`, ``F ← a W F + (1 - a) Y`` is iterated a fixed number of times, where rows of Y are
+    labels that sum to 1, or zeros for unlabelled items. Then classes are scaled to their shares of the labels (labelled items should
+    therefore be a random sample), rows are scaled to sum to 1, and probabilities are raised to the power of :func:`likeliest_power`.
 
-    The power is chosen on labelled items as if they had no label. The outcome is linear in the labels, F = K Y with a symmetric K, so
-    without the label of item i it would be ``F_i - K_ii Y_i`` at that item, and the sums of the classes less by ``(K 1)_i Y_i``.
+    The power is chosen on labelled items as if they were unlabelled. The result is linear in the labels, F = K Y with a symmetric K, so
+    without the label of item i it would be ``F_i - K_ii Y_i`` at that item, and the class sums would be smaller by ``(K 1)_i Y_i``.
 
     Args:
         x: float32 [n, W], centred.
-        labelled: int64 [L], which of them have labels, each once.
-        y: float32 [L, C], 0/1, in each row at least one 1.
+        labelled: int64 [L], rows of the labelled items, unique.
+        y: float32 [L, C], 0/1, at least one 1 per row.
 
     Returns:
-        float64 [n, C], rows that sum to 1; zeros for items that no labelled one can be reached from. And the share of the labels, left
-        out one at a time, that the others predict; 0 if no class has two labels.
+        float64 [n, C], rows that sum to 1, or zeros for items not connected to a labelled one. And the leave-one-out accuracy on
+        the labels; 0 if no class has two labels.
     """
     n, classes = len(x), y.shape[1]
     shares = y / y.sum(axis=1, keepdims=True, dtype=np.float64)
@@ -140,18 +139,18 @@ def propagate(
     given, mass = shares.sum(axis=0), found.sum(axis=0)
 
     step = -(-len(labelled) // _LEFT_OUT)
-    # Not in step with labels whose classes alternate.
+    # Random, so that it is not in step with labels whose classes alternate.
     while math.gcd(step, classes) > 1:
         step += 1
     some = np.arange(0, len(labelled), step)
     own, whole = shares[some], found[labelled[some]]
     left = whole - _self_weights(graph, labelled[some])[:, None] * own
-    # Where next to nothing else reaches an item, the difference is what rounding leaves.
+    # If almost nothing else reaches an item, the difference is rounding error.
     largest = whole.max(axis=1, keepdims=True)
     left[(own > 0) & (left < 1e-12 * largest)] = 0
     left[(left < _REACHED * largest).all(axis=1)] = 0
     left = _normalised(left, given - own, mass - reach[some] * own)
-    # An item whose class has no other label can only be wrong.
+    # An item whose class has no other label is always predicted wrong.
     known = ((given - own > 1e-9) & (own > 0)).any(axis=1)
     right = own[known, :][np.arange(int(known.sum())), left[known].argmax(axis=1)]
     pseudo_labels = raised(_normalised(found, given, mass), likeliest_power(left[known], own[known]))
@@ -159,10 +158,10 @@ def propagate(
 
 
 def likeliest_power(p: NDArray[np.float64], y: NDArray[np.float64]) -> float:
-    """The power, 1 at least, by which the probabilities ``p`` [n, C] predict labels ``y`` [n, C], rows that sum to 1, best: with the
-    greatest sum of their log-likelihood, some labels taken to be wrong, and of the prior's, a normal distribution of the power's
-    logarithm. The prior dominates with few labels and the likelihood with many. (Guo et al., "On calibration of modern neural networks",
-    ICML 2017, without a prior.) A grid, since the likelihood may have several maxima.
+    """The power, at least 1, with which probabilities ``p`` [n, C] best predict labels ``y`` [n, C] (rows sum to 1).
+
+    It maximises the log-likelihood (with a share of wrong labels) plus a log-normal prior, which dominates with few labels. (Guo et
+    al., "On calibration of modern neural networks", ICML 2017, without a prior.) By grid search: there may be several maxima.
     """
     powers = np.exp(np.linspace(0, np.log(_MOST_POWER), _POWERS))
     likelihoods = [
@@ -173,8 +172,8 @@ def likeliest_power(p: NDArray[np.float64], y: NDArray[np.float64]) -> float:
 
 
 def raised(p: NDArray[np.float64], power: float) -> NDArray[np.float64]:
-    """Probabilities [n, C] to a power, made to sum to 1 again; rows of zeros stay so."""
-    # Each row by its greatest first, or high powers would underflow.
+    """Probabilities [n, C] raised to a power and normalised; zero rows stay zero."""
+    # Divide rows by their maximum first, or high powers would underflow.
     greatest = p.max(axis=1, keepdims=True, initial=0)
     out: NDArray[np.float64] = np.divide(p, greatest, out=np.zeros_like(p), where=greatest > 0) ** power
     out /= np.maximum(out.sum(axis=1, keepdims=True), 1)
@@ -184,8 +183,7 @@ def raised(p: NDArray[np.float64], power: float) -> NDArray[np.float64]:
 def _normalised(
     found: NDArray[np.float64], given: NDArray[np.float64], mass: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Rows of ``found`` [n, C] whose classes, of ``mass`` [C] or [n, C] in all, are scaled to the ``given`` masses; rows then sum to 1,
-    or are zeros."""
+    """``found`` [n, C] with classes of total ``mass`` [C] or [n, C] scaled to the ``given`` masses; rows then sum to 1 or are zero."""
     out = found * np.divide(given, mass, out=np.zeros_like(mass), where=mass > 0)
     total = out.sum(axis=1, keepdims=True)
     normalised: NDArray[np.float64] = np.divide(out, total, out=np.zeros_like(out), where=total > 0)
@@ -214,13 +212,13 @@ def _self_weights(graph: scipy.sparse.csr_array, at: NDArray[np.int64]) -> NDArr
 
 
 def _weight(steps: int) -> float:
-    """Of what came over paths of so many steps, after all iterations."""
+    """Weight of paths of this many steps, after all iterations."""
     return ALPHA**steps * (1 if steps == ITERATIONS else 1 - ALPHA)
 
 
 def neighbour_graph(x: NDArray[np.float32], k: int = NEIGHBOURS) -> scipy.sparse.csr_array:
-    """The graph ``D^-½ (A + Aᵀ) D^-½`` [n, n] of ``x`` float32 [n, W], with ``A_ij = max(cos(x_i, x_j), 0)^4`` for the k items j that are
-    nearest to i by the cosine."""
+    """The graph ``D^-½ (A + Aᵀ) D^-½`` [n, n] of ``x`` float32 [n, W], with ``A_ij = max(cos(x_i, x_j), 0)^4`` for the k items j
+    nearest to i by cosine."""
     n = len(x)
     unit = np.ascontiguousarray(
         x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), np.finfo(np.float32).tiny)
@@ -234,7 +232,7 @@ def neighbour_graph(x: NDArray[np.float32], k: int = NEIGHBOURS) -> scipy.sparse
             block = slice(start, min(start + _ROWS, n))
             cosines[block], ids[block] = index.search(unit[block], cosines.shape[1])
             looking.done = block.stop
-    # An item is mostly its own nearest, but equal items may come before it.
+    # An item is usually its own nearest neighbour, but duplicates may come first.
     kept = ids != np.arange(n)[:, None]
     kept &= kept.cumsum(axis=1) <= k
     weights = (np.maximum(cosines, 0).astype(np.float64) ** GAMMA)[kept]

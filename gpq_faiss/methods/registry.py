@@ -1,9 +1,9 @@
-"""All methods by their short names, in the order of the paper's tables: what ``--compare`` and the experiments take.
+"""All methods by short name, in the order of the paper's tables, for ``--compare`` and the experiments.
 
-Two kinds. *Array* methods (:class:`~gpq_faiss.methods.base.Coder`) learn from a matrix of features; they are made by
-:func:`make_method`. *Trained* methods (:class:`~gpq_faiss.methods.trainable.TrainableMethod`) are networks that the one loop of
-:mod:`gpq_faiss.training.loop` trains; :func:`make_builder` gives what the loop builds them with. A module is imported when a method of it
-is requested: a list of names needs neither Faiss nor torch.
+Two kinds. *Array* methods (:class:`~gpq_faiss.methods.base.Coder`) learn from a matrix of features; created by
+:func:`make_method`. *Trained* methods (:class:`~gpq_faiss.methods.trainable.TrainableMethod`) are networks trained by
+:mod:`gpq_faiss.training.loop`; :func:`make_builder` gives their builders. A method's module is imported when it is requested, so a
+list of names needs neither Faiss nor torch.
 """
 
 from __future__ import annotations
@@ -26,28 +26,26 @@ if TYPE_CHECKING:
 Learns = Literal["semi-supervised", "supervised", "unsupervised"]
 CodeKind = Literal["quantiser", "binary", "none"]
 Builder = Callable[["Config", "Dataset", int, int], "TrainableMethod"]
-"""``(config, dataset, image_size, n_classes) -> TrainableMethod``, as :func:`gpq_faiss.training.loop.fit` takes it."""
+"""``(config, dataset, image_size, n_classes) -> TrainableMethod``, for :func:`gpq_faiss.training.loop.fit`."""
 
 
 @dataclass(frozen=True)
 class MethodEntry:
-    """A method as it is listed.
+    """Description of a method.
 
     Attributes:
-        summary: one line on what it is.
-        citation: where it is from.
-        learns: from labelled and unlabelled items, from labelled ones alone, or from no label.
-        code: what an item is kept as: codewords of a product quantiser, binary codes (under the Hamming distance, but for SUBIC's blocks,
-            which are looked up in tables), or no code at all.
-        module: that holds it; with a dot before its name, of this package.
+        summary: one line.
+        citation: source.
+        learns: from labelled and unlabelled items, from labelled items only, or without labels.
+        code: stored form of an item: product codes, binary codes (Hamming distance, except SUBIC's blocks, which use tables), or none.
+        module: module name; relative to this package if it starts with a dot.
         attribute: its class, a :class:`.base.Coder` (array methods), or the function that builds it, a :data:`Builder` (trained ones).
-        deep: whether it is a network that the training loop trains.
-        changes: settings that make the method of its module's, nested as in TOML (GPQ's variants).
-        image_size: side in pixels that its own network is made for; 0: any. Taken where the settings name no other.
-        departs: where it departs from its paper in what its figures depend on; its module lists the rest.
-        images_only: why it is the same as another method where there is nothing to convolve; empty if it is not.
-        revision: of its code, raised with every change by which the same settings give other codes: what was made or begun before
-            is then made again, and not taken for the same.
+        deep: whether the training loop trains it.
+        changes: settings of this variant, nested as in TOML (GPQ's variants).
+        image_size: default image side in pixels for its network; 0: any.
+        departs: deviation from its paper that affects its figures; its module lists the others.
+        images_only: why it equals another method without convolutions; empty if it does not.
+        revision: to increase with every code change that alters codes for the same settings; earlier results are then recomputed.
     """
 
     summary: str
@@ -65,7 +63,7 @@ class MethodEntry:
 
     @property
     def any_length(self) -> bool:
-        """Whether its codes have the number of bits that is requested (``float`` and ``classifier`` keep no code)."""
+        """Whether its codes have the requested number of bits (``float`` and ``classifier`` have no codes)."""
         return self.code != "none"
 
     @property
@@ -74,10 +72,10 @@ class MethodEntry:
         return self.learns != "unsupervised"
 
     def load(self) -> Any:
-        """The class, or the function that builds it.
+        """Import the class or the builder.
 
         Raises:
-            UsageError: its module is not part of this installation.
+            UsageError: its module is not installed.
         """
         name = importlib.util.resolve_name(self.module, __package__)
         try:
@@ -85,9 +83,9 @@ class MethodEntry:
         except ModuleNotFoundError as error:
             if error.name != name:
                 raise
-            raise UsageError(f"this installation has no module {name}") from None
+            raise UsageError(f"module {name} is not installed") from None
         if not hasattr(module, self.attribute):
-            raise UsageError(f"{name} has no {self.attribute}, which its method names")
+            raise UsageError(f"module {name} has no attribute {self.attribute}, which its method entry names")
         return getattr(module, self.attribute)
 
 
@@ -290,27 +288,26 @@ METHODS: dict[str, MethodEntry] = {
         "quantiser",
     ),
 }
-"""Short name -> entry: GPQ and its variants, this package's own, the others in the order of the paper's tables, then what tells how much of
-a figure the classes alone explain."""
+"""Short name -> entry: GPQ and its variants, methods of this package, others in the order of the paper's tables, then baselines."""
 
 ARRAY_METHODS = tuple(name for name, entry in METHODS.items() if not entry.deep)
-"""Those that :func:`make_method` makes."""
+"""Names that :func:`make_method` accepts."""
 
 
 def method_names() -> list[str]:
-    """All short names, those of other packages last.
+    """All short names, those of plugins last.
 
     Raises:
-        UsageError: two packages have a method of one name, or one has that of a method here.
+        UsageError: a plugin's method has the name of another method.
     """
     return [*METHODS, *plugin_names("methods", METHODS)]
 
 
 def find_method(name: str) -> MethodEntry:
-    """The entry of a short name.
+    """Look up a short name.
 
     Raises:
-        UsageError: no such name (lists them), or the package that it is of cannot be loaded.
+        UsageError: unknown name (the message lists all), or its plugin cannot be loaded.
     """
     plugin = find_plugin("methods", name, METHODS)
     if plugin is not None:
@@ -326,10 +323,10 @@ def find_method(name: str) -> MethodEntry:
 
 
 def make_method(name: str, bits: int, seed: int = 0) -> Coder:
-    """An array method that is not fitted yet.
+    """Create an unfitted array method.
 
     Raises:
-        UsageError: no such name (lists them), a method that trains a network, or one that has no code of that many bits.
+        UsageError: unknown name (the message lists all), a trained method, or an unsupported number of bits.
     """
     entry = find_method(name)
     if entry.deep:
@@ -342,16 +339,16 @@ def make_method(name: str, bits: int, seed: int = 0) -> Coder:
 
     made = entry.load()(bits)
     if not isinstance(made, Coder):
-        raise UsageError(f"{name}: {type(made).__name__} is no Coder of gpq_faiss.methods.base")
+        raise UsageError(f"{name}: {type(made).__name__} is not a Coder of gpq_faiss.methods.base")
     made.seed = seed
     return made
 
 
 def make_builder(name: str) -> Builder:
-    """What the training loop builds a trained method with.
+    """The builder of a trained method, for the training loop.
 
     Raises:
-        UsageError: no such name, or a method that trains no network.
+        UsageError: unknown name, or an array method.
     """
     entry = find_method(name)
     if not entry.deep:

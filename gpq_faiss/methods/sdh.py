@@ -1,27 +1,26 @@
 """Supervised discrete hashing (Shen, Shen, Liu and Shen, "Supervised Discrete Hashing", CVPR 2015).
 
-Codes B (±1, [n, bits]) from which a linear classifier W predicts the labels, and hash functions F that reach these codes from the
-items:
+Codes B (±1, [n, bits]) from which a linear classifier W predicts the labels, and hash functions F that predict these codes:
 
     min over B, W, F   Σ_i ||y_i - Wᵀ b_i||²  +  λ ||W||²  +  ν Σ_i ||b_i - F(x_i)||²,      b_i in {-1, 1}^bits
 
     F(x) = Pᵀ φ(x),    φ(x) = [exp(-||x - a_1||² / σ), ..., exp(-||x - a_m||² / σ)]           (m anchors a_j)
 
-by turns, ``iterations`` times (algorithm 1): P by least squares of B on φ (the paper's F-step), W by ridge regression of the
-labels on B (G-step), and B bit by bit with all others held (B-step, discrete cyclic coordinate descent):
+alternately, ``iterations`` times (algorithm 1): P by least squares of B on φ (the paper's F-step), W by ridge regression of the
+labels on B (G-step), and B bit by bit with the others fixed (B-step, discrete cyclic coordinate descent):
 
-    z = sgn(q - B' W' w),     with Q = Y Wᵀ + ν F(X);  q, w are the bit's column and row of Q and W, B' and W' all the others'.
+    z = sgn(q - B' W' w),     with Q = Y Wᵀ + ν F(X);  q, w are the bit's column of Q and row of W; B', W' those of the other bits.
 
-It never relaxes the bits. An item is coded sgn(Pᵀ φ(x)). λ = 1, ν = 1e-5 and 5 turns as in the paper. Labels may be several to an
-item: y is multi-hot. Supervised: only labelled rows are learnt from, anchors included.
+Bits are never relaxed. An item's code is sgn(Pᵀ φ(x)). λ = 1, ν = 1e-5 and 5 iterations as in the paper. y is multi-hot. Supervised:
+only labelled rows are used, also for anchors.
 
-Deviations, with their reasons (mAP of a tenth of the labelled CIFAR-10 features that was held out, at 12 and 48 bits):
+Deviations, with reasons (mAP on a held-out tenth of the labelled CIFAR-10 features, at 12 and 48 bits):
 
-* 2,000 anchors where the paper has 1,000: 0.56 and 0.63 instead of 0.53 and 0.62. All labelled rows, if there are fewer.
+* 2,000 anchors; the paper has 1,000: 0.56 and 0.63 instead of 0.53 and 0.62. All labelled rows, if there are fewer.
 * The paper gives a kernel width for each of its data sets. Here σ is the mean squared distance of items and anchors times ``width``, and
-  vectors are scaled to length 1 first; 0.7 to 1.5 do equally well, 0.25 loses 0.03 (with 1,000 anchors).
-* So many kernels of items that follow each other closely make least squares nearly singular: P is ridge regression of weight ``ridge``
-  (times the mean squared kernel). It changes little here; ten times as much loses 0.01.
+  vectors are scaled to unit length first; 0.7 to 1.5 work equally well, 0.25 loses 0.03 (with 1,000 anchors).
+* Least squares with this many similar kernels is nearly singular: P is a ridge regression with weight ``ridge`` (times the mean
+  squared kernel). It changes little here; ten times as much loses 0.01.
 * Kernels are centred, which gives F a constant.
 """
 
@@ -39,8 +38,8 @@ from .itq import BinaryMethod
 
 Doubles = NDArray[np.float64]
 
-_BLOCK_ROWS = 4096  # of kernels at a time
-_SWEEPS = 10  # over all bits in one turn; it stops before where none changes
+_BLOCK_ROWS = 4096  # of kernels per block
+_SWEEPS = 10  # over all bits per iteration; stops early if none changes
 
 
 class SDH(BinaryMethod):
@@ -52,14 +51,14 @@ class SDH(BinaryMethod):
         lambda_: weight of ||W||².
         nu: ν, weight of the distance of codes and hash functions.
         ridge: weight of ||P||², in mean squared kernels of all items.
-        iterations: turns of P, W and B.
-        normalize: scale vectors to length 1 (a zero vector stays zero).
+        iterations: alternations of P, W and B.
+        normalize: scale vectors to unit length (a zero vector stays zero).
 
     Attributes:
-        objectives: value of the objective (without the ridge on P) after each turn of the last :meth:`fit`.
+        objectives: objective (without the ridge on P) after each iteration of the last :meth:`fit`.
 
     Raises:
-        UsageError: a hyper-parameter that cannot be.
+        UsageError: a hyper-parameter out of range.
     """
 
     name = "sdh"
@@ -80,7 +79,7 @@ class SDH(BinaryMethod):
         super().__init__(bits, seed=seed)
         if min(anchors, iterations) < 1 or min(width, lambda_, nu) <= 0 or ridge < 0:
             raise UsageError(
-                f"{self.name}: anchors, iterations, width, lambda_ and nu must be above 0, ridge not below"
+                f"{self.name}: anchors, iterations, width, lambda_ and nu must be above 0, ridge not negative"
             )
         self.anchors = anchors
         self.width_factor = width
@@ -111,7 +110,7 @@ class SDH(BinaryMethod):
     def _fit(self, x: Floats, labels: Labels | None) -> None:
         if labels is None or not labels.has().any():
             raise DataError(
-                f"{self.name}: no labelled item, but it learns from labels alone: label some, or leave it out"
+                f"{self.name}: it learns from labels alone, but no item has one: label some items, or leave the method out"
             )
         rows = np.flatnonzero(labels.has())
         y = labels.dense(rows).astype(np.float64)
@@ -124,10 +123,10 @@ class SDH(BinaryMethod):
         self._mean = kernels.mean(axis=0)
         kernels -= self._mean
         gram = kernels.T @ kernels
-        # The mean of the diagonal keeps the weight the same for any number of items; a floor, for kernels that are all alike.
+        # Relative to the mean of the diagonal, so independent of the number of items; with a floor for equal kernels.
         weight = self.ridge * max(float(np.trace(gram)) / len(gram), np.finfo(np.float64).tiny)
         gram[np.diag_indices(len(gram))] += max(weight, 1e-10)
-        # One factorisation for all turns: P = solver @ B.
+        # One factorisation for all iterations: P = solver @ B.
         solver = np.linalg.solve(gram, kernels.T)
         codes = np.where(rng.random((len(x), self.bits)) < 0.5, -1.0, 1.0)
         self.objectives = []
@@ -169,8 +168,8 @@ def ridge_regression(B: Doubles, y: Doubles, weight: float) -> Doubles:
 def discrete_codes(B: Doubles, W: Doubles, Q: Doubles, sweeps: int = _SWEEPS) -> Doubles:
     """B in ±1 [n, bits] that lowers ||B W||² - 2 Tr(Bᵀ Q) bit by bit (B-step); W [bits, C], Q [n, bits].
 
-    Each bit of each item becomes what is best with all others held, in ``sweeps`` turns over the bits or until none changes. A bit
-    that does not matter stays.
+    Each bit of each item is set to its optimum with the others fixed, in up to ``sweeps`` passes or until none changes. A bit without
+    effect is unchanged.
     """
     B = B.copy()
     gram = W @ W.T

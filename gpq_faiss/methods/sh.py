@@ -1,18 +1,18 @@
 """Spectral hashing (Weiss, Torralba and Fergus, "Spectral Hashing", NIPS 2008): thresholded eigenfunctions on principal axes.
 
 The best code of a given graph of similarities is a partition of it; relaxed, its bits are the signs of the eigenvectors of the
-graph's Laplacian. For data that are uniform in a box, the eigenfunctions of the Laplacian are known (sect. 3): along
+graph's Laplacian. For data uniformly distributed in a box, the eigenfunctions of the Laplacian are known (sect. 3): along
 the axis [a, b] they are
 
     Φ_k(x) = sin(π/2 + k π / (b - a) (x - a)),     with eigenvalue  λ_k = 1 - exp(-ε²/2 |k π / (b - a)|²),     k = 1, 2, ...
 
-So the method is: align the axes by principal components, take their ranges as the box, and of the eigenfunctions along single axes
-(products of them are left out, as their signs are functions of the others') those ``bits`` with the smallest eigenvalues; a
-long axis gives several bits, of rising frequency. A bit is the sign of its function, codes are compared by Hamming distance.
-ε changes no order of eigenvalues, and so no code. Unsupervised.
+So the method takes principal components as axes, their ranges as the box, and the ``bits`` single-axis eigenfunctions with the
+smallest eigenvalues (products are left out, as their signs depend on the others); a long axis gives several bits, of rising frequency.
+A bit is the sign of its function; codes are compared by Hamming distance. ε does not change the order of eigenvalues, so no code.
+Unsupervised.
 
-As in the authors' description, at most ``bits`` principal components are used. Deviation, in this method's favour and as for
-the other unsupervised ones: vectors are scaled to length 1 first (``normalize=False`` leaves them).
+As in the authors' description, at most ``bits`` principal components are used. Deviation, in this method's favour, as for
+other unsupervised methods: vectors are scaled to unit length first (``normalize=False`` disables it).
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from .itq import BinaryMethod
 
 
 class SH(BinaryMethod):
-    """Spectral hashing. Nothing in it is random: the seed changes nothing.
+    """Spectral hashing. Deterministic: the seed has no effect.
 
     Args:
-        normalize: scale vectors to length 1 (a zero vector stays zero).
+        normalize: scale vectors to unit length (a zero vector stays zero).
 
     Attributes:
-        axes: float32 [P, width], orthonormal rows: the principal components that carry a bit, by falling variance.
-        box: float32 [P, 2], smallest and largest coordinate of the training vectors along each.
-        modes: int64 [bits, 2], for each bit the number of its axis and its k, by rising eigenvalue.
+        axes: float32 [P, width], orthonormal rows: the principal components with bits, by falling variance.
+        box: float32 [P, 2], range of the training vectors along each.
+        modes: int64 [bits, 2], axis and k of each bit, by rising eigenvalue.
     """
 
     name = "sh"
@@ -56,10 +56,10 @@ class SH(BinaryMethod):
     def _fit(self, x: Floats, labels: Labels | None) -> None:
         del labels
         if len(x) < 2:
-            raise DataError(f"{self.name}: {len(x)} training vector: give 2 at least")
+            raise DataError(f"{self.name}: {len(x)} training vector: give at least 2")
         x = scaled_rows(x) if self.normalize else x
         mean: NDArray[np.float64] = x.mean(axis=0, dtype=np.float64)
-        # From the centred rows, block by block: E[xx'] - mm' would lose small variances far from the origin.
+        # From centred rows, in blocks: E[xx'] - mm' would lose small variances far from the origin.
         covariance = np.zeros((x.shape[1], x.shape[1]))
         for i in range(0, len(x), 8192):
             centred = x[i : i + 8192] - mean
@@ -74,11 +74,11 @@ class SH(BinaryMethod):
         self.axes = np.ascontiguousarray(axes, dtype=np.float32)
         y = self._coordinates(x)
         low, high = y.min(axis=0), y.max(axis=0)
-        # An axis of no length has no function of small eigenvalue; rounding must not make it one of a large k.
+        # An axis without extent has no function with a small eigenvalue; rounding must not give it one.
         longest = float((high - low).max())
         real = high - low > 1e-5 * max(longest, float(np.finfo(np.float32).tiny))
         if not real.any():
-            raise DataError(f"{self.name}: all training vectors are equal: there is nothing to tell apart")
+            raise DataError(f"{self.name}: all training vectors are equal")
         self.axes, low, high = self.axes[real], low[real], high[real]
         self.box = np.stack([low, high], axis=1)
         self.modes = smallest_modes(high - low, self.bits)
@@ -96,8 +96,8 @@ class SH(BinaryMethod):
 def smallest_modes(lengths: NDArray[Any], count: int) -> NDArray[np.int64]:
     """The ``count`` pairs (axis, k >= 1) with the smallest eigenvalues in a box of these edge lengths [P]: int64 [count, 2].
 
-    1 - exp(-ε²/2 (k π / length)²) rises with k / length, so that is what they are sorted by; of equal ones the first axis comes
-    first. No axis can have more than ``count`` of them, nor more than its share of the longest axis' k.
+    1 - exp(-ε²/2 (k π / length)²) rises with k / length, the sort key; ties go to the first axis. No axis can have more than
+    ``count`` of them, nor more than its share of the longest axis' k.
     """
     lengths = np.asarray(lengths, dtype=np.float64)
     most = np.ceil(count * lengths / lengths.max()).astype(np.int64)
@@ -108,6 +108,6 @@ def smallest_modes(lengths: NDArray[Any], count: int) -> NDArray[np.int64]:
 
 
 def eigenfunction(x: NDArray[Any], k: NDArray[np.int64], low: NDArray[Any], high: NDArray[Any]) -> Floats:
-    """Φ_k at coordinates x [n, bits] in the boxes [low, high] [bits]: float32 [n, bits]; it goes on periodically outside."""
+    """Φ_k at coordinates x [n, bits] in the boxes [low, high] [bits]: float32 [n, bits]; periodic outside."""
     phase = np.pi / 2 + k * np.pi * (x.astype(np.float64) - low) / (high - low)
     return np.asarray(np.sin(phase), dtype=np.float32)

@@ -1,30 +1,30 @@
-"""SSDH, semi-supervised deep hashing with a graph that is built in every mini-batch.
+"""SSDH, semi-supervised deep hashing with a graph built in every mini-batch.
 
 Zhang and Peng, "SSDH: Semi-supervised Deep Hashing for Large Scale Image Retrieval", IEEE Transactions on Circuits and Systems for
-Video Technology, 2017 (arXiv 1607.08477). The deep features of the network go into a hash layer, h = sigmoid(u) in [0, 1]^q, and
-beside it into a classifier. With d(i, j) = ||h_i - h_j||², the loss is the sum of
+Video Technology, 2017 (arXiv 1607.08477). The network's deep features go into a hash layer, h = sigmoid(u) in [0, 1]^q, and
+into a classifier. With d(i, j) = ||h_i - h_j||², the loss is the sum of
 
 * the supervised ranking term, for labelled triplets (a, p, n): max(0, m_t + d(a, p) - d(a, n));
 * the semi-supervised embedding term, λ times the contrast of neighbours and of distant items, labelled or not:
-  d(i, j) for neighbours, max(0, m_p - sqrt d(i, j))² for distant ones. Who is a neighbour is read from the deep features of this
-  very mini-batch, so that the graph becomes better as the network does;
-* the pseudo-label term, λ times the same contrast between each unlabelled item and the items of the same class, or of another one,
-  as the classifier has it (for labelled partners as their labels have it);
+  d(i, j) for neighbours, max(0, m_p - sqrt d(i, j))² for distant ones. Neighbours are determined from the deep features of
+  the same mini-batch, so that the graph improves with the network;
+* the pseudo-label term, λ times the same contrast between each unlabelled item and items of the same class or another one, by
+  predicted classes (for labelled partners by their labels);
 * the classifier's cross entropy on the labelled items.
 
-A bit is 1 where h > 1/2, that is where u > 0. The constants are those of the authors' published settings for the CNN-F network:
+A bit is 1 if h > 1/2, that is u > 0. The constants are the authors' published settings for the CNN-F network:
 λ = 0.1, m_t = 1, m_p = 2.5 for 12 bits and 3 above, the nearest 8 of 128 as neighbours, distant ones from the farthest tenth.
 
 Deviations, and why:
 
-* The margin m_t is ``bits / 8``, with 1 as the least: the squared distance of two codes grows with their length, and a margin of 1
-  at 48 bits is met by codes that differ in one or two bits. Chosen by the held-out labelled items of the CIFAR-10 features.
-* The ranking term is halved. Of the pairs of the embedding and pseudo-label terms, near and far ones are averaged apart and count half
-  each, however many there are of either; the paper sums over all pairs.
+* The margin m_t is ``bits / 8``, at least 1: squared distances grow with the code length, and a margin of 1 at 48 bits is met by
+  codes that differ in one or two bits. Chosen on held-out labelled items of the CIFAR-10 features.
+* The ranking term is halved. Of the pairs of the embedding and pseudo-label terms, near and far ones are averaged separately with equal
+  weight; the paper sums over all pairs.
 * The classifier is a softmax over labels with equal shares (the authors' is a sigmoid where items have several labels), and negatives of
   the pseudo-label term are items of any other class (theirs: of the least probable one).
-* All triplets and pairs of the mini-batch are averaged, where the authors draw a few for each anchor: the same expectation with less
-  noise, and in O(B²) memory (see :func:`triplet_ranking`).
+* All triplets and pairs of the mini-batch are averaged; the authors sample a few per anchor: the same expectation with less noise, in
+  O(B²) memory (see :func:`triplet_ranking`).
 """
 
 from __future__ import annotations
@@ -53,16 +53,15 @@ def squared_distances(a: Tensor, b: Tensor) -> Tensor:
 
 
 def triplet_ranking(distances: Tensor, labels: Tensor, margin: float) -> Tensor:
-    """Mean of max(0, margin + d(a, p) - d(a, n)) over *all* triplets, a scalar; 0 where there is none.
+    """Mean of max(0, margin + d(a, p) - d(a, n)) over *all* triplets, a scalar; 0 without triplets.
 
-    p is another row that shares a label with a, n one that shares none; rows without labels are in no triplet. With the negatives of
-    an anchor sorted, those inside the margin of a positive are the first ones, and their sum is a prefix sum: O(B²) memory and
-    O(B² log B) time for B³ triplets.
+    p is another row that shares a label with a, n one that shares none; unlabelled rows are ignored. Among an anchor's sorted
+    negatives those within the margin come first, so their sum is a prefix sum: O(B²) memory and O(B² log B) time for B³ triplets.
 
     Args:
         distances: float [B, B].
         labels: multi-hot [B, C]; a zero row is unlabelled.
-        margin: by how much a negative should be farther than a positive.
+        margin: minimum difference of negative and positive distances.
     """
     y = multihot(labels, distances)
     known = y.any(dim=1)
@@ -79,15 +78,15 @@ def triplet_ranking(distances: Tensor, labels: Tensor, margin: float) -> Tensor:
 
 
 def contrast(distances: Tensor, near: Tensor, far: Tensor, margin: float) -> Tensor:
-    """Mean of d over the pairs ``near``, plus mean of max(0, margin - sqrt d)² over the pairs ``far``; half of the sum, a scalar.
+    """Mean of d over the pairs ``near``, plus mean of max(0, margin - sqrt d)² over the pairs ``far``; half the sum, a scalar.
 
     Args:
-        distances: squared ones, float [B, B].
+        distances: squared distances, float [B, B].
         near, far: bool [B, B]; either may be empty.
-        margin: distance (not squared) that far pairs should have.
+        margin: minimum distance (not squared) of far pairs.
     """
     pull = (distances * near).sum() / near.sum().clamp_min(1)
-    # The root has an infinite slope at 0, where two rows are equal.
+    # The root has an infinite gradient at 0, for equal rows.
     gap = (margin - (distances + 1e-6).sqrt()).relu().square()
     push = (gap * far).sum() / far.sum().clamp_min(1)
     return (pull + push) / 2
@@ -95,14 +94,14 @@ def contrast(distances: Tensor, near: Tensor, far: Tensor, margin: float) -> Ten
 
 @torch.no_grad()
 def batch_graph(features: Tensor, near: float, far: float) -> tuple[Tensor, Tensor]:
-    """The graph of a mini-batch: for each row its nearest and its farthest others by the distance of features.
+    """Graph of a mini-batch: nearest and farthest other rows of each row, by feature distance.
 
     Args:
         features: float [B, W].
-        near, far: shares of the batch; at least one row each.
+        near, far: shares of the batch, at least one row each.
 
     Returns:
-        Two bool [B, B]: who is a neighbour of the row, and who is distant from it.
+        Two bool [B, B]: neighbours of each row, and distant rows.
     """
     B = len(features)
     if B < 3:
@@ -118,16 +117,16 @@ def batch_graph(features: Tensor, near: float, far: float) -> tuple[Tensor, Tens
 
 
 class SSDH(TrainableMethod):
-    """See the module's head.
+    """See the module docstring.
 
     Args:
-        backbone: the shared extractor; its head is the hash layer, so its output has a dimension for every bit.
+        backbone: the shared extractor; its head is the hash layer, with one output per bit.
         n_classes: C, of the classifier.
         margin_rank: m_t; default: max(1, bits / 8).
         margin_pair: m_p; default: 2.5 up to 12 bits, else 3.
         weight: λ.
-        near, far: shares of a mini-batch that are neighbours, and distant.
-        generator: source of the classifier's first weights.
+        near, far: shares of a mini-batch that count as neighbours and as distant.
+        generator: for the classifier's initial weights.
     """
 
     name = "ssdh"
@@ -150,7 +149,7 @@ class SSDH(TrainableMethod):
         self.margin_rank = max(1.0, self.bits / 8) if margin_rank is None else margin_rank
         self.margin_pair = (2.5 if self.bits <= 12 else 3.0) if margin_pair is None else margin_pair
         if min(self.margin_rank, self.margin_pair, weight) < 0 or not 0 < near + far <= 1:
-            raise UsageError("ssdh: margins and weight must not be negative, near + far must lie in (0, 1]")
+            raise UsageError("ssdh: margins and weight must not be negative, near + far must be in (0, 1]")
         self.weight, self.near, self.far = weight, near, far
         start_small(cast(nn.Linear, backbone.head), generator)
         self.classifier = make_linear(cast(nn.Linear, backbone.head).in_features, n_classes, generator)
@@ -179,16 +178,16 @@ class SSDH(TrainableMethod):
         return {"total": total, **parts}
 
     def exported(self) -> Backbone:
-        """The backbone with the hash layer: u, whose sign is the code."""
+        """The backbone with the hash layer, up to u, whose sign is the code."""
         return self.backbone
 
     def coder(self) -> SignCoder:
-        """Signs and the Hamming distance."""
+        """Coder of the signs, Hamming distance."""
         return SignCoder(self.bits)
 
 
 def make_linear(width: int, out: int, generator: torch.Generator | None) -> nn.Linear:
-    """A linear layer, its weights uniform (Xavier) from ``generator`` (``None``: seed 0), its bias 0."""
+    """A linear layer with Xavier-uniform weights from ``generator`` (``None``: seed 0) and zero bias."""
     layer = nn.Linear(width, out)
     nn.init.xavier_uniform_(layer.weight, generator=generator or torch.Generator().manual_seed(0))
     nn.init.zeros_(layer.bias)
@@ -196,33 +195,33 @@ def make_linear(width: int, out: int, generator: torch.Generator | None) -> nn.L
 
 
 def start_small(layer: nn.Linear, generator: torch.Generator | None) -> None:
-    """Give a hash layer normal weights of deviation 0.005, as the authors of SSDH do.
+    """Initialise a hash layer with normal weights of standard deviation 0.005, as the authors of SSDH do.
 
-    Weights of the usual size make codes of the random network that the losses first have to undo. BGDH on the CIFAR-10 features at
-    48 bits, 500 steps: mAP 0.38 with Xavier's weights, 0.54 with these.
+    Larger weights give random codes that the losses first have to undo. BGDH on the CIFAR-10 features at
+    48 bits, 500 steps: mAP 0.38 with Xavier weights, 0.54 with these.
     """
     nn.init.normal_(layer.weight, std=0.005, generator=generator or torch.Generator().manual_seed(0))
     nn.init.zeros_(layer.bias)
 
 
 def soft_cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """Cross entropy with the multi-hot rows of ``y`` [B, C] divided by their sum, a scalar."""
+    """Cross entropy with the rows of multi-hot ``y`` [B, C] normalised to sum to 1, a scalar."""
     return F.cross_entropy(logits, y / y.sum(dim=1, keepdim=True).clamp_min(1))
 
 
 def same_class(y: Tensor, logits: Tensor) -> Tensor:
-    """Whether unlabelled rows have the class of others: bool [U, B + U].
+    """Whether unlabelled rows share their class with other rows: bool [U, B + U].
 
     Args:
         y: multi-hot labels of the labelled rows, [B, C].
-        logits: of the unlabelled ones, [U, C]; their pseudo-label is the most probable class.
+        logits: of the unlabelled rows, [U, C]; their pseudo-label is the most probable class.
     """
     pseudo = F.one_hot(logits.argmax(dim=1), y.shape[1]).to(y.dtype)
     return pseudo @ torch.cat([(y > 0).to(y.dtype), pseudo]).T > 0
 
 
 def build(config: Config, dataset: Dataset, image_size: int, n_classes: int) -> SSDH:
-    """A fresh SSDH for the items of ``dataset``."""
+    """An untrained SSDH for ``dataset``."""
     generator = torch.Generator().manual_seed(config.training.seed)
     input_ = input_description(dataset, image_size)
     backbone = build_extractor(config, input_, config.quantizer.bits, generator)

@@ -2,37 +2,36 @@
 
 Wang, Hu, Cheng and Hou, "Semi-supervised Generative Adversarial Hashing for Image Retrieval", ECCV 2018. Three networks:
 
-* the generator G makes of an item x and noise a similar item x⁺ and a dissimilar one x⁻, for unlabelled items too;
-* the discriminator D separates real triplets (x, p, n) of labelled items from synthetic ones (x, x⁺, x⁻), so that G learns what similar
-  and dissimilar mean and not just what items look like;
+* the generator G turns an item x (labelled or not) and noise into a similar item x⁺ and a dissimilar one x⁻;
+* the discriminator D separates real triplets (x, p, n) of labelled items from synthetic ones (x, x⁺, x⁻), so that G learns
+  similarity and not just the appearance of items;
 * the hashing network H, with h = sigmoid(u), learns from both (semi-supervised ranking loss):
   mean max(0, m + d(a, p) - d(a, n)) over real triplets, plus λ times the same over synthetic ones, d(i, j) = ||h_i - h_j||².
 
-G and H are adversaries as well (adversary ranking loss): G raises the ranking loss of its triplets, as far as D finds them real, so
-that H is shown hard ones. With V = E log D(real) + E log(1 - D(synthetic)), D raises V and G lowers it.
+G and H are adversaries as well (adversary ranking loss): G maximises the ranking loss of its triplets, as far as D accepts them, so
+that H sees hard ones. With V = E log D(real) + E log(1 - D(synthetic)), D maximises V and G minimises it.
 
-On embeddings G makes (standardised) embeddings, with perceptrons for G and D; on images it makes images, with small convolutional
-networks: G an encoder and a decoder with skip connections, D a stack of strided convolutions.
+For embeddings, G generates (standardised) embeddings, and G and D are perceptrons; for images, both are small convolutional networks:
+G an encoder-decoder with skip connections, D a stack of strided convolutions.
 
-The three networks and the two ranking losses follow the paper's account of them; where an equation was not at hand the form is the
-one above.
+The networks and ranking losses follow the paper's description; where an equation was not available, the form above is used.
 
 Deviations, and why:
 
-* The three networks step at once, not in turns: ``total`` is the sum of their losses, and each is formed with the *other* networks'
-  weights and inputs detached, so every network gets the gradient of its own objective alone, from one optimizer. A reversed gradient
-  would do so as well, but forces on G the loss log(1 - D), which has no slope where D is sure; here G raises log D.
-* D takes real triplets in the wrong order (x, n, p) for synthetic ones too. Otherwise, with few labels, it never learns what similar
-  means: G's similar items came out farther than its dissimilar ones.
-* D is spectrally normalised (Miyato et al., ICLR 2018), sees its items with noise, and is to say 0.9 of real ones: on embeddings it
-  else tells all synthetic ones after a few steps, and G has nothing to learn from.
-* Synthetic triplets count from a quarter of the steps on, in full from three quarters: those of an untrained G are wrong.
-* ``m`` is ``bits / 8`` (at least 1). λ is 0.03, chosen of two values by the held-out labelled items of the CIFAR-10 features; m, the weight
+* The three networks step together, not alternately: ``total`` is the sum of their losses, each with the *other* networks' weights and
+  inputs detached, so every network gets the gradient of its own objective only, from one optimizer. Gradient reversal would force the
+  loss log(1 - D) on G, which has no gradient when D is certain; here G maximises log D.
+* D also sees real triplets in the wrong order (x, n, p) as synthetic ones. Otherwise, with few labels, it does not learn similarity:
+  G's similar items were farther away than its dissimilar ones.
+* D is spectrally normalised (Miyato et al., ICLR 2018), gets noisy inputs, and has the target 0.9 for real triplets: on
+  embeddings it otherwise detects all synthetic ones after a few steps, and G cannot learn.
+* The weight of synthetic triplets rises from 0 at a quarter of the steps to full at three quarters, as an untrained G is useless.
+* ``m`` is ``bits / 8`` (at least 1). λ is 0.03, chosen from two values on held-out labelled items of the CIFAR-10 features; m, the weight
   of the adversary ranking loss and the widths of G and D were set by hand. The paper's networks are for images.
-  Synthetic triplets have not helped there so far: the held-out mAP at 12 bits is 0.51 with λ = 0.2 and 0.55 with λ = 0.03, because
-  G, as H's adversary, makes similar items that are farther than its dissimilar ones, and D lets them pass.
-* The real triplets of H are all those of the mini-batch, those of D one for each labelled item. The hash layer starts small
-  (:func:`~gpq_faiss.methods.ssdh.start_small`).
+  Synthetic triplets have not helped so far: the held-out mAP at 12 bits is 0.51 with λ = 0.2 and 0.55 with λ = 0.03, because
+  G, as H's adversary, makes similar items that are farther than its dissimilar ones, and D accepts them.
+* The real triplets of H are all those of the mini-batch, those of D one for each labelled item. The hash layer has small
+  initial weights (:func:`~gpq_faiss.methods.ssdh.start_small`).
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class FeatureGenerator(nn.Module):
     Args:
         width: W of the embeddings.
         noise: width of the noise.
-        hidden: units of its two hidden layers.
+        hidden: units of each of the two hidden layers.
     """
 
     def __init__(self, width: int, noise: int, hidden: int) -> None:
@@ -81,17 +80,17 @@ class FeatureGenerator(nn.Module):
         )
 
     def forward(self, x: Tensor, z: Tensor) -> Pair:
-        """Standardised [n, W] and noise [n, Z] to two float [n, W]."""
+        """From standardised [n, W] and noise [n, Z] to two float [n, W]."""
         similar, dissimilar = self.layers(torch.cat([x, z], dim=1)).split(self.width, dim=1)
         return similar, dissimilar
 
 
 class ImageGenerator(nn.Module):
-    """An encoder and a decoder of convolutions with skip connections, for images of any size from 4 pixels on.
+    """A convolutional encoder-decoder with skip connections, for images of at least 4 pixels.
 
     Args:
-        noise: width of the noise, which joins where the image is smallest.
-        hidden: channels there.
+        noise: width of the noise, which is added at the bottleneck.
+        hidden: channels of the bottleneck.
     """
 
     def __init__(self, noise: int, hidden: int) -> None:
@@ -104,13 +103,13 @@ class ImageGenerator(nn.Module):
         self.out = nn.Conv2d(half + 3, 6, 3, padding=1)
 
     def forward(self, x: Tensor, z: Tensor) -> Pair:
-        """Normalised images [n, 3, S, S] and noise [n, Z] to two float [n, 3, S, S]."""
+        """From normalised images [n, 3, S, S] and noise [n, Z] to two float [n, 3, S, S]."""
         fine = F.leaky_relu(self.down1(x), 0.2)
         coarse = F.leaky_relu(self.down2(fine), 0.2)
         spread = z[:, :, None, None].expand(-1, -1, *coarse.shape[2:])
         up = F.leaky_relu(self.up1(torch.cat([coarse, spread], dim=1)), 0.2)
         up = F.leaky_relu(self.up2(torch.cat([_enlarge(up, fine), fine], dim=1)), 0.2)
-        # Normalised pixels lie in about ±2.7 (ImageNet's mean and deviation).
+        # Normalised pixels are within about ±2.7 (ImageNet's mean and deviation).
         similar, dissimilar = (3 * self.out(torch.cat([_enlarge(up, x), x], dim=1)).tanh()).split(3, dim=1)
         return similar, dissimilar
 
@@ -158,7 +157,7 @@ class ImageDiscriminator(nn.Module):
 
 
 class HashNetwork(nn.Module):
-    """H: the shared extractor, whose output is u; it also takes items that are normalised already."""
+    """H: the shared extractor with output u; also accepts normalised items."""
 
     def __init__(self, backbone: Backbone) -> None:
         super().__init__()
@@ -171,14 +170,14 @@ class HashNetwork(nn.Module):
 
 
 def frozen(module: nn.Module, *args: Tensor, **kwargs: Any) -> Tensor:
-    """``module(*args)`` with gradients for the arguments, but none for its weights."""
+    """``module(*args)`` with gradients for the arguments, not for its weights."""
     weights = {name: p.detach() for name, p in module.named_parameters()}
     return cast(Tensor, functional_call(module, weights, args, kwargs))
 
 
 @contextlib.contextmanager
 def keep_statistics(module: nn.Module) -> Iterator[None]:
-    """Batch norms within do not let what passes now into their running statistics."""
+    """Context in which batch norms do not update their running statistics."""
     norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     momenta = [m.momentum for m in norms]
     for m in norms:
@@ -191,7 +190,7 @@ def keep_statistics(module: nn.Module) -> Iterator[None]:
 
 
 def draw_triplets(labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """For each labelled row that has both, a random row that shares a label with it and one that shares none.
+    """For each labelled row, a random row that shares a label and one that shares none, if both exist.
 
     Args:
         labels: multi-hot [B, C].
@@ -222,18 +221,18 @@ def ranking(a: Tensor, p: Tensor, n: Tensor, margin: float) -> Tensor:
 
 
 class SSGAH(TrainableMethod):
-    """See the module's head.
+    """See the module docstring.
 
     Args:
-        backbone: the shared extractor, with a dimension of the output for every bit.
+        backbone: the shared extractor, with one output per bit.
         margin: m; default: max(1, bits / 8).
         synthetic: λ, weight of the synthetic triplets.
         adversary: weight of the adversary ranking loss, for G.
-        blur: deviation of the noise on what D sees, normalised items having about 1.
+        blur: standard deviation of the noise on D's inputs; normalised items have about 1.
         noise: width of the noise.
-        hidden: units of G and D (on images, channels).
+        hidden: units (for images: channels) of G and D.
         smooth: the target of D for real triplets.
-        generator: source of the first weights.
+        generator: for the initial weights.
     """
 
     name = "ssgah"
@@ -276,7 +275,7 @@ class SSGAH(TrainableMethod):
             if isinstance(layer, (nn.Linear, nn.Conv2d)):
                 nn.init.kaiming_normal_(layer.weight, a=0.2, generator=source)
                 nn.init.zeros_(cast(Tensor, layer.bias))
-        # Its power iteration starts from torch's global source of randomness.
+        # Its power iteration starts from torch's global random generator.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(torch.randint(2**62, (), generator=source)))
             for layer in list(self.discriminator.modules()):
@@ -284,8 +283,8 @@ class SSGAH(TrainableMethod):
                     spectral_norm(layer)
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
-        """``rank`` and ``synthetic`` for H, ``discriminator`` for D, ``generator`` and ``adversary`` for G; and the sum of what each
-        network minimises, without a gradient from one's loss in another."""
+        """``rank`` and ``synthetic`` for H, ``discriminator`` for D, ``generator`` and ``adversary`` for G; and their
+        total, in which each network gets gradients from its own loss only."""
         x, n = batch.x, len(batch.y)
         with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=amp):
             u = self.network(x)
@@ -318,7 +317,7 @@ class SSGAH(TrainableMethod):
             swapped = F.softplus(self.discriminator(*blurred(v[a], v[q], v[p]))).mean()
             parts["discriminator"] = (fake + swapped) / 2 + real
         parts["generator"] = F.softplus(-frozen(self.discriminator, *blurred(v, *made))).mean()  # -log D
-        # Triplets of a generator that has learnt nothing yet teach the wrong thing.
+        # Triplets of an untrained generator are misleading.
         trust = min(1.0, max(0.0, 2 * batch.step / batch.steps - 0.5))
         total = (
             parts["rank"]
@@ -330,16 +329,16 @@ class SSGAH(TrainableMethod):
         return {"total": total, **parts}
 
     def exported(self) -> HashNetwork:
-        """H, to u, whose sign is the code."""
+        """H up to u, whose sign is the code."""
         return self.network
 
     def coder(self) -> SignCoder:
-        """Signs and the Hamming distance."""
+        """Coder of the signs, Hamming distance."""
         return SignCoder(self.bits)
 
 
 def build(config: Config, dataset: Dataset, image_size: int, n_classes: int) -> SSGAH:
-    """A fresh SSGAH for the items of ``dataset``."""
+    """An untrained SSGAH for ``dataset``."""
     del n_classes
     generator = torch.Generator().manual_seed(config.training.seed)
     input_ = input_description(dataset, image_size)

@@ -1,19 +1,19 @@
 """SUBIC: Jain, Zepeda, Pérez and Gribonval, "SUBIC: A Supervised, Structured Binary Code for Image Search", ICCV 2017.
 
-The network ends in M blocks of K softmax activations z; the code has in each block a 1 where the activation is largest, so it
-has M log2 K bits. A linear classifier on the activations is trained along, and two entropies of the blocks make the activations
-near to one-hot, and all K of a block equally frequent::
+The network ends in M blocks of K softmax activations z; the code has a 1 at the largest activation of each block, so it has M log2 K
+bits. A linear classifier on the activations is trained jointly, and two block entropies make activations nearly one-hot and all K of
+a block equally frequent::
 
     L = CE(z, y) / log2 C  +  γ/(M log2 K) mean_i Σ_m H(z_im)  -  μ/(M log2 K) Σ_m H(mean_i z_im)
 
-with entropies and the cross entropy in bits: the classification loss, the mean entropy and the (negative) batch entropy. A search
-is asymmetric: the activations of the query, inner product with the code.
+with entropies and the cross entropy in bits: the classification loss, the mean entropy and the (negative) batch entropy. Search is
+asymmetric: the inner product of the query's activations with the code.
 
 Deviations:
 
-* K = 16, as of the product codes beside it: a block is a codebook of 4 bits. The paper's blocks are larger.
-* With several labels per item the targets are its labels, each with an equal share.
-* γ = 0.03 and μ = 0.3, chosen on held-out items out of 0.01 to 1 each. With 1 and 1, the defaults of the authors' published code, the
+* K = 16, as for the product codes: a block is a codebook of 4 bits. The paper's blocks are larger.
+* The targets of an item with several labels are its labels with equal shares.
+* γ = 0.03 and μ = 0.3, chosen on held-out items from 0.01 to 1 each. With 1 and 1, the defaults of the authors' published code, the
   entropies outweigh the classes within 500 steps on features: 0.44 against 0.63 mAP of held-out items at 12 bits.
 """
 
@@ -68,10 +68,10 @@ class SUBIC(TrainableMethod):
 
     Args:
         backbone: of output width M * K.
-        M, K: blocks, and activations of each.
+        M, K: blocks, and activations per block.
         n_classes: C, at least 2.
         gamma, mu: weights γ of the mean entropy and μ of the batch entropy.
-        seed: of the classifier's first weights.
+        seed: of the classifier's initial weights.
     """
 
     name = "subic"
@@ -90,7 +90,7 @@ class SUBIC(TrainableMethod):
     ) -> None:
         super().__init__()
         if min(gamma, mu) < 0:
-            raise UsageError(f"subic: gamma {gamma} and mu {mu} are weights and cannot be negative")
+            raise UsageError(f"subic: gamma {gamma} and mu {mu} must not be negative")
         if n_classes < 2:
             raise UsageError(f"subic: {n_classes} class: a classifier needs at least 2")
         self.network = _Network(backbone, M)
@@ -127,16 +127,16 @@ class SUBIC(TrainableMethod):
         return {"total": total, **parts}
 
     def exported(self) -> nn.Module:
-        """The network up to the block softmax."""
+        """The network with block softmax."""
         return self.network
 
     def coder(self) -> ProductCoder:
-        """One-hot blocks: the nearest unit vector of a block is the one of its largest activation."""
+        """Coder of one-hot blocks: the unit vector nearest to a block is that of its largest activation."""
         return ProductCoder(np.broadcast_to(np.eye(self.K, dtype=np.float32), (self.M, self.K, self.K)))
 
 
 def build(config: Config, dataset: Dataset, image_size: int, n_classes: int) -> SUBIC:
-    """A fresh SUBIC for the items of ``dataset``."""
+    """An untrained SUBIC for ``dataset``."""
     q, seed = config.quantizer, config.training.seed
     generator = torch.Generator().manual_seed(seed)
     width = q.codebooks * q.codewords

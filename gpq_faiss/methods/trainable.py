@@ -1,8 +1,8 @@
-"""What the training loop needs of a method that learns by gradient.
+"""Interface of methods trained by gradient descent.
 
 The loop (:mod:`gpq_faiss.training.loop`) is the same for all: it draws batches, calls :meth:`TrainableMethod.losses`, steps the
-optimizer, and keeps the weights that rank the held-out items best. A method is its losses, the network that it exports, and
-the :class:`~gpq_faiss.methods.base.Coder` that makes bytes of that network's vectors.
+optimizer, and keeps the weights that rank held-out items best. A method provides losses, the exported network, and the
+:class:`~gpq_faiss.methods.base.Coder` of its vectors.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class TrainingBatch:
     """Items of one step, on the device.
 
     Attributes:
-        x: items, float [B + U, ...]: B labelled ones first, then U unlabelled ones (U may be 0). With ``share``, those of this process
-            alone; ``y`` and the rows are of the joint batch all the same.
+        x: items, float [B + U, ...]: B labelled ones first, then U unlabelled ones (U may be 0). With ``share``, only those of this
+            process; ``y`` and the rows are still of the joint batch.
         y: multi-hot labels of the first B, float [B, C].
-        step, steps: number of this step (from 0), and of all.
-        generator: source of randomness of this step, on the CPU so that a seed means the same on every device.
-        rows: int64 [B], numbers of the labelled items in the data set, for methods that keep something for each of them.
-        unlabelled_rows: int64 [U], those of the others.
-        share: what of the joint batch of several processes this one has; None: all.
+        step, steps: index of this step (from 0), and number of steps.
+        generator: random generator of this step, on the CPU so that seeds mean the same on every device.
+        rows: int64 [B], data set rows of the labelled items, for methods with per-item state.
+        unlabelled_rows: int64 [U], data set rows of the unlabelled items.
+        share: this process' share of a joint batch of several processes; None: all.
     """
 
     x: Tensor
@@ -53,17 +53,17 @@ class TrainingBatch:
 
     @property
     def has_unlabelled(self) -> bool:
-        """Whether U is above 0, in the joint batch."""
+        """Whether U > 0 in the joint batch."""
         if self.share is None:
             return len(self.x) > len(self.y)
         return any(unlabelled for _, unlabelled in self.share.counts)
 
     def joint(self, run: Callable[[Tensor], Tensor]) -> Tensor:
-        """What ``run`` makes of all items of the joint batch, float [B + U, E], with gradients."""
+        """Output of ``run`` for all items of the joint batch, float [B + U, E], with gradients."""
         return run(self.x) if self.share is None else self.share.joint(run, self.x)
 
     def joint_apart(self, run: Callable[[Tensor], Tensor]) -> Tensor:
-        """As :meth:`joint`, where labelled and unlabelled items, which there must be, are run apart."""
+        """As :meth:`joint`, but labelled and unlabelled items (U > 0) are run separately."""
         if self.share is None:
             n = len(self.y)
             return torch.cat([run(self.x[:n]), run(self.x[n:])])
@@ -75,10 +75,10 @@ class TrainableMethod(nn.Module, ABC):
 
     name: str
     uses_unlabelled: bool = True
-    """Whether batches hold unlabelled items; those of supervised methods do not."""
+    """Whether batches contain unlabelled items; False for supervised methods."""
     codes_only: tuple[str, ...] = ()
-    """Settings (``section.key``) that only the final :meth:`fit_codebooks` depends on: without held-out items, a training is the same
-    whatever they are, and :meth:`adopt` can stand for it."""
+    """Settings (``section.key``) that affect only the final :meth:`fit_codebooks`: without held-out items, trainings that differ only in
+    these are equal, and :meth:`adopt` can replace them."""
 
     @abstractmethod
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
@@ -86,21 +86,21 @@ class TrainableMethod(nn.Module, ABC):
 
     @abstractmethod
     def exported(self) -> nn.Module:
-        """The network that encodes: input to the vectors float32 [B, D] that :meth:`coder` takes."""
+        """The network that encodes: input to vectors float32 [B, D] for :meth:`coder`."""
 
     @abstractmethod
     def coder(self) -> Coder:
-        """What makes codes of the exported network's vectors, as things are now."""
+        """Coder of the exported network's vectors, in its current state."""
 
     def extractors(self) -> list[Backbone]:
-        """The backbones whose input statistics are to be fitted before the training."""
+        """Backbones whose input statistics are fitted before the training."""
         return [module for module in self.modules() if isinstance(module, Backbone)]
 
     def fit_inputs(self, reader: Reader, rows: NDArray[np.int64]) -> None:
-        """Centre features and divide them by one deviation for all dimensions, of (at most 50,000 of) the training rows.
+        """Standardise features with a mean per dimension and one standard deviation, from at most 50,000 training rows.
 
-        One for all, because embeddings often come from a PCA, whose last dimensions are noise: a deviation for each would
-        blow it up (measured with GPQ on the CIFAR-10 features: 0.53 instead of 0.57 mAP).
+        One deviation for all dimensions, because the last dimensions of a PCA are noise, which one per dimension would
+        amplify (measured with GPQ on the CIFAR-10 features: 0.53 instead of 0.57 mAP).
         """
         if isinstance(reader.dataset, FeatureDataset):
             values, _ = reader.fetch(rows[:: -(-len(rows) // 50_000)])
@@ -109,33 +109,33 @@ class TrainableMethod(nn.Module, ABC):
 
     def fit_labels(self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32]) -> None:
         """Called once before the training, after :meth:`fit_inputs`, with all labelled training items: their rows int64 [n],
-        ascending, and multi-hot labels float32 [n, C]. For methods that first work something out from them."""
+        ascending, and multi-hot labels float32 [n, C]. For methods that precompute something from labels."""
         del reader, rows, y
 
     def prepared(self) -> dict[str, Any]:
-        """What :meth:`fit_inputs` and :meth:`fit_labels` found, as far as it is no part of the state: tensors, numbers and None."""
+        """Results of :meth:`fit_inputs` and :meth:`fit_labels` that are not in the state: tensors, numbers and None."""
         return {}
 
     def take_prepared(self, found: dict[str, Any]) -> None:
-        """Take over what :meth:`prepared` gave in another process."""
+        """Set the result of :meth:`prepared` from another process."""
         del found
 
     def adopt(self, other: TrainableMethod) -> None:
-        """Take over what ``other`` has learnt, a method of the same settings but for :attr:`codes_only` that is trained already."""
+        """Copy the weights of ``other``, a trained method with the same settings except :attr:`codes_only`."""
         raise NotImplementedError(type(other).__name__)
 
     def optimizer(self, config: TrainingConfig) -> torch.optim.Optimizer:
-        """Adam as the paper has it."""
+        """Adam, as in the paper."""
         parameters = [p for p in self.parameters() if p.requires_grad]
         return torch.optim.Adam(parameters, lr=config.learning_rate, betas=(config.beta1, 0.999))
 
     def before_step(self, step: int, steps: int, sample: Callable[[int], Iterator[Tensor]]) -> None:
-        """Called before step ``step`` of ``steps``; ``sample(n)`` gives blocks of up to n training inputs in all."""
+        """Called before step ``step`` of ``steps``; ``sample(n)`` yields blocks of up to n training inputs in total."""
         del step, steps, sample
 
     def fit_codebooks(self, sample: Callable[[int], Iterator[Tensor]], *, final: bool = False) -> None:
-        """Called before :meth:`coder` is, at each validation, and with ``final`` once after the training; ``sample`` as in
-        :meth:`before_step`. For methods whose codewords follow from the network as it is."""
+        """Called before :meth:`coder` at each validation, and once after the training with ``final``; ``sample`` as in
+        :meth:`before_step`. For methods whose codewords are computed from the network."""
         del sample, final
 
     def after_step(self, step: int) -> None:

@@ -1,1 +1,1 @@
-"""The network: backbones, the quantiser on top of them, and augmentation of image batches."""
+"""Networks: backbones, quantisers, and augmentation of image batches."""

@@ -1,13 +1,13 @@
-"""Codes whose codewords add up to a vector, as codes of a product quantiser. Not in the paper.
+"""Additive codes in the form of product codes. Not in the paper.
 
-A product code gives every sub-vector a codeword by itself. Here the M codewords of a code are chosen together, so that their sum is near a
+A product code chooses codewords per sub-vector. Here the M codewords of a code are chosen jointly, so that their sum approximates a
 target vector t of E dimensions::
 
     t [B, E]  ─ beam search over S [M, K, E] ─►  codes [B, M],  Σ_m S[m, code_m] ≈ t
 
-To a product quantiser that is nothing new: the inner product of a query u with that sum is Σ_m u·S[m, code_m], a sum over M tables.
-:func:`product_form` writes the codewords of each codebook in a basis of their span, and gives codewords and queries a coordinate of their
-own each, which makes them unit-norm and adds nothing to the score. So a plain inner-product ``IndexPQ`` holds such codes.
+The inner product of a query u with that sum is Σ_m u·S[m, code_m], a sum over M tables, as in a product quantiser.
+:func:`product_form` expresses the codewords of each codebook in a basis of their span, and gives codewords and queries one additional
+coordinate each, which makes them unit-norm without changing scores. So a plain inner-product ``IndexPQ`` can store such codes.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from torch import Tensor
 from torch.nn import functional
 
 BEAM = 8
-"""Partial sums that the search keeps for each vector."""
+"""Beam width: partial sums kept per vector."""
 
 
 def assign(targets: Tensor, codewords: Tensor, beam: int = BEAM) -> Tensor:
-    """Codes whose codewords add up to nearly the targets: int64 [B, M].
+    """Codes whose codeword sums approximate the targets: int64 [B, M].
 
     Args:
         targets: float [B, E].
         codewords: float [M, K, E].
-        beam: partial sums kept; 1 takes the nearest codeword of what is left, codebook after codebook.
+        beam: partial sums kept; 1 is greedy.
     """
     M, K, E = codewords.shape
     B = targets.shape[0]
@@ -50,9 +50,9 @@ def assign(targets: Tensor, codewords: Tensor, beam: int = BEAM) -> Tensor:
 
 
 def assign_logits(targets: Tensor, codewords: Tensor, beam: int = BEAM) -> Tensor:
-    """Codes whose codewords add up to logits of nearly the target probabilities: int64 [B, M].
+    """Codes whose codeword sums are logits of approximately the target probabilities: int64 [B, M].
 
-    The sum s of the chosen codewords has the least cross entropy ``-Σ_c t_c log softmax_c(s)`` that a beam search finds.
+    A beam search minimises the cross entropy ``-Σ_c t_c log softmax_c(s)`` of the sum s.
 
     Args:
         targets: float [B, C], rows that sum to 1.
@@ -62,7 +62,7 @@ def assign_logits(targets: Tensor, codewords: Tensor, beam: int = BEAM) -> Tenso
     M, K, C = codewords.shape
     B = targets.shape[0]
     factors = codewords.exp()
-    # softmax of the partial sums, and what they cost so far: adding a codeword multiplies and normalises again.
+    # softmax of the partial sums, and their cost so far: adding a codeword multiplies and renormalises.
     posterior = targets.new_full((B, 1, C), 1.0 / C)
     cost = targets.new_zeros(B, 1)
     chosen = torch.zeros(B, 1, 0, dtype=torch.long, device=targets.device)
@@ -83,38 +83,38 @@ def assign_logits(targets: Tensor, codewords: Tensor, beam: int = BEAM) -> Tenso
 def product_form(codewords: Tensor, d: int) -> tuple[Tensor, Tensor, Tensor]:
     """Additive codewords as unit-norm codewords of a product quantiser.
 
-    Exact where the K codewords of a codebook, or the targets, have no more than d - 2 dimensions; else codewords lose what lies outside the
-    d - 2 main directions of their codebook.
+    Exact if the K codewords of a codebook, or the targets, span at most d - 2 dimensions; else codewords are projected onto the d - 2
+    main directions of their codebook.
 
     Args:
         codewords: float [M, K, E].
         d: dimensions of a sub-vector, at least 3.
 
     Returns:
-        The codewords [M, K, E] less what they lose; the basis [M, E, d - 2] of each codebook; and the unit-norm codewords [M, K, d].
+        The projected codewords [M, K, E]; the basis [M, E, d - 2] of each codebook; and the unit-norm codewords [M, K, d].
     """
     M, _, E = codewords.shape
     inner = d - 2
     if inner >= E:
         basis = torch.eye(E, inner, device=codewords.device).expand(M, -1, -1).contiguous()
     else:
-        # Rows of V beyond the rank are orthogonal directions of no weight: harmless.
+        # Rows of V beyond the rank are orthogonal directions with weight 0.
         directions = torch.linalg.svd(codewords.double(), full_matrices=True).Vh[:, :inner]
         basis = directions.transpose(1, 2).to(codewords.dtype).contiguous()
     coordinates = codewords @ basis
     longest = coordinates.norm(dim=2).max().clamp_min(1e-12)
-    # One scale for all codebooks: their tables are added.
+    # One scale for all codebooks, as their tables are added.
     inside = coordinates / longest
     pq_codewords = torch.cat([inside, _missing(inside), torch.zeros_like(inside[..., :1])], dim=2)
     return coordinates @ basis.transpose(1, 2), basis, functional.normalize(pq_codewords, dim=2)
 
 
 def query_form(queries: Tensor, basis: Tensor) -> Tensor:
-    """Queries float [B, E] of norm 1 at most as unit-norm sub-vectors [B, M, d] for codewords of :func:`product_form`."""
+    """Queries float [B, E] of norm at most 1, as unit-norm sub-vectors [B, M, d] for codewords of :func:`product_form`."""
     inside = torch.einsum("be,mei->bmi", queries, basis)
     return torch.cat([inside, torch.zeros_like(inside[..., :1]), _missing(inside)], dim=2)
 
 
 def _missing(inside: Tensor) -> Tensor:
-    """What vectors lack to norm 1, [..., 1]."""
+    """The coordinate that makes vectors unit-norm, [..., 1]."""
     return (1 - inside.square().sum(dim=-1, keepdim=True)).clamp_min(0).sqrt()

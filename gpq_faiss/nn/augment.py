@@ -1,7 +1,7 @@
 """Augmentation of image batches on their device: random flip and shifted crop, as in the authors' recipe.
 
-A whole batch at once, by one gather; the random numbers come from an explicit generator, so that a run is the
-same again, and a CPU generator gives the same augmentation on every device.
+A batch is augmented by one gather. Random numbers come from an explicit generator; a CPU generator gives the same augmentation on
+every device.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .joint import Rows
 
 
 class FlipCrop(NamedTuple):
-    """What happens to each image of a batch: ``dy``, ``dx`` int64 [B] in 0 .. 2·pad, ``flip`` bool [B]."""
+    """Augmentation of each image: ``dy``, ``dx`` int64 [B] in 0 .. 2·pad, ``flip`` bool [B]."""
 
     dy: Tensor
     dx: Tensor
@@ -38,7 +38,7 @@ def draw_flip_crop(batch: int, pad: int, generator: torch.Generator) -> FlipCrop
 
 
 def apply_flip_crop(images: Tensor, draw: FlipCrop, pad: int, colour: Tensor | None = None) -> Tensor:
-    """Pad with one colour, cut each image out at (dy, dx), then mirror it where ``flip``.
+    """Pad with one colour, crop each image at (dy, dx), then mirror it if ``flip``.
 
     Args:
         images: [B, 3, H, W], uint8 or float, on any device.
@@ -77,11 +77,11 @@ def random_flip_crop(
 
     Args:
         images: [B, 3, S, S], uint8 or float, before normalisation, on any device.
-        generator: source of the draws; a CPU one gives the same result on every device.
+        generator: random generator; a CPU one gives the same result on every device.
         pad: largest shift in pixels; ``None``: :func:`default_pad`.
-        flip: False only shifts, by the same draws.
+        flip: False only shifts, with the same draws.
         colour: as for :func:`apply_flip_crop`.
-        rows: of a joint batch, which these images are: draws are those of the joint batch.
+        rows: rows of a joint batch that these images are, to get the same draws as one process.
 
     Returns:
         The same shape, dtype and device, in channels-last memory format.
@@ -93,7 +93,7 @@ def random_flip_crop(
         raise UsageError(f"images of shape {list(images.shape)} given: [B, 3, S, S] is expected")
     pad = default_pad(min(images.shape[2:])) if pad is None else pad
     if pad < 0:
-        raise UsageError(f"pad is {pad}: it cannot be negative")
+        raise UsageError(f"pad is {pad}: it must not be negative")
     draw = draw_flip_crop(len(images) if rows is None else rows.total, pad, generator)
     if rows is not None:
         draw = FlipCrop(*(t[rows.mine] for t in draw))

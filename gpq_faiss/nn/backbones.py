@@ -1,8 +1,8 @@
 """The feature extractor F: from images or ready-made embeddings to one vector of D = M * d dimensions.
 
 :func:`build_backbone` makes any of them by name. Every backbone normalises its own input (ImageNet's mean and
-deviation for images, fitted statistics for embeddings: both are buffers and travel with the weights), and
-ends in one linear layer ``head`` to D. Intra-normalisation is not part of it (:mod:`gpq_faiss.nn.quantizer`).
+deviation for images, fitted statistics for embeddings; both are buffers, saved with the weights), and ends in
+one linear layer ``head`` to D. Intra-normalisation is not part of it (:mod:`gpq_faiss.nn.quantizer`).
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ Tap = Literal["block", "pool"]
 
 #: Names of the backbones, besides ``timm/NAME``.
 BACKBONES = ("vgg", "alexnet", "cnnf", "mlp", "linear")
-#: Widths of the hidden layers of ``mlp`` where none are named.
+#: Default widths of the hidden layers of ``mlp``.
 DEFAULT_HIDDEN = (512,)
 
 
 @dataclass(frozen=True)
 class BackboneSpec:
-    """All that is needed to build the same architecture again (weights apart); plain values, ready for JSON.
+    """Description of an architecture, without weights; plain JSON values.
 
     ``in_width`` is 0 for images, ``image_size`` is 0 for features. ``hidden`` and ``dropout``
-    concern ``mlp`` alone, ``tap`` concerns ``vgg`` alone.
+    are only for ``mlp``, ``tap`` only for ``vgg``.
     """
 
     name: str
@@ -53,7 +53,7 @@ class BackboneSpec:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> BackboneSpec:
-        """From :meth:`to_dict`'s values, also after a trip through JSON.
+        """From :meth:`to_dict`'s values, also after conversion to JSON and back.
 
         Raises:
             DataError: a key is missing or unknown.
@@ -68,7 +68,7 @@ class Backbone(nn.Module):
     """Base of all backbones: input normalisation, a trunk, and the linear ``head`` to D.
 
     Attributes:
-        spec: what it is, enough to build it again.
+        spec: description from which it can be built again.
         input: :class:`ImageInput` or :class:`FeatureInput`.
         head: from the trunk's width to ``spec.out_width``: one linear layer, or :class:`~gpq_faiss.nn.heads.SubspaceHeads`.
     """
@@ -106,8 +106,8 @@ class Backbone(nn.Module):
 
         Args:
             samples: float [N, W], or blocks of it.
-            mode: ``"dimension"``: every dimension to deviation 1; ``"global"``: all dimensions divided by one
-                number, the root of the mean variance, which keeps the geometry of, say, principal components.
+            mode: ``"dimension"``: unit deviation per dimension; ``"global"``: all dimensions divided by one number,
+                the root of the mean variance, which preserves the geometry.
 
         Raises:
             UsageError: an image backbone, another width, or an unknown mode.
@@ -126,7 +126,7 @@ def _make_head(width: int, out_width: int) -> nn.Linear:
 
 
 def _initialise_convolutions(module: nn.Module) -> None:
-    """He initialisation of every convolution, for networks of ReLUs."""
+    """He initialisation of every convolution."""
     for layer in module.modules():
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
@@ -137,14 +137,13 @@ def _initialise_convolutions(module: nn.Module) -> None:
 class VGG(Backbone):
     """The paper's modified VGG: 64-64-M-128-128-M-256-256-256-M-512-512-512 with batch norm.
 
-    The global average pools of the last two blocks are concatenated, 256 + 512. The third block is averaged at its end, before any max
-    pooling, or, with ``spec.tap = "pool"``, after the max pool that follows it, as in the authors' code; the fourth has none. The
-    modules of ``features`` carry the same numbers as in torchvision's ``vgg16_bn`` up to the ReLU after
-    conv4_3, so its weights fit by name. Any input of 16 pixels or more.
+    The global average pools of the last two blocks are concatenated, 256 + 512. The third block is averaged before its max
+    pool, or with ``spec.tap = "pool"`` after it, as in the authors' code; the fourth has no max pool. Modules of ``features`` are
+    numbered as in torchvision's ``vgg16_bn`` up to the ReLU after conv4_3, so its weights fit by name. Inputs of at least 16 pixels.
     """
 
     SMALLEST = 16
-    """Pixels per side that it needs."""
+    """Minimum pixels per side."""
 
     _LAYERS = (64, 64, "M", 128, 128, "M", 256, 256, 256, "M", 512, 512, 512)
     _TAPS: Mapping[str, int] = {
@@ -180,9 +179,9 @@ class VGG(Backbone):
 
 
 class AlexNet(Backbone):
-    """torchvision's AlexNet up to fc7 (4096 dimensions, after its ReLU), its layers named as there.
+    """torchvision's AlexNet up to fc7 (4096 dimensions, after its ReLU), with its layer names.
 
-    Built for 224 pixels. Other sizes from 63 on work through the adaptive pooling to 6x6 before fc6.
+    For 224 pixels; other sizes from 63 on through adaptive pooling to 6x6 before fc6.
     """
 
     def __init__(self, spec: BackboneSpec) -> None:
@@ -206,14 +205,12 @@ class CNNF(Backbone):
     """CNN-F (also VGG-F) up to full7, of Chatfield et al., "Return of the Devil in the Details", BMVC 2014.
 
     conv 64x11x11 /4, LRN, pool; conv 256x5x5, LRN, pool; three conv 256x3x3, pool; two layers of 4096 with
-    dropout 0.5. Pools are 3x3 /2 with the incomplete last window counted (Caffe's rounding), so 224 pixels
-    give 54, 27, 13 and 6. LRN is over 5 channels with k = 2, β = 0.75 and 1e-4 a channel (torch divides its α
-    by the size, hence 5e-4).
+    dropout 0.5. Pools are 3x3 /2 with rounding up (as in Caffe), so 224 pixels give 54, 27, 13 and 6. LRN is over 5 channels with k = 2,
+    β = 0.75 and 1e-4 per channel (torch divides its α by the size, hence 5e-4).
 
-    Built for 224 pixels. Other sizes from 63 on work through an adaptive pooling to 6x6, which is the
-    identity at 224. There are no ImageNet weights of it in torchvision; a converted file can be passed by
-    path, with the names of this module (``features.0.weight`` ... ``classifier.3.bias``) and for RGB in
-    ImageNet's normalisation.
+    For 224 pixels; other sizes from 63 on through adaptive pooling to 6x6, the identity at 224. torchvision has no
+    ImageNet weights of it; pass the path of a converted file with the names of this module
+    (``features.0.weight`` ... ``classifier.3.bias``), for RGB in ImageNet's normalisation.
     """
 
     def __init__(self, spec: BackboneSpec) -> None:
@@ -251,7 +248,7 @@ class CNNF(Backbone):
 class MLP(Backbone):
     """Hidden layers of (linear, ReLU, dropout), then the head; without hidden layers: ``linear``.
 
-    Features come in as they are, images flattened (so only at ``spec.image_size``).
+    Images are flattened, so they must have ``spec.image_size``.
     """
 
     def __init__(self, spec: BackboneSpec) -> None:
@@ -286,7 +283,7 @@ class MLP(Backbone):
 
 
 class Trunk(Backbone):
-    """Any module from normalised inputs to one vector each: float [B, 3, S, S] or [B, W] to [B, width]."""
+    """Wraps any module from normalised inputs, float [B, 3, S, S] or [B, W], to vectors [B, width]."""
 
     def __init__(self, spec: BackboneSpec, trunk: nn.Module) -> None:
         super().__init__(spec)
@@ -295,7 +292,7 @@ class Trunk(Backbone):
 
     @torch.no_grad()
     def _measure_width(self) -> int:
-        # What a module says of its output is not its width in every family, so ask the network itself.
+        # Declared widths are not reliable in every model family, so run the network.
         spec = self.spec
         images = spec.kind == "images"
         shape = (3, spec.image_size, spec.image_size) if images else (spec.in_width,)
@@ -319,11 +316,11 @@ class Trunk(Backbone):
 
 
 def _timm(spec: BackboneSpec, pretrained: bool) -> Trunk:
-    """Any model of the package timm, without its classifier: ``timm/NAME``, with timm's normalisation for it.
+    """Any timm model without its classifier: ``timm/NAME``, with its timm normalisation.
 
     Raises:
         UsageError: timm is not installed, or has no model of that name.
-        DataError: its ImageNet weights cannot be had.
+        DataError: its ImageNet weights are not available.
     """
     try:
         import timm
@@ -336,11 +333,11 @@ def _timm(spec: BackboneSpec, pretrained: bool) -> Trunk:
         raise UsageError(f"timm has no model '{name}': see timm.list_models()")
     options: dict[str, Any] = {"pretrained": pretrained, "num_classes": 0}
     try:
-        # On the CPU even in an outline without values: timm draws numbers while it builds.
+        # On the CPU even under the meta device: timm draws numbers while it builds.
         with torch.device("cpu"):
             try:
                 trunk = timm.create_model(name, img_size=spec.image_size, **options)
-            except TypeError:  # convolutional models know no img_size, and need none
+            except TypeError:  # convolutional models have no img_size
                 trunk = timm.create_model(name, **options)
     except Exception as error:  # hub, http and timm errors have no common base
         if not pretrained:
@@ -360,21 +357,21 @@ def _timm(spec: BackboneSpec, pretrained: bool) -> Trunk:
 
 
 def _of_plugin(spec: BackboneSpec, plugin: Plugin) -> Trunk:
-    """The module that a package makes for ``spec``. Raises UsageError: it cannot, or the module does not take such inputs."""
+    """Build the plugin's module for ``spec``. Raises UsageError: it fails, or the module does not accept such inputs."""
     make = plugin.load()
     try:
-        # As with timm's: in an outline without values too.
+        # As for timm: on the CPU even under the meta device.
         with torch.device("cpu"):
             trunk = make(spec)
     except Exception as error:
         raise plugin.error(f"cannot be built ({type(error).__name__}: {first_line(error)})") from error
     if not isinstance(trunk, nn.Module):
-        raise plugin.error(f"gives a {type(trunk).__name__}: a torch.nn.Module is needed")
+        raise plugin.error(f"returns a {type(trunk).__name__}: a torch.nn.Module is needed")
     return Trunk(spec, trunk)
 
 
 def backbone_plugin(name: str) -> Plugin | None:
-    """The package's entry of a backbone; None where it is built in, or not known. Raises UsageError: as :func:`.find_plugin`."""
+    """The plugin of a backbone; None if it is built in or unknown. Raises UsageError: as :func:`.find_plugin`."""
     return find_plugin("backbones", name, (*BACKBONES, "auto"))
 
 
@@ -402,8 +399,8 @@ def build_from_spec(spec: BackboneSpec, *, weights: str = "none", seed: int = 0)
         raise UsageError(
             f"there are no ImageNet weights of backbone {name}: pass --weights none or the path of a file"
         )
-    # Layers draw from torch's global generator; borrow it under our seed and give it back as it was. (Not
-    # torch.manual_seed, which would also reseed the devices.)
+    # Layers draw from torch's global generator: seed a fork of it. (Not torch.manual_seed, which would also
+    # reseed the devices.)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         backbone: Backbone
@@ -439,26 +436,25 @@ def build_backbone(  # noqa: PLR0913
     """Build a feature extractor, on the CPU and in training mode.
 
     Args:
-        name: ``vgg``, ``alexnet``, ``cnnf``, ``mlp``, ``linear``, ``timm/NAME``, or one that a package adds.
-        kind: ``"images"`` or ``"features"``; features need ``mlp`` or ``linear``, which take either, or one of a package.
+        name: ``vgg``, ``alexnet``, ``cnnf``, ``mlp``, ``linear``, ``timm/NAME``, or the name of a plugin.
+        kind: ``"images"`` or ``"features"``; features need ``mlp`` or ``linear`` (which accept both), or a plugin.
         out_width: D = M * d, the width of the output.
         in_width: width of the features (``None`` or 0 for images).
         image_size: side of the square images in pixels (``None`` or 0 for features).
         weights: ``"none"`` (random), ``"imagenet"`` (vgg, alexnet, timm), or the path of a ``.pth`` or
-            ``.safetensors`` file of this architecture or of torchvision's (``vgg16_bn``, ``alexnet``) or
-            timm's.
+            ``.safetensors`` file of this architecture, from torchvision (``vgg16_bn``, ``alexnet``) or timm.
         hidden: widths of the hidden layers of ``mlp``.
         dropout: after each hidden layer of ``mlp``, in [0, 1).
-        tap: where ``vgg`` averages its third block: at its ``block``'s end, or after the ``pool`` that follows.
-        seed: of the random initialisation; torch's global generators are left as they were.
-        generator: where given, the seed is drawn from it instead.
+        tap: where ``vgg`` averages its third block: ``block`` (before its max pool) or ``pool`` (after it).
+        seed: of the random initialisation; torch's global generators are unchanged.
+        generator: if given, the seed is drawn from it instead.
 
     Returns:
         A module with the attribute ``spec``: float [B, 3, S, S] in [0, 1] or float [B, W] -> float [B, D].
 
     Raises:
-        UsageError: a name, size or combination that cannot be.
-        DataError: weights that cannot be had or do not fit.
+        UsageError: an invalid name, size or combination.
+        DataError: weights that are not available or do not fit.
     """
     spec = BackboneSpec(
         name=name,

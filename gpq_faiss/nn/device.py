@@ -1,6 +1,6 @@
-"""Devices by name. A GPU that is requested and is not there is an error, never a quiet run on the CPU.
+"""Devices by name. A missing GPU is an error; there is no silent fall-back to the CPU.
 
-torch is imported where it is needed: what runs on the CPU without a network does without.
+torch is imported on first use, so that CPU search works without it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 def on_cpu(name: str) -> bool:
-    """Whether a device name means the CPU: ``auto`` does where there is no GPU, or no torch.
+    """Whether a device name means the CPU; ``auto`` does without a GPU or without torch.
 
     Raises:
         UsageError, DeviceError: as :func:`resolve_device`.
@@ -32,18 +32,18 @@ def on_cpu(name: str) -> bool:
 
 
 def resolve_device(name: str) -> torch.device:
-    """``cpu``, ``cuda``, ``cuda:N`` or ``auto`` (the first GPU where there is one) as a torch device.
+    """``cpu``, ``cuda``, ``cuda:N`` or ``auto`` (the first GPU, if any) as a torch device.
 
     Raises:
-        UsageError: not a name of that form.
-        DeviceError: this machine has no such GPU.
+        UsageError: not such a name.
+        DeviceError: no such GPU on this machine.
     """
     import torch
 
     if name == "auto":
         if not torch.cuda.is_available():
             return torch.device("cpu")
-        log.info("on the first GPU (--device cpu for the CPU)")
+        log.info("using the first GPU (--device cpu for the CPU)")
         return torch.device("cuda", 0)
     try:
         device = torch.device(name)
@@ -65,8 +65,8 @@ def resolve_device(name: str) -> torch.device:
 
 @contextmanager
 def full_float32() -> Iterator[None]:
-    """Convolutions of float32 in float32: left alone, torch has newer GPUs round their inputs to TF32, 10 bits of 23, and codes
-    would not be those of the CPU. (Matrix products are in full float32 unless a program asks for less; bf16 stays bf16.)"""
+    """Context without TF32 convolutions, which torch uses by default on newer GPUs and which would give other codes than the CPU.
+    (Matrix products are in float32 by default; bf16 is unaffected.)"""
     import torch
 
     before = torch.backends.cudnn.allow_tf32
@@ -79,7 +79,7 @@ def full_float32() -> Iterator[None]:
 
 @contextmanager
 def gpu_memory(remedy: str) -> Iterator[None]:
-    """One line where torch finds no memory on a GPU, which says what to do.
+    """Context that turns torch's out-of-memory error into a one-line error with a remedy.
 
     Raises:
         DeviceError: torch ran out of memory.
@@ -87,12 +87,12 @@ def gpu_memory(remedy: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if type(error).__name__ != "OutOfMemoryError":  # torch's, which is not imported for it
+        if type(error).__name__ != "OutOfMemoryError":  # by name, without importing torch
             raise
         raise DeviceError(f"out of memory on the GPU: {remedy}") from None
 
 
 def image_batch(most: int, image_size: int) -> int:
-    """Images per batch, ``most`` up to 64 pixels per side, and beyond that as many as have no more pixels together (at least 16): what
-    convolutions hold in memory grows with these."""
+    """Images per batch: ``most`` up to 64 pixels per side, beyond that the same number of pixels (at least 16 images), which limits
+    memory."""
     return max(min(16, most), min(most, most * 64**2 // max(1, image_size) ** 2))

@@ -9,22 +9,22 @@ from .quantizer import Codebooks, SubspaceClassifier, intra_normalize, reexpress
 
 
 class GPQNetwork(nn.Module):
-    """Images or features to intra-normalised vectors, with the codebooks that quantise them.
+    """From images or features to intra-normalised vectors, with the codebooks that quantise them.
 
     Args:
         backbone: input to float [B, M·d].
         M: codebooks.
-        K: codewords of each.
+        K: codewords per codebook.
         d: dimensions of a sub-vector.
         C: classes.
-        alpha: scale of the soft assignment that makes z' of Z and W.
-        generator: source of the first codewords and prototypes.
+        alpha: sharpness α of the soft assignment from Z and W to z'.
+        generator: for the initial codewords and prototypes.
     """
 
     asymmetric = False
-    """Whether queries have vectors of their own."""
+    """Whether queries and items have different vectors."""
     items_are_codewords = False
-    """Whether an item's vector is the codewords of its code already."""
+    """Whether item vectors consist of codewords."""
 
     def __init__(
         self,
@@ -45,11 +45,11 @@ class GPQNetwork(nn.Module):
         self.alpha = alpha
 
     def codebooks(self) -> Tensor:
-        """z', float [M, K, d], unit-norm: what trains, encodes and is exported."""
+        """z', float [M, K, d], unit-norm: the codebooks in training, encoding and export."""
         return reexpress(self.codewords.raw, self.classifier.raw, self.alpha)
 
     def directions(self, raw: Tensor) -> Tensor:
-        """The backbone's output [B, M·d] as unit-norm sub-vectors [B, M, d], which are classified and quantised."""
+        """The backbone's output [B, M·d] as unit-norm sub-vectors [B, M, d] to classify and quantise."""
         return intra_normalize(raw, self.M)
 
     def raw(self, x: Tensor, *, queries: bool = False, amp: bool = False) -> Tensor:
@@ -61,13 +61,13 @@ class GPQNetwork(nn.Module):
         return raw.float()
 
     def finish(self, raw: Tensor) -> Tensor:
-        """What is quantised of the backbone's output, float32 [B, M·d], each of the M sub-vectors unit-norm."""
+        """From the backbone's output to the quantised vector, float32 [B, M·d], each of the M sub-vectors unit-norm."""
         return self.directions(raw).flatten(1)
 
     def queries(self, x: Tensor) -> Tensor:
-        """What an index is searched with: as :meth:`forward`."""
+        """Query vectors: as :meth:`forward`."""
         return self.finish(self.backbone(x))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The vector that is quantised, float32 [B, M·d], each of its M sub-vectors unit-norm."""
+        """Item vectors to quantise, float32 [B, M·d], each of the M sub-vectors unit-norm."""
         return self.finish(self.backbone(x))

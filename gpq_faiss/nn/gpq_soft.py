@@ -1,14 +1,14 @@
-"""The network of GPQ with soft targets: items and queries are made of the class probabilities p of class networks.
+"""The network of GPQ with soft targets: items and queries are computed from class probabilities p of class networks.
 
 ::
 
     x ─► class networks ─► p ─┬─► sub-vectors x_m ─► the nearest codeword of each sub-space
                               └─► queries E[W | p] = Σ_c p_c w_mc
 
-The paper's network makes sub-vectors straight from the features, and searches with those of the query. Here both depend on the mean
-probabilities of several class networks, which are right more often than any one of them. A query that is half a cat and half a dog asks for
-half the score of a cat and half that of a dog in every sub-space, whatever its own codeword would be: queries have vectors of their own,
-the longer the more confident p is. Not in the paper.
+The paper's network computes sub-vectors directly from the features, and searches with those of the query. Here both depend on the mean
+probabilities of several class networks, which are more accurate than any one of them. In every sub-space, a query that is half cat and
+half dog scores as the mean of both, whatever its own codeword would be. So queries have separate vectors, longer for confident p. Not
+in the paper.
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ from .quantizer import Codebooks, SubspaceClassifier, intra_normalize, subspace_
 HIDDEN = 512
 """Hidden units between class probabilities and sub-vectors."""
 _FLOOR = 1e-3
-"""Added to probabilities before their logarithm: differences among the most confident are of no use to a code of a few bits."""
+"""Added to probabilities before the logarithm: differences among the most confident do not matter for short codes."""
 _SPREAD = 2.0
-"""What the centred logarithms are divided by."""
+"""Divisor of the centred logarithms."""
 _FIRST_SCALE = 10.0
 
 
 class SoftGPQNetwork(nn.Module):
-    """Images or features to item vectors, each quantised by the nearest codeword, and to query vectors.
+    """From images or features to item vectors, quantised to the nearest codewords, and to query vectors.
 
-    Sub-vectors have ``d - 1`` dimensions of their own. The last one is 0 in items and codewords, and in queries what they lack to norm 1:
-    all vectors are unit-norm, and scores are those of queries as long as they are.
+    Sub-vectors use ``d - 1`` dimensions. The last one is 0 in items and codewords; in queries it completes the norm to 1 without
+    changing scores.
 
     Args:
         committee: the class networks; its codewords are not used.
         M: codebooks.
-        K: codewords of each.
+        K: codewords per codebook.
         d: dimensions of a sub-vector, at least 2.
         C: classes.
-        own_queries: whether queries are E[W | p]; without it they are items.
-        generator: source of the first weights.
+        own_queries: whether queries are E[W | p]; else they are computed like items.
+        generator: for the initial weights.
 
     Attributes:
         codewords, classifier: Z and W, [M, K, d - 1] and [M, C, d - 1], of any length.
-        log_scale: logarithm of what the mean score of the sub-spaces is multiplied by in training.
-        prototypes: float [M, C, d], query vectors of items of a class with certainty (:meth:`set_queries`).
+        log_scale: logarithm of the factor on the mean score of the sub-spaces in training.
+        prototypes: float [M, C, d], query vectors of the classes (:meth:`set_queries`).
     """
 
     asymmetric = True
-    """Whether queries have vectors of their own."""
+    """Whether queries and items have different vectors."""
     items_are_codewords = False
-    """Whether an item's vector is the codewords of its code already."""
+    """Whether item vectors consist of codewords."""
 
     def __init__(
         self,
@@ -84,11 +84,11 @@ class SoftGPQNetwork(nn.Module):
 
     @property
     def backbone(self) -> nn.Module:
-        """What takes the input."""
+        """The backbone of the class networks."""
         return self.committee.backbone
 
     def codebooks(self) -> Tensor:
-        """Codewords float [M, K, d], unit-norm: what is exported."""
+        """Exported codewords, float [M, K, d], unit-norm."""
         return _padded(self.codewords())
 
     def posterior(self, x: Tensor, amp: bool = False) -> Tensor:
@@ -114,7 +114,7 @@ class SoftGPQNetwork(nn.Module):
         return self.log_scale.exp() / self.M * queries.flatten(1) @ items.flatten(1).T
 
     def raw(self, x: Tensor, *, queries: bool = False, amp: bool = False) -> Tensor:
-        """Sub-vectors float32 [B, M·d], not yet of norm 1 where they are items'."""
+        """Sub-vectors float32 [B, M·d]; those of items are not normalised."""
         p = self.posterior(x, amp)
         if queries and self.own_queries:
             return _completed(torch.einsum("bc,mcd->bmd", p, self.prototypes[..., :-1])).flatten(1)
@@ -127,20 +127,20 @@ class SoftGPQNetwork(nn.Module):
 
     @torch.no_grad()
     def codes(self, p: Tensor) -> Tensor:
-        """Codewords of items of class probabilities float [B, C]: int64 [B, M]."""
+        """Codes int64 [B, M] of items with class probabilities float [B, C]."""
         return subspace_cosine(self.subvectors(p), self.codewords.raw).argmax(dim=2)
 
     @torch.no_grad()
     def trained_tables(self) -> Tensor:
-        """What a query of class c with certainty scores with each codeword, as trained: float [M, K, C]."""
+        """Scores of the codewords for a query certain to be of class c, as trained: float [M, K, C]."""
         return torch.einsum("mkd,mcd->mkc", self.codewords(), self.classifier())
 
     @torch.no_grad()
     def set_queries(self, tables: Tensor | None = None) -> None:
-        """Set what queries are made of: W as it is, or what realises the score tables float [M, K, C], times one positive factor.
+        """Set the query prototypes to W, or to vectors that realise the score tables float [M, K, C] up to a positive factor.
 
-        A sub-vector realises any table of K scores if there are K independent codewords, which takes d > K: then its coordinates are the
-        pseudo-inverse of the codewords times the table.
+        Any table of K scores can be realised if the K codewords are independent, which needs d > K: with the pseudo-inverse of the
+        codewords times the table.
 
         Raises:
             UsageError: d is not greater than K.
@@ -153,21 +153,21 @@ class SoftGPQNetwork(nn.Module):
         if inner < K:
             raise UsageError(f"score tables of {K} codewords need sub-vectors of more than {K} dimensions")
         found = (torch.linalg.pinv(Z) @ tables.double()).transpose(1, 2)
-        # A mean of vectors is not longer than the longest of them; one factor for all, since tables are added.
+        # A mean of vectors is not longer than the longest; one factor for all, since tables are added.
         longest = found.norm(dim=2).max().clamp_min(torch.finfo(torch.float64).tiny)
         self.prototypes.copy_(_completed(found / longest))
 
     def queries(self, x: Tensor) -> Tensor:
-        """Query vectors float32 [B, M·d], which an index is searched with."""
+        """Query vectors float32 [B, M·d]."""
         return self.finish(self.raw(x, queries=True))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The vectors that are quantised, float32 [B, M·d], each of the M sub-vectors unit-norm."""
+        """Item vectors to quantise, float32 [B, M·d], each of the M sub-vectors unit-norm."""
         return self.finish(self.raw(x))
 
 
 def straight_through(x: Tensor, Z: Tensor, alpha: float) -> Tensor:
-    """The nearest codewords of unit-norm sub-vectors, with the gradient of a mean of codewords, weighed by softmax_k(α x_m·z_mk).
+    """The nearest codewords of unit-norm sub-vectors, with the gradient of the softmax_k(α x_m·z_mk)-weighted mean of codewords.
 
     Args:
         x: float [B, M, d].
@@ -196,5 +196,5 @@ def _padded(x: Tensor) -> Tensor:
 
 
 def _completed(x: Tensor) -> Tensor:
-    """Vectors of norm 1 at most with a last coordinate that makes them unit-norm."""
+    """Vectors of norm at most 1 with a last coordinate that makes them unit-norm."""
     return torch.cat([x, (1 - x.square().sum(dim=-1, keepdim=True)).clamp_min(0).sqrt()], dim=-1)

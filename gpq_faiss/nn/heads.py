@@ -1,4 +1,4 @@
-"""A perceptron of its own for every sub-space, in place of the one linear layer. Not in the paper."""
+"""One perceptron per sub-space instead of one linear layer. Not in the paper."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from .joint import DrawsByRow, RowDropout
 
 
 class SubspaceHeads(DrawsByRow):
-    """M two-layer perceptrons side by side: float [B, in_width] to [B, M·d].
+    """M parallel two-layer perceptrons: float [B, in_width] to [B, M·d].
 
-    Sub-vectors that share all but a linear layer err together, and M of them are hardly better than one. Networks of their own err
-    independently, so that their mean is right more often.
+    Sub-vectors that share all but a linear layer make correlated errors, so M of them are hardly better than one. Errors of separate
+    networks are less correlated, so their mean is more accurate.
 
     Args:
         in_width: width of the trunk's features.
         M: sub-spaces.
-        hidden: hidden units of each.
+        hidden: hidden units per perceptron.
         d: dimensions of a sub-vector.
         dropout: of the hidden units.
-        noise: deviation of the Gaussian noise that each sub-space adds to its input in training, drawn for itself.
-        generator: source of the first weights.
+        noise: standard deviation of Gaussian noise on the inputs in training, independent per sub-space.
+        generator: for the initial weights.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class SubspaceHeads(DrawsByRow):
         if min(in_width, M, hidden, d) < 1 or not 0 <= dropout < 1 or noise < 0:
             raise UsageError(
                 f"heads of {in_width} inputs, {M} sub-spaces, {hidden} hidden units, {d} outputs, dropout {dropout}, noise {noise}: "
-                "sizes start at 1, dropout is in [0, 1), noise is not negative"
+                "sizes must be at least 1, dropout in [0, 1), noise not negative"
             )
         self.noise = noise
         self.into = nn.Parameter(torch.randn(M, in_width, hidden, generator=generator) / in_width**0.5)

@@ -1,4 +1,4 @@
-"""What every backbone does to its input first: normalise it, by buffers that travel with the weights."""
+"""Input normalisation of the backbones; its statistics are buffers, saved with the weights."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ImageInput(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalised images, shape as given."""
-        # Shapes and dtypes only: an exporter sees constants here.
+        # Shapes and dtypes only: constants for an exporter.
         if x.ndim != 4 or x.shape[1] != 3:
             raise UsageError(f"images of shape {list(x.shape)} given: [B, 3, S, S] is expected")
         if not x.is_floating_point():
@@ -88,7 +88,7 @@ class FeatureInput(nn.Module):
                 raise UsageError(f"features of shape {list(x.shape)} given: [B, {width}] is expected")
             if not len(x):
                 continue
-            # Chan et al. 1983: merging blocks keeps the digits that E[x²] - E[x]² would lose.
+            # Chan et al. 1983: merging blocks is more precise than E[x²] - E[x]².
             total, shift = count + len(x), x.mean(0) - mean
             squares += ((x - x.mean(0)) ** 2).sum(0) + shift**2 * (count * len(x) / total)
             mean += shift * (len(x) / total)
@@ -96,11 +96,11 @@ class FeatureInput(nn.Module):
         if not count:
             raise DataError("no features to standardise by: give at least one row")
         if not bool(torch.isfinite(mean).all() and torch.isfinite(squares).all()):
-            raise DataError("features to standardise by hold NaN or infinity: leave such rows out")
+            raise DataError("features contain NaN or infinity: leave such rows out")
         variance = squares / count
         if mode == "global":
             variance = variance.mean().expand(width).clone()
-        # A constant dimension carries nothing: it becomes 0, not noise blown up by a tiny deviation.
+        # A constant dimension becomes 0, not noise amplified by a tiny deviation.
         constant = variance.sqrt() <= 1e-7 * mean.abs().clamp_min(1e-30)
         self.mean.copy_(mean)
         self.std.copy_(torch.where(constant, torch.ones_like(variance), variance.sqrt()))

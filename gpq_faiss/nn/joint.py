@@ -1,8 +1,8 @@
-"""One batch over several processes: each has a share of the items, and what depends on all items is computed as in one process.
+"""One batch over several processes: each has a share of the items, and whatever depends on all items is computed as in one process.
 
-Losses are computed by every process alike, from the network's outputs of the joint batch (:meth:`Share.joint`). So the gradient of an
-output is the same everywhere, each process has it for all items, and takes its own on into its network. Gradients of parameters are then
-averaged over the processes; those of outputs are therefore multiplied by the number of processes first.
+Every process computes the losses from the outputs of the joint batch (:meth:`Share.joint`), so gradients of outputs are equal
+everywhere, and each process backpropagates those of its own items. Gradients of parameters are then averaged over the processes, so
+gradients of outputs are multiplied by the number of processes first.
 
 The processes are those of torch.distributed's default group.
 """
@@ -30,7 +30,7 @@ LABELLED, UNLABELLED = 0, 1
 
 @contextlib.contextmanager
 def connected() -> Iterator[None]:
-    """Around what needs the other processes.
+    """Context for communication with other processes.
 
     Raises:
         ProcessError: one of them has ended.
@@ -40,7 +40,7 @@ def connected() -> Iterator[None]:
     except RuntimeError as error:
         log.debug("%s", error)
         raise ProcessError(
-            "another process of this training failed or ended, so all of them end: run the same command with --resume to go on"
+            "another process of this training failed or ended, so all end: run the same command with --resume to continue"
         ) from error
 
 
@@ -52,7 +52,7 @@ def add_up(x: Tensor) -> Tensor:
 
 
 def collect(x: Tensor) -> list[Tensor]:
-    """``x`` of every process, all of one shape, in the order of ranks."""
+    """``x`` of every process, of equal shapes, in rank order."""
     parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
     with connected():
         dist.all_gather(parts, x.contiguous())
@@ -60,24 +60,24 @@ def collect(x: Tensor) -> list[Tensor]:
 
 
 class Rows(NamedTuple):
-    """Which items of a joint batch a process has: ``mine`` int64 [b], positions below ``total``."""
+    """Rows of a joint batch of ``total`` items that this process has: ``mine`` int64 [b]."""
 
     total: int
     mine: Tensor
 
 
 class DrawsByRow(nn.Module):
-    """A module that draws random numbers for every item.
+    """A module that draws random numbers per item.
 
     Attributes:
-        rows: where the items at hand are in the joint batch; None: they are all. With it, numbers are drawn for the joint batch, as one
-            process would draw them, and those of the items at hand are used.
+        rows: rows of the current items in the joint batch; None: all. Numbers are drawn for the whole joint batch, as one process
+            would, and those of the current items are used.
     """
 
     rows: Rows | None = None
 
     def drawn(self, draw: Callable[[list[int]], Tensor], shape: list[int], dim: int) -> Tensor:
-        """``draw(shape)``, where ``shape[dim]`` is the number of items at hand."""
+        """``draw(shape)``, where ``shape[dim]`` is the number of current items."""
         if self.rows is None:
             return draw(shape)
         whole = draw([*shape[:dim], self.rows.total, *shape[dim + 1 :]])
@@ -85,14 +85,14 @@ class DrawsByRow(nn.Module):
 
 
 class RowDropout(nn.Dropout, DrawsByRow):
-    """Dropout whose items lie along the dimension ``dim``."""
+    """Dropout with items along the dimension ``dim``."""
 
     def __init__(self, p: float, dim: int = 0) -> None:
         super().__init__(p)
         self.dim = dim
 
     def forward(self, input: Tensor) -> Tensor:
-        """The input with some of its numbers 0 and the others larger, in training."""
+        """The input after dropout."""
         if self.rows is None or not self.training:
             return super().forward(input)
 
@@ -103,7 +103,7 @@ class RowDropout(nn.Dropout, DrawsByRow):
 
 
 class _Gather(torch.autograd.Function):
-    """Outputs of all processes; the gradient of the own ones, times the number of processes."""
+    """Gathers outputs of all processes; backward, the gradient of the own outputs times the number of processes."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, most: int, index: Tensor, mine: Tensor) -> Tensor:
@@ -118,13 +118,13 @@ class _Gather(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Share:
-    """The part of a batch that this process has.
+    """This process' part of a joint batch.
 
     Attributes:
         rank: of this process.
-        counts: labelled and unlabelled items of every process. A process may have none. In the joint batch all labelled items come
-            before all unlabelled ones, each in the order of ranks.
-        drawing: modules that draw random numbers for items.
+        counts: labelled and unlabelled items of every process, possibly 0. In the joint batch labelled items come before unlabelled
+            ones, each in rank order.
+        drawing: modules that draw random numbers per item.
     """
 
     rank: int
@@ -132,7 +132,7 @@ class Share:
     drawing: tuple[DrawsByRow, ...] = ()
 
     def rows(self, kinds: tuple[int, ...] = (LABELLED, UNLABELLED)) -> Rows:
-        """Where the own items of these kinds are among all of them."""
+        """Rows of the own items of these kinds among all items of these kinds."""
         start, mine = 0, []
         for kind in kinds:
             before = start + sum(counts[kind] for counts in self.counts[: self.rank])
@@ -146,15 +146,15 @@ class Share:
         x: Tensor,
         kinds: tuple[int, ...] = (LABELLED, UNLABELLED),
     ) -> Tensor:
-        """What ``run`` makes of the joint batch, where each process runs its own items.
+        """Output of ``run`` for the joint batch, where each process runs its own items.
 
         Args:
-            run: items [b, ...] to outputs float [b, E], each item for itself but for :class:`JointBatchNorm`.
-            x: the own items, the labelled ones first.
-            kinds: which of them to run.
+            run: items [b, ...] to outputs float [b, E], independent per item except in :class:`JointBatchNorm`.
+            x: the own items, labelled ones first.
+            kinds: kinds of items to run.
 
         Returns:
-            float [B, E], the same in every process; it passes gradients on to the own items.
+            float [B, E], equal in every process, with gradients for the own items.
         """
         rows = self.rows(kinds)
         own = self.counts[self.rank]
@@ -180,7 +180,7 @@ class Share:
 
 
 class _Normalise(torch.autograd.Function):
-    """(x - mean) / sqrt(var + eps) with the statistics of all processes, and these."""
+    """(x - mean) / sqrt(var + eps) with the statistics of all processes; also returns these."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -190,7 +190,7 @@ class _Normalise(torch.autograd.Function):
         add_up(sums)
         count = sums[-1].clone()
         mean = sums[:-1] / count
-        # In a second pass: E[x²] - E[x]² would lose digits.
+        # In a second pass: E[x²] - E[x]² would lose precision.
         centred = x - mean.view(shape)
         var = add_up(centred.square().sum(over)) / count
         scale = (var + eps).rsqrt()
@@ -211,13 +211,13 @@ class _Normalise(torch.autograd.Function):
 
 
 class JointBatchNorm(nn.modules.batchnorm._BatchNorm):
-    """Batch norm by the statistics of the joint batch, on any device (torch's SyncBatchNorm needs a GPU). A process may have no item."""
+    """Batch norm over the joint batch, on any device (torch's SyncBatchNorm needs a GPU). A process may have no items."""
 
     def _check_input_dim(self, input: Tensor) -> None:
         del input
 
     def forward(self, input: Tensor) -> Tensor:
-        """float [B, C, ...], as given."""
+        """float [B, C, ...], shape as given."""
         if not self.training:
             return super().forward(input)
         x = input if input.dtype == torch.float64 else input.float()
@@ -238,10 +238,10 @@ _PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def join_batch_norm(network: nn.Module, device: torch.device) -> None:
-    """Let every batch norm of ``network`` see the joint batch; names, parameters and statistics stay.
+    """Make every batch norm of ``network`` use the joint batch; names, parameters and statistics are kept.
 
     Raises:
-        UsageError: a layer of batch norm is of a kind of its own.
+        UsageError: an unsupported kind of batch norm.
     """
     for module in list(network.modules()):
         for name, child in list(module.named_children()):
@@ -249,7 +249,7 @@ def join_batch_norm(network: nn.Module, device: torch.device) -> None:
                 continue
             if type(child) not in _PLAIN:
                 raise UsageError(
-                    f"this backbone has batch norm of its own kind ({type(child).__name__}), which several processes cannot share: "
+                    f"this backbone has an unsupported kind of batch norm ({type(child).__name__}) for several processes: "
                     "train it in one process, or choose another backbone"
                 )
             setattr(module, name, _joined(child, device))

@@ -1,7 +1,7 @@
 """The model folder: ``model.safetensors`` (network and codebooks), ``config.json``, ``metrics.jsonl``, ``split.json``.
 
-Nothing in it is a pickle. The codebooks lie beside the weights as the plain tensor ``codebooks``, so that what only
-needs them (export, indexing) reads them without torch.
+No pickles. The codebooks are the plain tensor ``codebooks`` beside the weights, so that export and indexing can read them without
+torch.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ def state_fingerprint(state: Mapping[str, Tensor]) -> str:
 
 
 def save_tensors(state: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """``save_file`` of safetensors, which meets a full disk with an error of its own, and gives the file to its owner alone.
+    """``save_file`` of safetensors, with an OSError on a full disk and normal file permissions.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     try:
-        # As readable as any other file of this user: a service under another account loads the model too.
+        # Normal permissions: a service under another account may load the model.
         path.touch()
         mode = path.stat().st_mode
         save_file(state, path, metadata=metadata)
@@ -78,18 +78,18 @@ def save_model(
     overwrite: bool,
     done_with: Path | None = None,
 ) -> None:
-    """Write a model folder, the whole of it or nothing.
+    """Write a model folder atomically.
 
     Args:
         out: the folder.
-        network, codebooks: what was trained; codebooks float32 [M, K, d].
-        description: for ``config.json``, beside what network and codebooks determine.
+        network, codebooks: trained network and codebooks float32 [M, K, d].
+        description: further entries of ``config.json``.
         extra: further text files by name.
         split: saved as ``split.json``.
         overwrite, done_with: as for :func:`gpq_faiss.files.atomic_folder`.
 
     Raises:
-        DataError: it cannot be written.
+        DataError: the folder cannot be written.
     """
     state = {f"network.{k}": v.detach().cpu().contiguous().clone() for k, v in network.state_dict().items()}
     state["codebooks"] = torch.from_numpy(np.ascontiguousarray(codebooks))
@@ -109,7 +109,7 @@ def save_model(
 
 
 class _Noise(nn.Module):
-    """Gaussian noise on standardised embeddings, in training alone."""
+    """Gaussian noise on standardised embeddings, only in training."""
 
     def __init__(self, deviation: float) -> None:
         super().__init__()
@@ -122,13 +122,13 @@ class _Noise(nn.Module):
 def build_extractor(
     config: Config, input_: Mapping[str, Any], out_width: int, generator: torch.Generator
 ) -> Backbone:
-    """The feature extractor F with one linear layer to ``out_width``, the same for every method that trains by gradient.
+    """The feature extractor F with a linear layer to ``out_width``, shared by all trained methods.
 
     Args:
-        config: the run's settings; of them ``network`` counts.
+        config: settings of the run, of which ``network`` is used.
         input_: ``{"kind": "features", "width": W}`` or ``{"kind": "images", "image_size": S}``.
-        out_width: length of its output.
-        generator: source of the first weights.
+        out_width: output width.
+        generator: for the initial weights.
     """
     n = config.network
     kind = input_["kind"]
@@ -137,7 +137,7 @@ def build_extractor(
         pictures = kind == "images" and input_["image_size"] >= VGG.SMALLEST
         backbone = "vgg" if pictures else "mlp" if n.hidden else "linear"
     own_networks = config.method != "gpq"
-    # A perceptron that is requested has a hidden layer: of its own, or in the class networks.
+    # A requested perceptron has a hidden layer: its own, or those of the class networks.
     hidden = n.hidden or (() if own_networks else DEFAULT_HIDDEN)
     net = build_backbone(
         backbone,
@@ -159,15 +159,15 @@ def build_extractor(
 def build_network(
     config: Config, input_: Mapping[str, Any], n_classes: int
 ) -> GPQNetwork | SoftGPQNetwork | PosteriorNetwork:
-    """A GPQ network of this shape with random weights (or those that ``config.network.weights`` names).
+    """A GPQ network with random weights, or the weights of ``config.network.weights``.
 
     Args:
-        config: the run's settings.
+        config: settings of the run.
         input_: as for :func:`build_extractor`.
         n_classes: C.
     """
     q = config.quantizer
-    # One generator for everything, so that the seed determines the first weights whatever was drawn before.
+    # One generator for everything, so that the seed determines the initial weights.
     generator = torch.Generator().manual_seed(config.training.seed)
     net = build_extractor(config, input_, q.width, generator)
     shape = (q.codebooks, q.codewords, q.subdim)
@@ -177,7 +177,7 @@ def build_network(
     if config.posterior.feature_weight:
         own = config.posterior.class_codebooks
         A = count_class_codebooks(A, n_classes) if own == "auto" else min(A, own)
-    # GPQ with soft targets makes codewords of its own: those that its class networks have are then as few as can be.
+    # GPQ with soft targets has its own codewords: those of the class networks are then minimal.
     soft = config.method == "gpq-soft"
     committee = _build_class_networks(
         config,
@@ -204,7 +204,7 @@ def _build_class_networks(
     A: int,
     generator: torch.Generator,
 ) -> PosteriorNetwork:
-    """Class networks in place of the head of ``backbone``, with codebooks of ``shape`` (M, K, d), of which A hold the class."""
+    """Replace the head of ``backbone`` by class networks, with codebooks of ``shape`` (M, K, d), A of them for the class."""
     n, p = config.network, config.posterior
     width = cast(nn.Linear, backbone.head).in_features
     if isinstance(backbone, MLP):
@@ -219,7 +219,7 @@ def _build_class_networks(
             generator=generator,
         )
     else:
-        # Convolutions learn the features: with perceptrons on top they learn more slowly.
+        # Convolutions learn the features; perceptrons on top would slow this down.
         head = nn.Linear(width, p.committee * CLASS_DIM, device="meta").to_empty(device="cpu")
         nn.init.xavier_uniform_(head.weight, generator=generator)
         nn.init.zeros_(head.bias)
@@ -230,7 +230,7 @@ def _build_class_networks(
 
 
 def input_description(dataset: Dataset, image_size: int) -> dict[str, Any]:
-    """What :func:`build_extractor` must know of the items of ``dataset``; images at ``image_size`` pixels per side."""
+    """The argument ``input_`` of :func:`build_extractor` for ``dataset``; images at ``image_size`` pixels per side."""
     if isinstance(dataset, FeatureDataset):
         return {"kind": "features", "width": dataset.width}
     return {"kind": "images", "image_size": image_size}
@@ -243,7 +243,7 @@ class Model:
     Attributes:
         network: input to intra-normalised vectors, in eval mode.
         codebooks: float32 [M, K, d].
-        description: what ``config.json`` holds.
+        description: contents of ``config.json``.
     """
 
     folder: Path
@@ -253,7 +253,7 @@ class Model:
 
     @property
     def fingerprint(self) -> str:
-        """Names weights and codebooks; features, codes and indexes carry it."""
+        """Hash of weights and codebooks, stored in features, codes and indexes."""
         return str(self.description["model_fingerprint"])
 
     @property
@@ -263,12 +263,12 @@ class Model:
 
     @property
     def input_width(self) -> int:
-        """Width of the features that it takes (0 for images)."""
+        """Width of input features (0 for images)."""
         return int(self.description["input"].get("width", 0))
 
     @property
     def image_size(self) -> int:
-        """Side of the images that it takes (0 for features)."""
+        """Side of input images in pixels (0 for features)."""
         return int(self.description["input"].get("image_size", 0))
 
     @property
@@ -288,14 +288,14 @@ def _read_state(path: Path) -> dict[str, Tensor]:
 
 
 def _check_backbone(folder: Path, description: Mapping[str, Any]) -> None:
-    """Raises UsageError: the package that the backbone is of cannot be loaded; DataError: it is not installed."""
+    """Raises UsageError: the backbone's plugin cannot be loaded; DataError: it is not installed."""
     origin = description.get("backbone_of")
     if origin is None:
         return
     try:
         name = str(description["config"]["network"]["backbone"])
     except (KeyError, TypeError):
-        return  # what is damaged is told by whoever reads the settings
+        return  # damage is reported when the settings are read
     plugin = backbone_plugin(name)
     if plugin is None:
         raise DataError(f"{folder} has the backbone '{name}' of {origin}, which is not installed: install it")
@@ -303,20 +303,20 @@ def _check_backbone(folder: Path, description: Mapping[str, Any]) -> None:
 
 
 def _checked_input(input_: Any) -> dict[str, Any]:
-    """The entry ``input`` of ``config.json``. Raises ValueError: it names no size that can be."""
+    """The entry ``input`` of ``config.json``. Raises ValueError: a size out of range."""
     key, most = {"features": ("width", 2**31), "images": ("image_size", MOST_SIDE)}[input_["kind"]]
     size = input_[key]
     if type(size) is not int or not 1 <= size <= most:
-        raise ValueError(f"input.{key} is {size!r}: 1 to {most:,} are possible")
+        raise ValueError(f"input.{key} is {size!r}: it must be 1 to {most:,}")
     return dict(input_)
 
 
 def load_model(folder: str | Path, device: torch.device | None = None) -> Model:
-    """Load a model folder, on ``device`` (default: the CPU).
+    """Load a model folder onto ``device`` (default: the CPU).
 
     Raises:
-        DataError: missing, truncated or damaged.
-        MismatchError: weights and ``config.json`` are not of the same model.
+        DataError: files missing, truncated or damaged.
+        MismatchError: weights and ``config.json`` belong to different models.
     """
     folder = Path(folder)
     description = read_description(folder)
@@ -328,14 +328,12 @@ def load_model(folder: str | Path, device: torch.device | None = None) -> Model:
             f"{path} does not belong to the config.json beside it: copy the whole folder again"
         )
     if "codebooks" not in state:
-        raise DataError(f"{path} holds no 'codebooks': it is not the model of a GPQ training")
+        raise DataError(f"{path} has no 'codebooks': it is not a model of gpq train")
     codebooks = state.pop("codebooks").float().numpy()
     if codebooks_fingerprint(codebooks) != description["codebooks_fingerprint"]:
-        raise MismatchError(
-            f"{path}: its codebooks are not those of config.json: copy the whole folder again"
-        )
+        raise MismatchError(f"{path}: its codebooks do not match config.json: copy the whole folder again")
     try:
-        # The folder has the weights: nothing is to be downloaded.
+        # The folder has the weights: download nothing.
         values = {
             **description["config"],
             "network": {**description["config"]["network"], "weights": "none"},
@@ -345,7 +343,7 @@ def load_model(folder: str | Path, device: torch.device | None = None) -> Model:
         weights = {k.removeprefix("network."): v for k, v in state.items()}
         if len(config.network.hidden) > len(weights):
             raise ValueError(f"{len(config.network.hidden):,} hidden layers, {len(weights):,} tensors")
-        # Shapes first, without any memory: a width that no tensor has could ask for all there is.
+        # Shapes first, on the meta device: a damaged width could request all memory.
         with torch.device("meta"):
             outline = build_network(config, input_, n_classes).state_dict()
         for name in sorted(outline.keys() | weights.keys()):
@@ -363,7 +361,7 @@ def load_model(folder: str | Path, device: torch.device | None = None) -> Model:
         OverflowError,
         UsageError,
     ) as error:
-        # A setting that cannot be is the user's mistake in a training, and damage in a model folder.
+        # An invalid setting is a usage error in training, but damage in a model folder.
         line = " ".join(str(error).split())[:160] or type(error).__name__
         raise DataError(
             f"{path} does not fit its config.json ({line}): the model is damaged or of another version"

@@ -1,15 +1,14 @@
 """The quantiser of GPQ: intra-normalisation, soft assignment (eq. 1), codebooks, sub-prototypes and z'.
 
-Pure functions on tensors first, then the two small modules that hold parameters. Shapes throughout, with
-D = M * d::
+Pure functions, then two small modules with parameters. Shapes, with D = M * d::
 
     x  [B, M, d]   sub-vectors of the network's output, unit-norm in the last axis (:func:`intra_normalize`)
     Z  [M, K, d]   codewords, K of them in each of the M codebooks
     W  [M, C, d]   sub-prototypes, one per class and sub-space
 
-Codewords and sub-prototypes are normalised wherever they are used, so a raw parameter may be passed; ``x`` is
-taken as it is. Everything here computes in float32 at least, also inside an autocast region: a soft
-assignment with α = 20 on cosines of eight bits would choose other codewords.
+All functions normalise codewords and sub-prototypes, so raw parameters may be passed; ``x`` is not normalised.
+Everything computes in float32 at least, also under autocast: a soft assignment with α = 20 on cosines of eight
+bits would choose other codewords.
 
 Paper: Jang and Cho, "Generalized Product Quantization Network for Semi-supervised Image Retrieval", CVPR
 2020.
@@ -26,8 +25,8 @@ from torch import Tensor, nn
 from ..errors import UsageError
 
 #: Sub-vectors shorter than this are divided by it instead of by their norm. It bounds the Jacobian of the
-#: normalisation (torch's default of 1e-12 lets one dead sub-vector send gradients of 1e12 into the network),
-#: and lies far below the norm of any sub-vector that has a meaningful direction in float32.
+#: normalisation (with torch's default of 1e-12 one dead sub-vector has gradients of 1e12), and is far below the
+#: norm of any sub-vector with a meaningful direction in float32.
 NORM_EPS = 1e-6
 
 
@@ -42,7 +41,7 @@ def unit(x: Tensor, eps: float = NORM_EPS) -> Tensor:
 
 
 def _split(x: Tensor, M: int) -> Tensor:
-    """View [B, D] or [B, M, d] as [B, M, d]; UsageError where that cannot be."""
+    """View [B, D] or [B, M, d] as [B, M, d]; raises UsageError for other shapes."""
     if x.ndim == 3 and x.shape[1] == M:
         return x
     if x.ndim == 2 and M > 0 and x.shape[1] % M == 0:
@@ -55,13 +54,13 @@ def _split(x: Tensor, M: int) -> Tensor:
 def intra_normalize(x: Tensor, M: int, eps: float = NORM_EPS) -> Tensor:
     """Split the network's output in M sub-vectors and normalise each to length one (paper, section 3.1).
 
-    A zero sub-vector has no direction. Here, as in training, it stays (nearly) zero and gets a bounded
-    gradient; the encoding stage has to refuse such rows, which :func:`zero_subvectors` finds.
+    A zero sub-vector has no direction: it stays (nearly) zero and gets a bounded gradient. The encoding stage must
+    reject such rows (:func:`zero_subvectors`).
 
     Args:
         x: float [B, D] with D = M * d, or [B, M, d].
         M: number of sub-vectors.
-        eps: shortest norm that is divided by.
+        eps: smallest divisor.
 
     Returns:
         float32 (float64 for float64 input) [B, M, d], unit-norm in the last axis.
@@ -78,7 +77,7 @@ def zero_subvectors(x: Tensor, M: int, eps: float = NORM_EPS) -> Tensor:
     Args:
         x: float [B, D] or [B, M, d], *before* normalisation.
         M: number of sub-vectors.
-        eps: shortest norm that still counts as a direction.
+        eps: norm up to which there is no direction.
 
     Returns:
         bool [B, M].
@@ -106,13 +105,12 @@ def soft_assign(x: Tensor, Z: Tensor, alpha: float) -> Tensor:
     """Soft assignment s(x; α, Z) of eq. 1: the softmax-weighted mean of the codewords, normalised again.
 
     The weight of codeword k in sub-space m is softmax_k(+α x_m·z_mk). The paper prints a minus sign in the
-    exponent, which would weigh the farthest codeword most; its authors' code uses -α(1 - x·z), which is the
-    form here.
+    exponent, which would prefer the farthest codeword; its authors' code uses -α(1 - x·z), as here.
 
     Args:
         x: float [B, M, d], unit-norm.
         Z: float [M, K, d], normalised here.
-        alpha: sharpness α > 0; the paper's is 20. Towards infinity this becomes the hard assignment.
+        alpha: sharpness α > 0; the paper's is 20. As α grows this becomes the hard assignment.
 
     Returns:
         q, float [B, M, d], unit-norm.
@@ -125,13 +123,12 @@ def soft_assign(x: Tensor, Z: Tensor, alpha: float) -> Tensor:
 def reexpress(Z: Tensor, W: Tensor, alpha: float) -> Tensor:
     """z' = s(z; α, W): the codewords re-expressed over the sub-prototypes of their sub-space.
 
-    These are the codebooks of GPQ, in training and for encoding, searching and exporting alike: the raw
-    codewords of the same training rank far worse than their z'.
+    These are the codebooks of GPQ in training, encoding, search and export: the raw codewords rank far worse.
 
     Args:
         Z: float [M, K, d] codewords.
         W: float [M, C, d] sub-prototypes.
-        alpha: sharpness α, the same as of :func:`soft_assign`.
+        alpha: sharpness α, as in :func:`soft_assign`.
 
     Returns:
         float [M, K, d], unit-norm.
@@ -161,13 +158,13 @@ def _normal_unit(shape: tuple[int, int, int], generator: torch.Generator | None)
     """Directions uniform on the sphere, drawn on the CPU so that a seed means the same on every device."""
     if generator is None:
         generator = torch.Generator().manual_seed(0)
-    if torch.get_default_device().type == "meta":  # an outline without values
+    if torch.get_default_device().type == "meta":  # shapes without values
         return torch.empty(shape)
     return unit(torch.randn(shape, generator=generator, device=generator.device)).cpu()
 
 
 class _SubspaceVectors(nn.Module):
-    """A raw parameter [M, n, d]; calling the module gives it normalised."""
+    """A raw parameter [M, n, d]; calling the module normalises it."""
 
     def __init__(self, M: int, n: int, d: int, generator: torch.Generator | None) -> None:
         super().__init__()
@@ -187,7 +184,7 @@ class _SubspaceVectors(nn.Module):
 class Codebooks(_SubspaceVectors):
     """The raw codewords Z: M codebooks of K codewords of d dimensions.
 
-    Starts with uniform random directions.
+    Initialised with uniform random directions.
 
     Args:
         M: number of codebooks.
@@ -204,7 +201,7 @@ class Codebooks(_SubspaceVectors):
 
 
 class SubspaceClassifier(_SubspaceVectors):
-    """The sub-prototypes W: in each of the M sub-spaces a cosine classifier over C classes, without bias.
+    """The sub-prototypes W: a cosine classifier over C classes per sub-space, without bias.
 
     Args:
         M: number of sub-spaces.

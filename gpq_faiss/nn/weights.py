@@ -1,7 +1,7 @@
-"""Weights of backbones from elsewhere: torchvision's ImageNet files, or a file the user names.
+"""External weights of backbones: torchvision's ImageNet files, or a file of the user.
 
-Nothing is unpickled: ``.pth`` files are read with ``weights_only=True``, ``.safetensors`` hold tensors alone.
-A tensor that does not fit is named; nothing is loaded in part.
+Nothing is unpickled: ``.pth`` files are read with ``weights_only=True``, ``.safetensors`` contain only tensors.
+Errors name tensors that do not fit; nothing is loaded partially.
 """
 
 from __future__ import annotations
@@ -23,19 +23,18 @@ from ..inputs import check_memory
 
 _LOG = logging.getLogger(__name__)
 
-#: Seconds without an answer after which a download counts as failed (the system's own limit is minutes).
+#: Timeout of downloads in seconds (the system's default is minutes).
 DOWNLOAD_TIMEOUT = 30.0
 
-#: What may stand before the names of a backbone's tensors: our model files, DataParallel, other trainers.
+#: Possible prefixes of a backbone's tensor names: our model files, DataParallel, other trainers.
 _PREFIXES = ("", "network.", "backbone.", "network.backbone.", "module.", "model.")
 
-#: Tensors that belong to the task or the data rather than to the trunk: taken where they fit, else left as
-#: they are.
+#: Tensors specific to task or data: loaded if they fit, else left as initialised.
 _OPTIONAL = ("head.", "input.")
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, or its kind where it has none: our messages are one line."""
+    """First line of an error's text, or its type if it has none, for one-line messages."""
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(".: ") if lines else type(error).__name__
 
@@ -53,11 +52,10 @@ def _socket_timeout(seconds: float) -> Iterator[None]:
 def imagenet_state(arch: str) -> dict[str, Tensor]:
     """torchvision's ImageNet weights of ``vgg16_bn`` or ``alexnet`` (IMAGENET1K_V1), downloaded once.
 
-    The file is kept where torch keeps such files (``$TORCH_HOME/hub/checkpoints``) and its hash is checked on
-    arrival.
+    The file is cached in ``$TORCH_HOME/hub/checkpoints``; its hash is checked after download.
 
     Raises:
-        DataError: it is not there and cannot be fetched, or the file there is damaged.
+        DataError: it cannot be downloaded, or the cached file is damaged.
         UsageError: another architecture.
     """
     from torchvision.models import AlexNet_Weights, VGG16_BN_Weights
@@ -81,8 +79,8 @@ def imagenet_state(arch: str) -> dict[str, Tensor]:
                 "or pass --weights PATH"
             ) from error
         raise DataError(
-            f"cannot download {name} ({first_line(error)}); it was looked for in {place.parent}: "
-            f"fetch {url} on a machine that can and pass it with --weights PATH, or train with --weights none"
+            f"cannot download {name} ({first_line(error)}), which is not in {place.parent} either: "
+            f"download {url} elsewhere and pass it with --weights PATH, or train with --weights none"
         ) from error
     return state
 
@@ -91,13 +89,13 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     """Read the tensors of a ``.safetensors`` or ``.pth`` file (a state dict, or one under "state_dict").
 
     Raises:
-        DataError: missing, damaged, or holding something other than named tensors.
+        DataError: missing, damaged, or not a file of named tensors.
     """
     path = Path(path)
     if not path.is_file():
         raise DataError(f"no weights file {path}: --weights takes none, imagenet, or the path of a file")
     try:
-        if zipfile.is_zipfile(path):  # what torch.save writes: compressed, it could hold any number of bytes
+        if zipfile.is_zipfile(path):  # torch.save's format: if compressed, it could expand to any size
             with zipfile.ZipFile(path) as archive:
                 check_memory(sum(member.file_size for member in archive.infolist()), str(path))
         if path.suffix == ".safetensors":
@@ -121,28 +119,23 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
             state = state[key]
     if not isinstance(state, Mapping) or not all(isinstance(v, Tensor) for v in state.values()):
-        raise DataError(
-            f"{path} does not hold a state dict of tensors: save model.state_dict(), not the model"
-        )
+        raise DataError(f"{path} is not a state dict of tensors: save model.state_dict(), not the model")
     return dict(state)
 
 
 def load_into(module: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
-    """Copy into ``module`` every one of its tensors from ``state``; what else ``state`` holds is ignored.
+    """Copy all tensors of ``module`` from ``state``; additional tensors of ``state`` are ignored.
 
-    A common prefix of the names in ``state`` (``network.``, ``module.`` ...) is recognised, and for a timm
-    trunk the bare names of timm. The last layer (``head.*``) and the input statistics (``input.*``) are taken
-    where they are there and fit: a file of ImageNet weights, or of a model of other bits, has none that do.
+    Common prefixes (``network.``, ``module.`` ...) are recognised, for timm also the bare names. The last layer
+    (``head.*``) and the input statistics (``input.*``) are optional: they are loaded only if they fit.
 
     Args:
         module: a backbone, changed in place.
         state: names and tensors.
-        source: what to call ``state`` in an error, usually its path.
+        source: name of ``state`` in errors, usually its path.
 
     Raises:
-        DataError: a tensor is missing, has another shape or is not finite; the first such is named, and the
-        module is
-            unchanged.
+        DataError: a tensor is missing, has another shape or is not finite; the module is then unchanged.
     """
     own = module.state_dict()
     needed = [k for k in own if not k.startswith(_OPTIONAL) and not k.endswith("num_batches_tracked")]

@@ -1,2 +1,1 @@
-"""Pictures of results: plots and galleries of ranked images. Matplotlib is loaded when one is drawn, not
-before."""
+"""Plots, galleries and HTML pages of results. Matplotlib is imported when a picture is drawn."""

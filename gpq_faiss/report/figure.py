@@ -1,4 +1,4 @@
-"""What the plots and galleries share: a figure without global state, saved wholly or not at all."""
+"""Figures without global state, saved atomically."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ _DATES: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDat
 
 
 def check_picture(out: str | Path, *, overwrite: bool) -> Path:
-    """Refuse an output that is no .png, .svg or .pdf (:class:`UsageError`), or that exists or cannot be
-    written."""
+    """Check an output path. Raises UsageError: not .png, .svg or .pdf; or it exists or cannot be written."""
     path = Path(out)
     if path.suffix.lower().lstrip(".") not in _DATES:
         raise UsageError(f"{path}: a picture is .png, .svg or .pdf, by its ending")
@@ -28,15 +27,14 @@ def check_picture(out: str | Path, *, overwrite: bool) -> Path:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """A figure of that many inches outside matplotlib's global state (so it is freed, and threads
-    may draw)."""
+    """A figure of this size in inches outside of matplotlib's global state (freed automatically, thread-safe)."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), facecolor="white")
 
 
 def save_figure(figure: Figure, path: Path, *, dpi: int = 160) -> Path:
-    """Write the figure in the format of its ending; no date and nothing random goes into the file, so equal pictures are equal files."""
+    """Write the figure in the format of its extension, without dates or random ids, so that files are reproducible."""
     from matplotlib import rc_context
 
     form = path.suffix.lower().lstrip(".")
@@ -47,7 +45,7 @@ def save_figure(figure: Figure, path: Path, *, dpi: int = 160) -> Path:
 
 
 def style_axes(axes: Axes, title: str | None, x: str, y: str) -> None:
-    """Quiet axes: two spines, a light grid behind the data."""
+    """Plain axes: two spines and a light grid."""
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):

@@ -1,4 +1,4 @@
-"""Pages that people send around: one HTML file with its tables, plots and pictures inside, and nothing loaded from elsewhere."""
+"""Self-contained HTML pages with tables, plots and pictures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..files import check_output, write_text
 from .gallery import Ranked
 
 _SIDE = 160
-"""Pixels: larger pictures are made smaller."""
+"""Maximum side of pictures in pixels; larger ones are scaled down."""
 _STYLE = """
 :root{color-scheme:light dark;--line:#8884;--right:#1a9850;--wrong:#d73027}
 body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:75rem;padding:0 1rem}
@@ -35,7 +35,7 @@ p.note{color:#777}
 
 
 def save_page(title: str, parts: Sequence[str], out: str | Path, *, overwrite: bool = False) -> Path:
-    """Write a page. ``parts`` are HTML: what the functions below return.
+    """Write a page of ``parts``, HTML from the functions below.
 
     Raises:
         OutputExistsError: ``out`` exists and ``overwrite`` is false.

@@ -1,4 +1,4 @@
-"""The application: routes, and what each gives."""
+"""The application and its routes."""
 
 from __future__ import annotations
 
@@ -80,10 +80,10 @@ def _problems(*codes: int) -> dict[int | str, dict[str, Any]]:
 
 
 def create_app(service: Service, settings: Settings) -> ASGIApp:
-    """The whole application, guarded (:class:`.guard.Guard`).
+    """The complete application, behind :class:`.guard.Guard`.
 
     Args:
-        service: started when the application starts, and closed when it ends.
+        service: started and closed with the application.
         settings: limits.
     """
 
@@ -114,7 +114,7 @@ def create_app(service: Service, settings: Settings) -> ASGIApp:
         _check(settings, credentials)
 
     manage, write = Depends(may_manage), Depends(may_write)
-    # What needs no token does not ask for one in /openapi.json either.
+    # Public routes require no token in /openapi.json either.
     read = [] if settings.open_to_read else [manage]
 
     _add_searches(app, service, settings, read)
@@ -166,7 +166,7 @@ def _add_searches(app: FastAPI, service: Service, settings: Settings, read: Sequ
         responses=_problems(401, 404, 422),
     )
     async def item(number: Number) -> Described:
-        """An item, with its name and labels where they are known."""
+        """An item, with its name and labels if known."""
         _check_there(service, number)
         return Described(**(await service.known(np.array([number])))[0])
 
@@ -205,7 +205,7 @@ def _add_changes(app: FastAPI, service: Service, settings: Settings, write: Any,
         openapi_extra=schemas(AddRequest, _info(service, settings)),
     )
     async def add(request: Request) -> Changed:
-        """Add an item, with a name and labels if there are any. When this is answered, it is on disk and found by every search."""
+        """Add an item, with optional name and labels. The response means that it is on disk and found by every search."""
         asked, image = await read_request(request, AddRequest, settings)
         number = asked.id if "id" in asked.model_fields_set else None
         if number == -1:
@@ -217,19 +217,19 @@ def _add_changes(app: FastAPI, service: Service, settings: Settings, write: Any,
 
     @app.delete("/items/{id}", dependencies=[write], responses=_problems(401, 403, 404, 422, 507))
     async def remove(number: Number) -> Changed:
-        """Remove an item. When this is answered, it is on disk, and no search finds it."""
+        """Remove an item. The response means that the removal is on disk and no search finds the item."""
         await service.remove(number)
         return Changed(id=number)
 
     @app.post("/reload", dependencies=[manage], responses=_problems(401, 422))
     async def reload() -> Reloaded:
-        """Search the index file that is at its path now. Where it cannot be opened, the old one is searched on."""
+        """Reopen the index file. If that fails, the old index stays in use."""
         await service.reload()
         return Reloaded(ntotal=service.live.snapshot.ntotal)
 
 
 def _add_facts(app: FastAPI, service: Service, settings: Settings, read: Sequence[Any]) -> None:
-    """Routes that say what is served, and how it does."""
+    """Routes for information, health and metrics."""
 
     @app.get("/info", dependencies=read, responses=_problems(401))
     async def about() -> Info:
@@ -248,12 +248,12 @@ def _add_facts(app: FastAPI, service: Service, settings: Settings, read: Sequenc
         responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **_problems(401)},
     )
     async def metrics() -> Response:
-        """Counts and times, as Prometheus reads them."""
+        """Metrics for Prometheus."""
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 def _page() -> list[tuple[str, bytes, str]]:
-    """Path, content and type of the files of the page: all that is served, read once."""
+    """Path, content and media type of the page's files, read once."""
     files = resources.files(__package__) / "page"
     found = []
     for file in sorted(files.iterdir(), key=lambda file: file.name):
@@ -277,7 +277,7 @@ def _check_there(service: Service, number: int) -> None:
 
 
 async def _input(service: Service, asked: Any, image: bytes | None, settings: Settings) -> Input:
-    """What a request gives to be encoded."""
+    """The input of a request to encode."""
     if image is not None:
         return await service.image(image, settings.max_pixels)
     if "vector" in asked.model_fields_set:
@@ -345,11 +345,11 @@ def _info(service: Service, settings: Settings) -> Info:
 
 
 def _handlers() -> dict[int | type[Exception], Callable[[Request, Any], Coroutine[Any, Any, Response]]]:
-    """Every refusal is JSON of one line."""
+    """Every error is one line of JSON."""
 
     async def of_http(request: Request, error: HTTPException) -> Response:
         headers = dict(error.headers or {})
-        if error.status_code == 405:  # a path may have several routes, of which Starlette names one
+        if error.status_code == 405:  # a path may have several routes, but Starlette names only one
             routes = [one for one in request.app.routes if one.matches(request.scope)[0] != Match.NONE]
             headers["allow"] = ", ".join(sorted({name for one in routes for name in one.methods}))
         return JSONResponse({"error": str(error.detail)}, error.status_code, headers)

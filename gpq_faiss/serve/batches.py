@@ -1,4 +1,4 @@
-"""Work of several requests done together."""
+"""Batches tasks of several requests."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ Answer = TypeVar("Answer")
 
 
 class BusyError(GpqError):
-    """More waits to be done than is taken."""
+    """The queue is full."""
 
 
 class Batcher(Generic[Task, Answer]):
-    """Collects tasks for a moment and does them at once, in a thread of its own; one batch after another.
+    """Collects tasks and runs them in batches, one at a time, in a separate thread.
 
     Args:
-        run: does a batch; gives an answer for each, or the error that is raised where the task was submitted.
-        most: tasks of a batch.
-        wait: seconds that the first task waits for others. While a batch is done, the next one fills.
-        pending: tasks that may wait.
+        run: processes a batch; returns an answer per task, or an error, which is raised at the task's submission.
+        most: maximum tasks per batch.
+        wait: seconds that the first task waits for others. The next batch fills while one runs.
+        pending: maximum waiting tasks.
         seen: called with the size of each batch.
     """
 
@@ -50,10 +50,10 @@ class Batcher(Generic[Task, Answer]):
 
         Raises:
             BusyError: too many tasks wait.
-            Exception: what ``run`` gave or raised.
+            Exception: returned or raised by ``run``.
         """
         if len(self._queue) >= self.pending:
-            raise BusyError(f"{self.pending} requests are waiting already: try again later")
+            raise BusyError(f"{self.pending} requests are already waiting: try again later")
         loop = asyncio.get_running_loop()
         if self._worker is None:
             self._worker = loop.create_task(self._work())
@@ -74,7 +74,7 @@ class Batcher(Generic[Task, Answer]):
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._more.wait(), left)
             taken = [self._queue.popleft() for _ in range(min(self.most, len(self._queue)))]
-            # Whoever gave up waiting needs no answer.
+            # Cancelled callers need no answer.
             batch = [(task, future) for task, future, _ in taken if not future.done()]
             if not batch:
                 continue
@@ -93,7 +93,7 @@ class Batcher(Generic[Task, Answer]):
                     future.set_result(answer)
 
     async def close(self) -> None:
-        """End, once the batch that is being done is done; what waits gets no answer."""
+        """Stop after the current batch; waiting tasks get no answer."""
         if self._worker is not None:
             self._worker.cancel()
             await asyncio.gather(self._worker, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Names, labels, originals and thumbnails of items, from the data that they were made of."""
+"""Names, labels, originals and thumbnails of items, from their data set."""
 
 from __future__ import annotations
 
@@ -21,18 +21,16 @@ from ..errors import DataError
 from ..indexes.items import IdMap
 
 THUMBNAIL = 192
-"""Pixels of the longer side."""
+"""Longer side of thumbnails in pixels."""
 _PIXELATED = 64  # up to this side PNG is smaller than JPEG, and exact
 _CACHED = 32 << 20  # bytes of thumbnails
 
 
 class Catalogue:
-    """What a data set has of ids. An id is the same item in the data, in the index and in its changes.
-
-    Safe to use from several threads.
+    """Items of a data set by id, with the same ids as in the index. Thread-safe.
 
     Raises:
-        DataError: an id occurs twice in the data.
+        DataError: a repeated id in the data.
     """
 
     def __init__(self, dataset: Dataset) -> None:
@@ -49,12 +47,12 @@ class Catalogue:
         self._bytes = 0
 
     def rows(self, ids: Ids) -> Ids:
-        """Position of each id in the data, -1 where there is none such: int64 [n]."""
+        """Row of each id in the data, -1 if missing: int64 [n]."""
         at = self._map.positions_of(ids)
         return np.where(at >= 0, self._order[at], -1)
 
     def row(self, number: int) -> int | None:
-        """Position of an id in the data."""
+        """Row of an id in the data."""
         row = int(self.rows(np.array([number], np.int64))[0])
         return row if row >= 0 else None
 
@@ -69,7 +67,7 @@ class Catalogue:
         return os.path.commonpath([os.path.dirname(path) for path in self.dataset.paths])
 
     def name(self, row: int) -> str | None:
-        """Of a file, its path from the folder that all are in: nothing of where they lie on this machine."""
+        """Name of an item; for a file its path relative to the common folder, without local directories."""
         if not isinstance(self.dataset, FileImages):
             return None
         return shown(os.path.relpath(self.dataset.paths[row], self._root))
@@ -92,14 +90,14 @@ class Catalogue:
         return np.where(rows >= 0, one_of[rows], False) if len(one_of) else np.zeros(len(ids), np.bool_)
 
     def original(self, row: int, image_size: int) -> NDArray[Any] | None:
-        """What a model takes: features float32 [width], or an image uint8 [3, size, size]; None where it cannot be read."""
+        """Model input: features float32 [width], or an image uint8 [3, size, size]; None if unreadable."""
         if not isinstance(self.dataset, ImageDataset):
             return np.asarray(self.dataset.read(np.array([row]))[0])
         image = self.dataset.read(np.array([row]))[0]
         return None if image is None else resize_square(image, image_size).transpose(2, 0, 1)
 
     def thumbnail(self, row: int) -> tuple[bytes, str] | None:
-        """A small picture and its media type; None where there is none."""
+        """A thumbnail and its media type; None if there is no picture."""
         if not isinstance(self.dataset, ImageDataset):
             return None
         with self._lock:

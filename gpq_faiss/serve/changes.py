@@ -1,8 +1,8 @@
-"""What was added to an index and removed from it since its file was written, and the log that keeps it on disk.
+"""Changes of an index since its file was written, and the log that stores them.
 
-A log is a header and frames. A frame is what was written and fsynced together: one or more changes, with checksums; names and labels of
-items that have some follow the changes as JSON. After a kill or a loss of power the last frame may be torn; it was never
-acknowledged, and goes. A damaged frame that others follow is an error.
+A log is a header and frames. A frame contains changes that were written and fsynced together, with checksums, followed by names and
+labels as JSON. After a crash the last frame may be torn; it was never acknowledged, and is dropped. A damaged frame followed by others
+is an error.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from ..store import Item
 _MAGIC, _FRAME_MAGIC, _ABOUT_MAGIC = b"GPQLOG1\n", b"GPQF", b"GPQN"
 _HEADER = struct.Struct("<8sI16sI")  # magic, bytes of a code, fingerprint of the codebooks, CRC-32 of these
 _FRAME = struct.Struct("<4sIII")  # magic, changes, CRC-32 of the changes, CRC-32 of these
-_ABOUT = struct.Struct("<I")  # bytes of JSON behind the changes, where the magic says that there are some
+_ABOUT = struct.Struct("<I")  # bytes of JSON after the changes, if the magic says so
 
 Records = NDArray[Any]
-"""Changes in the order in which they were made: structured array of ``id`` int64, ``there`` uint8, ``code`` uint8 [code_size], and
-``about``, an :class:`..store.Item` where a name or labels came with the item, else None."""
+"""Changes in order: structured array of ``id`` int64, ``there`` uint8, ``code`` uint8 [code_size], and
+``about``, an :class:`..store.Item` if the item has a name or labels, else None."""
 
 Change = tuple[int, NDArray[np.uint8] | None, Item | None]
-"""An id, its code (None: removed), and its name and labels, where they are known."""
+"""An id, its code (None: removed), and its name and labels, if known."""
 
 
 def record_type(code_size: int) -> np.dtype[Any]:
-    """The type of :data:`Records` on disk; ``there`` is 1 for an item that is added, 0 for one that is removed."""
+    """The type of :data:`Records` on disk; ``there`` is 1 for an added item, 0 for a removed one."""
     return np.dtype([("id", "<i8"), ("there", "u1"), ("code", "u1", (code_size,))])
 
 
 def _held(stored: NDArray[Any], about: Mapping[int, Item]) -> Records:
-    """Records of changes as they are on disk, and of what is known of them by their places."""
+    """Records from changes on disk, and names and labels by index."""
     kind = stored.dtype
     records = np.empty(len(stored), [*((name, kind[name]) for name in kind.names or ()), ("about", "O")])
     for name in kind.names or ():
@@ -61,13 +61,13 @@ def log_path(index: str | Path) -> Path:
 
 @dataclass(frozen=True, eq=False)
 class Changes:
-    """What holds for every id that was changed; the index file says the rest. Never changed itself.
+    """The current state of all changed ids. Immutable.
 
     Attributes:
         ids: int64 [n], ascending.
         there: bool [n]: added, else removed.
-        codes: uint8 [n, code_size], zeros where removed.
-        about: object [n]: an :class:`..store.Item` where a name or labels came with it, else None.
+        codes: uint8 [n, code_size], zeros if removed.
+        about: object [n]: an :class:`..store.Item` if the item has a name or labels, else None.
     """
 
     ids: Ids
@@ -82,7 +82,7 @@ class Changes:
         return cls(np.empty(0, np.int64), np.empty(0, np.bool_), codes, np.empty(0, object))
 
     def then(self, records: Records) -> Changes:
-        """These, and later ones after them: the last one of an id holds."""
+        """These changes followed by later ones; the last one per id counts."""
         ids = np.concatenate([self.ids, records["id"]])
         order = np.argsort(ids, kind="stable")
         ids = ids[order]
@@ -93,7 +93,7 @@ class Changes:
         return Changes(ids[last], there, codes, np.concatenate([self.about, records["about"]])[order])
 
     def at(self, number: int) -> int:
-        """Place of an id, -1 if it was not changed."""
+        """Index of an id, -1 if unchanged."""
         place = int(np.searchsorted(self.ids, number))
         return place if place < len(self.ids) and self.ids[place] == number else -1
 
@@ -102,11 +102,11 @@ class Changes:
 
 
 def read_log(path: Path, code_size: int, fingerprint: str) -> tuple[Records, int]:
-    """The changes of a log, and its length in bytes without a torn end. No log: no changes, and 0.
+    """The changes of a log, and its length in bytes without a torn end. No changes and 0 if there is no log.
 
     Raises:
-        DataError: it is damaged or foreign, or cannot be read.
-        MismatchError: it holds changes of codes of another model.
+        DataError: damaged, of another format, or unreadable.
+        MismatchError: of another model.
     """
     kind = record_type(code_size)
     if not path.exists():
@@ -137,14 +137,14 @@ def read_log(path: Path, code_size: int, fingerprint: str) -> tuple[Records, int
         while after != -1:
             if _frame(data, after, kind) is not None:
                 raise DataError(
-                    f"{path} is damaged at byte {at:,}, with whole changes behind: restore it, or move it away and lose its changes"
+                    f"{path} is damaged at byte {at:,}, with intact changes after it: restore it, or move it away and lose its changes"
                 )
             after = data.find(magic, after + 1)
     return np.concatenate(parts), at
 
 
 def _frame(data: bytes, at: int, kind: np.dtype[Any]) -> tuple[Records, int] | None:
-    """The changes of the frame at byte ``at``, and its end; None where there is no whole one."""
+    """The changes of the frame at byte ``at``, and its end; None if there is no complete frame."""
     if len(data) < at + _FRAME.size:
         return None
     magic, n, check, own = _FRAME.unpack_from(data, at)
@@ -167,7 +167,7 @@ def _item(name: str | None, labels: Sequence[str]) -> Item:
 
 
 def _bytes_about(changes: Sequence[Change]) -> bytes:
-    """Names and labels of changes by their places, as JSON; nothing where none has any."""
+    """Names and labels of changes by index, as JSON; empty if there are none."""
     about = {
         str(place): [item.name, list(item.labels or ())]
         for place, (_, _, item) in enumerate(changes)
@@ -180,10 +180,10 @@ def _bytes_about(changes: Sequence[Change]) -> bytes:
 
 
 class ChangeLog:
-    """A log that is written to. Only one may be open for a file: the caller holds a lock.
+    """A log opened for writing. The caller must hold a lock.
 
     Raises:
-        DataError, MismatchError: see :func:`read_log`; the disk refuses.
+        DataError, MismatchError: see :func:`read_log`; or the log cannot be written.
     """
 
     def __init__(self, path: Path, code_size: int, fingerprint: str) -> None:
@@ -206,7 +206,7 @@ class ChangeLog:
             raise write_error(self.path, error) from error
 
     def _cut(self) -> None:
-        """Drop what is behind the last whole frame."""
+        """Drop data after the last complete frame."""
         assert self._file is not None
         if os.fstat(self._file.fileno()).st_size != self.end:
             os.ftruncate(self._file.fileno(), self.end)
@@ -214,11 +214,10 @@ class ChangeLog:
         self._file.seek(self.end)
 
     def append(self, changes: Sequence[Change]) -> Records:
-        """Write changes as one frame; on disk when this returns.
+        """Write changes as one frame, on disk on return.
 
         Raises:
-            DataError: the disk refuses; nothing was written then. After a failed fsync nobody knows what is on disk, and nothing
-                more is taken.
+            DataError: writing fails; nothing is written then. After a failed fsync the state is unknown, and further writes fail.
         """
         records = np.zeros(len(changes), self._kind)
         for record, (number, code, _) in zip(records, changes, strict=True):
@@ -251,10 +250,10 @@ class ChangeLog:
         return _held(records, {place: item for place, (_, _, item) in enumerate(changes) if item is not None})
 
     def drop_before(self, at: int) -> None:
-        """Forget the changes before byte ``at``, the end of the log at some time, all at once.
+        """Drop the changes before byte ``at``, atomically.
 
         Raises:
-            DataError: the disk refuses; the log is as it was.
+            DataError: writing fails; the log is unchanged.
         """
         assert self._file is not None
         with self.path.open("rb") as file:
@@ -267,11 +266,11 @@ class ChangeLog:
 
     @property
     def empty(self) -> bool:
-        """Whether it holds no changes."""
+        """Whether it has no changes."""
         return self.end == len(self._header)
 
     def close(self) -> None:
-        """Close the file. A log without changes is removed."""
+        """Close the file; an empty log is removed."""
         if self._file is not None:
             self._file.close()
             self._file = None

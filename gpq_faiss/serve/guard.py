@@ -1,4 +1,4 @@
-"""What stands before every request: host, rate, size, time, security headers, and the counts."""
+"""Middleware for every request: host, rate, size, time, security headers, and metrics."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
 }
-_CLIENTS = 10_000  # whose rate is remembered
-_UPLOADS = 16  # of the largest size, held at a time
+_CLIENTS = 10_000  # clients with a tracked rate
+_UPLOADS = 16  # concurrent uploads of the maximum size
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """Whether an address is a loopback address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -42,19 +42,19 @@ class Settings:
     """Limits of a service.
 
     Attributes:
-        host: address that it binds. Any but a loopback address needs a token for everything but the page and its health.
-        port: of it; 0 is any free one.
-        token: what writers send, and readers of a service that others reach.
-        names: host names by which it is called, beside those of the address.
-        max_upload: bytes of a request.
-        max_pixels: of an image.
-        max_k: results.
-        rate: requests per second of one client, on average; 0 for any number.
-        timeout: seconds of a request.
-        threads: of a search; default all cores.
+        host: address to bind. Without a loopback address everything except the page and health needs a token.
+        port: port; 0: any free one.
+        token: required for writing, and for reading on non-loopback addresses.
+        names: additional host names.
+        max_upload: maximum bytes of a request.
+        max_pixels: maximum pixels of an image.
+        max_k: maximum number of results.
+        rate: average requests per second and client; 0: unlimited.
+        timeout: seconds per request.
+        threads: threads of a search (default: all cores).
 
     Raises:
-        UsageError: a value out of range, or no token where one is needed.
+        UsageError: a value out of range, or a missing token.
     """
 
     host: str = "127.0.0.1"
@@ -96,14 +96,14 @@ class Settings:
 
 
 class TooLargeError(HTTPException):
-    """A request of more bytes than are taken."""
+    """A request that is too large."""
 
     def __init__(self, most: int) -> None:
         super().__init__(413, f"more than {most:,} bytes")
 
 
 class Guard:
-    """ASGI middleware around the whole application."""
+    """ASGI middleware around the application."""
 
     def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
         self.app, self.settings, self.metrics = app, settings, metrics
@@ -158,10 +158,10 @@ class Guard:
             self.metrics.seconds.labels(route).observe(time.perf_counter() - began)
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
-        """Status and message for a request that is refused unread."""
+        """Status and message for a request that is rejected before reading its body."""
         headers = Headers(scope=scope)
         if is_loopback(self.settings.host):
-            # A page elsewhere may give its own name the address of this machine, and so read what is served here.
+            # Against DNS rebinding: a foreign host name may point to this machine.
             name = (
                 headers.get("host", "").rsplit(":", 1)[0]
                 if not headers.get("host", "").endswith("]")
@@ -174,13 +174,13 @@ class Guard:
             return 429, f"more than {self.settings.rate:g} requests per second"
         length = headers.get("content-length", "0")
         if not length.isdigit() or len(length) > 18:
-            return 400, "content-length is no number"
+            return 400, "content-length is not a number"
         if int(length) > self.settings.max_upload:
             return 413, f"more than {self.settings.max_upload:,} bytes"
         return None
 
     def _within_rate(self, client: str) -> bool:
-        """Take one of the requests of a client, which come back at the rate, up to twice as many."""
+        """Token bucket per client: refills at the rate, up to twice the rate."""
         now, most = time.monotonic(), max(1.0, 2 * self.settings.rate)
         left, before = self._clients.pop(client, (most, now))
         left = min(most, left + (now - before) * self.settings.rate)

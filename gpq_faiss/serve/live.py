@@ -1,7 +1,7 @@
 """An index that changes while it is searched: the index file, and the changes beside it.
 
-A search sees one snapshot: the index of the file and the changes at some moment. Its answer is that of an exact search of all items
-that are there at that moment, equal scores by ascending id.
+A search uses one snapshot: the index file and the changes at some moment. Results are those of an exact search of all items at that
+moment, ties in ascending order of id.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .changes import Change, ChangeLog, Changes, Records, log_path, read_log
 log = logging.getLogger(__name__)
 
 COMPACT_AFTER = 10_000
-"""Changes from which on the index file is rewritten."""
+"""Default number of changes after which the index file is rewritten."""
 
 
 class UnknownItemError(DataError):
@@ -46,11 +46,11 @@ class UnknownItemError(DataError):
 
 
 class TakenIdError(DataError):
-    """An item has this id already."""
+    """The id is already in use."""
 
 
 class NotStoredError(DataError):
-    """The disk refuses a change, which was not made."""
+    """A change could not be written and was not made."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +60,7 @@ class Where:
     Attributes:
         allow: only these ids, if given.
         deny: none of these.
-        passes: ids int64 [n] to bool [n], if given: whether each may be returned.
+        passes: ids int64 [n] to bool [n], if given.
         key: equal for equal filters.
     """
 
@@ -81,7 +81,7 @@ class Where:
         return mask
 
     def without(self, ids: Ids) -> Filter | None:
-        """As an index takes it, without these ids too. Lists of ids alone are quicker than a look at every item."""
+        """As an index filter that also excludes these ids. Lists of ids are faster than testing every item."""
         deny = ids if self.deny is None else np.union1d(ids, self.deny)
         if self.passes is not None:
             return replace(self, deny=deny).mask
@@ -95,15 +95,15 @@ EVERYTHING = Where()
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """Items at some moment. Never changed itself.
+    """Items at some moment. Immutable.
 
     Attributes:
         index: of the index file.
         filed: its ids and codes.
         changes: since the file was written.
-        hidden: int64, ascending: ids of the file that changes say something else of.
-        ntotal: items that are there.
-        named: names and labels of the items of the file, where they lie beside it.
+        hidden: int64, ascending: ids of the file that were changed.
+        ntotal: number of items.
+        named: names and labels of the file's items, if stored beside it.
     """
 
     index: MemoryIndex
@@ -115,7 +115,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, index: MemoryIndex, changes: Changes, named: NamedItems | None = None) -> Snapshot:
-        """An index and what was changed since it was written, whether or not the file has some of that already."""
+        """An index and the changes since it was written, some of which the file may already contain."""
         return cls._of(index, Items.ordered(index.codes, index.ids), changes, named)
 
     @classmethod
@@ -133,7 +133,7 @@ class Snapshot:
         return self._of(self.index, self.filed, self.changes.then(records), self.named)
 
     def about(self, ids: Ids) -> list[Item | None]:
-        """Names and labels of each id [n], as they came with the item or lie beside the file; None where nothing is known."""
+        """Names and labels of each id [n], from the change or the file; None if unknown."""
         places = [self.changes.at(int(number)) for number in ids]
         beside = [None] * len(ids) if self.named is None else self.named.lookup(ids)
         return [
@@ -148,11 +148,10 @@ class Snapshot:
 
         Args:
             xq: float32 [Q, D].
-            k: at least 1; more than there are items are as many.
+            k: at least 1; limited to the number of items.
 
         Returns:
-            Scores float32 [Q, k'], larger first, and ids int64 [Q, k'], equal scores by ascending id; -inf and -1 where a filter
-            leaves too few.
+            Scores float32 [Q, k'], descending, and ids int64 [Q, k'], ties in ascending order of id; padded with -inf and -1.
 
         Raises:
             DataError, UsageError: see :meth:`..indexes.memory.MemoryIndex.search`.
@@ -165,7 +164,7 @@ class Snapshot:
             scores = score_codes(xq, self.changes.codes[there], self.index.codebooks)
             ids = np.broadcast_to(self.changes.ids[there], scores.shape)
             D, found = np.concatenate([D, scores], axis=1), np.concatenate([found, ids], axis=1)
-            order = np.lexsort((found, -D), axis=1)  # only a place without an item has -inf
+            order = np.lexsort((found, -D), axis=1)  # only padding has -inf
             D, found = np.take_along_axis(D, order, axis=1), np.take_along_axis(found, order, axis=1)
         k = min(k, self.ntotal)
         return D[:, :k], found[:, :k]
@@ -187,7 +186,7 @@ class Snapshot:
         return int(self.filed.positions_of(np.array([number], np.int64))[0])
 
     def next_id(self) -> int:
-        """Beyond all ids of the file and of the changes, and not below 0."""
+        """The next free id: larger than all ids, at least 0."""
         filed = len(self.filed) - 1 if self.filed.own is None else int(self.filed.own[-1])
         return max([-1, filed, *(int(number) for number in self.changes.ids[-1:])]) + 1
 
@@ -201,26 +200,24 @@ class Snapshot:
 
 
 Asked = tuple[int | None, Codes | None, Item | None]
-"""An id, its code, and its name and labels where they are known: an item to add, under the next free id where none is given. Without a
-code: an item to remove."""
+"""An id (None: the next free one), a code, and name and labels if known: an item to add. Without a code: an item to remove."""
 
 
 class LiveIndex:
-    """The index file at a path, and what is changed of it.
+    """An index file with changes.
 
-    Searches take :attr:`snapshot`, which is replaced as a whole: by a commit, a compaction or a reload. All methods are safe to
-    call from several threads.
+    Searches use :attr:`snapshot`, which is replaced atomically by a commit, a compaction or a reload. Thread-safe.
 
     Args:
         path: the index file.
-        codebooks: of the model, float32 [M, K, d], which must be those of the index.
-        kind: how it is searched (:data:`..indexes.plan.KINDS`).
-        writable: take changes, as the only process that does.
-        compact_after: changes from which on :attr:`due` holds.
+        codebooks: of the model, float32 [M, K, d], equal to those of the index.
+        kind: search kind (:data:`..indexes.plan.KINDS`).
+        writable: accept changes, as the only process.
+        compact_after: number of changes after which :attr:`due` is true.
 
     Raises:
-        DataError: the index or its log is missing, damaged or foreign; another process changes it.
-        MismatchError: they are of another model.
+        DataError: the index or its log is missing, damaged or of another format; or another process writes to it.
+        MismatchError: of another model.
     """
 
     def __init__(
@@ -264,7 +261,7 @@ class LiveIndex:
             recover(path)
 
     def _logged(self) -> Changes:
-        """The changes on disk. Read before the index: a compaction replaces the index first, and then cuts the log."""
+        """The changes on disk. Read before the index, as a compaction replaces the index first and then truncates the log."""
         records = (
             read_log(log_path(self.path), self._size, self.fingerprint)[0]
             if self._log is None
@@ -273,7 +270,7 @@ class LiveIndex:
         return Changes.none(self._size).then(records)
 
     def _open(self, changes: Changes) -> Any:
-        """A :class:`Snapshot`, or what stands for one (:mod:`.shards`)."""
+        """A :class:`Snapshot`, or its equivalent in :mod:`.shards`."""
         with stage("opening the index"):
             index = open_index(self.path, self.kind)
             assert isinstance(index, MemoryIndex)
@@ -285,7 +282,7 @@ class LiveIndex:
             return Snapshot.of(index, changes, open_items(self.path))
 
     def _state(self) -> object:
-        """Identity of the file at the path; None where there is none."""
+        """Identity of the file at the path; None if missing."""
 
         def of(path: Path) -> object:
             try:
@@ -301,20 +298,20 @@ class LiveIndex:
 
     @property
     def writable(self) -> bool:
-        """Whether changes are taken."""
+        """Whether changes are accepted."""
         return self._log is not None
 
     @property
     def due(self) -> bool:
-        """Whether a compaction is worth its while."""
+        """Whether a compaction is due."""
         return self.writable and len(self.snapshot.changes) >= self.compact_after
 
     def commit(self, asked: Sequence[Asked]) -> list[int | DataError]:
-        """Make changes, one after another; those that can be made are on disk together when this returns.
+        """Make changes in order; the successful ones are on disk together on return.
 
         Returns:
-            For each its id, or why it could not be made: :class:`UnknownItemError` to remove, :class:`TakenIdError` to add,
-            :class:`NotStoredError` where the disk refuses.
+            For each its id, or its error: :class:`UnknownItemError` (remove), :class:`TakenIdError` (add), :class:`NotStoredError`
+            (writing failed).
         """
         with self._writing:
             assert self._log is not None
@@ -332,7 +329,9 @@ class LiveIndex:
                     answers.append(UnknownItemError(f"no item has the id {number}"))
                 elif code is not None and there:
                     answers.append(
-                        TakenIdError(f"an item has the id {number} already: remove it first, or give another")
+                        TakenIdError(
+                            f"the id {number} is already in use: remove the item first, or give another id"
+                        )
                     )
                 else:
                     decided[number] = code is not None
@@ -351,13 +350,13 @@ class LiveIndex:
             return answers
 
     def compact(self) -> bool:
-        """Write the index file anew with all changes, and cut the log. Searches and commits go on meanwhile.
+        """Rewrite the index file with all changes, and truncate the log. Searches and commits continue meanwhile.
 
         Returns:
-            Whether it was written: not where there is nothing to write, no item would be left, or the file was replaced by another.
+            Whether it was written: not if there are no changes, no item would be left, or the file was replaced.
 
         Raises:
-            DataError: the disk refuses; nothing is lost.
+            DataError: writing fails; nothing is lost.
         """
         with self._maintaining, stage("compacting the index"):
             if self._log is None:
@@ -380,7 +379,7 @@ class LiveIndex:
             self._save(made, snapshot.changes)
             with self._writing:
                 self._seen = self._state()
-                # The changes that the file has now change nothing more, in memory or on disk: a kill here loses nothing.
+                # Changes already in the file have no further effect: a crash here loses nothing.
                 named = open_items(self.path)
                 self.snapshot = Snapshot.of(made, self.snapshot.changes, named)
                 self._log.drop_before(end)
@@ -392,14 +391,14 @@ class LiveIndex:
         return True
 
     def _save(self, made: MemoryIndex, changes: Changes) -> None:
-        """Replace the index file, in the form that it has."""
+        """Replace the index file, keeping its form."""
         stated = read_sidecar(self.path) or {"kind": None, "extra": {}}
         storage = STORAGES.get(stated["kind"])
         extra = {key: stated["extra"][key] for key in ("engine", "group") if key in stated["extra"]}
         key = self._save_names(changes, stated["extra"].get("items"))
         if key is not None:
             extra["items"] = key
-        # An index without lists keeps its map of ids, even where these count up for now.
+        # An index without lists keeps its id map, even if ids are currently consecutive.
         flat = made.kind != "ivf" and not (storage and storage.lists)
         packing = storage.packing if storage else "4-bit"
         save_index(
@@ -411,9 +410,9 @@ class LiveIndex:
         )
 
     def _save_names(self, changes: Changes, key: str | None) -> str | None:
-        """Write the file of names and labels with the changes, and return its key; None where nothing is known of any item.
+        """Write the file of names and labels with the changes; returns its key, or None if there are no names or labels.
 
-        It is written before the index, under the key that it had: with the log it is right beside the old index, too.
+        It is written before the index with its old key: together with the log it is also valid for the old index.
         """
         items = open_items(self.path) if key is not None else None
         ids = changes.ids[changes.there]
@@ -436,15 +435,15 @@ class LiveIndex:
 
     @property
     def stale(self) -> bool:
-        """Whether the file at the path is another than the one that is searched, and not one that was refused."""
+        """Whether the file at the path is not the one in use, nor one that failed to open."""
         state = self._state()
         return state is not None and state not in (self._seen, self._refused)
 
     def reload(self, *, only_stale: bool = False) -> bool:
-        """Search the index that is at the path now, with the changes of the log. On failure the old one is searched on.
+        """Open the index that is now at the path, with the changes of the log. On failure the old one stays in use.
 
         Args:
-            only_stale: do nothing where the file is the one that is searched.
+            only_stale: do nothing if the file is the one in use.
 
         Returns:
             Whether it was opened.
@@ -469,7 +468,7 @@ class LiveIndex:
         return True
 
     def close(self, *, compact: bool = True) -> None:
-        """Let go of the file; with ``compact`` it is written with all changes first."""
+        """Close the file; with ``compact`` it is first rewritten with all changes."""
         try:
             if compact:
                 self.compact()

@@ -1,4 +1,4 @@
-"""Counts and times for Prometheus."""
+"""Metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 
 
 class _Sizes(Collector):
-    """Of the index, when they are requested."""
+    """Collector of index metrics."""
 
     def __init__(self, sizes: Callable[[], tuple[int, int]]) -> None:
         self._sizes = sizes
@@ -26,10 +26,10 @@ class _Sizes(Collector):
 
 
 class Metrics:
-    """Of one service.
+    """Metrics of a service.
 
     Args:
-        sizes: gives the number of items, and of the changes that the index file does not have yet.
+        sizes: returns the number of items, and of changes not yet in the index file.
     """
 
     def __init__(self, sizes: Callable[[], tuple[int, int]]) -> None:
@@ -58,5 +58,5 @@ class Metrics:
         )
 
     def text(self) -> bytes:
-        """As Prometheus reads it."""
+        """Text in Prometheus format."""
         return generate_latest(self._registry)

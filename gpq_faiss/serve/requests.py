@@ -1,4 +1,4 @@
-"""What clients send and get: models, their schemas, and the reading of bodies."""
+"""Request and response models, their schemas, and parsing of bodies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_JSON = 1 << 20
 MAX_IDS = 10_000
 MAX_LABELS = 1000
 MAX_ITEM_LABELS = 100
-_LARGEST = 1e30  # of a number, so that no score overflows
+_LARGEST = 1e30  # magnitude of numbers, so that no score overflows
 
 Id = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 Number = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST, allow_inf_nan=False)]
@@ -31,7 +31,7 @@ Text = Annotated[str, Field(min_length=1, max_length=1000, pattern=r"^[^\x00-\x1
 class _Request(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    # What is not given is not among ``model_fields_set``.
+    # Missing fields are not in ``model_fields_set``.
     vector: list[Number] = Field(default=[])
     features: list[Number] = Field(default=[])
 
@@ -56,7 +56,7 @@ class AddRequest(_Request):
 
 
 class Item(BaseModel):
-    """An item, with its name and labels where they are known."""
+    """An item, with its name and labels if known."""
 
     id: int
     name: str | None = None
@@ -78,7 +78,7 @@ class SearchResponse(BaseModel):
 
 
 class Changed(BaseModel):
-    """The id of what was added or removed. It is on disk."""
+    """Id of the added or removed item. The change is on disk."""
 
     id: int
 
@@ -113,13 +113,13 @@ class Reloaded(BaseModel):
 
 
 class Problem(BaseModel):
-    """Why a request was refused, in one line."""
+    """Why a request failed, in one line."""
 
     error: str
 
 
 def schemas(model: type[_Request], info: Info) -> dict[str, Any]:
-    """The request body of OpenAPI: JSON, or a form where the model takes images."""
+    """The request body for OpenAPI: JSON, or a form if the model takes images."""
     image = info.input == "images"
     properties: dict[str, Any] = model.model_json_schema()["properties"]
     for field in properties.values():
@@ -167,17 +167,17 @@ def schemas(model: type[_Request], info: Info) -> dict[str, Any]:
 
 
 class _Parser(MultiPartParser):
-    spool_max_size = 1 << 62  # the size is limited already: nothing goes to a temporary file
+    spool_max_size = 1 << 62  # no temporary files, as the size is already limited
 
 
 async def read_request(
     request: Request, model: type[_Request], settings: Settings
 ) -> tuple[Any, bytes | None]:
-    """The checked body, and the image of a form.
+    """The validated body, and the image of a form.
 
     Raises:
-        HTTPException: 400 no JSON or form, 413 too large, 415 another type.
-        DataError: a field that cannot be right.
+        HTTPException: 400 neither JSON nor form, 413 too large, 415 another type.
+        DataError: an invalid field.
     """
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     image: bytes | None = None
@@ -249,7 +249,7 @@ async def _form(
 
 
 def _first(error: ValidationError) -> str:
-    """The first mistake, in a line."""
+    """The first error, in one line."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     where = ".".join(str(part)[:50] for part in first["loc"]) or "body"
     return " ".join(f"{where}: {first['msg']}".split())[:300]

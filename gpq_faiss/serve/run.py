@@ -1,4 +1,4 @@
-"""The service as a process: opens everything, binds, and ends by a signal."""
+"""Run the service as a process: open everything, bind, and stop on a signal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .shards import LiveShards
 
 log = logging.getLogger(__name__)
 
-_GRACE = 10  # seconds that requests under way may take at the end
+_GRACE = 10  # seconds for pending requests at shutdown
 _CONNECTIONS = 2048
 
 
@@ -47,23 +47,22 @@ def serve(  # noqa: PLR0913
     workers: int | None = None,
     replicas: int = 1,
 ) -> None:
-    """Serve an index over HTTP until SIGINT or SIGTERM; SIGHUP has the index file opened again.
+    """Serve an index over HTTP until SIGINT or SIGTERM; SIGHUP reopens the index file.
 
     Args:
-        index: file that ``gpq index`` wrote, or the manifest of shards, which is not writable.
-        model: folder of the model whose codes it holds; or its network in ONNX (``gpq export-encoder``), which needs no torch and
-            takes no items to add.
-        data: of the items, for names, labels and pictures; its ids are those of the index.
+        index: file written by ``gpq index``, or a manifest of shards, which is read-only.
+        model: model folder, or its network in ONNX (``gpq export-encoder``), which needs no torch but cannot add items.
+        data: data set of the items, for names, labels and pictures, with the ids of the index.
         settings: address, token and limits.
-        kind: how the index is searched.
-        writable: take items to add and to remove, which needs a token.
-        compact_after: changes after which the index file is rewritten.
-        device: where the network runs.
-        ray, workers, replicas: the cluster that holds the shards of a manifest (:class:`.shards.LiveShards`).
+        kind: search kind.
+        writable: allow adding and removing items; needs a token.
+        compact_after: number of changes after which the index file is rewritten.
+        device: device of the network.
+        ray, workers, replicas: cluster for the shards of a manifest (:class:`.shards.LiveShards`).
 
     Raises:
         UsageError: the port cannot be bound; writable without a token, with a network in ONNX or a manifest; a cluster without a manifest.
-        DataError, MismatchError, DeviceError: index, model or device are not there, damaged, or do not belong together.
+        DataError, MismatchError, DeviceError: index, model or device are missing, damaged, or do not fit together.
     """
     settings = settings or Settings()
     if writable and settings.token is None:
@@ -97,18 +96,18 @@ def serve(  # noqa: PLR0913
             service = Service(encoder, live, catalogue, threads=settings.threads)
             asyncio.run(_run(service, settings, bound))
         finally:
-            live.close(compact=False)  # where it never started
+            live.close(compact=False)  # if it never started
 
 
 def run(service: Service, settings: Settings) -> None:
-    """Serve what is made already, as :func:`serve`. Raises UsageError: the port cannot be bound."""
+    """Serve existing objects, as :func:`serve`. Raises UsageError: the port cannot be bound."""
     with _bound(settings.host, settings.port) as bound:
         asyncio.run(_run(service, settings, bound))
 
 
 @contextlib.contextmanager
 def _bound(host: str, port: int) -> Iterator[socket.socket]:
-    """A listening socket, before anything slow is done. Raises UsageError: it cannot be bound."""
+    """A listening socket, bound before anything slow. Raises UsageError: it cannot be bound."""
     try:
         address = "127.0.0.1" if host == "localhost" else host
         family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET

@@ -1,4 +1,4 @@
-"""What the service does, without HTTP: a model, a live index, and what is known of the items."""
+"""The service without HTTP: a model, a live index, and data on the items."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ from .metrics import Metrics
 log = logging.getLogger(__name__)
 
 WAIT = 0.002
-"""Seconds that a query waits for others to be searched with."""
+"""Seconds that a query waits for a batch."""
 MOST = 64
-"""Queries that are searched together."""
+"""Maximum queries per batch."""
 WATCH = 1.0
-"""Seconds between two looks at the index file."""
-_RETRY = 60.0  # seconds from a compaction that failed to the next
-_DECODERS = 4  # images decoded at a time: what bounds their memory
+"""Seconds between checks of the index file."""
+_RETRY = 60.0  # seconds from a failed compaction to the next attempt
+_DECODERS = 4  # images decoded concurrently, which bounds memory
 
 Form = Literal["vector", "features", "image"]
 
 
 @dataclass(frozen=True, eq=False)
 class Input:
-    """Something to be searched with, or to be added.
+    """Input of a search, or an item to add.
 
     Attributes:
-        form: ``vector`` is as the index is searched with (or as items are coded), the others as the model takes them.
+        form: ``vector`` is an encoded vector, the others are model inputs.
         values: float32 [D], float32 [width] or uint8 [3, size, size].
     """
 
@@ -65,18 +65,18 @@ class Query:
 
 
 _Wanted = tuple[int | None, Input | None, Item | None]
-"""An id, what is added under it (None: it is removed), and its name and labels."""
+"""An id, the input to add (None: remove), and name and labels."""
 
 
 class Service:
-    """Searches and changes of many requests, a batch at a time. Made and used within one event loop.
+    """Batches searches and changes of many requests. Created and used within one event loop.
 
     Args:
-        encoder: of the model. One in ONNX takes no changes.
-        live: the index, of the same codebooks.
-        catalogue: the data of the items: names, labels and pictures.
-        threads: of a search; default all cores.
-        watch: whether the index file is looked after and opened again when it was replaced.
+        encoder: of the model; an ONNX encoder is read-only.
+        live: the index, with the same codebooks.
+        catalogue: names, labels and pictures of items.
+        threads: threads of a search (default: all cores).
+        watch: reopen the index file when it is replaced.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Service:
         return self.live.snapshot.index.width
 
     async def known(self, ids: Ids) -> list[dict[str, Any]]:
-        """Id, name and labels of items, as far as they are known, for :class:`.requests.Item`."""
+        """Id, name and labels of items, if known, for :class:`.requests.Item`."""
         return await asyncio.get_running_loop().run_in_executor(self._decoders, self._known, ids)
 
     def _known(self, ids: Ids) -> list[dict[str, Any]]:
@@ -126,7 +126,7 @@ class Service:
         return known
 
     async def start(self) -> None:
-        """Search once, so that the first client does not wait for what libraries put off, and look after the index file from now on."""
+        """Warm up with one search, and start watching the index file."""
         model = self.encoder
         if model.input_kind == "images":
             first = Input("image", np.zeros((3, model.image_size, model.image_size), np.uint8))
@@ -137,7 +137,7 @@ class Service:
             self._watcher = asyncio.create_task(self._watching())
 
     async def close(self) -> None:
-        """End; changes are written to the index file."""
+        """Stop; changes are written to the index file."""
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
@@ -150,7 +150,7 @@ class Service:
     # Inputs ----------------------------------------------------------------------------------------------------------
 
     async def image(self, data: bytes, max_pixels: int) -> Input:
-        """An uploaded image. Raises DataError: no image, too many pixels, or the model takes none."""
+        """An uploaded image. Raises DataError: not an image, too many pixels, or a model of features."""
         if self.encoder.input_kind != "images":
             raise DataError("image: the model takes features, not images")
         size = self.encoder.image_size
@@ -161,20 +161,20 @@ class Service:
         return Input("image", await asyncio.get_running_loop().run_in_executor(self._decoders, decode))
 
     def features(self, values: Sequence[float]) -> Input:
-        """Features of an item. Raises DataError: of another width, or the model takes images."""
+        """Features of an item. Raises DataError: another width, or a model of images."""
         if self.encoder.input_kind != "features":
             raise DataError("features: the model takes images, not features")
         return Input("features", _row(values, self.encoder.input_width, "features"))
 
     def vector(self, values: Sequence[float]) -> Input:
-        """A vector that was encoded before. Raises DataError: of another width."""
+        """An encoded vector. Raises DataError: another width."""
         return Input("vector", _row(values, self.width, "vector"))
 
     async def item(self, number: int) -> Input:
-        """An item as a query: its original, where the data is at hand; else what its code stands for.
+        """An item as a query: its original if the data are available, else its decoded vector.
 
         Raises:
-            UnknownItemError: there is none.
+            UnknownItemError: no such item.
         """
         code = self.live.snapshot.code(number)
         catalogue, model = self.catalogue, self.encoder
@@ -189,15 +189,15 @@ class Service:
         return Input("vector", decode(code[None], self.live.snapshot.index.codebooks)[0])
 
     async def thumbnail(self, number: int) -> tuple[bytes, str] | None:
-        """A small picture of an item and its media type; None where the data has none."""
+        """A thumbnail of an item and its media type; None if there is none."""
         row = None if self.catalogue is None else self.catalogue.row(number)
         if row is None or self.catalogue is None:
             return None
         return await asyncio.get_running_loop().run_in_executor(self._decoders, self.catalogue.thumbnail, row)
 
     def _vectors(self, inputs: Sequence[Input], *, queries: bool) -> list[Floats | DataError]:
-        """float32 [D] of each. On a GPU the network sees all together; on the CPU that saves nothing, and one by one the vector of an
-        input does not depend, in its last bits, on what it came with."""
+        """Encoded inputs, float32 [D] each: as a batch on a GPU; one by one on the CPU, where batches are not faster and would affect the
+        last bits."""
         found: list[Floats | DataError] = [one.values for one in inputs]
         raw = [n for n, one in enumerate(inputs) if one.form != "vector"]
         on_gpu = isinstance(self.encoder, Encoder) and self.encoder.device.type != "cpu"
@@ -215,10 +215,10 @@ class Service:
     # Searching -------------------------------------------------------------------------------------------------------
 
     async def search(self, given: Input, k: int, where: Where = EVERYTHING) -> tuple[Floats, Ids]:
-        """The ``k`` best items: scores float32 [n], larger first, and ids int64 [n], equal scores by ascending id.
+        """The ``k`` best items: scores float32 [n], descending, and ids int64 [n], ties in ascending order of id.
 
         Raises:
-            DataError: the input has no direction, or scores that float32 does not hold.
+            DataError: the input has no direction, or scores overflow float32.
             BusyError: too many queries wait.
         """
         return await self._searches.submit(Query(given, k, where))
@@ -237,7 +237,7 @@ class Service:
             try:
                 self._search_some(snapshot, batch, vectors, rows, answers)
             except GpqError as error:
-                # One of them may be at fault for all.
+                # A single query may have failed the batch.
                 if len(rows) == 1:
                     answers[rows[0]] = error
                     continue
@@ -267,18 +267,18 @@ class Service:
     # Changing --------------------------------------------------------------------------------------------------------
 
     async def add(self, given: Input, number: int | None = None, about: Item | None = None) -> int:
-        """Add an item with its name and labels; all is on disk when this returns. Returns its id.
+        """Add an item with its name and labels, on disk on return; returns its id.
 
         Raises:
-            TakenIdError: an item has the id already.
-            DataError: the input is no item of the model.
-            NotStoredError: the disk refuses.
+            TakenIdError: the id is already in use.
+            DataError: an invalid input.
+            NotStoredError: writing fails.
             BusyError: too many changes wait.
         """
         return await self._changed((number, given, about))
 
     async def remove(self, number: int) -> None:
-        """Remove an item; this is on disk when it returns. Raises UnknownItemError, NotStoredError, BusyError: see :meth:`add`."""
+        """Remove an item, on disk on return. Raises UnknownItemError, NotStoredError, BusyError: see :meth:`add`."""
         await self._changed((number, None, None))
 
     async def _changed(self, change: _Wanted) -> int:
@@ -307,7 +307,7 @@ class Service:
     def _code(self, given: Input, vector: Floats | DataError) -> NDArray[np.uint8]:
         if isinstance(vector, DataError):
             raise vector
-        assert isinstance(self.encoder, Encoder)  # others take no changes
+        assert isinstance(self.encoder, Encoder)  # others are read-only
         Z = self.encoder.model.codebooks
         codes = encode_vectors(vector[None], Z, what=given.form)
         if given.form == "vector" and items_are_codewords(self.encoder.model.description):
@@ -328,7 +328,7 @@ class Service:
     # Reloading -------------------------------------------------------------------------------------------------------
 
     async def reload(self, *, only_stale: bool = False) -> bool:
-        """Search the index that is at the path now. Raises DataError, MismatchError: it cannot be; the old one is searched on."""
+        """Open the index that is now at the path. Raises DataError, MismatchError: it cannot be opened; the old one stays in use."""
         try:
             opened = await asyncio.get_running_loop().run_in_executor(
                 self._maintenance, lambda: self.live.reload(only_stale=only_stale)

@@ -1,4 +1,4 @@
-"""The shards of a manifest as the service searches them: in this process, or held by a cluster. They are not changed by requests."""
+"""Read-only live index over the shards of a manifest, in this process or on a cluster."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class ShardSnapshot:
     def search(
         self, xq: Floats, k: int, where: Where = EVERYTHING, threads: int | None = None
     ) -> tuple[Floats, Ids]:
-        """See :meth:`.live.Snapshot.search`. Raises DataError: shards cannot be searched now."""
+        """See :meth:`.live.Snapshot.search`. Raises DataError: shards are unavailable."""
         return self.index.search(
             xq, min(k, self.ntotal), where=where.without(self.changes.ids), threads=threads
         )
 
     def about(self, ids: Ids) -> list[Item | None]:
-        """Names and labels of each id [n]; None where nothing is known. Raises DataError: a file of them is damaged."""
+        """Names and labels of each id [n]; None if unknown. Raises DataError: a damaged file."""
         return self.named.lookup(ids)
 
     def has(self, number: int) -> bool:
@@ -68,11 +68,11 @@ class ShardSnapshot:
 
 
 class LiveShards(LiveIndex):
-    """The manifest at a path. A new one, and a node that joins or leaves the cluster, has the shards spread anew; searches go on.
+    """The manifest at a path. Shards are redistributed when it is replaced or a node joins or leaves the cluster; searches continue.
 
     Args:
         path, codebooks, kind: as for :class:`.live.LiveIndex`.
-        ray: address of the cluster whose nodes hold the shards; None: this process.
+        ray: address of a cluster for the shards; None: this process.
         workers, replicas: see :class:`..cluster.search.ClusterIndex`.
 
     Raises:
@@ -119,7 +119,7 @@ class LiveShards(LiveIndex):
         return state and (state, None if self._holders is None else tuple(self._holders.nodes()))
 
     def close(self, *, compact: bool = True) -> None:
-        """Let go of the shards."""
+        """Close the shards."""
         super().close(compact=compact)
         self._named.close()
         if self._holders is not None:

@@ -1,7 +1,7 @@
 """Encoding: images or embeddings ─► features.h5 ─► codes.h5, streaming and resumable.
 
-``features.h5`` holds what the network makes of each item (intra-normalised vectors), ``codes.h5`` the codewords nearest
-to them, packed as Faiss packs them, together with the codebooks, ids and labels. Memory does not grow with the data.
+``features.h5`` contains the network's vectors (intra-normalised), ``codes.h5`` their codes, packed as in Faiss, with codebooks, ids and
+labels. Memory does not grow with the data.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _finished(path: Path, wanted: Header) -> bool:
     with RowReader(path) as reader:
         header = reader.header
         if header.kind != "features":
-            raise DataError(f"{path} holds {header.kind}, not features: name another file with --features")
+            raise DataError(f"{path} contains {header.kind}, not features: name another file with --features")
         return header.fingerprint() == wanted.fingerprint()
 
 
@@ -131,15 +131,15 @@ def encode(
 
     Args:
         model: model folder.
-        data: whatever :func:`gpq_faiss.open_data` takes.
+        data: anything that :func:`gpq_faiss.open_data` accepts.
         out: the codes file.
-        features: the features file (default: beside ``out``). A finished one of the same model and data is used as it
-            is; the network does not run then.
-        keep_features: write the features file at all; without it, codes are made straight from the network.
-        device: where the network runs.
-        batch_size: items per batch; 0 chooses. The same size gives the same bits.
-        amp: bf16 backbone.
-        resume: go on where an interrupted run of the same model and data stopped.
+        features: the features file (default: beside ``out``). An existing one of the same model and data is used
+            without running the network.
+        keep_features: write the features file; if false, codes are computed directly from the network.
+        device: device of the network.
+        batch_size: items per batch; 0: automatic. The same size gives the same bits.
+        amp: run the backbone in bf16.
+        resume: continue an interrupted run of the same model and data.
         overwrite: replace ``out`` (and a features file of another model or data).
         progress: called after each block.
 
@@ -148,13 +148,13 @@ def encode(
 
     Raises:
         DataError: unreadable items beyond the limit, items without a direction, an output that cannot be written.
-        MismatchError: the model takes another kind or width of data.
-        OutputExistsError: an output is there.
+        MismatchError: data of another kind or width than the model's.
+        OutputExistsError: an output exists.
     """
     if batch_size < 0:
         raise UsageError(f"--batch-size {batch_size}: it must not be negative")
     if features is not None and not keep_features:
-        raise UsageError("--features names a file that --no-features says not to write: give one of them")
+        raise UsageError("--features and --no-features exclude each other: give one")
     out = check_output(out, overwrite=overwrite)
     encoder = Encoder.load(model, device, amp=amp)
     dataset = open_data(data)
@@ -202,7 +202,7 @@ def _from_network(
     as_codes: bool,
     span: range | None = None,
 ) -> None:
-    """Write what the network makes of the items at ``span`` (default: all)."""
+    """Write the network's vectors of the items at ``span`` (default: all)."""
     size = batch_size or encoder.batch_size(dataset)
     span = range(len(dataset)) if span is None else span
     if writer.rows and "position" not in writer.state:
@@ -255,20 +255,20 @@ def encode_shards(
     resume: bool = True,
     overwrite: bool = False,
 ) -> list[Path]:
-    """Encode ``data`` in shards, on a Ray cluster where one is given: files that together hold the rows that :func:`encode` writes.
+    """Encode ``data`` in shards, optionally on a Ray cluster; together they contain the rows that :func:`encode` writes.
 
-    The name of a shard follows from what goes into it. One that is there is not made again, so an interrupted run is resumed, and
-    a task that is run twice writes once. All nodes must see the model, the data and ``out`` under the same paths.
+    Names of shards depend on their contents. Existing ones are kept, so an interrupted run is resumed, and a repeated task writes once.
+    All nodes must see model, data and ``out`` under the same paths.
 
     Args:
         model, device, batch_size, amp: as for :func:`encode`.
-        data: the name of a data set, which each node opens by itself.
-        out: the folder of the shards.
-        ray: address of the cluster (:func:`..cluster.connect.connected`); default: one after another, here.
+        data: the DATA name, opened by each node.
+        out: folder of the shards.
+        ray: address of the cluster (:func:`..cluster.connect.connected`); default: sequentially in this process.
         data_args: further arguments of :func:`..data.open.open_data`.
-        shard_items: items a shard, rounded up to whole batches.
-        workers: tasks at a time, at most (default: one a core; with a GPU one a GPU).
-        resume: continue the shards that are there; else start again.
+        shard_items: items per shard, rounded up to whole batches.
+        workers: maximum concurrent tasks (default: one per core, or per GPU).
+        resume: keep existing shards; else start again.
         overwrite: remove shards of another model, data or size.
 
     Returns:
@@ -276,7 +276,7 @@ def encode_shards(
 
     Raises:
         DataError: unreadable items beyond the limit, or as :func:`encode`.
-        MismatchError: the model takes other data, or a node sees other data under the name.
+        MismatchError: data that do not fit the model, or other data on a node.
         OutputExistsError: ``out`` has shards of another run.
         UsageError: options out of range; Ray is not installed.
     """
@@ -361,7 +361,7 @@ def _opened(
 
 
 def _encode_shard(common: tuple[Any, ...], path: Path, start: int, stop: int) -> int:
-    """Write a shard unless it is there; returns its rows."""
+    """Write a shard unless it exists; returns its number of rows."""
     *opening, size, resume = common
     recover(path)
     if not path.exists():

@@ -1,4 +1,4 @@
-"""A model in the form that another tool takes: one function over the exports, each of which has its own file."""
+"""Export of models and codes for other tools."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def export(
 
     Args:
         source: a model folder; for ``parquet`` a codes file.
-        out: the file; Faiss forms put the fingerprints into ``out + ".json"``.
-        to: ``faiss`` is an empty, trained ``IndexPQ`` (:func:`.export_faiss`); ``factory`` the same as ``faiss.index_factory`` makes
-            it of a string; ``numpy``, ``nanopq`` and ``lancedb`` are ``.npz`` files of codebooks (:mod:`gpq_faiss.faissio.export`);
-            ``parquet`` is a table of codes with ids, names and labels (:func:`.export_codes`);
+        out: the file; Faiss forms have a sidecar ``out + ".json"``.
+        to: ``faiss`` is an empty, trained ``IndexPQ`` (:func:`.export_faiss`); ``factory`` the same in the form of a
+            ``faiss.index_factory`` string; ``numpy``, ``nanopq`` and ``lancedb`` are ``.npz`` files of codebooks
+            (:mod:`gpq_faiss.faissio.export`); ``parquet`` is a table of codes with ids, names and labels (:func:`.export_codes`);
             ``onnx`` and ``torch`` are the network (:func:`.export_encoder`, which has more options).
         factory: for ``factory``: the string, such as ``IDMap2,PQ12x4``, ``PQ12x4fs`` or ``IVF10,PQ12x4fs``.
         overwrite: replace existing files.
@@ -38,8 +38,8 @@ def export(
         ``out``
 
     Raises:
-        UsageError: an unknown form, or a string of another kind of index or of other codebooks; ONNX is not installed.
-        DataError, MismatchError: the model is damaged, or cannot be put into the form.
+        UsageError: an unknown form, an unsupported factory string, or ONNX is not installed.
+        DataError, MismatchError: a damaged model, or one that does not fit the form.
         OutputExistsError: ``out`` exists and ``overwrite`` is false.
     """
     if to not in TARGETS:

@@ -1,4 +1,4 @@
-"""Codes as a Parquet table, which databases and data frames read: DuckDB, Polars, pandas, Spark."""
+"""Codes as a Parquet table, for DuckDB, Polars, pandas or Spark."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _OWN = ("id", "codes", "labels")
 def export_codes(codes: str | Path, out: str | Path, *, overwrite: bool = False) -> Path:
     """Write a codes file as Parquet: ``id`` int64, ``codes`` list of uint8 [code_size], texts of the items, ``labels`` list of text.
 
-    The bytes are those that Faiss stores. The file's metadata (``gpq_faiss``, JSON) name the model and the codebooks; ``gpq index``
-    takes the table in place of the codes file.
+    Codes are packed as in Faiss. The file's metadata (``gpq_faiss``, JSON) identify model and codebooks; ``gpq index`` accepts the table
+    instead of the codes file.
 
     Args:
         codes: codes.h5.
@@ -33,7 +33,7 @@ def export_codes(codes: str | Path, out: str | Path, *, overwrite: bool = False)
         ``out``
 
     Raises:
-        DataError: no codes file, a damaged one, or pyarrow is not installed.
+        DataError: not a codes file, a damaged one, or pyarrow is not installed.
         OutputExistsError: ``out`` exists and ``overwrite`` is false.
     """
     try:

@@ -1,16 +1,16 @@
-"""A model's network as one file that runs elsewhere: ONNX (no torch needed), or ``torch.export``.
+"""Export of a model's network to one file: ONNX (runs without torch) or ``torch.export``.
 
-The graph takes what the network takes and gives what a GPQ index is searched with::
+The graph maps model input to query vectors::
 
-    features  float32 [B, W]                      ─►  vectors  float32 [B, M·d], every sub-vector of length one
-    images    float32 [B, 3, S, S] RGB in [0, 1]       codes   uint8 [B, M], codeword indices (only where requested)
+    features  float32 [B, W]                      ─►  vectors  float32 [B, M·d], every sub-vector unit-norm
+    images    float32 [B, 3, S, S] RGB in [0, 1]       codes   uint8 [B, M], codeword indices (optional)
 
-The codes are those of the items as ``gpq encode`` makes them; a model with query vectors of its own (``recommended``) gives
-these as vectors. B is free, the rest is fixed. The normalisation of the input is inside. An item whose sub-vector has no direction gets
-a (nearly) zero sub-vector: ``gpq encode`` refuses such items, a program that runs the file has to do that itself.
+Codes are those of items, as from ``gpq encode``; vectors are query vectors, which may differ from item vectors (``recommended``). B is
+variable, other sizes are fixed. The graph normalises its input. Sub-vectors without direction are (nearly) zero: ``gpq encode`` rejects
+such items, and programs that use the file should as well.
 
-No file appears before its graph has answered like the model. Who made it, and what index it belongs to, is written in
-the file: :func:`gpq_faiss.stages.info.read_encoder_metadata` reads that without running anything.
+The file is written only after its graph has been compared with the model. Its metadata identify model and codebooks:
+:func:`gpq_faiss.stages.info.read_encoder_metadata` reads them without running the graph.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ Run = Callable[[Floats], list[NDArray[Any]]]
 """An exported graph: input to its outputs."""
 
 METADATA_FILE = "gpq.json"
-"""Member of a .pt2 archive (in its folder ``extra``) that holds the metadata."""
+"""Member of a .pt2 archive (in its folder ``extra``) with the metadata."""
 
-OPSET = 18  # what the exporter writes without conversion; runtimes from 2023 on read it
+OPSET = 18  # written without conversion, and supported by runtimes since 2023
 TOLERANCE = 1e-4
 """Largest difference of a coordinate of a unit-norm vector that the check lets pass."""
 
 ONNX_LIMIT = 2**31 - 1 - (16 << 20)
-"""Bytes of weights that fit one ONNX file: protobuf ends at 2 GiB, and the graph takes a little."""
+"""Maximum bytes of weights in one ONNX file: protobuf's limit of 2 GiB, less some for the graph."""
 
 _SUFFIXES: dict[str, Format] = {".onnx": "onnx", ".pt2": "torch"}
 _BATCHES = (1, 2, 7)
-_SAMPLE = 64  # items of the user's own data that are compared
+_SAMPLE = 64  # items of the user's data to compare
 _CODE_MARGIN = 1e-5  # two codewords this close in cosine are equally near in float32
 
 
@@ -83,7 +83,7 @@ class Check:
 
 
 class _Graph(nn.Module):
-    """What is exported: the network, and with codebooks the nearest codewords too."""
+    """The exported module: the network, and with codebooks the nearest codewords."""
 
     def __init__(self, network: Any, codebooks: Floats | None) -> None:
         super().__init__()
@@ -114,19 +114,19 @@ def export_encoder(
     overwrite: bool = False,
     on_check: Callable[[Check], None] | None = None,
 ) -> Path:
-    """Export input-to-vector of a model, checked against the model before the file appears.
+    """Export a model's network, and compare it with the model.
 
-    The graph is run on random input in batches of 1, 2 and 7, and on ``check``; every coordinate must be within
-    ``tolerance`` of what :class:`gpq_faiss.encoder.Encoder` gives, and every code a nearest codeword.
+    The graph is run on random input in batches of 1, 2 and 7, and on ``check``; every coordinate must be within ``tolerance`` of
+    :class:`gpq_faiss.encoder.Encoder`, and every code a nearest codeword.
 
     Args:
         model_dir: model folder.
-        out: the file; ``.onnx`` or ``.pt2`` says the format.
+        out: the file; ``.onnx`` or ``.pt2`` determines the format.
         format: ``onnx`` or ``torch``, needed for other suffixes.
-        check: real input to compare on as well: a data set or its name as on the command line (64 items spread over it
-            are taken), or an array: features [n, W], or RGB images [n, 3, S, S], uint8 or float in [0, 1].
-        with_codes: a second output ``codes``, uint8 [B, M]: the codeword index of every sub-space, not packed.
-        tolerance: see above.
+        check: real input for the comparison: a data set or DATA name (64 evenly spaced items are used), or an array: features [n, W], or
+            RGB images [n, 3, S, S], uint8 or float in [0, 1].
+        with_codes: add an output ``codes``, uint8 [B, M]: unpacked codeword indices.
+        tolerance: maximum difference per coordinate.
         overwrite: replace ``out``.
         on_check: called with the result of a passed check.
 
@@ -134,9 +134,9 @@ def export_encoder(
         ``out``.
 
     Raises:
-        UsageError: no format, a suffix of the other one, a missing package, or a bad ``tolerance``.
-        DataError: the model is damaged, cannot be exported, is too large for one ONNX file, or the graph differs.
-        MismatchError: ``check`` is not what the model takes.
+        UsageError: an unknown or contradictory format, a missing package, or an invalid ``tolerance``.
+        DataError: a damaged model, one that cannot be exported or is too large for one ONNX file, or a graph that differs.
+        MismatchError: ``check`` does not fit the model.
         OutputExistsError: ``out`` exists.
     """
     kind = _format_of(Path(out), format)
@@ -222,7 +222,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _given_input(encoder: Encoder, check: Dataset | str | NDArray[Any]) -> NDArray[Any]:
-    """At most 64 items of what the caller gave: float32 [n, W], or uint8 or float32 [n, 3, S, S]."""
+    """At most 64 items of the caller's input: float32 [n, W], or uint8 or float32 [n, 3, S, S]."""
     model = encoder.model
     if not isinstance(check, np.ndarray):
         dataset = open_data(check)
@@ -241,7 +241,7 @@ def _given_input(encoder: Encoder, check: Dataset | str | NDArray[Any]) -> NDArr
             f"the array to check on has shape {list(check.shape)}, but {model.folder} takes n items of {list(shape)}"
         )
     if not len(check):
-        raise DataError("the array to check on is empty: give one item at least")
+        raise DataError("the array to check on is empty: give at least one item")
     values = check[_spread(len(check))]
     if model.input_kind == "images" and values.dtype == np.uint8:
         return np.ascontiguousarray(values)
@@ -251,7 +251,7 @@ def _given_input(encoder: Encoder, check: Dataset | str | NDArray[Any]) -> NDArr
         )
     values = np.ascontiguousarray(values, dtype=np.float32)
     if not np.isfinite(values).all():
-        raise DataError("the array to check on holds NaN or infinity: leave such items out")
+        raise DataError("the array to check on contains NaN or infinity: leave such items out")
     if model.input_kind == "images" and (values.min() < 0 or values.max() > 1):
         raise DataError("the images to check on are not in [0, 1]: divide them by 255, or give uint8")
     return values
@@ -286,7 +286,7 @@ def _graph_input(values: NDArray[Any]) -> Floats:
 
 
 def _trace(graph: _Graph, model: Model) -> torch.export.ExportedProgram:
-    """The graph with a free batch size. The example stays in .pt2 files, so it is random, never the user's."""
+    """The graph with a variable batch size. The example is stored in .pt2 files, so it is random, never the user's."""
     example = torch.from_numpy(_graph_input(_random_input(model, 2)))
     try:
         program = torch.export.export(
@@ -401,9 +401,7 @@ def _compare(
             worst = max(worst, float(np.nan_to_num(difference, nan=np.inf)))
             items += int(fine.sum())
         elif values is given:
-            raise DataError(
-                "none of the items to check on has a direction in every sub-space: give other ones"
-            )
+            raise DataError("none of the items to check on has a direction in every sub-space: give others")
         if worst > tolerance:
             raise DataError(
                 f"{encoder.model.folder}: the exported network differs from the model by up to {worst:.2g}, the limit "
@@ -448,7 +446,7 @@ def _check_codes(model: Model, vectors: Floats, codes: NDArray[np.uint8]) -> Non
 
 
 def _check_sums(model: Model, x: Floats, codes: NDArray[np.uint8], tolerance: float) -> None:
-    """Codewords must add up to what is coded as nearly as the model's own do: near ties may fall either way."""
+    """Codes must approximate the target as well as the model's: near ties may differ."""
     network = cast(PosteriorNetwork, model.network)
     _, K, _ = model.codebooks.shape
     if int(codes.max(initial=0)) >= K:
@@ -475,7 +473,7 @@ def _not_nearest(model: Model) -> DataError:
 
 
 def _metadata(model: Model, kind: Format, with_codes: bool) -> dict[str, str]:
-    """All values are text, as ONNX has it; lists and dicts as JSON."""
+    """All values are text, as in ONNX; lists and dicts as JSON."""
     description, (M, K, d) = model.description, model.codebooks.shape
     versions = {
         "gpq_faiss": __version__,

@@ -1,4 +1,4 @@
-"""A model to an empty, trained index that any program with Faiss can fill and search."""
+"""From a model to an empty, trained Faiss index."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from ..faissio.model import read_model
 def export_faiss(model_dir: str | Path, out: str | Path, *, overwrite: bool = False) -> Path:
     """Write a model's codebooks as an empty, trained ``faiss.IndexPQ`` (inner product), ready for ``add``.
 
-    Any program with Faiss uses it without this package. Vectors added to it must be the model's own of items
-    (intra-normalised); query vectors may have any scale. Where queries have vectors of their own, the log says so, and the
-    sidecar (``asymmetric`` in ``extra``).
+    Faiss can use it without this package. Add only item vectors of the model (intra-normalised); query vectors may have any scale. If query
+    and item vectors differ, the log and the sidecar (``asymmetric`` in ``extra``) tell.
 
     Args:
         model_dir: a model folder.
-        out: the index file; ``out + ".json"`` gets its fingerprints.
+        out: the index file; its sidecar is ``out + ".json"``.
         overwrite: replace existing files.
 
     Returns:

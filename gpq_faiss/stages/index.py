@@ -1,4 +1,4 @@
-"""Codes (or features, which are encoded on the way) to a filled, searchable index."""
+"""From codes (or features, which are encoded) to a searchable index."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from ..progress import Progress, stage
 from ..store import RowReader, codebooks_fingerprint, items_path
 
 BLOCK = 65_536
-_TUNING = 256 << 20  # what tuning takes at least, for some hundred queries
+_TUNING = 256 << 20  # minimum memory of tuning, for some hundred queries
 
 
 def index(
@@ -55,39 +55,37 @@ def index(
     block: int = BLOCK,
     progress: Progress | None = None,
 ) -> Path:
-    """Write codes (or features, which are encoded on the way) as a searchable index with the user's own ids.
+    """Build a searchable index from codes (or features, which are encoded), with the items' ids.
 
-    By default the result is an ``IndexIDMap2`` around an ``IndexPQ``, made in memory. With ``memory``, several sources
-    or another kind, rows stream through files (:func:`..build.stream.build_index`): the build is resumable by source and
-    keeps to the budget, and the id map is an ``IndexIDMap`` (none where ids are 0, 1, 2, ...), whose reading takes no table of
-    ids. ``exact``, ``grouped`` and ``auto`` are flat files that the sidecar says how to open. ``ivf`` streams where
-    ``memory`` is given, and is made in memory otherwise.
+    By default the result is an ``IndexIDMap2`` around an ``IndexPQ``, built in memory. With ``memory``, several sources or another kind,
+    rows stream through files (:func:`..build.stream.build_index`): the build can be resumed by source and keeps to the budget, and the
+    id map is an ``IndexIDMap`` (none for ids 0, 1, 2, ...), which needs no table of ids in memory. ``exact``, ``grouped`` and ``auto``
+    are flat files whose sidecar has the kind. ``ivf`` is built in memory unless ``memory`` is given.
 
     Args:
-        model_dir: the model that the rows are of.
+        model_dir: the model of the rows.
         source: ``codes.h5``, ``features.h5``, Parquet with columns ``codes`` and ``id``, or an index file of any form
-            (which is so converted); several are shards of one index (and index files are so merged).
-        out: the index file; ``out + ".json"`` gets its fingerprints.
+            (to convert it); several are combined into one index.
+        out: the index file; its sidecar is ``out + ".json"``.
         kind: a name in :data:`..indexes.plan.KINDS`.
-        memory: for the arrays of the build: bytes, or ``"2GB"``.
-        ivf: for ``ivf``: how lists are made.
-        packing: for ``ivf``: how codes lie in the lists, ``fastscan`` (the default) or ``bytes``.
-        recall: for ``ivf``: choose nprobe for this recall of the top 10 (:meth:`..indexes.memory.MemoryIndex.tune`; by
-            sample queries, made of the items).
-        names: write what the sources know of the items (names, labels, kept columns) beside the index, into
-            ``out + ".items.h5"``: results then have it. A large index may do without.
+        memory: budget of the build: bytes, or ``"2GB"``.
+        ivf: for ``ivf``: settings of the lists.
+        packing: for ``ivf``: packing of codes in lists, ``fastscan`` (default) or ``bytes``.
+        recall: for ``ivf``: choose nprobe for this recall of the top 10 (:meth:`..indexes.memory.MemoryIndex.tune`,
+            with sample queries generated from items).
+        names: write names, labels and kept columns of the items to ``out + ".items.h5"``, for search results.
         overwrite: replace existing files.
-        block: rows at a time (without ``memory``).
+        block: rows per block (without ``memory``).
         progress: called after each block.
 
     Returns:
         ``out``
 
     Raises:
-        DataError: the model or a source is damaged, features are not those of items, or an id occurs twice.
-        MismatchError: the rows are of another model.
+        DataError: a damaged model or source, features of queries, or a repeated id.
+        MismatchError: rows of another model.
         OutputExistsError: ``out`` exists and ``overwrite`` is false.
-        UsageError: an unknown kind, settings of another kind, or a budget that is too small.
+        UsageError: an unknown kind, settings of another kind, or too small a budget.
     """
     if block < 1:
         raise UsageError(f"block of {block} rows: it must be at least 1")
@@ -213,33 +211,32 @@ def index_shards(
     ray: str | None = None,
     workers: int | None = None,
 ) -> Path:
-    """Build a shard of each source, and write the manifest of them all: one index, for :func:`..indexes.opening.open_index`.
+    """Build one shard per source and a manifest, which :func:`..indexes.opening.open_index` opens as one index.
 
-    The shards lie in ``NAME.shards/`` beside the manifest ``NAME.json``. Their names follow from the sources' contents, the model and
-    the settings; a shard that is there is not built again. Shards with lists have those of one index of all sources; shards that are
-    added get the lists of those that are there.
+    Shards are in ``NAME.shards/`` beside the manifest ``NAME.json``. Their names depend on sources, model and settings; existing shards
+    are not rebuilt. Shards with lists share the lists of one index of all sources; added shards use the existing lists.
 
     Args:
         model_dir, sources, kind, ivf, packing, names: as for :func:`index`.
         out: ``NAME.json``.
-        memory: of each build.
-        add: add the shards to the manifest that is there.
-        remove: files of shards to take out of it, at the same moment. The files stay.
-        overwrite: replace a manifest that is there.
-        ray: address of a cluster whose tasks build (:func:`..cluster.connect.connected`); default: one after another, here.
-        workers: tasks at a time, at most.
+        memory: budget per build.
+        add: add the shards to the existing manifest.
+        remove: files of shards to remove from it in the same step. The files are kept.
+        overwrite: replace an existing manifest.
+        ray: address of a cluster for the builds (:func:`..cluster.connect.connected`); default: sequentially in this process.
+        workers: maximum concurrent tasks.
 
     Returns:
         ``out``
 
     Raises:
         DataError, MismatchError, UsageError: as :func:`index`, :func:`..indexes.manifest.update_manifest`.
-        OutputExistsError: the manifest is there, and neither ``add``, ``remove`` nor ``overwrite`` is given.
+        OutputExistsError: the manifest exists, and neither ``add``, ``remove`` nor ``overwrite`` is given.
     """
     out, change = Path(out), add or bool(remove)
     if change == overwrite and change:
         raise UsageError(
-            "--add and --remove-shard change the manifest that --overwrite is to replace: give one of them"
+            "--add and --remove-shard change the manifest, --overwrite replaces it: give one of them"
         )
     check_output(out, overwrite=change or overwrite)
     if not sources and not remove:
@@ -258,7 +255,7 @@ def index_shards(
         if change:
             with open_shards(read_manifest(out)) as there:
                 if not there.lists:
-                    raise UsageError(f"{out} has no lists, and shards of kind 'ivf' do: take its kind")
+                    raise UsageError(f"{out} has no lists, but shards of kind 'ivf' do: use its kind")
                 ivf = IvfSettings(centroids=there.centroids, nprobe=there.nprobe)
         else:
             ivf = shared_lists(ivf or IvfSettings(), shards, model.codebooks, budget)
@@ -277,7 +274,7 @@ def index_shards(
 
 
 def _build_shard(source: str, model_dir: str, folder: str, settings: tuple[Any, ...]) -> str:
-    """Build the shard of a source unless it is there; returns its path."""
+    """Build the shard of a source unless it exists; returns its path."""
     kind, memory, ivf, packing, names = settings
     model = read_model(model_dir)
     items = ItemSources.of([source]) if names else None
@@ -303,7 +300,7 @@ def _build_shard(source: str, model_dir: str, folder: str, settings: tuple[Any, 
 
 
 def _origin(source: Shard) -> dict[str, str]:
-    """For the sidecar: what the index was made of, and of which data, where the source names them."""
+    """For the sidecar: sources of the index, and their data if known."""
     named = {"data_fingerprint": source.data_fingerprint} if source.data_fingerprint else {}
     return {"source": source.kind, **named}
 
@@ -319,7 +316,7 @@ def _lists(
     block: int,
     progress: Progress | None,
 ) -> Path:
-    """An index with lists, made in memory. Raises as :func:`index`."""
+    """Build an index with lists in memory. Raises as :func:`index`."""
     total = sum(shard.rows for shard in shards)
     M, K, _ = (int(n) for n in model.codebooks.shape)
     check_memory(total * (code_size(M, K) + 8), f"{total:,} codes", remedy="give --memory")
@@ -353,7 +350,7 @@ def _flat(
     block: int,
     progress: Progress | None,
 ) -> Path:
-    """The plain form, made in memory. Raises as :func:`index`."""
+    """Build the plain form in memory. Raises as :func:`index`."""
     shard = Hdf5Shard(
         source, model.codebooks, model.model_fingerprint, str(model.folder), codewords=model.codewords
     )

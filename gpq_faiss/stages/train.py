@@ -1,4 +1,4 @@
-"""The stage ``train``: data and the labels of some items in, a model folder out.
+"""The stage ``train``: from data with some labels to a model folder.
 
     data, labels of a few  ─►  model/  (model.safetensors, config.json, metrics.jsonl, split.json)
 
@@ -54,38 +54,37 @@ def train(
     """Train a model on ``data`` and write its folder.
 
     Args:
-        data: whatever :func:`gpq_faiss.open_data` takes: a name as on the command line, a data set, a table ...
-        out: the model folder; an unfinished run lies beside it as ``.NAME.partial``.
-        config: what to train; default: the ``recommended`` preset.
-        labelled: which labels the training may see: ``N-per-class``, a fraction, a file of ids, or ``all`` but the
-            queries'. Labels of all other items are hidden before anything of the training is built.
-        protocol: how queries are set apart (``1``, ``2``, ``transfer``, ``gpq-authors``; ``none`` sets none apart).
-        queries: those that protocol 1 sets apart: ``N-per-class`` or a file of ids; default: as many as it has itself.
+        data: anything that :func:`gpq_faiss.open_data` accepts: a DATA name as on the command line, a data set, a table ...
+        out: the model folder; an unfinished run is beside it in ``.NAME.partial``.
+        config: settings (default: the ``recommended`` preset).
+        labelled: labels available to the training: ``N-per-class``, a fraction, a file of ids, or ``all`` (except the queries').
+            All other labels are hidden from the training.
+        protocol: how queries are held out (``1``, ``2``, ``transfer``, ``gpq-authors``; ``none``: no queries).
+        queries: queries of protocol 1: ``N-per-class`` or a file of ids (default: the protocol's number).
         device: ``cpu``, ``cuda`` or ``cuda:N``.
         amp: run the backbone in bf16.
-        resume: continue an unfinished run of the same settings and data; a finished one is left as it is.
-        overwrite: replace the folder, once the new one is complete, and start again where an unfinished run is. With ``resume``
-            alone such a run goes on, and replaces the folder too.
-        validate_every: steps between two lines of the log, and two validations where items are held out.
-        checkpoint_seconds: time between two checkpoints.
+        resume: continue an unfinished run of the same settings and data; a finished one is kept.
+        overwrite: replace the folder once the new one is complete, and discard an unfinished run. Such a run can be continued
+            with ``resume`` alone, and then also replaces the folder.
+        validate_every: steps between log lines, and between validations if items are held out.
+        checkpoint_seconds: time between checkpoints.
         progress: called after each step.
 
-    Ctrl-C, SIGTERM and SIGHUP take effect after the step under way, which is saved for ``resume``; a second ctrl-C at once.
-    One process at a time trains into a folder.
+    Ctrl-C, SIGTERM and SIGHUP take effect after the current step, which is saved for ``resume``; a second Ctrl-C takes effect
+    immediately. The folder is locked during training.
 
-    Under ``torchrun`` the processes train together: each reads and runs its share of every batch, on the CPU or on the GPU of its number
-    (``device`` is ``cpu``, ``cuda`` or ``auto``), and the first writes. :mod:`gpq_faiss.training.parallel` says what is equal to the
-    training of one process. A run may be resumed by another number of processes.
+    Under ``torchrun`` several processes train together: each processes its share of every batch, on the CPU or on the GPU with its local
+    rank (``device``: ``cpu``, ``cuda`` or ``auto``), and the first writes. :mod:`gpq_faiss.training.parallel` describes differences from
+    a single process. The number of processes may change on resumption.
 
     Returns:
         The model folder.
 
     Raises:
-        UsageError: a setting that cannot be.
-        DataError: data that cannot be read or trained on, or an output that cannot be written.
-        OutputExistsError: the folder, or an unfinished run, is there.
-        DataError: another process trains into this folder.
-        DeviceError: there is no such device.
+        UsageError: an invalid setting.
+        DataError: unusable data, an output that cannot be written, or a folder in use by another process.
+        OutputExistsError: the folder or an unfinished run exists.
+        DeviceError: no such device.
         ProcessError: another process of the training failed or ended.
     """
     config = validate(config or preset("recommended"))

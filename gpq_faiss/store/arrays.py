@@ -28,13 +28,13 @@ def write_arrays(
     *,
     compress: bool = False,
 ) -> Path:
-    """Write ``arrays`` as datasets and ``attributes`` (as JSON where they are not text or numbers), wholly or not at all.
+    """Write ``arrays`` as datasets and ``attributes`` (as JSON if not text or numbers) atomically.
 
     Args:
         compress: gzip and a checksum for arrays of more than a few bytes.
 
     Raises:
-        DataError: it cannot be written.
+        DataError: the file cannot be written.
     """
     path = Path(path)
     with atomic_path(path) as temporary:
@@ -61,7 +61,7 @@ def write_arrays(
 
 
 def _chunks(array: NDArray[Any]) -> tuple[int, ...]:
-    """Whole rows, about 1 MiB of them."""
+    """Chunk shape: whole rows, about 1 MiB."""
     row = max(1, array.nbytes // max(1, len(array)))
     return (min(len(array), max(1, (1 << 20) // row)), *array.shape[1:])
 
@@ -69,15 +69,15 @@ def _chunks(array: NDArray[Any]) -> tuple[int, ...]:
 def read_arrays(
     path: str | Path, what: str, names: Collection[str] | None = None
 ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """What :func:`write_arrays` wrote: the arrays, and the attributes as they are stored (JSON stays text).
+    """Read a file of :func:`write_arrays`: arrays, and attributes as stored (JSON as text).
 
     Args:
         path: the file.
-        what: what it should be, for errors.
-        names: arrays to read, those of them that are there; None for all.
+        what: expected content, for errors.
+        names: arrays to read, if they exist; None: all.
 
     Raises:
-        DataError: missing, empty, foreign, truncated or damaged.
+        DataError: missing, empty, of another format, truncated or damaged.
     """
     path = Path(path)
     with open_hdf5(path, what) as h5, _guard(path):

@@ -1,4 +1,4 @@
-"""Opening HDF5 files that somebody else made, without trusting them."""
+"""Safe reading of untrusted HDF5 files."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from ..errors import DataError
 from ..inputs import check_file
 from .header import CACHE_BYTES
 
-MAX_CHUNK_BYTES = 64 << 20  # larger chunks would let a foreign file ask for any amount of memory
+MAX_CHUNK_BYTES = 64 << 20  # larger chunks could request any amount of memory
 _FILTERS = {
     h5py.h5z.FILTER_DEFLATE,
     h5py.h5z.FILTER_SHUFFLE,
     h5py.h5z.FILTER_FLETCHER32,
     h5py.h5z.FILTER_LZF,
-}  # all built in: any other would make HDF5 load a plug-in library
+}  # built-in filters; others would make HDF5 load a plug-in library
 MAX_RATIO = 1100
-"""Times that stored bytes may grow: the most that gzip, and any other of the filters, can make of one byte is 1,032."""
-_GAP = 64  # rows read in vain rather than starting another read
-_RUN_BYTES = 16 << 20  # of one run of wanted rows
-_LEAST_STORED = 1 << 20  # bytes that need not be stored: small arrays that were never written
+"""Maximum expansion of stored bytes: that of gzip is 1,032."""
+_GAP = 64  # rows read over rather than starting another read
+_RUN_BYTES = 16 << 20  # of one run of requested rows
+_LEAST_STORED = 1 << 20  # arrays up to this size may be unwritten
 
 
 @contextlib.contextmanager
 def open_hdf5(path: Path, what: str) -> Iterator[Any]:
-    """Open for reading; ``what`` names the expected file in errors.
+    """Context of a file opened for reading; ``what`` is the expected content, for errors.
 
     Raises:
-        DataError: missing, empty, foreign, truncated, or damaged, on opening or in the body.
+        DataError: missing, empty, of another format, truncated or damaged, on opening or in the body.
     """
     try:
         if check_file(path, what) == 0:
@@ -47,7 +47,7 @@ def open_hdf5(path: Path, what: str) -> Iterator[Any]:
     except PermissionError:
         raise DataError(f"{path} cannot be read: no permission") from None
     except (OSError, RuntimeError, KeyError) as error:
-        # h5py turns HDF5's error stack into these; the first line is for programmers, the rest for nobody.
+        # h5py's exceptions for HDF5's error stack.
         raise DataError(f"{path} is truncated or damaged ({_short(error)}): make or copy it again") from error
 
 
@@ -56,10 +56,10 @@ def _short(error: BaseException) -> str:
 
 
 def dataset(h5: Any, name: str, path: Path) -> Any:
-    """The dataset ``name`` of an open file, if reading it touches this file alone and bounded memory.
+    """The dataset ``name`` of an open file, checked to be inside the file and bounded in memory.
 
     Raises:
-        DataError: not there, not a dataset, outside the file, or with impossible chunks or filters.
+        DataError: missing, not a dataset, in another file, or with unsupported chunks or filters.
     """
     link = h5.get(name, getlink=True)
     if link is None:
@@ -79,7 +79,7 @@ def dataset(h5: Any, name: str, path: Path) -> Any:
         raise DataError(f"{path}: {name!r} is compressed more than once: rewrite it")
     if found.chunks and math.prod(found.chunks) * found.dtype.itemsize > MAX_CHUNK_BYTES:
         raise DataError(f"{path}: {name!r} has chunks of more than {MAX_CHUNK_BYTES >> 20} MiB: rewrite it")
-    # HDF5 reads what was never stored as zeros: a few bytes could claim any number of rows.
+    # HDF5 reads unstored data as zeros: a few bytes could claim any number of rows.
     stored, claimed = found.id.get_storage_size(), found.size * found.dtype.itemsize
     ratio = MAX_RATIO if filters else 1
     if stored > path.stat().st_size or claimed > max(ratio * stored, _LEAST_STORED):
@@ -90,9 +90,9 @@ def dataset(h5: Any, name: str, path: Path) -> Any:
 
 
 class Hdf5Array:
-    """An array of an HDF5 file, read by rows without holding more than a few chunks.
+    """An array of an HDF5 file, read by rows with at most a few chunks in memory.
 
-    The file is opened for each read, so it can travel to other processes.
+    The file is opened for each read, so the object can be sent to other processes.
 
     Attributes:
         path: the file.
@@ -132,7 +132,7 @@ class Hdf5Array:
             out = np.empty((len(wanted), *self.shape[1:]), self.dtype)
             row_bytes = self.dtype.itemsize * int(np.prod(self.shape[1:]))
             longest = max(1, _RUN_BYTES // max(1, row_bytes))
-            # HDF5 walks a selection of scattered rows very slowly; runs over small gaps are faster.
+            # HDF5 is slow for scattered rows; runs over small gaps are faster.
             first = 0
             while first < len(wanted):
                 last = first + 1
@@ -149,7 +149,7 @@ class Hdf5Array:
 
 
 def read_hdf5_array(path: str | Path, names: Sequence[str], *, required: bool = True) -> Hdf5Array | None:
-    """The first of ``names`` that ``path`` holds, lazily sliced.
+    """The first of ``names`` in ``path``, as a lazy array.
 
     Raises:
         DataError: not a readable HDF5 file, or (``required``) it has none of the names.

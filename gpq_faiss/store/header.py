@@ -1,4 +1,4 @@
-"""What a features or codes file is about, apart from its rows."""
+"""Metadata of features and codes files."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from ..errors import DataError
 from ..files import fingerprint
 
 FORMAT_VERSION = 1
-CACHE_BYTES = 8 << 20  # HDF5's, a few chunks: blocks that straddle two are then not decompressed twice
+CACHE_BYTES = 8 << 20  # HDF5's chunk cache, so that chunks are not decompressed twice
 
 Kind = Literal["features", "codes"]
 
 
 def codebooks_fingerprint(codebooks: NDArray[np.float32]) -> str:
-    """Name of codebooks float32 [M, K, d] by content: 16 hex digits, the same on every machine."""
+    """Hash of codebooks float32 [M, K, d]: 16 hex digits."""
     array = np.ascontiguousarray(codebooks, dtype="<f4")
     return fingerprint("codebooks", json.dumps(array.shape), array.tobytes())
 
 
 @dataclass(frozen=True, eq=False)
 class Header:
-    """What a file is about, apart from its rows.
+    """Metadata of a file.
 
     Attributes:
         kind: ``features`` or ``codes``.
@@ -36,10 +36,10 @@ class Header:
         data_fingerprint: of the data set that the rows come from.
         class_names: C names; empty if the rows carry no labels.
         multi_label: whether an item of the data set may have several labels.
-        extra: anything else worth keeping, JSON.
+        extra: further JSON values.
 
     Raises:
-        DataError: the parts do not fit each other.
+        DataError: inconsistent parts.
     """
 
     kind: Kind
@@ -87,13 +87,13 @@ class Header:
         return codebooks_fingerprint(self.codebooks)
 
     def fingerprint(self) -> str:
-        """Hash over everything here: two writers with the same one write the same file."""
+        """Hash over all metadata."""
         rest = (self.kind, self.width, self.model_fingerprint, self.data_fingerprint, self.class_names)
         text = json.dumps([*rest, self.multi_label, self.extra], sort_keys=True)
         return fingerprint(str(FORMAT_VERSION), text, self.codebooks_fingerprint)
 
     def columns(self) -> dict[str, tuple[np.dtype[Any], int]]:
-        """Dataset name to its type and width (0: one-dimensional)."""
+        """Dataset name -> type and width (0: one-dimensional)."""
         value = np.dtype("<f4") if self.kind == "features" else np.dtype("u1")
         columns = {str(self.kind): (value, self.width), "ids": (np.dtype("<i8"), 0)}
         if self.class_names:
@@ -101,11 +101,7 @@ class Header:
         return columns
 
     def check_rows(self, values: NDArray[Any], labels: NDArray[Any] | None, where: str) -> None:
-        """Refuse what no stage could use: padding bits set in codes or labels, features that are not finite.
-
-        Raises:
-            DataError: naming ``where``.
-        """
+        """Raises DataError, naming ``where``: set padding bits in codes or labels, or features that are not finite."""
         if self.kind == "features":
             if not np.isfinite(values).all():
                 rows = np.flatnonzero(~np.isfinite(values).all(axis=1))

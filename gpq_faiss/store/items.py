@@ -1,4 +1,4 @@
-"""What is known of the items of an index by their ids: names, labels, kept columns. A file beside the index, read in place."""
+"""The items file beside an index: names, labels and kept columns by id, read in place."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _OPTIONS: dict[str, Any] = {
 
 
 def items_path(index: str | Path) -> Path:
-    """Where the items of an index file lie: ``index.faiss.items.h5``."""
+    """Path of the items file of an index: ``index.faiss.items.h5``."""
     return Path(f"{index}.items.h5")
 
 
@@ -54,14 +54,14 @@ def write_items(
     columns: tuple[str, ...],
     key: str,
 ) -> Path:
-    """Write the items of an index, wholly or not at all. Columns are written one after the other, as a stream.
+    """Write the items of an index atomically, streaming column by column.
 
     Args:
         path: see :func:`items_path`.
-        blocks: gives all items, in any order but always the same; ids are all different.
-        class_names: C names; none where no item has a label.
-        columns: text columns that every block has.
-        key: names these items; the index's sidecar has it too, so that the file of another index is noticed.
+        blocks: yields all items in a fixed order; ids are unique.
+        class_names: C names; empty without labels.
+        columns: text columns of every block.
+        key: identifies these items; also in the index's sidecar, to detect the file of another index.
     """
     path = Path(path)
     ids: list[NDArray[np.int64]] = []
@@ -103,31 +103,31 @@ def write_items(
 
 @dataclass(frozen=True)
 class Item:
-    """What is known of one item."""
+    """Name, labels and texts of an item."""
 
     texts: dict[str, str]
     labels: tuple[str, ...] | None = None
 
     @property
     def name(self) -> str | None:
-        """Its path or key; None where it has none."""
+        """Its path or key, if any."""
         return self.texts.get("name")
 
 
 class Items:
-    """The items of an index, looked up by id. Use as a context manager.
+    """Items of an index by id; a context manager.
 
     Args:
         path: see :func:`items_path`.
 
     Attributes:
-        key: as it was written.
-        ntotal: how many there are.
-        class_names: C names, none where no item has a label.
+        key: as written.
+        ntotal: number of items.
+        class_names: C names; empty without labels.
         columns: names of the text columns.
 
     Raises:
-        DataError: missing, damaged or foreign.
+        DataError: missing, damaged or of another format.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -179,7 +179,7 @@ class Items:
         self.columns = tuple(self._texts)
 
     def lookup(self, ids: NDArray[np.int64]) -> list[Item | None]:
-        """What is known of each id [n]; None for -1 and for ids that are not there.
+        """Item of each id [n]; None for -1 and unknown ids.
 
         Raises:
             DataError: the file is damaged.
@@ -198,7 +198,7 @@ class Items:
         return [known.get(row) for row in rows.tolist()]
 
     def blocks(self, size: int) -> Iterator[ItemBlock]:
-        """All items, in the order of the file, at most ``size`` at a time.
+        """Yield all items in file order, in blocks of ``size``.
 
         Raises:
             DataError: the file is damaged.

@@ -1,4 +1,4 @@
-"""Reading a features or codes file: everything is checked before the first row is read."""
+"""Read features and codes files, with checks before the first row."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _WHAT = "a features or codes file made by 'gpq encode'"
 
 
 class RowReader:
-    """A finished file, read in blocks. Use as a context manager.
+    """Reader of a complete features or codes file, in blocks; a context manager.
 
     Args:
         path: the file.
-        kind: refuse the other kind.
-        model_fingerprint: refuse rows of another model.
+        kind: required kind, ``features`` or ``codes``.
+        model_fingerprint: required model.
 
     Attributes:
-        header: what the file is about.
-        ntotal: N.
+        header: metadata of the file.
+        ntotal: N, the number of rows.
         versions: of the packages that wrote it.
 
     Raises:
-        DataError: missing, empty, truncated, foreign or inconsistent.
+        DataError: missing, empty, truncated, of another format or inconsistent.
         MismatchError: of another kind or another model.
     """
 
@@ -62,7 +62,7 @@ class RowReader:
 
     @contextlib.contextmanager
     def _guard(self) -> Iterator[None]:
-        """Turn what h5py raises over damaged bytes into one line."""
+        """Context that turns h5py's errors for damaged bytes into one line."""
         try:
             yield
         except DataError as error:
@@ -177,7 +177,7 @@ class RowReader:
         return labels
 
     def texts(self, start: int = 0, stop: int | None = None) -> dict[str, Texts]:
-        """Text columns of rows ``start:stop``, by name: the path or key of each item is ``name``. Raises as :meth:`block`."""
+        """Text columns of rows ``start:stop`` by name; ``name`` is the path or key of an item. Raises as :meth:`block`."""
         start, stop = self._span(start, stop)
         with self._guard():
             return {name: column.span(start, stop) for name, column in self._texts.items()}

@@ -1,4 +1,4 @@
-"""Plain file reading and writing below HDF5, where errors can be met safely."""
+"""File I/O below HDF5 with safe error handling."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..errors import DataError
 
 
 def write_at(file: IO[bytes], offset: int, data: Any) -> None:
-    """Write all of ``data``: one call may write less, the next then meets what stopped it."""
+    """Write all of ``data``, with several calls if needed."""
     view = memoryview(data).cast("B")
     file.seek(offset)
     while view.nbytes:
@@ -38,8 +38,8 @@ class Sink:
     """A file for h5py's file-object driver that never fails *inside* HDF5.
 
     After a failed write HDF5 can neither close the file nor leave the process without a crash (measured:
-    segmentation fault with HDF5 2.0 on a full disk). So the first error is kept in :attr:`error`, later
-    writes go nowhere, HDF5 closes in peace, and the caller raises the error then. So for a ctrl-C in a write.
+    segmentation fault with HDF5 2.0 on a full disk). So the first error is stored in :attr:`error`, later
+    writes are dropped, HDF5 closes normally, and the caller raises the error afterwards. The same for Ctrl-C.
     """
 
     def __init__(self, path: Path) -> None:
@@ -49,7 +49,7 @@ class Sink:
         self.error: BaseException | None = None
 
     def check(self) -> None:
-        """Raise what went wrong so far."""
+        """Raise the stored error, if any."""
         if self.error is not None:
             raise self.error
 
@@ -102,4 +102,4 @@ class Sink:
         return self._end
 
     def flush(self) -> None:
-        """Nothing is buffered here; :func:`~gpq_faiss.files.atomic_path` syncs the whole."""
+        """No-op: nothing is buffered; :func:`~gpq_faiss.files.atomic_path` syncs the file."""

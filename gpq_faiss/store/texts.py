@@ -1,4 +1,4 @@
-"""A column of texts in HDF5: UTF-8 bytes one after the other, and where each text ends."""
+"""Text columns in HDF5: concatenated UTF-8 bytes, and the end offset of each text."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ..errors import DataError
 from .foreign import dataset
 
 MOST_BYTES = 1 << 16
-"""UTF-8 bytes of one text."""
-_CHUNK = 1 << 16  # bytes: what is unpacked to read one text
+"""Maximum UTF-8 bytes of a text."""
+_CHUNK = 1 << 16  # bytes decompressed to read one text
 _PREFIX = "text."
 
 Texts = NDArray[Any]
@@ -23,7 +23,7 @@ Texts = NDArray[Any]
 
 
 def as_texts(values: Iterable[str]) -> Texts:
-    """A column of texts, StringDType [N]. What is no UTF-8 (a file's name may be any bytes) becomes a backslash and digits."""
+    """A column of texts, StringDType [N]. Invalid UTF-8 (in file names) is escaped by backslashes."""
     plain = [v.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") for v in values]
     return np.array(plain, dtype=np.dtypes.StringDType())
 
@@ -64,10 +64,10 @@ def write_texts(h5: Any, name: str, blocks: Iterable[Texts]) -> None:
 
 
 class TextColumn:
-    """A column that :func:`write_texts` wrote, read by rows.
+    """A column of :func:`write_texts`, read by rows.
 
     Raises:
-        DataError: it has another number of texts than ``n``, or is damaged.
+        DataError: not ``n`` texts, or damaged.
     """
 
     def __init__(self, h5: Any, name: str, n: int, path: Path) -> None:

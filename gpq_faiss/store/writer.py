@@ -1,4 +1,4 @@
-"""Writing a features or codes file row by row, and going on where a killed run stopped."""
+"""Resumable writing of features and codes files."""
 
 from __future__ import annotations
 
@@ -40,26 +40,25 @@ _log = logging.getLogger(__name__)
 
 
 class RowWriter:
-    """Writes a file row by row, and goes on where a killed run stopped.
+    """Writes a file row by row, and can resume an interrupted run; a context manager.
 
-    Use as a context manager. Rows count as safe once they are synced and recorded, which happens every
-    ``commit_seconds``, on leaving the context (by an error or ctrl-C too) and in :meth:`finish`; ``kill -9``
-    loses what came after. Memory does not grow with N.
+    Rows are safe once synced and recorded, which happens every ``commit_seconds``, on leaving the context (also by an error or
+    Ctrl-C) and in :meth:`finish`; ``kill -9`` loses later rows. Memory does not grow with N.
 
     Args:
-        path: the file to make.
-        header: what it is about.
-        overwrite: whether an existing ``path`` may be replaced (in :meth:`finish`, not before).
-        resume: continue a partial of the same header; one of another header is discarded in any case.
+        path: the output file.
+        header: its metadata.
+        overwrite: replace an existing ``path`` (in :meth:`finish`, not before).
+        resume: continue a partial file with the same header; others are discarded.
         commit_seconds: time between commits; 0 commits every block.
 
     Attributes:
-        rows: rows there already; directly after construction, where to go on.
-        state: the caller's JSON that was recorded with exactly these rows.
+        rows: number of rows so far; after construction, where to resume.
+        state: the caller's JSON recorded with exactly these rows.
 
     Raises:
         OutputExistsError: ``path`` exists and ``overwrite`` is false.
-        DataError: the folder cannot be written, the disk is full, or another process writes the file now.
+        DataError: the folder cannot be written, the disk is full, or another process is writing the file.
     """
 
     def __init__(
@@ -106,7 +105,7 @@ class RowWriter:
             file.truncate(self.rows * dtype.itemsize * max(1, width))
 
     def _progress(self) -> tuple[int, dict[str, Any]] | None:
-        """Rows and state of a partial that fits the header, or None (and log why it is discarded)."""
+        """Rows and state of a partial file with the same header, or None (the reason is logged)."""
         file = self.partial / "progress.json"
         if not file.exists():
             return None
@@ -141,7 +140,7 @@ class RowWriter:
             values: float32 or uint8 [n, width], depending on the kind.
             ids: int64 [n].
             labels: uint8 [n, ceil(C/8)], packed; needed exactly where the header has class names.
-            state: as :meth:`set_state`, bound to these very rows whatever interrupts the caller.
+            state: as :meth:`set_state`, recorded together with these rows.
 
         Raises:
             DataError: wrong shape or type, unusable values, or the disk is full.
@@ -171,7 +170,7 @@ class RowWriter:
             raise write_error(self.path, error) from error
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Remember small JSON (source position, count of bad items) with the rows appended so far."""
+        """Store small JSON (source position, count of bad items) with the rows appended so far."""
         self.state = dict(state)
 
     def commit(self) -> None:
@@ -192,13 +191,13 @@ class RowWriter:
         self._last_commit = time.monotonic()
 
     def finish(self, texts: Mapping[str, Callable[[NDArray[np.int64]], Texts]] | None = None) -> Path:
-        """Turn the rows into the file, atomically, and remove the partial.
+        """Write the file atomically, and remove the partial file.
 
         Args:
-            texts: by name, what gives the texts of ids [n]: a column each.
+            texts: column name -> function from ids [n] to texts.
 
         Raises:
-            DataError: no row was appended, or the disk is full (the partial stays, so nothing is lost).
+            DataError: no rows, or the disk is full (the partial file is kept).
         """
         if self.rows == 0:
             raise DataError(f"{self.path}: there is no row to write")
@@ -275,7 +274,7 @@ class RowWriter:
             yield np.frombuffer(read_exactly(file, 8 * n, file.name), "<i8")
 
     def close(self) -> None:
-        """Let go of the partial (it stays for a later run, unless it holds nothing)."""
+        """Close the partial file, which is kept for a later run unless empty."""
         for file in self._files.values():
             file.close()
         if self._lock >= 0:

@@ -1,1 +1,1 @@
-"""Training by gradient: the loop, its batches and checkpoints, and the folders that it writes."""
+"""Training: the loop, its batches and checkpoints, and its output folders."""

@@ -1,4 +1,4 @@
-"""Which items a training sees at which step: a function of the seed and the step alone."""
+"""The items of each training step, a function of seed and step only."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ..errors import DataError
 from ..nn.joint import Share
 from .parallel import Group
 
-# Streams of random numbers that must not share their seeds.
+# Independent random streams.
 LABELLED, UNLABELLED, STEP, HOLD_OUT, SAMPLE = range(5)
 
 
 class EpochSampler:
-    """Rows in shuffled passes over ``rows``; the batch of a step depends on the seed and the step alone."""
+    """Rows in shuffled passes over ``rows``; the batch of a step depends on seed and step only."""
 
     def __init__(self, rows: NDArray[np.int64], batch: int, seed: int, stream: int) -> None:
         self.rows = rows
@@ -47,13 +47,13 @@ class EpochSampler:
 
 
 def hold_out(labels: Labels, labelled: NDArray[np.int64], share: float, seed: int) -> NDArray[np.int64]:
-    """A share of the labelled rows for validation, evenly over the classes; empty if it would be under two per class."""
+    """A share of the labelled rows for validation, balanced over the classes; empty if below two per class."""
     count = round(share * len(labelled))
     if count < 2 * labels.n_classes:
         return np.empty(0, np.int64)
     rng = np.random.default_rng([seed, HOLD_OUT])
     shuffled = labelled[rng.permutation(len(labelled))]
-    # Taking turns between the classes keeps rare ones in: sort by each item's rank within its (first) class.
+    # Round-robin over classes keeps rare ones: sort by each item's rank within its (first) class.
     first = labels.dense(shuffled, dtype=bool).argmax(axis=1)
     rank = np.empty(len(shuffled), np.int64)
     for c in np.unique(first):
@@ -66,9 +66,9 @@ class Drawn(NamedTuple):
     """The items of one step.
 
     Attributes:
-        values: of both kinds in one array, the labelled first; of several processes, this one's.
-        rows, unlabelled_rows: int64, of all items of either kind.
-        share: which of them this process has; None: it is alone.
+        values: both kinds in one array, labelled first; with several processes, this one's.
+        rows, unlabelled_rows: int64, rows of all items of either kind.
+        share: this process' share; None: single process.
     """
 
     values: NDArray[Any]
@@ -84,10 +84,10 @@ def training_batches(
     steps: range,
     group: Group | None = None,
 ) -> Iterator[Drawn]:
-    """The items of each step that can be read.
+    """Yield the readable items of each step.
 
     Raises:
-        DataError: none of the labelled ones of a step can be, or too many cannot.
+        DataError: no labelled item of a step is readable, or too many items are not.
     """
     group = group or Group()
 

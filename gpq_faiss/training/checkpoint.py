@@ -1,6 +1,6 @@
-"""The state of an unfinished training, in one file of safetensors with JSON in its head.
+"""The state of an unfinished training, in one safetensors file with JSON metadata.
 
-Batches and dropout follow from the seed and the step, so weights, optimizer, best weights and the figures so far are all.
+Batches and dropout depend on seed and step only, so the state is weights, optimizer, best weights and log lines.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from ..methods.trainable import TrainableMethod
 from ..nn.model import save_tensors
 
 CHECKPOINT = "checkpoint.safetensors"
-"""The file, in the folder of an unfinished run."""
+"""File name of the checkpoint in the folder of an unfinished run."""
 BEGUN = "begun.json"
-"""Beside it where the run is to replace a finished model: ``identity`` of the run, and which model it ``replaces``."""
+"""File beside it if the run will replace a finished model: ``identity`` of the run, and the model it ``replaces``."""
 
 
 def other_run(folder: Path) -> DataError:
-    """The error of a run that other settings are given for."""
+    """Error for resuming with other settings."""
     return DataError(
         f"{folder} was begun with other settings, data or versions: give the same ones to --resume it, "
         "or start again with --overwrite"
@@ -39,17 +39,17 @@ _KEYS = {"identity", "step", "seconds", "best", "best_step", "lines"}
 
 
 class RunState:
-    """What a checkpoint holds, and where it lies.
+    """State of a run and its checkpoint file.
 
     Args:
-        folder: of the unfinished run.
-        method, optimizer: whose state it is.
+        folder: folder of the unfinished run.
+        method, optimizer: the objects whose state is saved.
 
     Attributes:
         step, seconds: steps and time so far.
         best, best_step, best_state: the best validation mAP, its step (0: none yet) and weights.
-        lines: of the log.
-        saved: when the last checkpoint was written, by the monotonic clock.
+        lines: log lines.
+        saved: monotonic time of the last checkpoint.
     """
 
     def __init__(self, folder: Path, method: TrainableMethod, optimizer: torch.optim.Optimizer) -> None:
@@ -65,29 +65,29 @@ class RunState:
         self._began = self.saved = time.monotonic()
 
     def start(self) -> None:
-        """Start the clock of this process, after the seconds of earlier ones."""
+        """Start the clock, after the seconds of earlier processes."""
         self.saved = time.monotonic()
         self._began = self.saved - self.seconds
 
     def tick(self) -> None:
-        """Bring :attr:`seconds` up to date."""
+        """Update :attr:`seconds`."""
         self.seconds = time.monotonic() - self._began
 
     @property
     def checkpoint(self) -> Path:
-        """The file."""
+        """Path of the checkpoint."""
         return self.folder / CHECKPOINT
 
     def keep_best(self, score: float) -> None:
-        """Remember the present weights as the best so far."""
+        """Store the current weights as the best so far."""
         self.best, self.best_step = score, self.step
         self.best_state = {k: v.detach().cpu().clone() for k, v in self.method.state_dict().items()}
 
     def save(self, identity: str) -> None:
-        """Write the checkpoint, wholly or not at all; ``identity`` names settings and data.
+        """Write the checkpoint atomically; ``identity`` identifies settings and data.
 
         Raises:
-            DataError: it cannot be written.
+            DataError: the file cannot be written.
         """
         self.tick()
         meta, tensors = self._state(identity)
@@ -115,7 +115,7 @@ class RunState:
         return meta, {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
 
     def read(self, identity: str) -> dict[str, Any]:
-        """What the checkpoint holds, for :meth:`take`: its tensors, and the rest by the name ``meta``.
+        """Contents of the checkpoint for :meth:`take`: its tensors, and other values under ``meta``.
 
         Raises:
             DataError: damaged, or of other settings or data.
@@ -133,10 +133,10 @@ class RunState:
         return {"meta": meta, **tensors}
 
     def take(self, found: dict[str, Any]) -> None:
-        """Take up what :meth:`read` gave, here or in another process.
+        """Restore the result of :meth:`read`, from this or another process.
 
         Raises:
-            DataError: it is not of this network.
+            DataError: it does not fit this network.
         """
         meta = found["meta"]
         tensors = {name: value for name, value in found.items() if name != "meta"}
@@ -148,7 +148,7 @@ class RunState:
             self.method.load_state_dict(part("method."))
         except RuntimeError:
             raise DataError(
-                f"{self.checkpoint} does not fit this network, it is of another version of gpq-faiss: "
+                f"{self.checkpoint} does not fit this network; it is from another version of gpq-faiss: "
                 "start again with --overwrite"
             ) from None
         self.best_state = part("best.")
@@ -160,7 +160,7 @@ class RunState:
         self.optimizer.load_state_dict({"state": state, "param_groups": full["param_groups"]})
         for parameter, moments in self.optimizer.state.items():
             for name, value in moments.items():
-                # In the parameter's memory format (channels last on a GPU), as they were before they were saved.
+                # In the parameter's memory format (channels last on a GPU).
                 if isinstance(value, Tensor) and value.shape == parameter.shape:
                     moments[name] = torch.empty_like(parameter).copy_(value)
         self.step, self.seconds, self.lines = meta["step"], meta["seconds"], meta["lines"]

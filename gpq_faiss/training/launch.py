@@ -1,4 +1,4 @@
-"""Whether this process is one of several that a launcher such as ``torchrun`` started. Needs no torch."""
+"""Detect a launcher such as ``torchrun``, without importing torch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ..errors import UsageError
 
 @dataclass(frozen=True)
 class Launch:
-    """This process among those of one run.
+    """This process among the processes of a run.
 
     Attributes:
-        rank, size: number of this process, from 0, and of all processes.
-        local_rank, local_size: the same among those on this machine.
+        rank, size: number of this process, from 0, and number of processes.
+        local_rank, local_size: the same on this machine.
     """
 
     rank: int
@@ -24,7 +24,7 @@ class Launch:
 
 
 def launched() -> Launch | None:
-    """What the environment variables of a launcher say, or None where there is one process alone.
+    """Read the environment variables of a launcher; None for a single process.
 
     Raises:
         UsageError: the variables contradict each other.
@@ -49,7 +49,7 @@ def launched() -> Launch | None:
 
 
 def is_first() -> bool:
-    """Whether this process is the one that speaks for all: the first, or one alone."""
+    """Whether this process reports for all: the first, or the only one."""
     try:
         launch = launched()
     except UsageError:

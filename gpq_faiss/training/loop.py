@@ -1,7 +1,7 @@
-"""The training loop, for every method that trains by gradient.
+"""The training loop of all trained methods.
 
-Every batch is a function of the seed and the step alone, and a checkpoint holds the rest of the state; so a run that was
-killed and resumed takes the same steps as one that was not, and on the CPU reaches the same codes.
+Batches depend on seed and step only, and a checkpoint holds the rest of the state; so a killed and resumed run takes the same steps as
+an uninterrupted one, and on the CPU gives the same codes.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from .vectors import to_input, validation_map
 
 log = logging.getLogger(__name__)
 
-_LAST = 5.0  # seconds of training that are worth a checkpoint after the last step
+_LAST = 5.0  # seconds of training that justify a checkpoint after the last step
 
 Progress = Callable[[int, int, dict[str, float]], None]
-"""Called after each step with the step, the number of steps and the latest figures."""
+"""Called after each step with step, number of steps and latest figures."""
 
 MethodBuilder = Callable[[Config, Dataset, int, int], TrainableMethod]
 """``(config, dataset, image_size, n_classes) -> TrainableMethod``, with weights from ``config.training.seed``."""
@@ -51,14 +51,14 @@ MethodBuilder = Callable[[Config, Dataset, int, int], TrainableMethod]
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a training runs.
+    """Options of a training run.
 
     Attributes:
-        device: where the network is.
-        resume: go on from the checkpoint, if there is one.
+        device: device of the network.
+        resume: continue from the checkpoint, if any.
         amp: bf16 autocast for the backbone.
-        validate_every: steps between two lines of the log and two validations.
-        checkpoint_seconds: time between two checkpoints.
+        validate_every: steps between validations and log lines.
+        checkpoint_seconds: time between checkpoints.
         progress: called after each step.
         group: the processes that train together.
     """
@@ -74,14 +74,14 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class Fitted:
-    """What :func:`fit` gives.
+    """Result of :func:`fit`.
 
     Attributes:
         method: with the weights that ranked the held-out items best (the last ones, without such items).
-        run: steps, seconds, the lines of the log, the best figure.
-        labels: those that the training saw.
-        seen, held: labelled items that it trained on, and that it held out for validation.
-        image_size: side of the images that the network takes; 0 for features.
+        run: steps, seconds, log lines, best figure.
+        labels: labels used in training.
+        seen, held: number of labelled items trained on and held out for validation.
+        image_size: side of input images in pixels; 0 for features.
     """
 
     method: TrainableMethod
@@ -94,15 +94,15 @@ class Fitted:
 
 @dataclass(frozen=True)
 class _Task:
-    """What a training learns from, and how it runs.
+    """Data and options of a training.
 
     Attributes:
-        config: a checked one.
+        config: validated settings.
         options: of the run.
         reader: of the items.
-        labels: those that the training may see.
-        seen, held: int64, labelled rows that are trained on, and held out for validation.
-        pool: int64, the unlabelled rows; without any, ``seen``.
+        labels: labels that the training may use.
+        seen, held: int64, labelled rows to train on and to hold out for validation.
+        pool: int64, the unlabelled rows; if there are none, ``seen``.
     """
 
     config: Config
@@ -115,25 +115,25 @@ class _Task:
 
     @property
     def steps(self) -> int:
-        """Of the optimizer; counted alike for every method, so that supervised ones get as many."""
+        """Optimizer steps; the same for supervised methods."""
         return count_steps(self.config.training, len(self.seen), len(self.pool))
 
     def sample(self, n: int) -> Iterator[Tensor]:
-        """Blocks of up to n items of the pool in all, always the same ones."""
+        """Blocks with up to n items of the pool in total, always the same."""
         rng = np.random.default_rng([self.config.training.seed, SAMPLE])
         chosen = np.sort(rng.permutation(self.pool)[:n])
         for start in range(0, len(chosen), 500):
             yield to_input(self.reader.fetch(chosen[start : start + 500])[0], self.options.device)
 
     def batches(self, run: RunState) -> Iterator[TrainingBatch]:
-        """The batches of all steps that are left of ``run``, on the device."""
+        """Batches of the remaining steps of ``run``, on the device."""
         training, method, device, steps = self.config.training, run.method, self.options.device, self.steps
         labelled = EpochSampler(self.seen, training.batch_labelled, training.seed, LABELLED)
         unlabelled = None
         if training.batch_unlabelled and method.uses_unlabelled:
             unlabelled = EpochSampler(self.pool, training.batch_unlabelled, training.seed, UNLABELLED)
         augment = _augmentation(training, self.reader.dataset)
-        # What the network's normalisation turns into 0.
+        # The colour that normalisation maps to 0.
         colour = method.extractors()[0].input.mean if self.config.gpq.details == "authors" else None
         left = range(run.step, steps)
         drawing = tuple(module for module in method.modules() if isinstance(module, DrawsByRow))
@@ -160,24 +160,24 @@ def fit(
     options: RunOptions | None = None,
     earlier: Fitted | None = None,
 ) -> Fitted:
-    """Train a method of any kind; :func:`gpq_faiss.stages.train.train` is this with GPQ and the model folder around it.
+    """Train a method; :func:`gpq_faiss.stages.train.train` adds the model folder.
 
     Args:
-        build: makes the method.
-        dataset, split: the data, and which labels of it may be seen.
-        config: a checked one.
-        folder: where checkpoints go.
-        identity: names settings and data; a checkpoint of another one is not continued.
+        build: builder of the method.
+        dataset, split: the data, and which of its labels may be used.
+        config: validated settings.
+        folder: folder of the checkpoints.
+        identity: identifies settings and data; only checkpoints with the same identity are continued.
         options: how to run.
-        earlier: a training that held nothing out, on the same data with the same settings but for the method's ``codes_only``: it
-            is not run again, and codes alone are fitted.
+        earlier: a training without held-out items on the same data, with the same settings except the method's ``codes_only``: it is
+            reused, and only codes are fitted.
 
     Raises:
-        DataError: nothing to learn from, a class without a label, a loss that is not finite, unreadable data.
+        DataError: no labelled items, a class without a label, a loss that is not finite, or unreadable data.
     """
     options = options or RunOptions()
     group = options.group
-    # From here on there are no labels but those that the training may see.
+    # From here on only training labels are available.
     labels = split.training_labels(dataset.require_labels())
     _check_labels(dataset, labels)
     held = hold_out(labels, split.labelled, config.training.validation, config.training.seed)
@@ -188,7 +188,7 @@ def fit(
         if reader.preload():
             log.info("%s: %d items in memory", dataset.name, len(dataset))
         task = _Task(config, options, reader, labels, seen, held, pool)
-        # The other processes take their weights from the first.
+        # Other processes get their weights from the first.
         blank = replace(config, network=replace(config.network, weights="none"))
         method = build(config if group.main else blank, dataset, image_size, labels.n_classes)
         _check_step_memory(method, task)
@@ -214,10 +214,10 @@ def fit(
 
 
 def _loop(task: _Task, run: RunState, identity: str) -> None:
-    """The steps that are left: batch, losses, Adam, validation, checkpoint."""
+    """Run the remaining steps: batch, losses, Adam, validation, checkpoint."""
     options, method, steps = task.options, run.method, task.steps
     main = options.group.main
-    # A step is done, and can be gone on from exactly, before a signal takes effect.
+    # A signal takes effect after a complete step, from which the run can be resumed exactly.
     with held_signals() as interrupted, stage("training", steps, "step", done=run.step) as trained:
         run.start()
         method.train()
@@ -230,7 +230,7 @@ def _loop(task: _Task, run: RunState, identity: str) -> None:
             trained.figures = figures or trained.figures
             if options.group.size == 1 or run.step == steps:
                 stop = interrupted()
-            # What comes after the last step may be cut off as well.
+            # The work after the last step may be interrupted as well.
             due = min(options.checkpoint_seconds, math.inf if run.step < steps else _LAST)
             if main and (stop or time.monotonic() - run.saved >= due):
                 _check_finite(float(losses["total"].detach()), run.step)
@@ -245,7 +245,7 @@ def _loop(task: _Task, run: RunState, identity: str) -> None:
 def _step(
     task: _Task, run: RunState, batch: TrainingBatch, interrupted: Callable[[], bool]
 ) -> tuple[dict[str, Tensor], bool]:
-    """One step of the optimizer; its losses, and whether any process was interrupted before it."""
+    """One optimizer step; returns its losses, and whether any process was interrupted before it."""
     training, method, optimizer = task.config.training, run.method, run.optimizer
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(training, batch.step, batch.steps) * group.get("times", 1.0)
@@ -262,7 +262,7 @@ def _step(
 
 
 def _validate(task: _Task, run: RunState, losses: dict[str, Tensor]) -> dict[str, float]:
-    """Log a line and keep the best weights; the figures of this step."""
+    """Validate, log a line and keep the best weights; returns the figures of this step."""
     run.tick()
     figures = {k: float(v.detach()) for k, v in losses.items()}
     _check_finite(figures["total"], run.step)
@@ -286,7 +286,7 @@ def _validate(task: _Task, run: RunState, losses: dict[str, Tensor]) -> dict[str
 
 
 def _prepare(method: TrainableMethod, task: _Task) -> None:
-    """What a method works out before the first step; then put it on the device."""
+    """Let the method prepare before the first step, then move it to the device."""
     group = task.options.group
     if group.main:
         with stage("statistics of the inputs"):
@@ -321,10 +321,10 @@ def count_steps(config: TrainingConfig, labelled: int, unlabelled: int) -> int:
 
 
 def _check_step_memory(method: TrainableMethod, task: _Task) -> None:
-    """Refuse batches of images whose activations the machine cannot hold: on the CPU the system would kill the process.
+    """Check that activations of image batches fit into memory: on the CPU the system would kill the process.
 
     Raises:
-        DataError: naming what is needed and what is free.
+        DataError: with the needed and the free memory.
     """
     size, training = task.reader.image_size, task.config.training
     if not size or task.options.device.type != "cpu":
@@ -332,17 +332,17 @@ def _check_step_memory(method: TrainableMethod, task: _Task) -> None:
     batch = min(training.batch_labelled, len(task.seen))
     if method.uses_unlabelled:
         batch += min(training.batch_unlabelled, len(task.pool))
-    # The first: others are averages of its weights, which keep nothing.
+    # Only the first: the others are weight averages, without gradients.
     each = _kept_bytes(method.extractors()[0], size)
     check_memory(
         batch * each,
-        f"a step of the training on {batch:,} images of {size} pixels a side",
+        f"a training step on {batch:,} images of {size} pixels per side",
         remedy="lower network.image_size, or training.batch_labelled and training.batch_unlabelled (--set)",
     )
 
 
 def _kept_bytes(backbone: Backbone, size: int) -> int:
-    """Bytes that a forward pass keeps of one image for the gradients."""
+    """Bytes of activations that a forward pass keeps per image."""
     weights = {
         tensor.untyped_storage().data_ptr() for tensor in (*backbone.parameters(), *backbone.buffers())
     }
@@ -355,7 +355,7 @@ def _kept_bytes(backbone: Backbone, size: int) -> int:
         return tensor
 
     training = backbone.training
-    backbone.eval()  # no statistics change, and nothing is drawn
+    backbone.eval()  # neither updates statistics nor draws random numbers
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         held = backbone(torch.zeros(1, 3, size, size))
     del held
@@ -364,7 +364,7 @@ def _kept_bytes(backbone: Backbone, size: int) -> int:
 
 
 def resolve_image_size(config: Config, dataset: Dataset) -> int:
-    """Side of the images that the network takes: as set, that of the data, or 224 where they differ; 0 for features."""
+    """Side of input images in pixels: as set, that of the data, or 224 if their sizes differ; 0 for features."""
     if isinstance(dataset, FeatureDataset):
         return 0
     assert isinstance(dataset, ImageDataset)
@@ -401,7 +401,7 @@ def _step_seed(seed: int, step: int) -> int:
 
 @contextlib.contextmanager
 def _dropout_seed(seed: int, step: int, device: torch.device) -> Iterator[None]:
-    """Dropout draws from torch's global generators: seed them for this step and put them back as they were."""
+    """Seed torch's global generators, which dropout uses, for one step, and restore them afterwards."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(_step_seed(seed, step) ^ 1)
         yield

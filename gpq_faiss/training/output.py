@@ -1,4 +1,4 @@
-"""The model folder that a training writes, and the folder of its unfinished run beside it: what may be replaced or continued."""
+"""Output folder of a training and the folder of its unfinished run: what may be replaced or resumed."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from .checkpoint import BEGUN, CHECKPOINT, other_run
 
 @dataclass(frozen=True)
 class Output:
-    """The folder ``model`` of a training, and what it may do with what is there.
+    """The output folder of a training.
 
     Attributes:
-        model: the folder; an unfinished run lies beside it as ``.NAME.partial``.
-        resume: go on with an unfinished run; a finished model of the same identity is left as it is.
-        overwrite: replace the folder and begin anew.
+        model: the folder; an unfinished run is beside it in ``.NAME.partial``.
+        resume: continue an unfinished run; a finished model of the same identity is kept.
+        overwrite: replace the folder and start a new run.
 
     Raises:
         UsageError: ``resume`` with ``overwrite``, or a folder without a name.
@@ -42,7 +42,7 @@ class Output:
         if self.resume and self.overwrite:
             raise UsageError("--resume continues a run and --overwrite begins a new one: give one of them")
         if not self.model.name:
-            raise UsageError(f"--out {self.model} names no folder of its own: give the model's folder a name")
+            raise UsageError(f"--out {self.model} has no folder name: name the model's folder")
 
     @property
     def partial(self) -> Path:
@@ -51,16 +51,16 @@ class Output:
 
     @property
     def finished(self) -> bool:
-        """Whether there is a model."""
+        """Whether a model exists."""
         return (self.model / "config.json").exists()
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the folder for this process alone; nothing is held where there is nothing to write.
+        """Lock the folder for this process, unless there is nothing to write.
 
         Raises:
-            OutputExistsError: the folder, or an unfinished run, is there.
-            DataError: another process trains into it, it cannot be written, or it holds something else than a model.
+            OutputExistsError: the folder or an unfinished run exists.
+            DataError: another process uses it, it cannot be written, or it is not a model folder.
         """
         recover(self.model)
         if self.resume and self.finished and not self.partial.exists():
@@ -80,16 +80,14 @@ class Output:
             return
         check_output(self.model, overwrite=self.overwrite, folder=True)
         if self.overwrite and self.model.exists() and not self.finished and any(self.model.iterdir()):
-            raise DataError(
-                f"{self.model} holds something else than a model: it is not replaced; choose another --out"
-            )
+            raise DataError(f"{self.model} is not a model folder and is not replaced: choose another --out")
 
     def begin(self, identity: str) -> bool:
-        """Prepare the run of ``identity``; whether there is anything to train.
+        """Prepare the run of ``identity``; returns whether there is anything to train.
 
         Raises:
-            OutputExistsError: a finished model of another identity is there.
-            DataError: an unfinished run of another identity is there, or the folder cannot be written.
+            OutputExistsError: a finished model of another identity exists.
+            DataError: an unfinished run of another identity exists, or the folder cannot be written.
         """
         if self.resume and self.finished and not self._replaces(identity):
             if self._settings().get("run_identity") != identity:
@@ -102,9 +100,9 @@ class Output:
         return True
 
     def _begin_anew(self, identity: str) -> None:
-        """Remove an unfinished run, and note that the one that begins is to replace the model, if there is one.
+        """Remove an unfinished run; if a model exists, record that the new run will replace it.
 
-        The model stays until the new one is complete; with the note, ``resume`` may replace it too.
+        The model is kept until the new one is complete; the record lets ``resume`` replace it, too.
         """
         try:
             for name in (CHECKPOINT, BEGUN):
@@ -115,10 +113,10 @@ class Output:
             write_json(self.partial / BEGUN, {"identity": identity, "replaces": self._mark()})
 
     def _replaces(self, identity: str) -> bool:
-        """Whether the unfinished run was begun to replace the very model that is there.
+        """Whether the unfinished run was started to replace the existing model.
 
         Raises:
-            DataError: it was, with other settings or data.
+            DataError: it was, but with other settings or data.
         """
         if not (self.partial / BEGUN).exists():
             return False
@@ -134,5 +132,5 @@ class Output:
         return settings
 
     def _mark(self) -> str:
-        """Names a model as it lies there."""
+        """Fingerprint of an existing model."""
         return fingerprint(json.dumps(self._settings(), sort_keys=True))

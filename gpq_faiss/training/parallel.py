@@ -1,12 +1,11 @@
-"""A training by several processes that ``torchrun`` starts: who they are, and what they tell each other.
+"""Training with several processes started by ``torchrun``: their ranks and communication.
 
-What is equal to the training of one process with the same settings: the items of every step, their augmentation, dropout and noise, the
-losses of the joint batch, and its batch norm statistics; gradients differ by the rounding of sums alone. What is not equal: that
-rounding, and so, after some steps, the last digits of the weights; and random numbers of layers that are not this package's (stochastic
-depth of timm), which every process draws for itself. With the same number of processes a training gives the same bytes again, resumed or
-not.
+Equal to training in one process with the same settings: items of every step, augmentation, dropout and noise, losses and batch norm
+statistics of the joint batch. Different: rounding of gradient sums, and so after some steps the last digits of the weights; and random
+numbers of third-party layers (stochastic depth of timm), which every process draws independently. With the same number of processes,
+training is bit-reproducible, resumed or not.
 
-Process 0 alone reads what is worked out before the first step, validates, fits codebooks, and writes.
+Only process 0 does the work before the first step, validates, fits codebooks, and writes.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ from ..nn.joint import add_up, collect, connected
 from .launch import Launch, launched
 
 _PATIENCE = datetime.timedelta(hours=12)
-"""How long a process waits for another. One that ends is noticed at once; one that fits codebooks, or reads all images, takes its time."""
+"""Timeout of communication. The end of a process is noticed at once, but fitting codebooks or reading all images takes time."""
 
 
 @dataclass(frozen=True)
 class Group(Readers):
-    """The processes of a training; without arguments, one alone, for which nothing here does anything.
+    """The processes of a training; by default a single one, for which all methods are no-ops.
 
     Attributes:
-        rank, size: number of this process, from 0, and of all; ``local_rank`` and ``local_size`` are among those of this machine.
+        rank, size: number of this process, from 0, and number of processes; ``local_rank``, ``local_size``: the same on this machine.
     """
 
     rank: int = 0
@@ -53,7 +52,7 @@ class Group(Readers):
         return self.rank == 0
 
     def share(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The part of ``rows`` that is this process's; shares differ by one item at most."""
+        """This process' part of ``rows``; parts differ by at most one item."""
         return rows[len(rows) * self.rank // self.size : len(rows) * (self.rank + 1) // self.size]
 
     def shares(self, n: int) -> list[int]:
@@ -61,7 +60,7 @@ class Group(Readers):
         return [n * (rank + 1) // self.size - n * rank // self.size for rank in range(self.size)]
 
     def join(self, part: NDArray[np.bool_]) -> list[NDArray[np.bool_]]:
-        """Arrays bool [n] of all processes, of any sizes, in the order of ranks."""
+        """Arrays bool [n] of all processes, of any sizes, in rank order."""
         if self.size == 1:
             return [part]
         sizes = [int(n) for n in collect(torch.tensor([len(part)]))]
@@ -70,7 +69,7 @@ class Group(Readers):
         return [x.numpy()[:n].astype(bool) for x, n in zip(collect(padded), sizes, strict=True)]
 
     def texts(self, text: str) -> list[str]:
-        """Texts of all processes, in the order of ranks."""
+        """Texts of all processes, in rank order."""
         if self.size == 1:
             return [text]
         own = np.frombuffer(text.encode(), np.uint8)
@@ -80,10 +79,10 @@ class Group(Readers):
         return [x.numpy()[:n].tobytes().decode() for x, n in zip(collect(padded), sizes, strict=True)]
 
     def copy(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Values of process 0 in every process.
+        """Broadcast values of process 0.
 
         Args:
-            values: of process 0: tensors, which arrive on the CPU, and what JSON can hold. Those of others are not looked at.
+            values: tensors, which arrive on the CPU, and JSON values; ignored in other processes.
         """
         if self.size == 1:
             return dict(values)
@@ -106,7 +105,7 @@ class Group(Readers):
 
     @torch.no_grad()
     def average(self, parameters: Iterable[nn.Parameter], flag: bool) -> bool:
-        """Make gradients the mean of those of all processes, and tell whether any of them has set ``flag``."""
+        """Average gradients over all processes; returns whether any process has set ``flag``."""
         if self.size == 1:
             return flag
         gradients = [p.grad for p in parameters if p.grad is not None]
@@ -120,16 +119,16 @@ class Group(Readers):
         return bool(flat[-1] > 0)
 
     def wait(self) -> None:
-        """Until all processes are here."""
+        """Wait for all processes."""
         self.join(np.empty(0, bool))
 
     @contextlib.contextmanager
     def agreed(self) -> Iterator[None]:
-        """Work that every process does for itself: if it fails in one of them, all of them end, and process 0 says why.
+        """Context for local work: if it fails in one process, all end, and process 0 reports the error.
 
         Raises:
             GpqError: what the work raised here.
-            DataError, UsageError: in process 0, what it raised elsewhere.
+            DataError, UsageError: in process 0, the error of another process.
             ProcessError: in the others, it failed elsewhere.
         """
         own: GpqError | None = None
@@ -152,12 +151,12 @@ class Group(Readers):
         raise ProcessError(f"process {rank} of {self.size} failed: {text[1:]}")
 
     def memory(self, size: int) -> NDArray[np.uint8] | None:
-        """Memory that the processes of this machine share, uint8 [size] of zeros; None where the system has no such memory."""
+        """Zeroed shared memory of this machine's processes, uint8 [size]; None if the system does not support it."""
         if self.size == 1:
             return super().memory(size)
         path, descriptor = "", -1
         if self.local_rank == 0 and hasattr(os, "memfd_create"):
-            # Nameless: however the processes end, nothing is left of it.
+            # Anonymous, so nothing remains however the processes end.
             descriptor = os.memfd_create("gpq-items")
             os.ftruncate(descriptor, size)
             path = f"/proc/{os.getpid()}/fd/{descriptor}"
@@ -177,14 +176,14 @@ class Group(Readers):
 
 @contextlib.contextmanager
 def joined(device: str) -> Iterator[tuple[Group, torch.device]]:
-    """The processes of this training and the device of this one; one alone where no launcher started several.
+    """The processes of this training and this process' device; a single process without a launcher.
 
     Args:
-        device: ``cpu``, ``cuda``, ``auto`` or ``cuda:N``, the latter for one process alone. Processes on GPUs have one each.
+        device: ``cpu``, ``cuda``, ``auto``, or for a single process ``cuda:N``. Each process has its own GPU.
 
     Raises:
-        UsageError: no device for several processes.
-        DeviceError: no GPU here, or fewer than processes.
+        UsageError: the device cannot be used by several processes.
+        DeviceError: no GPU, or fewer than processes.
         ProcessError: the other processes cannot be reached.
     """
     launch = launched()
@@ -209,17 +208,17 @@ def joined(device: str) -> Iterator[tuple[Group, torch.device]]:
         yield Group(launch.local_rank, launch.local_size, launch.rank, launch.size), own
         done = True
     finally:
-        # After a failure NCCL would wait for the others; the end of this process is what they notice.
+        # After a failure NCCL would wait for the others; they notice the end of this process.
         if ours and (done or own.type == "cpu"):
             dist.destroy_process_group()
 
 
 def own_device(name: str, launch: Launch) -> torch.device:
-    """The device of one process among several: the CPU, or the GPU of its number on this machine.
+    """The device of one of several processes: the CPU, or the GPU with its local rank.
 
     Raises:
-        UsageError: one GPU is named for all of them.
-        DeviceError: there are fewer GPUs than processes.
+        UsageError: a single GPU is named.
+        DeviceError: fewer GPUs than processes.
     """
     device = resolve_device(name)
     if device.type == "cpu":

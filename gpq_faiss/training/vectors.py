@@ -1,4 +1,4 @@
-"""Inputs of the network in training, and vectors of its output."""
+"""Network inputs and output vectors in training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..nn.device import full_float32, image_batch
 
 
 def to_input(values: NDArray[Any] | Tensor, device: torch.device) -> Tensor:
-    """A batch as the network takes it: float32 on ``device``; uint8 images become [0, 1], channels last."""
+    """A batch as network input: float32 on ``device``; uint8 images become [0, 1], channels last."""
     x = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
     if device.type == "cuda" and x.device.type == "cpu":
         x = x.pin_memory()
@@ -37,16 +37,16 @@ def embed_rows(
     *,
     queries: bool = False,
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """Vectors of items by the network as it would be exported.
+    """Vectors of items from the exported network.
 
     Args:
-        method, device: whose network, and where it is.
+        method, device: the method and its device.
         reader, rows: the items, int64 [n].
-        batch: items at a time; fewer of large images.
-        queries: whether to make the vectors that an index is searched with, where the method has such.
+        batch: items per batch; fewer for large images.
+        queries: whether to compute query vectors, if the method distinguishes them.
 
     Returns:
-        float32 [m, D] of the m items that could be read, and bool [n], which these are.
+        float32 [m, D] of the m readable items, and bool [n], which items these are.
     """
     exported = method.exported()
     exported.eval()
@@ -64,7 +64,7 @@ def embed_rows(
 def validation_map(
     method: TrainableMethod, reader: Reader, rows: NDArray[np.int64], labels: Labels, device: torch.device
 ) -> float:
-    """Tie-aware mAP of the held-out rows, each ranking the others by its code, as a search would."""
+    """Tie-aware mAP of the held-out rows, each as a query against the codes of the others."""
     vectors, ok = embed_rows(method, reader, rows, device)
     xq, _ = embed_rows(method, reader, rows, device, queries=True)
     coder = method.coder()

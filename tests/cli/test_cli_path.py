@@ -329,7 +329,7 @@ def test_as_many_queries_are_set_apart_as_are_asked_for(shop: Shop, tmp_path: Pa
     for bad, code, message in (
         (("--queries", "17"), 2, "--queries 17: write N-per-class, or name a file"),
         (("--queries", "300-per-class"), 1, "300 queries are requested: lower it"),
-        (("--queries", "5-per-class", "--protocol", "2"), 2, "chosen by protocol 2 itself"),
+        (("--queries", "5-per-class", "--protocol", "2"), 2, "protocol 2 chooses queries itself"),
     ):
         result = gpq("train", data, *settings, *bad, "--out", tmp_path / "other")
         assert result.exit_code == code

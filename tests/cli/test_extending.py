@@ -264,7 +264,7 @@ def test_parameters_of_a_loss_are_trained_once_and_kept(
         ("losses", "mine", "broken_module:Needs", ["--set", "loss.extra.mine=1"], "cannot be made .TypeError"),
         ("losses", "mine", "broken_module:fails", ["--set", "loss.extra.mine=1"], "cannot be made .OSError"),
         ("losses", "mine", "broken_module:nothing", ["--set", "loss.extra.mine=1"], "a class of torch.nn.Module is needed"),
-        ("losses", "mine", "broken_module:NotScalar", ["--set", "loss.extra.mine=1"], "a scalar tensor is needed"),
+        ("losses", "mine", "broken_module:NotScalar", ["--set", "loss.extra.mine=1"], "does not return a scalar tensor"),
         ("losses", "mine", "broken_module:Needs", ["--set", "loss.extra.mine=-1"], "loss.extra.mine = -1: a number of at least 0"),
         ("losses", "mine", "broken_module:Needs", ["--set", "loss.extra.mine=x"], "loss.extra.mine = 'x': a number"),
         ("losses", "mine", "broken_module:Needs", ["--set", "loss.extra=1"], "loss.extra = 1: a section is needed"),
@@ -303,8 +303,8 @@ def test_a_package_that_cannot_be_used_is_one_line(
     ("value", "why"),
     [
         ("broken_module:fails", "a MethodEntry of gpq_faiss.methods.registry is needed"),
-        ("broken_module:entry", "NotScalar is no Coder"),
-        ("broken_module:absent", "this installation has no module no_such_module"),
+        ("broken_module:entry", "NotScalar is not a Coder"),
+        ("broken_module:absent", "module no_such_module is not installed"),
     ],
 )
 def test_a_method_that_cannot_be_used_is_one_line(

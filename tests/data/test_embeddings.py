@@ -164,7 +164,7 @@ BAD: list[tuple[str, Callable[[Path], Path], str]] = [
         for form in FORMS
         for share in (0.01, 0.6, 0.99)
     ],
-    ("longer", lambda d: text(d / "a.npy", write(d, "npy").read_bytes() + b"x"), "1 bytes behind"),
+    ("longer", lambda d: text(d / "a.npy", write(d, "npy").read_bytes() + b"x"), "1 bytes after"),
     ("huge", lambda d: header_only(d / "a.npy", (10**12, 512)), "truncated"),
     ("fortran", lambda d: saved(d / "a.npy", np.asfortranarray(X)), "ascontiguousarray"),
     ("one dimension", lambda d: saved(d / "a.npy", X[0]), r"\[7\]: numbers \[N, width\]"),

@@ -36,7 +36,7 @@ def test_folder_of_classes(tmp_path: Path) -> None:
     assert dataset.labels.class_names == ("ant", "bee", "cat")
     assert dataset.labels.class_ids().tolist() == [0, 1, 2, 2]
     assert dataset.official is None
-    assert dataset.notes == ["1 files are no images by their name, left out"]
+    assert dataset.notes == ["1 files without an image extension, left out"]
     assert dataset.native_size == 4
 
 
@@ -82,7 +82,7 @@ def test_folder_without_classes_is_unlabelled(tmp_path: Path) -> None:
     put(tmp_path, "a.png", "b.png")
     dataset = open_folder(tmp_path)
     assert dataset.labels is None
-    assert dataset.notes == ["2 of 2 images lie in no class folder: unlabelled"]
+    assert dataset.notes == ["2 of 2 images are in no class folder: unlabelled"]
 
 
 def test_folder_links_do_not_go_round(tmp_path: Path) -> None:

@@ -195,7 +195,7 @@ def test_csv_without_labels(text: str, tmp_path: Path) -> None:
         ("image,id\na.png,\n", "id ''"),
         ("image,id\na.png,9223372036854775808\n", "64-bit"),
         ("image,id\na.png,-1\n", "no result"),
-        ("image,id\na.png,4\nb.png,5\nb.png,4\n", "line 4: id 4 is that of line 2"),
+        ("image,id\na.png,4\nb.png,5\nb.png,4\n", "line 4: id 4 is already that of line 2"),
     ],
 )
 def test_csv_errors(text: str, why: str, tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_columns_are_kept_by_name(tmp_path: Path) -> None:
         open_data(f"csv:{tmp_path / 't.csv'}", keep="price")
     with pytest.raises(UsageError, match="each once"):
         open_data(f"csv:{tmp_path / 't.csv'}", keep="title,title")
-    with pytest.raises(UsageError, match="does nothing for digits"):
+    with pytest.raises(UsageError, match="does not apply to digits"):
         open_data("digits", keep="title")
 
 

@@ -96,16 +96,16 @@ def test_a_path_is_needed_and_must_exist(scheme: str, here: Path) -> None:
     ("spec", "options", "why"),
     [
         ("digits:x", {}, "takes no path"),
-        ("digits", {"labels": "y.npy"}, "--labels does nothing for digits"),
-        ("folder:images", {"root": "images"}, "--root does nothing for folder"),
-        ("folder:images", {"label_column": "x"}, "--label-column does nothing"),
-        ("list:l.txt", {"image_column": "x"}, "--image-column does nothing"),
-        ("csv:t.csv", {"concepts": "81"}, "--concepts does nothing for csv"),
+        ("digits", {"labels": "y.npy"}, "--labels does not apply to digits"),
+        ("folder:images", {"root": "images"}, "--root does not apply to folder"),
+        ("folder:images", {"label_column": "x"}, "--label-column does not apply"),
+        ("list:l.txt", {"image_column": "x"}, "--image-column does not apply"),
+        ("csv:t.csv", {"concepts": "81"}, "--concepts does not apply to csv"),
         ("cifar10:a", {"root": "b"}, "names its folder already"),
         ("nuswide:images", {"root": "b"}, "names its folder already"),
-        ("digits", {"max_bad": 2.0}, "no fraction"),
+        ("digits", {"max_bad": 2.0}, "give a fraction"),
         ("cifar10:", {}, "lacks its path"),
-        ("folder:a\0b", {}, "no path"),
+        ("folder:a\0b", {}, "is not a path"),
     ],
 )
 def test_options_that_cannot_be_right(spec: str, options: dict[str, object], why: str, here: Path) -> None:

@@ -20,7 +20,7 @@ import gpq_faiss as gpq
 from gpq_faiss.data.base import ImageDataset
 from gpq_faiss.data.paths import cache_folder, files_of, is_url, local_path, without_secrets
 from gpq_faiss.errors import DataError, UsageError
-from gpq_faiss.stages.search import open_queries
+from gpq_faiss.stages.queries import open_queries
 
 X = np.random.default_rng(0).standard_normal((12, 4)).astype(np.float32)
 
@@ -191,14 +191,14 @@ def test_tables_of_images_need_their_folder(site: Site) -> None:
         ("features:URL/forbidden.npy", "/forbidden.npy cannot be read .403"),
         ("features:URL/text.npy", "is not a .npy array"),
         ("features:URL/forbidden.npy?token=secret", "forbidden"),
-        ("folder:URL/none", "/none (not found|has no image in it)"),
-        ("folder:URL/empty", "has no image in it"),
+        ("folder:URL/none", "/none (not found|contains no images)"),
+        ("folder:URL/empty", "contains no images"),
         ("webdataset:URL/text.tar", "not a readable tar|no samples"),
         ("hf:URL/hub", "is not a folder"),
         ("features:http://127.0.0.1:1/x.npy", "cannot be read"),
         ("https://host/x.npy?token=secret", "unknown data 'https://host/x.npy'"),
         ("features:nosuch://x/x.npy", "there is no file system for nosuch://"),
-        ("features:s3://bucket/x.npy", "needs a package of its own .*s3fs"),
+        ("features:s3://bucket/x.npy", "needs another package .*s3fs"),
     ],
 )
 def test_what_cannot_be_read_is_one_line_and_leaves_nothing(site: Site, spec: str, why: str) -> None:

@@ -220,7 +220,7 @@ def test_fashion_mnist_offline_names_the_remedy(tmp_path: Path, monkeypatch: pyt
         raise RuntimeError("Error downloading train-images\nfrom anywhere")
 
     monkeypatch.setattr(FashionMNIST, "download", offline)
-    with pytest.raises(DataError, match="cannot be had") as caught:
+    with pytest.raises(DataError, match="is not available") as caught:
         open_fashion_mnist(str(tmp_path))
     assert "train-images-idx3-ubyte" in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -366,7 +366,7 @@ def test_queries_are_as_many_as_are_asked_for(digits: Dataset, tmp_path: Path) -
     ):
         with pytest.raises(UsageError, match=message):
             queries(spec)
-    with pytest.raises(UsageError, match="chosen by protocol 2 itself"):
+    with pytest.raises(UsageError, match="protocol 2 chooses queries itself"):
         plan(small_grid(protocol="2", queries="7-per-class"), digits, preset("paper"))
 
 

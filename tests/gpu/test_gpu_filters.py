@@ -269,7 +269,7 @@ def test_what_is_no_filter_is_refused() -> None:
         with pytest.raises(DataError, match=r"expected bool \(300,\)"):
             search(lambda i: i[:5] > 0)
     alone = put(MemoryIndex.build(codes, Z, ids), "cpu", via="faiss")
-    with pytest.raises(UsageError, match="a filter needs exact scores: put the index there with"):
+    with pytest.raises(UsageError, match="a filter needs exact scores: create the index with"):
         alone.search(xq, 5, where=Allow(ids))
 
 

@@ -102,7 +102,7 @@ def test_real_lists_are_those_without_residuals(M: int) -> None:
     assert [set(row) for row in found.tolist()] == [set(row) for row in expected.tolist()]
     assert real_lists(codes, Z, list_of, centroids, 300).nprobe == 20
     for nprobe in (0, 2049):
-        with pytest.raises(UsageError, match="looks at 1 to 2048 lists"):
+        with pytest.raises(UsageError, match="supports 1 to 2048 lists"):
             real_lists(codes, Z, list_of, centroids, nprobe)
 
 
@@ -119,7 +119,7 @@ def test_parts_as_one_plain_faiss_index(mode: str) -> None:
     expected_D, expected = whole.search(padded, 40)
     assert np.array_equal(D, expected_D)
     assert [set(row) for row in found.tolist()] == [set(row) for row in expected.tolist()]
-    with pytest.raises(UsageError, match="torch works alone"):
+    with pytest.raises(UsageError, match="by torch alone"):
         combined([], mode)
     with pytest.raises(UsageError, match="choose shard or replica"):
         combined(parts, "both")
@@ -151,7 +151,7 @@ def test_an_index_left_on_the_cpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -
         raise RuntimeError("Error in alloc: long story\nout of memory on the card")
 
     monkeypatch.setattr(faiss, "GpuIndexIVFPQ", full)
-    with pytest.raises(DeviceError, match=r"cannot put the index onto GPU 1: out of memory on the card$"):
+    with pytest.raises(DeviceError, match=r"cannot copy the index to GPU 1: out of memory on the card$"):
         clone_to_gpu(form, 1)
 
 
@@ -200,12 +200,12 @@ def test_options_out_of_range_are_refused() -> None:
     with pytest.raises(UsageError, match="choose exact or approximate"):
         to_gpu(index, search="ivf")
     for devices in ([], [0, 0]):
-        with pytest.raises(UsageError, match="name one GPU or more, each once"):
+        with pytest.raises(UsageError, match="name at least one GPU, each once"):
             to_gpu(index, devices=devices)
 
 
 def test_what_a_gpu_cannot_take_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"a GPU takes 16 .* or 256"):
+    with pytest.raises(UsageError, match=r"a GPU supports 16 .* or 256"):
         ivf_form(make(3, 32)[0])
     with pytest.raises(UsageError, match="at most 48"):
         ivf_form(make(49, 256, n=10)[0])

@@ -125,8 +125,8 @@ def test_rankings_that_cannot_be_are_refused() -> None:
         ((tables, codes[:, :2], yq, yb), UsageError, "2 codewords each, the tables 3"),
         ((tables, codes + np.uint8(16), yq, yb), DataError, "codeword 16 is out of range"),
         ((tables, codes[:0], yq, yb[:0]), DataError, "empty"),
-        ((tables, codes, yq[:1], yb), DataError, "query labels: .* does not belong to 2 items"),
-        ((tables, codes, yq, yb[:1]), DataError, "database labels: .* does not belong to 5 items"),
+        ((tables, codes, yq[:1], yb), DataError, "query labels: .* does not fit 2 items"),
+        ((tables, codes, yq, yb[:1]), DataError, "database labels: .* does not fit 5 items"),
         ((tables, codes.astype(int), yq, yb), DataError, "uint8"),
         ((tables, codes, yq.astype(int), yb), DataError, "packed"),
     ):

@@ -336,10 +336,10 @@ def test_unfit_sources_are_refused() -> None:
     with pytest.raises(DataError, match="not the product-quantised codes"):
         to_torch(faiss.IndexFlatIP(12), device="cpu")
     codes, Z, _, _ = items(12, 3, n=2)
-    with pytest.raises(UsageError, match="2 items cannot be spread over 3 devices"):
+    with pytest.raises(UsageError, match="2 items cannot be split over 3 devices"):
         put(MemoryIndex.build(codes, Z), "cpu", parts=3)
     codes, Z, _, _ = items(12, 3, 32)
-    with pytest.raises(UsageError, match=r"takes 16 .* or 256; use torch alone"):
+    with pytest.raises(UsageError, match=r"supports 16 .* or 256; use torch alone"):
         put(MemoryIndex.build(codes, Z), "cpu", via="faiss")
     assert put(MemoryIndex.build(codes, Z), "cpu").faiss_indexes == []
 

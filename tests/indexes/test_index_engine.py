@@ -361,9 +361,9 @@ def test_adding_removing_and_merging_equal_building_anew(kind: str) -> None:
     assert engine.remove(gone, missing="ignore") == 0
     with pytest.raises(DataError, match="is not in the index"):
         engine.remove(gone)
-    with pytest.raises(DataError, match="is there already"):
+    with pytest.raises(DataError, match="is already in use"):
         engine.add(codes[:1], [int(ids[kept][0])])
-    with pytest.raises(DataError, match="is there already"):
+    with pytest.raises(DataError, match="is already in use"):
         engine.merge(engine)
     with pytest.raises(DataError, match="every item"):
         engine.remove(engine.ids)

@@ -135,7 +135,9 @@ def test_a_faiss_index_opens_in_memory_and_takes_no_budget(tmp_path: Path) -> No
     for options in ({"memory": "1GB"}, {"in_place": True}):
         with pytest.raises(UsageError, match="a Faiss index is in memory"):
             open_index(filled, **options)
-    with pytest.raises(UsageError, match="is searched in place with 1GB, which kind 'grouped' cannot"):
+    with pytest.raises(
+        UsageError, match="must be searched in place with 1GB, which kind 'grouped' does not support"
+    ):
         open_index(tmp_path / "i.faiss", "grouped", in_place=True)
-    with pytest.raises(UsageError, match="nprobe belongs to lists"):
+    with pytest.raises(UsageError, match="nprobe needs lists"):
         open_index(filled, nprobe=2)

@@ -132,5 +132,5 @@ def test_pictures_that_memory_cannot_hold_are_refused(photos: Path, monkeypatch:
     line = gpq(
         "train folder:photos --labels labels.csv --labelled all --preset paper --out model", exit_code=1
     )
-    assert "images of 224 pixels a side" in line
+    assert "images of 224 pixels per side" in line
     assert "lower network.image_size" in line

@@ -71,7 +71,7 @@ def test_vectors_and_codewords_have_unit_norm_after_training() -> None:
 
 
 def test_settings_that_cannot_be_are_refused() -> None:
-    with pytest.raises(UsageError, match="groups of 2"):
+    with pytest.raises(UsageError, match="group is 2"):
         AsymmetricTripletLoss(group=2)
     with pytest.raises(UsageError, match="scale"):
         AsymmetricTripletLoss(scale=0)

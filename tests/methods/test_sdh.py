@@ -102,7 +102,7 @@ def test_reads_labelled_rows_alone() -> None:
     same = SDH(8, anchors=40).fit(other, labels.masked(seen))
     np.testing.assert_array_equal(part.encode(XB), same.encode(XB))
     for nothing in (None, labels.masked(seen[:0])):
-        with pytest.raises(DataError, match="no labelled item"):
+        with pytest.raises(DataError, match="no item has one"):
             SDH(8).fit(X, nothing)
 
 

@@ -91,7 +91,7 @@ def test_the_entropies_make_blocks_sure_and_their_codes_spread(tmp_path: Path) -
 
 def test_settings_that_cannot_be_are_refused() -> None:
     backbone = build(quick_config(), features(), 8, 10).network.backbone
-    with pytest.raises(UsageError, match="cannot be negative"):
+    with pytest.raises(UsageError, match="must not be negative"):
         SUBIC(backbone, 4, 16, 10, gamma=-1)
     with pytest.raises(UsageError, match="at least 2"):
         SUBIC(backbone, 4, 16, 1)

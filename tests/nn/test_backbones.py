@@ -271,7 +271,7 @@ def test_files_that_are_no_weights(tmp_path: Path) -> None:
                 read_weights(path)
             assert "\n" not in str(caught.value)
     torch.save({"epoch": 3}, tmp_path / "log.pth")
-    with pytest.raises(DataError, match="does not hold a state dict"):
+    with pytest.raises(DataError, match="is not a state dict"):
         read_weights(tmp_path / "log.pth")
 
 

@@ -98,7 +98,7 @@ def test_on_a_device_models_are_ranked_there(models: Path) -> None:
     assert {k: v.map for k, v in there.compared.items()} == pytest.approx(
         {k: v.map for k, v in here.compared.items()}, abs=1e-12
     )
-    assert any("methods compared with" in note for note in there.notes)
+    assert any("compared methods" in note for note in there.notes)
     alone = evaluate(models / "ours", open_digits(), compare=compare[:1], on_device=True)
     assert not any("ranked on the CPU" in note for note in alone.notes)
 

@@ -186,7 +186,7 @@ def test_any_array(tmp_path: Path, dtype: str, shape: list[int], fortran: bool) 
     assert np.dtype(found["dtype"]) == array.dtype
     with (tmp_path / "a.npy").open("ab") as file:
         file.write(b"x")
-    with pytest.raises(DataError, match="1 bytes behind its array"):
+    with pytest.raises(DataError, match="1 bytes after its array"):
         info(tmp_path / "a.npy")
 
 

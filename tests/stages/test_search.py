@@ -15,7 +15,8 @@ from gpq_faiss.errors import UsageError
 from gpq_faiss.faissio.model import read_model
 from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.stages.index import index as build_index
-from gpq_faiss.stages.search import open_index, query_vectors, search
+from gpq_faiss.stages.queries import query_vectors
+from gpq_faiss.stages.search import open_index, search
 
 N = 20_000
 
@@ -154,7 +155,7 @@ def test_what_fastscan_leaves_out_is_said_aloud(
     path = engine.save(tmp_path / "i.faiss")
     result = search(model, path, str(tmp_path / "queries.npy"), k=12, kind="fastscan")
     assert result.short == 1
-    assert "take exact" in caplog.text
+    assert "use exact" in caplog.text
     assert search(model, path, str(tmp_path / "queries.npy"), k=12).short == 0
 
 
@@ -169,5 +170,5 @@ def test_all_items_from_a_score_on_are_sought_in_all_lists(model: Path, tmp_path
         assert np.array_equal(result.ids, expected.ids)
         assert np.array_equal(result.scores, expected.scores)
     for options in ({"nprobe": 3}, {"recall": 0.9}):
-        with pytest.raises(UsageError, match="in all lists: leave out nprobe and recall"):
+        with pytest.raises(UsageError, match="visits all lists: leave out nprobe and recall"):
             search(model, lists, queries, min_score=least, **options)

@@ -143,7 +143,7 @@ def test_batch_norm_of_another_kind_is_refused() -> None:
     class Own(nn.BatchNorm2d):
         pass
 
-    with pytest.raises(UsageError, match="batch norm of its own kind \\(Own\\)"):
+    with pytest.raises(UsageError, match="unsupported kind of batch norm \\(Own\\)"):
         join_batch_norm(nn.Sequential(Own(3)), torch.device("cpu"))
 
 

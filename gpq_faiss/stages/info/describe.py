@@ -1,4 +1,4 @@
-"""Which description a path gets, by its content."""
+"""Description of a path by its content."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _MODEL_FILES = {"config.json", "model.safetensors", "metrics.jsonl"}
 
 
 def info(path: str | Path) -> dict[str, Any]:
-    """Say what a file or folder is.
+    """Describe and verify a file or folder.
 
     Args:
-        path: the file or folder. Where there is none but an unfinished run of that name is, that one is described.
+        path: the file or folder. If it does not exist, an unfinished run of that name is described.
 
     Returns:
-        JSON values. Always there: ``kind``, ``path``, ``bytes`` (on disk, the whole folder's for a folder). By kind:
+        JSON values. Always: ``kind``, ``path``, ``bytes`` (on disk, the whole folder's for a folder). By kind:
 
         ``model``: ``method``, ``backbone``, ``input``, ``codebooks``, ``codewords``, ``subdim``, ``bits``,
         ``parameters``, ``classes`` (their number), ``class_names``, ``multi_label``, ``model_fingerprint``,
@@ -32,17 +32,17 @@ def info(path: str | Path) -> dict[str, Any]:
         ``unfinished features`` and ``unfinished codes``: ``rows``, ``out``.
         ``features``, ``codes``: as :func:`gpq_faiss.store.describe`, with ``shape`` and ``dtype``.
         ``index``: ``layout``, ``faiss_class``, ``ntotal``, ``bits``, ``code_size``, fingerprints, ``sidecar``, ``verified``
-        (whether there was a SHA-256 in a sidecar to compare with).
+        (whether a sidecar has a SHA-256, which was checked).
         ``shards`` (a manifest): ``ntotal``, fingerprints, ``shards``, ``verified``: each is compared with its SHA-256.
-        ``split``: ``protocol``, ``seed``, ``hash``, ``items``, and how many of them are in each of its four roles.
+        ``split``: ``protocol``, ``seed``, ``hash``, ``items``, and the number of items per role.
         ``encoder``: ``format``, its metadata (:func:`read_encoder_metadata`).
         ``results`` (HDF5 of ``gpq search``), ``array`` (.npy), ``arrays`` (.npz): ``shape`` and ``dtype`` of each; of .npz also
-        ``verified`` (false above 256 MiB unpacked, which are not read through).
+        ``verified`` (false above 256 MiB unpacked, which is not read).
 
     Raises:
-        DataError: missing, empty, truncated, damaged, or none of these.
-        MismatchError: parts that do not belong together (an index and its sidecar, weights and ``config.json``).
-        UsageError: an ONNX file, and neither of the packages onnx and onnxruntime is there.
+        DataError: missing, empty, truncated, damaged, or of another kind.
+        MismatchError: parts that do not fit together (an index and its sidecar, weights and ``config.json``).
+        UsageError: an ONNX file, but neither onnx nor onnxruntime is installed.
     """
     path = Path(path)
     try:

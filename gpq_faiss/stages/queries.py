@@ -1,0 +1,158 @@
+"""Queries ─► vectors: opening what the user gives as queries and running the network on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..data.base import BadItems, Dataset
+from ..data.images import FileImages, is_image_name
+from ..data.open import is_form, open_data
+from ..data.paths import local_path, without_secrets
+from ..encoder import open_encoder
+from ..errors import DataError, MismatchError, UsageError
+from ..exported import OnnxEncoder
+from ..faissio.model import read_description
+from ..files import fingerprint
+from ..inputs import check_memory
+from ..progress import Progress
+from ..store import RowReader, describe
+
+_FEATURE_SUFFIXES = {".npy", ".npz", ".parquet", ".h5", ".hdf5"}
+
+
+def parse_rows(text: str, n: int) -> NDArray[np.int64]:
+    """Row numbers from ``"0:8"``, ``"3,5,9"`` or ``"100:200:10"`` (Python slices) for ``n`` items.
+
+    Raises:
+        UsageError: another form, or rows out of range.
+
+    Examples:
+        >>> parse_rows("0:3", 10).tolist(), parse_rows("5,-1", 10).tolist()
+        ([0, 1, 2], [5, 9])
+    """
+    rows: list[int] = []
+    try:
+        for part in text.split(","):
+            numbers = [int(p) if p.strip() else None for p in part.split(":")]
+            if len(numbers) == 1 and numbers[0] is not None:
+                if not -n <= numbers[0] < n:
+                    raise UsageError(f"--rows {text}: there are only {n:,} items (0 to {n - 1})")
+                rows.append(numbers[0] % n)
+            elif 2 <= len(numbers) <= 3:
+                rows += range(n)[slice(*numbers)]
+            else:
+                raise ValueError
+    except ValueError:
+        raise UsageError(f"--rows {text}: write row numbers (3,5,9) or a range (0:8)") from None
+    if not rows:
+        raise UsageError(f"--rows {text} selects none of the {n:,} items")
+    return np.array(rows, dtype=np.int64)
+
+
+def _own_features(queries: str) -> Path | None:
+    """The path if ``queries`` is a features.h5 of this package, else None."""
+    path = Path(queries)
+    if path.suffix not in {".h5", ".hdf5"} or not path.is_file():
+        return None
+    try:
+        return path if describe(path)["type"] == "features" else None
+    except DataError:
+        return None
+
+
+def open_queries(queries: str, **data_args: Any) -> Dataset:
+    """Open queries as a data set: any DATA form, a features file without prefix, an image or a folder of images.
+
+    Raises:
+        UsageError, DataError: as :func:`gpq_faiss.data.open.open_data`.
+    """
+    if is_form(queries):  # "features:x.npy" ends like a bare file
+        return open_data(queries, **data_args)
+    path = Path(without_secrets(queries))
+    if path.suffix.lower() in _FEATURE_SUFFIXES:
+        return open_data(f"features:{queries}", **data_args)
+    if path.is_dir():
+        return open_data(f"folder:{queries}", **data_args)
+    if is_image_name(without_secrets(queries)):
+        path = local_path(queries)
+        if not path.is_file():
+            raise DataError(f"{without_secrets(queries)} not found: no such image")
+        return FileImages(
+            name=without_secrets(queries),
+            ids=np.zeros(1, dtype=np.int64),
+            fingerprint=fingerprint(queries),
+            bad=BadItems(1, 0.0),
+            paths=[str(path)],
+        )
+    return open_data(queries, **data_args)
+
+
+def _read_features(
+    path: Path, model: str | Path | OnnxEncoder, rows: str | None, memory: int | None
+) -> tuple[NDArray[np.float32], NDArray[np.int64], tuple[str, ...]]:
+    """:func:`query_vectors` from a ``features.h5`` of the same model: no network runs."""
+    if isinstance(model, OnnxEncoder):
+        raise MismatchError(
+            f"{path} holds vectors of items, but {model.path} encodes queries: give the data of the queries instead"
+        )
+    with RowReader(path) as reader:
+        description = read_description(model)
+        if reader.header.model_fingerprint != description["model_fingerprint"]:
+            raise MismatchError(
+                f"{path} holds features of another model (fingerprint {reader.header.model_fingerprint}, "
+                f"{model} has {description['model_fingerprint']}): encode the queries with this model"
+            )
+        if description.get("asymmetric", False):
+            raise MismatchError(
+                f"{path} holds vectors of items, but {model} encodes queries differently: give the data of the queries instead"
+            )
+        if rows is None:
+            needed = reader.ntotal * (4 * reader.header.width + 8)
+            check_memory(needed, f"{path}: {reader.ntotal:,} queries", memory, "select some with --rows")
+            vectors, ids = reader.block(), reader.ids()
+        else:
+            positions = parse_rows(rows, reader.ntotal)
+            vectors = np.concatenate([reader.block(p, p + 1) for p in positions.tolist()])
+            ids = np.concatenate([reader.ids(p, p + 1) for p in positions.tolist()])
+        return vectors, ids, tuple(str(i) for i in ids)
+
+
+def query_vectors(
+    model: str | Path | OnnxEncoder,
+    queries: object,
+    *,
+    rows: str | None = None,
+    device: str = "cpu",
+    memory: int | None = None,
+    progress: Progress | None = None,
+) -> tuple[NDArray[np.float32], NDArray[np.int64], tuple[str, ...]]:
+    """Vectors float32 [Q, M·d] of the queries, their ids int64 [Q] and names.
+
+    A ``features.h5`` of the same model is read directly; the network does not run. ``memory`` limits, in bytes, the decompressed size of
+    a compressed query file (default: the free memory).
+
+    Raises:
+        MismatchError: features of another model, or data that does not fit the model.
+        DataError: no queries, or unreadable ones.
+    """
+    own = _own_features(queries) if isinstance(queries, str) else None
+    if own is not None:
+        return _read_features(own, model, rows, memory)
+    dataset = open_queries(queries, memory=memory) if isinstance(queries, str) else open_data(queries)
+    if not len(dataset):
+        raise DataError(f"{dataset.name} has no queries")
+    encoder = model if isinstance(model, OnnxEncoder) else open_encoder(model, device)
+    positions = np.arange(len(dataset)) if rows is None else parse_rows(rows, len(dataset))
+    M, _, d = encoder.shape
+    check_memory(
+        2 * 4 * M * d * len(positions), f"{len(positions):,} queries", memory, "select some with --rows"
+    )
+    positions, vectors = encoder.embed_rows(dataset, positions, queries=True, progress=progress)
+    ids = dataset.ids[positions]
+    path_of = getattr(dataset, "image_path", lambda i: None)
+    names = tuple(path_of(int(p)) or str(i) for p, i in zip(positions, ids, strict=True))
+    return vectors, ids, names
