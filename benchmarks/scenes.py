@@ -66,7 +66,9 @@ def unpack(archive: Path, folder: Path) -> Path:
     """Unpack the archive and write, for each part, a list in the format of hashing papers (path, then 0/1 labels)."""
     try:
         with tarfile.open(archive) as file:
-            file.extractall(folder, filter="data")
+            # Python before 3.11.4 has no filters.
+            file.extraction_filter = getattr(tarfile, "data_filter", None)
+            file.extractall(folder)  # noqa: S202
     except (OSError, tarfile.TarError) as error:
         raise DataError(f"{archive} cannot be unpacked ({error}): pass --data ARCHIVE.tar.gz") from None
     root = next((path.parent for path in sorted(folder.rglob("train_img.txt"))), None)
