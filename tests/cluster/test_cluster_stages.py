@@ -325,7 +325,7 @@ def test_the_commands_run_on_a_cluster(nodes: Nodes, shop: Path, tmp_path: Path)
     assert json.loads(done(*search, "--ray", address, "--allow-partial"))["missing_shards"] == [lost]
     assert lost in refused("info", manifest)
     assert "--ray" in refused(*search, "--replicas", 2, code=2)
-    assert "no manifest" in refused(
+    assert "not a manifest" in refused(
         "search", model, shards[0], shop / "queries.npy", "--ray", address, code=2
     )
 
