@@ -1,8 +1,8 @@
 """What a training run is: frozen dataclasses, read from and written to TOML and JSON, unknown keys refused.
 
 A run is one :class:`Config`. It starts from a preset (``paper``, ``authors``, ``gpq``, ``recommended`` or ``unseen-classes``); a TOML
-file and then the command line change single fields. The fingerprint names the whole of it, so that a cache or a checkpoint of another
-configuration is never taken for this one's. Ranges stand beside the fields; pydantic checks them.
+file and then the command line override single fields. The fingerprint covers every field, so that a cache or a checkpoint of another
+configuration is never used by mistake. Ranges are declared with the fields; pydantic checks them.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from .inputs import read_toml as read_input
 
 BITS = (12, 24, 32, 48)
 MOST_SEED = 2**31 - 2
-"""Faiss' own trainings take no more."""
+"""The largest seed that Faiss accepts in its trainings."""
 MOST_SIDE = 8192
-"""Pixels per side of an image that a network takes: 64 Mi in all, the limit of the decoders too."""
+"""Largest input side in pixels; 64 Mi pixels is the limit of the image decoders too."""
 COMMITTEE_RATE = 2.0
-"""How many times the learning rate class networks move with that are perceptrons."""
+"""Factor on the learning rate of class networks that are perceptrons."""
 
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -67,7 +67,7 @@ class QuantizerConfig:
 
     @property
     def width(self) -> int:
-        """D, the length of the vector that is quantised."""
+        """D, the dimension of the quantised vector."""
         return self.codebooks * self.subdim
 
 
@@ -82,13 +82,13 @@ class NetworkConfig:
     weights: str = "none"
     """``none`` (random), ``imagenet``, or the path of a weights file."""
     image_size: Annotated[int, Ge(0), Le(MOST_SIDE)] = 0
-    """Side of the square input in pixels; 0 = the data's own size, or 224 where images differ in size."""
+    """Side of the square input in pixels; 0 = the size of the images, or 224 if they differ in size."""
     hidden: tuple[Positive, ...] = ()
-    """Hidden layers of the ``mlp`` backbone. None: one of 512 units, or with class networks those of the class networks alone."""
+    """Units of the hidden layers of the ``mlp`` backbone. Empty: one layer of 512; with class networks, only their own hidden layer."""
     dropout: Share = 0.0
-    """Of the hidden layers of ``mlp`` and of class networks."""
+    """Dropout rate in the hidden layers of ``mlp`` and of class networks."""
     noise: Weight = 0.0
-    """Deviation of the Gaussian noise that is added to standardised embeddings in training. Beyond the paper."""
+    """Standard deviation of the Gaussian noise added to standardised embeddings in training. Not in the paper."""
 
 
 @dataclass(frozen=True)
@@ -102,70 +102,70 @@ class LossConfig:
     beta: Scale = 4.0
     """Scale of the cosine classifier (eq. 3)."""
     extra: dict[str, Weight] = field(default_factory=dict)
-    """Weights of further losses, by the names that packages give them."""
+    """Weights of losses that plugins register, by name."""
 
 
 @dataclass(frozen=True)
 class GPQConfig:
-    """What the method of the paper alone has (``method = "gpq"``)."""
+    """Settings of the paper's method only (``method = "gpq"``)."""
 
     __pydantic_config__ = _STRICT
 
     classification: Literal["paper", "code"] = "code"
     """``paper``: cross entropy of β·cos, averaged over sub-spaces; ``code``: β²·cos averaged first (the authors' code)."""
     metric: Literal["npair", "triplet"] = "npair"
-    """The N-pair loss (eq. 2), or in its place the triplet loss of the paper's variant GPQ-T."""
+    """The N-pair loss (eq. 2), or the triplet loss of the paper's variant GPQ-T."""
     details: Literal["paper", "authors"] = "paper"
-    """``authors``: what the authors' released code does otherwise than the paper: the entropy is that of β²·cos averaged over the
-    sub-spaces; batch norm has the statistics of labelled and unlabelled items apart (averages for inference are moved by both batches, the
-    labelled one first); VGG's third block is averaged after the max pool that follows it; shifted crops are padded by the mean colour."""
+    """``authors``: follow the authors' released code where it differs from the paper: the entropy of β²·cos averaged over the
+    sub-spaces; separate batch norm statistics for labelled and unlabelled items (both batches update the running averages, labelled
+    first); VGG's third block pooled after its max pool; shifted crops padded with the mean colour."""
 
 
 @dataclass(frozen=True)
 class PosteriorConfig:
-    """Class networks (``method = "gpq-soft"`` and ``"posterior"``), and the class-posterior codes of the latter. Beyond the paper."""
+    """Class networks (``method = "gpq-soft"`` and ``"posterior"``), and class-posterior codes (``"posterior"``). Not in the paper."""
 
     __pydantic_config__ = _STRICT
 
     committee: Annotated[int, Ge(1), Le(1024)] = 6
-    """Class networks, whose mean posterior counts."""
+    """Number of class networks; their mean posterior is used."""
     committee_hidden: Positive = 1024
-    """Hidden units of each class network; over convolutions they are linear layers."""
+    """Hidden units of each class network; on convolutional backbones class networks are linear layers."""
     adapt_noise: bool = True
-    """On features, take the noise that suits the labels at hand, found by leaving one out, in place of ``network.noise``."""
+    """On features, choose the noise by leave-one-out error on the labels, instead of ``network.noise``."""
     propagation: Weight = 20.0
-    """Weight of propagated labels, in labels per class; 0 = none are. Not over convolutions."""
+    """Weight of propagated labels, in labels per class; 0 turns propagation off. Never used with convolutional backbones."""
     feature_weight: Annotated[float, Ge(0), Le(1)] = 0.02
-    """Of class-posterior codes: weight of the similarity of features in a score; that of the class is the rest. Each is measured in the
-    standard deviation of its own scores. At 0 all codebooks hold the class."""
+    """Class-posterior codes: weight w of feature similarity in a score; the class has 1 - w. Both parts are scaled to unit standard
+    deviation. With 0 all codebooks encode the class."""
     class_codebooks: Annotated[int, Ge(0), Le(256)] | Literal["auto"] = "auto"
-    """Of class-posterior codes with ``feature_weight``: codebooks that hold the class; ``auto`` = 1.2 for each bit of the class (4 for 10
-    classes). At 0 all codebooks hold class and features jointly, and a score is (1 - ``feature_weight``) p·p' + ``feature_weight`` cos."""
+    """Class-posterior codes with ``feature_weight``: number of codebooks for the class; ``auto`` = 1.2 per bit of the class (4 for 10
+    classes). With 0 all codebooks encode class and features jointly, and a score is (1 - w) p·p' + w cos, w = ``feature_weight``."""
 
 
 @dataclass(frozen=True)
 class PairsConfig:
-    """How GPQ with soft targets (``method = "gpq-soft"``) uses the class networks' probabilities. Beyond the paper."""
+    """How GPQ with soft targets (``method = "gpq-soft"``) uses the class probabilities. Not in the paper."""
 
     __pydantic_config__ = _STRICT
 
     targets: Literal["beliefs", "labels"] = "beliefs"
-    """Pairs of the N-pair loss: all, with similarities by the class probabilities, or those of labelled items."""
+    """Pairs of the N-pair loss: all items, with targets from class probabilities, or labelled items only."""
     queries: Literal["beliefs", "items"] = "beliefs"
-    """Whether queries are E[W | p], or the sub-vectors that an item has."""
+    """Query vectors: E[W | p], or the sub-vectors of items."""
     tables: Literal["auto", "trained", "fitted"] = "auto"
-    """Score tables of queries: as trained, fitted to the codes, or the better of the two by the expected mAP of held-out items."""
+    """Score tables of queries: trained, fitted to the codes, or the better by the expected mAP of held-out items."""
 
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """Optimisation. One epoch is one pass over the larger of the two sets, in batches of its size."""
+    """Optimisation. One epoch is one pass over the larger of the labelled and unlabelled sets."""
 
     __pydantic_config__ = _STRICT
 
     steps: Positive = 1000
     epochs: Weight = 0.0
-    """Where not 0, counts instead of ``steps``."""
+    """If not 0, replaces ``steps``."""
     batch_labelled: Annotated[int, Ge(2), Le(2**31)] = 500
     batch_unlabelled: Count = 500
     learning_rate: Scale = 2e-4
@@ -175,24 +175,23 @@ class TrainingConfig:
     decay_every: Positive = 100
     """Steps between two decays of the learning rate (schedule ``step``)."""
     validation: Share = 0.05
-    """Share of the labelled items held out of training to choose the best checkpoint; 0 = keep the last."""
+    """Share of labelled items held out to choose the best checkpoint; 0 = use the last."""
     seed: Annotated[int, Ge(0), Le(MOST_SEED)] = 0
     ema: Share = 0.0
-    """Decay of the average of the weights that is exported; 0 = the last weights. Beyond the paper."""
+    """Decay of the exponential moving average of the weights, which is exported; 0 = export the last weights. Not in the paper."""
     augment: Literal["auto", "flip-crop", "crop", "none"] = "auto"
-    """Of images: mirror and shifted crop as in the authors' recipe; ``auto`` does not mirror what means something else in a mirror
-    (digits)."""
+    """Augmentation of images: flip and shifted crop as in the authors' recipe; ``auto`` does not flip digits."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """All of one training run. Sections of other methods than ``method`` have no effect."""
+    """All settings of one training run. Sections of methods other than ``method`` have no effect."""
 
     __pydantic_config__ = _STRICT
 
     preset: str = "paper"
     method: Literal["gpq", "gpq-soft", "posterior"] = "gpq"
-    """``gpq``: the paper's; ``gpq-soft``: with soft targets of class networks; ``posterior``: class-posterior codes."""
+    """``gpq``: the paper's method; ``gpq-soft``: with soft targets from class networks; ``posterior``: class-posterior codes."""
     quantizer: QuantizerConfig = field(default_factory=QuantizerConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     loss: LossConfig = field(default_factory=LossConfig)
