@@ -79,8 +79,6 @@ def test_the_committed_simulation_follows_from_the_committed_measurements() -> N
     committed = json.loads((RESULTS / "simulate.json").read_text())
     cluster = json.loads((RESULTS / "cluster.json").read_text())
     large = json.loads((RESULTS / "large.json").read_text())["sizes"]["1000000000"]
-    if "pieces_ms" not in cluster["search"]:
-        pytest.skip("measured before the parts of a search were: run benchmarks/cluster.py and simulate.py")
     cores = cluster["machine"]["cores"]
     assert committed["one_machine"] == {
         workers: simulate.one_machine(cluster["search"], int(workers), cores) for workers in ("2", "4")

@@ -400,7 +400,7 @@ def _budget(experiment: Experiment) -> list[str]:
     own = []
     if experiment.about["data"]["perceptron"] and committee:
         own = [
-            f"GPQ's committee is trained at {COMMITTEE_RATE:g} times that rate, and an average of its weights is used."
+            f"Class networks are trained at {COMMITTEE_RATE:g} times that rate, and an average of their weights is used."
         ]
     if len(groups) == 1:
         return [f"Every trained method has {next(iter(groups))}, and the same split and data.", *own]
