@@ -88,6 +88,14 @@ def test_the_page_of_results_has_the_committed_figures() -> None:
             check(label, text, file, row, "48")
 
 
+def test_the_page_of_the_default_has_the_committed_figures() -> None:
+    table = table_under((ROOT / "docs" / "recommended.md").read_text(), "| | 12 bits |")
+    assert {row for row, *_ in table} == committed("default-ablation").keys()
+    for row, *cells in table:
+        for text, column in zip(cells, ("12", "48", "NN10@100"), strict=True):
+            check(row, text, "default-ablation", row, column)
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "expected"),
     [
