@@ -164,7 +164,7 @@ def choose(settings: IvfSettings, n: int) -> tuple[int, Assignment]:
     """
     if settings.centroids is not None:
         if settings.assignment == "tables":
-            raise UsageError("tables make centroids of their own: give either these or centroids")
+            raise UsageError("--assign tables trains its own centroids: give either tables or centroids")
         return len(settings.centroids), "nearest"
     lists = settings.lists if settings.lists is not None else min(_MOST, max(1, int(n**0.5)))
     if not 1 <= lists <= n:

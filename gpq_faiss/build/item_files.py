@@ -69,7 +69,7 @@ class ItemSources:
                     classes.update(dict.fromkeys(reader.header.class_names))
                     columns.update(reader.text_columns)
         if unknown and (classes or columns):
-            log.warning("%s has no names or labels: the index has none of any source", unknown[0])
+            log.warning("%s has no names or labels, so the index gets none of any source", unknown[0])
         if unknown or not (classes or columns):
             return None
         names = tuple(sorted(columns))
@@ -174,7 +174,7 @@ def open_items(index: str | Path) -> Items | None:
         return items
     items.close()
     log.warning(
-        "%s is of another index than %s: results come without names; index the codes again", path, index
+        "%s belongs to another index than %s: results come without names; index the codes again", path, index
     )
     return None
 

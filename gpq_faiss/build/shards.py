@@ -149,7 +149,7 @@ class ParquetShard:
         return open_parquet(self.path, "a Parquet file of codes", self._texts)
 
     def _uneven(self) -> DataError:
-        return DataError(f"{self.path}: the column 'codes' has not {self._size} bytes in every row")
+        return DataError(f"{self.path}: the column 'codes' does not have {self._size} bytes in every row")
 
     def blocks(self, size: int) -> Iterator[tuple[Codes, Ids]]:
         """See :class:`Shard`."""
@@ -160,7 +160,9 @@ class ParquetShard:
                 codes = self._codes(batch.column("codes"))
                 ids = batch.column(self._id)
                 if ids.null_count or not pyarrow.types.is_integer(ids.type):
-                    raise DataError(f"{self.path}: the column {self._id!r} is not whole numbers in every row")
+                    raise DataError(
+                        f"{self.path}: the column {self._id!r} does not have integers in every row"
+                    )
                 yield (
                     check_codes(codes, self.M, self.K, what=str(self.path)),
                     as_int64(ids.to_numpy(), str(self.path)),
@@ -217,7 +219,7 @@ class IndexShard:
         size = code_size(self._M, self._K)
         self._lists = has_lists(self.path)
         if self._lists:
-            index, sidecar = load_index(self.path, verify=False)  # that is done before it is read
+            index, sidecar = load_index(self.path, verify=False)  # verified before the first block
             layout = layout_of(index, what=str(path))
             found, model, self.rows = layout.codebooks, sidecar["model_fingerprint"], layout.ntotal
             self.row_bytes = 8 * size + 64

@@ -87,7 +87,7 @@ class ListSort:
     def sort(self, mark: str) -> None:
         """Train, assign and sort the rows by list."""
         (self.folder / "sorted.json").unlink(missing_ok=True)
-        with stage("placing the lists"):
+        with stage("making lists"):
             coarse = train(self.ivf, self.rows, self._sample, self.Z, self.memory)
         lists = len(coarse.centroids)
         _log.info(
@@ -198,7 +198,7 @@ class ListSort:
                 return rising
 
             for size, held in zip(self.sizes.tolist(), bytes_of.tolist(), strict=True):
-                if packing == "fastscan":  # its lists start with ids, and have the sizes of both parts
+                if packing == "fastscan":  # lists start with ids, and store the sizes of ids and codes
                     file.put(size.to_bytes(8, "little"))
                     ascending &= put_ids(size)
                     file.put((held - 16 - 8 * size).to_bytes(8, "little"))
@@ -243,7 +243,7 @@ def shared_lists(ivf: IvfSettings, shards: Sequence[Shard], Z: Floats, memory: i
     """
     rows = sum(shard.rows for shard in shards)
     if ivf.assignment == "tables":
-        raise UsageError("shards share centroids, and tables are more than that: leave out --assign tables")
+        raise UsageError("shards share centroids, which tables do not support: leave out --assign tables")
     ivf = replace(ivf, assignment="nearest" if ivf.centroids is None else None)
     check_lists(ivf, rows, Z, memory)
     size = code_size(int(Z.shape[0]), 16)
@@ -252,7 +252,7 @@ def shared_lists(ivf: IvfSettings, shards: Sequence[Shard], Z: Floats, memory: i
         blocks = (codes for shard in shards for codes, _ in shard.blocks(1 << 18))
         return sample_codes(blocks, rows, n, size, ivf.seed)
 
-    with stage("placing the lists"):
+    with stage("making lists"):
         centroids = train(ivf, rows, sample, Z, memory).centroids
     return replace(ivf, centroids=centroids, lists=None, assignment=None)
 

@@ -160,7 +160,7 @@ def _collect(
     wanted = [shard.fingerprint for shard in shards]
     there = [p.stat().st_size if p.exists() else 0 for p in (partial / "codes.raw", partial / "ids.raw")]
     if done != wanted[: len(done)] or there[0] < rows * size or there[1] < rows * 8:
-        _log.warning("%s: the build begun there was of other files: starting anew", partial)
+        _log.warning("%s: the unfinished build there is of other files: starting again", partial)
         done, rows = [], 0
     total = sum(shard.rows for shard in shards)
     with (

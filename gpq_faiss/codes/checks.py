@@ -27,7 +27,7 @@ def as_array(x: Any, what: str) -> NDArray[Any]:
     try:
         return np.asarray(x)
     except (ValueError, TypeError, OverflowError) as error:
-        raise DataError(f"{what}: no array of numbers ({' '.join(str(error).split())[:100]})") from None
+        raise DataError(f"{what}: not an array of numbers ({' '.join(str(error).split())[:100]})") from None
 
 
 def check_count(value: Any, what: str) -> int:

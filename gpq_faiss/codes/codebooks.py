@@ -72,7 +72,7 @@ def fuse(Z: ArrayLike) -> Floats:
     Z = check_codebooks(Z)
     M, K, d = Z.shape
     if K != 16:
-        raise UsageError(f"only codebooks of 16 codewords share a byte two by two: these have {K}")
+        raise UsageError(f"only codebooks of 16 codewords can be byte-fused: these have {K}")
     if M % 2:
         Z = np.concatenate([Z, np.zeros((1, K, d), np.float32)])
     byte = np.arange(256)
@@ -96,7 +96,7 @@ def unfuse(fused: ArrayLike) -> Floats:
         Z = Z[:-1]
     Z = check_codebooks(Z, what="byte-fused codebooks")
     if not np.array_equal(fuse(Z), array):
-        raise DataError("8-bit codebooks that are not two 4-bit ones each: not byte-fused codebooks")
+        raise DataError("8-bit codebooks that do not consist of two 4-bit ones each: not byte-fused")
     return Z
 
 

@@ -79,7 +79,7 @@ def encode(
     if threads is not None and threads < 1:
         raise UsageError(f"{threads} threads: it must be at least 1")
     source = np.asarray(x)
-    if source.ndim != 2 or len(source) == 0:  # the full check words the error
+    if source.ndim != 2 or len(source) == 0:  # the full check raises the detailed error
         source = check_vectors(source, M * d, what=what)
     encoder = _Encoder(Z, what)
     out = np.empty((len(source), code_size(M, K)), np.uint8)
@@ -92,7 +92,7 @@ def encode(
     workers = min(threads or int(faiss.omp_get_max_threads()), len(starts))
     with one_blas_thread():
         if workers > 1:
-            # numpy lets go of the interpreter in the work that counts
+            # numpy releases the interpreter lock in the expensive operations
             with ThreadPoolExecutor(workers) as pool:
                 for _ in pool.map(fill, starts):  # raises the first error in the order of rows
                     pass
@@ -110,7 +110,7 @@ class _Encoder:
         self.what = what
         self.first = _first_of_equals(Z)
         self.index = product_index(Z)
-        # The fast path cannot separate equal codewords; very small codebooks Faiss searches as fast.
+        # The fast path cannot separate equal codewords; for very small codebooks Faiss is as fast.
         self.fast = self.first is None and Z.shape[1] > 4
 
     def __call__(self, block: NDArray[Any], first_row: int) -> Codes:

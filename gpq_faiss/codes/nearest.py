@@ -74,7 +74,7 @@ def nearest(
         np.subtract(threshold, np.float32(margin), out=threshold)
         np.greater_equal(scores, threshold, out=among)
         flags = among.view(np.uint8)
-        # 256 close ones would count as 0, which is not 1 either
+        # 256 close codewords overflow to 0, which also differs from 1
         unsure |= np.add.reduce(flags, axis=0, dtype=np.uint8) != 1
         for bit in range(bits):
             # Of a single flag, bit b of its number is set iff it lies in an odd run of 2^b.

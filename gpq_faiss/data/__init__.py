@@ -1,1 +1,1 @@
-"""What can be read: images and ready-made features, their labels, and the splits drawn from them."""
+"""Data sets: images and features, their labels, and splits."""

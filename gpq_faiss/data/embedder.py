@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..errors import DataError, MismatchError
 from ..progress import Progress, stage
 from .base import Dataset, FeatureDataset
-from .held import to_images, to_vectors
+from .in_memory import to_images, to_vectors
 from .labels import rows_that
 from .reader import Reader
 

@@ -19,8 +19,8 @@ from .arrays import without_gradient
 from .base import BadItems, Dataset, ImageDataset
 from .embeddings import FileFeatures
 from .frames import features_in_memory, labels_of
-from .held import as_array, to_pixels
 from .images import ArrayImages, check_max_bad, positions_of
+from .in_memory import as_array, to_pixels
 from .labels import Labels, Rows
 
 _SAMPLED = 64

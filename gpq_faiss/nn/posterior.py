@@ -1,18 +1,18 @@
-"""Class-posterior codes: a committee of class networks, and codewords that add up to its posterior. Not in the paper.
+"""Class-posterior codes: an ensemble of class networks, and additive codewords of its posterior. Not in the paper.
 
-    x ─► trunk ─┬─► N class networks ─► mean posterior p ─► class codebooks: codewords that add up to p, or to its logits
-                └─► features less their prediction from p: r ─► feature codebooks: codewords that add up to r
+    x ─► trunk ─┬─► N class networks ─► mean posterior p ─► class codebooks: sums of codewords approximate p or its logits
+                └─► features minus their prediction from p: r ─► feature codebooks: sums of codewords approximate r
 
-The score of a query and an item is, nearly, the probability that they share a class, plus a small weight times the similarity of their
-features. The first codebooks hold the class; the others hold what p does not predict, so that items of one class are still ranked by
-similarity. Both are sums of codewords (:mod:`.additive`), so an inner-product ``IndexPQ`` holds them.
+The score of a query and an item approximates the probability that they share a class, plus a small weight times the similarity of their
+features. Class codebooks encode p; feature codebooks encode the residual r of the features, so that items of one class are ranked by
+similarity. Both are additive quantisers (:mod:`.additive`), which an inner-product ``IndexPQ`` can represent.
 
-With few classes, codewords add up to the tempered posterior p' (least squares). With many classes a few codewords cannot add up to a
-probability vector; codewords that add up to *logits* multiply probabilities, like the digits of an error-correcting code. The score tables
-are then another choice than the codes: those that rank best (:mod:`gpq_faiss.methods.posterior_codebooks`).
+With few classes, sums of codewords approximate the tempered posterior p' (least squares). With many classes a few codewords cannot sum to
+a probability vector; codewords that sum to *logits* multiply probabilities, like the digits of an error-correcting code. The score tables
+are then chosen separately, for the best ranking (:mod:`gpq_faiss.methods.posterior_codebooks`).
 
-p' is p tempered, because a network is overconfident after its training: codewords near p itself would go to doubtful items, and the
-confident ones would share a handful of codes.
+p is tempered because networks are overconfident after training: fitted to p itself, most codewords would be spent on uncertain items, and
+confident items would share a handful of codes.
 """
 
 from __future__ import annotations
@@ -29,53 +29,53 @@ from .backbones import Backbone
 from .quantizer import SubspaceClassifier, at_least_float32, intra_normalize
 
 CLASS_DIM = 48
-"""Dimensions in which a class network compares items with classes. No code is made of them: they need not be as few as a sub-vector's."""
+"""Output dimensions of a class network. They are not encoded, so they need not match a sub-vector's."""
 DIRECTIONS = 48
-"""Principal axes of the features that feature codebooks keep."""
+"""Principal axes of the residual that feature codebooks encode."""
 TEMPERATURE_POWER = 0.6
-"""Power of an item's class probabilities, where nothing is known of how often they are right."""
+"""Default power of an item's class probabilities, if their accuracy is unknown."""
 LEAST_POWER = 0.25
-"""Lower powers leave little but the order. A handful of labels gives no accuracy."""
+"""Minimum power: lower ones keep little but the order, and a few labels give no reliable accuracy."""
 _HALVINGS = 20
 _CLASS_CODEBOOKS_PER_BIT = 1.2
-"""Class codebooks for each bit of the class, log2 C: 4 for 10 classes, 8 for 100. ``benchmarks/posterior.py`` compares numbers."""
+"""Class codebooks per bit of the class, log2 C: 4 for 10 classes, 8 for 100. Compared in ``benchmarks/posterior.py``."""
 
 
 def count_class_codebooks(M: int, C: int) -> int:
-    """How many of M codebooks hold the class, of C: all where codes are short for that many classes."""
+    """Number of class codebooks out of M, for C classes; all of them if codes are short."""
     return min(M, max(1, round(_CLASS_CODEBOOKS_PER_BIT * math.log2(C))))
 
 
 class PosteriorNetwork(nn.Module):
-    """Images or features to item vectors, which are codewords already, and to query vectors.
+    """Maps images or features to item vectors, which consist of codewords, and to query vectors.
 
     Args:
-        backbone: its ``head`` is the N class networks, float [B, N·CLASS_DIM].
-        N: class networks.
-        shape: M, K, d: codebooks, codewords of each, dimensions of a sub-vector.
-        C: classes.
+        backbone: its ``head`` contains the N class networks, float [B, N·CLASS_DIM].
+        N: number of class networks.
+        shape: M, K, d: codebooks, codewords per codebook, dimensions of a sub-vector.
+        C: number of classes.
         width: of the trunk's features.
-        beta: scale of the cosines that posteriors are made of.
-        A: class codebooks; the other M - A are feature codebooks. 0: all codebooks code class and features jointly.
-        generator: source of the first weights.
+        beta: scale of the cosine logits.
+        A: class codebooks; the other M - A are feature codebooks. 0: all codebooks encode class and features jointly.
+        generator: for the initial weights.
 
     Attributes:
-        power: float [], power that tempers an item's class probabilities.
-        principal_axes, offset, prediction: float [width, E], [E], [C, E], what feature codebooks code of the trunk's features; E may be 0.
-        tables: float [A, K, C], class codewords, whose sum the posterior of a query is scored with.
-        logits: float [A, K, C], class codewords that codes are chosen by: ``by_logits`` their sum is an item's logits, else they are
-            ``tables`` and their sum is p'.
-        feature_codewords: float [M - A, K, E]; [M, K, C + E] of joint codebooks.
-        weights: float [2], of the two parts of a query; of joint codebooks those of queries and of items.
-        by_logits: bool [], how class codes are chosen.
+        power: float [], exponent that tempers the class probabilities of items.
+        principal_axes, offset, prediction: float [width, E], [E], [C, E], of the residual that feature codebooks encode; E may be 0.
+        tables: float [A, K, C], class codewords for scoring: a query's posterior is multiplied by their sum.
+        logits: float [A, K, C], class codewords for encoding: with ``by_logits`` their sum approximates an item's logits; else they equal
+            ``tables`` and their sum approximates p'.
+        feature_codewords: float [M - A, K, E]; for joint codebooks [M, K, C + E].
+        weights: float [2], of the class and feature parts of a query; for joint codebooks of queries and items.
+        by_logits: bool [], whether class codes are chosen by logits.
         pq_codewords: float [M, K, d], the unit-norm codewords of the product quantiser.
-        prototypes: float [M, C, d], query vectors of items of average features and certain class.
+        prototypes: float [M, C, d], query vectors of a certain class with average features.
     """
 
     asymmetric = True
-    """Whether queries have vectors of their own."""
+    """Whether query and item vectors differ."""
     items_are_codewords = True
-    """Whether an item's vector is the codewords of its code already."""
+    """Whether item vectors consist of codewords."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class PosteriorNetwork(nn.Module):
         self.register_buffer("principal_axes", torch.eye(width, E))
         self.register_buffer("offset", torch.zeros(E))
         self.register_buffer("prediction", torch.zeros(C, E))
-        # With the weights: codewords are of no use with another.
+        # Buffers, to be saved with the weights: codewords fit these weights only.
         self.register_buffer("power", torch.tensor(TEMPERATURE_POWER))
         for name in (
             "logits",
@@ -128,22 +128,22 @@ class PosteriorNetwork(nn.Module):
         tables = torch.randn(self.A, K, C, generator=generator)
         coded = torch.randn(M - self.A, K, E if self.A else C + E, generator=generator)
         self.place(tables, tables, coded, torch.ones(2), by_logits=False)
-        # Images' trunks have features of any scale; embeddings are standardised.
+        # Trunks of images give features of any scale; embeddings are standardised.
         self.even = (
             nn.LayerNorm(width, elementwise_affine=False) if backbone.spec.kind == "images" else nn.Identity()
         )
 
     def trained(self) -> dict[str, Tensor]:
-        """What a training changes: the state without what codewords are fitted with."""
+        """The part of the state that training changes, without codewords and their parameters."""
         return {k: v for k, v in self.state_dict().items() if k.startswith(("backbone.", "classifier."))}
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        # As a Python bool, so that an exported graph holds one of the two ways alone.
+        # As a Python bool, so that an exported graph has only the branch in use.
         self._by_logits = bool(self.by_logits)
 
     def codebooks(self) -> Tensor:
-        """Codewords, float [M, K, d], unit-norm: what is exported."""
+        """The codewords to export, float [M, K, d], unit-norm."""
         return self.pq_codewords
 
     def features(self, x: Tensor, amp: bool = False) -> tuple[Tensor, Tensor]:
@@ -159,19 +159,19 @@ class PosteriorNetwork(nn.Module):
         return intra_normalize(raw, self.N)
 
     def posterior(self, raw: Tensor) -> Tensor:
-        """Mean class probabilities of the committee, float [B, C]."""
+        """Mean class probabilities of the class networks, float [B, C]."""
         return (self.beta * self.classifier.cosine(self.directions(raw))).softmax(dim=2).mean(dim=1)
 
     def tempered(self, posterior: Tensor) -> Tensor:
-        """Class probabilities of items, float [B, C], raised to :attr:`power` and made to sum to 1 again."""
+        """Class probabilities of items, float [B, C], raised to :attr:`power` and normalised to sum 1."""
         even = posterior**self.power
         return even / even.sum(dim=1, keepdim=True)
 
     def residual(self, features: Tensor, posterior: Tensor) -> Tensor:
-        """What class probabilities do not predict of the features: unit-norm float [B, E].
+        """The part of the features that class probabilities do not predict: unit-norm float [B, E].
 
-        The features' direction less its linear prediction from the posterior, in the principal axes of what is left; beside joint codebooks
-        less its mean.
+        The unit-norm features minus their linear prediction from the posterior (for joint codebooks minus their mean), in the residual's
+        principal axes.
         """
         direction = functional.normalize(self.even(features), dim=1)
         return functional.normalize(
@@ -179,15 +179,15 @@ class PosteriorNetwork(nn.Module):
         )
 
     def feature_targets(self, features: Tensor, posterior: Tensor) -> Tensor:
-        """What feature codewords add up to: :meth:`residual`, float [B, E]; or class probabilities and that, weighted, float [B, C + E],
-        whose inner product is (1 - w) p·p' + w cos for the weights (√(1 - w), √w)."""
+        """Targets of feature codewords: :meth:`residual`, float [B, E]. For joint codebooks class probabilities and residual, weighted by
+        (√(1 - w), √w), float [B, C + E], whose inner product is (1 - w) p·p' + w cos."""
         left = self.residual(features, posterior)
         if self.A:
             return left
         return torch.cat([self.weights[0] * posterior, self.weights[1] * left], dim=1)
 
     def assign(self, features: Tensor, posterior: Tensor) -> Tensor:
-        """Codes int64 [B, M] of items by their trunk's features float [B, width] and posteriors float [B, C]."""
+        """Codes int64 [B, M] of items with trunk features float [B, width] and posteriors float [B, C]."""
         parts = []
         if self.A:
             tempered = self.tempered(posterior)
@@ -204,8 +204,8 @@ class PosteriorNetwork(nn.Module):
         return self.assign(features, self.posterior(raw))
 
     def cost(self, features: Tensor, posterior: Tensor, codes: Tensor) -> Tensor:
-        """What :meth:`assign` keeps small, float [B], for codes int64 [B, M]: the cross entropy or the squared distance of the class part
-        plus the squared distance of the feature part."""
+        """The cost that :meth:`assign` minimises, float [B], for codes int64 [B, M]: cross entropy or squared error of the class part plus
+        squared error of the feature part."""
         cost = torch.zeros_like(posterior[:, 0])
         if self.A:
             tempered = self.tempered(posterior)
@@ -222,7 +222,7 @@ class PosteriorNetwork(nn.Module):
         return cost
 
     def query_targets(self, features: Tensor, posterior: Tensor) -> Tensor:
-        """What the codewords of both parts are scored with, float [B, C + E], of norm 1 at most."""
+        """Queries in the space of the additive codewords of both parts, float [B, C + E], norm at most 1."""
         if not self.A:
             return self.feature_targets(features, posterior)
         parts = [self.weights[0] * posterior]
@@ -231,24 +231,24 @@ class PosteriorNetwork(nn.Module):
         return torch.cat(parts, dim=1)
 
     def raw(self, x: Tensor, *, queries: bool = False, amp: bool = False) -> Tensor:
-        """Sub-vectors float32 [B, M·d]: of items the codewords of their codes; of queries what is searched with."""
+        """Sub-vectors float32 [B, M·d]: for items the codewords of their codes; for queries the query vectors."""
         features, raw = self.features(x, amp)
         posterior = self.posterior(raw)
         if queries:
             return query_form(self.query_targets(features, posterior), self.basis).flatten(1)
         codes = self.assign(features, posterior)
         items = self.pq_codewords[torch.arange(self.M, device=codes.device), codes].flatten(1)
-        # An input that the network cannot take (infinite, say) has no nearest codeword: it must not look as if it had.
+        # Propagates NaN: an invalid input (infinite, say) has no nearest codeword and must not seem to have one.
         return items + 0 * posterior.sum(dim=1, keepdim=True)
 
     def finish(self, raw: Tensor) -> Tensor:
-        """Sub-vectors of :meth:`raw` made unit-norm, float32 [B, M·d]."""
+        """Normalise the sub-vectors of :meth:`raw`, float32 [B, M·d]."""
         return intra_normalize(raw, self.M).flatten(1)
 
     @torch.no_grad()
     def fit_power(self, posterior: Tensor, accuracy: float) -> None:
-        """Set the power by which the greatest of the class probabilities float [n, C] is ``accuracy`` on average, from
-        :data:`LEAST_POWER` to 1. Half of that (its square root) where feature codebooks separate confident items."""
+        """Set the power, from :data:`LEAST_POWER` to 1, for which the mean of the largest class probability (of float [n, C]) equals
+        ``accuracy``. With feature codebooks, which separate confident items, its square root is used."""
         log_p = posterior.double().clamp_min(1e-30).log()
 
         def confidence(power: float) -> float:
@@ -264,21 +264,21 @@ class PosteriorNetwork(nn.Module):
     @torch.no_grad()
     def fit_residual(self, features: Tensor, posterior: Tensor) -> None:
         """Fit the linear prediction of the trunk's features float [n, width] from class probabilities float [n, C], and the principal axes
-        of the rest."""
+        of its residual."""
         if self.A == self.M:
             return
         direction = functional.normalize(self.even(features), dim=1).double().cpu()
         if not self.A:
-            # Joint codebooks hold the whole direction: nothing of it is left to the class.
+            # Joint codebooks encode the whole direction: nothing is predicted from the class.
             posterior = torch.zeros_like(posterior)
         p = torch.cat([posterior, torch.ones_like(posterior[:, :1])], dim=1).double().cpu()
-        # A ridge of one hundredth of an item: classes without any are predicted as the mean.
+        # Ridge penalty of 1/100 item: classes without items are predicted as the mean.
         gram = p.T @ p + 1e-2 * torch.eye(p.shape[1], dtype=torch.double)
         prediction = torch.linalg.solve(gram, p.T @ direction)
         left = direction - p @ prediction
         _, vectors = torch.linalg.eigh(left.T @ left)
         axes = vectors.flip(1)[:, : self.principal_axes.shape[1]]
-        # The sign of an eigenvector is arbitrary: the greatest entry is positive.
+        # The sign of an eigenvector is arbitrary: make the largest entry positive.
         axes = axes * axes.gather(0, axes.abs().argmax(dim=0, keepdim=True)).sign()
         self.principal_axes.copy_(axes)
         self.prediction.copy_((prediction @ axes)[:-1])
@@ -294,13 +294,13 @@ class PosteriorNetwork(nn.Module):
         self._by_logits = by_logits
         own = self.C if self.A else 0
         E = feature_codewords.shape[2]
-        # Both parts at one scale: the weights are the queries' own.
+        # Both parts on one scale; only queries are weighted.
         scales = _longest(tables), _longest(feature_codewords)
         additive_codewords = [functional.pad(tables / scales[0], (0, E + own - self.C))]
         if self.A < self.M:
             additive_codewords.append(functional.pad(feature_codewords / scales[1], (own, 0)))
         kept, self.basis, self.pq_codewords = product_form(torch.cat(additive_codewords), self.d)
-        # Codes are chosen by what sub-vectors of d dimensions hold of the codewords: all of them from K + 2 dimensions on.
+        # Encoding uses the codewords as representable in sub-vectors of d dimensions (exact for d >= K + 2).
         self.tables = kept[: self.A, :, : self.C] * scales[0]
         self.feature_codewords = kept[self.A :, :, own:] * scales[1]
         self.logits = logits if by_logits else self.tables
@@ -314,12 +314,12 @@ class PosteriorNetwork(nn.Module):
         return self.finish(self.raw(x))
 
     def queries(self, x: Tensor) -> Tensor:
-        """Query vectors float32 [B, M·d], which an index is searched with."""
+        """Query vectors float32 [B, M·d], for searching an index."""
         return self.finish(self.raw(x, queries=True))
 
 
 def _longest(codewords: Tensor) -> Tensor:
-    """The norm of the longest of codewords float [L, K, E]; 1 of none."""
+    """Largest norm of codewords float [L, K, E]; 1 if there are none."""
     if not codewords.numel():
         return torch.ones((), device=codewords.device)
     longest: Tensor = codewords.norm(dim=2).max().clamp_min(1e-12)

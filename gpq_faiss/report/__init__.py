@@ -1,1 +1,1 @@
-"""Plots, galleries and HTML pages of results. Matplotlib is imported when a picture is drawn."""
+"""Plots, galleries and HTML pages of results. Matplotlib is imported on first use."""

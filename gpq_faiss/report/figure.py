@@ -22,7 +22,7 @@ def check_picture(out: str | Path, *, overwrite: bool) -> Path:
     """Check an output path. Raises UsageError: not .png, .svg or .pdf; or it exists or cannot be written."""
     path = Path(out)
     if path.suffix.lower().lstrip(".") not in _DATES:
-        raise UsageError(f"{path}: a picture is .png, .svg or .pdf, by its ending")
+        raise UsageError(f"{path}: a picture must be .png, .svg or .pdf")
     return check_output(path, overwrite=overwrite)
 
 
@@ -38,7 +38,7 @@ def save_figure(figure: Figure, path: Path, *, dpi: int = 160) -> Path:
     from matplotlib import rc_context
 
     form = path.suffix.lower().lstrip(".")
-    # Names inside an SVG are random without a salt.
+    # Without a salt, ids inside an SVG are random.
     with atomic_path(path) as temporary, rc_context({"svg.hashsalt": "gpq"}):
         figure.savefig(temporary, format=form, dpi=dpi, metadata=_DATES[form])
     return path

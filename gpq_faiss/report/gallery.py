@@ -1,5 +1,4 @@
-"""A picture of ranked results: each query at the left, its top k beside it, framed by whether they are
-relevant."""
+"""Picture of ranked results: each query with its top k, framed by relevance."""
 
 from __future__ import annotations
 
@@ -20,11 +19,9 @@ if TYPE_CHECKING:
 Image = NDArray[np.uint8]
 
 _RIGHT, _WRONG, _PLAIN = "#1A9850", "#D73027", "#BBBBBB"
-_INCH = 100.0  # drawing units an inch: one unit is one pixel at 100 dpi
+_INCH = 100.0  # drawing units per inch: one unit is one pixel at 100 dpi
 _CELL, _GAP, _TEXT = 84.0, 10.0, 17.0
-_SMALL = (
-    64  # images with fewer pixels per side are shown as hard-edged squares, as smoothing would smear them
-)
+_SMALL = 64  # smaller images are drawn without smoothing, which would blur them
 
 
 @dataclass(frozen=True)
@@ -32,16 +29,16 @@ class Ranked:
     """One row of the gallery."""
 
     query: Image
-    """uint8 [H, W, 3] or [H, W] (grey); the images need not be of one size."""
+    """uint8 [H, W, 3] or [H, W] (grey); sizes may differ."""
     results: Sequence[Image]
     """In rank order."""
     scores: Sequence[float] | None = None
-    """One per result, printed beneath it."""
+    """One per result, printed below it."""
     relevant: Sequence[bool | None] | None = None
-    """One per result: a green frame for True, red for False, grey for None (not known)."""
+    """One per result: green frame for True, red for False, grey for None (unknown)."""
     query_name: str = ""
     names: Sequence[str] | None = None
-    """One per result (its class, say), printed before the score."""
+    """One per result (such as its class), printed before the score."""
 
 
 def save_gallery(
@@ -55,13 +52,13 @@ def save_gallery(
     """Draw the gallery and write it as .png, .svg or .pdf.
 
     Args:
-        rows: a query each, drawn from top to bottom.
-        columns: results per query at most.
+        rows: one per query, drawn from top to bottom.
+        columns: maximum number of results per query.
 
     Raises:
-        UsageError: another ending, or ``columns`` below 1. DataError: no rows, images of another kind, lists
-            of other
-        lengths. OutputExistsError: ``out`` exists and ``overwrite`` is false.
+        UsageError: another extension, or ``columns`` below 1.
+        DataError: no rows, invalid images, or lists of different lengths.
+        OutputExistsError: ``out`` exists and ``overwrite`` is false.
     """
     if columns < 1:
         raise UsageError(f"columns={columns}: show one result at least")
@@ -124,7 +121,7 @@ def _check(row: Ranked, i: int) -> None:
 
 
 def _draw_image(axes: Axes, image: Image, x: float, y: float, colour: str, line: float) -> None:
-    """Draw an image in a cell with its proportions kept, and the frame around the cell."""
+    """Draw an image into a cell, keeping its aspect ratio, and the frame around the cell."""
     from matplotlib.patches import Rectangle
 
     high, wide = image.shape[:2]

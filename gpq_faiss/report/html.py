@@ -64,7 +64,7 @@ def note(text: str) -> str:
 
 
 def table(rows: Sequence[Mapping[str, Any]], digits: int = 4) -> str:
-    """A table of rows that all have the keys of the first: floats with ``digits`` places, None as a dash."""
+    """A table with the keys of the first row as columns: floats with ``digits`` decimals, None as a dash."""
     if not rows:
         return note("nothing to show")
     columns = list(dict.fromkeys(key for row in rows for key in row))
@@ -80,10 +80,10 @@ def table(rows: Sequence[Mapping[str, Any]], digits: int = 4) -> str:
 
 
 def plot(svg: str | Path) -> str:
-    """The plot of an SVG file that this package drew.
+    """Embed an SVG file drawn by this package.
 
     Raises:
-        DataError: it cannot be read, or is no SVG.
+        DataError: it cannot be read, or is not SVG.
     """
     try:
         text = Path(svg).read_text(encoding="utf-8")
@@ -91,19 +91,19 @@ def plot(svg: str | Path) -> str:
         raise DataError(f"{svg} cannot be read: {error.strerror}") from None
     start = text.find("<svg")
     if start < 0:
-        raise DataError(f"{svg} is no SVG picture")
+        raise DataError(f"{svg} is not an SVG picture")
     return f'<div class="plot">{text[start:]}</div>'
 
 
 def picture(image: NDArray[np.uint8], alt: str) -> str:
-    """An image uint8 [H, W, 3] or [H, W], inside the page; large ones are made smaller."""
+    """Embed an image uint8 [H, W, 3] or [H, W]; large ones are scaled down."""
     from PIL import Image
 
     small = Image.fromarray(image)
     pixels = ' class="pixels"' if max(small.size) < 64 else ""
     small.thumbnail((_SIDE, _SIDE))
     stream = io.BytesIO()
-    # PNG keeps small pictures as they are; photographs would be ten times larger in it.
+    # PNG for small pictures, as it is lossless; photographs would be ten times larger than as JPEG.
     small.save(stream, "PNG" if pixels else "JPEG", **({} if pixels else {"quality": 85}))
     kind = "png" if pixels else "jpeg"
     data = base64.b64encode(stream.getvalue()).decode()
@@ -111,7 +111,7 @@ def picture(image: NDArray[np.uint8], alt: str) -> str:
 
 
 def gallery(rows: Sequence[Ranked]) -> str:
-    """Each query and its results, framed green where they are relevant and red where they are not."""
+    """Each query and its results, framed green if relevant and red if not."""
     parts = []
     for row in rows:
         cells = [_figure(row.query, row.query_name or "query", "query")]
@@ -126,7 +126,7 @@ def gallery(rows: Sequence[Ranked]) -> str:
 
 
 def pictures(images: Sequence[tuple[NDArray[np.uint8], str]]) -> str:
-    """A row of pictures with their texts."""
+    """A row of pictures with captions."""
     return f'<div class="row">{"".join(_figure(image, text, "") for image, text in images)}</div>'
 
 

@@ -1,4 +1,4 @@
-"""Pictures of many points or cells: heat maps, scatters in panels, codebooks on the unit circle, and lines for many methods."""
+"""Heat maps, scatter plots, codebooks on the unit circle, and line plots of many methods."""
 
 from __future__ import annotations
 
@@ -34,15 +34,16 @@ def plot_curves(
     log_x: bool = False,
     overwrite: bool = False,
 ) -> Path:
-    """One line per method, distinguished by colour and dashes, so that there may be many.
+    """Line plot of many methods, distinguished by colour and dashes.
 
     Args:
         curves: name -> (x [P], y [P]).
-        x, y: names of the axes; ``log_x`` makes the one across logarithmic.
+        x, y: axis labels; ``log_x`` makes the x axis logarithmic.
 
     Raises:
-        UsageError: another ending than .png, .svg or .pdf. DataError: nothing to draw, or arrays of different lengths.
-            OutputExistsError.
+        UsageError: another extension than .png, .svg or .pdf.
+        DataError: nothing to draw, or arrays of different lengths.
+        OutputExistsError: ``out`` exists and ``overwrite`` is false.
     """
     path = check_picture(out, overwrite=overwrite)
     if not curves:
@@ -84,21 +85,21 @@ def plot_heat_map(  # noqa: PLR0913
     digits: int = 3,
     overwrite: bool = False,
 ) -> Path:
-    """A grid of coloured cells with their figures in them; NaN is an empty cell.
+    """Heat map with the values written into the cells; NaN is an empty cell.
 
     Args:
         values: [R, C].
-        rows, columns: names of the R lines and C columns.
+        rows, columns: names of the R rows and C columns.
 
     Raises:
-        DataError: shapes that do not fit, or no figure at all. UsageError, OutputExistsError: as :func:`plot_curves`.
+        DataError: inconsistent shapes, or no values. UsageError, OutputExistsError: as :func:`plot_curves`.
     """
     path = check_picture(out, overwrite=overwrite)
     table = np.asarray(values, np.float64)
     if table.shape != (len(rows), len(columns)) or not np.isfinite(table).any():
         raise DataError(f"heat map {table.shape}: figures for {len(rows)} x {len(columns)} cells are needed")
     figure = new_figure(1.6 + 0.85 * len(columns), 1.4 + 0.6 * len(rows))
-    figure.set_layout_engine("constrained")  # before the colour bar, which takes its place from the axes
+    figure.set_layout_engine("constrained")  # before the colour bar, which shrinks the axes
     axes = figure.add_subplot()
     image = axes.imshow(table, cmap="viridis", aspect="auto")
     low, high = float(np.nanmin(table)), float(np.nanmax(table))
@@ -113,7 +114,7 @@ def plot_heat_map(  # noqa: PLR0913
     axes.set_xlabel(x, fontsize=10)
     axes.set_ylabel(y, fontsize=10)
     if title:
-        # Above a narrow map a long title would leave the picture.
+        # Above a narrow map a long title would be cut off.
         axes.set_title(textwrap.fill(title, 22 + 9 * len(columns)), fontsize=11, loc="left")
     figure.colorbar(image, ax=axes)
     return save_figure(figure, path)
@@ -127,10 +128,10 @@ def plot_scatters(
     title: str | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Points in a plane, a panel per method, coloured by class.
+    """Scatter plots of points, one panel per method, coloured by class.
 
     Args:
-        panels: name -> (points [n, 2], class of each int [n], -1 for none).
+        panels: name -> (points [n, 2], classes int [n], -1 for none).
         class_names: of the classes.
 
     Raises:
@@ -158,10 +159,10 @@ def plot_scatters(
 
 @dataclass(frozen=True)
 class FlatCodebook:
-    """A codebook in two dimensions, and items that it quantises.
+    """A two-dimensional codebook and items to quantise.
 
     Attributes:
-        name: of its panel.
+        name: title of its panel.
         codewords: float [K, 2], of length 1.
         points: float [n, 2], of length 1.
         classes: int [n], -1 for none.
@@ -174,9 +175,9 @@ class FlatCodebook:
 
 
 def cell_borders(codewords: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Angles of the borders between the cells of unit-norm codewords [K, 2], ascending in [-π, π): float64 [K].
+    """Angles of the borders between the Voronoi cells of unit-norm codewords [K, 2], ascending in [-π, π): float64 [K].
 
-    Cells of vectors of one length are sectors: the border of two neighbours on the circle is half-way between them.
+    The cells are sectors; the border of two neighbours on the circle is half-way between them.
     """
     angles = np.sort(np.arctan2(codewords[:, 1], codewords[:, 0]).astype(np.float64))
     following = np.append(angles[1:], angles[0] + 2 * math.pi)
@@ -192,12 +193,12 @@ def plot_codebooks(
     title: str | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """The Voronoi cells of codebooks in two dimensions: sectors of the unit circle, with codewords and items.
+    """Voronoi cells of two-dimensional codebooks: sectors of the unit circle, with codewords and items.
 
-    Items lie on the circle; so that they do not cover each other they are drawn at a distance from it that means nothing.
+    Items lie on the circle; they are drawn at random distances from it so that they do not overlap.
 
     Raises:
-        DataError: nothing to draw, or codebooks of more dimensions. UsageError, OutputExistsError: as :func:`plot_curves`.
+        DataError: nothing to draw, or codebooks not of 2 dimensions. UsageError, OutputExistsError: as :func:`plot_curves`.
     """
     path = check_picture(out, overwrite=overwrite)
     if not codebooks:

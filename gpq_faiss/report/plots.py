@@ -1,4 +1,4 @@
-"""Plots of results, each one function: data and a path in, the path of a PNG, SVG or PDF out."""
+"""Plots of results, written as PNG, SVG or PDF."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ def plot_pr_curves(
         out: .png, .svg or .pdf.
 
     Raises:
-        UsageError: another ending. DataError: nothing to draw, or arrays of different lengths.
-            OutputExistsError.
+        UsageError: another extension.
+        DataError: nothing to draw, or arrays of different lengths.
+        OutputExistsError: ``out`` exists and ``overwrite`` is false.
     """
     path = check_picture(out, overwrite=overwrite)
     figure = new_figure(_WIDTH, _HEIGHT)
@@ -61,10 +62,10 @@ def plot_map_bits(
     y: str = "mAP",
     overwrite: bool = False,
 ) -> Path:
-    """mAP over code length, one line per method, with an error bar of one deviation where there are several runs.
+    """mAP over code length, one line per method, with error bars of one standard deviation for several runs.
 
     Args:
-        series: name -> {bits: a value, a :class:`Spread`, or the values of several runs}.
+        series: name -> {bits: one value, a :class:`Spread`, or the values of several runs}.
     """
     path = check_picture(out, overwrite=overwrite)
     figure = new_figure(_WIDTH, _HEIGHT)
@@ -95,11 +96,10 @@ def plot_validation(
     y: str = "validation mAP",
     overwrite: bool = False,
 ) -> Path:
-    """A measure against training time, one line per run, its best point marked.
+    """A measure over training time, one line per run, with the best point marked.
 
     Args:
-        series: name -> (seconds since the start [P], value [P]). The axis is in seconds, minutes or hours, by
-            its length.
+        series: name -> (seconds since the start [P], value [P]). The axis is in seconds, minutes or hours, depending on the range.
     """
     path = check_picture(out, overwrite=overwrite)
     pairs = {name: _pair(name, *points) for name, points in _some(series).items()}
@@ -134,16 +134,17 @@ def plot_tradeoff(
     logarithmic: bool = True,
     overwrite: bool = False,
 ) -> Path:
-    """Quality over speed (or another cost, or another quality): one point per tool, or a line through its settings.
+    """Quality over speed (or any two measures): one point per tool, or a line through its settings.
 
     Args:
-        groups: group -> tool -> (speed [P]; quality [P]). A group has a colour, a tool in it a marker.
-        x: what the speed is, for the axis; ``y`` likewise.
-        logarithmic: whether the axis of the speed is, which then has to be above 0.
+        groups: group -> tool -> (speed [P]; quality [P]). Groups have colours, tools within a group markers.
+        x, y: axis labels.
+        logarithmic: whether the speed axis is logarithmic; speeds must then be above 0.
 
     Raises:
-        UsageError: another ending. DataError: nothing to draw, arrays of different lengths, or a speed that has no
-            logarithm. OutputExistsError.
+        UsageError: another extension.
+        DataError: nothing to draw, arrays of different lengths, or a speed not above 0 on a logarithmic axis.
+        OutputExistsError: ``out`` exists and ``overwrite`` is false.
     """
     path = check_picture(out, overwrite=overwrite)
     figure = new_figure(1.6 * _WIDTH, 1.25 * _HEIGHT)
@@ -151,7 +152,7 @@ def plot_tradeoff(
     style_axes(axes, title, x, y)
     if logarithmic:
         axes.set_xscale("log")
-    # An entry without a line heads the tools of a group in the legend, except for a tool with the group's own name.
+    # A legend entry without a line is the heading of a group, unless a tool has the group's name.
     entries: list[Line2D] = []
     for i, (group, ways) in enumerate(_some(groups).items()):
         if not all(name.startswith(group) for name in ways):
@@ -180,7 +181,7 @@ def _colour(i: int) -> str:
 
 
 def _legend(axes: Axes, n: int) -> None:
-    if n > 6:  # beside the plot, or it would cover the lines
+    if n > 6:  # beside the plot, so as not to cover the lines
         axes.legend(frameon=False, fontsize=8.5, loc="center left", bbox_to_anchor=(1.0, 0.5))
     else:
         axes.legend(frameon=False, fontsize=9, loc="best")

@@ -1,17 +1,17 @@
-"""The files between the stages: ``features.h5`` and ``codes.h5``, and the only code that touches HDF5.
+"""HDF5 files: ``features.h5``, ``codes.h5``, items of an index, and arrays. The only package that uses h5py.
 
-A file is written once and never changed. While it grows, its columns are raw files in ``.<name>.partial/``
-beside it: an HDF5 file cut off by ``kill -9`` cannot be trusted, while a raw column is whole up to the
-last row that ``progress.json`` records. At the end the columns stream into one HDF5 file.
+A file is written once and never changed. While it is being written, its columns are raw files in ``.<name>.partial/``
+beside it: after ``kill -9`` an HDF5 file may be damaged, while raw columns are complete up to the last row
+recorded in ``progress.json``. At the end the columns are copied into one HDF5 file.
 
-Layout (HDF5 1.10 format, whose metadata carry checksums; the chunks do through fletcher32):
+Layout (HDF5 1.10 format, with checksums of metadata; chunks have fletcher32 checksums):
 
 =============  ========================  ============================================================
 dataset        type                      meaning
 =============  ========================  ============================================================
 ``features``   float32 [N, M*d]          intra-normalised network output (kind ``features``)
 ``codes``      uint8 [N, code_size]      codes as Faiss packs them (kind ``codes``)
-``ids``        int64 [N]                 what a search returns
+``ids``        int64 [N]                 item ids, returned by searches
 ``labels``     uint8 [N, ceil(C/8)]      multi-hot, ``np.packbits`` order, zero row unlabelled; optional
 ``text.NAME``  uint8 [bytes]             texts of a column (``name``: the path or key of each item), UTF-8; optional
 ``….ends``     int64 [N]                 where each text of ``text.NAME`` ends

@@ -1,4 +1,4 @@
-"""Plain HDF5 files of a few named arrays: results for other programs, and for the reports of this one."""
+"""Plain HDF5 files of named arrays, for results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..inputs import check_memory
 from .foreign import dataset, open_hdf5
 from .sink import Sink
 
-_MAX_BYTES = 4 << 30  # of one array that is read whole
+_MAX_BYTES = 4 << 30  # per array
 
 
 def write_arrays(

@@ -25,8 +25,8 @@ _FILTERS = {
 }  # built-in filters; others would make HDF5 load a plug-in library
 MAX_RATIO = 1100
 """Maximum expansion of stored bytes: that of gzip is 1,032."""
-_GAP = 64  # rows read over rather than starting another read
-_RUN_BYTES = 16 << 20  # of one run of requested rows
+_GAP = 64  # unrequested rows read between requested ones to avoid another read
+_RUN_BYTES = 16 << 20  # per read
 _LEAST_STORED = 1 << 20  # arrays up to this size may be unwritten
 
 

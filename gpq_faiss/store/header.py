@@ -62,7 +62,7 @@ class Header:
             raise DataError(f"codebooks have {K} codewords: a power of two from 4 to 256 is needed")
         width = M * d if self.kind == "features" else (M * self.nbits + 7) // 8
         if self.width != width:
-            raise DataError(f"{self.kind} are {self.width} wide but codebooks {[M, K, d]} ask for {width}")
+            raise DataError(f"{self.kind} are {self.width} wide but codebooks {[M, K, d]} need {width}")
         if len(set(self.class_names)) != len(self.class_names):
             raise DataError("class names repeat: every class needs its own")
 

@@ -112,9 +112,9 @@ class RowReader:
             extra=self._json("extra", dict),
         )
         if self.header.codebooks_fingerprint != self._text("codebooks_fingerprint"):
-            raise DataError("the codebooks are not those that the file was written with: it is damaged")
+            raise DataError("its codebooks have changed since it was written: it is damaged")
         if self.header.fingerprint() != self._text("header_fingerprint"):
-            raise DataError("its description is not what was written: it is damaged")
+            raise DataError("its metadata have changed since it was written: it is damaged")
         self.versions: dict[str, str] = self._json("versions", dict)
         self.ntotal = int(attrs["ntotal"])
         self._columns: dict[str, Any] = {}
@@ -125,7 +125,7 @@ class RowReader:
                 raise DataError(
                     f"{name!r} is {column.dtype} {list(column.shape)}, not {dtype} {list(shape)}: damaged"
                 )
-            # HDF5 reads a chunk that is not there as zeros, which no checksum could notice.
+            # HDF5 reads missing chunks as zeros, undetected by checksums.
             chunks = math.prod(-(-n // size) for n, size in zip(shape, column.chunks or shape, strict=True))
             if column.chunks and column.id.get_num_chunks() != chunks:
                 raise DataError(f"{name!r} lacks some of its {chunks:,} chunks: damaged")
@@ -215,7 +215,7 @@ class RowReader:
 
 
 def describe(path: str | Path) -> dict[str, Any]:
-    """What ``gpq info`` shows of a features or codes file, as JSON values. All of it is read, so that damage is noticed.
+    """Description of a features or codes file for ``gpq info``, as JSON values. Reads the whole file to detect damage.
 
     Raises:
         DataError: not such a file, or a damaged one.

@@ -80,7 +80,7 @@ class TextColumn:
             or self._data.ndim != 1
             or self._ends.shape != (n,)
         ):
-            raise DataError(f"{self._where} is no column of {n:,} texts: damaged or foreign")
+            raise DataError(f"{self._where} is not a column of {n:,} texts: damaged or foreign")
 
     def span(self, start: int, stop: int) -> Texts:
         """Texts of rows ``start:stop``."""
@@ -98,4 +98,4 @@ class TextColumn:
             at = (ends - ends[0]).tolist()
             return as_texts(joined[a:b].decode() for a, b in pairwise(at))
         except UnicodeDecodeError:
-            raise DataError(f"{self._where} holds bytes that are no text: damaged") from None
+            raise DataError(f"{self._where} is not valid UTF-8: damaged") from None

@@ -119,11 +119,11 @@ class RowWriter:
                     if (self.partial / f"{name}.raw").stat().st_size < rows * dtype.itemsize * max(1, width):
                         break
                 else:
-                    _log.info("%s: going on after row %s", self.path, f"{rows:,}")
+                    _log.info("%s: resuming after row %s", self.path, f"{rows:,}")
                     return rows, state
         except (DataError, KeyError, TypeError, ValueError, OSError):
             why = "it is damaged"
-        _log.warning("%s: the partial file beside it is discarded: %s", self.path, why)
+        _log.warning("%s: its partial file is discarded: %s", self.path, why)
         return None
 
     def append(
@@ -209,7 +209,7 @@ class RowWriter:
                     self._fill(h5, sink, texts or {})
                 sink.check()
             except Exception:
-                sink.check()  # HDF5's own complaint is a consequence of the first error
+                sink.check()  # HDF5's own error follows from the first one
                 raise
             finally:
                 sink.close()

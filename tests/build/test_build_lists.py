@@ -284,7 +284,7 @@ def test_the_way_is_chosen_by_cost() -> None:
     for bad in (IvfSettings(lists=11), IvfSettings(lists=0)):
         with pytest.raises(UsageError, match="lists"):
             choose(bad, 10)
-    with pytest.raises(UsageError, match="centroids of their own"):
+    with pytest.raises(UsageError, match="its own centroids"):
         choose(IvfSettings(centroids=queries(3), assignment="tables"), 10)
 
 

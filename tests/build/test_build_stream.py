@@ -216,9 +216,9 @@ def test_parquet_shards(tmp_path: Path) -> None:
     bad = {
         "no columns": {"x": ids},
         "'codes' is": {"codes": ids, "id": ids},
-        "has not 3 bytes": {"codes": arrow.array([*rows[:-2], b"ab", b"abcd"]), "id": ids},
-        "not 3 bytes": {"codes": arrow.array([*rows[:-1], None]), "id": ids},
-        "whole numbers": {"codes": columns["binary"], "id": ids / 2},
+        "does not have 3 bytes": {"codes": arrow.array([*rows[:-2], b"ab", b"abcd"]), "id": ids},
+        "not have 3 bytes": {"codes": arrow.array([*rows[:-1], None]), "id": ids},
+        "does not have integers": {"codes": columns["binary"], "id": ids / 2},
     }
     for message, table in bad.items():
         parquet.write_table(arrow.table(table), path)

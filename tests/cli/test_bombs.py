@@ -267,7 +267,7 @@ def test_long_texts_stored_once_in_parquet_are_one_line(
             line = refused(
                 "index", shop.model, tmp_path / "codes.parquet", "--out", tmp_path / "i.faiss", *budget
             )
-        assert "has not 2 bytes in every row" in line
+        assert "does not have 2 bytes in every row" in line
 
 
 def test_codes_in_parquet_kept_as_a_dictionary_are_the_same_codes(shop: Shop, tmp_path: Path) -> None:

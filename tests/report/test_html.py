@@ -76,5 +76,5 @@ def test_a_page_is_whole_and_loads_nothing(tmp_path: Path) -> None:
     with pytest.raises(OutputExistsError):
         html.save_page("t", parts, out)
     (tmp_path / "t.txt").write_text("text")
-    with pytest.raises(DataError, match="no SVG"):
+    with pytest.raises(DataError, match="not an SVG"):
         html.plot(tmp_path / "t.txt")

@@ -145,9 +145,9 @@ def test_bytes_that_are_no_text_become_one() -> None:
         (lambda h5: _replace(h5, "ids", np.zeros(2, np.int64)), "is not int64 \\[3\\]: damaged"),
         (lambda h5: _replace(h5, "labels", np.zeros((3, 2), np.uint8)), "labels are \\[3, 2\\]: damaged"),
         (lambda h5: _replace(h5, "rows", np.array([0, 9, 1])), "a row 9 of 3: damaged"),
-        (lambda h5: _replace(h5, "text.name.ends", np.zeros(2, np.int64)), "no column of 3 texts"),
+        (lambda h5: _replace(h5, "text.name.ends", np.zeros(2, np.int64)), "not a column of 3 texts"),
         (lambda h5: _replace(h5, "text.name.ends", np.array([9, 4, 2])), "texts of impossible lengths"),
-        (lambda h5: _replace(h5, "text.name", np.full(6, 255, np.uint8)), "bytes that are no text"),
+        (lambda h5: _replace(h5, "text.name", np.full(6, 255, np.uint8)), "not valid UTF-8"),
     ],
 )
 def test_a_damaged_file_of_items_is_one_error(

@@ -1,4 +1,4 @@
-"""Images and vectors as programs hold them: every form of the same item gives the same array."""
+"""Images and vectors in memory: every form of the same item gives the same array."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from gpq_faiss.data.held import to_images, to_vectors
 from gpq_faiss.data.images import decode_image, resize_square
+from gpq_faiss.data.in_memory import to_images, to_vectors
 from gpq_faiss.errors import DataError
 
 
