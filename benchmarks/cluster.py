@@ -2,10 +2,10 @@
 
     OMP_NUM_THREADS=1 python benchmarks/cluster.py
 
-Encoding, building and searching in one process, and with 1, 2 and 4 workers: jobs of about a minute, in rounds that are interleaved,
-so that other work on the machine meets all alike. "Overhead" is one worker against one process. The times of single searches against
-shards on two nodes stand beside those against one file, and so does what a search takes whose node was just killed. For
-``simulate.py`` the time of single searches is also taken apart. About twenty minutes on two cores that are free; to try it out:
+Encoding, building and searching in one process, and with 1, 2 and 4 workers: jobs of about a minute, in interleaved rounds, so that
+other work on the machine affects all alike. "Overhead" compares one worker with one process. Single searches are timed in one file, in
+shards on two nodes, and after a node was killed. For ``simulate.py`` the parts of single searches are also timed. About twenty minutes on
+two free cores; to try it out:
 
     OMP_NUM_THREADS=1 python benchmarks/cluster.py --items 8000 --codes 80000 --batches 2 --rounds 1 --queries 5 --out /tmp/cluster.json
 """
@@ -48,11 +48,11 @@ WIDTH = 512
 
 
 LISTS = 1024
-"""Of the built shards: given, so that building is work of the shards, and not of the k-means before it."""
+"""Lists of the built shards, with given centroids, so that the build is timed without k-means."""
 
 
 class Bench:
-    """Data and the calls that are timed; ``items`` are encoded, ``codes`` are built and searched."""
+    """Data and timed calls; ``items`` are encoded, ``codes`` are built and searched."""
 
     def __init__(self, folder: Path, items: int, codes: int) -> None:
         self.folder = folder
@@ -119,12 +119,12 @@ class Bench:
 
 
 def order(turn: int) -> tuple[int, ...]:
-    """Of the workers in a round: every other round goes backwards, so that a machine that grows slower favours none."""
+    """Order of the numbers of workers in a round: reversed in every other round, to cancel a drift of the machine's speed."""
     return WORKERS[:: -1 if turn % 2 else 1]
 
 
 def stages(bench: Bench, address: str, rounds: int) -> dict[str, Any]:
-    """Seconds of each stage by workers, a list of rounds each."""
+    """Seconds of each stage by number of workers, one entry per round."""
     seconds: dict[str, dict[str, list[float]]] = {}
     calls = (("encode", bench.encode), ("build", bench.build))
     for name, call in calls:
@@ -143,7 +143,7 @@ def stages(bench: Bench, address: str, rounds: int) -> dict[str, Any]:
 
 
 class TimedHolder(Holder):
-    """Notes from when to when it works at each answer, in seconds of the clock that all processes of a machine share."""
+    """Records start and end of each answer, by the clock shared by all processes of the machine."""
 
     def __init__(self, folder: str = os.curdir) -> None:
         super().__init__(folder)
@@ -157,11 +157,11 @@ class TimedHolder(Holder):
         return found
 
     def last(self) -> tuple[float, float]:
-        """Of the answer before."""
+        """Start and end of the previous answer."""
         return self.spans[-1]
 
     def busy(self, seconds: float, *arguments: Any) -> tuple[float, float]:
-        """Search again and again for so long. From when to when it did."""
+        """Search repeatedly for some seconds; returns start and end."""
         began = time.monotonic()
         while time.monotonic() < began + seconds:
             super().answer(*arguments)
@@ -169,7 +169,7 @@ class TimedHolder(Holder):
 
 
 class TimedIndex(ClusterIndex):
-    """Notes from when to when it sent each call, and when it had each answer."""
+    """Records when each call was sent and when its answer arrived."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self.sent: list[tuple[float, float]] = []
@@ -189,10 +189,10 @@ class TimedIndex(ClusterIndex):
             yield answer
 
     def pieces(self, query: np.ndarray[Any, Any]) -> dict[str, float]:
-        """Milliseconds of the parts of a search, one after another, where one worker holds all shards:
+        """Milliseconds of the successive parts of a search if one worker has all shards:
 
-        ``before`` the call is sent, to ``submit`` it, until the worker begins (``out``), until it ends (``inside``), until the client
-        has the answer (``home``), and until the search returns (``after``).
+        ``before`` the call, ``submit`` (sending it), ``out`` (until the worker starts), ``inside`` (the worker), ``home`` (until the
+        client has the answer), and ``after`` (until the search returns).
         """
         began = time.monotonic()
         self.search(query, 100, threads=1)
@@ -201,7 +201,7 @@ class TimedIndex(ClusterIndex):
         return dict(zip(PIECES, (milliseconds(b - a) for a, b in itertools.pairwise(times)), strict=True))
 
     def worker(self, query: np.ndarray[Any, Any], place: int, *, beside: bool) -> float:
-        """Milliseconds that a worker itself takes for a query, with the others idle, or ``beside`` one that searches all the time."""
+        """Milliseconds of a query within a worker, with the others idle, or ``beside`` one that searches continuously."""
 
         def call(worker: int) -> tuple[Any, ...]:
             files = [file for file, places in self.places.items() if places[0] == worker]
@@ -211,7 +211,7 @@ class TimedIndex(ClusterIndex):
         seconds = 0.03
         while True:
             working = self._actors[other].busy.remote(seconds, *call(other)) if beside else None
-            time.sleep(0.005 if beside else 0)  # it has begun then
+            time.sleep(0.005 if beside else 0)  # it has started by then
             ray.get(actor.answer.remote(*call(place)))
             began, ended = ray.get(actor.last.remote())
             if working is None:
@@ -226,7 +226,7 @@ PIECES = ("before", "submit", "out", "inside", "home", "after")
 
 
 def milliseconds(seconds: float) -> float:
-    """To the microsecond."""
+    """Milliseconds rounded to microseconds."""
     return round(1000 * seconds, 3)
 
 
@@ -237,7 +237,7 @@ def searching(bench: Bench, nodes: Nodes, rounds: int, batches: int, single_quer
     manifest = index_shards(bench.model, bench.sources, folder / "m.json", kind="fastscan", memory="256MB")
     single = index(bench.model, bench.sources, folder / "one.faiss", kind="fastscan", memory="256MB")
     found: dict[str, Any] = {"batches": batches, "batch_s": {}, "single_ms": {}}
-    # Not "auto", which searches the few distinct codes of one file in place of its items.
+    # Not "auto", which would search the few distinct codes of one file instead of its items.
     one_file = open_index(single, "exact", memory="2GB")
     opened: dict[int, Any] = {0: open_index(manifest, "exact", memory="2GB")}
     queries = np.random.default_rng(1).standard_normal((256, one_file.width)).astype(np.float32)
@@ -249,7 +249,7 @@ def searching(bench: Bench, nodes: Nodes, rounds: int, batches: int, single_quer
         opened[workers] = TimedIndex(manifest, holders, "exact", memory=2 * 10**9)
     cluster_search.Holder = Holder  # type: ignore[misc]
     for one in opened.values():
-        one.search(queries[:8], 100, threads=1)  # the first does not count
+        one.search(queries[:8], 100, threads=1)  # the first is not counted
     for turn in range(rounds):
         for workers in order(turn):
             began = time.perf_counter()
@@ -283,7 +283,7 @@ def searching(bench: Bench, nodes: Nodes, rounds: int, batches: int, single_quer
 
 
 def merging(queries: np.ndarray[Any, Any]) -> dict[str, float]:
-    """Milliseconds a query to merge the best 100 of so many parts, in batches of 256."""
+    """Milliseconds per query to merge the best 100 of this many parts, in batches of 256."""
     rng = np.random.default_rng(2)
     took = {}
     for parts in (2, 10, 100):
@@ -298,7 +298,7 @@ def merging(queries: np.ndarray[Any, Any]) -> dict[str, float]:
 
 
 def recovery(manifest: Path, nodes: Nodes, queries: np.ndarray[Any, Any]) -> dict[str, list[float]]:
-    """Seconds from the kill of a node that holds shards to the next whole answer, with and without replicas."""
+    """Seconds from the kill of a node with shards to the next complete answer, with and without replicas."""
     took: dict[str, list[float]] = {"1": [], "2": []}
     for _ in range(3):
         for replicas in (1, 2):
@@ -320,7 +320,7 @@ def percentile(values: list[float], q: float) -> float:
 
 
 def overhead(results: dict[str, Any], job: str) -> float:
-    """Of one worker against one process, as a share; the median of the rounds. ``job``: encode, build or search."""
+    """Relative overhead of one worker over one process, median of the rounds. ``job``: encode, build or search."""
     batches = results["search"]["batch_s"]
     plain, spread = (
         batches[NAMES[workers]] if job == "search" else results["stages"][job][str(workers)]
@@ -386,7 +386,7 @@ def main() -> None:
     parser.add_argument("--only-search", action="store_true", help="keep the stages of an earlier run")
     args = parser.parse_args()
     use_threads(1)
-    load = round(os.getloadavg()[0], 1)  # of others, as far as this script has only begun
+    load = round(os.getloadavg()[0], 1)  # of other work, as this script has only started
     folder = Path(tempfile.mkdtemp(prefix="gpq-cluster-"))
     nodes = Nodes(num_cpus=2)
     try:

@@ -1,4 +1,4 @@
-"""What the benchmarks share: command lines, data, results files, timing, and errors in one line."""
+"""Common code of the benchmarks: command lines, data, results files, timing, and one-line errors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def make_parser(
     Args:
         doc: the script's docstring.
         out: name of the results file.
-        whole: show the docstring in ``--help``, not its first line alone.
+        whole: show the whole docstring in ``--help``, not only its first line.
         out_help: of ``--out``.
     """
     text = doc or ""
@@ -64,13 +64,13 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def data_path(*names: str) -> Path | None:
-    """A path below the folder ``$GPQ_DATA``, or None where that is unset."""
+    """A path below the folder ``$GPQ_DATA``, or None if that is unset."""
     data = os.environ.get("GPQ_DATA")
     return Path(data, *names) if data else None
 
 
 def require_data(value: Any, form: str, what: str) -> None:
-    """Refuse to go on without data.
+    """Check that there are data.
 
     Raises:
         UsageError: ``value`` is None.
@@ -88,7 +88,7 @@ def open_features(features: Path, labels: Path) -> FeatureDataset:
 
 
 def use_threads(threads: int) -> None:
-    """Let torch and Faiss use so many threads."""
+    """Set the number of threads of torch and Faiss."""
     torch.set_num_threads(threads)
     faiss.omp_set_num_threads(threads)
 
@@ -115,14 +115,14 @@ def read_results(out: Path, fresh: dict[str, Any]) -> dict[str, Any]:
 
 
 def save(results: dict[str, Any], out: Path, markdown: Callable[[dict[str, Any]], str]) -> None:
-    """Write the JSON, and the Markdown that follows from it."""
+    """Write the JSON and the Markdown generated from it."""
     out.parent.mkdir(parents=True, exist_ok=True)
     write_json(out, results)
     write_text(out.with_suffix(".md"), markdown(results))
 
 
 def run_main(main: Callable[[], None]) -> None:
-    """Run a script; an error is one line, and its exit code."""
+    """Run a script; errors are printed in one line and give the exit code."""
     try:
         main()
     except GpqError as error:

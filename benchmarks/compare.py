@@ -1,13 +1,13 @@
-"""What a user would pick instead: ranking quality against speed, on the same features and the same bytes a vector.
+"""Alternatives to this package: ranking quality against speed, on the same features with the same bytes per vector.
 
     pip install 'gpq-faiss[compare]'
     python benchmarks/compare.py --data cifar10-features      # features.npy [60000, 256], labels.npy [60000]
 
-CIFAR-10 features, protocol 1. Every engine is trained on the same items, holds the same items in the same (shuffled)
-order, and is asked the same queries; GPQ's answers include the network. mAP@k comes from the ids that an engine returns,
-in its own order, over the real items. Queries a second are of one core, over the real items and over many more simulated
-ones (mixtures of two items of one class), all engines of a table by turns in one run. A table that is there is kept; the
-Markdown and the plots follow from the JSON.
+CIFAR-10 features, protocol 1. All engines are trained on the same items, and search the same items, in the same (shuffled)
+order, with the same queries; GPQ's times include the network. mAP@k is computed from the ids that an engine returns,
+in its order, over the real items. Queries per second are of one core, over the real items and over many more simulated
+ones (mixtures of two items of one class), with all engines of a table interleaved in one run. Finished tables are kept; the
+Markdown and the plots are generated from the JSON.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ K = 100
 CUTS = (100, 1000)
 LABELLED = "500-per-class"
 PROTOCOL = "1"
-SINGLE = 50  # queries asked one by one in a timing
+SINGLE = 50  # single queries per timing
 OURS, INSIDE, THEIRS = "this package", "GPQ's vectors in other engines", "the features as they are"
 GROUPS = (OURS, INSIDE, THEIRS)
 Row = dict[str, Any]
@@ -88,7 +88,7 @@ def settings(bits: int, seed: int) -> Config:
 
 
 def quality(ids: Ids, item_class: Ids, query_class: Ids) -> Row:
-    """What the ids [Q, k] that an engine returns are worth, in its own order; -1 is a place without an item.
+    """Metrics of the ids [Q, k] that an engine returns, in its order; -1 marks a missing result.
 
     Returns:
         For each k of :data:`CUTS` the mAP@k divided by min(k, all relevant items) and (``among_found``) by the relevant
@@ -129,7 +129,7 @@ class Bench:
         self.encoder = Encoder.load(self.model)
         self.scratch = scratch
         self._embedded: tuple[Floats, Floats] | None = None
-        # Files often lie in the order of their classes; ties in the order of ids would then be sorted by class.
+        # Files are often sorted by class; ties in order of ids would then be sorted by class.
         base = np.random.default_rng([seed, 0]).permutation(split.database)
         pool = np.concatenate([split.labelled, split.unlabelled])
         self.items, self.queries = data.read(base), data.read(split.query)
@@ -146,7 +146,7 @@ class Bench:
         }
 
     def embed(self, x: Floats) -> Floats:
-        """GPQ vectors of features, float32 [n, M * d]: of queries where they are as few. Those of items are kept, for the next engine."""
+        """GPQ vectors of features, float32 [n, M * d]. Those of items are cached for the next engine."""
         if len(x) <= len(self.queries):
             return self.encoder.embed(x, queries=True)[0]
         if self._embedded is None or self._embedded[0] is not x:
@@ -155,7 +155,7 @@ class Bench:
         return self._embedded[1]
 
     def asked(self, group: str) -> Floats:
-        """The queries as a group takes them: features for the network, or these at length 1."""
+        """The queries as input of a group: features for the network, or normalised features."""
         return self.unit_queries if group == THEIRS else self.queries
 
     def simulate(self, n: int, seed: int = 1) -> Floats:
@@ -213,10 +213,10 @@ def unit(x: Floats) -> Floats:
 def speeds(
     searches: dict[tuple[str, str], tuple[Search, Floats]], rounds: int, limit: float
 ) -> dict[tuple[str, str], Row]:
-    """Queries a second of processor time, in one batch and one by one: the best of some rounds by turns, on one core.
+    """Queries per second of processor time, in one batch and one by one: the best of some interleaved rounds, on one core.
 
-    With all threads on one core, that is the time which a free core takes; the clock on the wall of a shared machine
-    would measure the others.
+    With all threads on one core, processor time equals the time on a free core; wall time on a shared machine would
+    include other work.
     """
 
     def clock(search: Search, queries: Floats, step: int) -> float:
@@ -229,7 +229,7 @@ def speeds(
     with one_core():
         asked = {}
         for key, (search, queries) in searches.items():
-            search(queries[:2], K)  # what is prepared by the first call
+            search(queries[:2], K)  # the first call includes preparation
             each = clock(search, queries[:4], 4) / 4
             asked[key] = min(len(queries), max(4, int(limit / each)))
         for _ in range(rounds):
@@ -244,7 +244,7 @@ def speeds(
 
 
 def table(bench: Bench, simulated: int, rounds: int, limit: float) -> Iterator[list[Row]]:
-    """All rows of one code length: first without, then with the figures of simulated items."""
+    """All rows of one code length: first the real, then the simulated items."""
     rows: dict[tuple[str, str], Row] = {}
     tools = []
     for tool in bench.tools():
@@ -286,12 +286,12 @@ def table(bench: Bench, simulated: int, rounds: int, limit: float) -> Iterator[l
 
 
 def complete(group: dict[str, Any] | None) -> bool:
-    """Whether a table has all its figures."""
+    """Whether a table is complete."""
     return group is not None and all("simulated_batch" in row for row in group["rows"])
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """The tables and what is needed to read them."""
+    """The tables with explanations."""
     text = [f"# {TITLE}", ""]
     for bits, group in sorted(results["tables"].items(), key=lambda item: -int(item[0])):
         facts, machine = group["facts"], group["machine"]

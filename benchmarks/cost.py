@@ -1,13 +1,13 @@
-"""What GPQ costs: a training step, a whole training, features to codes, images to codes, and the memory of encoding.
+"""Cost of GPQ: a training step, a whole training, features to codes, images to codes, and the memory of encoding.
 
     OMP_NUM_THREADS=1 python benchmarks/cost.py                      # all parts; a few minutes on one core
     OMP_NUM_THREADS=1 python benchmarks/cost.py --parts encode memory
     OMP_NUM_THREADS=1 python benchmarks/cost.py --parts train --trainings 300000x10x290 300000x10x10 1000000x1000x10
 
-Each part compares two ways of doing a thing ("train" and "memory" do one), by turns (A B A B ...), so that a change of the
-machine's speed meets both.
-Times are processor time of the process (with one thread the same as the time a free core takes), because wall time on a shared
-machine measures the others; the figures are medians, with the quartiles of the ratio of neighbours.
+Each part compares two alternatives (except "train" and "memory"), interleaved (A B A B ...), so that changes of the
+machine's speed affect both.
+Times are processor times (with one thread equal to the time on a free core), because wall time on a shared machine
+includes other work; figures are medians, with the quartiles of the ratios of neighbouring runs.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ _FEATURES = {"kind": "features", "width": WIDTH}
 
 
 def by_turns(ways: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    """Processor seconds of each way, ``repeats`` times by turns, after one turn that does not count."""
+    """Processor seconds of each alternative, in ``repeats`` interleaved rounds after one uncounted round."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(repeats + 1):
-        # The order changes, so that none always follows the same one.
+        # The order changes, so that none always runs after the same one.
         for name in list(ways)[:: 1 if turn % 2 else -1]:
             start = time.process_time()
             ways[name]()
@@ -90,7 +90,7 @@ def with_backbone(backbone: str, bits: int = 48) -> Config:
 
 
 class _Plain(nn.Module):
-    """Backbone and a linear classifier: what anyone would train."""
+    """Backbone and a linear classifier, as the baseline."""
 
     def __init__(self, backbone: nn.Module, width: int) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ def step_cost(backbone: str, batch: int, repeats: int, amp: bool) -> Row:
 
 
 def train_cost(scratch: Path, trainings: list[str], steps: int) -> list[Row]:
-    """Trainings ``ITEMSxCLASSESxLABELS`` with the preset ``recommended`` as it comes, from features on the disk to the model folder."""
+    """Trainings ``ITEMSxCLASSESxLABELS`` with the preset ``recommended``, from features on disk to the model folder."""
     rows: list[Row] = []
     for text in trainings:
         try:
@@ -195,7 +195,7 @@ def train_cost(scratch: Path, trainings: list[str], steps: int) -> list[Row]:
                 "the rest CPU s": ended[1] - first[0][1],
                 "whole CPU s": ended[1] - began[1],
                 "whole wall s": ended[0] - began[0],
-                # Of the whole process so far: give large trainings last.
+                # Peak of the whole process so far: give large trainings last.
                 "peak GiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
             }
         )
@@ -236,7 +236,7 @@ def make_images(folder: Path, n: int) -> Path:
     """``n`` JPEG images of 32x32 in a folder a class."""
     rng = np.random.default_rng(0)
     for i in range(n):
-        # Smooth content, so that decoding costs what it costs for photographs.
+        # Smooth content, so that decoding costs about as much as for photographs.
         small = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8))
         place = folder / f"class-{i % CLASSES}"
         place.mkdir(parents=True, exist_ok=True)
@@ -286,7 +286,7 @@ def image_cost(scratch: Path, n: int, repeats: int, threads: int) -> list[Row]:
         )
 
     def fresh() -> None:
-        # Features of the same model and data would be used again.
+        # Otherwise features of the same model and data would be reused.
         (scratch / "True-features.h5").unlink(missing_ok=True)
         stage(True)()
 
@@ -331,12 +331,12 @@ def write_rows(path: Path, n: int) -> Path:
 
 
 def cpu_seconds(start: os.times_result, stop: os.times_result) -> float:
-    """Processor time of the processes that ended in between."""
+    """Processor time of the child processes that ended meanwhile."""
     return stop.children_user + stop.children_system - start.children_user - start.children_system
 
 
 def memory_cost(scratch: Path, sizes: list[int]) -> list[Row]:
-    """Peak resident memory (VmHWM) of ``gpq encode`` in a process of its own, for files of different length."""
+    """Peak resident memory (VmHWM) of ``gpq encode`` in a separate process, for files of different lengths."""
     small = write_rows(scratch / "train.npy", 2000)
     np.save(scratch / "labels.npy", np.arange(2000) % CLASSES)
     data = open_data(f"features:{small}", labels=str(scratch / "labels.npy"))
@@ -450,7 +450,7 @@ def run_part(part: str, scratch: Path, options: argparse.Namespace) -> list[Row]
 
 
 def of_part(part: str, options: argparse.Namespace) -> str:
-    """The options that decide about a part."""
+    """The options that affect a part."""
     if part == "train":
         steps = f" --steps {options.steps}" if options.steps else ""
         return f"--trainings {' '.join(options.trainings)}{steps}"
@@ -482,7 +482,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure the parts asked for; the others keep what an earlier run found."""
+    """Measure the requested parts; others keep the results of an earlier run."""
     options = parse(arguments)
     use_threads(options.threads)
     os.environ.setdefault("OMP_NUM_THREADS", str(options.threads))  # for the processes of the memory part

@@ -1,8 +1,8 @@
-"""Search engines behind one call, for comparing them: queries in, ids out, on one thread.
+"""Search engines with a common interface, for comparison: queries to ids, on one thread.
 
-Each is trained on some vectors once, and filled with any number of others: ``tool(name).fill(items, folder)``.
-Vectors are float32 [n, width]; the larger the inner product, the nearer, so but for GPQ's own network they are unit-norm.
-Other people's packages are imported where they are used.
+Each is trained once, and then filled with any number of items: ``tool(name).fill(items, folder)``.
+Vectors are float32 [n, width], compared by inner product; except with GPQ's network they are unit-norm.
+Other packages are imported on use.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ PACKAGES = ("scann", "usearch", "lancedb", "nanopq")
 
 @dataclass(frozen=True)
 class Filled:
-    """An engine that holds items.
+    """An engine filled with items.
 
     Attributes:
-        searches: by the setting that trades speed for quality (``nprobe 4``), or one under "".
-        bytes: of what it writes to disk to be opened again, without the vectors themselves where it keeps those apart.
-        vector_bytes: of the vectors that it keeps as well.
+        searches: searches by speed setting (``nprobe 4``), or a single one under "".
+        bytes: size on disk, without separately stored vectors.
+        vector_bytes: size of the stored vectors.
     """
 
     searches: Mapping[str, Search]
@@ -58,9 +58,9 @@ class Tool:
 
     Attributes:
         name: for the table.
-        group: what it is given: see :data:`compare.GROUPS`.
-        code_bytes: of the code of one vector.
-        fill: items and an empty folder to the filled engine.
+        group: kind of input, see :data:`compare.GROUPS`.
+        code_bytes: bytes of one code.
+        fill: function from items and an empty folder to the filled engine.
     """
 
     name: str
@@ -70,15 +70,15 @@ class Tool:
 
 
 def installed(package: str) -> bool:
-    """Whether an optional package is there."""
+    """Whether an optional package is installed."""
     return importlib.util.find_spec(package) is not None
 
 
 @contextlib.contextmanager
 def one_core() -> Iterator[None]:
-    """Keep this process to one thread where that can be said, and all threads that there are on one core (Linux).
+    """Set libraries to one thread where possible, and pin all threads to one core (Linux).
 
-    The first matters as much: threads of OpenMP that wait for each other on a shared core spin, and cost milliseconds.
+    Both are needed: OpenMP threads that wait for each other on a shared core spin, which costs milliseconds.
     """
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
@@ -116,7 +116,7 @@ def plain_faiss(index: Any) -> Search:
 
 
 def probing_faiss(index: Any, nprobe: int, keep: Any) -> Search:
-    """The same with ``nprobe`` lists of ``index``, which may lie in ``keep``."""
+    """The same with ``nprobe`` lists of ``index``, which may be wrapped in ``keep``."""
 
     def search(xq: Floats, k: int) -> Ids:
         index.nprobe = nprobe
@@ -131,7 +131,7 @@ def _saved(index: Any) -> int:
 
 
 def flat_floats(group: str, name: str, width: int) -> Tool:
-    """All vectors as they are: what codes approximate."""
+    """All vectors uncompressed."""
 
     def fill(items: Floats, folder: Path) -> Filled:
         index: Any = faiss.IndexFlatIP(width)
@@ -144,7 +144,7 @@ def flat_floats(group: str, name: str, width: int) -> Tool:
 def faiss_opq(group: str, train: Floats, bits: int, forms: tuple[int, ...] = (8, 4)) -> Iterator[Tool]:
     """Faiss' own quantisers: OPQ and PQ with 8 and 4 bits a codebook, FastScan, and lists with FastScan.
 
-    Inner product throughout: of Faiss' two metrics the better one here. The rotation is trained once for all 4-bit forms.
+    All by inner product, the better one of Faiss' two metrics here. The rotation is trained once for all 4-bit forms.
     """
     width = train.shape[1]
     for nbits in forms:
@@ -156,7 +156,7 @@ def faiss_opq(group: str, train: Floats, bits: int, forms: tuple[int, ...] = (8,
         try:
             rotation.train(train)
         finally:
-            rotation.pq = None  # it is Python's to free
+            rotation.pq = None  # Python frees it
         x = rotation.apply(train)
         flat: Any = faiss.IndexPQ(rotated, M, nbits, faiss.METRIC_INNER_PRODUCT)
         flat.train(x)
@@ -232,7 +232,7 @@ def scann_trees(group: str, train: Floats, bits: int) -> Iterator[Tool]:
 
 
 def usearch_graphs(group: str, width: int) -> Iterator[Tool]:
-    """USearch: a graph (HNSW) over vectors of one byte, or one bit (their signs), a dimension. It knows no shorter codes."""
+    """USearch: a graph (HNSW) over vectors of one byte, or one bit (their signs), per dimension; it has no shorter codes."""
     from usearch.index import Index
 
     def make(form: str) -> Callable[[Floats, Path], Filled]:
@@ -276,7 +276,7 @@ def lancedb_lists(
 ) -> Tool:
     """LanceDB ``IVF_PQ`` with 8-bit codebooks: its own, or given ones with given centroids.
 
-    It keeps the vectors as a column of the table; no refinement by them is asked for. Vectors get zeros at the end where
+    It stores the vectors as a column of the table; refinement by them is not used. Vectors are padded with zeros if
     the number of codebooks does not divide their width.
     """
     import lancedb
@@ -386,7 +386,7 @@ def gpq_engines(group: str, Z: Floats, embed: Callable[[Floats], Floats]) -> Ite
 
 
 def gpq_in_faiss(group: str, empty: Any, name: str, bits: int, embed: Callable[[Floats], Floats]) -> Tool:
-    """An index that ``gpq export --to factory`` wrote, used as any Faiss index."""
+    """An index of ``gpq export --to factory``, used as any Faiss index."""
 
     def fill(items: Floats, folder: Path) -> Filled:
         index: Any = faiss.clone_index(empty)
@@ -405,7 +405,7 @@ def gpq_in_faiss(group: str, empty: Any, name: str, bits: int, embed: Callable[[
 
 
 def gpq_in_nanopq(group: str, books: Floats, bits: int, embed: Callable[[Floats], Floats]) -> Tool:
-    """nanopq with the exported codebooks; it scores one query at a time in numpy and keeps a byte a codebook."""
+    """nanopq with the exported codebooks; it scores one query at a time in numpy and stores a byte per codebook."""
     import nanopq
 
     M, K, d = books.shape
@@ -429,7 +429,7 @@ def gpq_in_nanopq(group: str, books: Floats, bits: int, embed: Callable[[Floats]
 
 
 def empty_folder(path: Path) -> Path:
-    """``path``, made anew."""
+    """``path`` as a new, empty folder."""
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
     return path

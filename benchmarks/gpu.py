@@ -1,12 +1,12 @@
-"""Speed on one GPU: search by Faiss, by torch and by both, encoding, ranking; and that their answers are the CPU's.
+"""Speed on one GPU: search by Faiss, torch and both, encoding, ranking; and equality of the results with the CPU's.
 
     python benchmarks/gpu.py --out benchmarks/results/gpu.json
 
-Codes are drawn on the card (uniform: simulated), queries and results are tensors there. What a card can do at most is
-measured in the same run: the rate at which it copies its own memory. Groups are written as they are done; a second run
-computes what is missing, and ``--within 480`` begins no group after 480 seconds. Everything is in the JSON; the Markdown
-beside it follows from it. Without a GPU this is an error. ``--device cpu`` rehearses the script at small sizes; its figures
-mean nothing and say so.
+Codes are drawn on the GPU (uniform: simulated), queries and results are tensors there. As an upper limit, the rate at which
+the GPU copies its own memory is measured in the same run. Groups are written when done; a second run computes missing
+ones, and with ``--within 480`` no group starts after 480 seconds. All results are in the JSON; the Markdown is generated
+from it. Without a GPU this is an error. ``--device cpu`` tests the script at small sizes; its figures are meaningless and
+marked so.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from gpq_faiss.indexes.memory import MemoryIndex
 K = 100
 SUBDIM = 12
 ROUNDS = 3
-PARITY_QUERIES = 1024  # Faiss works on several at a time: a few would not show what that may do
+PARITY_QUERIES = 1024  # Faiss processes several at a time, so a few would not show its effect
 Cell = dict[str, Any]
 
 
 def finish(device: torch.device) -> None:
-    """Wait for the card."""
+    """Wait for the GPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def clock(run: Callable[[], Any], device: torch.device, rounds: int = ROUNDS) -> float:
-    """Seconds of the fastest of some calls, after one that is not counted."""
+    """Seconds of the fastest of some calls, after an uncounted one."""
     run()
     best = np.inf
     for _ in range(rounds):
@@ -62,7 +62,7 @@ def clock(run: Callable[[], Any], device: torch.device, rounds: int = ROUNDS) ->
 
 
 def copy_bandwidth(device: torch.device, size: int) -> float:
-    """Bytes a second that a copy of ``size`` bytes within the card reads and writes."""
+    """Bytes per second read and written by a copy of ``size`` bytes within the GPU."""
     source = torch.zeros(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * size / clock(lambda: target.copy_(source), device, 20)
@@ -80,7 +80,7 @@ def draw(bits: int, n: int, queries: int, device: torch.device) -> tuple[Floats,
     M = bits // 4
     generator = torch.Generator(device).manual_seed(bits)
     codes = torch.empty((n, (M + 1) // 2), dtype=torch.uint8, device=device)
-    for start in range(0, n, 1 << 27):  # in parts: no more than the codes themselves
+    for start in range(0, n, 1 << 27):  # in parts, to need no more memory than the codes
         part = codes[start : start + (1 << 27)]
         part.random_(0, 256, generator=generator)
     if M % 2:
@@ -92,7 +92,7 @@ def draw(bits: int, n: int, queries: int, device: torch.device) -> tuple[Floats,
 def ways(
     Z: Floats, codes: Tensor, device: torch.device, memory: int, faiss_up_to: int
 ) -> dict[str, DeviceIndex]:
-    """Every way to search: ``torch`` alone; ``faiss`` alone; ``exact``, where Faiss shortlists and torch decides."""
+    """All searches: ``torch``; ``faiss``; ``exact``, where Faiss selects candidates that torch scores."""
     scan = Scan(codes, Z, device, memory)
     n = len(scan)
     found = {"torch": DeviceIndex([Part(device, scan, n)], Z, None, memory=memory)}
@@ -114,7 +114,7 @@ def ways(
 def speed(
     bits: int, n: int, batches: tuple[int, ...], args: argparse.Namespace, device: torch.device
 ) -> Cell:
-    """Queries and codes a second of every way, and the card's copy rate beside them."""
+    """Queries and codes per second of all searches, and the GPU's copy rate."""
     Z, codes, xq = draw(bits, n, max(batches), device)
     size = codes.shape[1]
     bandwidth = copy_bandwidth(device, args.copy_bytes)
@@ -191,7 +191,7 @@ def agree(found: Any, expected: Any, what: str) -> None:
 
 
 def parity(bits: int, n: int, device: torch.device, memory: int) -> Cell:
-    """Answers of every way against the CPU's exact engine on ``n`` codes."""
+    """Compare the results of all searches with the CPU's exact engine on ``n`` codes."""
     Z, codes, xq = draw(bits, n, PARITY_QUERIES, device)
     engine = MemoryIndex.build(codes.cpu().numpy(), Z, kind="exact")
     queries = xq.cpu().numpy()
@@ -275,7 +275,7 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Parse, run what is missing, write."""
+    """Parse options, compute missing groups, write results."""
     parser = make_parser(__doc__, "gpu.json", whole=True)
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--items", type=numbers, default=(10_000_000, 100_000_000, 1_000_000_000))

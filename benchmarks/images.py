@@ -3,10 +3,10 @@
     OMP_NUM_THREADS=1 python benchmarks/images.py                       # data: $GPQ_DATA/cifar10-jpeg.tar.gz; about an hour of one core
     python benchmarks/images.py --methods classifier,gpq --bits 48      # a part; runs that are there stay
 
-The runs are those of the grid ``benchmarks/images.toml``, and can be made by ``gpq experiment run benchmarks/images.toml`` as well: one
-network, one number of steps, one size of batches. This script adds the curve of the validation over processor time, and a plain
-supervised classifier over the same network. The methods are far from converged at this budget: it shows which learns what in how many
-minutes. A longer one is another ``--grid``. Killed runs go on when the same command is given again.
+The runs are those of the grid ``benchmarks/images.toml``, also available by ``gpq experiment run benchmarks/images.toml``: the same
+network, number of steps and batch size. This script adds validation curves over processor time, and a supervised classifier with the
+same network. The methods are far from converged at this budget; for a longer one use another ``--grid``. Killed runs continue when the
+same command is repeated.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _CLOCK_STEPS = 10
 _COUNTS = (
     "steps", "epochs", "batch_labelled", "learning_rate", "beta1", "schedule", "decay", "decay_every", "validation", "seed", "augment",
 )  # fmt: skip
-"""Settings of a training that the classifier's depends on."""
+"""Training settings that affect the classifier."""
 _AMP, _VALIDATE_EVERY = True, 50
 
 Row = dict[str, Any]
@@ -71,7 +71,7 @@ Row = dict[str, Any]
 class Clock:
     """Processor time of a training that may be interrupted: ``PATH`` has a line every ten steps.
 
-    Seconds by the wall say little where other programs share the cores.
+    Wall time says little if other programs share the cores.
     """
 
     def __init__(self, path: Path) -> None:
@@ -83,7 +83,7 @@ class Clock:
         """For ``fit(progress=)``."""
         now = time.process_time()
         if self._lines is None:
-            # The checkpoint that a run goes on from is older than its last line: what came after is done again.
+            # A run continues from a checkpoint older than its last line; later steps are repeated.
             self._lines = [line for line in self.read() if line["step"] < step]
             if self._lines:
                 self._began = now - self._lines[-1]["cpu_seconds"]
@@ -115,7 +115,7 @@ class ClassNetwork(nn.Module):
 
 
 class ProbabilityCoder(Coder):
-    """Class probabilities kept as they are; the score is p(query) · p(item), the chance that both are of one class."""
+    """Uncompressed class probabilities; the score is p(query) · p(item), the probability that both are of one class."""
 
     name = "class probabilities"
 
@@ -134,7 +134,7 @@ class ProbabilityCoder(Coder):
 
 
 class SupervisedClassifier(TrainableMethod):
-    """Cross entropy of the labelled images over the network that the other methods have. No code, no unlabelled image."""
+    """Classifier trained by cross entropy on labelled images, with the network of the other methods. No codes, no unlabelled images."""
 
     name = CLASSIFIER
     uses_unlabelled = False
@@ -164,11 +164,11 @@ def build_classifier(config: Config, dataset: Dataset, image_size: int, n_classe
 
 
 def run_classifier(grid: Grid, data: Dataset, seed: int, options: argparse.Namespace) -> Row:
-    """Train the classifier, or take the row that is there; rank as the runs of the grid do."""
+    """Train the classifier, or reuse its row; ranked as the runs of the grid."""
     base = merge(preset(grid.preset), dict(grid.config))
     config = validate(merge(baseline_config(base, perceptron=False), {"training": {"seed": seed}}))
     split = split_of(data, grid.protocol, seed, grid.labelled[0], database=grid.variations[0].database)
-    # What counts here, so that settings of other methods that a later version has do not make the row another one.
+    # Only relevant settings, so that settings of other methods added later do not invalidate the row.
     counts = {k: getattr(config.training, k) for k in _COUNTS} | {
         "network": config.network.backbone,
         "amp": _AMP,
@@ -230,7 +230,7 @@ def with_clock(lines: list[dict[str, Any]], clock: Clock) -> list[dict[str, Any]
 
 
 def run_spec(spec: RunSpec, grid: Grid, data: Dataset, options: argparse.Namespace) -> None:
-    """Make a run of the grid and write its file, as ``gpq experiment run`` does, with a clock beside it."""
+    """Execute a run of the grid and write its file, as ``gpq experiment run`` does, with its processor times."""
     path = Path(options.work) / f"{spec.name}.h5"
     if not is_done(path, spec):
         print(spec.label, flush=True)
@@ -244,7 +244,7 @@ def run_spec(spec: RunSpec, grid: Grid, data: Dataset, options: argparse.Namespa
 
 
 def row_of(spec: RunSpec, options: argparse.Namespace) -> Row:
-    """The figures of a run that is there."""
+    """The figures of a finished run."""
     path = Path(options.work) / f"{spec.name}.h5"
     run = read_run(path, {"ks", "precision", "log"})
     about, arrays = run.about, run.arrays
@@ -382,7 +382,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Make what is missing of the grid and the classifier, and report all that is there."""
+    """Execute missing runs of grid and classifier, and report all."""
     options = parse(arguments)
     require_data(options.data, "folder:PATH", "cifar10-jpeg.tar.gz")
     use_threads(1)
@@ -404,7 +404,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def report(options: argparse.Namespace, grid: Grid, data: Dataset) -> None:
-    """Write JSON, Markdown and picture of all runs that are there."""
+    """Write JSON, Markdown and picture of all finished runs."""
     folder = Path(options.work)
     rows = [
         row_of(spec, options)

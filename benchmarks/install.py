@@ -1,9 +1,9 @@
-"""Sizes of the installations `search` and `train`, and the commands of a machine that has no torch.
+"""Sizes of the installations `search` and `train`, and the commands without torch.
 
     python benchmarks/install.py
 
-Makes two environments in a temporary folder, installs the checkout into each with uv, and measures site-packages. In the one
-without torch, an index is built and searched with an exported encoder, and codes are measured; the answers must be those of
+Creates two environments in a temporary folder, installs the checkout into each with uv, and measures site-packages. In the one
+without torch, an index is built, searched and evaluated with an exported encoder; the results must equal those of
 this environment, which trained the model. Takes some minutes and 9 GB, and needs a package index.
 """
 
@@ -121,7 +121,7 @@ def main() -> None:
         same = float(np.mean(np.array(answers["ids"]) == np.array(whole["ids"])))
         if (
             same < 0.99 or abs(answers["map"] - whole["map"]) > 1e-4
-        ):  # an encoder in ONNX differs in last digits
+        ):  # an ONNX encoder differs in the last digits
             raise DataError(
                 f"the installation without torch gives other answers: {same:.2%} of the results are the same"
             )

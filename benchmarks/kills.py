@@ -1,14 +1,14 @@
-"""Kill -9 over train, encode, index and experiment: whatever is killed when, the products are equal in the end and nothing is left.
+"""Kill train, encode, index and experiment by SIGKILL at random: final outputs must be equal, without leftover files.
 
     OMP_NUM_THREADS=1 python benchmarks/kills.py --kills 100
 
 A trial runs a command in a fork of this process, which has imported everything, and kills it: before its n-th file operation in
-the folder of the output, or after a time, both drawn. The same command then goes on (``train`` with ``--resume``), is killed
-again, and comes to its end in the last attempt. All files must then be those of a run that nobody cut, byte for byte, and there
-must be no others. Stages that replace an older output have a whole one after every kill, the old or the new. Metrics and the
-times that runs of experiments hold are left out of the comparison: they are measured.
+the output folder, or after a time, both random. The same command then continues (``train`` with ``--resume``), is killed
+again, and finishes in the last attempt. All files must then equal those of an uninterrupted run, byte for byte, without
+other files. Stages that replace an older output must have a complete one after every kill, old or new. Metrics and times
+in runs of experiments are not compared, as they are measured.
 
-Ends with exit code 1, and says where the trial lies, if that does not hold.
+On failure the exit code is 1, and the trial's folder is printed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import numpy as np
 
 _FILE_EVENTS = ("open", "os.", "shutil.")
 _REMOVALS = ("os.remove", "os.rmdir")
-_ATTEMPTS = 4  # at most so many kills a trial
+_ATTEMPTS = 4  # maximum kills per trial
 _STUCK = 600.0  # seconds after which an attempt counts as hanging
 
 
@@ -47,16 +47,16 @@ def run_killed(
     """Do ``work`` in a fork of this process that is ended by SIGKILL.
 
     Args:
-        work: a SystemExit of it counts as its end.
+        work: the function; a SystemExit counts as normal end.
         folder: whose file operations are counted.
         at: kill just before this operation, counted from 0 by Python's audit events.
         after: kill after so many seconds.
 
     Returns:
-        Whether it was killed; False if it came to its end before.
+        Whether it was killed; False if it finished before.
 
     Raises:
-        AssertionError: the work failed by itself, or hangs.
+        AssertionError: it failed or hangs.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -104,7 +104,7 @@ def _watch(folder: Path, seen: Callable[[], None]) -> None:
     below = str(folder)
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
-        # What rmtree removes it names without its folder.
+        # rmtree names the files it removes without their folder.
         if event in _REMOVALS or (
             event.startswith(_FILE_EVENTS) and any(below in str(part) for part in args[:2])
         ):
@@ -114,9 +114,9 @@ def _watch(folder: Path, seen: Callable[[], None]) -> None:
 
 
 def every_kill(work: Callable[[], object], folder: Path, *, most: int = 500) -> Iterator[int]:
-    """Kill ``work`` before its first file operation, its second, ... until it comes to its end; yields after each kill.
+    """Kill ``work`` before its first file operation, its second, ... until it finishes; yields after each kill.
 
-    The caller puts the folder back into its first state before it goes on.
+    The caller restores the folder's initial state before continuing.
     """
     for at in range(most):
         if not run_killed(work, folder, at):
@@ -134,11 +134,11 @@ class Stage:
     """A command.
 
     Attributes:
-        call: its arguments but ``--out``.
+        call: its arguments without ``--out``.
         out: name of its output.
-        again: what is added after a kill.
-        over: the arguments that made the older output which is replaced; none if empty.
-        main: the file of the output that tells old from new; "" is the output itself.
+        again: arguments added after a kill.
+        over: arguments that created the older output to replace; empty if none.
+        main: file of the output that differs between old and new; "" is the output itself.
     """
 
     call: tuple[str, ...]
@@ -149,7 +149,7 @@ class Stage:
 
 
 class Refused(AssertionError):
-    """A command that did not end well."""
+    """A command failed."""
 
 
 def _gpq(*arguments: str) -> None:
@@ -237,7 +237,7 @@ def prepare(root: Path) -> dict[str, Stage]:
 
 
 def products(folder: Path) -> dict[str, bytes]:
-    """Every file below and what of it must be the same in every run."""
+    """Every file below, with the content that must be equal in all runs."""
     return {
         str(path.relative_to(folder)): _content(path)
         for path in sorted(folder.rglob("*"))
@@ -259,13 +259,13 @@ def _content(path: Path) -> bytes:
 
 
 def _whole(stage: Stage, folder: Path, old: dict[str, bytes], new: dict[str, bytes]) -> None:
-    """What is replaced must be there after every kill.
+    """Check that the replaced output is complete after a kill.
 
     Raises:
-        AssertionError: it is not, or is neither the old nor the new.
+        AssertionError: it is missing, or neither the old nor the new one.
     """
     now = {name: data for name, data in products(folder).items() if not name.startswith(".")}
-    if stage.main == "-":  # several files, each for itself
+    if stage.main == "-":  # several files, each replaced separately
         assert now.keys() >= old.keys(), f"{sorted(old.keys() - now.keys())} are gone"
         for name, before in old.items():
             assert now[name] in (before, new[name]), f"{name} is neither the old nor the new"
@@ -275,7 +275,7 @@ def _whole(stage: Stage, folder: Path, old: dict[str, bytes], new: dict[str, byt
     assert which is not None, f"{name} is neither the old nor the new"
     for other, data in now.items():
         assert which.get(other) == data, f"{other} is not that of {name}"
-    # An index without its sidecar is whole.
+    # An index without its sidecar is complete.
     assert which.keys() - now.keys() <= {f"{stage.out}.json"}
 
 
@@ -284,7 +284,7 @@ def _whole(stage: Stage, folder: Path, old: dict[str, bytes], new: dict[str, byt
 
 @dataclass
 class Result:
-    """Of one stage: trials, kills, and the most file operations that an attempt takes."""
+    """Counts of one stage: trials, kills, and maximum file operations per attempt."""
 
     trials: int = 0
     kills: int = 0
@@ -295,8 +295,8 @@ class Trials:
     """Trials of a stage.
 
     Args:
-        name, stage: which.
-        root: a folder for them.
+        name, stage: the stage.
+        root: folder of the trials.
         seed: of the kills.
     """
 
@@ -338,10 +338,10 @@ class Trials:
         assert not run_killed(work, folder)
 
     def trial(self, number: int) -> None:
-        """Kill, go on, kill, go on ... and compare.
+        """Kill and continue repeatedly, and compare the outputs.
 
         Raises:
-            AssertionError: something was lost, is different, or is left over.
+            AssertionError: a file is missing, different, or left over.
         """
         folder = self.root / f"trial{number}"
         if self.stage.over:
@@ -354,7 +354,7 @@ class Trials:
             call, last = self._next(folder, attempt), attempt == kills
 
             def work(call: tuple[str, ...] = call) -> None:
-                # Where what was killed last had put its output in place, the next start tidies up and then refuses to
+                # If the killed process had already put its output in place, the next start cleans up and then refuses to
                 # replace it. Whether it is right is compared below.
                 with contextlib.nullcontext() if self.stage.again else contextlib.suppress(Refused):
                     _gpq(*call, "--out", str(folder / self.stage.out))
@@ -382,7 +382,7 @@ class Trials:
         stage, out = self.stage, folder / self.stage.out
         if attempt == 0 or not stage.again:
             return stage.call
-        # A training that was killed before it had noted that it replaces a model is begun once more.
+        # A training killed before recording that it replaces a model is started again.
         begun = (folder / f".{stage.out}.partial" / "begun.json").exists()
         if stage.over and not begun and products(out) != self._new_of(out.name):
             return stage.call
@@ -397,10 +397,10 @@ class Trials:
 
 
 def campaign(root: Path, kills: int, seed: int, only: str = "") -> dict[str, Result]:
-    """At least ``kills`` kills, shared out evenly over the stages.
+    """At least ``kills`` kills, distributed evenly over the stages.
 
     Raises:
-        AssertionError: a trial went wrong.
+        AssertionError: a trial failed.
     """
     stages = {name: stage for name, stage in prepare(root).items() if only in name}
     results = {}
@@ -422,7 +422,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the kills (default: 0)")
     parser.add_argument("--only", default="", help="stages whose name has this in it")
     options = parser.parse_args()
-    # A fork has the main thread alone: what is imported here must have started no others.
+    # A fork has only the main thread, so imports here must not start others.
     os.environ["OMP_NUM_THREADS"] = "1"
 
     begun = time.perf_counter()

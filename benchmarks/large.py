@@ -2,14 +2,13 @@
 
     python benchmarks/large.py --items 1000000000 --data features:FEATURES.npy --labels LABELS.npy --folder SCRATCH
 
-The codes are simulated from a trained 48-bit model, as follows. The codes of a million items, simulated as in ``search.py``
-by the model trained here, are the pool. A code is spliced of two pool codes: the first bytes of one
-(1 to 5, drawn uniformly), the rest of another, drawn among those whose byte before the cut, two codewords, is the same.
-So every code agrees with the pool in the distribution of each stretch and across the cut; the share of distinct codes
-and the scores of real queries among them are reported beside those of the pool.
+The codes are simulated from a 48-bit model trained here. The codes of a million items, simulated as in ``search.py``, are
+the pool. A simulated code combines two pool codes: the first bytes of one (1 to 5, drawn uniformly), and the rest of
+another, drawn among those with the same byte (two codewords) before the cut. So the distributions of both parts and
+across the cut are those of the pool; the share of distinct codes and the scores of real queries are reported for both.
 
-Each part of each size runs in a process of its own, whose peak of memory is the part's, and is kept in the JSON; a second
-call computes what is missing (``--parts`` names some). The Markdown follows from the JSON. A billion takes 40 GB of disk.
+Each part of each size runs in a separate process, whose peak memory is reported, and is stored in the JSON; a second call
+computes missing parts (``--parts`` selects some). The Markdown is generated from the JSON. A billion codes need 40 GB of disk.
 """
 
 from __future__ import annotations
@@ -48,13 +47,13 @@ HDF5_MOST = 200_000_000
 BATCHES = (1, 32, 1024)
 PROBES = (1, 4, 16, 64, 256)
 PARTS = ("shards", "build", "lists", "disk", "memory", "ivf")
-MODEL = "0" * 16  # the shards are of no model folder
+MODEL = "0" * 16  # the shards belong to no model folder
 Codes = NDArray[np.uint8]
 Cell = dict[str, Any]
 
 
 class Splice:
-    """Codes spliced of two codes of a pool, uint8 [n, bytes], where both have the same byte before the cut."""
+    """Combinations of two pool codes with the same byte before the cut, uint8 [n, bytes]."""
 
     def __init__(self, pool: Codes) -> None:
         self.pool = pool
@@ -77,12 +76,12 @@ class Splice:
 
 
 def distinct(codes: Codes) -> int:
-    """Different rows."""
+    """Number of distinct rows."""
     return len(np.unique(codes.astype(np.uint64) @ (256 ** np.arange(codes.shape[1], dtype=np.uint64))))
 
 
 def make_pool(args: argparse.Namespace) -> Cell:
-    """Train the model, write the pool and what it has in common with what is spliced of it."""
+    """Train the model, write the pool, and compare it with simulated codes."""
     trained = Trained(args.data, args.labels, args.folder, args.steps)
     Z, pool, xq = trained(BITS, POOL, QUERIES)
     np.savez(args.folder / "pool.npz", Z=Z, pool=pool, xq=xq)
@@ -110,8 +109,8 @@ def places(folder: Path, n: int) -> tuple[Path, Path, Path]:
 def part_shards(args: argparse.Namespace, n: int) -> Cell:
     """Draw the codes and write them as HDF5 of ten million rows each; finished ones stay.
 
-    Above :data:`HDF5_MOST` they are index files of the flat form with ids, a hundred million rows each: compression would
-    take longer than all the rest.
+    Above :data:`HDF5_MOST` they are flat index files with ids, a hundred million rows each, as compression would take
+    longer than everything else.
     """
     Z, pool, _ = read_pool(args.folder)
     splice = Splice(pool)
@@ -149,8 +148,8 @@ def part_shards(args: argparse.Namespace, n: int) -> Cell:
 
 
 def measured(path: Path, n: int, run: Callable[[], Any]) -> Cell:
-    """Time, speed and peak of memory of a build."""
-    Path("/proc/self/clear_refs").write_text("5")  # the peak from here on
+    """Time, speed and peak memory of a build."""
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = peak_bytes()
     seconds = clock(run)
     return {
@@ -197,7 +196,7 @@ def part_lists(args: argparse.Namespace, n: int) -> Cell:
     lists = min(args.lists, int(n**0.5))
     settings = IvfSettings(lists=lists, assignment="tables")
     shards = [IndexShard(source, Z, MODEL, "benchmark")]
-    # the time is that of a whole build, not of the rest of one that was cut off
+    # time a whole build, not the rest of an interrupted one
     shutil.rmtree(path.with_name(f".{path.name}.building"), ignore_errors=True)
 
     def build() -> None:
@@ -219,7 +218,7 @@ def part_lists(args: argparse.Namespace, n: int) -> Cell:
 
 
 def _distinct_of(engine: Any) -> int:
-    """Distinct codes of an index whose lists are decided by the code: the sum over the lists."""
+    """Distinct codes of an index, summed over the lists, as equal codes are in one list."""
     total = 0
     for number, size in enumerate(engine.sizes.tolist()):
         if size:
@@ -288,7 +287,7 @@ def part_ivf(args: argparse.Namespace, n: int) -> Cell:
                     for s in range(0, few, step)
                 )
 
-            run()  # the lists come into the cache of the system, as they would in use
+            run()  # loads the lists into the system's cache, as in use
             seconds = clock(run)
             D = np.concatenate(found)
             nearest = engine.nearest_lists(xq[:few], nprobe)
@@ -390,7 +389,7 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Parse, run what is missing, write."""
+    """Parse options, compute missing parts, write results."""
     parser = make_parser(__doc__, "large.json", whole=True)
     parser.add_argument("--items", type=numbers, default=(1_000_000,))
     parser.add_argument("--data", required=True, help="features to train on, as gpq train takes them")

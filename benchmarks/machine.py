@@ -1,4 +1,4 @@
-"""What a benchmark ran on, to be kept beside its figures. Nothing that names the machine or a path on it."""
+"""Description of the machine, stored with the figures. Contains no host names or paths."""
 
 from __future__ import annotations
 

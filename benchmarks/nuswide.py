@@ -3,9 +3,9 @@
     OMP_NUM_THREADS=1 python benchmarks/nuswide.py            # labels: $GPQ_DATA/nuswide
 
 195,834 images of 21 concepts. Protocol 1: 2,100 queries, 10,500 labelled, the rest is the database. Protocol 2: train75, test75,
-train25, test25 of 15 seen and 6 unseen concepts. The features are *simulated*, so the mAP says nothing about images: what this
-shows are sizes, times and memory of every stage at true size. Also counts what each rule for images of several concepts gives
-in protocol 2. Cells are written as they are done; a second run computes what is missing.
+train25, test25 of 15 seen and 6 unseen concepts. The features are *simulated*, so the mAP says nothing about images; only
+sizes, times and memory of the stages are meaningful. Also counts the parts of protocol 2 under each rule for images of several
+concepts. Cells are written when done; a second run computes missing ones.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ PRESET = {"1": "recommended", "2": "unseen-classes"}
 # Protocol 2 in the paper's table 1; under both protocols its images add up to the same number.
 PAPER = {"queries": 35_272, "labelled": 48_956, "database": 85_415}
 SEEN = 15
-K, SEARCHED = 100, 1000  # top k, and the queries that are searched for to measure the speed
+K, SEARCHED = 100, 1000  # top k, and number of queries to time
 
 Cell = dict[str, Any]
 
@@ -65,7 +65,7 @@ def count_rules(labels: Labels) -> list[dict[str, Any]]:
     dense = labels.dense(dtype=bool)
     sets, items = np.unique(dense, axis=0, return_counts=True)
     total, counts, weight = sets.sum(axis=1), dense.sum(axis=0), items.astype(np.float64)
-    # The first of concepts that are equally common, as numpy's argmin and argmax take it.
+    # The first of equally common concepts, as numpy's argmin and argmax.
     rarest = np.where(sets, counts, len(dense) + 1).argmin(axis=1)
     commonest = np.where(sets, counts, -1).argmax(axis=1)
     n_classes = labels.n_classes
@@ -197,12 +197,12 @@ RUN: dict[str, Callable[[Task, Stages], RankingResult]] = {"gpq": run_gpq, "pq":
 
 
 def cell_key(cell: Cell) -> tuple[Any, ...]:
-    """What a finished cell is recognised by."""
+    """Key of a finished cell."""
     return cell["protocol"], cell["method"], cell["bits"], cell["split_hash"], cell["data"]
 
 
 def fill(results: dict[str, Any], data: FeatureDataset, folder: Path, options: argparse.Namespace) -> None:
-    """Compute what is missing."""
+    """Compute missing cells."""
     done = {cell_key(cell) for cell in results["cells"]}
     for protocol in options.protocols:
         split = make_split(data, protocol)

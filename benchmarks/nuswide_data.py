@@ -1,4 +1,4 @@
-"""The real NUS-WIDE-21 label matrix, with simulated features: for benchmarks at true size where the images are not at hand."""
+"""The real NUS-WIDE-21 label matrix, with simulated features: for benchmarks at true size without the images."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Which class-posterior codes: kind of class codes, number of class codebooks, weight of features, tempering, gate of propagation.
+"""Design choices of class-posterior codes: kind of class codes, number of class codebooks, weight of features, tempering, propagation.
 
     OMP_NUM_THREADS=1 python benchmarks/posterior.py            # data: $GPQ_DATA; about an hour and a half of one core
 
-The choices of ``gpq_faiss/nn/posterior.py``, ``methods/posterior.py`` and ``methods/posterior_codebooks.py`` rest on this. One committee
-is trained for each data set and seed; then its codebooks alone are fitted again for each variation and code length, and items and queries
-are coded and ranked with them. Queries are those of protocol 1 for seeds that no table of results uses, less the queries that the
-seeds 0, 1 and 2 draw. Trainings are kept in ``--work``, figures in the JSON, and what is there is not computed again.
+Basis of the choices in ``gpq_faiss/nn/posterior.py``, ``methods/posterior.py`` and ``methods/posterior_codebooks.py``. One ensemble of
+class networks is trained per data set and seed; only its codebooks are then fitted for each variation and code length, and items and
+queries are encoded and ranked. Queries are those of protocol 1 for seeds not used in any table of results, without the queries of the
+seeds 0, 1 and 2. Trainings are kept in ``--work``, figures in the JSON; neither is computed again.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ from gpq_faiss.training.vectors import to_input
 
 TITLE = "Class-posterior codes: the choices behind them"
 TABLE_SEEDS = (0, 1, 2)
-"""Of the tables of results: their queries are not looked at here."""
+"""Seeds of the tables of results, whose queries are not used here."""
 QUERIES, LIKENESS_QUERIES = 500, 400
 """Evenly spaced ones of those that are left."""
 ITEMS = 20_000
-"""Unlabelled items that codebooks are fitted to, as in a training; and that the gate is measured on."""
+"""Unlabelled items for fitting codebooks, as in training, and for measuring the gate."""
 BITS = (12, 24, 48)
 WEIGHTS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.3)
 STEP = 4096
@@ -104,14 +104,14 @@ TASKS = {
 
 @dataclass(frozen=True)
 class Variation:
-    """One way to codebooks.
+    """One way to fit codebooks.
 
     Attributes:
         bits: of a code.
-        class_codebooks: how many hold the class.
-        codes: kind of class codes; chosen: by expected mAP, as in a training.
-        power: of the tempering; calibrated: as sure as left-out labels say; root: its square root.
-        feature_weight: as ``posterior.feature_weight``; of no effect if all codebooks hold the class.
+        class_codebooks: number of codebooks that encode the class.
+        codes: kind of class codes; chosen: by expected mAP, as in training.
+        power: of the tempering; calibrated: by the accuracy on left-out labels; root: its square root.
+        feature_weight: as ``posterior.feature_weight``; no effect if all codebooks encode the class.
     """
 
     bits: int
@@ -122,7 +122,7 @@ class Variation:
 
 
 def standard(bits: int, classes: int, feature_weight: float, class_codebooks: int | None = None) -> Variation:
-    """The variation that a training with this weight would make, with as many class codebooks as given or by its rule."""
+    """The variation of a training with this weight, with the given or default number of class codebooks."""
     M = codebooks_for_bits(bits)
     A = count_class_codebooks(M, classes) if class_codebooks is None else class_codebooks
     if not feature_weight or A == M:
@@ -161,7 +161,7 @@ def variations(classes: int) -> dict[str, list[tuple[str, Variation]]]:
 
 @dataclass(frozen=True)
 class Seen:
-    """Features float32 [n, width] of items and the committee's class probabilities float32 [n, C] of them."""
+    """Features float32 [n, width] and class probabilities float32 [n, C] of items."""
 
     features: Tensor
     posterior: Tensor
@@ -172,7 +172,7 @@ class Seen:
 
 
 class Committee:
-    """A trained committee, and what it says of the items of its split."""
+    """Trained class networks, and their outputs for the items of the split."""
 
     def __init__(self, data: Dataset, folder: Path, task: Task) -> None:
         model = Encoder.load(folder).model
@@ -193,14 +193,14 @@ class Committee:
         self.fits: dict[tuple[int, float], tuple[ClassCodebooks, ...]] = {}
 
     def inputs(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """What is given of the items, float32 [n, W]: features or pixels."""
+        """Inputs of the items, float32 [n, W]: features or pixels."""
         with Reader(self.data, self.image_size) as reader:
             values, _ = reader.fetch(rows)
         return np.asarray(values.reshape(len(values), -1), np.float32)
 
     @torch.inference_mode()
     def see(self, rows: NDArray[np.int64]) -> Seen:
-        """What the committee says of the items."""
+        """Outputs of the class networks for the items."""
         blocks = [rows[start : start + STEP] for start in range(0, len(rows), STEP)]
         with Reader(self.data, self.image_size) as reader:
             found = [
@@ -212,29 +212,29 @@ class Committee:
 
     @cached_property
     def queries(self) -> Seen:
-        """Queries that are measured."""
+        """The measured queries."""
         return self.see(self.query_rows)
 
     @cached_property
     def database(self) -> Seen:
-        """Items that are searched."""
+        """The database items."""
         return self.see(self.split.database)
 
     @cached_property
     def sample(self) -> Seen:
-        """Unlabelled items that codebooks are fitted to."""
+        """Unlabelled items for fitting codebooks."""
         return self.see(self.sample_rows)
 
     @torch.inference_mode()
     def centred(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """What the class networks see of the items, less its mean, float32 [n, W]: what labels are left out and propagated on."""
+        """Centred inputs of the class networks, float32 [n, W], used for leave-one-out and propagation."""
         with Reader(self.data, self.image_size) as reader:
             values, _ = reader.fetch(rows)
         x = self.network.backbone.input(to_input(values, torch.device("cpu"))).flatten(1)
         return np.asarray((x - x.mean(dim=0)).numpy(), np.float32)
 
     def shape(self, M: int, A: int) -> PosteriorNetwork:
-        """The committee with other numbers of codebooks, still to be placed."""
+        """The network with other numbers of codebooks, not yet fitted."""
         net = self.network
         generator = torch.Generator().manual_seed(self.seed)
         width = net.principal_axes.shape[0]
@@ -251,7 +251,7 @@ class Committee:
 
     @cached_property
     def calibrated(self) -> float:
-        """The power by which the committee is as sure as left-out labels say that it is right."""
+        """The power that matches the mean confidence to the accuracy on left-out labels."""
         rows = self.split.labelled[:: -(-len(self.split.labelled) // MOST_ROWS)]
         accuracy = leave_one_out(self.centred(rows), self.data.require_labels().dense(rows)).accuracy
         net = self.shape(1, 1)
@@ -259,7 +259,7 @@ class Committee:
         return float(net.power)
 
     def power(self, name: Power) -> float:
-        """The number of a tempering."""
+        """The numeric power of a tempering."""
         return {"1": 1.0, "root": math.sqrt(self.calibrated), "calibrated": self.calibrated}[name]
 
     def class_codebooks(self, net: PosteriorNetwork, codes: Codes) -> ClassCodebooks:
@@ -276,7 +276,7 @@ class Committee:
         return kind
 
     def fit(self, way: Variation) -> tuple[PosteriorNetwork, ClassCodebooks]:
-        """The network with the codebooks of a variation, as at the end of a training."""
+        """The network with the codebooks of a variation, as after training."""
         M = codebooks_for_bits(way.bits, self.K)
         net = self.shape(M, way.class_codebooks).eval()
         features, posterior = self.sample.features, self.sample.posterior
@@ -294,7 +294,7 @@ class Committee:
 
     @torch.no_grad()
     def measure(self, way: Variation) -> Cell:
-        """Fit, code, rank: the figures of a variation."""
+        """Fit, encode and rank: the figures of a variation."""
         net, found = self.fit(way)
         codes = torch.cat([net.assign(features, p) for features, p in self.database.blocks()])
         packed = codes.numpy().astype(np.uint8)
@@ -316,14 +316,14 @@ class Committee:
             rows = np.ascontiguousarray(numbers).view("<u4").ravel()
             return np.asarray(p[queries] @ items[rows].T, np.float32)
 
-        # Every item has a code of its own: its number.
+        # Every item has its own code: its number.
         numbers = np.arange(len(items), dtype="<u4").view(np.uint8).reshape(-1, 4)
         ranking = rank_codes(scores, numbers, self.query_labels, self.database_labels)
         return self.figures(scores, numbers, ranking)
 
     @cached_property
     def neighbours(self) -> Neighbours:
-        """What is nearest to some queries by their inputs."""
+        """Nearest items of some queries by their inputs."""
         some = spaced_queries(len(self.query_rows), LIKENESS_QUERIES)
         rows = self.split.database
         blocks = (self.inputs(rows[start : start + STEP]) for start in range(0, len(rows), STEP))
@@ -338,7 +338,7 @@ class Committee:
     def figures(
         self, scorer: NDArray[np.float32] | ScoreFunction, codes: NDArray[np.uint8], ranking: RankingResult
     ) -> Cell:
-        """What is kept of a ranking."""
+        """The stored figures of a ranking."""
         like = likeness(scorer, codes, self.neighbours, n_queries=len(self.query_rows))
         return {
             "map": ranking.map,
@@ -349,7 +349,7 @@ class Committee:
         }
 
     def gate(self) -> Cell:
-        """How well ridge regression and neighbours know left-out labels, and how well unlabelled items."""
+        """Accuracy of ridge regression and neighbours on left-out labels and on unlabelled items."""
         labels = self.data.require_labels()
         rows = np.union1d(self.split.labelled, self.sample_rows)
         x, y = self.centred(rows), labels.dense(rows)
@@ -373,7 +373,7 @@ class Committee:
 def ridge_predictions(
     x: NDArray[np.float32], y: NDArray[np.float32], others: NDArray[np.float32]
 ) -> NDArray[np.float64]:
-    """What the ridge regression with the least leave-one-out error of labels ``y`` [n, C] on ``x`` [n, W] says of ``others`` [q, W]."""
+    """Predictions for ``others`` [q, W] of ridge regression of labels ``y`` [n, C] on ``x`` [n, W] with the least leave-one-out error."""
     sigma, _ = least_error(x, y)
     mean = x.mean(axis=0, dtype=np.float64)
     X = x - mean
@@ -384,7 +384,7 @@ def ridge_predictions(
 
 
 def right(predicted: NDArray[np.float64], y: NDArray[np.float32]) -> float:
-    """Share of items whose likeliest class is one of theirs; items of which nothing is known are wrong."""
+    """Share of items whose likeliest class is correct; items without prediction count as wrong."""
     known = predicted.any(axis=1)
     return float((known & (y[np.arange(len(y)), predicted.argmax(axis=1)] > 0)).mean())
 
@@ -393,7 +393,7 @@ def right(predicted: NDArray[np.float64], y: NDArray[np.float32]) -> float:
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """All tables of means over the seeds, and what is needed to read them."""
+    """All tables of means over the seeds, with explanations."""
     cells: list[Cell] = results["cells"]
     lines = [f"# {TITLE}", ""]
     for name, task in TASKS.items():
@@ -564,7 +564,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Train what is missing, fit codebooks in every way, write figures and tables after each data set and seed."""
+    """Run missing trainings, fit codebooks in every way, write figures and tables after each data set and seed."""
     options = parse(arguments)
     if any(TASKS[name].folder for name in options.tasks):
         require_data(options.data, "FOLDER", "cifar10-features and omniglot")
@@ -577,7 +577,7 @@ def main(arguments: list[str] | None = None) -> None:
         "cells": [],
         "gates": [],
     }
-    # What an earlier run made of the same preset and versions stays.
+    # Results of the same preset and versions are kept.
     if options.out.exists():
         held = read_json(options.out, "the results of this benchmark")
         now = json.loads(json.dumps(results))
@@ -593,14 +593,14 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def fill(results: dict[str, Any], name: str, seed: int, options: argparse.Namespace) -> None:
-    """All variations of one committee that are missing."""
+    """All missing variations of one trained network."""
     task = TASKS[name]
     data = task.open(options.data)
     labels = data.require_labels()
 
     @cache
     def committee() -> Committee:
-        """Trained when a figure is missing."""
+        """Trained on demand."""
         folder = options.work / f"{name}-seed-{seed}"
         config = merge(preset("recommended"), {"training": {"seed": seed}})
         train(data, folder, config=config, protocol="1", labelled=task.labelled, resume=True)

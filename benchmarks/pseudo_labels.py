@@ -1,10 +1,10 @@
-"""DTQ and PQN with what the default has besides its codes: pseudo-labels, noise that fits the labels, averaged weights.
+"""DTQ and PQN with the other parts of the default: pseudo-labels, adapted noise, averaged weights.
 
     OMP_NUM_THREADS=1 python benchmarks/pseudo_labels.py        # data: $GPQ_DATA; about half an hour of one core for each data set
 
-The class networks of the default preset are trained on labelled and unlabelled items. Their likeliest class is the label of each unlabelled
-item; DTQ and PQN then learn from all items, with the noise on the inputs that the default found and an average of their weights. Everything
-else is as in table 2 of the experiments: network, steps, learning rate 2e-3, split, evaluation. Batches hold 250 items in place of 125.
+The class networks of the default preset are trained on labelled and unlabelled items. Their most probable class is the label of each
+unlabelled item; DTQ and PQN are then trained on all items, with the default's input noise and averaged weights. Everything else is as in
+table 2 of the experiments: network, steps, learning rate 2e-3, split, evaluation. Batches have 250 items instead of 125.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ Rows = NDArray[np.int64]
 
 
 class Averaged(TrainableMethod):
-    """Another method, which ends with the average of its weights over the steps."""
+    """A wrapped method that averages its weights over the steps."""
 
     uses_unlabelled = False
 
@@ -94,7 +94,7 @@ class Averaged(TrainableMethod):
 
     @torch.no_grad()
     def after_step(self, step: int) -> None:
-        """As the method's; and move the average, as that of the default moves."""
+        """As the method's; also updates the average, as in the default."""
         self.method.after_step(step)
         weight = 1 - min(self.ema, (step + 1) / (step + 10))
         for name, now in self.method.named_parameters():
@@ -102,7 +102,7 @@ class Averaged(TrainableMethod):
 
     @torch.no_grad()
     def fit_codebooks(self, sample: Callable[[int], Iterator[Tensor]], *, final: bool = False) -> None:
-        """Put the average into the method; DTQ's codebooks are fitted to the vectors of the network that this makes."""
+        """Load the averaged weights into the method; DTQ's codebooks are fitted to the vectors of that network."""
         for name, parameter in self.method.named_parameters():
             parameter.copy_(self.average[name])
         method = self.method.eval()
@@ -141,7 +141,7 @@ def settings(bits: int, seed: int, **training: Any) -> Config:
 
 
 def predict(dataset: Dataset, split: Split, seed: int) -> tuple[NDArray[np.float32], float]:
-    """What the class networks of the default make of the unlabelled items: probabilities float32 [U, C], and the noise that they had."""
+    """Class probabilities float32 [U, C] of the unlabelled items by the default's class networks, and their input noise."""
     with tempfile.TemporaryDirectory() as scratch:
         fitted = fit(
             make_builder("posterior"),
@@ -254,7 +254,7 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Fill in what is missing; results are written after every training."""
+    """Compute missing results; written after every training."""
     options = parse()
     require_data(options.data, "FOLDER", "the features")
     use_threads(1)

@@ -1,4 +1,4 @@
-"""Whole-ranking mAP at the size of NUS-WIDE's protocol 2, against numpy's argsort and cumsum for the same number.
+"""Speed of whole-ranking mAP at the size of NUS-WIDE's protocol 2, compared with numpy's argsort and cumsum.
 
     OMP_NUM_THREADS=1 python benchmarks/ranking.py            # labels: $GPQ_DATA/nuswide
 
@@ -31,8 +31,8 @@ from gpq_faiss.methods.pq import PQ
 
 QUERIES, DATABASE = 35_272, 85_415
 TITLE = "Whole-ranking mAP at the size of NUS-WIDE, protocol 2"
-_BLOCK = 32  # queries a matrix product
-_TRACED = 2048  # queries whose memory is traced, apart from the timed runs
+_BLOCK = 32  # queries per matrix product
+_TRACED = 2048  # queries whose memory is traced, outside the timed runs
 
 Floats = NDArray[np.float32]
 Cell = dict[str, Any]
@@ -53,7 +53,7 @@ class Clock:
 
 
 class Numpy:
-    """What one writes with numpy: scores, ``argsort``, ``cumsum``. One query at a time, as nothing is gained by more.
+    """The usual numpy code: scores, ``argsort``, ``cumsum``, one query at a time, as batches are not faster.
 
     Scores come from the faster of two ways, tried on some queries: look-up tables of two codebooks (a byte of the code) at
     once, or a matrix product with the decoded items. Relevance is one AND of 32-bit label masks.
@@ -99,7 +99,7 @@ class Numpy:
     def plain(
         self, scores: Floats, masks: NDArray[np.uint32], mask: np.uint32
     ) -> tuple[float, NDArray[Any], NDArray[Any]]:
-        """AP with ties in whatever order the sort leaves them: not our number where codes tie."""
+        """AP with ties in the order of the sort, so it differs from ours if codes tie."""
         order = np.argsort(-scores)
         hit = ((masks & mask) != 0)[order]
         found = np.cumsum(hit)
@@ -126,7 +126,7 @@ class Numpy:
         tie: Clock,
         base: Clock,
     ) -> NDArray[np.float64]:
-        """Expected AP of ``rows``; ``base`` is charged with scores, sort and cumsum, ``tie`` with what ties need."""
+        """Expected AP of ``rows``; ``base`` times scores, sort and cumsum, ``tie`` the handling of ties."""
         values = []
         for start in range(0, len(rows), _BLOCK):
             block = rows[start : start + _BLOCK]
@@ -138,7 +138,7 @@ class Numpy:
 
 
 def bit_masks(labels: Labels) -> NDArray[np.uint32]:
-    """A bit a concept."""
+    """One bit per concept."""
     dense = labels.dense(dtype=bool)
     masks: NDArray[np.uint32] = (dense.astype(np.uint32) << np.arange(dense.shape[1], dtype=np.uint32)).sum(
         axis=1, dtype=np.uint32
@@ -147,7 +147,7 @@ def bit_masks(labels: Labels) -> NDArray[np.uint32]:
 
 
 def added_mib(rank: Callable[..., Any], tables: Floats, *others: Any) -> float:
-    """Most memory that ranking :data:`_TRACED` queries takes beside its inputs; numpy reports every array."""
+    """Peak memory for ranking :data:`_TRACED` queries, without inputs; numpy reports every array."""
     tracemalloc.start()
     rank(tables, *others)
     peak = tracemalloc.get_traced_memory()[1]

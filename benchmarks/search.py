@@ -1,14 +1,14 @@
-"""Speed of every way to search on the CPU, the rule of grouping, and the cost of building.
+"""Speed of all searches on the CPU, the rule for grouping, and the cost of building.
 
     python benchmarks/search.py --items 1000000,10000000 --data features:cifar10-features/features.npy --labels labels.npy
     python benchmarks/search.py --speed-only -k 10 --items 100000,1000000 --bits 12,48 --threads 1 --batches 1 \\
         --out benchmarks/results/search-one.json
 
-Codes are drawn at random, and (with ``--data``) from the distribution of a model trained here. Its items are simulated: what
-is coded of each, the softened class probabilities, is a mixture of that of two real items of one class. Within a group (source, bits,
-items) all ways are timed in turns, so that ratios hold also on a machine that is busy; compare numbers within a group only. Of short
-searches a round takes the median of several, each of queries of its own. Groups are written as they are done; a second run computes what is
-missing. Everything is in the JSON; the Markdown follows from it.
+Codes are drawn at random, and (with ``--data``) from the distribution of a model trained here. Its items are simulated: their
+tempered class probabilities are mixtures of those of two real items of one class. Within a group (source, bits, items) all searches are
+interleaved, so that ratios are valid on a busy machine too; compare numbers within a group only. For short searches a round is the median
+of several, each with its own queries. Groups are written when done; a second run computes missing ones. All results are in the JSON; the
+Markdown is generated from it.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ BATCHES = (1, 32, 1024)
 SUBDIM = 12
 ROUNDS = 5
 LEARNT = (
-    64  # queries after which an engine has chosen its number of candidates, or gone over to distinct codes
+    64  # queries after which an engine has chosen its number of candidates, or switched to distinct codes
 )
-SHORT = 0.01  # seconds of searches that make a round where one takes less; of such rounds there are five times as many
+SHORT = 0.01  # minimum seconds per round; with shorter searches there are five times as many rounds
 KINDS: tuple[str, ...] = ("exact", "grouped")
 Floats = NDArray[np.float32]
 Codes = NDArray[np.uint8]
@@ -94,7 +94,7 @@ class Trained:
         self.classes = [np.flatnonzero(dense[:, c]) for c in range(dense.shape[1])]
 
     def model(self, bits: int) -> Path:
-        """The model folder, trained if it is not there."""
+        """The model folder, trained if missing."""
         config = preset("recommended")
         config = dataclasses.replace(
             config,
@@ -187,8 +187,8 @@ def speed_group(
     cells: list[Cell] = []
     built = []
     for name, search, engine in ways(Z, codes, k):
-        search(xq[:1], 1)  # what is built on first use
-        if engine is not None:  # and what is learnt of the first queries
+        search(xq[:1], 1)  # structures built on first use
+        if engine is not None:  # and settings adapted to the first queries
             for at in range(min(LEARNT, len(xq))):
                 search(xq[at : at + 1], 1)
         built.append((name, search, engine))
@@ -256,7 +256,7 @@ def grouping(n: int = 1_000_000) -> list[Cell]:
 
 
 def peak_bytes() -> int:
-    """Most memory that this process had since the peak was last cleared (Linux)."""
+    """Peak memory of this process since it was last reset (Linux)."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) << 10
@@ -278,7 +278,7 @@ def build_one(rows: int, memory: str, folder: Path) -> Cell:
                 writer.append(rng.integers(0, 256, (n, 6), dtype=np.uint8), np.arange(at, at + n) * 2, None)
             writer.finish()
         shards.append(Hdf5Shard(path, Z, "0" * 16, "benchmark"))
-    Path("/proc/self/clear_refs").write_text("5")  # the peak from here on
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = peak_bytes()
     start_time = time.perf_counter()
     path = build_index(shards, folder / "i.faiss", Z, Storage("4-bit"), memory=parse_bytes(memory))
@@ -388,7 +388,7 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Parse, run what is missing, write."""
+    """Parse options, compute missing groups, write results."""
     parser = make_parser(__doc__, "search.json", whole=True)
     parser.add_argument("-k", type=int, default=100, help="results a query")
     parser.add_argument(

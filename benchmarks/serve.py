@@ -1,12 +1,12 @@
-"""The service under load, and killed while it writes.
+"""The service under load, and killed during writes.
 
     OMP_NUM_THREADS=1 python benchmarks/serve.py --seconds 600 --kills 100
 
 Load: a million items with simulated codes, 64 clients that each send a query as soon as the last one is answered, on one machine with the
-service. The same service, process and batches around Faiss's own indexes is the measure. Kills: writers add and remove items, the service
-gets SIGKILL, and what it acknowledged must be there when it is opened again, and nothing else but what was under way, whole or not at all.
+service. The baseline is the same service with Faiss's own indexes. Kills: writers add and remove items, the service gets SIGKILL, and
+after a restart all acknowledged changes must be present, and no others except pending ones, each completely or not at all.
 
-Ends with exit code 1 if a request fails or a change is lost.
+The exit code is 1 if a request fails or a change is lost.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _STARTED = 120.0  # seconds that a service may take to answer
 
 
 def make_model(folder: Path, bits: int) -> Path:
-    """A small model: the codebooks are what matters here."""
+    """A small model; only its codebooks matter here."""
     rng = np.random.default_rng(0)
     classes = np.arange(300) % 3
     x = rng.standard_normal((3, 16))[classes] + 0.4 * rng.standard_normal((300, 16))
@@ -117,14 +117,14 @@ def serve_faiss(engine: str, index: Path, model: Path, port: int) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody has now."""
+    """A free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def wait_for(port: int, alive: Any) -> None:
-    """Until the service answers. Raises AssertionError: it does not, or ``alive()`` says that it ended."""
+    """Wait until the service responds. Raises AssertionError: it does not, or it ended (``alive()``)."""
     end = time.monotonic() + _STARTED
     while time.monotonic() < end:
         assert alive(), "the service ended by itself"
@@ -176,7 +176,7 @@ async def _clients(
 
 
 def resident(pid: int) -> float:
-    """MiB of a process in memory."""
+    """Resident memory of a process in MiB."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
@@ -241,11 +241,11 @@ def _request(vector: NDArray[np.float32]) -> bytes:
 
 
 class Writer(threading.Thread):
-    """Adds and removes items of its own ids, one at a time, until the service is gone.
+    """Adds and removes items with its own ids, one at a time, until the service is killed.
 
     Attributes:
-        acknowledged: id to code, or None where it is removed: what must hold.
-        under_way: the change that was sent and not answered: it may hold.
+        acknowledged: id -> code, or None if removed; must be present.
+        under_way: the change sent but not acknowledged; may be present.
     """
 
     def __init__(
@@ -298,10 +298,10 @@ def _fork_service(index: Path, model: Path, port: int, compact_after: int) -> in
 
 
 def campaign(root: Path, kills: int, *, seed: int = 0, items: int = 2000, writers: int = 8) -> dict[str, int]:
-    """SIGKILL at random times while ``writers`` write and the index is compacted every 40 changes, again and again on the same files.
+    """SIGKILL at random times while ``writers`` write and the index is compacted every 40 changes, repeatedly on the same files.
 
     Raises:
-        AssertionError: an acknowledged change is lost, or there is something that nobody wrote.
+        AssertionError: an acknowledged change is lost, or there is an item that was never written.
     """
     model = make_model(root, 24)
     index = make_index(model, root / "index.faiss", items)

@@ -1,13 +1,12 @@
-"""A cluster of many nodes, simulated from what two nodes and one machine measured.
+"""Simulation of a cluster of many nodes, from measurements on one machine and two nodes.
 
     python benchmarks/simulate.py
 
-First the searches of ``results/cluster.json`` on two and on four workers are simulated. Nothing is fitted to them: the client's own
-time and the way to a worker and back are those of searches on one worker, and the workers' own times were measured one by one, with a
-neighbour that searches too. Client and workers share the cores of the one machine. Simulated and measured p50 and p95 stand side by
-side. Then the same model with more nodes, which have cores of their own, each with 10^9 codes in lists, whose time comes from
-``results/large.json``: nodes serve one query after another, queries arrive at random, some answers are late as in the measurement,
-nodes fail and come back.
+First, the searches of ``results/cluster.json`` on two and four workers are simulated, without fitting to them: client time and transfer
+times are those of searches on one worker, and worker times were measured individually, with another worker searching. Client and workers
+share the cores of one machine. Simulated and measured p50 and p95 are compared. Then the same model is applied to more nodes with their
+own cores, each with 10^9 codes in lists, whose search time comes from ``results/large.json``: nodes serve queries sequentially, queries
+arrive at random, some answers are late as in the measurement, nodes fail and recover.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ from common import RESULTS, make_parser, read_results, run_main, save
 from gpq_faiss.errors import DataError
 
 MTBF_H = 1000.0
-"""Hours between two failures of a node: an assumption, to be replaced by your own. What it enters is proportional to it."""
+"""Hours between failures of a node: an assumption; dependent results scale with it."""
 BUSY = 0.3
-"""Share of the time that a node is busy."""
+"""Load: share of time that a node is busy."""
 LATE = 2.0
-"""Seconds from which on an answer is late."""
+"""Seconds above which an answer is late."""
 NEAR = 0.2
-"""Share by which a simulated time may differ from the measured one without a word."""
+"""Relative difference of simulated and measured times above which the report says so."""
 SLICE = 0.001
-"""Seconds for which a process keeps a core that others wait for."""
+"""Time slice of a core in seconds."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +50,11 @@ class Service:
 
     Args:
         env: of SimPy.
-        nodes: how many, each with a shard of its own and with replicas of others.
-        replicas: holders of each shard; queries take turns, and go to the next where one is down.
-        draw: query and node to the seconds that the node takes for it, on the way there and back too.
-        client: what else each query takes; it does one thing at a time.
-        cores: of the one machine on which all this runs, in turns; None: each node has its own, and so has the client.
+        nodes: number of nodes, each with its own shard and replicas of others.
+        replicas: nodes per shard; queries alternate between them and fail over.
+        draw: function from query and node to seconds, the sum of the node's time and the transfers.
+        client: other time of each query; the client is sequential.
+        cores: cores shared by all on one machine; None: each node and the client have their own.
     """
 
     def __init__(
@@ -87,14 +86,14 @@ class Service:
             yield self.env.timeout(seconds)
 
     def fail(self, node: int, at: float, repair: float) -> Generator[Any, Any, Any]:
-        """A node fails at a time, and its shards are held again after so many seconds; what it had begun it still answers."""
+        """A node fails at a time, and its shards are available again after some seconds; queries in progress are still answered."""
         yield self.env.timeout(at)
         self.up[node] = self.env.event()
         yield self.env.timeout(repair)
         self.up[node].succeed()
 
     def _part(self, query: int, shard: int) -> Generator[Any, Any, Any]:
-        """One shard's answer, from a holder that is up; where none is, from the first that comes back."""
+        """One shard's answer, from a node that is up; if none is, from the first that recovers."""
         holders = [(shard + (query + r) % self.replicas) % self.nodes for r in range(self.replicas)]
         if not any(self.up[node].triggered for node in holders):
             yield self.env.any_of([self.up[node] for node in holders])
@@ -127,7 +126,7 @@ def pieces(measured: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
 def one_machine(measured: dict[str, Any], workers: int, cores: int) -> dict[str, Any]:
     """The measured machine: one client, one query after another.
 
-    All times of a query are of the same moment, so that other work on the machine delays all.
+    All times of a query are from the same measurement, so that other work on the machine delays all.
     """
     own = np.array(measured["worker_ms"][str(workers)]["beside"]) / 1000
     part = pieces(measured)
@@ -184,13 +183,13 @@ def many_nodes(
 
     Args:
         nodes, replicas: see :class:`Service`.
-        times: seconds of a node, one of which each query takes there.
-        part: see :func:`pieces`; each query takes those of one measured query, and each way to a node and back those of another.
-        merge: seconds to merge the answers of the nodes beyond the first.
-        repair: seconds after which the shards of the one node that fails, in the middle, are held again; None: none fails.
-        queries: how many.
+        times: measured seconds of a node, from which each query's is drawn.
+        part: see :func:`pieces`; each query has the client times of one measured query, and each transfer those of another.
+        merge: seconds to merge the answers of the nodes after the first.
+        repair: seconds until the shards of one node, which fails half-way, are available again; None: no failure.
+        queries: number of queries.
     """
-    rng = np.random.default_rng(nodes)  # the same queries whatever the replicas and failures
+    rng = np.random.default_rng(nodes)  # the same queries for all replicas and failures
     drawn = rng.choice(times, (queries, nodes)) + rng.choice(part["out"] + part["home"], (queries, nodes))
     pause = float(times.mean()) / BUSY
     pauses = rng.exponential(pause, queries)
@@ -224,7 +223,7 @@ WIDTH, K = 144, 100
 
 
 def sizes(large: dict[str, Any], cluster: dict[str, Any], repair: float) -> list[dict[str, Any]]:
-    """What 10^9 codes a node come to: each number is a measured one times the nodes, or over them."""
+    """Estimates for 10^9 codes per node: measured figures multiplied or divided by the number of nodes."""
     search = cluster["search"]
     encode = np.median(cluster["stages"]["encode"]["0"])
     rows = []

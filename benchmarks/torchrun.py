@@ -1,10 +1,10 @@
-"""One process against several that torchrun starts, on one core each: steps a second, and processor time of a step.
+"""One process compared with several under torchrun, on one core each: steps per second, and processor time per step.
 
     OMP_NUM_THREADS=1 python benchmarks/torchrun.py
 
-The paper's VGG on digits of 32 x 32 pixels, and the default's class networks on random features. Processes are compared by turns; the first
-two steps are not counted. On a machine that others use, wall times say little: the processor time of process 0, whose share of a step is
-that of any other, says what a machine of its own would gain. The cost of talking over a network is not in it.
+The paper's VGG on digits of 32 x 32 pixels, and the default's class networks on random features. Numbers of processes are interleaved; the
+first two steps are not counted. On a shared machine wall times say little; the processor time of process 0, which has the same share of a
+step as the others, shows the gain on machines of their own. Network communication is not included.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FIGURES = ("wall_seconds", "cpu_seconds")
 
 
 def prepare(setup: str, folder: Path, steps: int, batch: int) -> tuple[Dataset, Config]:
-    """Items and settings of a training that is nothing but steps."""
+    """Items and settings of a training without anything but steps."""
     training = {"steps": steps, "batch_labelled": batch, "batch_unlabelled": batch, "validation": 0.0}
     if setup == "vgg":
         config = merge(
@@ -52,7 +52,7 @@ def prepare(setup: str, folder: Path, steps: int, batch: int) -> tuple[Dataset, 
 
 
 def child(setup: str, folder: Path, steps: int, batch: int) -> None:
-    """Train, and have the first process write wall and processor seconds a step."""
+    """Train; the first process writes wall and processor seconds per step."""
     dataset, config = prepare(setup, folder, steps, batch)
     times: dict[int, tuple[float, float]] = {}
 
@@ -80,7 +80,7 @@ def measure(setup: str, processes: int, folder: Path, args: argparse.Namespace) 
 
 
 def main() -> None:
-    """Measure by turns, and write JSON and Markdown."""
+    """Measure interleaved, and write JSON and Markdown."""
     parser = make_parser(__doc__, "torchrun.json", whole=True)
     parser.add_argument("--processes", type=numbers, default=(1, 2))
     parser.add_argument("--steps", type=int, default=10)

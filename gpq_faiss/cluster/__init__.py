@@ -1,4 +1,4 @@
-"""A Ray cluster: ``tasks`` runs calls of the stages on it, ``search`` holds shards of an index in its actors.
+"""Work on a Ray cluster: ``tasks`` runs function calls as tasks, ``search`` searches index shards in actors.
 
-Files are those of a file system that all nodes share, under the same paths. Ray is imported when it is first needed.
+All nodes must share a file system, mounted at the same paths. Ray is imported on first use.
 """

@@ -16,12 +16,12 @@ from ..evaluation.ranking import usable_cores
 log = logging.getLogger(__name__)
 
 LOCAL = "local"
-"""The address of a cluster of this machine alone, which ends with the work."""
+"""Address of a temporary cluster on this machine."""
 
 
 def require_ray() -> Any:
-    """The module. Raises UsageError: it is not installed."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere; Ray reads it once
+    """The module ``ray``. Raises UsageError: not installed."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage statistics; Ray reads it on import
     try:
         import ray
     except ImportError:
@@ -31,14 +31,14 @@ def require_ray() -> Any:
 
 @contextlib.contextmanager
 def connected(address: str | None) -> Iterator[Any]:
-    """The module ``ray``, connected to a cluster. A program that is connected already stays with its own.
+    """Context with the module ``ray`` connected to a cluster. An existing connection is reused, whatever the address.
 
     Args:
-        address: ``local``, ``auto`` (the cluster that runs on this machine), or ``HOST:PORT``; None: nothing is connected to.
+        address: ``local``, ``auto`` (the cluster running on this machine), or ``HOST:PORT``; None: no connection.
 
     Raises:
         UsageError: Ray is not installed.
-        DataError: no cluster answers.
+        DataError: no cluster responds.
     """
     if address is None:
         yield None
@@ -58,15 +58,15 @@ def connected(address: str | None) -> Iterator[Any]:
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         why = " ".join(str(error).split())[:120]
         raise DataError(
-            f"no Ray cluster answers at {address} ({why}): start one, or take --ray local"
+            f"no Ray cluster answers at {address} ({why}): start one, or use --ray local"
         ) from None
-    except SystemExit:  # what Ray's own handler makes of a SIGTERM meanwhile
+    except SystemExit:  # raised by Ray's SIGTERM handler
         if main:
             signal.signal(signal.SIGTERM, ending)
             signal.raise_signal(signal.SIGTERM)
         raise
     if main:
-        signal.signal(signal.SIGTERM, ending)  # Ray puts its own in place
+        signal.signal(signal.SIGTERM, ending)  # Ray installs its own handler
     messages_to_log(ray)
     try:
         yield ray
@@ -75,7 +75,7 @@ def connected(address: str | None) -> Iterator[Any]:
 
 
 def messages_to_log(ray: Any) -> None:
-    """What Ray would print on stdout of workers and nodes that died goes to the log: results go to stdout."""
+    """Send Ray's messages about workers and dead nodes to the log, as stdout is for results."""
 
     def tell(data: dict[str, Any], **_: Any) -> None:
         for line in data["lines"]:
@@ -85,10 +85,10 @@ def messages_to_log(ray: Any) -> None:
 
 
 def work_in(folder: str) -> None:
-    """Have a process of a cluster take relative paths from the folder of the program that it works for.
+    """Set the working folder of a cluster process to that of the calling program, for relative paths.
 
     Raises:
-        DataError: this node does not have it.
+        DataError: the folder does not exist on this node.
     """
     try:
         os.chdir(folder)
@@ -99,5 +99,5 @@ def work_in(folder: str) -> None:
 
 
 def nodes(ray: Any) -> list[str]:
-    """Ids of the living nodes that take work, in a stable order."""
+    """Sorted ids of the live nodes that have CPUs."""
     return sorted(node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU"))

@@ -1,8 +1,8 @@
-"""Searching shards that actors hold, spread over the nodes of a Ray cluster, with the answers of one file.
+"""Search of index shards in actors on the nodes of a Ray cluster. Results equal those of a single file.
 
-:class:`Holders` has the actors, and :class:`ClusterIndex` is one manifest spread over them. An actor opens what it is asked for and does
-not hold yet, so one that Ray has started again, elsewhere too, answers as before; and a manifest that has changed is opened over the
-same actors while the old one is still searched.
+:class:`Holders` manages the actors; :class:`ClusterIndex` distributes the shards of one manifest among them. Actors open shards on
+demand, so an actor that Ray restarted, on any node, answers as before, and a new manifest can be opened in the same actors while the old
+one is still searched.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from .connect import connected, nodes, work_in
 log = logging.getLogger(__name__)
 
 TIMEOUT = 60.0
-"""Seconds that a search waits for shards whose node died to be held by another."""
+"""Seconds that a search waits for the shards of a dead node to be opened on another."""
 _PAUSE = 0.1
 
 
 class Holder:
-    """What an actor is: shards that it holds open. One call at a time."""
+    """The actor class: keeps shards open and searches them, one call at a time."""
 
     def __init__(self, folder: str = os.curdir) -> None:
-        """``folder``: from which the caller's relative paths start. Raises DataError: this node does not have it."""
+        """``folder``: the caller's working folder, for relative paths. Raises DataError: it does not exist on this node."""
         work_in(folder)
         self._held: dict[tuple[Any, ...], ShardedIndex] = {}
 
@@ -48,8 +48,14 @@ class Holder:
         arguments: tuple[Any, ...],
         options: dict[str, Any],
     ) -> tuple[Any, dict[str, GpqError]]:
-        """What a method gives for the shards of ``manifest`` together, None where none can be opened; and why those cannot that
-        cannot, by file. ``memory`` and ``total`` as :func:`..indexes.opening.open_shards`."""
+        """Call a method on the shards of ``manifest`` combined.
+
+        Args:
+            memory, total: as :func:`..indexes.opening.open_shards`.
+
+        Returns:
+            The result, or None if no shard could be opened; and the errors of those that could not, by file.
+        """
         opened: list[Shard] = []
         indexes, problems = [], {}
         for shard in manifest.shards:
@@ -73,20 +79,21 @@ class Holder:
         return getattr(together, method)(*arguments, **options), problems
 
     def keep(self, shards: Sequence[Shard]) -> None:
-        """Close all others."""
+        """Close all shards except ``shards``."""
         for key in [key for key in self._held if key[1] not in shards]:
             self._held.pop(key).close()
 
 
 class Holders:
-    """The actors, as many as there are nodes or ``workers``, each on a node of its own as far as there are so many.
+    """The actors, spread evenly over the nodes.
 
     Args:
         address: of the cluster (:func:`.connect.connected`).
-        workers: actors.
+        workers: number of actors (default: one per node).
 
     Raises:
-        DataError, UsageError: see there.
+        UsageError: ``workers`` below 1, or see :func:`.connect.connected`.
+        DataError: see :func:`.connect.connected`.
     """
 
     def __init__(self, address: str, workers: int | None = None) -> None:
@@ -98,13 +105,13 @@ class Holders:
         self._actors: dict[tuple[str, int], Any] = {}
 
     def nodes(self) -> list[str]:
-        """Ids of the living nodes."""
+        """Ids of the live nodes."""
         return nodes(self.ray)
 
     def actors(self) -> list[Any]:
-        """An actor for each place on the nodes of this moment; those that follow each other are on different nodes.
+        """The actors for the nodes that are live now; consecutive ones are on different nodes.
 
-        Ray starts an actor whose node died on another node. One that is no longer named here goes with its last user.
+        Ray restarts the actors of a dead node on another node. An actor no longer listed here ends when no index uses it.
         """
         living = self.nodes()
         if not living:
@@ -122,30 +129,30 @@ class Holders:
         return list(self._actors.values())
 
     def close(self) -> None:
-        """End the actors, and leave the cluster."""
+        """End the actors and disconnect from the cluster."""
         self._actors.clear()
         self._stack.close()
 
 
 class ClusterIndex(MergedIndex):
-    """The shards of a manifest, held by actors. Safe to search from several threads.
+    """The shards of a manifest, opened in actors. Thread-safe for searches.
 
     Args:
         path: ``manifest.json``.
-        holders: what holds them.
+        holders: the actors.
         kind, nprobe: as :func:`..indexes.opening.open_index`.
-        memory: budget in bytes of each actor.
-        replicas: actors that hold each shard; searches take turns at them, and go to the next where one is gone.
-        allow_partial: where a shard cannot be searched, answer without it, log its name, and add it to ``missing``; else this is an
+        memory: budget of each actor in bytes.
+        replicas: number of actors per shard; searches alternate between them and fail over.
+        allow_partial: search without shards that are unavailable, log their names, and add them to ``missing``; otherwise this is an
             error.
-        timeout: seconds that a search waits for actors to come back.
+        timeout: seconds that a search waits for actors to be restarted.
 
     Attributes:
-        missing: files of shards that some answer had to do without.
-        places: the actors of each shard, by file: their numbers, the first first.
+        missing: files of the shards that were left out of any search.
+        places: shard file -> numbers of its actors, in order of preference.
 
     Raises:
-        DataError: a shard is missing or damaged, or no node answers; names it.
+        DataError: a shard is missing or damaged, or no node responds; names the shard.
         MismatchError: a shard is of another model, or has other lists.
         UsageError: see :func:`..indexes.opening.open_shards`; fewer than one replica.
     """
@@ -172,7 +179,9 @@ class ClusterIndex(MergedIndex):
         replicas = min(replicas, len(actors))
         load = [0] * len(actors)
         self.places: dict[str, list[int]] = {}
-        for shard in sorted(manifest.shards, key=lambda s: -s.bytes):  # the largest first, to where least is
+        for shard in sorted(
+            manifest.shards, key=lambda s: -s.bytes
+        ):  # largest first, to the actor with the least data
             place = min(range(len(actors)), key=load.__getitem__)
             self.places[shard.file] = [(place + r) % len(actors) for r in range(replicas)]
             for one in self.places[shard.file]:
@@ -196,14 +205,14 @@ class ClusterIndex(MergedIndex):
             actor.keep.remote([s for s in manifest.shards if place in self.places[s.file]])
 
     def describe(self) -> str:
-        """How it searches, in one line."""
+        """One-line description of the search."""
         return f"{super().describe()}, {count(len(self._actors), 'worker')} of a cluster"
 
     def _answers(self, method: str, *args: Any, **options: Any) -> Iterator[Any]:
         return self._ask(method, args, options, next(self._turns))
 
     def _ask(self, method: str, args: tuple[Any, ...], options: dict[str, Any], turn: int) -> Iterator[Any]:
-        """The answers of all actors; an actor that is gone is asked again, or another for its shards, until they have answered."""
+        """Yield the answers of all actors. Calls that fail are retried, on the next replica if there is one, until the timeout."""
         exceptions, end = self._ray.exceptions, time.monotonic() + self._timeout
         waiting = [shard.file for shard in self.manifest.shards]
         gone: dict[str, GpqError] = {}
@@ -245,7 +254,7 @@ class ClusterIndex(MergedIndex):
     def ask_one(
         self, place: int, files: Sequence[str], method: str, args: tuple[Any, ...], options: dict[str, Any]
     ) -> Any:
-        """Ask one actor for these shards: a reference to what :meth:`Holder.answer` gives."""
+        """Reference to the result of :meth:`Holder.answer` for these shards on one actor."""
         return self._actors[place].answer.remote(
             self.manifest.only(files), *self._opening, method, args, options
         )
@@ -257,5 +266,5 @@ class ClusterIndex(MergedIndex):
         )
 
     def close(self) -> None:
-        """Let go of the actors: they end, unless another index holds them."""
+        """Release the actors; they end if no other index uses them."""
         self._actors = []

@@ -1,9 +1,8 @@
-"""Calls of ordinary functions as tasks of a Ray cluster.
+"""Function calls as tasks of a Ray cluster.
 
-These are plain tasks and not Ray Data: each call writes one file whose name follows from what goes into it, so a call that is run
-again, after its worker or node died or beside one that only seems dead, finds the file or writes the same one. Blocks of Ray Data
-have no name that outlives a retry. A task that finds no worker left on one node is run on another, where a pool of actors would wait
-for its node.
+Why plain tasks and not Ray Data: each call writes one file whose name is determined by its inputs, so a retried call, even beside one
+that is still running, finds that file or writes the same one. Blocks of Ray Data have no name that survives a retry. Tasks of a dead node
+run on another one; a pool of actors would wait for its node.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from .connect import connected, work_in
 Result = TypeVar("Result")
 
 _RETRIES = 20
-"""How often a call is run again whose worker or node died: more than that is the call's own fault."""
+"""Retries of a call whose worker or node died; after more, the call itself is taken as the cause."""
 _WAIT = 0.5
 
 
@@ -33,23 +32,23 @@ def run_all(
     workers: int | None = None,
     done: Callable[[int], None] | None = None,
 ) -> list[Result]:
-    """``function(*shared, *call)`` for each of ``calls``, as tasks of one core each, spread over the nodes.
+    """Run ``function(*shared, *call)`` for each of ``calls``, as tasks of one core each, spread over the nodes.
 
     Args:
-        function: of a module that the nodes have too. It may be run more than once for a call.
-        calls: arguments.
-        address: of the cluster (:func:`.connect.connected`); None: one after another, in this process.
-        shared: first arguments of all calls, sent to each node once.
-        gpus: of a task.
-        workers: tasks at a time, at most (default: as many as the cluster has room for).
-        done: called with the place of each call that is done.
+        function: from a module installed on all nodes; may run more than once per call.
+        calls: arguments of each call.
+        address: of the cluster (:func:`.connect.connected`); None: run sequentially in this process.
+        shared: leading arguments of all calls, sent to each node once.
+        gpus: GPUs per task.
+        workers: maximum number of concurrent tasks (default: limited by the cluster only).
+        done: called with the index of each finished call.
 
     Returns:
         The results, in the order of ``calls``.
 
     Raises:
-        GpqError: of the first call that raises one; the others are given up.
-        DataError: a call's worker died again and again, or what it needs is nowhere.
+        GpqError: the first error of a call; the remaining calls are cancelled.
+        DataError: the worker of a call died repeatedly, or no node has the resources.
     """
     if address is None:
         found = []
@@ -59,7 +58,7 @@ def run_all(
                 done(place)
         return found
     with connected(address) as ray:
-        # Without a limit of calls: after a task with a GPU Ray would by default end the process, and the model in it.
+        # max_calls=0: by default Ray ends a process after a task with a GPU, and its loaded model with it.
         task = ray.remote(max_calls=0)(_patient).options(
             num_cpus=1, num_gpus=gpus, max_retries=_RETRIES, scheduling_strategy="SPREAD"
         )
@@ -81,7 +80,7 @@ def run_all(
             raise (error.cause or error) from None
         except ray.exceptions.RayError as error:
             why = " ".join(str(error).split())[:120]
-            raise DataError(f"a worker of the cluster at {address} died again and again ({why})") from None
+            raise DataError(f"a worker of the cluster at {address} died repeatedly ({why})") from None
         finally:
             for reference in running:
                 ray.cancel(reference, force=True)
@@ -89,7 +88,7 @@ def run_all(
 
 
 def split(tasks: Sequence[int], address: str) -> list[list[int]]:
-    """``tasks`` in as many parts as the cluster has cores, or fewer."""
+    """Split ``tasks`` into one part per core of the cluster, without empty parts."""
     with connected(address) as ray:
         cores = max(1, int(ray.cluster_resources().get("CPU", 1)))
     parts = [list(tasks[place::cores]) for place in range(cores)]
@@ -97,7 +96,7 @@ def split(tasks: Sequence[int], address: str) -> list[list[int]]:
 
 
 def has_gpus(address: str, device: str) -> bool:
-    """Whether a node of the cluster has one, where the device is ``auto``."""
+    """Whether the cluster has a GPU and ``device`` is ``auto``."""
     if device != "auto":
         return False
     with connected(address) as ray:
@@ -105,8 +104,7 @@ def has_gpus(address: str, device: str) -> bool:
 
 
 def _patient(folder: str, function: Callable[..., Result], *arguments: Any) -> Result:
-    """The call, in the folder of the caller. Where another process writes the file, which may be an earlier run of this very call, it
-    waits."""
+    """Run the call in the caller's folder; wait while another process (perhaps an earlier attempt) writes the file."""
     work_in(folder)
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What an experiment runs: methods x code lengths x seeds x variations of the settings, read from TOML.
+"""Definition of an experiment: methods x code lengths x seeds x variations of the settings, read from TOML.
 
 A grid file has these keys; others are errors::
 

@@ -1,7 +1,7 @@
-"""The runs of a folder, and their figures as rows.
+"""Tables of the runs of a folder.
 
-A *row* of a table is a method in a variation; its columns are code lengths (and numbers of labels, where there are several); its
-values are means and deviations over seeds.
+A *row* of a table is a method in one variation; columns are code lengths (and numbers of labels, if several); values are means and
+standard deviations over seeds.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Experiment:
     """A folder of runs.
 
     Attributes:
-        folder: where it is.
-        about: the content of ``experiment.json``.
+        folder: its path.
+        about: contents of ``experiment.json``.
         runs: in the order of the tables: methods as in the paper, then variations as in the grid, labels, lengths, seeds.
     """
 
@@ -38,7 +38,7 @@ class Experiment:
 
     @property
     def bits(self) -> list[int]:
-        """Code lengths, ascending, without the 0 of methods that keep no code."""
+        """Code lengths, ascending, without the 0 of methods without codes."""
         return sorted({run.bits for run in self.runs} - {0}) or [0]
 
     @property
@@ -47,7 +47,7 @@ class Experiment:
 
     @cached_property
     def one_method(self) -> bool:
-        """Whether all runs are of one method, those that are missing among them."""
+        """Whether all runs, including missing ones, are of one method."""
         planned = self.about["planned"].values()
         return len({run.method for run in self.runs} | {run["method"] for run in planned}) == 1
 
@@ -59,7 +59,7 @@ class Experiment:
         return [name for name in order if name in found] + sorted(found - set(order))
 
     def over_seeds(self) -> str:
-        """What the figures are taken over, for captions."""
+        """The seeds of the figures, for captions."""
         seeds = self.seeds
         if len(seeds) == 1:
             return f"seed {seeds[0]}"
@@ -68,12 +68,12 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Missing:
-    """The runs that were requested and are not in the folder.
+    """Requested runs that are not in the folder.
 
     Attributes:
-        asked: how many were requested.
-        runs: row of the table (and labels, where there are several kinds) -> the lengths and seeds that are missing.
-        outdated: runs of other settings, data or versions than were requested last.
+        asked: number of requested runs.
+        runs: row of the table (and labels, if several kinds) -> missing lengths and seeds.
+        outdated: runs with other settings, data or versions than last requested.
     """
 
     asked: int
@@ -86,13 +86,13 @@ class Missing:
 
     @property
     def short(self) -> str:
-        """For a caption; empty where nothing is missing."""
+        """For a caption; empty if nothing is missing."""
         parts = [f"{self.count:,} of {self.asked:,} runs missing"] if self.count else []
         parts += [f"{len(self.outdated):,} out of date"] if self.outdated else []
         return ", ".join(parts)
 
     def notes(self, most: int = 12) -> list[str]:
-        """Lines for a report, which name at most ``most`` rows."""
+        """Lines for a report, naming at most ``most`` rows."""
         lines = []
         if self.runs:
             rows = [f"{row} ({', '.join(runs)})" for row, runs in self.runs.items()]
@@ -136,12 +136,12 @@ def missing_runs(experiment: Experiment) -> Missing:
 
 
 def position(names: Sequence[str], name: str) -> int:
-    """Where ``name`` stands among ``names``; last if it is not there."""
+    """Position of ``name`` in ``names``; last if missing."""
     return names.index(name) if name in names else len(names)
 
 
 def labelled_name(value: Any) -> str:
-    """A ``labelled`` as tables show it: all, a file's name, or as in "20 per class"."""
+    """A value of ``labelled`` as shown in tables: all, a file's name, or such as "20 per class"."""
     text = "all" if value is None else Path(str(value)).name
     return text.removesuffix("-per-class") + " per class" if text.endswith("-per-class") else text
 
@@ -159,7 +159,7 @@ def read_experiment(folder: str | Path, names: Collection[str] = FIGURES) -> Exp
         names: arrays of the runs to read.
 
     Raises:
-        DataError: no experiment there, no finished run, or a damaged one.
+        DataError: not an experiment, no finished run, or a damaged one.
         MismatchError: of another version.
     """
     folder = Path(folder)
@@ -205,14 +205,14 @@ def row_names(experiment: Experiment) -> list[str]:
 
 
 def column_name(experiment: Experiment, bits: int, labelled: str) -> str:
-    """The name of a column: the bits, and the labels where there are several kinds."""
+    """The name of a column: the bits, and the labels if there are several kinds."""
     return str(bits) if len(experiment.labelled) == 1 else f"{bits} bits, {labelled}"
 
 
 def main_rows(experiment: Experiment, values: Literal["map", "nn10_at_100"] = "map") -> list[dict[str, Any]]:
     """The table of the experiment: one line per row, one column per code length, each a mean and deviation over seeds.
 
-    A method that keeps no code has one figure for the whole line.
+    A method without codes has one figure for the whole row.
     """
     long: list[dict[str, Any]] = [
         {
@@ -233,7 +233,7 @@ def main_rows(experiment: Experiment, values: Literal["map", "nn10_at_100"] = "m
 def _means(
     experiment: Experiment, runs: Iterable[Run], figures: Callable[[Run], Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """A line for each row, with means and deviations over seeds of the ``figures`` of a run."""
+    """One line per row: means and standard deviations over seeds of the ``figures`` of a run."""
     rows = [{"method": row_name(experiment, run), **figures(run)} for run in runs]
     values = dict.fromkeys(name for row in rows for name in row if name != "method")
     return summarise(rows, by=["method"], values=list(values))
@@ -248,14 +248,14 @@ def depth_rows(experiment: Experiment, bits: int, ks: Sequence[int]) -> list[dic
         return {f"{letter}@{k}": float(values[at[k]]) for letter, values in both for k in ks if k in at}
 
     rows = _means(experiment, runs_at(experiment, bits, experiment.labelled[-1]), figures)
-    # Precision first, also where some runs have more k than others.
+    # Precision first, even if some runs have more k than others.
     return [{name: row[name] for name in sorted(row, key=lambda name: "mPR".index(name[0]))} for row in rows]
 
 
 def likeness_rows(experiment: Experiment, bits: int) -> list[dict[str, Any]]:
     """NN10@100, the same within the class, and distinct items in tops, at one code length (and the most labels), means over seeds.
 
-    Distinct items are a share of the most that are possible: ten times the queries measured, or the database if that is smaller.
+    Distinct items are a share of the possible maximum: ten times the number of queries, or the database if smaller.
     """
 
     def figures(run: Run) -> dict[str, float | None]:
@@ -289,7 +289,7 @@ def second_rows(experiment: Experiment) -> list[dict[str, Any]]:
 
 
 def runs_at(experiment: Experiment, bits: int, labelled: str | None = None) -> list[Run]:
-    """Runs of a code length (methods without a code among them), in the order of the tables."""
+    """Runs of a code length, and of methods without codes, in the order of the tables."""
     return [run for run in experiment.runs if run.bits in (0, bits) and labelled in (None, run_labelled(run))]
 
 

@@ -46,21 +46,21 @@ _NEEDED: dict[str, type] = {
 }
 
 Progress = Callable[..., None]
-"""Called with runs done and all runs."""
+"""Called with the number of finished runs and of all runs."""
 
 
 @dataclass
 class Summary:
-    """What a call did.
+    """Summary of a call.
 
     Attributes:
         folder: of the experiment.
-        total: runs of the grid.
-        there: runs that were done before.
-        made: runs that this call made.
-        failed: name of a run -> why.
+        total: number of runs of the grid.
+        there: number of runs finished before.
+        made: number of runs finished by this call.
+        failed: name of a run -> reason.
         elsewhere: runs in progress in another process.
-        left_out: method -> why it has no run.
+        left_out: method -> reason why it has no run.
     """
 
     folder: Path
@@ -72,7 +72,7 @@ class Summary:
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     def add(self, result: RunResult) -> None:
-        """Count a run that has ended, and log it."""
+        """Count and log a run that has ended."""
         spec = result.spec
         if result.status == "done":
             self.made += 1
@@ -88,7 +88,7 @@ class Summary:
 
 
 def plain_name(dataset: Dataset) -> str:
-    """The data set's name without folders, which are one machine's own."""
+    """The data set's name without folders, which differ between machines."""
     kind, colon, path = dataset.name.partition(":")
     return f"{kind}:{Path(path).name}" if colon else Path(kind).name
 
@@ -255,7 +255,7 @@ def read_about(folder: str | Path) -> dict[str, Any]:
 
 
 def _begin(folder: Path, about: dict[str, Any], *, renamed: bool) -> dict[str, Any]:
-    """Write the description of the folder, or check that it agrees; methods left out, failures and planned runs are kept."""
+    """Write the description of the folder, or check that it agrees; keeps methods left out, failures and planned runs."""
     if not (folder / ABOUT).exists():
         write_json(folder / ABOUT, about)
         return about
@@ -285,7 +285,7 @@ def _begin(folder: Path, about: dict[str, Any], *, renamed: bool) -> dict[str, A
 
 
 def note_planned(folder: Path, specs: tuple[RunSpec, ...]) -> None:
-    """Record which runs were requested, in this call and those before it, so that a report can say which of them are missing."""
+    """Record the runs requested by this call and earlier ones, so that reports can list missing ones."""
     about = read_about(folder)
     asked = {
         spec.name: {
@@ -304,7 +304,7 @@ def note_planned(folder: Path, specs: tuple[RunSpec, ...]) -> None:
 
 
 def _note_failures(folder: Path, specs: tuple[RunSpec, ...], summary: Summary) -> None:
-    """Record why runs failed, for the report; runs that are done by now are removed."""
+    """Record why runs failed, for the report; removes runs that are done by now."""
     about = read_about(folder)
     failed = {
         name: why

@@ -1,4 +1,4 @@
-"""The file of a run: written whole when the run is done, checked when it is read.
+"""The file of a run: written atomically when the run is done, checked when read.
 
 =====================  =======================  =============================================================
 dataset                type                     meaning
@@ -11,12 +11,12 @@ dataset                type                     meaning
 ``pr_precision``       float64 [L]              mean interpolated precision there
 ``query_rows, _ids``   int64 [Q]                positions in the data set, and ids
 ``query_labels``       uint8 [Q, ceil(C/8)]     packed multi-hot
-``database_*``         [N], [N, ceil(C/8)]      the same of the database
-``codes``              uint8 [N, W]             as Faiss packs them (not of methods that keep no code)
-``index``              uint8 [B]                a trained, empty Faiss index that ranks as the method does
-``search_input``       [Q, ...]                 what it is searched with
+``database_*``         [N], [N, ceil(C/8)]      the same for the database
+``codes``              uint8 [N, W]             as packed by Faiss (not for methods without codes)
+``index``              uint8 [B]                a trained, empty Faiss index with the method's ranking
+``search_input``       [Q, ...]                 query vectors for ``index``
 ``top_ids``            int64 [Q, 1000]          the best ids of each query, ties by position
-``vectors``            float32 [n, D]           of some items, where the grid asks for them
+``vectors``            float32 [n, D]           of some items, if the grid requests them
 ``codebooks``          float32 [M, K, d]        of trained quantisers
 ``log``                uint8 [B]                JSON lines of the training
 =====================  =======================  =============================================================
@@ -46,7 +46,7 @@ from .machine import describe_machine
 from .specs import RUN_FORMAT, RunSpec
 
 WHAT = "a run of gpq experiment"
-# Attribute -> type; those with a dict, list or None are JSON.
+# Attribute -> type; dict, list and None are stored as JSON.
 _NEEDED: dict[str, type] = {
     "grid": str,
     "method": str,
@@ -69,17 +69,17 @@ _NEEDED: dict[str, type] = {
     "versions": dict,
 }
 FIGURES = ("ap", "ks", "precision", "recall", "pr_recall", "pr_precision")
-"""The arrays of measures."""
+"""Names of the arrays with measures."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run as it was read.
+    """A finished run.
 
     Attributes:
         path: its file.
-        about: the attributes, JSON decoded.
-        arrays: those that were requested.
+        about: the attributes, with JSON decoded.
+        arrays: the requested arrays.
     """
 
     path: Path
@@ -92,7 +92,7 @@ class Run:
 
     @property
     def bits(self) -> int:
-        """0 for a method that keeps no code."""
+        """Code length; 0 for methods without codes."""
         return int(self.about["bits"])
 
     @property
@@ -105,19 +105,19 @@ class Run:
 
     @property
     def map(self) -> float:
-        """Mean of the queries' average precision."""
+        """Mean average precision of the queries."""
         return float(self.about["map"])
 
     @property
     def likeness(self) -> Mapping[str, Any]:
-        """Of :meth:`gpq_faiss.evaluation.likeness.Likeness.as_dict`; empty for images."""
+        """As :meth:`gpq_faiss.evaluation.likeness.Likeness.as_dict`; empty for images."""
         return self.about["likeness"] or {}
 
 
 def write_run(
     path: Path, spec: RunSpec, grid: str, dataset: Dataset, data_name: str, output: RunOutput
 ) -> Path:
-    """Write the file of a run, wholly or not at all.
+    """Write the file of a run atomically.
 
     Raises:
         DataError: it cannot be written.
@@ -189,7 +189,7 @@ def read_run(path: str | Path, names: Collection[str] = FIGURES) -> Run:
 
 
 def _is_likeness(value: Any) -> bool:
-    """Whether it is the likeness of a run: None, or its figures."""
+    """Whether this is a valid likeness of a run: None, or its figures."""
     if value is None:
         return True
     if not isinstance(value, dict) or not isinstance(value.get("definition"), str):
@@ -202,7 +202,7 @@ def _is_likeness(value: Any) -> bool:
 
 
 def _decoded(value: Any) -> Any:
-    """Decoded where it is JSON, else unchanged."""
+    """Decoded if JSON, else unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -212,7 +212,7 @@ def _decoded(value: Any) -> Any:
 
 
 def is_done(path: Path, spec: RunSpec) -> bool:
-    """Whether the file of a run is there, whole, and of this identity. A damaged file is not: the run is made again."""
+    """Whether the file of a run exists, is undamaged and has this identity; otherwise the run is repeated."""
     if not path.exists():
         return False
     try:
@@ -222,14 +222,14 @@ def is_done(path: Path, spec: RunSpec) -> bool:
 
 
 def filled_index(path: str | Path) -> Any:
-    """The Faiss index of a run with its whole database in it; ids are positions in ``database_rows``.
+    """The Faiss index of a run with its database; ids are positions in ``database_rows``.
 
-    It is searched with the run's ``search_input``, and ranks as the method does.
+    Searching it with the run's ``search_input`` gives the method's ranking.
 
     Raises:
-        DataError: no such run, or one without codes or index (methods that keep no code; LOPQ, whose index Faiss cannot write).
+        DataError: no such run, or one without codes or index (methods without codes; LOPQ, whose index Faiss cannot write).
     """
     run = read_run(path, {"codes", "index"})
     if not {"codes", "index"} <= run.arrays.keys():
-        raise DataError(f"{path} keeps no codes or no index: {run.method} has none that Faiss could write")
+        raise DataError(f"{path} has no codes or no index: {run.method} has none that Faiss can write")
     return add_codes(from_bytes(run.arrays["index"], str(path)), run.arrays["codes"])

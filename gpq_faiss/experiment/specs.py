@@ -1,7 +1,7 @@
-"""The single runs of a grid, in the order in which they are made, and what names each of them.
+"""The runs of a grid in order of execution, with their names and identities.
 
-A run is done when its file has the run's identity: a hash over the settings, the data, the split, the revision of the method, and
-the versions of the libraries that compute it. So a run is made again when its results could differ.
+A run is done if its file has the run's identity: a hash of the settings, data, split, revision of the method, and versions of the
+libraries used. So a run is repeated when its results could differ.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .grid import Grid, Variation, method_config
 from .machine import versions
 
 RUN_FORMAT = 1
-"""Of the run files; part of every identity."""
+"""Version of the run files; part of every identity."""
 _FEWER_UNLABELLED, _FEWER_DATABASE = range(100, 102)  # streams of random numbers
 
 
@@ -37,15 +37,15 @@ class RunSpec:
 
     Attributes:
         method: short name.
-        bits: requested code length; 0 for a method that keeps no code.
-        seed: of the split, the weights and the batches.
-        variation: its name; empty for the methods without changes.
+        bits: requested code length; 0 for methods without codes.
+        seed: of the split, weights and batches.
+        variation: its name; empty for unchanged methods.
         settings: everything that determines the codes except the data: a config's dict, or an array method's settings.
-        protocol, labelled, queries, unlabelled, database: what the split is made of.
-        several_labelled: whether the grid has several ``labelled``, so that names must contain it.
-        vectors: items of the database whose vectors are kept.
+        protocol, labelled, queries, unlabelled, database: parameters of the split.
+        several_labelled: whether the grid has several values of ``labelled``, which names must then include.
+        vectors: number of database items whose vectors are stored.
         split_hash: of the split.
-        identity: hash over everything that the results depend on.
+        identity: hash of everything that the results depend on.
     """
 
     method: str
@@ -65,7 +65,7 @@ class RunSpec:
 
     @property
     def name(self) -> str:
-        """Of its file, without the ending; unique in the grid."""
+        """Name of its file without extension; unique in the grid."""
         parts = [self.method, f"{self.bits}bits" if self.bits else "any", f"seed{self.seed}"]
         if self.variation:
             parts.append(_slug(self.variation))
@@ -86,7 +86,7 @@ class RunSpec:
 
         Raises:
             DataError: too few items.
-            UsageError: an argument that the protocol does not take.
+            UsageError: an argument that the protocol does not support.
         """
         return split_of(
             dataset,
@@ -100,7 +100,7 @@ class RunSpec:
 
 
 def _slug(text: str) -> str:
-    """Part of a file name: readable, and never the same for two texts."""
+    """Part of a file name: readable, and unique for each text."""
     readable = re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")[:40]
     return f"{readable}-{fingerprint(text)[:4]}"
 
@@ -117,7 +117,7 @@ def split_of(
 ) -> Split:
     """The split of a protocol, with at most ``unlabelled`` and ``database`` items in these roles (None: all).
 
-    A smaller choice is part of a larger one of the same seed.
+    For the same seed, smaller selections are subsets of larger ones.
     """
     split = make_split(dataset, protocol, seed=seed, labelled=labelled, queries=queries)
     for role, count, stream in (
@@ -134,11 +134,11 @@ def split_of(
 
 @dataclass(frozen=True)
 class Plan:
-    """All runs of a grid, and the methods that have none.
+    """All runs of a grid, and the methods without runs.
 
     Attributes:
-        specs: seeds outermost, so that an interrupted grid is a whole table of fewer seeds.
-        left_out: method -> why it has no run on these data.
+        specs: seeds outermost, so that an interrupted grid is a complete table of fewer seeds.
+        left_out: method -> reason why it cannot run on these data.
     """
 
     specs: tuple[RunSpec, ...]
@@ -149,13 +149,13 @@ def plan(grid: Grid, dataset: Dataset, base: Config) -> Plan:
     """The runs of ``grid`` on ``dataset``.
 
     Args:
-        grid: what to run.
+        grid: the grid.
         dataset: the data.
-        base: settings of the trained methods before the grid's own: the preset with the changes of ``--config``.
+        base: base settings of trained methods, to which the grid's are applied: the preset with the changes of ``--config``.
 
     Raises:
-        UsageError: wrong settings; a code length that a method does not have; a method that is not installed.
-        DataError: the data have too few items for the protocol.
+        UsageError: invalid settings; a code length that a method does not support; a method that is not installed.
+        DataError: too few items for the protocol.
     """
     perceptron = needs_perceptron(dataset)
     used = [name for name in method_names() if any(name in grid.methods_of(v) for v in grid.variations)]
@@ -216,7 +216,7 @@ def _splits_of(grid: Grid) -> Iterator[tuple[int, str | None, Variation]]:
     for seed, number in itertools.product(grid.seeds, range(len(grid.labelled))):
         for variation in grid.variations:
             choices = grid.labelled_of(variation)
-            if number < len(choices):  # a variation with labels of its own runs once
+            if number < len(choices):  # a variation with its own ``labelled`` runs once
                 yield seed, choices[number], variation
 
 

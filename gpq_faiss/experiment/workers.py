@@ -1,7 +1,7 @@
-"""Making the runs: one after the other in this process, or several at a time in processes of their own.
+"""Execution of runs: sequentially in this process, or in parallel processes.
 
-A run that fails is reported in one line and does not stop the others, even if its process is killed. Each works in a folder of its
-own below ``.partial/``, under a lock, so that several calls may fill one folder; what a killed one leaves there is continued.
+A failed run is reported in one line and does not stop the others, even if its process is killed. Each run works in its own locked folder
+below ``.partial/``, so several calls may work on one experiment; a killed run is continued from there.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ _PARTIAL = ".partial"
 
 @dataclass(frozen=True)
 class RunContext:
-    """What all runs of an experiment share; it is sent to the processes.
+    """Common parameters of all runs of an experiment, sent to the processes.
 
     Attributes:
-        folder: where their files go.
-        grid: its name.
+        folder: output folder.
+        grid: name of the grid.
         data: as on the command line, and ``data_args`` for :func:`gpq_faiss.data.open.open_data`.
-        data_name: what tables call the data.
-        device: where networks run.
-        checkpoint_seconds: between two checkpoints of a training.
+        data_name: name of the data in tables.
+        device: device of networks.
+        checkpoint_seconds: time between checkpoints of a training.
     """
 
     folder: Path
@@ -64,11 +64,11 @@ class RunContext:
         return self.folder / f"{spec.name}.h5"
 
     def again(self, spec: RunSpec) -> Path:
-        """A mark: the run is to be made again, and its file does not count until that is done."""
+        """Marker file: the run is to be repeated, and its old file does not count."""
         return self.folder / _PARTIAL / f"{spec.name}.again"
 
     def done(self, spec: RunSpec) -> bool:
-        """Whether the file of the run is there and counts."""
+        """Whether the file of the run exists and counts."""
         return not self.again(spec).exists() and is_done(self.file_of(spec), spec)
 
 
@@ -91,14 +91,14 @@ def make_runs(
     jobs: int,
     report: Callable[[RunResult], None],
 ) -> None:
-    """Make all runs, in their order, ``jobs`` at a time; ``report`` is called as each ends.
+    """Execute all runs in order, ``jobs`` at a time.
 
     Args:
         context: of the experiment.
         specs: the runs.
-        dataset: used where there is one job; the processes of several open the data themselves.
-        jobs: processes.
-        report: called in this thread.
+        dataset: used for one job; with several, each process opens the data.
+        jobs: number of processes.
+        report: called in this thread when a run ends.
     """
     if jobs > 1 and len(specs) > 1:
         _make_in_processes(context, specs, min(jobs, len(specs)), report)
@@ -109,7 +109,7 @@ def make_runs(
 
 
 def make_run(context: RunContext, dataset: Dataset, spec: RunSpec, cache: TrainingCache) -> RunResult:
-    """Make one run and write its file. Whatever fails is in the result; only a signal is raised.
+    """Execute one run and write its file. Errors are returned in the result; only signals are raised.
 
     Args:
         context: of the experiment.
@@ -137,7 +137,7 @@ def make_run(context: RunContext, dataset: Dataset, spec: RunSpec, cache: Traini
             return RunResult(spec, "done", map=run.map, seconds=run.about["seconds"])
     except GpqError as error:
         return RunResult(spec, "failed", _one_line(error))
-    except Exception as error:  # a defect of one method must not end the others
+    except Exception as error:  # a bug in one method must not stop the others
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(last.filename).name}:{last.lineno}"
         return RunResult(spec, "failed", f"{type(error).__name__} in {where}: {_one_line(error)}")
@@ -179,7 +179,7 @@ def _make_in_processes(
                     free = executor()
                 idle.append(free)
     finally:
-        # After a signal, which may have come to this process alone, the others save the state of their trainings and end.
+        # After a signal, perhaps to this process only, the others save the state of their trainings and end.
         if running:
             alive.close()
         for free in [*idle, *(free for _, free in running.values())]:
@@ -190,14 +190,14 @@ def _make_in_processes(
 
 def _start(parent: int, watched: Connection) -> None:
     """Prepare a process for :func:`_run_in_process`."""
-    # Ctrl-C comes to all processes of a terminal: the parent alone acts on it.
+    # Ctrl-C reaches all processes of a terminal: only the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(parent, watched), daemon=True).start()
 
 
 def _end_with(parent: int, watched: Connection) -> None:
-    """End the run in progress when the parent closes its end of ``watched``, and the process when the parent was killed: the next call
-    would find the runs locked."""
+    """End the run in progress when the parent closes its end of ``watched``, and the process when the parent was killed, so that
+    the next call does not find the runs locked."""
     with contextlib.suppress(OSError, EOFError):
         watched.poll(None)
     if os.getppid() == parent:
@@ -228,9 +228,9 @@ def _run_in_process(context: RunContext, spec: RunSpec) -> RunResult:
 
 @contextlib.contextmanager
 def _claim(context: RunContext, spec: RunSpec) -> Iterator[Path | None]:
-    """The folder that the run works in, or None if another process has it. Leftovers of other settings are removed.
+    """Context with the run's working folder, or None if another process uses it. Leftovers of other settings are removed.
 
-    The folder is removed once the run's file is there.
+    The folder is removed once the run's file exists.
     """
     root, out = context.folder / _PARTIAL, context.file_of(spec)
     file = root / f"{spec.name}.lock"
@@ -253,22 +253,22 @@ def _claim(context: RunContext, spec: RunSpec) -> Iterator[Path | None]:
             file.unlink()
         os.close(held)
         with contextlib.suppress(OSError):
-            root.rmdir()  # of the last one
+            root.rmdir()  # of the last run
 
 
 def _clear(root: Path, spec: RunSpec, *, keep: Path | None = None) -> None:
     """Remove unfinished work of a run, except the folder ``keep``; the caller holds its lock."""
     for other in root.glob(f"{glob.escape(spec.name)}-*"):
-        # The name of one run may begin that of another; what follows is an identity.
+        # One run's name may be a prefix of another's, so the rest must be an identity.
         ending = other.name.removeprefix(f"{spec.name}-")
         if other != keep and other.is_dir() and len(ending) == len(spec.identity):
             shutil.rmtree(other, ignore_errors=True)
 
 
 def make_again(context: RunContext, specs: Sequence[RunSpec]) -> None:
-    """Remove unfinished work of these runs, and mark them to be made again: each keeps its file until the new one is there.
+    """Remove unfinished work of these runs, and mark them for repetition; each keeps its file until the new one exists.
 
-    A run that another process is making is left to it.
+    Runs in progress in another process are left to it.
 
     Raises:
         DataError: the folder cannot be written.
@@ -284,7 +284,7 @@ def make_again(context: RunContext, specs: Sequence[RunSpec]) -> None:
 
 
 def tidy(context: RunContext, specs: Sequence[RunSpec]) -> None:
-    """Remove what processes left that were killed at the very end of these runs, which are done."""
+    """Remove leftovers of processes killed at the very end of these runs, which are done."""
     for spec in specs:
         recover(context.file_of(spec))
         if any((context.folder / _PARTIAL).glob(f"{glob.escape(spec.name)}[.-]*")):

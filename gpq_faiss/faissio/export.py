@@ -8,10 +8,10 @@ form               contents
 ``numpy``          ``.npz``: ``codebooks`` [M, K, d], ``fused`` [ceil(M/2), 256, 2d] (K = 16 only), ``meta``
 ``nanopq``         ``.npz``: ``codewords`` [M, K, d] for ``nanopq.PQ(M, K, metric="dot")``, ``meta``
 ``lancedb``        ``.npz``: ``pq_codebook`` [bytes, 256, width], ``ivf_centroids`` [1, D] of zeros, ``meta``
-``factory``        an empty, trained index as ``faiss.index_factory`` makes it of a string, and its sidecar
+``factory``        the empty, trained index of a Faiss factory string, and its sidecar
 =================  ==============================================================================================
 
-Arrays are float32; ``meta`` is a JSON text that names the model, the shape and how code bytes are laid out.
+Arrays are float32; ``meta`` is a JSON text with the model, the shape and the layout of code bytes.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from .model import ModelHeader, read_model, read_prototypes
 Target = Literal["numpy", "nanopq", "factory", "lancedb"]
 FORMAT_VERSION = 1
 
-# What codebooks can be put into. No OPQ or PCA: a transform before the codes would undo the model's sub-spaces. No id map
-# around lists, which keep ids themselves.
+# Supported indexes. No OPQ or PCA: a transform before the codes would undo the model's sub-spaces. No id map around lists, which store
+# ids themselves.
 _FACTORY = re.compile(r"(?:IDMap2?,|IVF([1-9]\d{0,5}),)?PQ([1-9]\d{0,3})(?:x([1-9]\d?))?(fs)?(?:np)?")
 
 
@@ -51,23 +51,23 @@ def export_codebooks(
     factory: str | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Write a model's codebooks (z') for another tool. If query and item vectors differ, the log and the file tell.
+    """Write a model's codebooks (z') for another tool. If query and item vectors differ, the log and the file say so.
 
     Args:
         model_dir: a model folder.
         out: the file; for ``factory`` with a sidecar ``out + ".json"``.
         to: see the table above.
         factory: for ``factory``: the string, such as ``IDMap2,PQ12x4``, ``PQ12x4fs``, ``PQ6`` (byte-fused: half as
-            many codebooks of 8 bits, the same bytes; not of an odd number) or ``IVF10,PQ12x4fs`` (one list per class of
-            the model, around its prototypes). Default: ``IDMap2,PQ`` with the model's own M and bits.
+            many codebooks of 8 bits with the same code bytes; for even M) or ``IVF10,PQ12x4fs`` (one list per class of
+            the model, with its prototypes as centroids). Default: ``IDMap2,PQ`` with the model's own M and bits.
         overwrite: replace existing files.
 
     Returns:
         ``out``
 
     Raises:
-        UsageError: a string of another kind of index or of other codebooks; a form of 8-bit codes for
-            codebooks that have neither 16 nor 256 codewords.
+        UsageError: a factory string of an unsupported index or of other codebooks; 8-bit codes with
+            codebooks of neither 16 nor 256 codewords.
         DataError, MismatchError: the model is damaged, or (lists) has no class prototypes.
         OutputExistsError: ``out`` exists and ``overwrite`` is false.
     """
@@ -93,7 +93,7 @@ def byte_codebooks(Z: Floats) -> Floats:
     K = int(Z.shape[1])
     if K not in (16, 256):
         raise UsageError(
-            f"codebooks of {K} codewords fill no whole bytes: 8-bit forms need 16 (two share a byte) or 256"
+            f"codebooks of {K} codewords do not fill whole bytes: 8-bit codes need 16 (two share a byte) or 256"
         )
     return fuse(Z) if K == 16 else Z
 
@@ -115,7 +115,7 @@ def factory_index(model: ModelHeader, factory: str | None = None) -> Any:
     if shape == (M, bits_per_code(K)):
         books = Z
     elif K == 16 and M % 2 == 0 and shape == (M // 2, 8):
-        # Not of an odd M: Faiss would fill the half byte without a codebook at random, and no other form takes such codes.
+        # Not for odd M: Faiss would fill the unused half byte at random, and no other form reads such codes.
         books = fuse(Z)
     else:
         fused = f" or PQ{M // 2} (two share a byte)" if K == 16 and M % 2 == 0 else ""
@@ -129,15 +129,15 @@ def factory_index(model: ModelHeader, factory: str | None = None) -> Any:
         centroids = read_prototypes(model.folder)
         if len(centroids) != inner.nlist:
             raise UsageError(
-                f"--factory {factory}: lists of an empty index are the model's classes, write IVF{len(centroids)}; for "
-                "lists by k-means there is 'gpq index --kind ivf'"
+                f"--factory {factory}: an empty index has one list per class: write IVF{len(centroids)}; for "
+                "lists by k-means use 'gpq index --kind ivf'"
             )
         inner.quantizer.add(np.ascontiguousarray(pad_vectors(centroids, D)))
-        inner.by_residual = False  # the codebooks are of vectors, not of their residuals
+        inner.by_residual = False  # the codebooks encode vectors, not residuals
     faiss.copy_array_to_vector(np.ascontiguousarray(books).ravel(), inner.pq.centroids)
     inner.is_trained = True
     outer.is_trained = True
-    # Through bytes, as any reader of the file will see it (the factory's coarse quantiser is of a more general class).
+    # Serialised and read, as by readers of the file (the factory's coarse quantiser has a more general class).
     return faiss.deserialize_index(faiss.serialize_index(outer))
 
 
@@ -151,7 +151,7 @@ def _nanopq_arrays(Z: Floats) -> dict[str, NDArray[Any]]:
 
 def _lancedb_arrays(Z: Floats) -> dict[str, NDArray[Any]]:
     books = byte_codebooks(Z)
-    # One centroid of zeros: LanceDB quantises the vector's difference to it, which is then the vector itself.
+    # One centroid of zeros: LanceDB quantises the difference from the centroid, here the vector itself.
     return {"pq_codebook": books, "ivf_centroids": np.zeros((1, books.shape[0] * books.shape[2]), np.float32)}
 
 
@@ -179,5 +179,5 @@ def _meta(model: ModelHeader, to: str) -> dict[str, Any]:
 
 def _write_npz(out: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     with atomic_path(out) as temporary, temporary.open("wb") as file:
-        # An open file, for numpy would add .npz to a name; no array here is an object, so nothing is pickled.
+        # An open file, as numpy would append .npz to a name. No object arrays, so nothing is pickled.
         np.savez(file, allow_pickle=False, **arrays)

@@ -37,9 +37,7 @@ INDEX_TYPES = tuple(_INNER | WRAPPERS | LISTS)
 """First four bytes of the files that are read."""
 _QUANTIZERS = {b"IxFI"}
 _FOREIGN = (b"Ix", b"Iw", b"IB", b"IH", b"Il")
-_CONSTANTS = struct.pack(
-    "<qq", 1 << 20, 1 << 20
-)  # what Faiss has behind the number of items, whatever the type
+_CONSTANTS = struct.pack("<qq", 1 << 20, 1 << 20)  # what Faiss writes after the number of items, for any type
 _HEADER_BYTES = 33  # d int32, ntotal int64, two unused int64, is_trained byte, metric int32
 _LISTS_BYTES = 16  # number of lists and nprobe, before the coarse quantiser
 _LOOP_LIMIT = 1 << 20
@@ -186,7 +184,7 @@ def load_index(
     stated = _read_sidecar(sidecar) if sidecar.exists() else None
     if stated is not None:
         check_file(path, stated, verify=verify)
-    # Faiss also counts a table that it could make of lists of 4-bit codes, and never does here.
+    # Faiss also counts an optional table for lists of 4-bit codes, which is never built here.
     with reading_limits(max(2 * size, _LEAST_LIMIT)):
         try:
             index = faiss.read_index(str(path))
@@ -200,7 +198,7 @@ def load_index(
         if stated[key] != found[key]:
             raise MismatchError(
                 f"{path}: {key.replace('_', ' ')} is {found[key]}, but {sidecar.name} says {stated[key]}: "
-                "they are of two indexes; copy both again, or delete the .json to use the index as it is"
+                "they belong to different indexes; copy both again, or delete the .json to use the index as it is"
             )
     return index, stated
 
@@ -306,7 +304,7 @@ def check_file(path: Path, stated: dict[str, Any], *, verify: bool) -> None:
     if changed:
         raise MismatchError(
             f"{path} is not the file that {sidecar_path(path).name} describes: it is damaged or was changed; build it "
-            "again, or delete the .json if the change was meant"
+            "again, or delete the .json if the change was intended"
         )
 
 

@@ -46,7 +46,7 @@ class Layout:
 
     @property
     def ntotal(self) -> int:
-        """Items."""
+        """Number of items."""
         return int(self.flat.ntotal)
 
     @property
@@ -56,7 +56,7 @@ class Layout:
 
     @property
     def fingerprint(self) -> str:
-        """Of the codebooks, as in every file of this package."""
+        """Fingerprint of the codebooks, as in all files of this package."""
         return codebooks_fingerprint(self.codebooks)
 
     @property
@@ -190,7 +190,7 @@ def layout_of(index: Any, *, what: str = "index", deep: bool = False) -> Layout:
         raise DataError(f"{what}: {index.id_map.size()} ids contradict {index.ntotal} items: it is damaged")
     if isinstance(inner, faiss.IndexPQ) and inner.search_type != _ST_PQ:  # type: ignore[attr-defined]  # stub lacks it
         raise DataError(
-            f"{what}: set to a Hamming or polysemous search, which GPQ codes do not have: build it again"
+            f"{what}: set to Hamming or polysemous search, which GPQ codes do not support: build it again"
         )
     if pq.centroids.size() != M * K * d:
         raise DataError(f"{what}: {pq.centroids.size()} centroid values, not {M} x {K} x {d}: it is damaged")
@@ -254,7 +254,7 @@ def _check_lists(ivf: Any, M: int, fast: bool, what: str) -> None:
         )
     if ivf.by_residual:
         raise DataError(
-            f"{what}: its codes are residuals, for which the model's codebooks do not hold: build it with by_residual "
+            f"{what}: its codes are residuals, but the model's codebooks encode vectors: build it with by_residual "
             "= False"
         )
     if ivf.direct_map.type != 0:
@@ -275,7 +275,7 @@ def _check_lists(ivf: Any, M: int, fast: bool, what: str) -> None:
         raise DataError(
             f"{what}: its lists hold codes of {held.code_size} bytes, not {ivf.code_size}: it is damaged"
         )
-    # That a list has as many codes as ids Faiss sees to on reading; from Python it cannot be seen without a copy.
+    # Faiss checks on reading that each list has as many codes as ids; Python could check it only with a copy.
     total = sum(int(held.list_size(number)) for number in range(lists))
     if total != int(ivf.ntotal):
         raise DataError(f"{what}: its lists hold {total:,} items, not {ivf.ntotal:,}: it is damaged")

@@ -57,8 +57,8 @@ class ModelHeader:
         if not self.asymmetric:
             return {}
         _log.info(
-            "%s makes other vectors of queries than of items: add those of items (gpq encode, Encoder.embed) and search "
-            "with those of queries (Encoder.embed with queries=True, gpq export-encoder); no other program can tell them apart",
+            "%s has different vectors for queries and items: add item vectors (gpq encode, Encoder.embed) and search with "
+            "query vectors (Encoder.embed with queries=True, gpq export-encoder); other programs cannot tell them apart",
             self.folder,
         )
         return {"asymmetric": True}
@@ -145,8 +145,8 @@ def _read_tensor(path: Path, name: str) -> Any:
 def read_prototypes(model_dir: str | Path) -> Floats:
     """The model's class prototypes as coarse centroids: float32 [C, M*d], each sub-vector of unit norm.
 
-    They are the sub-prototypes W of the cosine classifier (eq. 3), one centroid per class; for a model with a committee the query
-    vectors of certain class members.
+    They are the sub-prototypes W of the cosine classifier (eq. 3), one centroid per class; for a model with class networks the query
+    vectors of items whose class is certain.
 
     Raises:
         DataError: see :func:`read_model`; a model without such a classifier.

@@ -91,7 +91,7 @@ class FileIndex:
             if not same or stated["bytes"] != source.size:
                 raise MismatchError(
                     f"{path} is not the file that {sidecar_path(path).name} describes: it is damaged or was changed; "
-                    "build it again, or delete the .json if the change was meant"
+                    "build it again, or delete the .json if the change was intended"
                 )
             ascending = stated["extra"].get("ascending") is True
         if self.ntotal == 0:

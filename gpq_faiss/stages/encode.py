@@ -81,7 +81,7 @@ class _Buffer:
         return self.dataset.bad.positions if isinstance(self.dataset, ImageDataset) else []
 
     def flush(self, position: int) -> None:
-        """Write what is there."""
+        """Write the buffered rows."""
         if self._rows:
             rows = np.concatenate(self._rows)
             labels = self.dataset.labels

@@ -144,7 +144,7 @@ def _save(
 
 
 def run_identity(config: Config, dataset: Dataset, split: Split, options: RunOptions) -> str:
-    """What must be equal for a checkpoint of GPQ to be continued."""
+    """Fingerprint of everything that must be equal to continue a checkpoint of GPQ."""
     return fingerprint(
         config.fingerprint(),
         f"amp {options.amp}, validation every {options.validate_every} steps",
@@ -158,7 +158,7 @@ def run_identity(config: Config, dataset: Dataset, split: Split, options: RunOpt
 def _describe(
     config: Config, fitted: Fitted, dataset: Dataset, split: Split, options: RunOptions
 ) -> dict[str, Any]:
-    """What ``config.json`` holds beside the network's own description."""
+    """Entries of ``config.json`` beside the network's description."""
     run, labels = fitted.run, fitted.labels
     backbone = backbone_plugin(config.network.backbone)
     own = {} if backbone is None else {"backbone_of": backbone.origin}

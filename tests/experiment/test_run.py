@@ -129,7 +129,7 @@ def test_a_run_says_all_that_it_is(done: Path) -> None:
     whole = read_run(done / "float_any_seed0.h5", {"codes"})
     assert whole.bits == 0
     assert "codes" not in whole.arrays
-    with pytest.raises(DataError, match="keeps no codes or no index: float"):
+    with pytest.raises(DataError, match="has no codes or no index: float"):
         filled_index(whole.path)
     with pytest.raises(DataError, match="the thing holds no Faiss index"):
         from_bytes(np.arange(40, dtype=np.uint8), "the thing")

@@ -187,7 +187,7 @@ def test_a_sidecar_of_another_index_is_a_mismatch(saved: Path, tmp_path: Path) -
     # With the same bytes, what the index holds still tells.
     for key, value in (("codebooks_fingerprint", "0" * 16), ("ntotal", 59), ("kind", "fused")):
         sidecar_path(saved).write_text(json.dumps({**mine, key: value}))
-        with pytest.raises(MismatchError, match="two indexes"):
+        with pytest.raises(MismatchError, match="different indexes"):
             load_index(saved)
 
 

@@ -133,7 +133,7 @@ def test_an_export_says_where_queries_have_vectors_of_their_own(
             export_faiss(own, out)
         else:
             export(own, out, to=target)  # type: ignore[arg-type]
-        assert ["other vectors of queries than of items" in m for m in caplog.messages] == [True]
+        assert ["different vectors for queries and items" in m for m in caplog.messages] == [True]
         if target != "numpy":
             assert read_sidecar(out)["extra"]["asymmetric"] is True
     meta = json.loads(str(np.load(tmp_path / "own.numpy")["meta"]))

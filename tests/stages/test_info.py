@@ -440,7 +440,7 @@ def test_an_encoder_with_a_wrong_description_is_refused(
 
 
 def test_damaged_and_foreign_folders_are_refused(files: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no model"):
+    with pytest.raises(DataError, match="not a model folder"):
         info(tmp_path)
     with pytest.raises(DataError, match="not found"):
         info(tmp_path / "nothing")

@@ -1,7 +1,6 @@
-"""What a file or folder is: anything that this package writes, a Faiss index, or arrays that it reads.
+"""Description of files and folders: everything that this package writes, Faiss indexes, and arrays.
 
-What a thing is, is read from its content, not from its name. Everything is verified as the stages that use it do;
-so ``info`` also checks whether a file is whole.
+The kind is detected by content, not by name. Files are verified as by the stages that use them, so ``info`` also detects damage.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""NumPy files, and archives of them."""
+"""Description of ``.npy`` and ``.npz`` files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def describe_npy(path: Path) -> dict[str, Any]:
 
 
 def describe_zip(path: Path) -> dict[str, Any]:
-    """The arrays of an ``.npz`` file, or the encoder that an archive of PyTorch is."""
+    """The arrays of an ``.npz`` file, or an encoder in a PyTorch archive."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
@@ -44,6 +44,6 @@ def describe_zip(path: Path) -> dict[str, Any]:
 
 
 def _array(file: IO[bytes], size: int, what: str) -> dict[str, Any]:
-    """Shape and type of an array in NumPy's format, from its header; ``size`` is what there is, with the header."""
+    """Shape and type of an array in NumPy's format, from its header; ``size``: bytes available, with the header."""
     shape, fortran, dtype, _ = npy_header(file, what, size)
     return {"shape": list(shape), "dtype": str(dtype), "order": "Fortran" if fortran else "C"}

@@ -1,4 +1,4 @@
-"""What the descriptions share."""
+"""Helpers of the descriptions."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ KNOWN = (
     "a model folder, features.h5, codes.h5, a split, a Faiss index, a manifest of shards, an exported encoder (.onnx, .pt2), .npy or "
     ".npz"
 )
-"""What can be described, for messages."""
+"""Supported files, for messages."""
 SMALL_JSON = 64 << 20
-"""Bytes up to which a JSON text is read to see what it is."""
+"""Maximum bytes of a JSON text to detect its kind."""
 ENCODER_MEMBER = "/extra/gpq.json"
-"""Where an exported encoder in PyTorch's archive keeps its description."""
-_HASH_LIMIT = 256 << 20  # larger archives are not read through
+"""File with the metadata in the PyTorch archive of an exported encoder."""
+_HASH_LIMIT = 256 << 20  # checksums of larger archives are not verified
 
 
 def head(kind: str, path: Path, **more: Any) -> dict[str, Any]:
-    """What every description begins with, then ``more``."""
+    """The common entries of every description, then ``more``."""
     return {"kind": kind, "path": str(path), "bytes": size_of(path), **more}
 
 
@@ -32,7 +32,7 @@ def size_of(path: Path) -> int:
 
 
 def check_archive(archive: zipfile.ZipFile, path: Path) -> bool:
-    """Compare the checksums of a zip archive; False where it is too large to be read through.
+    """Verify the checksums of a zip archive; False if it is too large for that.
 
     Raises:
         DataError: they differ.

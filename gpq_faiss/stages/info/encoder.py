@@ -1,4 +1,4 @@
-"""Exported encoders: read, never run."""
+"""Description of exported encoders, without running them."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def describe_encoder(path: Path) -> dict[str, Any]:
 
 
 def read_encoder_metadata(path: str | Path) -> dict[str, Any]:
-    """What a file of :mod:`gpq_faiss.stages.export_encoder` says of itself; nothing in it is run or unpickled.
+    """Metadata of a file of :mod:`gpq_faiss.stages.export_encoder`; nothing in it is run or unpickled.
 
-    Needs no torch: a service can compare ``codebooks_fingerprint`` with that of its index before it answers.
+    Does not need torch: a service can compare ``codebooks_fingerprint`` with that of its index.
 
     Returns:
         ``format`` (``onnx`` or ``torch``), ``model_fingerprint``, ``codebooks_fingerprint``, ``input_kind``,
         ``input_width`` or ``image_size``, ``outputs``, ``codebooks`` M, ``codewords`` K, ``subdim`` d, ``class_names``,
-        ``multi_label``, ``versions``; ``verified``: whether checksums were compared (ONNX has none; archives
-        of more than 256 MiB are not read through).
+        ``multi_label``, ``versions``; ``verified``: whether checksums were verified (ONNX has none; archives
+        above 256 MiB are not verified).
 
     Raises:
         DataError: missing, truncated, damaged, or not made by ``gpq export-encoder``.
-        UsageError: an ONNX file, and neither of the packages onnx and onnxruntime is there.
+        UsageError: an ONNX file, but neither onnx nor onnxruntime is installed.
     """
     path = Path(path)
     check_file(path, "an exported encoder")
@@ -89,7 +89,7 @@ def _onnx_metadata(path: Path) -> dict[str, Any]:
         proto = onnx.load(str(path), load_external_data=False)
         found = {entry.key: entry.value for entry in proto.metadata_props}
         if found.get("kind") == KIND:
-            onnx.checker.check_model(proto)  # protobuf alone takes many a truncated or foreign file
+            onnx.checker.check_model(proto)  # protobuf accepts many truncated or foreign files
     except Exception as error:  # protobuf's and onnx's errors have no common base
         raise DataError(f"{path} is not an ONNX file, or is damaged ({first_line(error)})") from None
     return found

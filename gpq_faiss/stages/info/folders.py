@@ -1,4 +1,4 @@
-"""Models, and what an interrupted run left."""
+"""Description of models and unfinished runs."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def describe_folder(path: Path) -> dict[str, Any]:
         return describe_model(path)
     if _UNFINISHED.match(path.resolve().name):
         return describe_unfinished(path)
-    raise DataError(f"{path} is a folder but no model: it has no config.json; {KNOWN} can be described")
+    raise DataError(f"{path} is not a model folder: it has no config.json; {KNOWN} can be described")
 
 
 def describe_model(path: Path) -> dict[str, Any]:
-    """A model folder. Loads the network too: what cannot encode is no model, however well its description reads. Without torch,
-    description and codebooks alone are checked, and ``backbone``, ``parameters`` and ``dtype`` are left out."""
+    """A model folder. Also loads the network, to verify it. Without torch, only description and codebooks are checked, and
+    ``backbone``, ``parameters`` and ``dtype`` are left out."""
     network = _network(path) if importlib.util.find_spec("torch") is not None else {}
     header, description = read_model(path), read_description(path)
     M, K, d = (int(n) for n in header.codebooks.shape)
@@ -59,7 +59,7 @@ def describe_model(path: Path) -> dict[str, Any]:
 
 
 def _network(path: Path) -> dict[str, Any]:
-    """What only the network itself tells."""
+    """Entries that need the loaded network."""
     from ...nn.model import load_model
 
     network = load_model(path).network
@@ -72,7 +72,7 @@ def _network(path: Path) -> dict[str, Any]:
 
 
 def _model_split(path: Path, description: dict[str, Any]) -> dict[str, Any] | None:
-    """The split that the model was trained by; None where its file is gone, which nothing but evaluation needs."""
+    """The model's training split; None if its file is missing, as only evaluation needs it."""
     if not (path / "split.json").is_file():
         return None
     split = split_summary(path / "split.json")
@@ -86,7 +86,7 @@ def _model_split(path: Path, description: dict[str, Any]) -> dict[str, Any] | No
 
 
 def describe_unfinished(path: Path) -> dict[str, Any]:
-    """An interrupted training or encoding: how far it came."""
+    """An interrupted training or encoding, with its progress."""
     match = _UNFINISHED.match(path.resolve().name)
     out = str(path.parent / match["name"]) if match else None
     if (path / "progress.json").exists() or (path / "ids.raw").exists():
@@ -131,7 +131,7 @@ def _unfinished_rows(path: Path, out: str | None) -> dict[str, Any]:
     if progress.exists():
         value = read_json(progress, "the progress of a partial file")
         if not isinstance(value, dict) or not isinstance(value.get("rows"), int):
-            raise DataError(f"{progress} does not say how many rows are there: it is damaged; delete {path}")
+            raise DataError(f"{progress} has no number of rows: it is damaged; delete {path}")
         rows = value["rows"]
         if (path / "ids.raw").stat().st_size < rows * 8 if (path / "ids.raw").exists() else rows > 0:
             raise DataError(f"{path} is damaged: ids.raw is shorter than its {rows:,} rows; delete it")

@@ -1,4 +1,4 @@
-"""Files of rows, indexes, and the JSON beside them."""
+"""Description of HDF5 files, indexes, and their JSON files."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def describe_manifest(path: Path) -> dict[str, Any]:
 
 
 def describe_json(path: Path) -> dict[str, Any]:
-    """A split, or the index whose sidecar this is."""
+    """A split, or the index that this sidecar belongs to."""
     if path.stat().st_size > SMALL_JSON:
         return _split(path)
     value = read_json(path, "a split or an index's sidecar")
