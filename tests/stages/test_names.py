@@ -122,7 +122,7 @@ def test_names_of_another_index_are_not_shown(folder: Path, caplog: pytest.LogCa
     items_path(index).write_bytes(items_path(other).read_bytes())
     caplog.set_level(logging.WARNING, logger="gpq_faiss")
     assert open_items(index) is None
-    assert "of another index" in caplog.text
+    assert "belongs to another index" in caplog.text
     # Overwriting brings the right ones back.
     gpq.index(folder / "model", folder / "a.codes.h5", index, overwrite=True)
     check(folder, index, "a")
