@@ -179,9 +179,8 @@ class ClusterIndex(MergedIndex):
         replicas = min(replicas, len(actors))
         load = [0] * len(actors)
         self.places: dict[str, list[int]] = {}
-        for shard in sorted(
-            manifest.shards, key=lambda s: -s.bytes
-        ):  # largest first, to the actor with the least data
+        # Largest first, to the actor with the least data.
+        for shard in sorted(manifest.shards, key=lambda s: -s.bytes):
             place = min(range(len(actors)), key=load.__getitem__)
             self.places[shard.file] = [(place + r) % len(actors) for r in range(replicas)]
             for one in self.places[shard.file]:
