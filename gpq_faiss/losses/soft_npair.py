@@ -32,3 +32,16 @@ class SoftNPairLoss(nn.Module):
         known = whole > 0
         target = target / torch.where(known, whole, torch.ones_like(whole))
         return -(target * logits.log_softmax(dim=1)).sum() / known.sum().clamp_min(1)
+
+
+def soft_npair_of_posteriors(p: Tensor, r: Tensor, sums: Tensor) -> Tensor:
+    """:class:`SoftNPairLoss` of the scores S = p · sums, for positive p and r, in half the time: Σ_j t_ij S_ij needs no matrix t.
+
+    Args:
+        p: float [A, C], class probabilities of the queries.
+        r: float [B, C], class probabilities of the items.
+        sums: float [B, C], vectors by which items are scored.
+    """
+    matched = (p @ (r.T @ sums) * p).sum(dim=1) / (p @ r.sum(dim=0)).clamp_min(torch.finfo(p.dtype).tiny)
+    loss: Tensor = ((p @ sums.T).logsumexp(dim=1) - matched).mean()
+    return loss

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..losses import SoftNPairLoss
+from ..losses.soft_npair import soft_npair_of_posteriors
 from ..nn.additive import assign, assign_logits
 from .codewords import PLACE, fit_codewords, kmeans
 
@@ -200,7 +200,6 @@ def fit_tables(posterior: Tensor, codes: Tensor, start: Tensor, *, seed: int) ->
         start: initial tables, float [M, K, C].
         seed: of the batches.
     """
-    loss_of = SoftNPairLoss()
     tables = start.clone().requires_grad_(True)
     optimizer = torch.optim.Adam([tables], lr=_TABLE_RATE)
     generator = torch.Generator().manual_seed(seed)
@@ -209,8 +208,7 @@ def fit_tables(posterior: Tensor, codes: Tensor, start: Tensor, *, seed: int) ->
         for group in optimizer.param_groups:
             group["lr"] = _TABLE_RATE * 0.5 * (1 + math.cos(math.pi * step / _TABLE_STEPS))
         q, i = torch.randint(len(posterior), (2, batch), generator=generator)
-        scores = posterior[q] @ _add_codewords(tables, codes[i]).T
-        loss: Tensor = loss_of(scores, posterior[q], posterior[i])
+        loss = soft_npair_of_posteriors(posterior[q], posterior[i], _add_codewords(tables, codes[i]))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gpq_faiss.losses import NPairPQLoss, SoftNPairLoss
+from gpq_faiss.losses.soft_npair import soft_npair_of_posteriors
 
 
 def naive(scores: Tensor, p: Tensor, r: Tensor) -> float:
@@ -81,3 +82,13 @@ def test_without_a_known_pair_it_is_nothing_and_teaches_nothing() -> None:
     assert loss.item() == 0
     assert scores.grad is not None
     assert not scores.grad.any()
+
+
+@given(A=st.integers(1, 6), B=st.integers(1, 6), C=st.integers(1, 5), seed=st.integers(0, 1000))
+@settings(deadline=None)
+def test_of_posteriors_it_is_the_loss_of_their_scores(A: int, B: int, C: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    p = (3 * torch.randn(A, C, generator=generator, dtype=torch.double)).softmax(dim=1)
+    r = (3 * torch.randn(B, C, generator=generator, dtype=torch.double)).softmax(dim=1)
+    sums = torch.randn(B, C, generator=generator, dtype=torch.double)
+    torch.testing.assert_close(soft_npair_of_posteriors(p, r, sums), SoftNPairLoss()(p @ sums.T, p, r))
