@@ -60,7 +60,7 @@ CLASSIFIER = "classifier"
 DATA_NAME = "CIFAR-10 (JPEG)"
 _CLOCK_STEPS = 10
 _COUNTS = (
-    "steps", "epochs", "batch_labelled", "learning_rate", "beta1", "schedule", "decay", "decay_every", "validation", "seed", "augment",
+    "steps", "epochs", "batch_labelled", "learning_rate", "beta1", "schedule", "decay_every", "validation", "seed", "augment",
 )  # fmt: skip
 """Training settings that affect the classifier."""
 _AMP, _VALIDATE_EVERY = True, 50

@@ -161,7 +161,9 @@ def predict(dataset: Dataset, split: Split, seed: int) -> tuple[NDArray[np.float
             values, _ = reader.fetch(split.unlabelled[first : first + 4096])
             x = torch.from_numpy(values).float() / (1 if dataset.kind == "features" else 255)
             parts.append(network.posterior(network.features(x)[1]).numpy())
-    noise = float(head.noise) if isinstance(head, SubspaceHeads) else preset("recommended").network.noise
+    noise = (
+        float(head.noise) if isinstance(head, SubspaceHeads) else preset("recommended").network.first_noise
+    )
     return np.concatenate(parts), noise
 
 

@@ -47,7 +47,7 @@ def prepare(setup: str, folder: Path, steps: int, batch: int) -> tuple[Dataset, 
         rng = np.random.default_rng(0)
         np.save(files[0], rng.standard_normal((4_000, 512)).astype(np.float32))
         np.save(files[1], rng.integers(0, 10, 4_000))
-    quiet = {"posterior": {"adapt_noise": False, "propagation": 0.0}, "training": training}
+    quiet = {"network": {"noise": 0.5}, "posterior": {"propagation": 0.0}, "training": training}
     return open_data(f"features:{files[0]}", labels=str(files[1])), merge(preset("recommended"), quiet)
 
 

@@ -87,8 +87,14 @@ class NetworkConfig:
     """Units of the hidden layers of the ``mlp`` backbone. Empty: one layer of 512; with class networks, only their own hidden layer."""
     dropout: Share = 0.0
     """Dropout rate in the hidden layers of ``mlp`` and of class networks."""
-    noise: Weight = 0.0
-    """Standard deviation of the Gaussian noise added to standardised embeddings in training. Not in the paper."""
+    noise: Weight | Literal["auto"] = 0.0
+    """Standard deviation of the Gaussian noise added to standardised embeddings in training. ``auto``: for class networks on embeddings
+    by the leave-one-out error on the labels, else 0.5. Not in the paper."""
+
+    @property
+    def first_noise(self) -> float:
+        """The noise, 0.5 for ``auto``."""
+        return 0.5 if self.noise == "auto" else self.noise
 
 
 @dataclass(frozen=True)
@@ -131,8 +137,6 @@ class PosteriorConfig:
     """Number of class networks; their mean posterior is used."""
     committee_hidden: Positive = 1024
     """Hidden units of each class network; on convolutional backbones class networks are linear layers."""
-    adapt_noise: bool = True
-    """On features, choose the noise by leave-one-out error on the labels, instead of ``network.noise``."""
     propagation: Weight = 20.0
     """Weight of propagated labels, in labels per class; 0 turns propagation off. Never used with convolutional backbones."""
     feature_weight: Annotated[float, Ge(0), Le(1)] = 0.02
@@ -151,10 +155,9 @@ class PairsConfig:
 
     targets: Literal["beliefs", "labels"] = "beliefs"
     """Pairs of the N-pair loss: all items, with targets from class probabilities, or labelled items only."""
-    queries: Literal["beliefs", "items"] = "beliefs"
-    """Query vectors: E[W | p], or the sub-vectors of items."""
-    tables: Literal["auto", "trained", "fitted"] = "auto"
-    """Score tables of queries: trained, fitted to the codes, or the better by the expected mAP of held-out items."""
+    queries: Literal["auto", "trained", "fitted", "items"] = "auto"
+    """Query vectors: E[W | p] with W as trained or fitted to the codes, the better of the two by the expected mAP of held-out items, or
+    the sub-vectors of items."""
 
 
 @dataclass(frozen=True)
@@ -171,9 +174,8 @@ class TrainingConfig:
     learning_rate: Scale = 2e-4
     beta1: Share = 0.5
     schedule: Literal["step", "cosine"] = "step"
-    decay: Scale = 0.95
     decay_every: Positive = 100
-    """Steps between two decays of the learning rate (schedule ``step``)."""
+    """Steps after which the learning rate is multiplied by 0.95 (schedule ``step``)."""
     validation: Share = 0.05
     """Share of labelled items held out to choose the best checkpoint; 0 = use the last."""
     seed: Annotated[int, Ge(0), Le(MOST_SEED)] = 0
@@ -222,7 +224,7 @@ _RECOMMENDED = Config(
     method="posterior",
     # Wide enough for 16 codewords of any dimensions: no score is rounded.
     quantizer=QuantizerConfig(subdim=18),
-    network=NetworkConfig(dropout=0.5, noise=0.5),
+    network=NetworkConfig(dropout=0.5, noise="auto"),
     loss=LossConfig(lambda1=1.0, lambda2=0.1, beta=20.0),
     training=TrainingConfig(
         steps=800,
@@ -472,8 +474,8 @@ def validate(config: Config) -> Config:
         wrong = f"quantizer.subdim = {q.subdim}: at least 3 are needed with method = {config.method}"
     elif not config.loss.lambda1:
         wrong = f"loss.lambda1 = 0: it must be above 0 with method = {config.method}"
-    elif config.method == "gpq-soft" and config.pairs.tables == "fitted" and q.subdim <= q.codewords:
-        wrong = f"pairs.tables = fitted: quantizer.subdim = {q.subdim} must be above quantizer.codewords = {q.codewords}"
+    elif config.method == "gpq-soft" and config.pairs.queries == "fitted" and q.subdim <= q.codewords:
+        wrong = f"pairs.queries = fitted: quantizer.subdim = {q.subdim} must be above quantizer.codewords = {q.codewords}"
     if wrong:
         raise UsageError(wrong)
     return config

@@ -101,7 +101,6 @@ def make_model(
         posterior=PosteriorConfig(
             committee=max(1, committee),
             committee_hidden=16,
-            adapt_noise=False,
             propagation=0.0,
             feature_weight=0.0,
         ),

@@ -104,11 +104,11 @@ def test_settings_on_the_command_line_are_typed_and_checked() -> None:
         "training.steps=4",
         "network.backbone=vgg",
         "network.hidden=[3, 4]",
-        "posterior.adapt_noise=false",
+        "network.noise=0.25",
     ]
     config = merge(preset("recommended"), parse_settings([*texts, "loss.lambda2 = 1", "method=gpq"]))
     assert (config.training.steps, config.network.backbone, config.network.hidden) == (4, "vgg", (3, 4))
-    assert (config.posterior.adapt_noise, config.loss.lambda2, config.method) == (False, 1.0, "gpq")
+    assert (config.network.noise, config.loss.lambda2, config.method) == (0.25, 1.0, "gpq")
     assert parse_settings(["network.weights=a=b"]) == {"network": {"weights": "a=b"}}
     for wrong in ("training.steps", "=3", "training.=3", ".steps=3", "preset=paper", ""):
         with pytest.raises(UsageError, match=r"write SECTION\.KEY=VALUE"):
@@ -130,7 +130,7 @@ def test_settings_on_the_command_line_are_typed_and_checked() -> None:
             {"loss": {"lambda1": 0.0}},
             "loss.lambda1 = 0: it must be above 0 with method = posterior",
         ),
-        ("gpq", {"pairs": {"tables": "fitted"}, "quantizer": {"subdim": 8}}, "subdim = 8 must be above"),
+        ("gpq", {"pairs": {"queries": "fitted"}, "quantizer": {"subdim": 8}}, "subdim = 8 must be above"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(

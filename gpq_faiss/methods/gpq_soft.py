@@ -133,7 +133,7 @@ class SoftGPQ(AveragedMethod[SoftGPQNetwork]):
         """Use W for queries; after the training the score tables that are set or estimated best."""
         source = self.exported().eval()
         tables: Tensor | None = None
-        if final and source.own_queries and self.config.pairs.tables != "trained":
+        if final and source.own_queries and self.config.pairs.queries != "trained":
             p = torch.cat([source.posterior(x) for x in sample(_ITEMS)])
             tables = self._tables(source, p)
         for network in {self.network, source}:
@@ -141,7 +141,7 @@ class SoftGPQ(AveragedMethod[SoftGPQNetwork]):
 
     def _tables(self, source: SoftGPQNetwork, p: Tensor) -> Tensor | None:
         """Score tables fitted to class probabilities float [n, C] of items; None if they are worse or cannot be fitted."""
-        wanted = self.config.pairs.tables
+        wanted = self.config.pairs.queries
         _, K, d = source.codebooks().shape
         if wanted == "auto" and d <= K:
             log.info("score tables: as trained; sub-vectors of %d dimensions are too short to refit them", d)

@@ -76,9 +76,9 @@ class PosteriorCodes(AveragedMethod[PosteriorNetwork]):
         self.rows = np.unique(rows)
 
     def fit_labels(self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32]) -> None:
-        """Estimate the committee's accuracy from the labels, propagate them to unlabelled items, and adapt the noise of features, if
-        ``posterior.adapt_noise`` is set and the class networks take the features directly. With convolutions nothing is estimated, as
-        pixel distances mean little."""
+        """Estimate the committee's accuracy from the labels, propagate them to unlabelled items, and choose the noise, if
+        ``network.noise`` is ``auto`` and the class networks take the features directly. With convolutions nothing is estimated, as pixel
+        distances mean little."""
         backbone = self.network.backbone
         if not isinstance(backbone, MLP):
             return
@@ -89,7 +89,7 @@ class PosteriorCodes(AveragedMethod[PosteriorNetwork]):
         log.info("%d labelled items: leave-one-out accuracy %.0f %%", len(rows), 100 * found.accuracy)
         head = backbone.head
         bare = backbone.spec.kind == "features" and not backbone.spec.hidden
-        if self.config.posterior.adapt_noise and bare and isinstance(head, SubspaceHeads):
+        if self.config.network.noise == "auto" and bare and isinstance(head, SubspaceHeads):
             head.noise = found.noise
             log.info("input noise with standard deviation %.2f", found.noise)
         self._propagate(reader, rows, y)

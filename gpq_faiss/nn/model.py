@@ -151,8 +151,8 @@ def build_extractor(
         tap="pool" if config.gpq.details == "authors" else "block",
         generator=generator,
     )
-    if n.noise and not own_networks and kind == "features" and isinstance(net, MLP):
-        net.layers.insert(0, _Noise(n.noise))
+    if n.first_noise and not own_networks and kind == "features" and isinstance(net, MLP):
+        net.layers.insert(0, _Noise(n.first_noise))
     return net
 
 
@@ -190,7 +190,7 @@ def build_network(
     )
     if not soft:
         return committee
-    own_queries = config.pairs.queries == "beliefs"
+    own_queries = config.pairs.queries != "items"
     return SoftGPQNetwork(committee, *shape, n_classes, own_queries=own_queries, generator=generator)
 
 
@@ -208,7 +208,7 @@ def _build_class_networks(
     n, p = config.network, config.posterior
     width = cast(nn.Linear, backbone.head).in_features
     if isinstance(backbone, MLP):
-        noise = n.noise if kind == "features" else 0.0
+        noise = n.first_noise if kind == "features" else 0.0
         backbone.head = SubspaceHeads(
             width,
             p.committee,

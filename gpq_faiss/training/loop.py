@@ -40,6 +40,8 @@ from .vectors import to_input, validation_map
 
 log = logging.getLogger(__name__)
 
+_DECAY = 0.95
+"""Factor on the learning rate of schedule ``step``, as in the paper."""
 _LAST = 5.0  # seconds of training that justify a checkpoint after the last step
 
 Progress = Callable[[int, int, dict[str, float]], None]
@@ -307,7 +309,7 @@ def learning_rate(config: TrainingConfig, step: int, steps: int) -> float:
     """The learning rate of step ``step`` (from 0) of ``steps``."""
     if config.schedule == "cosine":
         return config.learning_rate * 0.5 * (1 + math.cos(math.pi * step / steps))
-    return config.learning_rate * float(config.decay ** (step // config.decay_every))
+    return config.learning_rate * float(_DECAY ** (step // config.decay_every))
 
 
 def count_steps(config: TrainingConfig, labelled: int, unlabelled: int) -> int:

@@ -42,7 +42,7 @@ def config_of(**sections: dict[str, Any]) -> Config:
     small = {
         "quantizer": {"codebooks": M, "codewords": 8, "subdim": 12},
         "network": {"dropout": 0.0, "noise": 0.0},
-        "posterior": {"committee": 2, "committee_hidden": 16, "adapt_noise": False},
+        "posterior": {"committee": 2, "committee_hidden": 16},
     }
     return validate(merge(merge(preset("gpq"), small), sections))
 
@@ -105,7 +105,7 @@ def test_the_paper_has_the_losses_that_are_printed() -> None:
 
 
 @pytest.mark.parametrize("targets", ["beliefs", "labels"])
-@pytest.mark.parametrize("queries", ["beliefs", "items"])
+@pytest.mark.parametrize("queries", ["auto", "items"])
 def test_the_losses_are_those_of_class_networks_and_of_pairs(targets: str, queries: str) -> None:
     """All terms against loops over items, sub-spaces and pairs."""
     gpq = method(
@@ -127,7 +127,7 @@ def test_the_losses_are_those_of_class_networks_and_of_pairs(targets: str, queri
     known = [i for i in range(ITEMS) if told[i].any()]
     npair = classification = 0.0
     for i in known:
-        asked = [told[i] @ W[m] if queries == "beliefs" else x[i, m] for m in range(M)]
+        asked = [told[i] @ W[m] if queries == "auto" else x[i, m] for m in range(M)]
         s = {
             j: scale * np.mean([asked[m] @ Z[m, (Z[m] @ x[j, m]).argmax()] for m in range(M)]) for j in known
         }
@@ -237,7 +237,7 @@ def _world(gpq: SoftGPQ) -> Any:
 
 @pytest.mark.parametrize("tables", ["trained", "fitted", "auto"])
 def test_tables_are_those_that_are_asked_for_or_better_by_belief(tables: str) -> None:
-    gpq = method(pairs={"tables": tables})
+    gpq = method(pairs={"queries": tables})
     with torch.no_grad():
         gpq.network.codewords.raw.mul_(3)  # of any length
     gpq.average = None
@@ -274,8 +274,8 @@ def test_better_trained_tables_are_kept(monkeypatch: pytest.MonkeyPatch) -> None
     [
         ({"quantizer": {"neighbours": 0.3}}, "neighbours"),
         ({"loss": {"metric": "triplet"}}, "metric"),
-        ({"pairs": {"tables": "fitted"}, "quantizer": {"subdim": 8}}, "subdim = 8 must be above"),
-        ({"pairs": {"tables": "best"}}, "pairs.tables"),
+        ({"pairs": {"queries": "fitted"}, "quantizer": {"subdim": 8}}, "subdim = 8 must be above"),
+        ({"pairs": {"queries": "best"}}, "pairs.queries"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(sections: dict[str, Any], named: str) -> None:

@@ -141,9 +141,9 @@ def test_the_noise_stays_as_set_where_it_is_not_to_be_adapted(tmp_path: Path) ->
         preset("recommended"),
         {"quantizer": {"codebooks": 2}, "posterior": {"committee_hidden": 4, "committee": 2}},
     )
-    fixed = dataclasses.replace(base, posterior=dataclasses.replace(base.posterior, adapt_noise=False))
+    fixed = dataclasses.replace(base, network=dataclasses.replace(base.network, noise=0.5))
     behind_a_layer = dataclasses.replace(base, network=dataclasses.replace(base.network, hidden=(16,)))
     for config in (fixed, behind_a_layer):
         head = prepared(tmp_path, config, 12).network.backbone.head
         assert isinstance(head, SubspaceHeads)
-        assert head.noise == base.network.noise
+        assert head.noise == 0.5

@@ -22,9 +22,7 @@ from gpq_faiss.nn.posterior import PosteriorNetwork
 WIDTH, C = 9, 5
 
 
-def network(
-    M: int = 3, K: int = 8, d: int = 12, *, queries: str = "beliefs", seed: int = 0
-) -> SoftGPQNetwork:
+def network(M: int = 3, K: int = 8, d: int = 12, *, queries: str = "auto", seed: int = 0) -> SoftGPQNetwork:
     config = validate(
         merge(
             preset("gpq"),

@@ -77,7 +77,7 @@ VGG = {"network": {"backbone": "vgg", "image_size": 16}}
 MLP = {"network": {"backbone": "mlp", "hidden": [16], "dropout": 0.3, "noise": 0.2}}
 SMALL: dict[str, Any] = {
     "quantizer": {"codebooks": 2},
-    "posterior": {"committee": 2, "committee_hidden": 8, "adapt_noise": False},
+    "posterior": {"committee": 2, "committee_hidden": 8},
 }
 CONFIGS: dict[str, tuple[Config, dict[str, Any]]] = {
     "npair": (preset("paper"), MLP),
