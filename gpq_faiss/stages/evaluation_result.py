@@ -35,7 +35,7 @@ class Evaluation:
 
     Attributes:
         ranking: of the model.
-        method: table name of the model (:func:`.evaluate.model_name`).
+        method: table name of the model (:func:`.compared.model_name`).
         bits: code length.
         protocol, split_hash: identify queries and database.
         compared: name -> ranking, of the other models and methods on the same split.

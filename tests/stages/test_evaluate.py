@@ -20,8 +20,9 @@ from gpq_faiss.faissio.model import read_description
 from gpq_faiss.indexes.filters import Allow
 from gpq_faiss.indexes.opening import open_index
 from gpq_faiss.pipeline import train
+from gpq_faiss.stages.compared import model_name
 from gpq_faiss.stages.encode import encode
-from gpq_faiss.stages.evaluate import evaluate, model_name
+from gpq_faiss.stages.evaluate import evaluate
 from gpq_faiss.stages.index import index
 
 SMALL = {"committee_hidden": 16, "committee": 2, "propagation": 0.0}

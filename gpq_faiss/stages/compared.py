@@ -1,0 +1,131 @@
+"""The rows of an evaluation's table: the split, the models compared on it, and their names.
+
+Compared models must have been trained on the same split, else their figures are not comparable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..data.base import Dataset
+from ..data.protocols import Split, load_split, make_split
+from ..encoder import Encoder
+from ..errors import DataError, MismatchError, UsageError
+from ..faissio.model import read_description
+from ..methods.registry import ARRAY_METHODS, find_method, make_method, method_names
+
+# Method -> its usual preset, which tables do not name.
+_USUAL_PRESET = {"gpq": "gpq", "posterior": "recommended"}
+
+
+def code_bits(encoder: Encoder) -> int:
+    """Length of a model's codes."""
+    M, K, _ = encoder.model.codebooks.shape
+    return int(M * (K.bit_length() - 1))
+
+
+def model_name(description: Mapping[str, Any]) -> str:
+    """Table name of a model, from its ``config.json``: its method, and its preset unless that is the usual one: ``posterior``, ``gpq``,
+    ``gpq (paper)``."""
+    method, used = str(description.get("method", "gpq")), str(description["config"].get("preset", "paper"))
+    return method if _USUAL_PRESET.get(method) == used else f"{method} ({used})"
+
+
+def _trained_on(folder: Path, description: Mapping[str, Any]) -> tuple[str, str, int]:
+    """Fingerprint of the data, protocol and seed of a model's training. Raises DataError: ``config.json`` lacks them."""
+    try:
+        split = description["split"]
+        return str(description["data"]["fingerprint"]), str(split["protocol"]), int(split["seed"])
+    except (KeyError, TypeError, ValueError):
+        raise DataError(
+            f"{folder / 'config.json'} does not say what the model was trained on: it is damaged; copy or train the model again"
+        ) from None
+
+
+def _check_same_split(first: Path, other: Path) -> None:
+    """Check that both models were trained on the same split, so that their figures are comparable.
+
+    Raises:
+        DataError: an incomplete model folder.
+        MismatchError: other data or another split.
+    """
+    one, two = (_trained_on(folder, read_description(folder)) for folder in (first, other))
+    if one[0] != two[0]:
+        raise MismatchError(
+            f"--compare {other}: it was trained on other data than {first}: train both on the same data"
+        )
+    a, b = load_split(first / "split.json"), load_split(other / "split.json")
+    if (a.name, a.hash) != (b.name, b.hash):
+        splits = [f"protocol {s.name}, seed {s.seed}, {len(s.labelled):,} labelled" for s in (b, a)]
+        raise MismatchError(
+            f"--compare {other}: it was trained on another split ({splits[0]}) than {first} ({splits[1]}): train it with the same "
+            "--protocol, --seed, --labelled and --queries"
+        )
+
+
+def open_compared(
+    first: Encoder, compare: Sequence[str], dataset: Dataset, device: str
+) -> dict[str, Encoder | None]:
+    """Rows of the table, the first model first: name -> model, or None for a method that is fitted here.
+
+    A name of an array method means the method, even if a folder has that name. Models of equal name are shown with their folders.
+
+    Raises:
+        DataError, DeviceError, MismatchError, UsageError: as :func:`evaluate`.
+    """
+    folder, bits = first.model.folder, code_bits(first)
+    models = {str(folder): first}
+    for i, name in enumerate(compare):
+        if name in compare[:i]:
+            raise UsageError(f"--compare names {name} twice: name it once")
+        if name in method_names() and (not find_method(name).deep or not Path(name).is_dir()):
+            make_method(name, bits)
+            continue
+        if not Path(name).is_dir():
+            raise UsageError(
+                f"--compare {name}: neither the folder of a model nor a method: train it, or choose from {', '.join(ARRAY_METHODS)}"
+            )
+        if any(Path(name).resolve() == Path(known).resolve() for known in models):
+            raise UsageError(f"--compare {name}: this model has a row already: leave it out")
+        _check_same_split(folder, Path(name))
+        models[name] = Encoder.load(name, device)
+        models[name].check(dataset)
+    names = [model_name(one.model.description) for one in models.values()]
+    rows = {
+        path: f"{name}: {path}" if names.count(name) > 1 else name
+        for path, name in zip(models, names, strict=True)
+    }
+    return {rows.get(name, name): models.get(name) for name in (str(folder), *compare)}
+
+
+def resolve_split(
+    encoder: Encoder, dataset: Dataset, protocol: str | None, seed: int | None, labelled: str | None
+) -> tuple[Split, list[str]]:
+    """The split to evaluate on: the training split for the training data, else a new one.
+
+    Returns:
+        The split, and notes for the user.
+
+    Raises:
+        MismatchError: another protocol or seed for the training data: its queries may have been trained on.
+    """
+    model = encoder.model
+    data, trained, trained_seed = _trained_on(model.folder, model.description)
+    if data != dataset.fingerprint:
+        split = make_split(dataset, protocol or "1", seed=seed or 0, labelled=labelled)
+        return split, [
+            f"{dataset.name} is not the data of the training: queries and database are drawn from it instead"
+        ]
+    if protocol is not None and protocol != trained:
+        raise MismatchError(
+            f"{model.folder} was trained under protocol {trained}: under protocol {protocol} it may have "
+            f"seen the labels of queries. Train with --protocol {protocol}"
+        )
+    if seed is not None and seed != trained_seed:
+        raise MismatchError(
+            f"{model.folder} was trained on the split of seed {trained_seed}: with seed {seed} it may have seen the "
+            "labels of queries. Leave out --seed, or train with it"
+        )
+    return load_split(model.folder / "split.json"), []

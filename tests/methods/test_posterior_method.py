@@ -1,0 +1,248 @@
+"""The method of class-posterior codes: losses, codebooks fitted to the network, and settings."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from posterior_factory import (
+    CLASS_CODEBOOKS,
+    WIDTH,
+    C,
+    D,
+    Sampler,
+    config_of,
+    few_steps,  # noqa: F401  # an autouse fixture
+    items,
+    method,
+    scored,
+    seen,
+)
+from torch import nn
+
+from gpq_faiss.config import merge, validate
+from gpq_faiss.errors import DataError, UsageError
+from gpq_faiss.losses import SubspaceClassification, SubspaceEntropy
+from gpq_faiss.methods.codewords import fit_codewords
+from gpq_faiss.methods.posterior import PosteriorCodes
+from gpq_faiss.methods.posterior_codebooks import fit_class_codebooks
+from gpq_faiss.methods.trainable import TrainingBatch
+from gpq_faiss.nn.heads import SubspaceHeads
+from gpq_faiss.nn.model import build_network
+from gpq_faiss.nn.posterior import (
+    CLASS_DIM,
+    PosteriorNetwork,
+)
+
+
+@pytest.mark.parametrize("A", CLASS_CODEBOOKS)
+def test_settling_fits_codebooks_to_what_the_average_believes(A: int) -> None:
+    made = method(A)
+    with torch.no_grad():
+        for p in made.network.parameters():
+            p.add_(0.3 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())))
+    assert made.average is not None
+    random = made.codebooks().copy()
+    draw = Sampler(items(700))
+    made.fit_codebooks(draw)
+    net = made.exported()
+    assert net is made.average
+    features, posterior = seen(net, items(700))
+    assert not torch.allclose(posterior, seen(made.network.eval(), items(700))[1], atol=1e-3)
+    found = fit_class_codebooks(posterior, net.tempered(posterior), A, 16, seed=made.config.training.seed)
+    assert net._by_logits == found.by_logits
+    # Wide enough for 16 codewords: nothing is lost but digits.
+    torch.testing.assert_close(net.tables, found.tables, rtol=1e-4, atol=1e-5)
+    assert not np.array_equal(made.codebooks(), random)
+    for name, value in made.network.named_buffers():
+        if not name.startswith("backbone"):
+            torch.testing.assert_close(value, net.get_buffer(name), msg=name)
+    if A < 3:
+        expected = fit_codewords(net.residual(features, posterior), 1, 16, seed=made.config.training.seed)
+        torch.testing.assert_close(net.feature_codewords, expected, rtol=1e-4, atol=1e-5)
+    made.fit_codebooks(draw, final=True)
+    assert draw.asked[1] > draw.asked[0] >= 1000
+
+
+@pytest.mark.parametrize("w", [0.02, 0.7, 1.0])
+def test_joint_codewords_add_up_to_class_and_features(w: float) -> None:
+    """By least squares, so that a score is nearly (1 - w) p·p' + w cos of the centred directions in their principal axes."""
+    config = merge(config_of(0, ema=0.0), {"posterior": {"feature_weight": w}})
+    net = build_network(config, {"kind": "features", "width": WIDTH}, C)
+    assert isinstance(net, PosteriorNetwork)
+    PosteriorCodes(net, config).fit_codebooks(Sampler(items(600)))
+    net.eval()
+    assert net.A == 0
+    assert net.feature_codewords.shape == (3, 16, C + WIDTH)
+    features, p = seen(net, items(600))
+    whole = torch.nn.functional.normalize(features, dim=1)
+    centred = torch.nn.functional.normalize(whole - whole.mean(dim=0), dim=1)
+    wanted = (1 - w) * p @ p.T + w * centred @ centred.T
+    targets = net.feature_targets(features, p)
+    torch.testing.assert_close(targets @ targets.T, wanted, rtol=0, atol=1e-4)
+    expected = fit_codewords(targets, 3, 16, seed=config.training.seed)
+    torch.testing.assert_close(net.feature_codewords, expected, rtol=1e-4, atol=1e-5)
+    scores = scored(net, items(600), net.codes(items(600)))
+    assert np.corrcoef(scores.flatten(), wanted.flatten())[0, 1] > 0.9
+    # A query for a class alone is part of what a query holds.
+    torch.testing.assert_close(net.prototypes[:, :, : D - 2], (1 - w) ** 0.5 * net.basis[:, :C])
+
+
+@pytest.mark.parametrize("w", [0.02, 0.5, 1.0])
+def test_class_and_features_are_weighed_in_their_own_deviations(w: float) -> None:
+    config = merge(config_of(2, ema=0.0), {"posterior": {"feature_weight": w}})
+    net = build_network(config, {"kind": "features", "width": WIDTH}, C)
+    assert isinstance(net, PosteriorNetwork)
+    PosteriorCodes(net, config).fit_codebooks(Sampler(items(600)))
+    net.eval()
+    x = items(600)
+    codes = net.codes(x)
+    features, p = seen(net, x)
+    own = p[:500] @ net.tables[torch.arange(2), codes[:, :2]].sum(1).T
+    like = net.residual(features, p)[:500] @ net.feature_codewords[0, codes[:, 2]].T
+    total = scored(net, x[:500], codes)
+    # The whole is a multiple of (1 - w) own / σ + w like / σ'.
+    expected = (1 - w) * own / own.std() + w * like / like.std()
+    np.testing.assert_allclose(np.corrcoef(total.flatten(), expected.flatten())[0, 1], 1, atol=1e-4)
+
+
+def test_codewords_follow_the_network() -> None:
+    made = method(ema=0.0)
+    draw = Sampler(items(600))
+    made.fit_codebooks(draw)
+    first = made.codebooks().copy()
+    made.fit_codebooks(draw)
+    np.testing.assert_array_equal(made.codebooks(), first)
+    with torch.no_grad():
+        made.network.classifier.raw.add_(torch.randn(made.network.classifier.raw.shape))
+    made.fit_codebooks(draw)
+    assert not np.allclose(made.codebooks(), first, atol=0.01)
+
+
+def test_too_few_items_for_codebooks_are_refused() -> None:
+    with pytest.raises(DataError, match="15 items cannot place 16 codewords"):
+        method().fit_codebooks(Sampler(items(15)))
+
+
+def test_a_saved_state_brings_the_codewords_back() -> None:
+    made = method(2)
+    made.fit_codebooks(Sampler(items(600)))
+    fresh = method(2)
+    fresh.load_state_dict(made.state_dict())
+    x = items(10, 3)
+    for ask in (False, True):
+        assert torch.equal(
+            made.exported().raw(x, queries=ask),
+            fresh.exported().raw(x, queries=ask),
+        )
+
+
+def batch(n: int = 15, unlabelled: int = 30) -> TrainingBatch:
+    y = torch.eye(C)[torch.arange(n) % C]
+    return TrainingBatch(items(n + unlabelled, 5), y, 3, 10, torch.Generator())
+
+
+def test_the_loss_is_that_of_the_class_networks() -> None:
+    made = method().eval()
+    parts = made.losses(batch(), amp=False)
+    net, loss = made.network, made.config.loss
+    with torch.no_grad():
+        v = net.features(batch().x)[1].reshape(45, 4, CLASS_DIM)
+        v = v / v.norm(dim=2, keepdim=True)
+        classification = SubspaceClassification("paper", loss.beta)(v[:15], net.classifier.raw, batch().y)
+        entropy = SubspaceEntropy(loss.beta)(v[15:], net.classifier.raw)
+    torch.testing.assert_close(parts["classification"].detach(), classification)
+    torch.testing.assert_close(parts["entropy"].detach(), entropy)
+    expected = loss.lambda1 * classification - loss.lambda2 * entropy
+    torch.testing.assert_close(parts["total"].detach(), expected)
+    assert set(made.losses(batch(unlabelled=0), amp=False)) == {"total", "classification"}
+
+
+@pytest.mark.parametrize("part", ["classification", "entropy"])
+def test_both_losses_teach_the_class_networks_and_none_the_codewords(part: str) -> None:
+    made = method(2)
+    before = made.codebooks().copy()
+    made.losses(batch(), amp=False)[part].backward()  # type: ignore[no-untyped-call]
+    taught = {n for n, p in made.network.named_parameters() if p.grad is not None and bool(p.grad.any())}
+    assert taught == {"classifier.raw", *(f"backbone.head.{name}" for name in ("into", "bias", "out"))}
+    assert taught == {n for n, _ in made.network.named_parameters()}
+    optimizer = made.optimizer(made.config.training)
+    optimizer.step()
+    made.after_step(0)
+    np.testing.assert_allclose(made.codebooks(), before, atol=1e-6)
+
+
+def test_the_class_networks_lower_the_entropy_that_the_classifier_raises() -> None:
+    """The mini-max of eq. 4: gradients of the entropy, those of the networks with the other sign."""
+    made = method().eval()
+    net = made.network
+    assert isinstance(net.backbone.head, SubspaceHeads)
+    parameters = [net.classifier.raw, net.backbone.head.out]
+    found = torch.autograd.grad(made.losses(batch(), amp=False)["entropy"], parameters)
+    plain = SubspaceEntropy(made.config.loss.beta)(
+        net.directions(net.features(batch().x[15:])[1]), net.classifier.raw
+    )
+    expected = torch.autograd.grad(plain, parameters)
+    assert all(bool((g.abs() > 1e-5).any()) for g in expected)
+    torch.testing.assert_close(found, (expected[0], -expected[1]))
+
+
+def test_the_class_networks_move_faster_than_a_trunk() -> None:
+    config = merge(config_of(), {"network": {"hidden": [8]}})
+    net = build_network(config, {"kind": "features", "width": WIDTH}, C)
+    assert isinstance(net, PosteriorNetwork)
+    slow, fast = PosteriorCodes(net, config).optimizer(config.training).param_groups
+    own = {id(p) for p in (*net.backbone.head.parameters(), *net.classifier.parameters())}
+    assert {id(p) for p in fast["params"]} == own
+    assert {id(p) for p in slow["params"]} == {id(p) for p in net.parameters()} - own
+    assert len(slow["params"]) > 0
+    assert fast["times"] == 2.0
+
+
+def test_over_convolutions_the_class_networks_are_linear_and_move_as_these() -> None:
+    config = merge(config_of(), {"network": {"backbone": "vgg"}})
+    state = torch.random.get_rng_state()
+    nets = [build_network(config, {"kind": "images", "image_size": 32}, C) for _ in range(2)]
+    assert torch.equal(torch.random.get_rng_state(), state)
+    net = nets[0]
+    assert isinstance(net, PosteriorNetwork)
+    assert isinstance(net.backbone.head, nn.Linear)
+    assert net.backbone.head.out_features == net.N * CLASS_DIM
+    for one, other in zip(*(made.state_dict().values() for made in nets), strict=True):
+        assert torch.equal(one, other)
+    (group,) = PosteriorCodes(net, config).optimizer(config.training).param_groups
+    assert group.get("times", 1.0) == 1.0
+    assert len(group["params"]) == len(list(net.parameters()))
+    x = torch.rand(3, 3, 32, 32)
+    assert net.eval().posterior(net.features(x)[1]).sum(dim=1).tolist() == pytest.approx([1, 1, 1], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("section", "changes", "named"),
+    [
+        ("posterior", {"committee": 0}, "posterior.committee"),
+        ("posterior", {"committee_hidden": 0}, "posterior.committee_hidden"),
+        ("posterior", {"feature_weight": 1.5}, "posterior.feature_weight"),
+        ("posterior", {"feature_weight": -0.1}, "posterior.feature_weight"),
+        ("posterior", {"class_codebooks": -1}, "posterior.class_codebooks"),
+        ("posterior", {"class_codebooks": "all"}, "posterior.class_codebooks"),
+        ("loss", {"lambda1": 0.0}, "loss.lambda1"),
+        ("quantizer", {"subdim": 2}, "quantizer.subdim"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(section: str, changes: dict[str, float], named: str) -> None:
+    config = config_of()
+    config = dataclasses.replace(
+        config, **{section: dataclasses.replace(getattr(config, section), **changes)}
+    )
+    with pytest.raises(UsageError, match=named):
+        validate(config)
+
+
+def test_more_class_codebooks_than_codebooks_are_all_of_them() -> None:
+    config = merge(config_of(2), {"posterior": {"class_codebooks": 9}})
+    net = build_network(validate(config), {"kind": "features", "width": WIDTH}, C)
+    assert isinstance(net, PosteriorNetwork)
+    assert net.A == net.M == 3

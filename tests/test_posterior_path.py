@@ -1,0 +1,99 @@
+"""Class-posterior codes from training to search."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from posterior_factory import (
+    CLASS_CODEBOOKS,
+    D,
+    config_of,
+    few_steps,  # noqa: F401  # an autouse fixture
+    scored,
+)
+
+from gpq_faiss.codes.bits import unpack_codes
+from gpq_faiss.data.digits import open_digits
+from gpq_faiss.data.open import open_data
+from gpq_faiss.data.reader import Reader
+from gpq_faiss.encoder import Encoder
+from gpq_faiss.errors import DataError, MismatchError
+from gpq_faiss.faissio.model import read_prototypes
+from gpq_faiss.nn.posterior import (
+    PosteriorNetwork,
+)
+from gpq_faiss.pipeline import encode, search
+from gpq_faiss.stages.index import index
+from gpq_faiss.stages.train import train
+from gpq_faiss.store import RowReader
+
+
+@pytest.fixture(scope="module", params=CLASS_CODEBOOKS)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("committee")
+    config = config_of(request.param, steps=60, batch_labelled=50, batch_unlabelled=100, validation=0.0)
+    return train(open_digits(), folder / "model", config=config, labelled="10-per-class")
+
+
+def test_a_search_ranks_by_belief_in_the_sums_of_codewords(model: Path, tmp_path: Path) -> None:
+    data = open_digits()
+    codes = encode(model, data, tmp_path / "codes.h5")
+    built = index(model, codes, tmp_path / "index.faiss")
+    result = search(model, built, data, rows="0:5", k=7)
+    encoder = Encoder.load(model)
+    _, xq = encoder.embed_rows(data, np.arange(5), queries=True)
+    _, xb = encoder.embed_rows(data, np.arange(len(data)))
+    Z = encoder.model.codebooks
+    chosen = np.einsum("nmd,mkd->nmk", xb.reshape(-1, 3, D), Z).argmax(2)
+    scores = xq @ Z[np.arange(3), chosen].reshape(-1, 3 * D).T
+    best = -np.sort(-scores, axis=1)[:, :7]
+    assert np.abs(result.scores - best).max() < 1e-5
+    with RowReader(codes) as reader:
+        np.testing.assert_array_equal(unpack_codes(reader.block(), 3, 16), chosen)
+    # The same without any vector: beliefs, and the codewords that add up to them.
+    net = encoder.model.network
+    assert isinstance(net, PosteriorNetwork)
+    with Reader(data, encoder.model.image_size) as images, torch.no_grad():
+        pixels = torch.from_numpy(images.fetch(np.arange(5))[0]).float() / 255
+        expected = scored(net, pixels, torch.from_numpy(chosen)).numpy()
+    np.testing.assert_allclose(scores, expected, atol=1e-4)
+
+
+def test_item_vectors_are_no_queries(model: Path, tmp_path: Path) -> None:
+    codes = encode(model, open_digits(), tmp_path / "codes.h5")
+    built = index(model, codes, tmp_path / "index.faiss")
+    with pytest.raises(MismatchError, match="holds vectors of items"):
+        search(model, built, str(tmp_path / "features.h5"), k=3)
+
+
+def test_the_prototypes_of_a_model_are_its_queries_for_one_class(model: Path) -> None:
+    net = Encoder.load(model).model.network
+    assert isinstance(net, PosteriorNetwork)
+    found = read_prototypes(model)
+    assert found.shape == (10, 3 * D)
+    np.testing.assert_allclose(found, net.prototypes.transpose(0, 1).flatten(1).numpy(), atol=1e-6)
+    # Placed anew they say the same; directions of no weight may be others.
+    again = copy.deepcopy(net)
+    again.place(net.logits, net.tables, net.feature_codewords, net.weights, by_logits=net._by_logits)
+    scores = [torch.einsum("mcd,mkd->mck", n.prototypes, n.pq_codewords) for n in (again, net)]
+    torch.testing.assert_close(*scores, rtol=0, atol=1e-4)
+
+
+def test_an_infinite_item_is_not_encoded(tmp_path: Path) -> None:
+    """Features that are finite, and too large for the network."""
+    rng = np.random.default_rng(0)
+    np.save(tmp_path / "x.npy", rng.normal(size=(120, 6)).astype(np.float32))
+    np.save(tmp_path / "y.npy", np.arange(120) % 3)
+    data = open_data(f"features:{tmp_path / 'x.npy'}", labels=str(tmp_path / "y.npy"))
+    config = config_of(steps=3, batch_labelled=20, batch_unlabelled=20, validation=0.0)
+    made = train(data, tmp_path / "model", config=config, labelled="10-per-class", protocol="none")
+    huge = np.load(tmp_path / "x.npy")
+    huge[7] = 3e38
+    np.save(tmp_path / "huge.npy", huge)
+    with pytest.raises(DataError):
+        encode(made, f"features:{tmp_path / 'huge.npy'}", tmp_path / "codes.h5")
+    assert not (tmp_path / "codes.h5").exists()
