@@ -8,7 +8,8 @@ error-correcting code do. Their score tables are then fitted to the codes by the
 of items are similar with the probability p_i·p_j. Suited to many classes.
 
 Which is better depends on the number of classes, the bits and the confidence of the network. The choice is by the expected mAP of
-held-out unlabelled items, assuming that pairs are relevant with the probability p_i·p_j. It needs no label.
+held-out unlabelled items, assuming that pairs are relevant with the probability p_i·p_j. It needs no label. Sums of logits are tried
+only where they could gain more than a hundredth.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ _QUERIES = 200
 """Items held out for the choice; a fifth if there are few."""
 _WEIGHT_QUERIES, _WEIGHT_ITEMS = 500, 5000
 """Items for weighting class and features."""
+_ENOUGH = 0.99
+"""Of the largest possible expected mAP: where sums of probabilities have it, sums of logits are not tried."""
 _FLOOR = 1e-3
 """Added to probabilities before taking logarithms for the initial codewords."""
 _LOGIT_STEPS, _LOGIT_RATE, _LOGIT_RIDGE = 30, 0.05, 1e-4
@@ -78,13 +81,12 @@ class ClassCodebooks:
 
 def fit_class_codebooks(posterior: Tensor, tempered: Tensor, A: int, K: int, *, seed: int) -> ClassCodebooks:
     """The better kind of codebooks for class probabilities; arguments and errors as for :func:`fit_each_kind`."""
-    kinds = fit_each_kind(posterior, tempered, A, K, seed=seed)
-    if len(kinds) > 1:
-        log.info(
-            "class codes: expected mAP %.4f with sums of probabilities, %.4f with sums of logits",
-            *(kind.expected_map for kind in kinds),
-        )
+    kinds = fit_each_kind(posterior, tempered, A, K, seed=seed, enough=_ENOUGH)
     best = max(kinds, key=lambda kind: kind.expected_map)
+    names = "probabilities", "logits"
+    if not math.isnan(best.expected_map):
+        found = (f"{kind.expected_map:.4f} with sums of {names[kind.by_logits]}" for kind in kinds)
+        log.info("class codes: expected mAP %s", ", ".join(found))
     if not best.by_logits or len(posterior) > _ITEMS + _QUERIES:
         return best
     # With few items, refit on all, including held-out ones (sums of probabilities always use all items).
@@ -93,7 +95,7 @@ def fit_class_codebooks(posterior: Tensor, tempered: Tensor, A: int, K: int, *, 
 
 
 def fit_each_kind(
-    posterior: Tensor, tempered: Tensor, A: int, K: int, *, seed: int
+    posterior: Tensor, tempered: Tensor, A: int, K: int, *, seed: int, enough: float = math.inf
 ) -> tuple[ClassCodebooks, ...]:
     """Codebooks for class probabilities by sums of probabilities and by sums of logits; only the former if items are too few to compare.
 
@@ -103,6 +105,8 @@ def fit_each_kind(
         A: codebooks.
         K: codewords per codebook.
         seed: random seed.
+        enough: sums of logits are left out where sums of probabilities have this share of the expected mAP of the probabilities themselves,
+            which no code exceeds.
 
     Raises:
         DataError: fewer items than codewords, or probabilities that are not finite.
@@ -113,18 +117,22 @@ def fit_each_kind(
     order = torch.from_numpy(np.random.default_rng([seed, len(p)]).permutation(len(p)))
     held = order[: min(_QUERIES, len(p) // 5)]
     rest = order[len(held) :][:_ITEMS]
+    probabilities = ClassCodebooks(False, additive_codewords, additive_codewords, math.nan)
     if not len(held) or len(rest) < K:
-        return (ClassCodebooks(False, additive_codewords, additive_codewords, math.nan),)
-    kinds = []
-    for kind in (
-        ClassCodebooks(False, additive_codewords, additive_codewords, math.nan),
-        _fit_logits(p[rest], t[rest], A, K, seed=seed, expected=math.nan),
-    ):
+        return (probabilities,)
+    relevance = p[held] @ p[rest].T
+
+    def measured(kind: ClassCodebooks) -> ClassCodebooks:
         # Equal codes have bit-equal scores, so their order does not matter.
         distinct, code_of = torch.unique(kind.assign(t[rest]), dim=0, return_inverse=True)
-        gain = expected_map(kind.scores(p[held], distinct)[:, code_of], p[held] @ p[rest].T)
-        kinds.append(dataclasses.replace(kind, expected_map=gain))
-    return tuple(kinds)
+        gain = expected_map(kind.scores(p[held], distinct)[:, code_of], relevance)
+        return dataclasses.replace(kind, expected_map=gain)
+
+    probabilities = measured(probabilities)
+    if probabilities.expected_map >= enough * expected_map(relevance, relevance):
+        return (probabilities,)
+    logits = _fit_logits(p[rest], t[rest], A, K, seed=seed, expected=math.nan)
+    return probabilities, measured(logits)
 
 
 def _fit_logits(p: Tensor, t: Tensor, A: int, K: int, *, seed: int, expected: float) -> ClassCodebooks:

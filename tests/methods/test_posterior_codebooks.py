@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gpq_faiss.errors import DataError
 from gpq_faiss.methods.posterior_codebooks import (
+    expected_map,
     fit_class_codebooks,
     fit_each_kind,
     fit_logit_codewords,
@@ -98,6 +99,8 @@ def test_many_classes_take_sums_of_logits_and_few_of_probabilities() -> None:
     kinds = fit_each_kind(p, p, 2, 16, seed=0)
     assert [kind.by_logits for kind in kinds] == [False, True]
     assert kinds[1].expected_map == many.expected_map > kinds[0].expected_map
+    (only,) = fit_each_kind(p, p, 2, 16, seed=0, enough=kinds[0].expected_map)
+    assert not only.by_logits, "enough is a share of the expected mAP of the probabilities, which is below 1"
     codes = many.assign(beliefs(50, 50, seed=3))
     assert codes.shape == (50, 2)
     assert torch.equal(codes, torch.cat([many.assign(t.unsqueeze(0)) for t in beliefs(50, 50, seed=3)]))
@@ -124,3 +127,15 @@ def test_without_feature_codebooks_the_class_has_all_the_weight() -> None:
     light, heavy = (weights_of_parts(found, words, p, p, residual, w) for w in (0.02, 0.5))
     ratio = lambda weights: float(weights[1] / weights[0])  # noqa: E731
     np.testing.assert_allclose(ratio(heavy) / ratio(light), (0.5 / 0.5) / (0.02 / 0.98), rtol=1e-4)
+
+
+@given(seed=st.integers(0, 1000), n=st.integers(2, 8))
+@settings(deadline=None)
+def test_no_ranking_has_a_larger_expected_map_than_that_by_relevance(seed: int, n: int) -> None:
+    rng = np.random.default_rng(seed)
+    relevance = torch.from_numpy(rng.random((1, n)).round(2))
+    best = max(
+        expected_map(torch.tensor([order], dtype=torch.double), relevance)
+        for order in itertools.islice(itertools.permutations(range(n)), 720)
+    )
+    assert best <= expected_map(relevance, relevance) + 1e-12
