@@ -372,7 +372,7 @@ def test_a_run_that_another_process_has_is_left_to_it(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_processes_give_what_one_process_gives_and_one_may_die(done: Path, tmp_path: Path) -> None:
-    grid = small_grid(vectors=30, methods=["gpq", "pq"])
+    grid = small_grid(vectors=30, methods=["pq"])
     specs = plan(grid, DIGITS, preset("paper")).specs
     place = RunContext(tmp_path, "small", "digits", {}, "digits")
     heard: list[RunResult] = []
