@@ -32,6 +32,8 @@ MOST_SIDE = 8192
 """Largest input side in pixels; 64 Mi pixels is the limit of the image decoders too."""
 COMMITTEE_RATE = 2.0
 """Factor on the learning rate of class networks that are perceptrons."""
+CONVOLUTION_RATE = 0.5
+"""Factor on the learning rate of class networks over convolutions, and of these."""
 
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 

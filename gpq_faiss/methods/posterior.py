@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..config import COMMITTEE_RATE, Config, TrainingConfig
+from ..config import COMMITTEE_RATE, CONVOLUTION_RATE, Config, TrainingConfig
 from ..data.reader import Reader
 from ..errors import DataError
 from ..losses import SubspaceClassification, SubspaceEntropy, SubspaceSoftTargets
@@ -176,10 +176,11 @@ class PosteriorCodes(AveragedMethod[PosteriorNetwork]):
         return self.pseudo_labels[at] * torch.from_numpy(self.rows[at] == rows)[:, None]
 
     def optimizer(self, config: TrainingConfig) -> torch.optim.Optimizer:
-        """As in the base class, with larger steps for class networks that are perceptrons."""
+        """As in the base class, with larger steps for class networks that are perceptrons, and smaller ones over convolutions."""
         optimizer = super().optimizer(config)
         net = self.network
         if not isinstance(net.backbone.head, SubspaceHeads):
+            optimizer.param_groups[0]["times"] = CONVOLUTION_RATE
             return optimizer
         own = {id(p) for part in (net.backbone.head, net.classifier) for p in part.parameters()}
         (group,) = optimizer.param_groups
