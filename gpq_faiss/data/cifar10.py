@@ -57,6 +57,11 @@ def open_cifar10(root: str | None = None, *, download: bool = True) -> ArrayImag
         f"put {CIFAR10.filename} (python version, MD5 {CIFAR10.tgz_md5}) or the unpacked "
         f"{CIFAR10.base_folder}/ in {folder}, or name its folder with --root"
     )
+    if folder.is_file():
+        raise DataError(
+            f"cifar10: {folder} is a file: name the folder that holds {CIFAR10.filename}; an archive of images by class is read by "
+            f"folder:{folder}"
+        )
     if root is not None and not folder.is_dir() and not download:
         raise DataError(f"cifar10: {folder} is not a folder: {remedy}")
     if folder.is_dir() and (folder / "train").is_dir():

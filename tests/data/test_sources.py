@@ -126,6 +126,13 @@ def test_cifar10_offline_names_the_remedy(tmp_path: Path, monkeypatch: pytest.Mo
     assert "\n" not in message
 
 
+def test_cifar10_in_place_of_its_folder_a_file(tmp_path: Path) -> None:
+    archive = tmp_path / "images.tar.gz"
+    archive.write_bytes(b"")
+    with pytest.raises(DataError, match=r"images.tar.gz is a file: name the folder .* read by folder:"):
+        open_cifar10(str(archive))
+
+
 def test_cifar10_with_a_foreign_archive_does_not_go_to_the_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
