@@ -276,11 +276,13 @@ def row_of(spec: RunSpec, options: argparse.Namespace) -> Row:
 def name_of(row: Row) -> str:
     """As in the table."""
     if row["method"] == CLASSIFIER:
-        return "classifier (no code)"
-    if row["method"] in ("gpq", "posterior"):
-        return f"{row['method']}, {row['variation'] or 'preset ' + row['settings']['preset']}"
-    other = str(row["variation"]).removeprefix("preset recommended, ")
-    return f"{row['method']}, {other}" if other else str(row["method"])
+        name = "classifier (no code)"
+    elif row["method"] in ("gpq", "posterior"):
+        name = f"{row['method']}, {row['variation'] or 'preset ' + row['settings']['preset']}"
+    else:
+        other = str(row["variation"]).removeprefix("preset recommended, ")
+        name = f"{row['method']}, {other}" if other else str(row["method"])
+    return name if row["seed"] == 0 else f"{name}, seed {row['seed']}"
 
 
 def cpu_minutes(row: Row) -> str | None:
@@ -400,7 +402,7 @@ def main(arguments: list[str] | None = None) -> None:
     if CLASSIFIER in wanted and not options.report_only:
         for seed in grid.seeds:
             run_classifier(grid, data, seed, options)
-    report(options, whole, data)
+    report(options, whole.with_options(seeds=options.seeds), data)
 
 
 def report(options: argparse.Namespace, grid: Grid, data: Dataset) -> None:
