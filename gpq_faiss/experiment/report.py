@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ..config import COMMITTEE_RATE
+from ..config import COMMITTEE_RATE, CONVOLUTION_RATE
 from ..errors import DataError, UsageError
 from ..evaluation.tables import pivot, render, summarise
 from ..methods.measure import NO_LIKENESS
@@ -396,12 +396,17 @@ def _budget(experiment: Experiment) -> list[str]:
             f"them, learning rate {t['learning_rate']:g} ({t['schedule']})"
         )
         groups.setdefault(text, []).append(row_name(experiment, run))
-    committee = any(run.about["settings"].get("method") in ("gpq-soft", "posterior") for run in trained)
-    own = []
-    if experiment.about["data"]["perceptron"] and committee:
-        own = [
-            f"Class networks are trained at {COMMITTEE_RATE:g} times that rate, and an average of their weights is used."
-        ]
+    committees = [run for run in trained if run.about["settings"].get("method") in ("gpq-soft", "posterior")]
+    backbones = {run.about["settings"]["network"]["backbone"] for run in committees}
+    perceptrons = {"mlp", "linear", *(["auto"] if experiment.about["data"]["perceptron"] else [])}
+    own = [
+        f"{name} are trained at {rate:g} times that rate, and an average of their weights is used."
+        for name, rate, there in (
+            ("Class networks", COMMITTEE_RATE, backbones & perceptrons),
+            ("Class networks over convolutions, and these,", CONVOLUTION_RATE, backbones - perceptrons),
+        )
+        if there
+    ]
     if len(groups) == 1:
         return [f"Every trained method has {next(iter(groups))}, and the same split and data.", *own]
     # The most common budget is listed without names.

@@ -66,14 +66,19 @@ def test_settling_fits_codebooks_to_what_the_average_believes(A: int) -> None:
     assert draw.asked[1] > draw.asked[0] >= 1000
 
 
-@pytest.mark.parametrize("w", [0.02, 0.7, 1.0])
-def test_joint_codewords_add_up_to_class_and_features(w: float) -> None:
-    """By least squares, so that a score is nearly (1 - w) p·p' + w cos of the centred directions in their principal axes."""
-    config = merge(config_of(0, ema=0.0), {"posterior": {"feature_weight": w}})
+def fitted(A: int, w: float) -> PosteriorNetwork:
+    """A network with A class codebooks of three and the feature weight ``w``, with codebooks fitted to 600 items."""
+    config = merge(config_of(A, ema=0.0), {"posterior": {"feature_weight": w}})
     net = build_network(config, {"kind": "features", "width": WIDTH}, C)
     assert isinstance(net, PosteriorNetwork)
     PosteriorCodes(net, config).fit_codebooks(Sampler(items(600)))
-    net.eval()
+    return net.eval()
+
+
+@pytest.mark.parametrize("w", [0.02, 0.7, 1.0])
+def test_joint_codewords_add_up_to_class_and_features(w: float) -> None:
+    """By least squares, so that a score is nearly (1 - w) p·p' + w cos of the centred directions in their principal axes."""
+    net = fitted(0, w)
     assert net.A == 0
     assert net.feature_codewords.shape == (3, 16, C + WIDTH)
     features, p = seen(net, items(600))
@@ -82,7 +87,7 @@ def test_joint_codewords_add_up_to_class_and_features(w: float) -> None:
     wanted = (1 - w) * p @ p.T + w * centred @ centred.T
     targets = net.feature_targets(features, p)
     torch.testing.assert_close(targets @ targets.T, wanted, rtol=0, atol=1e-4)
-    expected = fit_codewords(targets, 3, 16, seed=config.training.seed)
+    expected = fit_codewords(targets, 3, 16, seed=config_of().training.seed)
     torch.testing.assert_close(net.feature_codewords, expected, rtol=1e-4, atol=1e-5)
     scores = scored(net, items(600), net.codes(items(600)))
     assert np.corrcoef(scores.flatten(), wanted.flatten())[0, 1] > 0.9
@@ -92,11 +97,7 @@ def test_joint_codewords_add_up_to_class_and_features(w: float) -> None:
 
 @pytest.mark.parametrize("w", [0.02, 0.5, 1.0])
 def test_class_and_features_are_weighed_in_their_own_deviations(w: float) -> None:
-    config = merge(config_of(2, ema=0.0), {"posterior": {"feature_weight": w}})
-    net = build_network(config, {"kind": "features", "width": WIDTH}, C)
-    assert isinstance(net, PosteriorNetwork)
-    PosteriorCodes(net, config).fit_codebooks(Sampler(items(600)))
-    net.eval()
+    net = fitted(2, w)
     x = items(600)
     codes = net.codes(x)
     features, p = seen(net, x)
