@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import h5py
@@ -16,11 +17,11 @@ import numpy as np
 import pytest
 from experiment.experiments import SMALL, small_grid
 
-from gpq_faiss.config import merge, preset
+from gpq_faiss.config import merge, preset, to_dict
 from gpq_faiss.data.base import ImageDataset
 from gpq_faiss.data.open import open_data
 from gpq_faiss.errors import DataError, MismatchError, OutputExistsError, UsageError
-from gpq_faiss.experiment import pictures
+from gpq_faiss.experiment import pictures, report
 from gpq_faiss.experiment.grid import Grid
 from gpq_faiss.experiment.page import save_report_page
 from gpq_faiss.experiment.pictures import draw_experiment, tsne
@@ -654,3 +655,25 @@ def test_pictures_refuse_what_they_cannot_draw(tmp_path: Path) -> None:
     names = [f"class {i}" for i in range(30)]
     plot_scatters({"a": (x, np.array([-1, 3, 12, 29]))}, names, out, title="t")
     assert out.read_bytes()[:4] == PNG
+
+
+@pytest.mark.parametrize(
+    ("backbone", "perceptron", "expected"),
+    [
+        ("auto", True, "Class networks are trained at 2 times"),
+        ("mlp", False, "Class networks are trained at 2 times"),
+        ("auto", False, "Class networks over convolutions, and these, are trained at 0.5 times"),
+        ("vgg", True, "Class networks over convolutions, and these, are trained at 0.5 times"),
+    ],
+)
+def test_the_rate_of_class_networks_is_that_of_their_network(
+    backbone: str, perceptron: bool, expected: str
+) -> None:
+    settings = to_dict(merge(preset("recommended"), {"network": {"backbone": backbone}}))
+    about = {"settings": settings, "counts": {"labelled": 500, "unlabelled": 500}}
+    run = SimpleNamespace(about=about, bits=48, method="posterior", variation="")
+    experiment: Any = SimpleNamespace(
+        about={"data": {"perceptron": perceptron}}, runs=[run], one_method=False
+    )
+    (rate,) = [line for line in report._budget(experiment) if line.startswith("Class networks")]
+    assert rate.startswith(expected)
