@@ -9,6 +9,7 @@ import shutil
 import signal
 import tempfile
 from typing import Any
+from unittest import mock
 
 import psutil
 
@@ -34,11 +35,15 @@ class Nodes:
         # Paths of sockets must be short, so this is not under pytest's folder.
         self.folder = tempfile.mkdtemp(prefix="gpq-ray-")
         self._node = {**NODE, "num_cpus": num_cpus}
-        self.cluster: Any = Cluster(
-            initialize_head=True,
-            head_node_args={**self._node, "temp_dir": self.folder, "_system_config": settings},
-            shutdown_at_exit=False,
-        )
+        # Ray writes the address of a cluster into its default folder, whatever `temp_dir` says. That folder may not exist,
+        # or belong to a cluster of the user.
+        os.mkdir(os.path.join(self.folder, "ray"))
+        with mock.patch.dict(os.environ, RAY_TMPDIR=self.folder):
+            self.cluster: Any = Cluster(
+                initialize_head=True,
+                head_node_args={**self._node, "temp_dir": self.folder, "_system_config": settings},
+                shutdown_at_exit=False,
+            )
         self.second: Any = self.add()
         self.address: str = self.cluster.address
         ray.init(address=self.address, log_to_driver=False, logging_level=logging.ERROR)
