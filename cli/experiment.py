@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import click
@@ -16,6 +15,7 @@ from .options import (
     out_option,
     overwrite_option,
 )
+from .progress import only_warnings
 
 
 @click.group(
@@ -157,8 +157,6 @@ def run(
     from gpq_faiss.experiment.run import run_experiment
     from gpq_faiss.methods.registry import METHODS
 
-    # The steps of every training are many; what is of interest here is each run as it ends.
-    logging.getLogger("gpq_faiss.training.loop").setLevel(logging.WARNING)
     wanted = None
     if chosen_methods is not None:
         wanted = tuple(name.strip() for name in chosen_methods.split(",") if name.strip())
@@ -179,19 +177,21 @@ def run(
                 f'--preset {preset} contradicts preset = "{base.preset}" in {config_file}: keep one'
             )
     dataset = open_dataset(data, data_args)
-    summary = run_experiment(
-        chosen,
-        data,
-        out,
-        dataset=dataset,
-        data_args=data_args,
-        base=settings.validate(base),
-        device=device,
-        jobs=jobs,
-        data_name=data_name,
-        overwrite=overwrite,
-        checkpoint_seconds=checkpoint_seconds,
-    )
+    # The steps of every training are many; what is of interest here is each run as it ends.
+    with only_warnings("gpq_faiss.training.loop"):
+        summary = run_experiment(
+            chosen,
+            data,
+            out,
+            dataset=dataset,
+            data_args=data_args,
+            base=settings.validate(base),
+            device=device,
+            jobs=jobs,
+            data_name=data_name,
+            overwrite=overwrite,
+            checkpoint_seconds=checkpoint_seconds,
+        )
     parts = [f"{summary.made:,} runs made", f"{summary.there:,} there before"]
     if summary.elsewhere:
         parts.append(f"{len(summary.elsewhere):,} in progress in another process")

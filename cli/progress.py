@@ -162,3 +162,15 @@ def shown(*, quiet: bool, verbose: bool) -> Iterator[None]:
         package.setLevel(before[0])
         for name, level in before[1].items():
             logging.getLogger(name).setLevel(level)
+
+
+@contextmanager
+def only_warnings(name: str) -> Iterator[None]:
+    """Without the log lines of the logger ``name`` below a warning."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

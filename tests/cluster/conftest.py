@@ -17,8 +17,17 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 def cluster() -> Iterator[Any]:
     from ray_nodes import Nodes
 
-    # A node that is gone is noticed in some seconds, which by default takes 15.
-    nodes = Nodes(settings={"health_check_period_ms": 1000, "health_check_failure_threshold": 4})
+    # A node that is gone is noticed in some seconds, which by default takes 15; a process that was just killed is called for 60.
+    # Workers wait behind the other tests with Ray's own niceness, 15.
+    nodes = Nodes(
+        settings={
+            "worker_niceness": 0,
+            "health_check_period_ms": 1000,
+            "health_check_failure_threshold": 4,
+            "raylet_rpc_server_reconnect_timeout_max_s": 5,
+            "core_worker_rpc_server_reconnect_timeout_max_s": 5,
+        }
+    )
     yield nodes
     assert not psutil.wait_procs(nodes.end(), timeout=10)[1]
 

@@ -102,8 +102,7 @@ def test_the_second_output_is_the_nearest_codeword(
     assert len(np.unique(codes)) > 4  # or all of this would hold of a constant
 
 
-@pytest.mark.parametrize("kind", ["features", "images"])
-@pytest.mark.parametrize("suffix", ["onnx", "pt2"])
+@pytest.mark.parametrize(("kind", "suffix"), [("features", "onnx"), ("images", "pt2")])
 def test_a_committee_gives_vectors_of_queries_and_codes_of_items(
     kind: Any, suffix: str, tmp_path: Path
 ) -> None:

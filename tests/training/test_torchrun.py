@@ -155,9 +155,8 @@ def test_a_training_whose_process_is_killed_resumes(whole: Path, tmp_path: Path)
     # On one process: it goes on where the two were.
     shutil.copytree(partial, tmp_path / ".one.partial")
     begun = step_of(partial)
-    command = [sys.executable, "-m", MODULE, *arguments(tmp_path / "one", "--resume")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = CliRunner().invoke(cli, arguments(tmp_path / "one", "--resume"))
+    assert done.exit_code == 0, done.output
     assert f"resumed at step {begun} of {STEPS}" in done.stderr
     one, two = lines(tmp_path / "one")[-1], lines(whole)[-1]
     assert one["total"] == pytest.approx(two["total"], abs=0.01)
