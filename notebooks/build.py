@@ -161,12 +161,11 @@ def check(script: Path) -> list[str]:
     return faults(nbformat.read(notebook, as_version=4), read_script(script))
 
 
-def build(script: Path) -> list[str]:
+def build(script: Path, kernel: Any) -> list[str]:
     """Execute ``script`` and write the notebook beside it; nothing is written if it has faults, which are returned."""
     with tempfile.TemporaryDirectory(prefix="notebook-") as folder:
         try:
-            with started_kernel() as kernel:
-                book = execute(read_script(script), Path(folder), kernel)
+            book = execute(read_script(script), Path(folder), kernel)
         except CellExecutionError as error:
             return [f"a cell failed:\n{error}"]
     if found := faults(book, read_script(script)):
@@ -185,7 +184,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     only_check = parser.parse_args(arguments).check
     failed = False
     for script in scripts():
-        found = check(script) if only_check else build(script)
+        if only_check:
+            found = check(script)
+        else:
+            with started_kernel() as kernel:
+                found = build(script, kernel)
         failed |= bool(found)
         for fault in found:
             print(f"{script.with_suffix('.ipynb').name}: {fault}", file=sys.stderr)

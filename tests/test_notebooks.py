@@ -192,12 +192,12 @@ def small(tmp_path: Path) -> Path:
     return script
 
 
-def test_a_build_is_reproducible_and_in_step(small: Path) -> None:
+def test_a_build_is_reproducible_and_in_step(small: Path, kernel: Any) -> None:
     assert build.check(small) == ["it is missing"]
-    assert build.build(small) == []
+    assert build.build(small, kernel) == []
     first = small.with_suffix(".ipynb").read_bytes()
     assert build.check(small) == []
-    assert build.build(small) == []
+    assert build.build(small, kernel) == []
     assert small.with_suffix(".ipynb").read_bytes() == first
     book = build.nbformat.read(small.with_suffix(".ipynb"), 4)
     build.nbformat.validate(book)
@@ -212,8 +212,8 @@ def test_a_build_is_reproducible_and_in_step(small: Path) -> None:
         (SCRIPT + "\n# %%\nprint(1)\n", "its cells are not those of the script"),
     ],
 )
-def test_a_changed_script_is_noticed(small: Path, change: str, fault: str) -> None:
-    assert build.build(small) == []
+def test_a_changed_script_is_noticed(small: Path, kernel: Any, change: str, fault: str) -> None:
+    assert build.build(small, kernel) == []
     small.write_text(change)
     assert build.check(small) == [fault]
 
@@ -230,9 +230,9 @@ def test_a_changed_script_is_noticed(small: Path, change: str, fault: str) -> No
         ("print('x' * 300_001)", "it has 30"),
     ],
 )
-def test_what_should_not_be_published_is_not_written(small: Path, code: str, fault: str) -> None:
+def test_what_should_not_be_published_is_not_written(small: Path, kernel: Any, code: str, fault: str) -> None:
     small.write_text(f"# %%\n{code}\n")
-    found = build.build(small)
+    found = build.build(small, kernel)
     assert len(found) == 1
     assert found[0].startswith(fault)
     assert not small.with_suffix(".ipynb").exists()
