@@ -52,6 +52,17 @@ cli(sys.argv[1:], prog_name="gpq")
 """
 
 
+AGENTS = {"", "ray::DashboardAgent", "ray::RuntimeEnvAgent"}
+
+
+def name(process: psutil.Process) -> str:
+    """Empty if it has ended by now."""
+    try:
+        return str(process.name())
+    except psutil.NoSuchProcess:
+        return ""
+
+
 @pytest.mark.parametrize("script", [STARTING, WAITING], ids=["starting", "waiting"])
 def test_sigterm_ends_a_command_on_ray_as_any_other(tmp_path: Path, script: str) -> None:
     make_model(tmp_path / "model")
@@ -63,8 +74,7 @@ def test_sigterm_ends_a_command_on_ray_as_any_other(tmp_path: Path, script: str)
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        # Agents of Ray that have just started call its first process for a minute by default, if that is gone.
-        env={**os.environ, "OMP_NUM_THREADS": "1", "RAY_gcs_rpc_server_reconnect_timeout_s": "5"},
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     try:
         end = time.monotonic() + 120
@@ -80,5 +90,5 @@ def test_sigterm_ends_a_command_on_ray_as_any_other(tmp_path: Path, script: str)
     assert child.returncode == 128 + signal.SIGTERM, line
     assert "ended by SIGTERM" in line
     assert family
-    # Ray's agents look for their parent every few seconds.
-    assert not psutil.wait_procs(family, timeout=60)[1]
+    # Ray's agents end by themselves, but one that has just started calls Ray's first process for a minute or two before.
+    assert {name(process) for process in psutil.wait_procs(family, timeout=30)[1]} <= AGENTS
