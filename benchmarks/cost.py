@@ -122,7 +122,7 @@ def step_cost(backbone: str, batch: int, repeats: int, amp: bool) -> Row:
     adam = torch.optim.Adam(plain.parameters(), lr=2e-4, betas=(0.5, 0.999))
 
     def ours() -> None:
-        our_adam.zero_grad(set_to_none=True)
+        our_adam.zero_grad()
         losses = method.losses(TrainingBatch(x, y, 0, 1, generator), amp=amp)
         losses["total"].backward()  # type: ignore[no-untyped-call]
         our_adam.step()

@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..losses.soft_npair import soft_npair_of_posteriors
+from ..nn.adam import Adam
 from ..nn.additive import assign, assign_logits
 from .codewords import PLACE, fit_codewords, kmeans
 
@@ -186,12 +187,12 @@ def fit_logit_codewords(targets: Tensor, M: int, K: int, *, seed: int) -> Tensor
     for _ in range(_ROUNDS):
         codes = torch.cat([assign_logits(block, codewords) for block in _blocks(targets)])
         trained = codewords.clone().requires_grad_(True)
-        optimizer = torch.optim.Adam([trained], lr=_LOGIT_RATE)
+        optimizer = Adam([trained], lr=_LOGIT_RATE)
         for _ in range(_LOGIT_STEPS):
             log_p = _add_codewords(trained, codes).log_softmax(dim=1)
             loss = -(targets * log_p).sum(dim=1).mean()
             loss = loss + _LOGIT_RIDGE * trained.square().sum(dim=2).mean()
-            optimizer.zero_grad(set_to_none=True)
+            optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         # Adding a constant to all logits changes no probability.
@@ -209,7 +210,7 @@ def fit_tables(posterior: Tensor, codes: Tensor, start: Tensor, *, seed: int) ->
         seed: of the batches.
     """
     tables = start.clone().requires_grad_(True)
-    optimizer = torch.optim.Adam([tables], lr=_TABLE_RATE)
+    optimizer = Adam([tables], lr=_TABLE_RATE)
     generator = torch.Generator().manual_seed(seed)
     batch = min(_TABLE_BATCH, len(posterior))
     for step in range(_TABLE_STEPS):
@@ -217,7 +218,7 @@ def fit_tables(posterior: Tensor, codes: Tensor, start: Tensor, *, seed: int) ->
             group["lr"] = _TABLE_RATE * 0.5 * (1 + math.cos(math.pi * step / _TABLE_STEPS))
         q, i = torch.randint(len(posterior), (2, batch), generator=generator)
         loss = soft_npair_of_posteriors(posterior[q], posterior[i], _add_codewords(tables, codes[i]))
-        optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return tables.detach()

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ..config import TrainingConfig
 from ..data.base import FeatureDataset
 from ..data.reader import Reader
+from ..nn.adam import Adam
 from ..nn.backbones import Backbone
 from ..nn.joint import LABELLED, UNLABELLED, Share
 from .base import Coder
@@ -124,10 +125,10 @@ class TrainableMethod(nn.Module, ABC):
         """Copy the weights of ``other``, a trained method with the same settings except :attr:`codes_only`."""
         raise NotImplementedError(type(other).__name__)
 
-    def optimizer(self, config: TrainingConfig) -> torch.optim.Optimizer:
+    def optimizer(self, config: TrainingConfig) -> Adam:
         """Adam, as in the paper."""
         parameters = [p for p in self.parameters() if p.requires_grad]
-        return torch.optim.Adam(parameters, lr=config.learning_rate, betas=(config.beta1, 0.999))
+        return Adam(parameters, lr=config.learning_rate, betas=(config.beta1, 0.999))
 
     def before_step(self, step: int, steps: int, sample: Callable[[int], Iterator[Tensor]]) -> None:
         """Called before step ``step`` of ``steps``; ``sample(n)`` yields blocks of up to n training inputs in total."""

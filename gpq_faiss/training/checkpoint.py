@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -19,6 +18,7 @@ from ..errors import DataError
 from ..files import atomic_path, write_error
 from ..inputs import parse_json
 from ..methods.trainable import TrainableMethod
+from ..nn.adam import Adam
 from ..nn.model import save_tensors
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -52,7 +52,7 @@ class RunState:
         saved: monotonic time of the last checkpoint.
     """
 
-    def __init__(self, folder: Path, method: TrainableMethod, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, folder: Path, method: TrainableMethod, optimizer: Adam) -> None:
         self.folder = folder
         self.method = method
         self.optimizer = optimizer
@@ -102,7 +102,7 @@ class RunState:
     def _state(self, identity: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
         tensors = {f"method.{k}": v for k, v in self.method.state_dict().items()}
         tensors |= {f"best.{k}": v for k, v in self.best_state.items()}
-        for i, state in self.optimizer.state_dict()["state"].items():
+        for i, state in self.optimizer.state_dict().items():
             tensors |= {f"optimizer.{i}.{k}": v for k, v in state.items()}
         meta = {
             "identity": identity,
@@ -156,13 +156,7 @@ class RunState:
         for name, value in part("optimizer.").items():
             i, key = name.split(".", 1)
             state.setdefault(int(i), {})[key] = value
-        full = self.optimizer.state_dict()
-        self.optimizer.load_state_dict({"state": state, "param_groups": full["param_groups"]})
-        for parameter, moments in self.optimizer.state.items():
-            for name, value in moments.items():
-                # In the parameter's memory format (channels last on a GPU).
-                if isinstance(value, Tensor) and value.shape == parameter.shape:
-                    moments[name] = torch.empty_like(parameter).copy_(value)
+        self.optimizer.load_state_dict(state)
         self.step, self.seconds, self.lines = meta["step"], meta["seconds"], meta["lines"]
         self.best_step = meta["best_step"]
         self.best = -math.inf if meta["best"] is None else meta["best"]

@@ -252,7 +252,7 @@ def _step(
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(training, batch.step, batch.steps) * group.get("times", 1.0)
     method.before_step(batch.step, batch.steps, task.sample)
-    optimizer.zero_grad(set_to_none=True)
+    optimizer.zero_grad()
     with _dropout_seed(training.seed, batch.step, task.options.device):
         losses = method.losses(batch, amp=task.options.amp)
     losses["total"].backward()  # type: ignore[no-untyped-call]
