@@ -88,12 +88,20 @@ def test_the_page_of_results_has_the_committed_figures() -> None:
             check(label, text, file, row, "48")
 
 
+def test_the_parts_of_gpq_have_the_committed_figures() -> None:
+    table = table_under((ROOT / "docs" / "results.md").read_text(), "| | 12 bits | 48 bits |\n")
+    assert len(table) == 9
+    for row, *cells in table:
+        for text, column in zip(cells, ("12", "48"), strict=True):
+            check(row, text, "pairs-omniglot", row, column)
+
+
 def test_the_page_of_the_default_has_the_committed_figures() -> None:
     table = table_under((ROOT / "docs" / "recommended.md").read_text(), "| | 12 bits |")
     assert {row for row, *_ in table} == committed("default-ablation").keys()
     columns = [
         (file, column)
-        for file in ("default-ablation", "default-ablation-few")
+        for file in ("default-ablation", "default-ablation-few", "default-ablation-omniglot")
         for column in ("12", "48", "NN10@100")
     ]
     for row, *cells in table:
