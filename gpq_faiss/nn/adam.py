@@ -81,7 +81,7 @@ class Adam:
         parameters = self._parameters()
         self.state = {
             parameters[i]: {
-                name: value if name == "step" else torch.empty_like(parameters[i]).copy_(value).detach()
+                name: value if name == "step" else torch.empty_like(parameters[i]).copy_(value)
                 for name, value in tensors.items()
             }
             for i, tensors in saved.items()
