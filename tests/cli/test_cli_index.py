@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import faiss
+import numpy as np
 import pytest
 from commands import Shop, done, refused
 
@@ -73,11 +74,15 @@ def test_lists_are_searched_in_memory_and_in_place(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, assign: str, budget: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr("gpq_faiss.indexes.opening._COPIES", 10**6)  # no budget holds the index
-    out, same = tmp_path / "lists.faiss", ("--format", "json", "-k", 150)
-    build = ("index", shop.model, shop.codes, "--kind", "ivf", "--memory", "64MB", "--lists", 3)
+    out, same = tmp_path / "lists.faiss", ("--format", "json", "-k", 80)
+    features, codes, index = tmp_path / "noise.npy", tmp_path / "codes.h5", tmp_path / "index.faiss"
+    np.save(features, np.random.default_rng(0).normal(size=(300, 16)).astype(np.float32))  # without clusters
+    done("encode", shop.model, f"features:{features}", "--out", codes)
+    build = ("index", shop.model, codes, "--kind", "ivf", "--memory", "64MB", "--lists", 3)
     done(*build, "--assign", assign, "--nprobe", 1, "--out", out)
-    plain = answers(done("search", shop.model, shop.index, shop.queries, *same))
-    search = ("search", shop.model, out, shop.queries, *same)
+    done("index", shop.model, codes, "--out", index)
+    plain = answers(done("search", shop.model, index, features, *same))
+    search = ("search", shop.model, out, features, *same)
     assert answers(done(*search, *budget, "--nprobe", 3)) == plain
     assert answers(done(*search, *budget, "--kind", "exact")) == plain
     few = answers(done(*search, *budget))
@@ -85,7 +90,7 @@ def test_lists_are_searched_in_memory_and_in_place(
     tuned = answers(done(*search, *budget, "--recall", 1))
     assert tuned.pop("operating_points")[-1]["recall"] == 1
     assert tuned == plain
-    lines = done("search", shop.model, out, shop.queries, *budget, "-k", 150, "--recall", 0.9).splitlines()
+    lines = done("search", shop.model, out, features, *budget, "-k", 80, "--recall", 0.9).splitlines()
     assert lines[0].startswith("nprobe 1: recall 0.")
 
 
