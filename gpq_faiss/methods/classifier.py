@@ -15,6 +15,7 @@ classifier: the likeliest class and its probability.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import faiss
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 
 from ..data.labels import Labels
 from ..errors import DataError, UsageError
+from ..nn.adam import Adam
 from .base import Coder, Codes, Floats
 from .float_features import dot_rows
 from .leave_one_out import MOST_ROWS, leave_one_out
@@ -186,15 +188,14 @@ class Classifier(Coder):
             nn.Dropout(self.dropout),
             nn.Linear(self.hidden, y.shape[1]),
         )
-        optimizer = torch.optim.AdamW(net.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.steps)
+        optimizer = Adam(net.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay)
 
         def seen(rows: Tensor) -> Tensor:
             return rows + noise * torch.randn(rows.shape) if noise else rows
 
         batch = min(self.batch, len(x))
         order, at = torch.randperm(len(x)), 0
-        for _ in range(self.steps):
+        for step in range(1, self.steps + 1):
             if at + batch > len(x):
                 order, at = torch.randperm(len(x)), 0
             rows = order[at : at + batch]
@@ -204,10 +205,11 @@ class Classifier(Coder):
                 others, p, weight = pseudo_labels
                 some = torch.randint(len(others), (self.batch,))
                 loss = loss + weight * nn.functional.cross_entropy(net(seen(others[some])), p[some])
-            optimizer.zero_grad(set_to_none=True)
+            optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            schedule.step()
+            done, before = (1 + math.cos(math.pi * i / self.steps) for i in (step, step - 1))
+            optimizer.param_groups[0]["lr"] *= done / before
             self.losses.append(float(loss.detach()))
         return net.eval()
 

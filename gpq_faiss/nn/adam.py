@@ -1,6 +1,7 @@
-"""Adam of PyTorch without ``torch.optim.Optimizer``, which loads PyTorch's compiler: two seconds at the start of each training.
+"""Adam and AdamW of PyTorch without ``torch.optim.Optimizer``, which loads PyTorch's compiler: two seconds at the start of each training.
 
-The step itself is :func:`torch.optim.adam.adam`, so that weights have the bits of ``torch.optim.Adam`` (a test compares them).
+The step itself is :func:`torch.optim.adam.adam`, so that weights have the bits of ``torch.optim.Adam`` and ``AdamW`` (a test compares
+them).
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from torch.optim.adam import adam
 
 
 class Adam:
-    """Adam (Kingma and Ba, ICLR 2015) with ε = 1e-8 and without weight decay.
+    """Adam (Kingma and Ba, ICLR 2015) with ε = 1e-8; with ``weight_decay``, AdamW (Loshchilov and Hutter, ICLR 2019).
 
     Args:
         parameters: tensors with ``requires_grad``.
         lr: learning rate.
         betas: decay rates of the two moments.
+        weight_decay: factor on the learning rate by which weights shrink in each step.
 
     Attributes:
         param_groups: a dict with ``params`` and ``lr`` per group; callers may add entries of their own.
@@ -27,9 +29,13 @@ class Adam:
     """
 
     def __init__(
-        self, parameters: Iterable[Tensor], lr: float, betas: tuple[float, float] = (0.9, 0.999)
+        self,
+        parameters: Iterable[Tensor],
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0.0,
     ) -> None:
-        self.lr, self.betas = lr, betas
+        self.lr, self.betas, self.weight_decay = lr, betas, weight_decay
         self.param_groups: list[dict[str, Any]] = []
         self.state: dict[Tensor, dict[str, Tensor]] = {}
         self.add_param_group({"params": parameters})
@@ -67,7 +73,8 @@ class Adam:
                 beta1=self.betas[0],
                 beta2=self.betas[1],
                 lr=group["lr"],
-                weight_decay=0.0,
+                weight_decay=self.weight_decay,
+                decoupled_weight_decay=True,
                 eps=1e-8,
                 maximize=False,
             )

@@ -1,7 +1,8 @@
-"""Adam is torch's, bit for bit, also after a restart, and does not load torch's compiler."""
+"""Adam and AdamW are torch's, bit for bit, also after a restart, and does not load torch's compiler."""
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -40,21 +41,24 @@ def step(ours: list[Tensor], optimizer: Any, at: int, unused: int) -> None:
     restart=st.integers(0, 6),
     unused=st.integers(0, 4),
     beta1=st.sampled_from([0.5, 0.9]),
+    decay=st.sampled_from([0.0, 0.01]),
     dtype=st.sampled_from([torch.float32, torch.float64]),
 )
 @settings(deadline=None, max_examples=30)
 def test_steps_are_those_of_torch(
-    seed: int, steps: int, restart: int, unused: int, beta1: float, dtype: torch.dtype
+    seed: int, steps: int, restart: int, unused: int, beta1: float, decay: float, dtype: torch.dtype
 ) -> None:
+    options: dict[str, Any] = {"lr": 0.3, "betas": (beta1, 0.999)}
+    torchs_adam = torch.optim.Adam if decay == 0 else functools.partial(torch.optim.AdamW, weight_decay=decay)
     ours, theirs = parameters(seed, dtype), parameters(seed, dtype)
-    mine: Any = Adam(ours[:2], lr=0.3, betas=(beta1, 0.999))
+    mine: Any = Adam(ours[:2], weight_decay=decay, **options)
     mine.add_param_group({"params": ours[2:], "times": 2.0})
-    torchs: Any = torch.optim.Adam(theirs[:2], lr=0.3, betas=(beta1, 0.999))
+    torchs: Any = torchs_adam(theirs[:2], **options)
     torchs.add_param_group({"params": theirs[2:], "times": 2.0})
     for at in range(steps):
         if at == restart:
             kept = {i: {k: v.clone() for k, v in state.items()} for i, state in mine.state_dict().items()}
-            mine = Adam(ours[:2], lr=0.3, betas=(beta1, 0.999))
+            mine = Adam(ours[:2], weight_decay=decay, **options)
             mine.add_param_group({"params": ours[2:], "times": 2.0})
             mine.load_state_dict(kept)
         step(ours, mine, at, unused)
