@@ -19,11 +19,12 @@ import json
 import unicodedata
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from common import run_main, use_threads
-from fontTools.ttLib import TTFont, TTLibError
+from fontTools.ttLib import TTFont, TTLibError  # type: ignore[import-untyped,unused-ignore]
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from scenes import build_extractor, reduce_width
@@ -89,14 +90,14 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     use_threads(1)
     styles = find_styles(options.fonts, options.seed)
-    network = build_extractor()
+    network: Any = build_extractor()
     rng = np.random.default_rng([options.seed, 1])
     parts = []
     for style in styles:
         images = torch.from_numpy(render(style, rng)).float()[:, None].expand(-1, 3, -1, -1)
-        parts += [
-            network.extract_features((block - 127) / 128).mean(dim=(2, 3)) for block in images.split(50)
-        ]
+        for start in range(0, len(images), 50):
+            block = (images[start : start + 50] - 127) / 128
+            parts.append(network.extract_features(block).mean(dim=(2, 3)))
     pooled = torch.cat(parts).numpy()
     features, _, kept = reduce_width(pooled, pooled[:0])
     labels = np.tile(np.arange(len(CHARACTERS)), len(styles))

@@ -1,4 +1,4 @@
-"""Assignment of items to lists by their codes (:class:`Coarse`), and its training.
+"""Assignment of items to lists by their codes (:class:`Nearest`, :class:`Tables`), and its training.
 
 ``nearest``: the list centroid with the largest inner product with the decoded vector: lists x width operations per item. ``tables``: a few
 table look-ups per item for any number of lists, for billions of items: two bytes of a code (four codewords) select one of 64 clusters;
@@ -9,7 +9,7 @@ of their items in a sample, so that a list's centroid is the direction of its it
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import faiss
 import numpy as np
@@ -29,24 +29,6 @@ _MOST = 16_384  # lists, by default
 _CLUSTERS = 64
 
 
-class Coarse(Protocol):
-    """Lists and assignment of items.
-
-    Attributes:
-        centroids: float32 [lists, M*d], unit-norm.
-        description: for the log.
-    """
-
-    centroids: Floats
-    description: str
-
-    def assign(self, codes: Codes) -> NDArray[np.int32]:
-        """List of each code, int32 [n]."""
-
-    def rows(self, memory: int) -> int:
-        """Codes per block within this many bytes."""
-
-
 class Nearest:
     """The nearest centroid.
 
@@ -62,11 +44,11 @@ class Nearest:
         self._Z = Z
 
     def assign(self, codes: Codes) -> NDArray[np.int32]:
-        """See :class:`Coarse`."""
+        """List of each code, int32 [n]."""
         return assign(codes, self._Z, self.centroids)
 
     def rows(self, memory: int) -> int:
-        """See :class:`Coarse`."""
+        """Codes per block within this many bytes."""
         return max(256, memory // (int(self.centroids.shape[1]) * 8))
 
 
@@ -130,14 +112,12 @@ class Tables:
         return cell
 
     def assign(self, codes: Codes) -> NDArray[np.int32]:
-        """See :class:`Coarse`."""
         out = np.empty(len(codes), np.int32)
         for start in range(0, len(codes), 1 << 20):
             out[start : start + (1 << 20)] = self._list_of[self._cells(codes[start : start + (1 << 20)])]
         return out
 
     def rows(self, memory: int) -> int:
-        """See :class:`Coarse`."""
         return 1 << 20
 
 
@@ -154,6 +134,9 @@ def _joint(books: Floats) -> Floats:
         return np.ascontiguousarray(books[0])
     every = np.arange(65536)
     return np.concatenate([books[0][every & 255], books[1][every >> 8]], axis=1)
+
+
+Coarse = Nearest | Tables
 
 
 def choose(settings: IvfSettings, n: int) -> tuple[int, Assignment]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -21,29 +21,6 @@ from ..faissio.layout import layout_of
 from ..faissio.source import IndexFile
 from ..files import fingerprint
 from ..store import RowReader, codebooks_fingerprint
-
-
-class Shard(Protocol):
-    """A file of rows.
-
-    Attributes:
-        path: the file.
-        rows: number of rows.
-        row_bytes: memory per row while reading.
-        kind: ``codes``, ``features`` or ``index``.
-        data_fingerprint: of the data set; empty if unknown.
-        fingerprint: changes with the file.
-    """
-
-    path: Path
-    rows: int
-    row_bytes: int
-    kind: str
-    data_fingerprint: str
-    fingerprint: str
-
-    def blocks(self, size: int) -> Iterator[tuple[Codes, Ids]]:
-        """Yield checked codes and ids of all rows in order, in blocks of ``size``."""
 
 
 def _mark(path: Path) -> str:
@@ -92,7 +69,7 @@ class Hdf5Shard:
         self.fingerprint = _mark(self.path)
 
     def blocks(self, size: int) -> Iterator[tuple[Codes, Ids]]:
-        """See :class:`Shard`."""
+        """Yield checked codes and ids of all rows in order, in blocks of ``size``."""
         M, K, _ = self._codebooks.shape
         with RowReader(self.path) as reader:
             for start in range(0, self.rows, size):
@@ -152,7 +129,7 @@ class ParquetShard:
         return DataError(f"{self.path}: the column 'codes' does not have {self._size} bytes in every row")
 
     def blocks(self, size: int) -> Iterator[tuple[Codes, Ids]]:
-        """See :class:`Shard`."""
+        """Yield checked codes and ids of all rows in order, in blocks of ``size``."""
         import pyarrow
 
         with self._open() as file:
@@ -244,7 +221,7 @@ class IndexShard:
         self.data_fingerprint = ""
 
     def blocks(self, size: int) -> Iterator[tuple[Codes, Ids]]:
-        """See :class:`Shard`.
+        """Yield checked codes and ids of all rows in order, in blocks of ``size``.
 
         Raises:
             MismatchError: the SHA-256 differs from the sidecar's.
@@ -268,6 +245,10 @@ class IndexShard:
                 codes = check_codes(header.codes(file, 0, start, stop), self._M, self._K, what=str(self.path))
                 yield codes, header.ids(file, 0, start, stop)
             file.check()
+
+
+Shard = Hdf5Shard | ParquetShard | IndexShard
+"""A file of rows."""
 
 
 def is_index(path: str | Path) -> bool:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -79,8 +79,10 @@ def export_codebooks(
         return save_index(index, out, model_fingerprint=name, overwrite=True, extra=model.query_note())
     out = check_output(out, overwrite=overwrite)
     model = read_model(model_dir)
-    arrays = _ARRAYS[to](model.codebooks)
-    _write_npz(out, {**arrays, "meta": np.array(json.dumps(_meta(model, to)))})
+    arrays = _ARRAYS[to](model.codebooks) | {"meta": np.array(json.dumps(_meta(model, to)))}
+    with atomic_path(out) as temporary, temporary.open("wb") as file:
+        # An open file, as numpy would append .npz to a name. No object arrays, so nothing is pickled.
+        np.savez(file, allow_pickle=False, **arrays)
     return out
 
 
@@ -141,21 +143,17 @@ def factory_index(model: ModelHeader, factory: str | None = None) -> Any:
     return faiss.deserialize_index(faiss.serialize_index(outer))
 
 
-def _numpy_arrays(Z: Floats) -> dict[str, NDArray[Any]]:
-    return {"codebooks": Z, **({"fused": fuse(Z)} if Z.shape[1] == 16 else {})}
-
-
-def _nanopq_arrays(Z: Floats) -> dict[str, NDArray[Any]]:
-    return {"codewords": Z}
-
-
 def _lancedb_arrays(Z: Floats) -> dict[str, NDArray[Any]]:
     books = byte_codebooks(Z)
     # One centroid of zeros: LanceDB quantises the difference from the centroid, here the vector itself.
     return {"pq_codebook": books, "ivf_centroids": np.zeros((1, books.shape[0] * books.shape[2]), np.float32)}
 
 
-_ARRAYS = {"numpy": _numpy_arrays, "nanopq": _nanopq_arrays, "lancedb": _lancedb_arrays}
+_ARRAYS: dict[str, Callable[[Floats], dict[str, Any]]] = {
+    "numpy": lambda Z: {"codebooks": Z, **({"fused": fuse(Z)} if Z.shape[1] == 16 else {})},
+    "nanopq": lambda Z: {"codewords": Z},
+    "lancedb": _lancedb_arrays,
+}
 
 
 def _meta(model: ModelHeader, to: str) -> dict[str, Any]:
@@ -175,9 +173,3 @@ def _meta(model: ModelHeader, to: str) -> dict[str, Any]:
         **model.query_note(),
         "versions": {"gpq_faiss": __version__, "numpy": np.__version__},
     }
-
-
-def _write_npz(out: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    with atomic_path(out) as temporary, temporary.open("wb") as file:
-        # An open file, as numpy would append .npz to a name. No object arrays, so nothing is pickled.
-        np.savez(file, allow_pickle=False, **arrays)

@@ -20,12 +20,11 @@ from numpy.typing import NDArray
 from ..codes.bits import code_size
 from ..codes.blocks import PackedCodes, block_bytes
 from ..codes.checks import Codes, Floats, Ids
-from ..codes.codebooks import inject, inject_fused
 from ..errors import DataError
 from .io import LISTS, WRAPPERS, read_empty
 from .layout import layout_of
 from .source import IndexFile
-from .storage import Packing, ivf_index
+from .storage import Packing, ivf_index, row_index
 
 BLOCK_ROWS = 32
 """Codes in a block of FastScan as written here."""
@@ -133,9 +132,7 @@ def row_header(packing: Packing, Z: Floats, n: int, *, mapped: bool) -> tuple[by
 
 
 def _empty(packing: Packing, Z: Floats) -> Any:
-    if packing == "4-bit":
-        return inject(Z)
-    return inject_fused(Z) if packing == "bytes" else faiss.IndexPQFastScan(inject(Z))
+    return row_index(np.empty((0, code_size(*Z.shape[:2])), np.uint8), None, Z, packing)
 
 
 def _centroid_bytes(packing: Packing, Z: Floats) -> int:
@@ -147,9 +144,7 @@ def pack_rows(packing: Packing, codes: Codes, Z: Floats) -> NDArray[np.uint8]:
     """Codes as stored in the file; for FastScan a multiple of 32 rows, or the last ones."""
     if packing != "fastscan":
         return codes.reshape(-1)
-    flat = inject(Z)
-    flat.add_sa_codes(codes)
-    fast: Any = faiss.IndexPQFastScan(flat, BLOCK_ROWS)  # a name: its codes go with it
+    fast = row_index(codes, None, Z, packing)  # a name: its codes go with it
     return np.asarray(faiss.vector_to_array(fast.codes), np.uint8)
 
 
@@ -182,11 +177,11 @@ def list_header(packing: Packing, Z: Floats, centroids: Floats, nprobe: int, siz
     raise _other_faiss()
 
 
-def list_bytes(packing: Packing, sizes: Ids, M: int, rows: int = BLOCK_ROWS) -> Ids:
+def list_bytes(packing: Packing, sizes: Ids, M: int) -> Ids:
     """Bytes of each list in the file, int64 [lists]."""
     if packing == "bytes":
         return sizes * ((M + 1) // 2 + 8)
-    return 16 + -(-sizes // rows) * block_bytes(M, rows) + 8 * sizes
+    return 16 + -(-sizes // BLOCK_ROWS) * block_bytes(M, BLOCK_ROWS) + 8 * sizes
 
 
 def _other_faiss() -> DataError:

@@ -25,7 +25,7 @@ from ..codes.checks import Floats
 from ..errors import DataError, MismatchError
 from ..files import atomic_paths, check_output, read_json, write_error, write_json
 from ..store import codebooks_fingerprint
-from .layout import Layout, layout_of
+from .layout import layout_of
 
 FORMAT_VERSION = 1
 _WRITE_CHUNK = 1 << 20
@@ -81,8 +81,10 @@ def save_index(
     sidecar = sidecar_path(path)
     with atomic_paths(path, sidecar) as (temporary, temporary_sidecar):
         size, digest = _write(index, temporary, path)
-        document = _document(layout, size, digest, model_fingerprint, extra or {})
-        write_json(temporary_sidecar, document)
+        write_json(
+            temporary_sidecar,
+            sidecar_document(*layout.described, size, digest, model_fingerprint, extra or {}),
+        )
     return path
 
 
@@ -118,14 +120,6 @@ def sidecar_document(
     }
 
 
-def _document(
-    layout: Layout, size: int, digest: str, model_fingerprint: str | None, extra: dict[str, Any]
-) -> dict[str, Any]:
-    return sidecar_document(
-        layout.storage.name, layout.ntotal, layout.codebooks, size, digest, model_fingerprint, extra
-    )
-
-
 def _write(index: Any, temporary: Path, path: Path) -> tuple[int, str]:
     """``faiss.write_index`` through Python I/O, which detects a full disk reliably."""
     digest = hashlib.sha256()
@@ -152,9 +146,7 @@ def _write(index: Any, temporary: Path, path: Path) -> tuple[int, str]:
     return size, digest.hexdigest()
 
 
-def load_index(
-    path: str | Path, *, verify: bool = True, max_bytes: int | None = None
-) -> tuple[Any, dict[str, Any]]:
+def load_index(path: str | Path, *, verify: bool = True) -> tuple[Any, dict[str, Any]]:
     """Read an untrusted index file.
 
     While Faiss reads, its process-wide limits on array sizes and loops are lowered, also for other threads, and restored afterwards.
@@ -163,7 +155,6 @@ def load_index(
     Args:
         path: the ``.faiss`` file.
         verify: check the sidecar's SHA-256, if any: about a second per GB.
-        max_bytes: maximum file size.
 
     Returns:
         The Faiss index (see :mod:`.storage`), and the sidecar. Without a sidecar file the same
@@ -175,13 +166,8 @@ def load_index(
     """
     path = Path(path)
     size = _file_size(path)
-    if max_bytes is not None and size > max_bytes:
-        raise DataError(
-            f"{path} has {size:,} bytes, more than the {max_bytes:,} allowed: raise the limit to read it"
-        )
     _check_type(path)
-    sidecar = sidecar_path(path)
-    stated = _read_sidecar(sidecar) if sidecar.exists() else None
+    sidecar, stated = sidecar_path(path), read_sidecar(path)
     if stated is not None:
         check_file(path, stated, verify=verify)
     # Faiss also counts an optional table for lists of 4-bit codes, which is never built here.
@@ -191,7 +177,7 @@ def load_index(
         except (RuntimeError, MemoryError, OverflowError, ValueError, TypeError) as error:
             raise DataError(f"{path} is truncated or damaged ({_short(error)}): build it again") from error
     layout = layout_of(index, what=str(path), deep=True)
-    found = _document(layout, size, "", None, {})
+    found = sidecar_document(*layout.described, size, "", None, {})
     if stated is None:
         return index, {**found, "sha256": None, "versions": {}}
     for key in ("codebooks_fingerprint", "ntotal", "kind"):
@@ -210,7 +196,21 @@ def read_sidecar(path: str | Path) -> dict[str, Any] | None:
         DataError: damaged or of another format.
     """
     sidecar = sidecar_path(path)
-    return _read_sidecar(sidecar) if sidecar.exists() else None
+    if not sidecar.exists():
+        return None
+    document = read_json(sidecar, "an index's fingerprints")
+    if not isinstance(document, dict):
+        raise DataError(f"{sidecar} is not the JSON of an index: delete it to use the index as it is")
+    for key, types in _SIDECAR_TYPES.items():
+        if key not in document or not isinstance(document[key], types):
+            raise DataError(
+                f"{sidecar}: {key!r} is missing or damaged: delete the file to use the index as it is"
+            )
+    if document["format_version"] != FORMAT_VERSION:
+        raise DataError(
+            f"{sidecar}: format {document['format_version']}, this version reads {FORMAT_VERSION}: build the index again"
+        )
+    return document
 
 
 def _file_size(path: Path) -> int:
@@ -269,22 +269,6 @@ _SIDECAR_TYPES: dict[str, tuple[type, ...]] = {
     "versions": (dict,),
     "extra": (dict,),
 }
-
-
-def _read_sidecar(sidecar: Path) -> dict[str, Any]:
-    document = read_json(sidecar, "an index's fingerprints")
-    if not isinstance(document, dict):
-        raise DataError(f"{sidecar} is not the JSON of an index: delete it to use the index as it is")
-    for key, types in _SIDECAR_TYPES.items():
-        if key not in document or not isinstance(document[key], types):
-            raise DataError(
-                f"{sidecar}: {key!r} is missing or damaged: delete the file to use the index as it is"
-            )
-    if document["format_version"] != FORMAT_VERSION:
-        raise DataError(
-            f"{sidecar}: format {document['format_version']}, this version reads {FORMAT_VERSION}: build the index again"
-        )
-    return document
 
 
 def check_file(path: Path, stated: dict[str, Any], *, verify: bool) -> None:

@@ -45,6 +45,11 @@ class Layout:
     mapped: bool
 
     @property
+    def described(self) -> tuple[str, int, Floats]:
+        """Name of the form, number of items and codebooks, for the sidecar."""
+        return self.storage.name, self.ntotal, self.codebooks
+
+    @property
     def ntotal(self) -> int:
         """Number of items."""
         return int(self.flat.ntotal)

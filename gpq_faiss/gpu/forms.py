@@ -13,7 +13,6 @@ torch is imported only when an index is copied to a device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import faiss
@@ -22,10 +21,9 @@ from numpy.typing import NDArray
 
 from ..codes.checks import Codes, Floats, Ids
 from ..codes.codebooks import fuse
-from ..errors import DataError, DeviceError, UsageError
-from ..faissio.layout import layout_of
+from ..errors import DeviceError, UsageError
 from ..faissio.storage import empty_ivfpq, fill_list, rows_of_lists
-from .memory import MAX_K, MEMORY, FaissBudget, Mode
+from .memory import MAX_K, MEMORY, FaissBudget
 
 CODE_SIZES = (1, 2, 3, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48)
 """Bytes per code supported by Faiss' GPU kernels with float32 tables (48 KiB of shared memory)."""
@@ -39,27 +37,6 @@ _LIST_ROWS = 1024  # minimum length of a list per thread block
 # Forms for GPUs ----------------------------------------------------------------------------------------------
 
 
-def ivf_form(index: Any, *, lists: int | None = None) -> Any:
-    """Convert a flat index to an ``IndexIVFPQ`` on the CPU with the same scores, which can be copied to a GPU.
-
-    Args:
-        index: ``IndexPQ`` with 4-bit, byte-fused or 8-bit codes, or FastScan, with or without an id map.
-        lists: number of lists (default: by the number of items, up to 256).
-
-    Returns:
-        ``IndexIVFPQ``, inner product, 8-bit, residual to zero centroids, ``nprobe`` = all lists, same ids. Its
-        width is ``d`` of the padded codebooks; zero-pad queries (:func:`..codes.codebooks.pad_vectors`).
-
-    Raises:
-        DataError: the index is empty or invalid.
-        UsageError: K is neither 16 nor 256, or the code is longer than 48 bytes; ``lists`` out of range.
-    """
-    layout = layout_of(index)
-    if layout.ntotal == 0:
-        raise DataError("the index is empty: add codes first (gpq index)")
-    return zero_lists(layout.codes(), layout.codebooks, layout.ids(), lists=lists)
-
-
 def unfit_for_faiss(Z: Floats) -> str | None:
     """Why Faiss' GPU code does not support these codebooks; None if it does."""
     M, K, _ = Z.shape
@@ -71,15 +48,25 @@ def unfit_for_faiss(Z: Floats) -> str | None:
     return None
 
 
-def zero_lists(codes: Codes, Z: Floats, ids: Ids | None = None, *, lists: int | None = None) -> Any:
-    """The flat form of checked codes uint8 [n, code_size]; see :func:`ivf_form`. Without ``ids``: positions."""
+def zero_lists(codes: Codes, Z: Floats, *, lists: int | None = None) -> Any:
+    """Checked codes uint8 [n, code_size] as an ``IndexIVFPQ`` on the CPU with the same scores, which can be copied to a GPU.
+
+    Args:
+        lists: number of lists, all probed (default: by the number of items, up to 256).
+
+    Returns:
+        Inner product, 8-bit codes, residual to zero centroids; ids are row numbers. Its width is ``d`` of the padded
+        codebooks; zero-pad queries (:func:`..codes.codebooks.pad_vectors`).
+
+    Raises:
+        UsageError: K is neither 16 nor 256, or the code is longer than 48 bytes; ``lists`` out of range.
+    """
     n = len(codes)
     lists = _lists_for(n, lists)
     D = int(Z.shape[0] * Z.shape[2])
     ivf, size = _empty_lists(np.zeros((lists, D), np.float32), Z)
     for number in range(lists):
-        own = np.arange(number, n, lists, dtype=np.int64) if ids is None else ids[number::lists]
-        _fill_list(ivf, number, codes[number::lists], own, size)
+        _fill_list(ivf, number, codes[number::lists], np.arange(number, n, lists), size)
     ivf.ntotal = n
     ivf.nprobe = lists
     return ivf
@@ -114,7 +101,7 @@ def real_lists(codes: Codes, Z: Floats, list_of: NDArray[np.int32], centroids: F
         nprobe: lists probed.
 
     Raises:
-        UsageError: as :func:`ivf_form`; ``nprobe`` not in 1..2,048.
+        UsageError: as :func:`zero_lists`; ``nprobe`` not in 1..2,048.
     """
     if not 1 <= nprobe <= MAX_LISTS:
         raise UsageError(f"nprobe = {nprobe}: a GPU supports 1 to {MAX_LISTS} lists; use the CPU for more")
@@ -213,30 +200,6 @@ def check_on_gpu(index: Any, device: int) -> None:
         )
     if int(index.getDevice()) != device:
         raise DeviceError(f"Faiss put the index on GPU {index.getDevice()} instead of {device}: report this")
-
-
-def combined(indexes: Sequence[Any], mode: Mode) -> Any:
-    """Combine the parts of several devices into one Faiss index, ``IndexShards`` or ``IndexReplicas``, which searches each part in a
-    thread. The parts must outlive it; pad queries to its ``d``.
-
-    Args:
-        indexes: :attr:`.index.DeviceIndex.faiss_indexes`; ids are row numbers, consecutive over shards.
-
-    Raises:
-        UsageError: no parts, or an unknown mode.
-    """
-    if not indexes:
-        raise UsageError("no Faiss indexes: this index is searched by torch alone")
-    check_mode(mode)
-    if mode == "shard":
-        shards: Any = faiss.IndexShards(int(indexes[0].d), True, True)  # type: ignore[call-arg]  # stub lacks the last
-        for index in indexes:
-            shards.add_shard(index)
-        return shards
-    replicas: Any = faiss.IndexReplicas(int(indexes[0].d), True)
-    for index in indexes:
-        replicas.addIndex(index)
-    return replicas
 
 
 def check_mode(mode: str) -> None:

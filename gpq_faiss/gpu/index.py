@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,16 +39,6 @@ from .tensors import EMPTY_KEY, MAX_ROWS, best_of, keys_of, split_keys, vectors_
 _BLOCK = 1024  # queries per block
 _RESULT = 64  # bytes per result for merging parts and looking up ids
 _TRIED = 256  # queries after which shortlisting may be disabled
-
-
-class Searcher(Protocol):
-    """Searches the codes of one device; keys contain row numbers there."""
-
-    def __len__(self) -> int: ...
-
-    def search_keys(self, queries: Tensor, k: int) -> Tensor:
-        """int64 keys [q, min(k, codes)], descending, of checked queries on the device; padded with empty keys."""
-        ...
 
 
 class Shortlisted:
@@ -117,17 +107,16 @@ class Raw:
 
 
 class Filtered:
-    """Exact search of the codes that pass a filter (for lists: :meth:`.lists.Lists.restricted`).
+    """The passing codes: shortlisted among all codes if most pass, else scanned.
 
     Args:
         inner: searcher of all codes.
         scan: the passing codes.
-        mask: bool [n] on the device.
-        allowed: number of passing codes.
+        allowed: their number.
     """
 
-    def __init__(self, inner: Searcher, scan: Scan, mask: Tensor, allowed: int) -> None:
-        self.inner, self.scan, self.mask, self.allowed = inner, scan, mask, allowed
+    def __init__(self, inner: Shortlisted, scan: Scan, allowed: int) -> None:
+        self.inner, self.scan, self.allowed = inner, scan, allowed
 
     def __len__(self) -> int:
         return self.allowed
@@ -136,26 +125,23 @@ class Filtered:
         n = len(self.scan)
         k = min(k, self.allowed)
         more = over_fetch(k, n, self.allowed)
-        if (
-            not isinstance(self.inner, Shortlisted)
-            or more is None
-            or more + max(SPARE, more // 4) > min(n, MAX_K)
-        ):
-            return self.scan.search_keys(queries, k, self.mask)
+        if more is None or more + max(SPARE, more // 4) > min(n, MAX_K):
+            return self.scan.search_keys(queries, k)
         found = self.inner.search_keys(queries, more)
-        passed = self.mask[split_keys(found)[1]]
+        assert self.scan.mask is not None
+        passed = self.scan.mask[split_keys(found)[1]]
         count = passed.cumsum(dim=1)
         enough = count[:, -1] >= k
         out = torch.empty((len(queries), k), dtype=torch.int64, device=queries.device)
         out[enough] = found[passed & (count <= k) & enough[:, None]].reshape(-1, k)
         open_ = (~enough).nonzero()[:, 0]
         if len(open_):
-            out[open_] = self.scan.search_keys(queries[open_], k, self.mask)
+            out[open_] = self.scan.search_keys(queries[open_], k)
         return out
 
-    def range_keys(self, queries: Tensor, min_score: float, limit: int) -> tuple[Tensor, Tensor]:
-        """As :meth:`.scan.Scan.range_keys`."""
-        return self.scan.range_keys(queries, min_score, limit, self.mask)
+
+Searcher = Scan | Shortlisted | Raw | Lists | Filtered
+"""Searches the codes of one device; keys contain row numbers there."""
 
 
 @dataclass(frozen=True)
@@ -191,9 +177,7 @@ class Part:
 
     def range_keys(self, queries: Tensor, min_score: float, limit: int) -> tuple[Tensor, Tensor]:
         """Query rows and keys of all items with at least ``min_score``."""
-        held = self.searcher
-        exact = held if isinstance(held, Filtered | Lists) else self.scan("a range search")
-        rows, keys = exact.range_keys(queries, min_score, limit)
+        rows, keys = self.scan("a range search").range_keys(queries, min_score, limit)
         if self.groups is not None:
             rows, keys = self.groups.expand_all(rows, keys, min_score, limit)
         return rows, keys - self.first
@@ -206,7 +190,8 @@ class Part:
         if isinstance(self.searcher, Lists):
             return replace(self, searcher=self.searcher.restricted(there), items=allowed)
         if self.groups is None:
-            searcher: Searcher = Filtered(self.searcher, scan, there, allowed)
+            held, passing = self.searcher, scan.restricted(there)
+            searcher = Filtered(held, passing, allowed) if isinstance(held, Shortlisted) else passing
             return replace(self, searcher=searcher, items=allowed)
         rows, groups = self.groups.restricted(there)
         return replace(self, searcher=scan.taken(rows), items=allowed, groups=groups)

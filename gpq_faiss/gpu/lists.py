@@ -144,7 +144,6 @@ class Lists:
         lists: their assignment to lists.
         index: the same as a Faiss IVF index on the same device, with row numbers as ids; None: torch alone.
         budget: of Faiss' working memory.
-        mask: bool [n] on the device: search only these codes, to which ``lists`` is restricted.
 
     Attributes:
         tried, proven: shortlisted queries, and those with proven results.
@@ -156,13 +155,11 @@ class Lists:
         lists: DeviceLists,
         index: Any = None,
         budget: FaissBudget | None = None,
-        mask: Tensor | None = None,
     ) -> None:
         self.scan = scan
         self.lists = lists
         self.index = index
         self.budget = budget
-        self.mask = mask
         self.tried = 0
         self.proven = 0
         self._lock = threading.Lock()
@@ -172,11 +169,7 @@ class Lists:
 
     def restricted(self, mask: Tensor) -> Lists:
         """The searcher restricted to codes where ``mask``, bool [n] on the device, is set."""
-        return Lists(self.scan, self.lists.restricted(mask), mask=mask)
-
-    def range_keys(self, queries: Tensor, min_score: float, limit: int) -> tuple[Tensor, Tensor]:
-        """As :meth:`.scan.Scan.range_keys`, of all lists."""
-        return self.scan.range_keys(queries, min_score, limit, self.mask)
+        return Lists(self.scan.restricted(mask), self.lists.restricted(mask))
 
     def search_keys(self, queries: Tensor, k: int, nprobe: int | None = None) -> Tensor:
         """int64 keys [q, min(k, codes)], descending; padded with empty keys."""
@@ -188,7 +181,7 @@ class Lists:
             block = queries[start : start + rows]
             lists, count = self.lists.nearest(block, k, nprobe)
             if int(count.min()) == len(self.lists.held):  # all of them
-                parts.append(self.scan.search_keys(block, n, self.mask))
+                parts.append(self.scan.search_keys(block, n))
             else:
                 parts.append(self._search(block, lists, count, n, self.lists.nprobe(nprobe)))
         return torch.cat(parts)

@@ -73,16 +73,6 @@ class FaissBudget:
         """Maximum bytes of a call with ``k`` results per query."""
         return _FIXED + queries * (self._kept() + max(self.scan_bytes(k) + self._products(), self._coarse()))
 
-    def check(self, k: int) -> None:
-        """Raises UsageError: the memory is too small for one query with ``k`` results."""
-        least = self.needed(k)
-        if least > self.memory:
-            raise UsageError(
-                f"{self.nprobe:,} of {self.lists:,} lists, with up to {self.longest:,} codes each, need {least:,} bytes "
-                f"of Faiss' working memory, {self.memory:,} are allowed: raise memory, lower nprobe, or search all "
-                "codes by torch alone (to_torch)"
-            )
-
     def rows(self, k: int) -> int:
         """Queries per call within the memory; at least 1."""
         free = min(self.memory, PIECE) - _FIXED

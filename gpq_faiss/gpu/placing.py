@@ -107,22 +107,6 @@ def to_torch(
     return spread(Source.of(source, group), places, mode, None, memory, None)
 
 
-def of_codes(codes: Any, Z: Floats, *, device: str | int, memory: int = MEMORY) -> DeviceIndex:
-    """Index of packed codes, an array or a tensor on ``device``, for torch alone; ids are row numbers.
-
-    Args:
-        codes: uint8 [n, code_size]. Z: float32 [M, K, d].
-
-    Raises:
-        DeviceError: no such GPU.
-        DataError, UsageError: invalid codes or codebooks; a tensor on another device.
-    """
-
-    scan = Scan(codes, Z, device_of(device), memory)
-    parts = [Part(scan.device, scan, len(scan))]
-    return DeviceIndex(parts, scan.codebooks, None, "shard", memory)
-
-
 class Source:
     """Content for devices: codes in ascending order of id, and search options."""
 

@@ -7,6 +7,7 @@ current k-th score are merged into the best. Scores, order and ties are those of
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,7 +24,6 @@ from .tensors import (
     EMPTY_KEY,
     MAX_ROWS,
     best_of,
-    codes_on,
     columns_of,
     fused_tables,
     is_paired,
@@ -60,7 +60,7 @@ class Scan:
         self.codebooks: Floats = check_codebooks(Z)
         self.M, self.K, self.d = (int(n) for n in self.codebooks.shape)
         check_memory(memory)
-        packed = codes_on(codes, self.M, self.K, device)
+        packed = (codes if isinstance(codes, Tensor) else tensor_of(codes)).to(device)
         if not 1 <= len(packed) <= MAX_ROWS:
             raise DataError(f"{len(packed):,} codes: an index has 1 to {MAX_ROWS:,}; use several for more")
         self.device = device
@@ -68,6 +68,7 @@ class Scan:
         self.paired = is_paired(self.M, self.K)
         self.columns = columns_of(packed, self.M, self.K)
         self.Z = tensor_of(self.codebooks).to(device)
+        self.mask: Tensor | None = None
 
     def __len__(self) -> int:
         return int(self.columns.shape[1])
@@ -94,31 +95,32 @@ class Scan:
     def _block_codes(self, rows: int, k: int) -> int:
         return max(1, min(len(self), min(self.memory // _CELL, _CELLS) // rows - k))
 
-    def search_keys(self, queries: Tensor, k: int, mask: Tensor | None = None) -> Tensor:
-        """The best ``k`` codes: int64 keys [Q, min(k, n)], descending. Queries are already checked and on the device.
-
-        Args:
-            mask: bool [n] on the device: search only these codes; padded with empty keys.
-        """
+    def search_keys(self, queries: Tensor, k: int) -> Tensor:
+        """The best ``k`` codes: int64 keys [Q, min(k, n)], descending, padded with empty keys; queries are checked."""
         k = min(k, len(self))
         out = torch.full((len(queries), k), EMPTY_KEY, dtype=torch.int64, device=self.device)
         rows = self.block_rows(k)
         for start in range(0, len(queries), rows):
             part = queries[start : start + rows]
-            best = self._best(self.tables(part), k, mask)
+            best = self._best(self.tables(part), k)
             out[start : start + rows, : best.shape[1]] = best
         return out
 
+    def restricted(self, mask: Tensor) -> Scan:
+        """A scan of only the codes where ``mask``, bool [n] on the device, is set; row numbers are kept."""
+        part = copy.copy(self)
+        part.mask = mask
+        return part
+
     def taken(self, rows: Tensor) -> Scan:
         """A scan of the codes at ``rows`` int64 [r], in that order."""
-        part = object.__new__(Scan)
-        part.__dict__.update(self.__dict__)
+        part = copy.copy(self)
         part.columns = self.columns.index_select(1, rows)
         return part
 
-    def _blocks(self, step: int, mask: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+    def _blocks(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield columns uint8 [T, c] and row numbers int64 [c], ascending, of at most ``step`` codes."""
-        n = len(self)
+        n, mask = len(self), self.mask
         if mask is None:
             for start in range(0, n, step):
                 stop = min(n, start + step)
@@ -132,10 +134,10 @@ class Scan:
                 own = places[first : first + step]
                 yield self.columns.index_select(1, own), own
 
-    def _best(self, tables: Tensor, k: int, mask: Tensor | None) -> Tensor:
+    def _best(self, tables: Tensor, k: int) -> Tensor:
         step = self._block_codes(len(tables), k)
         best = torch.empty((len(tables), 0), dtype=torch.int64, device=self.device)
-        for columns, positions in self._blocks(step, mask):
+        for columns, positions in self._blocks(step):
             scores = score_columns(tables, columns, paired=self.paired)
             if best.shape[1] < k:
                 keys = keys_of(scores, positions[None])
@@ -165,13 +167,8 @@ class Scan:
         """Scores float32 [q, c] of codes at ``positions`` int64 [q, c]."""
         return score_places(tables, self.columns, positions, paired=self.paired)
 
-    def range_keys(
-        self, queries: Tensor, min_score: float, limit: int, mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def range_keys(self, queries: Tensor, min_score: float, limit: int) -> tuple[Tensor, Tensor]:
         """All codes with at least ``min_score``, unordered: query rows int64 [r] and keys int64 [r].
-
-        Args:
-            mask: bool [n] on the device: search only these codes.
 
         Raises:
             DataError: more than ``limit`` results.
@@ -183,7 +180,7 @@ class Scan:
         for first in range(0, len(queries), size):
             tables = self.tables(queries[first : first + size])
             step = self._block_codes(len(tables), 0)
-            for columns, positions in self._blocks(step, mask):
+            for columns, positions in self._blocks(step):
                 scores = score_columns(tables, columns, paired=self.paired)
                 row, column = (scores >= min_score).nonzero(as_tuple=True)
                 found += len(row)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
@@ -93,39 +92,6 @@ def vectors_on(
         bad = (~fine).nonzero()[:, 0].cpu().numpy()
         raise DataError(f"{what}: NaN or infinity in {named_rows(bad)}")
     return x
-
-
-def codes_on(codes: Any, M: int, K: int, device: torch.device, *, what: str = "codes") -> Tensor:
-    """Packed codes uint8 [n, code_size] on ``device``, checked as :func:`..codes.bits.check_codes` does.
-
-    Raises:
-        UsageError: a tensor on another device. DataError: another type or shape, or set padding bits.
-    """
-    if isinstance(codes, Tensor):
-        if codes.device != device:
-            raise UsageError(
-                f"{what} are on {codes.device}, the index on {device}: move them there, or pass a numpy array"
-            )
-        packed = codes.detach()
-    else:
-        array = np.asarray(codes)
-        if array.dtype != np.uint8 or array.ndim != 2:
-            raise DataError(f"{what}: {array.dtype} {array.shape}, expected uint8 [n, {code_size(M, K)}]")
-        packed = tensor_of(np.ascontiguousarray(array))
-    size = code_size(M, K)
-    if packed.dtype != torch.uint8 or packed.ndim != 2 or packed.shape[1] != size:
-        raise DataError(
-            f"{what}: {packed.dtype} {tuple(packed.shape)}, expected uint8 [n, {size}] ({M} codebooks of {K})"
-        )
-    packed = packed.to(device)
-    spare = 8 * size - M * bits_per_code(K)
-    if spare:
-        bad = (packed[:, -1] >> (8 - spare)).nonzero()[:, 0]
-        if len(bad):
-            raise DataError(
-                f"{what}: bits set beyond the last codebook in {named_rows(bad.cpu().numpy())}: not codes of this model"
-            )
-    return packed
 
 
 # Packing and encoding ------------------------------------------------------------------------------------------------

@@ -59,11 +59,6 @@ class BlockReader:
         self._first: dict[int, int] = {}
         self._kept: dict[tuple[int, int], ProvenSearch] = {}
 
-    @property
-    def kept(self) -> int:
-        """Cached blocks."""
-        return len(self._kept)
-
     def read(self, visit: Visit, where: Filter | None, *, fast: bool, keep: bool = False) -> Block | None:
         """Rows of a list sorted by id, packed as in the file if possible. None: nothing passes.
 

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from ..codes.checks import Codes, Floats, Ids
 from ..codes.groups import Groups, worth_grouping
 from ..codes.keys import read_keys
-from ..errors import UsageError
 from .ivf import IvfSearch
 from .lists import IvfSettings, assign
 from .plan import Plan
@@ -143,8 +142,6 @@ class Engine:
         inner = min(k, len(groups)) if groups is not None else k
         proven = searcher if isinstance(searcher, ProvenSearch) else None
         raw = proven is not None and self.plan.search == "approximate" and proven.packings[0] == "fastscan"
-        if raw and inner >= (1 << 31):
-            raise UsageError("FastScan supports fewer than 2^31 results: use kind 'fused'")
         D = np.empty((len(queries), k), np.float32)
         positions = np.empty((len(queries), k), np.int64)
 

@@ -116,11 +116,6 @@ class FileIndex:
         """Items per list, int64 [lists]; without lists a single one."""
         return self._header.sizes
 
-    @property
-    def kept_blocks(self) -> int:
-        """Cached blocks of packed codes."""
-        return self._blocks.kept
-
     def describe(self) -> str:
         """One-line description of the search."""
         return f"{'disk-ivf' if self.lists else 'disk'}, {self.ntotal:,} items in place"

@@ -41,9 +41,7 @@ class IvfSearch:
     Attributes:
         probing: the order of the lists.
         nprobe: minimum number of lists to probe.
-        queries: number of queries so far.
-        retried: of these, queries whose first candidates did not prove the top k.
-        brute_forced: of these, queries with all codes of their lists scored; ``scored``: number of these codes.
+        scored: number of codes scored one by one so far.
 
     Raises:
         DataError: ``list_of`` is out of range.
@@ -79,7 +77,7 @@ class IvfSearch:
         # codes in the order of their lists
         self._rows = np.argsort(list_of, kind="stable").astype(np.uint32)
         self._starts = np.cumsum(self._sizes) - self._sizes
-        self.queries = self.retried = self.brute_forced = self.scored = 0
+        self.scored = 0
 
     def prepare(self, k: int) -> None:
         """No-op: the lists exist."""
@@ -103,8 +101,7 @@ class IvfSearch:
         tables = score_tables(xq, self.Z)
         prepared, slack = lookup_tables(tables), self.slack(xq, tables)
         out = np.full((len(xq), k), EMPTY_KEY, np.int64)
-        open_ = np.arange(len(xq))
-        self.queries += len(xq)
+        open_ = left = np.arange(len(xq))
         wanted = min(len(self.codes), k + max(32, k // 2) if self.fast else k + max(8, k // 8))
         for attempt in range(2):
             # With so few codes, scoring all is as fast.
@@ -120,16 +117,11 @@ class IvfSearch:
                 there = shortlist[1] >= 0
                 proven[rows] = found.proven | (there.sum(axis=1) == total[rows])
                 tied[rows] = (there & (found.exact >= found.kth[:, None])).all(axis=1)
-            if attempt == 0:
-                self.retried += len(open_) - int(proven.sum())
-                left = np.flatnonzero(~proven)
-            else:
-                left = left[~proven[left]]
+            left = left[~proven[left]]
             open_ = left[~tied[left]]
             wanted *= _WIDER
         for q in left.tolist():
             self._score_all(prepared[q : q + 1], lists[q], k, out[q])
-        self.brute_forced += len(left)
         return out
 
     def slack(self, xq: Floats, tables: Floats | None = None) -> Floats:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import faiss
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..codes.blocks import PackedCodes, block_bytes
 from ..codes.checks import Codes, Floats, Ids
 from ..codes.codebooks import inject, inject_fused, pad_vectors
-from ..faissio.layout import vector_view
+from ..faissio.storage import row_index
 
 _UNIT = float(np.finfo(np.float32).eps)  # twice the relative error of one float32 operation
 _TINY = float(np.finfo(np.float32).tiny)
@@ -85,16 +85,6 @@ def loose_bound(tables: Floats, squares: float, d: int) -> float:
     return float(1.00001 * (0.502 * M * step + 8 * M * _UNIT * largest + 2 * rounding))
 
 
-class Scanner(Protocol):
-    """Interface of scanners."""
-
-    def candidates(self, xq: Floats, k: int) -> tuple[Floats, Ids]:
-        """The best approximate scores [Q, k] and their rows [Q, k]."""
-
-    def slack(self, xq: Floats, tables: Floats) -> Floats:
-        """float32 [Q]: bound on how much a true score exceeds its approximate score."""
-
-
 class TableScan:
     """``IndexPQ`` with float tables, exact up to rounding.
 
@@ -109,11 +99,6 @@ class TableScan:
             Z = np.pad(Z, ((0, 0), (0, 0), (0, 1)))
         self.index: Any = inject_fused(Z) if fused and K == 16 and self.M > 1 else inject(Z)
         self.index.add_sa_codes(codes)
-
-    @property
-    def codes(self) -> Codes:
-        """View of the codes in Faiss, valid as long as this scanner."""
-        return vector_view(self.index.codes, np.uint8).reshape(-1, self.index.code_size)
 
     def candidates(self, xq: Floats, k: int) -> tuple[Floats, Ids]:
         if self._wider:
@@ -130,9 +115,7 @@ class FastScan:
 
     def __init__(self, codes: Codes, Z: Floats) -> None:
         self.M, _, self.d = (int(n) for n in Z.shape)
-        flat = inject(Z)
-        flat.add_sa_codes(codes)
-        self.index: Any = faiss.IndexPQFastScan(flat)
+        self.index: Any = row_index(codes, None, Z, "fastscan")
 
     @classmethod
     def of_packed(cls, codes: PackedCodes, Z: Floats) -> FastScan:
@@ -179,3 +162,6 @@ class FastScan:
 
     def slack(self, xq: Floats, tables: Floats) -> Floats:
         return fastscan_bound(xq, tables, self.d)
+
+
+Scanner = TableScan | FastScan

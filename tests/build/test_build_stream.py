@@ -275,7 +275,7 @@ def test_ids_that_count_up_need_not_be_read(tmp_path: Path, form: Packing, budge
                 D, found = engine.search(xq, k, threads=threads, block=5)
                 assert np.array_equal(found, memory.search(xq, k)[1])
                 assert np.array_equal(D, memory.search(xq, k)[0])
-    assert bool(engine.kept_blocks) == (budget == "100MB")
+    assert bool(engine._blocks._kept) == (budget == "100MB")
 
 
 def test_a_range_search_on_disk_equals_one_in_memory(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import DataError, UsageError
 from gpq_faiss.gpu import index as device_index
-from gpq_faiss.gpu.placing import of_codes, to_gpu, to_torch
+from gpq_faiss.gpu.placing import to_gpu, to_torch
 from gpq_faiss.indexes.filters import Allow, Bitmap, Deny
 from gpq_faiss.indexes.memory import MemoryIndex
 
@@ -120,7 +120,7 @@ def test_every_form_of_a_filter_as_on_the_cpu(device: str, group: bool) -> None:
 @on_devices
 def test_positions_serve_as_ids_and_tensors_stay_where_they_are(device: str) -> None:
     codes, Z, _, xq = items(2, 5, distinct=300)
-    index = of_codes(torch.from_numpy(codes).to(device), Z, device=device)
+    index = to_torch(MemoryIndex.build(codes, Z, kind="exact"), device=device)
     allowed = np.arange(1500) % 5 != 0
     expected = ranking(xq, codes, Z, np.arange(1500), allowed, 1300)
     queries = torch.from_numpy(xq).to(device)
@@ -140,9 +140,9 @@ def test_shortlists_serve_where_most_items_pass(monkeypatch: pytest.MonkeyPatch)
     scored: list[int] = []
     whole = device_index.Scan.search_keys
 
-    def watched(self: Any, queries: torch.Tensor, k: int, mask: Any = None) -> torch.Tensor:
+    def watched(self: Any, queries: torch.Tensor, k: int) -> torch.Tensor:
         scored.append(len(queries))
-        return whole(self, queries, k, mask)
+        return whole(self, queries, k)
 
     monkeypatch.setattr(device_index.Scan, "search_keys", watched)
     few = ids[::50]
@@ -240,7 +240,7 @@ def test_memory_bounds_the_blocks_of_a_filter(monkeypatch: pytest.MonkeyPatch) -
     from gpq_faiss.gpu import scan
 
     codes, Z, _, xq = items(6, 6, n=5000, queries=50)
-    index = of_codes(codes, Z, device="cpu", memory=1 << 17)
+    index = to_torch(MemoryIndex.build(codes, Z, kind="exact"), device="cpu", memory=1 << 17)
     seen: list[tuple[int, int]] = []
     score = scan.score_columns
 

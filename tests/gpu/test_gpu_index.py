@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from gpq_faiss.codes.bits import pack_codes
-from gpq_faiss.codes.codebooks import inject, inject_fused, pad_vectors
+from gpq_faiss.codes.codebooks import inject, pad_vectors
 from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import DataError, DeviceError, UsageError
 from gpq_faiss.faissio.storage import ivf_index
@@ -21,8 +21,6 @@ from gpq_faiss.gpu.forms import (
     CODE_SIZES,
     check_on_gpu,
     clone_to_gpu,
-    combined,
-    ivf_form,
     real_lists,
     scan_bytes,
     zero_lists,
@@ -49,33 +47,24 @@ def make(
 
 @pytest.mark.parametrize("lists", [1, 7, None])
 @pytest.mark.parametrize(("M", "K"), [(1, 16), (3, 16), (5, 16), (6, 16), (8, 16), (12, 16), (5, 256)])
-def test_the_ivf_form_scores_like_the_tables(M: int, K: int, lists: int | None) -> None:
-    index, Z, codes, xq = make(M, K)
-    ivf = ivf_form(index, lists=lists)
+def test_the_form_for_gpus_scores_like_the_tables(M: int, K: int, lists: int | None) -> None:
+    _, Z, codes, xq = make(M, K)
+    ivf = zero_lists(codes, Z, lists=lists)
     assert ivf.code_size in CODE_SIZES
     assert ivf.pq.nbits == 8
     assert ivf.ntotal == 2000
     D, found = ivf.search(pad_vectors(xq, ivf.d), 2000)
     scores = score_codes(xq, codes, Z)
-    assert (np.sort(found, axis=1) == np.arange(2000) * 3 + 2**40).all()
-    assert np.abs(np.take_along_axis(scores, (found - 2**40) // 3, axis=1) - D).max() < 1e-5
+    assert (np.sort(found, axis=1) == np.arange(2000)).all()
+    assert np.abs(np.take_along_axis(scores, found, axis=1) - D).max() < 1e-5
 
 
 def test_lists_grow_with_the_items_and_are_even() -> None:
-    ivf = ivf_form(make(3, n=5000)[0])
+    _, Z, codes, _ = make(3, n=5000)
+    ivf = zero_lists(codes, Z)
     sizes = [ivf.invlists.list_size(number) for number in range(ivf.nlist)]
     assert len(sizes) == 4
     assert max(sizes) - min(sizes) <= 1
-
-
-def test_a_fused_index_has_the_same_form() -> None:
-    index, Z, codes, xq = make(5)
-    fused = faiss.IndexIDMap2(inject_fused(Z))
-    fused.add_sa_codes(codes, np.arange(2000) * 3 + 2**40)
-    one, two = ivf_form(index, lists=2), ivf_form(fused, lists=2)
-    assert np.array_equal(
-        one.search(pad_vectors(xq, one.d), 50)[1], two.search(pad_vectors(xq, two.d), 50)[1]
-    )
 
 
 @pytest.mark.parametrize("M", [3, 5, 6, 12])
@@ -104,25 +93,6 @@ def test_real_lists_are_those_without_residuals(M: int) -> None:
     for nprobe in (0, 2049):
         with pytest.raises(UsageError, match="supports 1 to 2048 lists"):
             real_lists(codes, Z, list_of, centroids, nprobe)
-
-
-@pytest.mark.parametrize("mode", ["shard", "replica"])
-def test_parts_as_one_plain_faiss_index(mode: str) -> None:
-    _, Z, codes, xq = make(6)
-    whole = zero_lists(codes, Z, lists=3)
-    halves = (codes[:700], codes[700:]) if mode == "shard" else (codes, codes)
-    parts = [zero_lists(half, Z, lists=3) for half in halves]
-    index = combined(parts, mode)
-    padded = pad_vectors(xq, index.d)
-    assert index.ntotal == 2000
-    D, found = index.search(padded, 40)
-    expected_D, expected = whole.search(padded, 40)
-    assert np.array_equal(D, expected_D)
-    assert [set(row) for row in found.tolist()] == [set(row) for row in expected.tolist()]
-    with pytest.raises(UsageError, match="by torch alone"):
-        combined([], mode)
-    with pytest.raises(UsageError, match="choose shard or replica"):
-        combined(parts, "both")
 
 
 def test_an_index_left_on_the_cpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,14 +175,14 @@ def test_options_out_of_range_are_refused() -> None:
 
 
 def test_what_a_gpu_cannot_take_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"a GPU supports 16 .* or 256"):
-        ivf_form(make(3, 32)[0])
-    with pytest.raises(UsageError, match="at most 48"):
-        ivf_form(make(49, 256, n=10)[0])
-    with pytest.raises(UsageError, match="lists"):
-        ivf_form(make(3)[0], lists=0)
-    with pytest.raises(DataError, match="empty"):
-        ivf_form(make(3, n=0)[0])
+    for M, K, lists, message in (
+        (3, 32, None, r"a GPU supports 16 .* or 256"),
+        (49, 256, None, "at most 48"),
+        (3, 16, 0, "lists"),
+    ):
+        _, Z, codes, _ = make(M, K, n=10)
+        with pytest.raises(UsageError, match=message):
+            zero_lists(codes, Z, lists=lists)
 
 
 @pytest.mark.skipif(HAS_GPU, reason="needs a machine without a GPU")

@@ -20,7 +20,7 @@ from gpq_faiss.faissio.storage import Storage
 from gpq_faiss.gpu import calls, scan
 from gpq_faiss.gpu.forms import scan_bytes
 from gpq_faiss.gpu.index import DeviceIndex, Part
-from gpq_faiss.gpu.placing import of_codes, to_gpu, to_torch
+from gpq_faiss.gpu.placing import to_gpu, to_torch
 from gpq_faiss.gpu.ranking import rank_on_device
 from gpq_faiss.gpu.tensors import device_of
 from gpq_faiss.indexes.filters import Deny
@@ -206,20 +206,6 @@ def test_more_items_than_a_key_can_tell_apart_are_refused() -> None:
     assert DeviceIndex(parts, Z, None, "replica").ntotal == half
 
 
-@on_devices
-def test_codes_that_are_on_the_device_already(device: str) -> None:
-    codes, Z, _, xq = items(8, 5)
-    index = of_codes(torch.from_numpy(codes).to(device), Z, device=device)
-    assert same(index.search(xq, 1500), MemoryIndex.build(codes, Z, kind="exact").search(xq, 1500))
-    bad = torch.from_numpy(codes | 0xF0).to(device)
-    with pytest.raises(DataError, match="beyond the last codebook in rows 0"):
-        of_codes(bad, Z, device=device)
-    with pytest.raises(DataError, match=r"torch.int64 .* expected uint8"):
-        of_codes(bad.long(), Z, device=device)
-    with pytest.raises(UsageError, match="codes are on meta"):
-        of_codes(bad.to("meta"), Z, device=device)
-
-
 @pytest.mark.parametrize("lie", ["best left out", "scores off", "nothing found"])
 def test_shortlists_that_lie_are_not_believed(lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
     codes, Z, ids, xq = items(9, 6)
@@ -271,8 +257,8 @@ def test_blocks_do_not_matter_when_later_codes_are_better() -> None:
     query = np.ones((1, 12), np.float32)
     order = np.argsort(score_tables(query, Z)[0, 0], kind="stable").astype(np.uint8)
     for codes in (np.repeat(order, 40)[:, None], np.repeat(order[::-1], 40)[:, None]):
-        engine = MemoryIndex.build(codes, Z, kind="flat")
-        index = of_codes(codes, Z, device="cpu", memory=80 * 1500)
+        engine = MemoryIndex.build(codes, Z, kind="exact")
+        index = to_torch(engine, device="cpu", memory=80 * 1500)
         for k in (1, 60, 700):
             assert same(index.search(query, k), engine.search(query, k))
 
@@ -281,7 +267,7 @@ def test_blocks_do_not_matter_when_later_codes_are_better() -> None:
 @pytest.mark.parametrize("k", [1, 100, 1500])
 def test_memory_bounds_the_blocks(memory: int, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     codes, Z, _, xq = items(14, 6, n=5000, queries=300)
-    index = of_codes(codes, Z, device="cpu", memory=memory)
+    index = to_torch(MemoryIndex.build(codes, Z, kind="exact"), device="cpu", memory=memory)
     seen: list[tuple[int, int]] = []
     score = scan.score_columns
 
@@ -386,7 +372,7 @@ def test_a_gpu_by_its_front_door() -> None:
 @pytest.mark.parametrize("k", [10, 5000, 1_000_000])
 def test_memory_is_kept_on_a_gpu(k: int) -> None:
     codes, Z, _, xq = items(22, 6, n=1_000_000, queries=256)
-    index = of_codes(codes, Z, device="cuda:0", memory=1 << 28)
+    index = to_torch(MemoryIndex.build(codes, Z, kind="exact"), device="cuda:0", memory=1 << 28)
     queries = torch.from_numpy(xq).cuda()[: 256 if k < 1_000_000 else 2]
     index.search(queries[:1], 1)
     torch.cuda.reset_peak_memory_stats()
