@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..data.labels import Labels
+from ..errors import DataError
 from ..faissio.io import read_sidecar
 from ..files import fingerprint
 from ..indexes.manifest import Manifest, is_manifest, read_manifest
@@ -77,17 +78,21 @@ class ItemSources:
             tuple(map(Path, paths)), fingerprint("items", *keys, *classes, *names), tuple(classes), names
         )
 
-    def missing(self, index: str | Path) -> bool:
-        """Whether ``index`` was built from these items and its items file is missing."""
+    def missing(self, index: str | Path, build: str) -> bool:
+        """Whether ``index`` is of these items and of ``build``, and its items file is missing, damaged or of other items."""
         if not Path(index).is_file():
             return False
         sidecar = read_sidecar(index)
-        if sidecar is None or sidecar["extra"].get("items") != self.key:
+        made = {} if sidecar is None else sidecar["extra"]
+        if (made.get("items"), made.get("build")) != (self.key, build):
             return False
         if not items_path(index).exists():
             return True
-        with Items(items_path(index)) as items:
-            return items.key != self.key
+        try:
+            with Items(items_path(index)) as items:
+                return items.key != self.key
+        except DataError:
+            return True
 
     def write(self, index: Path) -> Path:
         """Write the items file of ``index``."""

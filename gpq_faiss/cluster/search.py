@@ -78,9 +78,10 @@ class Holder:
             arguments = (queries, min(k, together.ntotal))
         return getattr(together, method)(*arguments, **options), problems
 
-    def keep(self, shards: Sequence[Shard]) -> None:
-        """Close all shards except ``shards``."""
-        for key in [key for key in self._held if key[1] not in shards]:
+    def keep(self, shards: Sequence[Shard], kind: str, memory: int | None, total: int) -> None:
+        """Close all shards except ``shards``, opened with these arguments of :meth:`answer`."""
+        wanted = {(shard, kind, memory, total) for shard in shards}
+        for key in [key for key in self._held if key[1:] not in wanted]:
             self._held.pop(key).close()
 
 
@@ -201,7 +202,7 @@ class ClusterIndex(MergedIndex):
         if nprobe is not None:
             self.set_nprobe(nprobe)
         for place, actor in enumerate(actors):
-            actor.keep.remote([s for s in manifest.shards if place in self.places[s.file]])
+            actor.keep.remote([s for s in manifest.shards if place in self.places[s.file]], *self._opening)
 
     def describe(self) -> str:
         """One-line description of the search."""

@@ -40,7 +40,7 @@ FORMAT_VERSION = 1
 
 # Supported indexes. No OPQ or PCA: a transform before the codes would undo the model's sub-spaces. No id map around lists, which store
 # ids themselves.
-_FACTORY = re.compile(r"(?:IDMap2?,|IVF([1-9]\d{0,5}),)?PQ([1-9]\d{0,3})(?:x([1-9]\d?))?(fs)?(?:np)?")
+_FACTORY = re.compile(r"(?:IDMap2?,|IVF([1-9]\d{0,5}),)?PQ([1-9]\d{0,3})(?:x([1-9]\d?))?(?:(fs)|np)?")
 
 
 def export_codebooks(

@@ -17,7 +17,7 @@ import numpy as np
 from ..codes.checks import repeated_id
 from ..errors import DataError, MismatchError, UsageError
 from ..faissio.io import check_file, load_index, read_sidecar, sidecar_path
-from ..files import read_json, write_json
+from ..files import read_json, unfinished, write_json
 from ..store import items_path
 from .file import open_file
 
@@ -25,6 +25,8 @@ FORMAT_VERSION = 1
 KIND = "shards"
 _IDS = 1 << 22
 """Minimum ids per block of a comparison."""
+_NAME = 255
+"""Characters of a file name."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,9 @@ class Manifest:
                 f"{self.codebooks_fingerprint}): put a shard of this model in its place"
             )
         stated = {"bytes": shard.bytes, "sha256": shard.sha256}
-        if sidecar is None or any(sidecar[key] != value for key, value in stated.items()):
+        if sidecar is None or any(
+            sidecar[key] != value for key, value in (stated | {"ntotal": shard.ntotal}).items()
+        ):
             raise MismatchError(
                 f"{self.path}: shard {shard.file} is not the file that the manifest names: restore it, or add it again "
                 "(gpq index --remove-shard, --add)"
@@ -166,8 +170,12 @@ def _shard(entry: dict[str, Any]) -> Shard:
     names = [entry["file"], *entry["beside"]]
     if not all(isinstance(name, str) and name for name in (*names, entry["sha256"])):
         raise TypeError
-    # A manifest may name only files below its folder.
-    if any(PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts for name in names):
+    # A manifest may name only files below its folder, and beside a shard only files of that folder.
+    for name in names:
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or not path.name or max(map(len, path.parts)) > _NAME:
+            raise ValueError
+    if any(PurePosixPath(name).name != name for name in names[1:]):
         raise ValueError
     if whole["ntotal"] < 1 or whole["bytes"] < 1:
         raise ValueError
@@ -209,11 +217,17 @@ def update_manifest(
         new: write a new manifest, replacing an existing one.
 
     Raises:
+        BusyError: another process is changing it.
         DataError: a damaged shard, or an id in two shards.
         MismatchError: a shard of another model.
         UsageError: an unknown shard to remove, or no shard left.
     """
     path = Path(path)
+    with unfinished(path.with_name(f".{path.name}.lock"), path, keep=()):
+        return _update(path, add, remove, new)
+
+
+def _update(path: Path, add: Sequence[str | Path], remove: Sequence[str], new: bool) -> Manifest:
     old = None if new else read_manifest(path)
     kept = list(old.shards) if old is not None else []
     for name in remove:

@@ -26,9 +26,13 @@ def unit_centroids(centroids: Floats) -> Floats:
     """Centroids float32 [lists, D] normalised; unit-norm ones are unchanged, bit for bit.
 
     Raises:
-        DataError: a centroid of zeros.
+        DataError: a centroid of zeros, or one that is not finite.
     """
     norms = np.linalg.norm(centroids.astype(np.float64), axis=1, keepdims=True)
+    if not np.isfinite(norms).all():
+        raise DataError(
+            f"IVF centroid {int(np.argmin(np.isfinite(norms)))} is not finite: the index is damaged; build it again"
+        )
     if not (norms > 0).all():
         raise DataError(f"IVF centroid {int(np.argmin(norms))} is zero: it has no direction, leave it out")
     return np.ascontiguousarray(centroids / np.where(np.abs(norms - 1) > _UNIT, norms, 1), np.float32)

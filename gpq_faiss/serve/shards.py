@@ -91,9 +91,9 @@ class LiveShards(LiveIndex):
         workers: int | None = None,
         replicas: int = 1,
     ) -> None:
+        self._named = ShardItems(path)
         self._holders = None if ray is None else Holders(ray, workers)
         self._replicas = replicas
-        self._named = ShardItems(path)
         self._none = Changes.none(code_size(*codebooks.shape[:2]))
         super().__init__(path, codebooks, kind=kind)
 

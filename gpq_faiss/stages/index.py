@@ -91,8 +91,9 @@ def index(
         raise UsageError(f"block of {block} rows: it must be at least 1")
     sources = _sources(source, out)
     items = ItemSources.of(sources) if names else None
+    build = _build_key(model_dir, kind, packing, ivf, recall)
     recover(out)
-    if items is not None and items.missing(out):
+    if items is not None and not overwrite and items.missing(out, build):
         # A run that was killed after the index and before the names: they are all that is left to write.
         items.write(Path(out))
         return Path(out)
@@ -107,7 +108,7 @@ def index(
         recall=recall,
         overwrite=overwrite,
         block=block,
-        known={} if items is None else {"items": items.key},
+        known={} if items is None else {"items": items.key, "build": build},
         progress=progress,
     )
     if items is None:
@@ -116,6 +117,20 @@ def index(
         with stage("writing names"):
             items.write(path)
     return path
+
+
+def _build_key(
+    model_dir: str | Path, kind: str, packing: Packing | None, ivf: IvfSettings | None, recall: float | None
+) -> str:
+    """Identifies model and settings of an index."""
+    model = read_model(model_dir)
+    lists = () if ivf is None else tuple(map(str, vars(ivf).values()))
+    return fingerprint(
+        "build",
+        str(model.model_fingerprint),
+        codebooks_fingerprint(model.codebooks),
+        *(kind, str(packing), str(recall), *lists),
+    )
 
 
 def _build(
@@ -292,10 +307,24 @@ def _build_shard(source: str, model_dir: str, folder: str, settings: tuple[Any, 
         "" if items is None else items.key,
     )
     path = Path(folder) / f"shard-{key}.faiss"
+    build = _build_key(model_dir, kind, packing, ivf, None)
     recover(path)
-    while not path.exists() or (items is not None and items.missing(path)):
-        with contextlib.suppress(OutputExistsError):  # another run of this very call was quicker
-            index(model_dir, source, path, kind=kind, memory=memory, ivf=ivf, packing=packing, names=names)
+    # Twice: another run of this very call may be quicker, or a part of the shard was deleted.
+    for overwrite in (False, True):
+        if path.exists() and (items is None or not items.missing(path, build)):
+            break
+        with contextlib.suppress(OutputExistsError):
+            index(
+                model_dir,
+                source,
+                path,
+                kind=kind,
+                memory=memory,
+                ivf=ivf,
+                packing=packing,
+                names=names,
+                overwrite=overwrite,
+            )
     return str(path)
 
 

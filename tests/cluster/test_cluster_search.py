@@ -148,5 +148,7 @@ def test_a_holder_lets_go_of_what_it_is_not_to_keep(tmp_path: Path) -> None:
     assert not problems
     with open_index(made.manifest) as one:
         same(answer, one.search(made.queries, 5))
-    holder.keep(manifest.shards[:1])
-    assert [key[1] for key in holder._held] == [manifest.shards[0]]
+    # The budget of another distribution: the shards are opened anew.
+    holder.answer(manifest, "auto", None, 2, "lists", (), {})
+    holder.keep(manifest.shards[:1], "auto", None, 2)
+    assert [key[1:] for key in holder._held] == [(manifest.shards[0], "auto", None, 2)]

@@ -198,6 +198,7 @@ def _factory(model: Path, folder: Path, string: str | None) -> tuple[Any, dict[s
         ("OPQ6,PQ6x4", "undo the model's sub-spaces"),
         ("IDMap2,IVF3,PQ6x4", "codebooks go into"),
         ("PQ6x4,RFlat", "codebooks go into"),
+        ("PQ6x4fsnp", "codebooks go into"),
         ("", "codebooks go into"),
     ],
 )

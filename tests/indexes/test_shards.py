@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shard_factory import M, Made, codebooks, d, make, same, unit
 
-from gpq_faiss.errors import DataError, GpqError, MismatchError, UsageError
+from gpq_faiss.errors import BusyError, DataError, GpqError, MismatchError, UsageError
 from gpq_faiss.faissio.io import sidecar_path
+from gpq_faiss.indexes import manifest
 from gpq_faiss.indexes.file import open_file
 from gpq_faiss.indexes.filters import Allow, Deny
 from gpq_faiss.indexes.lists import IvfSettings
@@ -175,7 +176,11 @@ def test_shards_that_do_not_belong_together_are_refused(made: Made, tmp_path: Pa
         lambda m: m["shards"][0].update(file="../x.faiss"),
         lambda m: m["shards"][0].update(file="/x.faiss"),
         lambda m: m["shards"][0].update(ntotal="5"),
+        lambda m: m["shards"][0].update(file="x" * 256),
+        lambda m: m["shards"][0].update(file="."),
         lambda m: m["shards"][0].update(beside=None),
+        lambda m: m["shards"][0].update(beside=["folder/x"]),
+        lambda m: m["shards"][0].update(beside=["."]),
         lambda m: m["shards"][0].pop("sha256"),
         lambda m: m.update(shards=7),
     ],
@@ -186,3 +191,37 @@ def test_a_damaged_manifest_is_an_error_that_names_it(made: Made, spoil: object)
     made.manifest.write_text(json.dumps(document))
     with pytest.raises(GpqError, match=r"manifest\.json"):
         read_manifest(made.manifest)
+
+
+def test_a_manifest_that_miscounts_a_shard_is_an_error(made: Made) -> None:
+    document = json.loads(made.manifest.read_text())
+    document["shards"][0]["ntotal"] += 1
+    made.manifest.write_text(json.dumps(document))
+    with pytest.raises(MismatchError, match="is not the file that the manifest names"):
+        open_index(made.manifest)
+
+
+def test_two_changes_at_once_are_refused(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the second would write a manifest without what the first added."""
+    folder = made.manifest.parent / "shards"
+    new = [
+        MemoryIndex.build(np.zeros((3, 2), np.uint8), codebooks(), first + np.arange(3)).save(
+            folder / f"{first}.faiss"
+        )
+        for first in (10**6, 10**7 + 1)
+    ]
+    write = manifest.write_json
+
+    def meanwhile(path: Path, document: object) -> None:
+        with pytest.raises(BusyError, match="written by another process"):
+            update_manifest(made.manifest, new[1:])
+        write(path, document)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(manifest, "write_json", meanwhile)
+        update_manifest(made.manifest, new[:1])
+    update_manifest(made.manifest, new[1:])
+    assert {"shards/1000000.faiss", "shards/10000001.faiss"} <= {
+        s.file for s in read_manifest(made.manifest).shards
+    }
+    assert not list(made.manifest.parent.glob(".manifest*"))

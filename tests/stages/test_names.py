@@ -15,6 +15,7 @@ from model_factory import make_model
 import gpq_faiss as gpq
 from gpq_faiss.build.item_files import open_items
 from gpq_faiss.errors import GpqError
+from gpq_faiss.faissio.model import read_model
 from gpq_faiss.store import items_path
 
 N = 120
@@ -136,6 +137,37 @@ def test_what_a_killed_run_left_out_is_written_by_the_next(folder: Path) -> None
     assert items_path(index).read_bytes() == before
     with pytest.raises(GpqError, match="exists already"):
         gpq.index(folder / "model", folder / "a.codes.h5", index)
+
+
+def test_overwriting_builds_anew_whatever_is_there(folder: Path) -> None:
+    codes, out = folder / "a.codes.h5", folder / "i.faiss"
+    make_model(folder / "other", width=20, M=4, seed=1)
+    fingerprint = read_model(folder / "other").model_fingerprint
+    features = gpq.open_data(f"features:{folder / 'a'}.npz", keep="title")
+    other = gpq.encode(folder / "other", features, folder / "other.h5")
+    for spoil in (Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:1000])):
+        gpq.index(folder / "model", codes, out, overwrite=True)
+        spoil(items_path(out))
+        # The names alone are missing, but of an index of another model or form: it is neither kept nor overwritten unasked.
+        for model, source, kind in (("other", other, "flat"), ("model", codes, "fastscan")):
+            with pytest.raises(GpqError, match="exists already"):
+                gpq.index(folder / model, source, out, kind=kind)
+        gpq.index(folder / "other", other, out, overwrite=True)
+        assert gpq.open_index(out).model_fingerprint == fingerprint
+        found = gpq.search(folder / "other", out, folder / "queries.npy", k=1).to_dict()["queries"][0]
+        assert found["names"] == [truth(folder, "a")[found["ids"][0]][0]]
+
+
+def test_a_shard_whose_files_are_partly_lost_is_built_again(folder: Path) -> None:
+    build = folder / "model", [folder / "a.codes.h5"], folder / "m.json"
+    gpq.index_shards(*build)
+    (shard,) = (folder / "m.shards").glob("*.faiss")
+    before = shard.read_bytes()
+    for lost in (shard, items_path(shard)):
+        lost.unlink()
+        gpq.index_shards(*build, overwrite=True)
+        assert shard.read_bytes() == before
+        assert items_path(shard).exists()
 
 
 def test_names_that_are_lost_are_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
