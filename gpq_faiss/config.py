@@ -168,7 +168,8 @@ class TrainingConfig:
 
     __pydantic_config__ = _STRICT
 
-    steps: Positive = 1000
+    steps: Positive | Literal["auto"] = 1000
+    """``auto``: 800, with more than 100 classes 8 per class, at most 1,600 (:func:`..training.loop.count_steps`)."""
     epochs: Weight = 0.0
     """If not 0, replaces ``steps``."""
     batch_labelled: Annotated[int, Ge(2), Le(2**31)] = 500
@@ -229,7 +230,7 @@ _RECOMMENDED = Config(
     network=NetworkConfig(dropout=0.5, noise="auto"),
     loss=LossConfig(lambda1=1.0, lambda2=0.1, beta=20.0),
     training=TrainingConfig(
-        steps=800,
+        steps="auto",
         batch_labelled=125,
         batch_unlabelled=400,
         learning_rate=1e-3,
@@ -324,6 +325,8 @@ def merge(config: Config, changes: dict[str, Any]) -> Config:
     Raises:
         UsageError: an unknown key, or a value of the wrong kind or out of range; the message gives its dotted name.
     """
+    if not isinstance(changes, dict):
+        raise UsageError(f"{changes!r}: settings are nested dicts, as {{'training': {{'steps': 400}}}}")
     values = _updated(to_dict(config), changes)
     try:
         # Through JSON, where a list becomes a tuple and an object a section, and nothing else is converted.
@@ -464,6 +467,10 @@ def validate(config: Config) -> Config:
     Raises:
         UsageError: naming the setting and its range.
     """
+    if not isinstance(config, Config):
+        raise UsageError(
+            f"{config!r} is not a Config: give gpq.preset('recommended'), with .with_settings(...)"
+        )
     config = merge(config, {})
     q, t = config.quantizer, config.training
     wrong = ""

@@ -390,7 +390,7 @@ def _budget(experiment: Experiment) -> list[str]:
     groups: dict[str, list[str]] = {}
     for run in trained:
         t = run.about["settings"]["training"]
-        length = f"{t['epochs']:g} epochs" if t["epochs"] else f"{t['steps']:,} steps"
+        length = f"{t['epochs']:g} epochs" if t["epochs"] else f"{run.about['steps']:,} steps"
         text = (
             f"{length} of {batch(t, 'labelled')} labelled items, and {batch(t, 'unlabelled')} unlabelled ones for those that use "
             f"them, learning rate {t['learning_rate']:g} ({t['schedule']})"

@@ -309,8 +309,8 @@ def test_published_figures_stand_beside_ours(
         ("method,12\ngpq,58.1\n", "'58.1' is no mAP between 0 and 1"),
         ("method,12\ngpq,much\n", "'much' is no mAP"),
         ("method,12\ngpq,0.1,0.2\n", "2 figures for 1 code lengths"),
-        ("method,12,12\ngpq,0.1,0.2\n", "12 bits, which is no length or there twice"),
-        ("method,-12\ngpq,0.1\n", "-12 bits, which is no length"),
+        ("method,12,12\ngpq,0.1,0.2\n", "12 bits, not a code length, or repeated"),
+        ("method,-12\ngpq,0.1\n", "-12 bits, not a code length"),
         ("method,12\ngpq,0.1\npq,0.1\ngpq,0.2\n", "line 4: 'gpq' is there twice"),
         ("method,12\n", "has no figure"),
         ("method,12\ngpq,\n", "has no figure"),
@@ -670,7 +670,7 @@ def test_the_rate_of_class_networks_is_that_of_their_network(
     backbone: str, perceptron: bool, expected: str
 ) -> None:
     settings = to_dict(merge(preset("recommended"), {"network": {"backbone": backbone}}))
-    about = {"settings": settings, "counts": {"labelled": 500, "unlabelled": 500}}
+    about = {"settings": settings, "counts": {"labelled": 500, "unlabelled": 500}, "steps": 800}
     run = SimpleNamespace(about=about, bits=48, method="posterior", variation="")
     experiment: Any = SimpleNamespace(
         about={"data": {"perceptron": perceptron}}, runs=[run], one_method=False
