@@ -47,13 +47,13 @@ test: $(VENV)/.ready
 	$(BIN)/python -m compileall -q gpq_faiss cli
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal --disable-plugin-autoload -p xdist -p _hypothesis_pytestplugin
 
-# The rooms whose tests train nothing: under a minute, for while you work.
+# The packages whose tests train nothing: under a minute, for use during development.
 test-fast: $(VENV)/.ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q -m "not slow" tests/codes tests/data tests/evaluation tests/losses \
 	  tests/report tests/store tests/test_config.py tests/test_files.py tests/test_layers.py tests/test_public_api.py
 
-# Statements and branches that the tests reach, by room: room after room, some twenty minutes on one core. Lines that only other
-# processes run (workers, a killed command) do not count.
+# Statements and branches that the tests reach, by package, one package after another: about twenty minutes on one core. Lines that only
+# other processes run (workers, a killed command) do not count.
 coverage: $(VENV)/.ready
 	rm -f .coverage
 	for tests in tests/*/ tests/test_*.py; do \
