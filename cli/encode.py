@@ -22,7 +22,7 @@ from .options import (
 
 Streams: memory does not grow with the data. An interrupted run continues where it stopped when called again.
 
-With --ray, the codes are written in shards, files of --shard-items items each, into the folder --out; one that is there is not made again.
+With --ray, the codes are written in shards, files of --shard-items items each, into the folder --out; existing shards are kept.
 
 \b
 Examples:

@@ -27,7 +27,7 @@ the name of its method and its preset.
 Examples:
   gpq evaluate model digits --protocol 1 --compare pq,opq,itq
   gpq evaluate demo/model digits --compare demo/gpq,demo/paper,pq,classifier
-  gpq evaluate model features:clip.npy --ray auto
+  gpq evaluate model features:clip.npy --labels labels.npy --ray auto
   gpq evaluate model features:clip.npy --labels labels.npy --format json --out scores.json
   gpq evaluate model digits --compare pq,classifier --format html --out report.html
   gpq evaluate encoder.onnx features:queries.npy --labels labels.npy --codes codes.h5

@@ -19,7 +19,7 @@ from .progress import only_warnings
 
 
 @click.group(
-    help="""Compare methods: a grid of methods, code lengths and seeds on one split, one file per run, tables from the files.
+    help="""Compare methods: a grid of methods, code lengths and seeds on the same splits, one file per run, tables from the files.
 
 \b
 Examples:
@@ -83,8 +83,8 @@ def _numbers(text: str | None, option: str) -> tuple[int, ...] | None:
 @experiment.command(
     help=f"""Make the runs of GRID on DATA that are missing in the folder --out.
 
-GRID is table2, table3, ablation, sensitivity, scale, tsne or voronoi, or a TOML file. What is done is skipped, what was killed goes
-on where it was, and a run that fails leaves the others alone (the exit code is then 1).
+GRID is table2, table3, ablation, pairs, likeness, sensitivity, scale, tsne or voronoi, or a TOML file. Finished runs are skipped,
+interrupted ones are resumed, and a failed run does not stop the others (the exit code is then 1).
 
 \b
 Examples:
@@ -112,7 +112,7 @@ Examples:
 )
 @click.option(
     "--queries",
-    help="Queries of protocol 1: N-per-class, or a file of ids.  [default: the grid's, or 1 in 60]",
+    help="Queries of protocol 1: N-per-class, or a file of ids.  [default: the grid's, or a sixtieth of each class, at least 10]",
 )
 @click.option(
     "--preset",
@@ -192,7 +192,7 @@ def run(
             overwrite=overwrite,
             checkpoint_seconds=checkpoint_seconds,
         )
-    parts = [f"{summary.made:,} runs made", f"{summary.there:,} there before"]
+    parts = [f"{summary.made:,} runs made", f"{summary.there:,} already done"]
     if summary.elsewhere:
         parts.append(f"{len(summary.elsewhere):,} in progress in another process")
     parts += [f"{name} left out ({why})" for name, why in summary.left_out.items()]
@@ -228,7 +228,7 @@ Examples:
     show_default=True,
     help="Output format; csv has one table, html is a page with pictures and needs --out.",
 )
-@click.option("--table", help="Only this table: map, published, depth, pr, seconds, grid or scale.")
+@click.option("--table", help="Only this table: map, published, likeness, depth, pr, seconds, grid or scale.")
 @click.option("--plots", metavar="DIR", help="Draw the pictures of the experiment into this folder.")
 @click.option(
     "--picture-format",

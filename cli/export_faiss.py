@@ -15,8 +15,8 @@ def export_faiss(model_dir: str, out: str, overwrite: bool) -> None:
     """Write an empty, trained faiss IndexPQ (inner product) with the model's codebooks.
 
     Any Faiss program reads it with faiss.read_index and adds vectors of items to it; they must come from the model's
-    network (gpq encode). Queries are the network's too (the file of gpq export-encoder). Where a model makes other
-    vectors of queries than of items, as with the preset recommended, a line says so: Faiss cannot tell them apart.
+    network (gpq encode). Queries are the network's too (the file of gpq export-encoder). If query and
+    item vectors differ, as with all presets except paper and authors, a note says so: Faiss cannot tell them apart.
 
     \b
     Example:

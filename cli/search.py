@@ -121,7 +121,7 @@ def search(
 
     MODEL is a model folder, or its network as gpq export-encoder writes it in ONNX, which runs without torch.
     QUERIES is a file of embeddings (.npy, .npz, .parquet), an image, a folder of images, any DATA that gpq train takes, or, for a
-    model of the preset paper, its features.h5 (with other presets, query and item vectors differ).
+    model of the presets paper and authors, its features.h5 (with other presets, query and item vectors differ).
 
     Results are exact, ties in the order of ids, except with kinds ivf and fastscan.
     With --device cuda the network and the search run on the GPU, with the same results; unsupported options are errors.

@@ -109,7 +109,7 @@ Examples:
 )
 @click.option(
     "--queries",
-    help="Queries of protocol 1: N-per-class, or a file of ids.  [default: 1 in 60; NUS-WIDE: 100-per-class]",
+    help="Queries of protocol 1: N-per-class, or a file of ids.  [default: a sixtieth of each class, at least 10; NUS-WIDE: 100-per-class]",
 )
 @_settings_options
 @click.option("--amp", is_flag=True, help="Run the backbone in bf16.")

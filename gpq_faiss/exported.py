@@ -140,7 +140,7 @@ class OnnxEncoder(Embedder):
         wanted = [(about["input_kind"], "tensor(float)", shape)]
         wanted += [("vectors", "tensor(float)", [about["codebooks"] * about["subdim"]])]
         if found != wanted:
-            raise DataError(f"{path}: its graph is not what it says of itself: export the encoder again")
+            raise DataError(f"{path}: its graph does not match its metadata: export the encoder again")
         return cls(path, session, about)
 
     @property

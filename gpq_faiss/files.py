@@ -409,7 +409,7 @@ def atomic_folder(
         temporary.mkdir()
         yield temporary
         if not overwrite and path.is_dir() and any(path.iterdir()):
-            raise DataError(f"{path} is there by now: choose another --out, or --overwrite it")
+            raise DataError(f"{path} was created meanwhile: choose another --out, or --overwrite it")
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:

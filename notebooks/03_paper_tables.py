@@ -78,7 +78,7 @@ print(f"{summary.made} runs made, {len(summary.failed)} failed")
 
 # %%
 summary = gpq.run_experiment(grid, digits, run / "table2")
-print(f"{summary.made} runs made, {summary.there} there before")
+print(f"{summary.made} runs made, {summary.there} already done")
 
 # %%
 display(Markdown(gpq.report_experiment(run / "table2", "markdown", table="map")))

@@ -120,7 +120,7 @@ def test_paper_tables(tmp_path: Path, kernel: Any) -> None:
     assert len(list((made / "table2").glob("*.h5"))) == 13
     assert (made / "plots" / "voronoi.png").read_bytes()[:4] == b"\x89PNG"
     assert "13 runs made, 0 failed" in printed(book)
-    assert "0 runs made, 13 there before" in printed(book)
+    assert "0 runs made, 13 already done" in printed(book)
     found = {name: float(row["24"]) for name, row in table(book, "24").items()}
     # What the text of the paper is about: labels of a few items are worth more than any code without them.
     for name in ("posterior", "gpq"):

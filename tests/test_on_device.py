@@ -301,7 +301,7 @@ def test_gpq_search_on_a_gpu(shop: Path, device: str, kind: str, options: tuple[
     options = tuple(shop / "where.npy" if option == "WHERE" else option for option in options)
     call = ("search", shop / "model", shop / f"{kind}.faiss", shop / "queries.npy", *options)
     found, expected = gpq(*call, "--device", device), gpq(*call)
-    assert found["way"].endswith("on cuda:0")
+    assert found["description"].endswith("on cuda:0")
     for one, other in zip(found["queries"], expected["queries"], strict=True):
         assert (one["id"], one["ids"]) == (other["id"], other["ids"])
         assert one["scores"] == pytest.approx(other["scores"], abs=1e-5)

@@ -10,7 +10,10 @@ import tomllib
 import types
 from pathlib import Path
 
+import pytest
+
 import gpq_faiss as gpq
+from gpq_faiss.errors import UsageError
 
 ROOT = Path(__file__).parent.parent
 
@@ -75,3 +78,20 @@ def test_the_wheel_has_every_package() -> None:
     there = {".".join(file.parent.relative_to(ROOT).parts) for file in files}
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert {*there, "gpq_cli"} == set(settings["tool"]["setuptools"]["packages"])
+
+
+def test_arguments_of_another_type_are_converted_or_named(tmp_path: Path) -> None:
+    out = tmp_path / "model"
+    short = gpq.preset("paper").with_settings({"training": {"steps": 2, "batch_labelled": 20}})
+    gpq.train("digits", out, config=short, protocol=1, labelled=0.5)
+    for call, message in (
+        (
+            lambda: gpq.train("digits", tmp_path / "m", config="recommended"),
+            "is not a Config: give gpq.preset",
+        ),  # type: ignore[arg-type]
+        (lambda: gpq.preset("paper").with_settings("training.steps=2"), "settings are nested dicts"),  # type: ignore[arg-type]
+        (lambda: gpq.search(out, "i.faiss", "q.npy", k="3"), "a whole number, at least 1"),  # type: ignore[arg-type]
+        (lambda: gpq.evaluate(out, "digits", k="10"), "a whole number, at least 1"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(UsageError, match=message):
+            call()

@@ -165,7 +165,7 @@ def resolve_labelled(
                 besides = f" besides {reserved}" if reserved else ""
                 raise DataError(
                     f"class '{labels.class_names[c]}' has {total:,} items, {left:,} of them free; "
-                    f"--labelled {spec} needs {int(number):,}{besides}: lower it"
+                    f"--labelled {spec} needs {int(number):,}{besides}: lower --labelled"
                 )
             return int(number)
 

@@ -119,7 +119,8 @@ def _from_text(path: Path, n: int) -> Labels:
     # Trailing unlabelled items may have lost their empty lines, but guessing would be worse.
     if len(rows) != n:
         raise DataError(
-            f"{path} has {len(rows):,} lines of labels, the data has {n:,} items: one each is needed"
+            f"{path} has {len(rows):,} lines of labels, the data has {n:,} items: give one line per item, or a "
+            "table with a column of ids or names (id, name, path) and one of labels (label, or --label-column)"
         )
     widths = {len(row) for row in rows if row}
     if widths <= {1}:

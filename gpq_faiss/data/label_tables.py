@@ -49,9 +49,9 @@ def _guess(names: Sequence[str], there: Sequence[str]) -> str | None:
     return next((lower[name] for name in names if name in lower), None)
 
 
-def is_label_table(path: str) -> bool:
-    """Whether a file of labels names its items: Parquet, or CSV with a header that contains one of :data:`ITEM_COLUMNS` and one of
-    :data:`LABEL_COLUMNS`. Other files have one label per line, in the order of the items."""
+def is_label_table(path: str, label_column: str) -> bool:
+    """Whether a file of labels names its items: Parquet, or CSV with a header that contains one of :data:`ITEM_COLUMNS`, and
+    ``label_column`` or one of :data:`LABEL_COLUMNS`. Other files have one label per line, in the order of the items."""
     file = local_path(path)
     if file.suffix.lower() in (".parquet", ".pq"):
         return True
@@ -59,7 +59,7 @@ def is_label_table(path: str) -> bool:
     return (
         len(header) > 1
         and _guess(ITEM_COLUMNS, header) is not None
-        and _guess(LABEL_COLUMNS, header) is not None
+        and (label_column in header or _guess(LABEL_COLUMNS, header) is not None)
     )
 
 
@@ -100,7 +100,8 @@ def with_label_table(dataset: Dataset, path: str, label_column: str | None = Non
     labelled = sum(bool(cell) for cell in matched)
     if not labelled:
         raise DataError(
-            f"--labels {file}: no {item_column} is that of an item with a label (the data has {own[0]!r}, the table {keys[0]!r})"
+            f"--labels {file}: no value of the column {item_column!r} with a label is an id or name of the data (the table has "
+            f"{keys[0]!r}, the data {own[0]!r})"
             if own and keys
             else f"--labels {file} has no rows"
         )

@@ -76,7 +76,7 @@ def _unknown(spec: str) -> UsageError:
     if spec and (is_folder or is_file):
         scheme = "folder" if is_folder else _HINTS.get(path.suffix.lower())
         hint = f"did you mean {scheme}:{shown(spec)}?" if scheme else "put one of the forms before it."
-        return UsageError(f"{shown(spec)} is a path without its form: {hint} The forms: {FORMS}")
+        return UsageError(f"{shown(spec)} needs a prefix that names its form: {hint} The forms: {FORMS}")
     return UsageError(f"unknown data {without_secrets(spec)!r}: the forms are {forms()}")
 
 
@@ -131,7 +131,7 @@ def _kind_of(source: object) -> str:
     if isinstance(source, np.ndarray) or (hasattr(source, "detach") and hasattr(source, "shape")):
         return _ARRAY
     if isinstance(source, os.PathLike):
-        raise UsageError(f"{shown(os.fspath(source))} is a path without its form: the forms are {FORMS}")
+        raise _unknown(os.fspath(source))
     return _ITEMS
 
 
@@ -222,7 +222,7 @@ def open_data(  # noqa: PLR0913
             )
         label_column = labels
     elif labels is not None and given is None:
-        table = labels if is_label_table(labels) else None
+        table = labels if is_label_table(labels, label_column) else None
         file = labels if table is None else None
     _refuse(
         scheme,

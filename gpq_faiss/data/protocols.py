@@ -121,7 +121,7 @@ def protocol1(
             if left < count and not (queries is None and from_file):
                 raise DataError(
                     f"class '{labels.class_names[c]}' has {total:,} items, {left:,} of them free; "
-                    f"{count:,} queries are requested: lower it"
+                    f"{count:,} queries are requested: lower --queries"
                 )
             return min(left, count)
 
@@ -425,10 +425,10 @@ def no_queries(
 
 def make_split(
     dataset: Dataset,
-    protocol: str = "1",
+    protocol: str | int = "1",
     *,
     seed: int = 0,
-    labelled: str | None = None,
+    labelled: str | float | None = None,
     queries: int | str | Path | None = None,
     rule: Rule = "any",
 ) -> Split:
@@ -442,6 +442,8 @@ def make_split(
         UsageError: no such protocol, or an invalid argument.
         DataError: the data has no labels or too few.
     """
+    protocol = str(protocol)
+    labelled = str(labelled) if isinstance(labelled, float) else labelled
     name = check_protocol(protocol)
     if queries is not None and protocol != "1":
         raise UsageError(

@@ -1,8 +1,8 @@
 """Likeness: does a ranking find the items most similar to the query, or just items of its class?
 
 Class mAP alone rewards codes that keep only the class: a code of the predicted class number has a high mAP and gives all queries of a
-class the same results (Sablayrolles, Douze, Usunier, Jégou, "How should we evaluate supervised hashing by
-class labels?", ICASSP 2017). So rankings are measured here against the inputs themselves:
+class the same results (Sablayrolles, Douze, Usunier, Jégou, "How should we evaluate supervised
+hashing?", ICASSP 2017). So rankings are measured here against the inputs themselves:
 
 * ``NN10@100``: the share of a query's ten nearest items, by exact cosine of the inputs, that are among its first 100 results;
 * within class: the same with database and ranking restricted to the items that share a label with the query;

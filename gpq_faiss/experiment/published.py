@@ -51,7 +51,7 @@ def read_published(
         raise DataError(f"{path}: the first line must be method and the code lengths in bits") from None
     for n in bits:
         if n < 1 or bits.count(n) > 1:
-            raise DataError(f"{path}: the first line has {n} bits, which is no length or there twice")
+            raise DataError(f"{path}: the first line has {n} bits, not a code length, or repeated")
     found: dict[tuple[str, int], float] = {}
     seen: set[str] = set()
     for number, line in enumerate(lines[1:], start=2):

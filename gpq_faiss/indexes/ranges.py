@@ -44,9 +44,9 @@ def check_min_score(min_score: float) -> float:
         UsageError: not a number, or NaN.
     """
     if isinstance(min_score, bool) or not isinstance(min_score, int | float | np.integer | np.floating):
-        raise UsageError(f"a range search needs a number as the least score, not {min_score!r}")
+        raise UsageError(f"a range search needs a number as the minimum score, not {min_score!r}")
     if np.isnan(min_score):
-        raise UsageError("a range search needs a number as the least score, not NaN")
+        raise UsageError("a range search needs a number as the minimum score, not NaN")
     value = float(min_score)
     return value if abs(value) <= _MOST else math.copysign(math.inf, value)
 
@@ -54,7 +54,7 @@ def check_min_score(min_score: float) -> float:
 def too_many(min_score: float, limit: int) -> DataError:
     """The error for more than ``limit`` results."""
     return DataError(
-        f"a range search from {min_score:g} has more than {limit:,} results: raise the least score or the limit"
+        f"a range search from {min_score:g} has more than {limit:,} results: raise the minimum score or the limit"
     )
 
 

@@ -58,8 +58,8 @@ class ExtraLosses(nn.Module):
 def _make(name: str) -> nn.Module:
     plugin = find_plugin("losses", name, _OWN)
     if plugin is None:
-        known = ", ".join(plugin_names("losses", _OWN)) or "none is installed"
-        raise UsageError(f"loss.extra.{name}: no package has a loss of that name (there are: {known})")
+        known = ", ".join(plugin_names("losses", _OWN)) or "none"
+        raise UsageError(f"loss.extra.{name}: no package has a loss of that name (installed: {known})")
     make = plugin.load()
     try:
         made = make()

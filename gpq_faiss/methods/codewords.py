@@ -40,7 +40,7 @@ def fit_codewords(targets: Tensor, M: int, K: int, *, seed: int) -> Tensor:
     x = np.ascontiguousarray(targets.float().cpu().numpy())
     if len(x) < K:
         raise DataError(
-            f"{len(x)} items cannot place {K} codewords: give at least {K} items, or use fewer codewords"
+            f"{len(x)} items are too few for {K} codewords: give at least {K} items, or use fewer codewords"
         )
     if not np.isfinite(x).all():
         raise DataError("the network's outputs became infinite: lower training.learning_rate")

@@ -1,4 +1,4 @@
-"""Uncompressed features, compared by cosine: the upper bound of unsupervised codes, which supervised codes have to beat.
+"""Uncompressed features, compared by cosine: the reference that supervised codes have to beat.
 
 Items keep all their 32-bit numbers, scaled to unit length, whatever the requested number of bits. Deep features are usually compared
 by cosine rather than L2.

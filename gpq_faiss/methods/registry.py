@@ -195,7 +195,7 @@ METHODS: dict[str, MethodEntry] = {
         departs="its blocks have K = 16",
     ),
     "ninh": _deep(
-        "network in network hashing: triplet ranking, a small layer a bit",
+        "network in network hashing: triplet ranking, a small layer per bit",
         "Lai, Pan, Liu and Yan, CVPR 2015",
         "supervised",
         "binary",
@@ -209,7 +209,7 @@ METHODS: dict[str, MethodEntry] = {
         "cnnh",
     ),
     "lopq": MethodEntry(
-        "locally optimised product quantisation: a rotation and codebooks a coarse cell",
+        "locally optimised product quantisation: a rotation and codebooks per coarse cell",
         "Kalantidis and Avrithis, CVPR 2014",
         "unsupervised",
         "quantiser",
@@ -283,7 +283,7 @@ METHODS: dict[str, MethodEntry] = {
         "semi-supervised",
     ),
     "class-confidence": _classifier(
-        "the classifier's likeliest class and its probability: the least that a code of a classifier is worth",
+        "the classifier's likeliest class and its probability: a simple reference",
         "ClassConfidence",
         "quantiser",
     ),

@@ -128,4 +128,7 @@ def resolve_split(
             f"{model.folder} was trained on the split of seed {trained_seed}: with seed {seed} it may have seen the "
             "labels of queries. Leave out --seed, or train with it"
         )
-    return load_split(model.folder / "split.json"), []
+    # The labels of the training decide which items are the database.
+    ignored = labelled is not None and labelled != "all"
+    notes = ["labelled items are those of the training: --labelled has no effect"] if ignored else []
+    return load_split(model.folder / "split.json"), notes

@@ -224,7 +224,7 @@ def _evaluate_codes(
         model_fingerprint=encoder.fingerprint,
         notes=(
             f"queries are all labelled items of {queries.name}, the database those of {codes}",
-            "NN10@100 is not measured: codes alone do not say which items were alike before",
+            "NN10@100 is not measured: it needs the inputs, and only codes are given",
         ),
         device=str(encoder.device) if isinstance(encoder, Encoder) else "cpu",
         queries=rows,
@@ -239,8 +239,8 @@ def _ranking_options(
     if threads < 1:
         raise UsageError(f"{threads} threads: it must be at least 1")
     for at in (*ks, *([] if k is None else [k])):
-        if at < 1:
-            raise UsageError(f"k = {at}: it must be at least 1")
+        if not isinstance(at, int | np.integer) or at < 1:
+            raise UsageError(f"k = {at!r}: it must be a whole number, at least 1")
     return {
         "ties": ties,
         "k": k,
@@ -329,6 +329,7 @@ def evaluate(
         MismatchError: a model does not fit the data, or was trained on another split of them.
         UsageError: an entry of ``compare`` is neither a method nor a model, or is given twice.
     """
+    compare = compare.split(",") if isinstance(compare, str) else compare
     # Before the data are encoded, which may take hours.
     options = _ranking_options(ks, k, ties, denominator, threads)
     dataset = open_data(data)
@@ -340,7 +341,7 @@ def evaluate(
             or (protocol, seed, labelled or "all") != (None, None, "all")
         ):
             raise UsageError(
-                "codes are ranked as they are: leave out --compare, --protocol, --seed, --labelled and --ray"
+                "--codes ranks the file against all labelled items: leave out --compare, --protocol, --seed, --labelled and --ray"
             )
         return _evaluate_codes(model, dataset, codes, options, device=device, progress=progress)
     if is_onnx(model):

@@ -273,8 +273,8 @@ def _check_options(
     k: int, nprobe: int | None, recall: float | None, min_score: float | None, device: str | None
 ) -> None:
     """Raises UsageError: options out of range or in conflict. ``device``: None for the CPU index."""
-    if k < 1:
-        raise UsageError(f"-k {k}: it must be at least 1")
+    if not isinstance(k, int | np.integer) or k < 1:
+        raise UsageError(f"-k {k!r}: it must be a whole number, at least 1")
     if recall is not None and nprobe is not None:
         raise UsageError("nprobe and recall both choose the lists to probe: give one")
     if device is not None and recall is not None:

@@ -55,9 +55,9 @@ class SearchResult:
         """For JSON: one entry per query, without padding; with ``names``, ``labels`` and kept columns if known."""
         tuned = {"operating_points": list(self.points)} if self.points else {}
         return {
-            **({"k": int(self.ids.shape[1])} if self.min_score is None else {"least": self.min_score}),
+            **({"k": int(self.ids.shape[1])} if self.min_score is None else {"min_score": self.min_score}),
             "codebooks_fingerprint": self.codebooks_fingerprint,
-            "way": self.description,
+            "description": self.description,
             **tuned,
             **({"missing_shards": list(self.missing_shards)} if self.missing_shards else {}),
             "queries": [

@@ -54,8 +54,8 @@ def test_a_run_and_its_reports(tmp_path: Path) -> None:
     ]
     first = gpq(*run, "--name", "my digits", "--out", out)
     assert first.exit_code == 0, first.output
-    assert first.stdout == f"{out}: 2 runs made; 0 there before\n"
-    assert gpq(*run, "--out", out).stdout == f"{out}: 0 runs made; 2 there before\n"
+    assert first.stdout == f"{out}: 2 runs made; 0 already done\n"
+    assert gpq(*run, "--out", out).stdout == f"{out}: 0 runs made; 2 already done\n"
     page = tmp_path / "page" / "report.md"
     plots = str(tmp_path / "plots")
     wrote = gpq("report", out, "--format", "markdown", "--plots", plots, "--out", str(page))

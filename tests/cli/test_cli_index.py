@@ -64,7 +64,7 @@ def test_options_that_do_not_fit_are_refused(shop: Shop, tmp_path: Path) -> None
 def answers(text: str) -> dict[str, Any]:
     """What was found, whichever way it was found."""
     found: dict[str, Any] = json.loads(text)
-    assert found.pop("way")
+    assert found.pop("description")
     return found
 
 

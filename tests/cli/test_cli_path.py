@@ -154,8 +154,8 @@ def test_bits_and_codebooks_say_the_same(shop: Shop, tmp_path: Path) -> None:
 def test_search_in_every_form(shop: Shop, tmp_path: Path) -> None:
     search = ("search", shop.model, shop.index, shop.queries, "-k", 5)
     found = json.loads(done(*search, "--format", "json"))
-    assert set(found) == {"k", "codebooks_fingerprint", "way", "queries"}
-    assert found["way"].startswith(("exact", "grouped"))
+    assert set(found) == {"k", "codebooks_fingerprint", "description", "queries"}
+    assert found["description"].startswith(("exact", "grouped"))
     assert found["k"] == 5
     assert len(found["queries"]) == 7
     for i, query in enumerate(found["queries"]):
@@ -328,7 +328,7 @@ def test_as_many_queries_are_set_apart_as_are_asked_for(shop: Shop, tmp_path: Pa
     assert found["n_queries"] == 17 * len(np.unique(labels))
     for bad, code, message in (
         (("--queries", "17"), 2, "--queries 17: write N-per-class, or name a file"),
-        (("--queries", "300-per-class"), 1, "300 queries are requested: lower it"),
+        (("--queries", "300-per-class"), 1, "300 queries are requested: lower --queries"),
         (("--queries", "5-per-class", "--protocol", "2"), 2, "protocol 2 chooses queries itself"),
     ):
         result = gpq("train", data, *settings, *bad, "--out", tmp_path / "other")

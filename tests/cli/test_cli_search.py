@@ -77,7 +77,7 @@ def test_all_items_above_a_score(shop: Shop, budget: tuple[str, ...]) -> None:
         [i for i, s in zip(q["ids"], q["scores"], strict=True) if s >= least] for q in every
     ]
     text = done("search", shop.model, shop.index, shop.queries, "--least", least, *budget, "--format", "json")
-    assert json.loads(text)["least"] == least
+    assert json.loads(text)["min_score"] == least
     assert "k" not in json.loads(text)
     assert (
         done("search", shop.model, shop.index, shop.queries, "--least", 1e6, *budget).strip()

@@ -316,7 +316,7 @@ def test_the_commands_run_on_a_cluster(nodes: Nodes, shop: Path, tmp_path: Path)
     there = json.loads(done(*search, "--ray", address, "--replicas", 2))
     here = json.loads(done(*search))
     assert there["queries"] == here["queries"]
-    assert "workers of a cluster" in there["way"]
+    assert "workers of a cluster" in there["description"]
     figures = ("evaluate", model, data(shop), "--labels", shop / "labels.npy", "--format", "json")
     assert json.loads(done(*figures, "--ray", address)) == json.loads(done(*figures))
     lost = read_manifest(manifest).shards[0].file

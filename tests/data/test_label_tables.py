@@ -65,11 +65,16 @@ def test_what_does_not_fit_is_said(vectors: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="'1' occurs more than once"):
         open_data(vectors, labels=str(table))
     table.write_text("id,label\n99,cat\n")
-    with pytest.raises(DataError, match="no id is that of an item"):
+    with pytest.raises(DataError, match="no value of the column 'id' with a label"):
         open_data(vectors, labels=str(table))
     table.write_text("id,label\n1,cat,x\n")
     with pytest.raises(DataError, match="line 2: 3 fields"):
         open_data(vectors, labels=str(table))
+    table.write_text("id,kind\n1,animal\n0,plant\n")
+    assert names_of(open_data(vectors, labels=str(table), label_column="kind"))[:2] == [
+        ("plant",),
+        ("animal",),
+    ]
     table.write_text("id,label,kind\n1,cat,animal\n0,,plant\n")
     assert names_of(open_data(vectors, labels=str(table), label_column="kind"))[:2] == [
         ("plant",),
@@ -97,7 +102,11 @@ def test_a_share_may_be_a_percentage() -> None:
         ("l.csv", b'id,label\n10,"cat\n', "is not CSV"),
         ("l.csv", b"id,label\n10,cat,3\n", "line 2: 3 fields, the header has 2"),
         ("l.csv", b"id,label\n", "has no rows"),
-        ("l.csv", b"id,label\n77,cat\n", "no id is that of an item with a label"),
+        (
+            "l.csv",
+            b"id,label\n77,cat\n",
+            "no value of the column 'id' with a label is an id or name of the data",
+        ),
     ],
 )
 def test_a_table_that_cannot_be_labels_is_refused(

@@ -354,7 +354,9 @@ def test_fractions_are_of_each_class() -> None:
 
 def test_too_few_items_say_what_to_lower() -> None:
     labels = Labels.from_ids(np.repeat([0, 1], [1000, 12]), ["cat", "dog"])
-    with pytest.raises(DataError, match=r"class 'dog' has 12 items.*500-per-class needs 500.*lower it"):
+    with pytest.raises(
+        DataError, match=r"class 'dog' has 12 items.*500-per-class needs 500.*lower --labelled"
+    ):
         protocol1(labels, 0, "500-per-class")
     with pytest.raises(DataError, match=r"class 'dog' has 12 items.*100 queries"):
         protocol1(labels, 0, None, 100)

@@ -256,7 +256,7 @@ def test_numbers_that_cannot_be_are_usage_errors(tmp_path: Path, slip: dict[str,
 
 @pytest.mark.parametrize("least", [None, "0", True, float("nan")])
 def test_a_least_score_that_is_none_is_a_usage_error(least: Any) -> None:
-    with pytest.raises(UsageError, match="least score"):
+    with pytest.raises(UsageError, match="minimum score"):
         MemoryIndex.build(draw(50, 3), books(3)).range_search(ask(1, 12), least)
 
 

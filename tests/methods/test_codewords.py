@@ -83,7 +83,7 @@ def test_as_many_vectors_as_codewords_are_enough_and_repeats_do_no_harm() -> Non
 
 
 def test_too_few_or_infinite_vectors_are_refused() -> None:
-    with pytest.raises(DataError, match="7 items cannot place 8 codewords"):
+    with pytest.raises(DataError, match="7 items are too few for 8 codewords"):
         fit_codewords(belief(7), 2, 8, seed=0)
     for bad in (float("nan"), float("inf")):
         x = belief(20)

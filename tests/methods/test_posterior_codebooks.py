@@ -111,7 +111,7 @@ def test_hardly_any_items_give_sums_of_probabilities_and_too_few_are_refused() -
     (only,) = fit_each_kind(p, p, 2, 16, seed=0)
     assert not only.by_logits
     assert fit_class_codebooks(p, p, 2, 16, seed=0).by_logits is False
-    with pytest.raises(DataError, match="15 items cannot place 16 codewords"):
+    with pytest.raises(DataError, match="15 items are too few for 16 codewords"):
         fit_class_codebooks(p[:15], p[:15], 2, 16, seed=0)
 
 

@@ -123,7 +123,7 @@ def test_codewords_follow_the_network() -> None:
 
 
 def test_too_few_items_for_codebooks_are_refused() -> None:
-    with pytest.raises(DataError, match="15 items cannot place 16 codewords"):
+    with pytest.raises(DataError, match="15 items are too few for 16 codewords"):
         method().fit_codebooks(Sampler(items(15)))
 
 
