@@ -109,6 +109,21 @@ def test_the_page_of_the_default_has_the_committed_figures() -> None:
             check(row, text, file, row, column)
 
 
+def test_the_steps_have_the_committed_figures() -> None:
+    table = table_under((ROOT / "docs" / "recommended.md").read_text(), "| data | classes | seeds |")
+    assert len(table) == 5
+    for label, _, _, *cells in table:
+        file = re.findall(r"results/([\w-]+)\.md", label)[0]
+        rows = "; ".join(
+            next(
+                row for row in committed(file) if row.endswith(f"{steps} steps") and not row.startswith("no ")
+            )
+            for steps in ("800", "1,600")
+        )
+        for text, column in zip(cells, ("12", "48", "NN10@100"), strict=True):
+            check(label, text, file, rows, column)
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "expected"),
     [
