@@ -48,8 +48,8 @@ def export_encoder(
 ) -> None:
     """Write a model's network as one ONNX (or torch.export) file: from input to query vectors.
 
-    Features go in as float32 [B, W], images as float32 RGB [B, 3, S, S] in [0, 1]. The file appears only after its graph
-    gave the model's vectors on random input, and on DATA with --check. ONNX needs pip install 'gpq-faiss[onnx]'.
+    Features go in as float32 [B, W], images as float32 RGB [B, 3, S, S] in [0, 1]. The file is written only after
+    its graph gave the model's vectors on random input, and on DATA with --check. ONNX needs pip install 'gpq-faiss[onnx]'.
 
     \b
     Examples:

@@ -25,7 +25,7 @@ def info(path: str, format_: str) -> None:
     PATH is a model folder, an unfinished run, features.h5, codes.h5, a split, a Faiss index, a manifest of shards, an exported
     encoder (.onnx, .pt2), or arrays (.npy, .npz).
 
-    Checksums are compared where there are any. "verified" says whether there were, for an index, an encoder and .npz.
+    Checksums are compared where there are any. "verified" tells whether there was one and it matched, for an index, an encoder and .npz.
 
     \b
     Examples:

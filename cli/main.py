@@ -141,15 +141,21 @@ class Commands(click.Group):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """As click's, with our errors: one line on stderr, exit code 2 for usage and 1 for data."""
         first = is_first()
-        if not first:
-            kwargs["standalone_mode"] = False  # click's own errors are raised, not shown
+        kwargs["standalone_mode"] = False  # click's own errors are raised, not shown
         try:
             done = super().main(*args, **kwargs)
-            if not first:
-                sys.exit(done if isinstance(done, int) else 0)
-            return done
-        except click.ClickException as error:
+            sys.exit(done if isinstance(done, int) else 0)
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
             sys.exit(error.exit_code)
+        except click.ClickException as error:
+            if first:
+                ctx = error.ctx if isinstance(error, click.UsageError) else None
+                path = "gpq" if ctx is None else ctx.command_path
+                click.echo(f"{path}: {' '.join(error.format_message().split())} ({path} --help)", err=True)
+            sys.exit(error.exit_code)
+        except click.Abort:
+            sys.exit(130)
         except GpqError as error:
             if not first and _said_by_another(error):
                 sys.exit(error.exit_code)

@@ -138,12 +138,14 @@ def serve(
             raise
         raise UsageError(f"the package {error.name} is missing: pip install 'gpq-faiss[serve]'") from None
 
+    if ray is None and (workers is not None or replicas != 1):
+        raise UsageError("--workers and --replicas need --ray")
     settings = Settings(
         host=host,
         port=port,
         token=token,
         names=names,
-        max_upload=parse_bytes(max_upload),
+        max_upload=parse_bytes(max_upload, "--max-upload"),
         max_pixels=max_pixels,
         max_k=max_k,
         rate=rate,

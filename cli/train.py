@@ -147,7 +147,10 @@ def train(
             raise UsageError(
                 f'--preset {preset} contradicts preset = "{base.preset}" in {config_file}: keep one'
             )
-    base = settings.merge(base, settings.parse_settings(changes))
+    changed = settings.parse_settings(changes)
+    if bits is not None and "codebooks" in (changed.get("quantizer") or {}):
+        raise UsageError("--bits and --set quantizer.codebooks both set the code length: give one of them")
+    base = settings.merge(base, changed)
     for key, value in given.items():
         section, _, name = key.partition(".")
         base = settings.merge(base, {section: {name: value}})

@@ -120,7 +120,8 @@ def check_memory(
 
 
 def _size(number: int) -> str:
-    return f"{number / 1e9:,.1f} GB" if number >= 10**9 else f"{number / 1e6:,.1f} MB"
+    unit, name = next(((u, n) for u, n in ((1e9, "GB"), (1e6, "MB")) if number >= u), (1e3, "kB"))
+    return f"{number / unit:,.1f} {name}"
 
 
 def _free() -> int | None:
@@ -182,8 +183,8 @@ _UNITS = {
 _UNITS |= {"tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
-def parse_bytes(text: str | float | np.integer[Any]) -> int:
-    """``"2GB"``, ``"512 MiB"`` or a number of bytes.
+def parse_bytes(text: str | float | np.integer[Any], what: str = "memory") -> int:
+    """``"2GB"``, ``"512 MiB"`` or a number of bytes; ``what`` names it in messages.
 
     Raises:
         UsageError: another form, or less than a byte.
@@ -204,5 +205,5 @@ def parse_bytes(text: str | float | np.integer[Any]) -> int:
             number = -1.0
     size = number * _UNITS.get(unit, 0)
     if not 1 <= size < float("inf"):
-        raise UsageError(f"memory {text!r}: write a number of bytes with a unit, such as 2GB or 512MiB")
+        raise UsageError(f"{what} {text!r}: write a number of bytes with a unit, such as 2GB or 512MiB")
     return int(size)

@@ -81,7 +81,7 @@ class Backbone(nn.Module):
         if spec.kind == "images" and spec.image_size < smallest:
             raise UsageError(
                 f"backbone {spec.name} needs images of at least {smallest} pixels per side, "
-                f"not {spec.image_size}: set a larger --image-size or choose another --backbone"
+                f"not {spec.image_size}: set a larger network.image_size, or another network.backbone"
             )
         self.input: ImageInput | FeatureInput
         self.input = ImageInput(smallest) if spec.kind == "images" else FeatureInput(spec.in_width)
@@ -346,7 +346,7 @@ def _timm(spec: BackboneSpec, pretrained: bool) -> Trunk:
             ) from error
         raise DataError(
             f"cannot get timm's weights of '{name}' ({first_line(error)}): "
-            "pass the file with --weights PATH, or train with --weights none"
+            "set network.weights to the path of the file, or to none"
         ) from error
     config = getattr(trunk, "pretrained_cfg", {})
     made = Trunk(spec, trunk)
@@ -397,7 +397,7 @@ def build_from_spec(spec: BackboneSpec, *, weights: str = "none", seed: int = 0)
         )
     if weights == "imagenet" and name not in _ImageNet and not is_timm:
         raise UsageError(
-            f"there are no ImageNet weights of backbone {name}: pass --weights none or the path of a file"
+            f"there are no ImageNet weights of backbone {name}: set network.weights to none, or to the path of a file"
         )
     # Layers draw from torch's global generator: seed a fork of it. (Not torch.manual_seed, which would also
     # reseed the devices.)

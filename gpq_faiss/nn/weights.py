@@ -76,11 +76,11 @@ def imagenet_state(arch: str) -> dict[str, Tensor]:
         if cached:
             raise DataError(
                 f"{place} is damaged ({first_line(error)}): delete it to download it again, "
-                "or pass --weights PATH"
+                "or set network.weights=PATH"
             ) from error
         raise DataError(
             f"cannot download {name} ({first_line(error)}), which is not in {place.parent} either: "
-            f"download {url} elsewhere and pass it with --weights PATH, or train with --weights none"
+            f"download {url} elsewhere and set network.weights to its path, or to none"
         ) from error
     return state
 
@@ -93,7 +93,9 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     """
     path = Path(path)
     if not path.is_file():
-        raise DataError(f"no weights file {path}: --weights takes none, imagenet, or the path of a file")
+        raise DataError(
+            f"no weights file {path}: network.weights takes none, imagenet, or the path of a file"
+        )
     try:
         if zipfile.is_zipfile(path):  # torch.save's format: if compressed, it could expand to any size
             with zipfile.ZipFile(path) as archive:
@@ -161,11 +163,11 @@ def load_into(module: nn.Module, state: Mapping[str, Tensor], source: str) -> No
         elif tensor is None:
             raise DataError(
                 f"{source}: tensor '{names[key]}' is missing: these are not weights of this backbone; "
-                "choose the --backbone that they were trained for"
+                "set the network.backbone that they were trained for"
             )
         else:
             raise DataError(
                 f"{source}: tensor '{names[key]}' has shape {list(tensor.shape)} where the backbone has "
-                f"{list(target.shape)}: choose the --backbone that these weights were trained for"
+                f"{list(target.shape)}: set the network.backbone that these weights were trained for"
             )
     module.load_state_dict({**own, **found})

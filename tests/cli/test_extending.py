@@ -268,7 +268,7 @@ def test_parameters_of_a_loss_are_trained_once_and_kept(
         ("losses", "mine", "broken_module:Needs", ["--set", "loss.extra.mine=-1"], "loss.extra.mine = -1: a number of at least 0"),
         ("losses", "mine", "broken_module:Needs", ["--set", "loss.extra.mine=x"], "loss.extra.mine = 'x': a number"),
         ("losses", "mine", "broken_module:Needs", ["--set", "loss.extra=1"], "loss.extra = 1: a section is needed"),
-        ("losses", "mine", "broken_module:Needs", ["--set", "loss.extra.other=1"], "no package has a loss of that name .there are: mine"),
+        ("losses", "mine", "broken_module:Needs", ["--set", "loss.extra.other=1"], "no package has a loss of that name .installed: mine"),
         ("data", "digits", "broken_module:fails", [], "has a name that is built in"),
         ("data", "mine", "broken_module:fails", ["mine:x"], "cannot open 'x' .OSError: the sensor is off"),
         ("data", "mine", "broken_module:nothing", ["mine:x"], "a data set, a table or an array is needed"),

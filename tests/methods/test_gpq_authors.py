@@ -179,7 +179,9 @@ def short(**training: Any) -> Config:
 
 
 def test_without_imagenet_weights_it_is_an_error(pictures: str, imagenet: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"cannot download vgg16_bn-6c64b313\.pth .*--weights PATH") as caught:
+    with pytest.raises(
+        DataError, match=r"cannot download vgg16_bn-6c64b313\.pth .*set network.weights"
+    ) as caught:
         train(pictures, tmp_path / "model", config=short(), labelled="5-per-class")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "model").exists()

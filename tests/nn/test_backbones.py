@@ -301,7 +301,7 @@ def test_a_failed_download_says_what_to_do(tmp_path: Path, monkeypatch: pytest.M
     assert "vgg16_bn-6c64b313.pth" in message
     assert "no route to host" in message
     assert str(tmp_path / "hub" / "checkpoints") in message
-    assert "--weights PATH" in message
+    assert "set network.weights" in message
     assert "\n" not in message
     place = tmp_path / "hub" / "checkpoints" / "alexnet-owt-7be5be79.pth"
     place.parent.mkdir(parents=True, exist_ok=True)
