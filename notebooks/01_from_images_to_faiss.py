@@ -9,7 +9,7 @@
 #
 # The images are scikit-learn's digits. Only 20 images per class keep their label; most others take part in the training without one.
 #
-# You need `pip install 'gpq-faiss[onnx]'` and Jupyter. Everything that is written lands in `run-01/`.
+# You need `pip install '.[train,onnx]'` and Jupyter. Everything that is written lands in `run-01/`.
 
 # %%
 import json

@@ -230,8 +230,10 @@ class FileIndex:
         queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
         nprobe = self.lists if nprobe is None else self.check_nprobe(nprobe)
         count = None if nprobe == self.lists or lists is not None else self.count(where)
-        if self.lists:
-            block = self.budget.fewer(block, nprobe if where is None else self.lists)
+        # Without lists the file is read once for all queries.
+        block = (
+            self.budget.fewer(block, nprobe if where is None else self.lists) if self.lists else len(queries)
+        )
         rows = self.budget.block_rows(1, block, 1)
 
         def parts() -> Iterator[Part]:

@@ -193,7 +193,7 @@ def test_kills_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
         (("--host", "example.com", "--token", TOKEN), 2, "an IP address is needed"),
         (("--token", "short"), 2, "at least 16"),
         (("--port", "70000"), 2, "0 to 65535"),
-        (("--max-upload", "much"), 2, "memory 'much'"),
+        (("--max-upload", "much"), 2, "--max-upload 'much'"),
         (("--max-k", "0"), 2, "at least 1"),
         (("--data", "nothing"), 2, "unknown data"),
         (("--data", "features:none.npy"), 1, "not found"),
