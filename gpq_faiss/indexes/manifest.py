@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -26,7 +27,7 @@ KIND = "shards"
 _IDS = 1 << 22
 """Minimum ids per block of a comparison."""
 _NAME = 255
-"""Characters of a file name."""
+"""Maximum bytes of a file name."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,12 @@ def _shard(entry: dict[str, Any]) -> Shard:
     # A manifest may name only files below its folder, and beside a shard only files of that folder.
     for name in names:
         path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts or not path.name or max(map(len, path.parts)) > _NAME:
+        if (
+            path.is_absolute()
+            or ".." in path.parts
+            or not path.name
+            or max(len(os.fsencode(part)) for part in path.parts) > _NAME
+        ):
             raise ValueError
     if any(PurePosixPath(name).name != name for name in names[1:]):
         raise ValueError

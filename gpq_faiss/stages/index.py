@@ -124,7 +124,8 @@ def _build_key(
 ) -> str:
     """Identifies model and settings of an index."""
     model = read_model(model_dir)
-    lists = () if ivf is None else tuple(map(str, vars(ivf).values()))
+    values = () if ivf is None else vars(ivf).values()
+    lists = (value.tobytes() if isinstance(value, np.ndarray) else str(value) for value in values)
     return fingerprint(
         "build",
         str(model.model_fingerprint),
@@ -307,11 +308,10 @@ def _build_shard(source: str, model_dir: str, folder: str, settings: tuple[Any, 
         "" if items is None else items.key,
     )
     path = Path(folder) / f"shard-{key}.faiss"
-    build = _build_key(model_dir, kind, packing, ivf, None)
     recover(path)
     # Twice: another run of this very call may be quicker, or a part of the shard was deleted.
     for overwrite in (False, True):
-        if path.exists() and (items is None or not items.missing(path, build)):
+        if path.exists() and (items is None or not items.missing(path)):
             break
         with contextlib.suppress(OutputExistsError):
             index(

@@ -19,6 +19,7 @@ from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.codes.checks import check_vectors
 from gpq_faiss.codes.encode import decode
 from gpq_faiss.codes.scores import score_codes
+from gpq_faiss.errors import DataError
 from gpq_faiss.faissio.layout import layout_of
 from gpq_faiss.faissio.storage import Packing, Storage
 from gpq_faiss.indexes.file import FileIndex, open_file
@@ -318,6 +319,15 @@ def test_a_file_whose_lists_are_mostly_empty_gives_k(tmp_path: Path) -> None:
     assert engine.search(xq, 10)[1].tolist() == [list(range(10))] * 50
     with open_file(engine.save(tmp_path / "i.faiss")) as file:
         assert file.search(xq, 10)[1].tolist() == [list(range(10))] * 50
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_a_centroid_that_is_not_finite_is_refused(value: float) -> None:
+    """Scores with it have no order."""
+    centroids = np.ones((3, 4), np.float32)
+    centroids[1, 2] = value
+    with pytest.raises(DataError, match="IVF centroid 1 is not finite"):
+        Probing(centroids, np.ones(3, np.int64))
 
 
 def test_lists_whose_codes_cancel_have_a_direction() -> None:

@@ -177,6 +177,8 @@ def test_shards_that_do_not_belong_together_are_refused(made: Made, tmp_path: Pa
         lambda m: m["shards"][0].update(file="/x.faiss"),
         lambda m: m["shards"][0].update(ntotal="5"),
         lambda m: m["shards"][0].update(file="x" * 256),
+        lambda m: m["shards"][0].update(file="é" * 200),
+        lambda m: m["shards"][0].update(file="\ud800"),
         lambda m: m["shards"][0].update(file="."),
         lambda m: m["shards"][0].update(beside=None),
         lambda m: m["shards"][0].update(beside=["folder/x"]),
