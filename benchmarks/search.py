@@ -387,7 +387,7 @@ def markdown(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
+def main() -> None:  # noqa: PLR0915 - options, and groups one after another
     """Parse options, compute missing groups, write results."""
     parser = make_parser(__doc__, "search.json", whole=True)
     parser.add_argument("-k", type=int, default=100, help="results a query")

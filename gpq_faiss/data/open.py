@@ -327,7 +327,7 @@ def _of_plugin(plugin: Plugin, path: str, max_bad: float) -> Dataset:
     return dataset
 
 
-def _open(scheme: str, path: str | None, spec: str, options: _Options) -> Dataset:
+def _open(scheme: str, path: str | None, spec: str, options: _Options) -> Dataset:  # noqa: PLR0911 - one per scheme
     """Open the source. Raises as :func:`open_data`."""
     root, max_bad = options.root, options.max_bad
     plugin = find_plugin("data", scheme, SCHEMES)

@@ -140,7 +140,7 @@ def vector_view(vector: Any, dtype: type[np.generic]) -> NDArray[Any]:
     return view
 
 
-def layout_of(index: Any, *, what: str = "index", deep: bool = False) -> Layout:
+def layout_of(index: Any, *, what: str = "index", deep: bool = False) -> Layout:  # noqa: PLR0912 - each branch is a check
     """Verify all sizes of a Faiss index that a search relies on.
 
     Args:
