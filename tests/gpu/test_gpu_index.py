@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -29,6 +27,11 @@ from gpq_faiss.gpu.placing import to_gpu
 from gpq_faiss.indexes.lists import IvfSettings
 from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.indexes.opening import open_in_memory
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+import gpu as benchmark
+from common import run_main
 
 HAS_GPU = hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus() > 0
 
@@ -248,53 +251,33 @@ def test_every_query_of_a_large_batch_is_scored_by_its_own_tables(M: int, lists:
 
 
 @pytest.mark.skipif(HAS_GPU, reason="needs a machine without a GPU")
-def test_the_benchmark_runs_from_end_to_end(tmp_path: Path) -> None:
+def test_the_benchmark_runs_from_end_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Rehearsed at a small size; and without a GPU it says so in one line."""
     out = tmp_path / "gpu.json"
 
-    def run(*options: str) -> subprocess.CompletedProcess[str]:
-        script = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
-        small = [
-            "--items",
-            "3000",
-            "--bits",
-            "12",
-            "--batches",
-            "1,3",
-            "--copy-bytes",
-            "1000",
-            "--limit",
-            "0.01",
-        ]
-        small += [
-            "--encode-rows",
-            "500",
-            "--rank-items",
-            "300",
-            "--rank-queries",
-            "5",
-            "--check-items",
-            "2500",
-        ]
-        return subprocess.run(
-            [sys.executable, str(script), *small, "--out", str(out), *options],
-            capture_output=True,
-            text=True,
-            check=False,
-            env=os.environ | {"PYTHONPATH": str(script.parents[1])},
-        )
+    def run(*options: str) -> tuple[int, str]:
+        small = "--items 3000 --bits 12 --batches 1,3 --copy-bytes 1000 --limit 0.01 --encode-rows 500"
+        small += " --rank-items 300 --rank-queries 5 --check-items 2500"
+        monkeypatch.setattr(sys, "argv", ["gpu.py", *small.split(), "--out", str(out), *options])
+        try:
+            run_main(benchmark.main)
+        except SystemExit as end:
+            return int(end.code or 0), capsys.readouterr().err
+        return 0, capsys.readouterr().err
 
-    refused = run()
-    assert refused.returncode == 1
-    assert refused.stderr.count("\n") == 1
-    assert refused.stderr.startswith("error: GPU 0 was requested")
+    code, stderr = run()
+    assert code == 1
+    assert stderr.count("\n") == 1
+    assert stderr.startswith("error: GPU 0 was requested")
     assert not out.exists()
-    late = run("--device", "cpu", "--within", "0")
-    assert late.returncode == 0, late.stderr
-    assert late.stderr.startswith("left for another run: parity 12, encoding 12, ranking 12, search 12/3000")
+    code, stderr = run("--device", "cpu", "--within", "0")
+    assert code == 0, stderr
+    assert stderr.startswith("left for another run: parity 12, encoding 12, ranking 12, search 12/3000")
     assert not out.exists()
-    done = run("--device", "cpu")
-    assert done.returncode == 0, done.stderr
+    code, stderr = run("--device", "cpu")
+    assert code == 0, stderr
     result = json.loads(out.read_text())
     assert result["rehearsal"] is True
     assert "these figures mean nothing" in out.with_suffix(".md").read_text()
