@@ -132,7 +132,7 @@ def speed(
             seconds = clock(lambda i=index, a=asked: i.search(xq[:a], k), device)  # type: ignore[misc]
             cells.append(
                 {
-                    "way": name,
+                    "engine": name,
                     "batch": batch,
                     "queries_timed": asked,
                     "queries_per_s": asked / seconds,
@@ -237,11 +237,11 @@ def markdown(result: dict[str, Any]) -> str:
         lines += [
             f"## {bits} bits, {int(n):,} items (copy {group['copy_bytes_per_s'] / 1e9:,.0f} GB/s)",
             "",
-            "| way | batch | queries/s | G codes/s | x copy |",
+            "| engine | batch | queries/s | G codes/s | x copy |",
             "|---|--:|--:|--:|--:|",
         ]
         lines += [
-            f"| {c['way']} | {c['batch']:,} | {c['queries_per_s']:,.1f} | {c['codes_per_s'] / 1e9:,.2f} | "
+            f"| {c['engine']} | {c['batch']:,} | {c['queries_per_s']:,.1f} | {c['codes_per_s'] / 1e9:,.2f} | "
             f"{c['code_bytes_over_copy_bytes']:.2f} |"
             for c in group["cells"]
         ]

@@ -1,6 +1,6 @@
 """Design choices of class-posterior codes: kind of class codes, number of class codebooks, weight of features, tempering, propagation.
 
-    OMP_NUM_THREADS=1 python benchmarks/posterior.py            # data: $GPQ_DATA; about an hour and a half of one core
+    OMP_NUM_THREADS=1 python benchmarks/posterior.py            # data: $GPQ_DATA; about an hour of one core
 
 Basis of the choices in ``gpq_faiss/nn/posterior.py``, ``methods/posterior.py`` and ``methods/posterior_codebooks.py``. One ensemble of
 class networks is trained per data set and seed; only its codebooks are then fitted for each variation and code length, and items and
@@ -275,27 +275,27 @@ class Committee:
         (kind,) = (kind for kind in kinds if kind.by_logits == (codes == "logits"))
         return kind
 
-    def fit(self, way: Variation) -> tuple[PosteriorNetwork, ClassCodebooks]:
+    def fit(self, variation: Variation) -> tuple[PosteriorNetwork, ClassCodebooks]:
         """The network with the codebooks of a variation, as after training."""
-        M = codebooks_for_bits(way.bits, self.K)
-        net = self.shape(M, way.class_codebooks).eval()
+        M = codebooks_for_bits(variation.bits, self.K)
+        net = self.shape(M, variation.class_codebooks).eval()
         features, posterior = self.sample.features, self.sample.posterior
-        net.power.fill_(self.power(way.power))
+        net.power.fill_(self.power(variation.power))
         net.fit_residual(features, posterior)
-        found = self.class_codebooks(net, way.codes)
+        found = self.class_codebooks(net, variation.codes)
         residual = net.residual(features, posterior)
         words = residual.new_zeros(0, self.K, residual.shape[1])
         if net.A < M:
             words = fit_codewords(residual, M - net.A, self.K, seed=self.seed)
         tempered = net.tempered(posterior)
-        weights = weights_of_parts(found, words, posterior, tempered, residual, way.feature_weight)
+        weights = weights_of_parts(found, words, posterior, tempered, residual, variation.feature_weight)
         net.place(found.logits, found.tables, words, weights, by_logits=found.by_logits)
         return net, found
 
     @torch.no_grad()
-    def measure(self, way: Variation) -> Cell:
+    def measure(self, variation: Variation) -> Cell:
         """Fit, encode and rank: the figures of a variation."""
-        net, found = self.fit(way)
+        net, found = self.fit(variation)
         codes = torch.cat([net.assign(features, p) for features, p in self.database.blocks()])
         packed = codes.numpy().astype(np.uint8)
         vectors = query_form(net.query_targets(self.queries.features, self.queries.posterior), net.basis)
@@ -304,7 +304,7 @@ class Committee:
         return {
             "kind": "logits" if found.by_logits else "probabilities",
             "expected_map": found.expected_map,
-            "power_value": self.power(way.power),
+            "power_value": self.power(variation.power),
             **self.figures(tables, packed, ranking),
         }
 
@@ -449,7 +449,7 @@ def _section(task: Task, cells: list[Cell]) -> list[str]:
     tables = variations(cells[0]["classes"])
     seeds = ", ".join(map(str, sorted({cell["seed"] for cell in cells})))
     queries, items = cells[0]["queries"], cells[0]["items"]
-    floats = [cell for cell in cells if cell["way"] is None]
+    floats = [cell for cell in cells if cell["variation"] is None]
     lines = [
         f"## {task.title}",
         "",
@@ -457,17 +457,17 @@ def _section(task: Task, cells: list[Cell]) -> list[str]:
         "",
     ]
 
-    wanted = len({way for table in tables.values() for _, way in table}) + 1
+    wanted = len({variation for table in tables.values() for _, variation in table}) + 1
     for seed in sorted({cell["seed"] for cell in cells}):
         there = sum(cell["seed"] == seed for cell in cells)
         if there < wanted:
             lines += [f"**Not finished:** seed {seed} has {there} of {wanted} measurements.", ""]
 
     def rows(table: str) -> Iterator[tuple[str, int, Cell]]:
-        for row, way in tables[table]:
+        for row, variation in tables[table]:
             for cell in cells:
-                if cell["way"] == asdict(way):
-                    yield row, way.bits, cell
+                if cell["variation"] == asdict(variation):
+                    yield row, variation.bits, cell
 
     def across(table: str, title: str) -> list[str]:
         found = [{title: row, "bits": bits, "map": cell["map"]} for row, bits, cell in rows(table)]
@@ -525,10 +525,12 @@ def plot(results: dict[str, Any], out: Path) -> Path:
         if not cells:
             continue
         group = groups[task.title] = {}
-        for _, way in variations(cells[0]["classes"])["weight"]:
-            own = [cell for cell in cells if cell["way"] == asdict(way)]
-            _add(group.setdefault(f"{way.bits} bits", ([], [])), own)
-        _add(group.setdefault("floats, p·p'", ([], [])), [cell for cell in cells if cell["way"] is None])
+        for _, variation in variations(cells[0]["classes"])["weight"]:
+            own = [cell for cell in cells if cell["variation"] == asdict(variation)]
+            _add(group.setdefault(f"{variation.bits} bits", ([], [])), own)
+        _add(
+            group.setdefault("floats, p·p'", ([], [])), [cell for cell in cells if cell["variation"] is None]
+        )
     return plot_tradeoff(
         groups,
         out,
@@ -564,7 +566,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run missing trainings, fit codebooks in every way, write figures and tables after each data set and seed."""
+    """Run missing trainings, fit codebooks for each variation, write figures and tables after each data set and seed."""
     options = parse(arguments)
     if any(TASKS[name].folder for name in options.tasks):
         require_data(options.data, "FOLDER", "cifar10-features and omniglot")
@@ -610,13 +612,13 @@ def fill(results: dict[str, Any], name: str, seed: int, options: argparse.Namesp
     if not any(own.items() <= gate.items() for gate in results["gates"]):
         results["gates"].append(own | committee().gate())
         write_json(options.out, results)
-    ways = [way for table in variations(labels.n_classes).values() for _, way in table]
-    for way in (None, *dict.fromkeys(ways)):
-        key = own | {"way": None if way is None else asdict(way)}
+    every = [variation for table in variations(labels.n_classes).values() for _, variation in table]
+    for variation in (None, *dict.fromkeys(every)):
+        key = own | {"variation": None if variation is None else asdict(variation)}
         if any(key.items() <= cell.items() for cell in results["cells"]):
             continue
         made = committee()
-        figures = made.floats() if way is None else made.measure(way)
+        figures = made.floats() if variation is None else made.measure(variation)
         results["convention"] = figures.pop("convention")
         sizes = {
             "classes": labels.n_classes,

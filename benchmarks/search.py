@@ -221,7 +221,7 @@ def speed_group(
                 stats = engine.stats() if engine is not None else {}
                 cells.append(
                     {
-                        "way": name,
+                        "engine": name,
                         "threads": count,
                         "batch": batch,
                         "queries_timed": asked[name] * calls[name],
@@ -311,7 +311,7 @@ def one_by_one(groups: dict[str, Any]) -> list[str]:
     for name, group in groups.items():
         source, bits, n = name.split("/")
         rows += [
-            f"| {source} | {bits} | {int(n):,} | {cell['way']} | {1e6 / cell['queries_per_s']:,.0f} | "
+            f"| {source} | {bits} | {int(n):,} | {cell['engine']} | {1e6 / cell['queries_per_s']:,.0f} | "
             f"{cell['median_us']:,.0f} | {cell['times_fastscan']:.2f} |"
             for cell in group["cells"]
             if (cell["threads"], cell["batch"]) == (1, 1) and "median_us" in cell
@@ -324,7 +324,7 @@ def one_by_one(groups: dict[str, Any]) -> list[str]:
         "Microseconds a query, in the best and in the median round (each the median of its queries); and how many times FastScan's "
         "of the same round that is, in the median. Other work on the machine shows in the medians.",
         "",
-        "| codes | bits | items | way | best | median | times FastScan |",
+        "| codes | bits | items | engine | best | median | times FastScan |",
         "|---|--:|--:|---|--:|--:|--:|",
         *rows,
         "",
@@ -350,12 +350,12 @@ def markdown(result: dict[str, Any]) -> str:
             f"## {source} codes, {bits} bits, {int(n):,} items ({distinct:,} distinct; auto: "
             f"{'grouped' if worth_grouping(int(n), distinct) else 'exact'}; best of {group['rounds']} rounds or more)",
             "",
-            "| way | threads | cores had | batch | queries/s | G codes/s | x IndexPQ | x FastScan | proven at first |",
+            "| engine | threads | cores had | batch | queries/s | G codes/s | x IndexPQ | x FastScan | proven at first |",
             "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
         ]
         for cell in group["cells"]:
             peers = {
-                c["way"]: c["queries_per_s"]
+                c["engine"]: c["queries_per_s"]
                 for c in group["cells"]
                 if (c["threads"], c["batch"]) == (cell["threads"], cell["batch"])
             }
@@ -363,7 +363,7 @@ def markdown(result: dict[str, Any]) -> str:
             share = "" if cell["proven_first"] is None else f"{cell['proven_first']:.1%}"
             cores = f"{cell['cores']:.1f}" if "cores" in cell else ""
             lines.append(
-                f"| {cell['way']} | {cell['threads']} | {cores} | {cell['batch']} | {speed:,.0f} | {cell['codes_per_s'] / 1e9:.3f} | "
+                f"| {cell['engine']} | {cell['threads']} | {cores} | {cell['batch']} | {speed:,.0f} | {cell['codes_per_s'] / 1e9:.3f} | "
                 f"{speed / peers['IndexPQ']:.1f} | {speed / peers['FastScan']:.2f} | {share} |"
             )
         lines.append("")

@@ -282,7 +282,7 @@ def test_the_benchmark_runs_from_end_to_end(
     assert result["rehearsal"] is True
     assert "these figures mean nothing" in out.with_suffix(".md").read_text()
     cells = result["search"]["12/3000"]["cells"]
-    assert [(c["way"], c["batch"]) for c in cells] == [
-        (way, batch) for batch in (1, 3) for way in ("torch", "faiss", "exact")
+    assert [(c["engine"], c["batch"]) for c in cells] == [
+        (engine, batch) for batch in (1, 3) for engine in ("torch", "faiss", "exact")
     ]
     assert result["parity"]["12"]["exact_and_torch"] == "equal to the bit"
