@@ -14,7 +14,6 @@ import os
 import shutil
 import signal
 import threading
-import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from multiprocessing.connection import wait as wait_for
 from pathlib import Path
 from typing import Any, Literal
 
@@ -154,12 +154,13 @@ def _make_in_processes(
     context: RunContext, specs: Sequence[RunSpec], jobs: int, report: Callable[[RunResult], None]
 ) -> None:
     """Executors of one process each: a process that is killed fails only its own run, and is replaced."""
-    spawn = multiprocessing.get_context("spawn")
-    watched, alive = spawn.Pipe(duplex=False)
+    # Forks of a server that has imported this module: torch is loaded once for all processes.
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload([__name__])
+    watched, alive = forks.Pipe(duplex=False)
 
     def executor() -> ProcessPoolExecutor:
-        arguments = (os.getpid(), watched)
-        return ProcessPoolExecutor(1, mp_context=spawn, initializer=_start, initargs=arguments)
+        return ProcessPoolExecutor(1, mp_context=forks, initializer=_start, initargs=(watched,))
 
     waiting = deque(specs)
     running: dict[Future[RunResult], tuple[RunSpec, ProcessPoolExecutor]] = {}
@@ -188,22 +189,22 @@ def _make_in_processes(
         watched.close()
 
 
-def _start(parent: int, watched: Connection) -> None:
+def _start(watched: Connection) -> None:
     """Prepare a process for :func:`_run_in_process`."""
     # Ctrl-C reaches all processes of a terminal: only the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(parent, watched), daemon=True).start()
+    threading.Thread(target=_end_with, args=(watched,), daemon=True).start()
 
 
-def _end_with(parent: int, watched: Connection) -> None:
+def _end_with(watched: Connection) -> None:
     """End the run in progress when the parent closes its end of ``watched``, and the process when the parent was killed, so that
     the next call does not find the runs locked."""
-    with contextlib.suppress(OSError, EOFError):
-        watched.poll(None)
-    if os.getppid() == parent:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait_for([watched, parent.sentinel])
+    if parent.is_alive():
         os.kill(os.getpid(), signal.SIGTERM)
-    while os.getppid() == parent:
-        time.sleep(0.1)
+    parent.join()
     os._exit(1)
 
 
