@@ -18,7 +18,12 @@ import ray
 
 from gpq_faiss.cluster.connect import messages_to_log
 
-NODE = {"object_store_memory": 80 << 20, "include_dashboard": False}
+NODE = {
+    "object_store_memory": 80 << 20,
+    "include_dashboard": False,
+    "include_log_monitor": False,
+    "no_monitor": True,  # of autoscaling
+}
 
 
 class Nodes:

@@ -1,8 +1,13 @@
-"""Collection of the tests without Python's garbage collector, which takes half of its time: modules stay until the end."""
+"""Collection of the tests without Python's garbage collector, which takes half of its time: modules stay until the end. And the order."""
 
 from __future__ import annotations
 
 import gc
+
+import pytest
+
+_FIRST = ("cluster", "test_notebooks")
+"""Tests that wait for one cluster of Ray, or for one kernel."""
 
 gc.disable()
 
@@ -11,3 +16,13 @@ def pytest_collection_finish() -> None:
     """Nothing that was imported is looked at again."""
     gc.freeze()
     gc.enable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One worker has ``_FIRST``, from its start: none is left for another worker, which would start a cluster or kernel of its own."""
+
+    def place(item: pytest.Item) -> int:
+        names = {item.path.stem, item.path.parent.name}
+        return next((i for i, name in enumerate(_FIRST) if name in names), len(_FIRST))
+
+    items.sort(key=place)

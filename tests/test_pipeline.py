@@ -29,7 +29,7 @@ def quick(**training: object) -> Config:
         "network": {"backbone": "mlp", "dropout": 0.0},
         "posterior": {"committee_hidden": 64},
         "quantizer": {"codebooks": 6},
-        "training": {"steps": 200, "learning_rate": 3e-3, **training},
+        "training": {"steps": 100, "learning_rate": 3e-3, **training},
     }
     return merge(preset("recommended"), changes)
 

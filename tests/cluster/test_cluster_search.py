@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,11 +21,17 @@ pytest.importorskip("ray", reason="ray is not installed: pip install 'gpq-faiss[
 from ray_nodes import Nodes, kill
 
 
+@pytest.fixture(scope="module")
+def held(cluster: Nodes) -> Iterator[Holders]:
+    holders = Holders(cluster.address)
+    yield holders
+    holders.close()
+
+
 @pytest.fixture
-def holders(nodes: Nodes) -> Any:
-    held = Holders(nodes.address)
-    yield held
-    held.close()
+def holders(nodes: Nodes, held: Holders) -> Holders:
+    """The same actors for all tests, as a service keeps them; two nodes."""
+    return held
 
 
 def pids(index: ClusterIndex) -> list[int]:
