@@ -6,8 +6,8 @@ import gc
 
 import pytest
 
-_FIRST = ("cluster", "test_notebooks")
-"""Tests that wait for one cluster of Ray, or for one kernel."""
+_FIRST = ("cluster", "test_joint", "test_torchrun", "test_notebooks", "test_run")
+"""Folders and files whose tests share what takes long to start: a cluster of Ray, processes, a kernel, finished experiments."""
 
 gc.disable()
 
@@ -19,7 +19,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One worker has ``_FIRST``, from its start: none is left for another worker, which would start a cluster or kernel of its own."""
+    """One worker runs ``_FIRST``, from its start: at the end none is left for another worker, which would start all that again."""
 
     def place(item: pytest.Item) -> int:
         names = {item.path.stem, item.path.parent.name}

@@ -201,8 +201,7 @@ def test_figures_are_those_of_one_process(nodes: Nodes, shop: Path) -> None:
     dataset = open_data(data(shop), **arguments(shop))
     options: dict[str, Any] = {"compare": ["pq"], "ks": (1, 10, 100)}
     plain = evaluate(shop / "model", dataset, **options)
-    with killing("workers", nodes, lambda: True):
-        spread = evaluate(shop / "model", dataset, ray=nodes.address, **options)
+    spread = evaluate(shop / "model", dataset, ray=nodes.address, **options)
     assert spread.to_dict() == plain.to_dict()
     np.testing.assert_array_equal(spread.ranking.ap, plain.ranking.ap)
     np.testing.assert_array_equal(spread.ranking.pr_precision, plain.ranking.pr_precision)

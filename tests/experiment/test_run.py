@@ -407,7 +407,7 @@ def _log(path: Path) -> list[str]:
 @pytest.mark.slow
 def test_a_killed_experiment_goes_on_and_comes_to_the_same(tmp_path: Path) -> None:
     """kill -9 in the middle of a training: the processes end too, and the next call takes up the checkpoint."""
-    run = call_of(tmp_path, 400)
+    run = call_of(tmp_path, 200)
     start = "from gpq_cli.main import cli; cli()"
     command = [sys.executable, "-c", start, *run, "--jobs", "2", "--out", str(tmp_path / "killed")]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
@@ -425,7 +425,7 @@ def test_a_killed_experiment_goes_on_and_comes_to_the_same(tmp_path: Path) -> No
         assert (summary.made, summary.there) == (2, 0)
         assert not summary.failed
         steps = [json.loads(line)["step"] for line in _log(tmp_path / out / "gpq_12bits_seed0.h5")]
-        assert steps[-1] == 400
+        assert steps[-1] == 200
     for name in ("gpq_12bits_seed0.h5", "gpq_24bits_seed0.h5"):
         killed, whole = content(tmp_path / "killed" / name), content(tmp_path / "whole" / name)
         for key in whole:

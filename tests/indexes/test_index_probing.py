@@ -112,7 +112,7 @@ def same(found: tuple[np.ndarray, np.ndarray], expected: tuple[np.ndarray, np.nd
     assert (found[0] + np.float32(0)).tobytes() == (expected[0] + np.float32(0)).tobytes()
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     M=st.integers(1, 12),
     n=st.integers(1, 400),

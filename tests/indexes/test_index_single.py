@@ -227,7 +227,7 @@ def test_several_threads_search_one_query_each() -> None:
         assert same([np.concatenate(part) for part in zip(*rows, strict=True)], expected)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     M=st.sampled_from([1, 2, 3, 12, 70]),

@@ -63,12 +63,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_row_is_the_evaluation_of_that_model(models: Path) -> None:
-    wanted = ("printed", "pq", "gpq", "longer", "classifier")
+    wanted = ("printed", "pq", "gpq", "longer", "float")
     compare = [str(models / name) if (models / name).exists() else name for name in wanted]
     together = evaluate(models / "ours", open_digits(), compare=compare)
     rows = {row["method"]: row for row in together.rows((1, 10))}
     printed, longer = (f"gpq (paper): {models / name}" for name in ("printed", "longer"))
-    assert list(rows) == ["posterior", printed, "pq", "gpq", longer, "classifier"], "in the requested order"
+    assert list(rows) == ["posterior", printed, "pq", "gpq", longer, "float"], "in the requested order"
     for name, folder in (("posterior", "ours"), (printed, "printed"), ("gpq", "gpq"), (longer, "longer")):
         alone = evaluate(models / folder, open_digits())
         expected = {**alone.rows((1, 10))[0], "method": name}
