@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= demo
 
-.PHONY: demo serve-demo test test-fast coverage lint docs lock notebooks clean
+.PHONY: demo serve-demo test test-notebooks test-fast coverage lint docs lock notebooks clean
 
 # uv resolves and unpacks several GB in seconds; it comes from the same registry as everything else.
 # Compiled once: where PYTHONDONTWRITEBYTECODE is set, each process would compile torch anew.
@@ -45,7 +45,12 @@ serve-demo: $(VENV)/.ready
 # for all processes, and plugins that no test uses are not loaded in each of them.
 test: $(VENV)/.ready
 	$(BIN)/python -m compileall -q gpq_faiss cli
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal --disable-plugin-autoload -p xdist -p _hypothesis_pytestplugin
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal -m "not notebook" \
+	  --disable-plugin-autoload -p xdist -p _hypothesis_pytestplugin
+
+# The notebooks run from top to bottom, and show what their texts say: about a minute.
+test-notebooks: $(VENV)/.ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m notebook tests/test_notebooks.py
 
 # The packages whose tests train nothing: under a minute, for use during development.
 test-fast: $(VENV)/.ready

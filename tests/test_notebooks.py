@@ -78,6 +78,7 @@ def test_the_file_in_the_repository_is_the_script_executed(script: Path) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.notebook
 def test_images_to_faiss(tmp_path: Path, kernel: Any) -> None:
     book = run(SCRIPTS[0], tmp_path, kernel)
     made = tmp_path / "run-01"
@@ -97,6 +98,7 @@ def test_images_to_faiss(tmp_path: Path, kernel: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.notebook
 def test_your_embeddings(tmp_path: Path, kernel: Any) -> None:
     book = run(SCRIPTS[1], tmp_path, kernel)
     made = tmp_path / "run-02"
@@ -114,6 +116,7 @@ def test_your_embeddings(tmp_path: Path, kernel: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.notebook
 def test_paper_tables(tmp_path: Path, kernel: Any) -> None:
     book = run(BY_NAME["03_paper_tables"], tmp_path, kernel)
     made = tmp_path / "run-03"
@@ -135,6 +138,7 @@ def test_paper_tables(tmp_path: Path, kernel: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.notebook
 def test_large_scale_search(tmp_path: Path, kernel: Any) -> None:
     book = run(BY_NAME["04_large_scale_search"], tmp_path, kernel)
     made = tmp_path / "run-04"
@@ -160,6 +164,7 @@ def test_large_scale_search(tmp_path: Path, kernel: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.notebook
 def test_likeness_and_class(tmp_path: Path, kernel: Any) -> None:
     book = run(BY_NAME["05_likeness_and_class"], tmp_path, kernel)
     rows = table(book, "NN10@100")
