@@ -162,10 +162,10 @@ def resolve_labelled(
             if kind == "fraction":
                 return min(left, max(1, round(number * total)))
             if left < number:
-                besides = f" besides {reserved}" if reserved else ""
+                others = f" (the others: {reserved})" if reserved else ""
                 raise DataError(
-                    f"class '{labels.class_names[c]}' has {total:,} items, {left:,} of them free; "
-                    f"--labelled {spec} needs {int(number):,}{besides}: lower --labelled"
+                    f"class '{labels.class_names[c]}' has {total:,} items, {left:,} of them free{others}; "
+                    f"--labelled {spec} needs {int(number):,}: lower --labelled"
                 )
             return int(number)
 
