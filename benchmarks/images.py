@@ -1,12 +1,14 @@
-"""CIFAR-10 (JPEG) images end to end: VGG from random weights, the presets and other deep methods at a budget of minutes, protocol 1.
+r"""Images end to end: VGG from random weights, the presets and other deep methods at a budget of minutes, protocol 1.
 
     OMP_NUM_THREADS=1 python benchmarks/images.py                       # data: $GPQ_DATA/cifar10-jpeg.tar.gz; about an hour of one core
     python benchmarks/images.py --methods classifier,gpq --bits 48      # a part; runs that are there stay
+    python benchmarks/images.py --grid benchmarks/images_omniglot.toml --data folder:$GPQ_DATA/omniglot/images.tar.gz \
+        --work /tmp/gpq-omniglot --out benchmarks/results/omniglot-images.json
 
-The runs are those of the grid ``benchmarks/images.toml``, also available by ``gpq experiment run benchmarks/images.toml``: the same
-network, number of steps and batch size. This script adds validation curves over processor time, and a supervised classifier with the
-same network. The methods are far from converged at this budget; for a longer one use another ``--grid``. Killed runs continue when the
-same command is repeated.
+The runs are those of a grid, by default ``benchmarks/images.toml`` on CIFAR-10 (JPEG), also available by ``gpq experiment run``: the
+same network, number of steps and batch size. This script adds validation curves over processor time, and a supervised classifier with
+the same network. The methods are far from converged at this budget; for a longer one use another ``--grid``. Killed runs continue when
+the same command is repeated.
 """
 
 from __future__ import annotations
@@ -57,7 +59,6 @@ from gpq_faiss.training.vectors import embed_rows
 
 GRID = Path(__file__).with_suffix(".toml")
 CLASSIFIER = "classifier"
-DATA_NAME = "CIFAR-10 (JPEG)"
 _CLOCK_STEPS = 10
 _COUNTS = (
     "steps", "epochs", "batch_labelled", "learning_rate", "beta1", "schedule", "decay_every", "validation", "seed", "augment",
@@ -229,6 +230,11 @@ def with_clock(lines: list[dict[str, Any]], clock: Clock) -> list[dict[str, Any]
     return [line | {"cpu_seconds": at.get(line["step"])} for line in lines]
 
 
+def data_name(grid: Grid) -> str:
+    """For reports: the title of the grid up to its first comma."""
+    return grid.title.partition(",")[0]
+
+
 def run_spec(spec: RunSpec, grid: Grid, data: Dataset, options: argparse.Namespace) -> None:
     """Execute a run of the grid and write its file, as ``gpq experiment run`` does, with its processor times."""
     path = Path(options.work) / f"{spec.name}.h5"
@@ -239,7 +245,7 @@ def run_spec(spec: RunSpec, grid: Grid, data: Dataset, options: argparse.Namespa
         output = compute(
             spec, data, partial, device=options.device, amp=_AMP, validate_every=_VALIDATE_EVERY, progress=clock.tick
         )  # fmt: skip
-        write_run(path, spec, grid.name, data, DATA_NAME, output)
+        write_run(path, spec, grid.name, data, data_name(grid), output)
         shutil.rmtree(partial, ignore_errors=True)
 
 
@@ -331,9 +337,9 @@ def markdown(results: dict[str, Any]) -> str:
             "That is a budget of minutes: nothing has converged, and the paper trains for far longer. Learning rates are the presets' "
             "(`recommended`'s for the methods that are not GPQ), where a row names no other.",
             "",
-            f"{first['convention']}. {first['queries']:,} queries; {first['database']:,} of the 54,000 images of the database, drawn by "
-            f"the seed; 5,000 labelled images, a tenth of them held out for the validation, where each ranks the others. Seed "
-            f"{', '.join(map(str, sorted({r['seed'] for r in rows})))}. These are JPEG images: not like for like with the paper.",
+            f"{first['convention']}. {first['queries']:,} queries, {first['database']:,} images in the database, drawn by the seed. "
+            f"{t['validation']:.0%} of the labelled images are held out for the validation, where each ranks the others. Seed "
+            f"{', '.join(map(str, sorted({r['seed'] for r in rows})))}.",
             "",
             f"![validation mAP over processor time]({results['picture']})",
             "",
@@ -349,12 +355,13 @@ def markdown(results: dict[str, Any]) -> str:
     ) + "\n"  # fmt: skip
 
 
-def command(rows: list[Row]) -> str:
+def command(rows: list[Row], options: argparse.Namespace) -> str:
     """The command that makes these rows."""
     methods = ",".join(dict.fromkeys(str(r["method"]) for r in rows))
     bits = ",".join(map(str, sorted({r["bits"] for r in rows} - {0})))
     seeds = ",".join(map(str, sorted({r["seed"] for r in rows})))
-    return f"python benchmarks/images.py --methods {methods} --bits {bits or 0} --seeds {seeds}"
+    other = "" if options.grid == GRID else f" --grid benchmarks/{options.grid.name} --data folder:PATH"
+    return f"python benchmarks/images.py{other} --methods {methods} --bits {bits or 0} --seeds {seeds}"
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -389,7 +396,7 @@ def main(arguments: list[str] | None = None) -> None:
     require_data(options.data, "folder:PATH", "cifar10-jpeg.tar.gz")
     use_threads(1)
     data = open_data(options.data)
-    if len(data) != 60_000:
+    if options.grid == GRID and len(data) != 60_000:
         raise DataError(f"{data.name} holds {len(data):,} images: the 60,000 of CIFAR-10 are expected")
     whole = read_grid(options.grid)
     wanted = (*whole.methods, CLASSIFIER) if options.methods is None else tuple(options.methods.split(","))
@@ -421,11 +428,11 @@ def report(options: argparse.Namespace, grid: Grid, data: Dataset) -> None:
     picture = options.out.with_suffix(".png")
     results = {
         "title": grid.title,
-        "data": {"name": DATA_NAME, "fingerprint": data.fingerprint, "notes": data.notes},
+        "data": {"name": data_name(grid), "fingerprint": data.fingerprint, "notes": data.notes},
         "device": "no GPU" if options.device == "cpu" else options.device,
         "picture": picture.name,
         "notes": options.note,
-        "command": command(rows),
+        "command": command(rows, options),
         "runs": rows,
     }
     save(results, options.out, markdown)
