@@ -92,7 +92,8 @@ class Clock:
             self._lines.append({"step": step, "cpu_seconds": round(now - self._began, 2)})
             self.path.write_text("".join(json.dumps(line) + "\n" for line in self._lines), encoding="utf-8")
         if figures:
-            print(f"  step {step} of {steps}  mAP {figures.get('map', float('nan')):.3f}", flush=True)
+            validated = f"  mAP {figures['map']:.3f}" if "map" in figures else ""
+            print(f"  step {step} of {steps}{validated}", flush=True)
 
     def read(self) -> list[dict[str, float]]:
         """Lines so far."""
@@ -326,6 +327,14 @@ def markdown(results: dict[str, Any]) -> str:
         for step in steps
     ]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    held = f" {t['validation']:.0%} of the labelled images are held out for the validation, where each ranks the others."
+    curves = [
+        f"![validation mAP over processor time]({results['picture']})",
+        "",
+        "Validation mAP:",
+        "",
+        render(over_time, "markdown"),
+    ]
     return "\n".join(
         [
             f"# {results['title']}",
@@ -337,15 +346,11 @@ def markdown(results: dict[str, Any]) -> str:
             "That is a budget of minutes: nothing has converged, and the paper trains for far longer. Learning rates are the presets' "
             "(`recommended`'s for the methods that are not GPQ), where a row names no other.",
             "",
-            f"{first['convention']}. {first['queries']:,} queries, {first['database']:,} images in the database, drawn by the seed. "
-            f"{t['validation']:.0%} of the labelled images are held out for the validation, where each ranks the others. Seed "
+            f"{first['convention']}. {first['queries']:,} queries, {first['database']:,} images in the database, drawn by the seed."
+            f"{held if results['picture'] else ''} Seed "
             f"{', '.join(map(str, sorted({r['seed'] for r in rows})))}.",
             "",
-            f"![validation mAP over processor time]({results['picture']})",
-            "",
-            "Validation mAP:",
-            "",
-            render(over_time, "markdown"),
+            *(curves if results["picture"] else []),
             *[line for note in results["notes"] for line in (note, "")],
             f"Machine: {machine['cpu']}, {machine['cores']} cores (1 used, shared with other jobs), {machine['memory_gib']} GiB, "
             f"{machine['gpu'] or 'no GPU'}, {machine['os']}; {versions}.",
@@ -425,30 +430,32 @@ def report(options: argparse.Namespace, grid: Grid, data: Dataset) -> None:
     ]
     if not rows:
         raise DataError(f"{folder} holds no run of {grid.name}: make some first")
+    held = [r for r in rows if r["curve"] and "validation_map" in r["curve"][-1]]
     picture = options.out.with_suffix(".png")
     results = {
         "title": grid.title,
         "data": {"name": data_name(grid), "fingerprint": data.fingerprint, "notes": data.notes},
         "device": "no GPU" if options.device == "cpu" else options.device,
-        "picture": picture.name,
+        "picture": picture.name if held else None,
         "notes": options.note,
         "command": command(rows, options),
         "runs": rows,
     }
     save(results, options.out, markdown)
-    timed = [r for r in rows if r["curve"] and all(line["cpu_seconds"] is not None for line in r["curve"])]
-    plot_validation(
-        {
-            f"{name_of(r)}{', ' + str(r['bits']) + ' bits' if r['bits'] else ''}": (
-                [line["cpu_seconds"] for line in r["curve"]],
-                [line["validation_map"] for line in r["curve"]],
-            )
-            for r in timed
-        },
-        picture,
-        title=grid.title,
-        overwrite=True,
-    )
+    timed = [r for r in held if all(line["cpu_seconds"] is not None for line in r["curve"])]
+    if timed:
+        plot_validation(
+            {
+                f"{name_of(r)}{', ' + str(r['bits']) + ' bits' if r['bits'] else ''}": (
+                    [line["cpu_seconds"] for line in r["curve"]],
+                    [line["validation_map"] for line in r["curve"]],
+                )
+                for r in timed
+            },
+            picture,
+            title=grid.title,
+            overwrite=True,
+        )
     print(options.out.with_suffix(".md").read_text(encoding="utf-8"))
 
 

@@ -90,8 +90,8 @@ class NetworkConfig:
     dropout: Share = 0.0
     """Dropout rate in the hidden layers of ``mlp`` and of class networks."""
     noise: Weight | Literal["auto"] = 0.0
-    """Standard deviation of the Gaussian noise added to standardised embeddings in training. ``auto``: for class networks on embeddings
-    by the leave-one-out error on the labels, else 0.5. Not in the paper."""
+    """Standard deviation of the Gaussian noise added to the inputs of perceptrons (embeddings or pixels, standardised) in training.
+    ``auto``: for class networks by the leave-one-out error on the labels, else 0.5. Not in the paper."""
 
     @property
     def first_noise(self) -> float:
@@ -185,7 +185,8 @@ class TrainingConfig:
     ema: Share = 0.0
     """Decay of the exponential moving average of the weights, which is exported; 0 = export the last weights. Not in the paper."""
     augment: Literal["auto", "flip-crop", "crop", "none"] = "auto"
-    """Augmentation of images: flip and shifted crop as in the authors' recipe; ``auto`` does not flip digits."""
+    """Augmentation of images: flip and shifted crop as in the authors' recipe; ``auto`` does not flip digits, and leaves images as they
+    are for perceptrons with noise."""
 
 
 @dataclass(frozen=True)

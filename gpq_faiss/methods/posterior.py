@@ -78,8 +78,8 @@ class PosteriorCodes(AveragedMethod[PosteriorNetwork]):
 
     def fit_labels(self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32]) -> None:
         """Estimate the committee's accuracy from the labels, propagate them to unlabelled items, and choose the noise, if
-        ``network.noise`` is ``auto`` and the class networks take the features directly. With convolutions nothing is estimated, as pixel
-        distances mean little."""
+        ``network.noise`` is ``auto`` and the class networks take features or pixels directly. With convolutions nothing is estimated, as
+        pixel distances mean little."""
         backbone = self.network.backbone
         if not isinstance(backbone, MLP):
             return
@@ -89,14 +89,14 @@ class PosteriorCodes(AveragedMethod[PosteriorNetwork]):
         self.accuracy = found.accuracy
         log.info("%d labelled items: leave-one-out accuracy %.0f %%", len(rows), 100 * found.accuracy)
         head = backbone.head
-        bare = backbone.spec.kind == "features" and not backbone.spec.hidden
+        bare = not backbone.spec.hidden
         if self.config.network.noise == "auto" and bare and isinstance(head, SubspaceHeads):
             head.noise = found.noise
             log.info("input noise with standard deviation %.2f", found.noise)
         self._propagate(reader, rows, y)
 
     def prepared(self) -> dict[str, Any]:
-        """The accuracy, the noise of features and the pseudo-labels."""
+        """The accuracy, the input noise and the pseudo-labels."""
         return {
             "accuracy": self.accuracy,
             "noise": getattr(self.network.backbone.head, "noise", None),

@@ -30,6 +30,7 @@ from .backbones import DEFAULT_HIDDEN, MLP, VGG, Backbone, backbone_plugin, buil
 from .gpq import GPQNetwork
 from .gpq_soft import SoftGPQNetwork
 from .heads import SubspaceHeads
+from .joint import DrawsByRow
 from .posterior import CLASS_DIM, PosteriorNetwork, count_class_codebooks
 
 
@@ -108,15 +109,21 @@ def save_model(
         split.save(folder / "split.json")
 
 
-class _Noise(nn.Module):
-    """Gaussian noise on standardised embeddings, only in training."""
+class _Noise(DrawsByRow):
+    """Gaussian noise on standardised embeddings or flattened pixels, only in training."""
 
     def __init__(self, deviation: float) -> None:
         super().__init__()
         self.deviation = deviation
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.deviation * torch.randn_like(x) if self.training else x
+        if not self.training:
+            return x
+
+        def draw(shape: list[int]) -> Tensor:
+            return torch.randn(shape, device=x.device, dtype=x.dtype)
+
+        return x + self.deviation * self.drawn(draw, list(x.shape), dim=0)
 
 
 def build_extractor(
@@ -151,7 +158,7 @@ def build_extractor(
         tap="pool" if config.gpq.details == "authors" else "block",
         generator=generator,
     )
-    if n.first_noise and not own_networks and kind == "features" and isinstance(net, MLP):
+    if n.first_noise and not own_networks and isinstance(net, MLP):
         net.layers.insert(0, _Noise(n.first_noise))
     return net
 
@@ -181,7 +188,6 @@ def build_network(
     soft = config.method == "gpq-soft"
     committee = _build_class_networks(
         config,
-        input_["kind"],
         n_classes,
         net,
         shape=(1, 1, 3) if soft else shape,
@@ -196,7 +202,6 @@ def build_network(
 
 def _build_class_networks(
     config: Config,
-    kind: str,
     n_classes: int,
     backbone: Backbone,
     *,
@@ -208,14 +213,13 @@ def _build_class_networks(
     n, p = config.network, config.posterior
     width = cast(nn.Linear, backbone.head).in_features
     if isinstance(backbone, MLP):
-        noise = n.first_noise if kind == "features" else 0.0
         backbone.head = SubspaceHeads(
             width,
             p.committee,
             p.committee_hidden,
             CLASS_DIM,
             dropout=n.dropout,
-            noise=noise,
+            noise=n.first_noise,
             generator=generator,
         )
     else:

@@ -29,7 +29,7 @@ from ..errors import DataError
 from ..inputs import check_memory
 from ..methods.trainable import TrainableMethod, TrainingBatch
 from ..nn.augment import random_flip_crop
-from ..nn.backbones import Backbone
+from ..nn.backbones import MLP, Backbone
 from ..nn.joint import DrawsByRow, join_batch_norm
 from ..progress import stage
 from ..signals import held_signals
@@ -134,7 +134,7 @@ class _Task:
         unlabelled = None
         if training.batch_unlabelled and method.uses_unlabelled:
             unlabelled = EpochSampler(self.pool, training.batch_unlabelled, training.seed, UNLABELLED)
-        augment = _augmentation(training, self.reader.dataset)
+        augment = _augmentation(self.config, self.reader.dataset, method)
         # The colour that normalisation maps to 0.
         colour = method.extractors()[0].input.mean if self.config.gpq.details == "authors" else None
         left = range(run.step, steps)
@@ -388,13 +388,16 @@ def _check_finite(loss: float, step: int) -> None:
         raise DataError(f"the loss became {loss} at step {step}: lower training.learning_rate")
 
 
-def _augmentation(config: TrainingConfig, dataset: Dataset) -> str:
-    """``flip-crop``, ``crop`` or ``none`` for these data."""
+def _augmentation(config: Config, dataset: Dataset, method: TrainableMethod) -> str:
+    """``flip-crop``, ``crop`` or ``none`` for these data and this method."""
     if not isinstance(dataset, ImageDataset):
         return "none"
-    if config.augment == "auto":
-        return "flip-crop" if dataset.mirrors else "crop"
-    return config.augment
+    if config.training.augment != "auto":
+        return config.training.augment
+    # To a perceptron a shifted image is another one: it has noise instead (docs/recommended.md#images).
+    if config.network.first_noise and any(isinstance(net, MLP) for net in method.extractors()):
+        return "none"
+    return "flip-crop" if dataset.mirrors else "crop"
 
 
 def _step_seed(seed: int, step: int) -> int:
