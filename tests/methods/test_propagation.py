@@ -19,6 +19,7 @@ from gpq_faiss.errors import UsageError
 from gpq_faiss.losses import SubspaceClassification, SubspaceSoftTargets
 from gpq_faiss.methods import propagation
 from gpq_faiss.methods.gpq import build_gpq
+from gpq_faiss.methods.leave_one_out import leave_one_out
 from gpq_faiss.methods.posterior import PosteriorCodes
 from gpq_faiss.methods.propagation import (
     LEAST_WEIGHT,
@@ -408,13 +409,17 @@ def test_of_images_the_pixels_are_compared_unless_they_are_convolved(backbone: s
     assert 0.7 < made.accuracy < 1
     # The three channels are of one grey, and are divided by deviations that differ.
     scale = np.repeat([0.229, 0.224, 0.225], 64).astype(np.float32)
-    expected, _ = propagate((pixels - pixels.mean(axis=0)) / scale, labelled, y)
+    compared = (pixels - pixels.mean(axis=0)) / scale
+    expected, _ = propagate(compared, labelled, y)
     np.testing.assert_allclose(made.pseudo_labels.numpy(), expected, atol=1e-3)
     others = np.setdiff1d(rows, labelled)
     truth = digits.require_labels().dense(others).argmax(axis=1)
     assert (made.pseudo_labels[others].numpy().argmax(axis=1) == truth).mean() > 0.9
     assert isinstance(made.network.backbone.head, SubspaceHeads)
-    assert made.network.backbone.head.noise == build_gpq(config, digits, size, 10).network.backbone.head.noise
+    # The noise suits the labels, as with embeddings.
+    assert made.network.backbone.head.noise == pytest.approx(
+        leave_one_out(compared[labelled], y).noise, rel=1e-3
+    )
 
 
 def test_labels_are_propagated_where_they_are_few(data: Any) -> None:

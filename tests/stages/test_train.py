@@ -432,6 +432,31 @@ def test_training_lowers_the_loss(tmp_path: Path) -> None:
     assert lines[-1]["validation_map"] > 0.4, "chance is 0.1"
 
 
+@pytest.mark.parametrize(
+    ("network", "same"),
+    [
+        (NetworkConfig(backbone="mlp", hidden=(8,)), "crop"),
+        (NetworkConfig(backbone="mlp", hidden=(8,), noise=0.5), "none"),
+        (NetworkConfig(backbone="vgg", image_size=16, noise=0.5), "crop"),
+    ],
+)
+def test_perceptrons_with_noise_see_images_as_they_are(
+    tmp_path: Path, network: NetworkConfig, same: str
+) -> None:
+    bytes_of = {}
+    for augment in ("auto", "crop", "none"):
+        config = small(steps=2, batch_labelled=20, batch_unlabelled=20, validation=0.0, augment=augment)
+        folder = train(
+            open_digits(),
+            tmp_path / augment,
+            config=replace(config, network=network),
+            labelled="2-per-class",
+        )
+        bytes_of[augment] = (folder / "model.safetensors").read_bytes()
+    assert bytes_of["crop"] != bytes_of["none"]
+    assert bytes_of["auto"] == bytes_of[same]
+
+
 def test_images_through_the_vgg(tmp_path: Path) -> None:
     config = small(steps=2, batch_labelled=8, batch_unlabelled=8, validation=0.0)
     config = replace(config, network=NetworkConfig(backbone="vgg", image_size=16))
