@@ -131,7 +131,7 @@ def test_the_steps_have_the_committed_figures() -> None:
         (
             "recommended",
             {"posterior": {"committee": 2, "committee_hidden": 128}, "training": {"steps": 60}},
-            0.841,
+            0.916,
         ),
         ("paper", {"training": {"steps": 150}}, 0.481),
     ],
