@@ -361,7 +361,7 @@ def _count(lists: Sequence[Sequence[Any]]) -> int:
 # class networks, its losses, its average of the weights), and changes in it are none of theirs.
 _SHARED_NETWORK = ("backbone", "weights", "image_size", "hidden")
 _NOT_SHARED_TRAINING = ("ema",)
-# Where there is nothing to convolve they have the perceptron that does best there (docs/experiments.md); the noise is of features alone.
+# Where there is nothing to convolve they have the perceptron that does best there (docs/experiments.md).
 BASELINE_PERCEPTRON: Changes = {"network": {"hidden": [512], "dropout": 0.2, "noise": 0.5}}
 
 
@@ -396,11 +396,17 @@ def method_config(grid: Grid, variation: Variation, method: str, *, perceptron: 
     ``[settings.METHOD]``; the variation.
 
     Args:
-        perceptron: whether the items are features, or images too small for convolutions.
+        perceptron: whether the items are features, or images too small for convolutions; so is every method with the backbone ``mlp``.
         base: the preset with the changes of ``--config``.
     """
     entry = find_method(method)
     config = base if variation.preset is None else preset(variation.preset)
+    own = (entry.changes, grid.config, grid.settings.get(method, {}), variation.config)
+    backbones = [
+        config.network.backbone,
+        *(c["network"]["backbone"] for c in own if "backbone" in c.get("network", {})),
+    ]
+    perceptron = perceptron or backbones[-1] == "mlp"
     if entry.module != ".gpq":
         config = baseline_config(config, perceptron=perceptron)
     elif entry.changes.keys() & {"loss", "gpq"}:
@@ -408,7 +414,7 @@ def method_config(grid: Grid, variation: Variation, method: str, *, perceptron: 
     elif codes_posteriors(config) != (method == "posterior"):
         # Two methods, each with its own preset if the grid has the other's.
         config = preset("recommended" if method == "posterior" else "gpq")
-    for changes in (entry.changes, grid.config, grid.settings.get(method, {}), variation.config):
+    for changes in own:
         config = merge(config, dict(changes))
     if entry.image_size and not config.network.image_size:
         config = merge(config, {"network": {"image_size": entry.image_size}})

@@ -281,9 +281,10 @@ def test_settings_are_layered(digits: Dataset) -> None:
         variation=[
             {"name": "v", "config": {"training": {"steps": 11}}},
             {"name": "p", "preset": "recommended"},
+            {"name": "m", "preset": "recommended", "config": {"network": {"backbone": "mlp"}}},
         ],
     )
-    first, second = grid.variations
+    first, second, third = grid.variations
 
     def config(method: str, variation: Any = first, perceptron: bool = True) -> Any:
         return method_config(grid, variation, method, perceptron=perceptron, base=preset("paper"))
@@ -299,6 +300,8 @@ def test_settings_are_layered(digits: Dataset) -> None:
     assert config("pqn", second).method == "gpq"
     assert config("pqn", second).network.hidden == (512,)
     assert config("pqn", second, perceptron=False).network.hidden == ()
+    assert config("pqn", third, perceptron=False).network.hidden == (512,)
+    assert config("pqn", third, perceptron=False).network.noise == 0.5
     # The budget is shared; what is GPQ's own is not.
     shared = (
         "steps",
