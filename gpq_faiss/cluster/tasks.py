@@ -20,6 +20,8 @@ Result = TypeVar("Result")
 _RETRIES = 20
 """Retries of a call whose worker or node died; after more, the call itself is taken as the cause."""
 _WAIT = 0.5
+_NEARLY_DONE = 1.0
+"""Seconds that running calls have to end by themselves before they are cancelled."""
 
 
 def run_all(
@@ -82,7 +84,11 @@ def run_all(
             why = " ".join(str(error).split())[:120]
             raise DataError(f"a worker of the cluster at {address} died repeatedly ({why})") from None
         finally:
-            for reference in running:
+            # Ray aborts this process if a task ends at the moment it is cancelled: those that are nearly done end first.
+            rest = (
+                ray.wait(list(running), num_returns=len(running), timeout=_NEARLY_DONE)[1] if running else []
+            )
+            for reference in rest:
                 ray.cancel(reference, force=True)
         return results
 
