@@ -84,12 +84,11 @@ def run_all(
             why = " ".join(str(error).split())[:120]
             raise DataError(f"a worker of the cluster at {address} died repeatedly ({why})") from None
         finally:
-            # Ray aborts this process if a task ends at the moment it is cancelled: those that are nearly done end first.
-            rest = (
-                ray.wait(list(running), num_returns=len(running), timeout=_NEARLY_DONE)[1] if running else []
-            )
-            for reference in rest:
-                ray.cancel(reference, force=True)
+            if running:
+                # Ray may abort this process if a task ends at the moment it is cancelled: those that are nearly done end first.
+                rest = ray.wait(list(running), num_returns=len(running), timeout=_NEARLY_DONE)[1]
+                for reference in rest:
+                    ray.cancel(reference, force=True)
         return results
 
 
