@@ -14,6 +14,7 @@ computes missing parts (``--parts`` selects some). The Markdown is generated fro
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -21,24 +22,32 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import faiss
 import numpy as np
-from common import describe_machine, make_parser, numbers, read_results, run_main, save
+import torch
+from common import describe_machine, make_parser, numbers, read_results, run_main, save, timed
 from numpy.typing import NDArray
-from search import Trained, clock, peak_bytes
 
 from gpq_faiss.build.shards import IndexShard, open_shard
 from gpq_faiss.build.stream import build_index
+from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.codes.scores import score_codes
+from gpq_faiss.config import codebooks_for_bits, preset
+from gpq_faiss.data.base import FeatureDataset
+from gpq_faiss.data.open import open_data
+from gpq_faiss.encoder import Encoder
 from gpq_faiss.errors import UsageError
 from gpq_faiss.faissio.header import row_header
+from gpq_faiss.faissio.model import read_model
 from gpq_faiss.faissio.storage import Storage
 from gpq_faiss.files import atomic_path
 from gpq_faiss.indexes.file import open_file
 from gpq_faiss.indexes.lists import IvfSettings
 from gpq_faiss.inputs import parse_bytes
+from gpq_faiss.nn.posterior import PosteriorNetwork
+from gpq_faiss.stages.train import train
 from gpq_faiss.store import Header, RowWriter
 
 BITS, K, POOL, QUERIES = 48, 100, 1_000_000, 1024
@@ -49,7 +58,81 @@ PROBES = (1, 4, 16, 64, 256)
 PARTS = ("shards", "build", "lists", "disk", "memory", "ivf")
 MODEL = "0" * 16  # the shards belong to no model folder
 Codes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
 Cell = dict[str, Any]
+
+
+class Trained:
+    """Models of some code lengths, and items and queries like those they were trained on.
+
+    Args:
+        spec: data as ``gpq train`` takes it; ``labels`` as its ``--labels``.
+        folder: for the models, which are kept.
+        steps: of each training.
+    """
+
+    def __init__(self, spec: str, labels: str | None, folder: Path, steps: int) -> None:
+        data = open_data(spec, labels=labels)
+        if not isinstance(data, FeatureDataset):
+            raise UsageError(f"{spec} holds images: this benchmark takes features")
+        self.data = data
+        self.folder = folder
+        self.steps = steps
+        dense = data.require_labels().dense(dtype=bool)
+        self.classes = [np.flatnonzero(dense[:, c]) for c in range(dense.shape[1])]
+
+    def model(self, bits: int) -> Path:
+        """The model folder, trained if missing."""
+        config = preset("recommended")
+        config = dataclasses.replace(
+            config,
+            quantizer=dataclasses.replace(config.quantizer, codebooks=codebooks_for_bits(bits, 16)),
+            training=dataclasses.replace(config.training, steps=self.steps, seed=0),
+        )
+        return train(
+            self.data, self.folder / f"model-{bits}", config=config, labelled="500-per-class", resume=True
+        )
+
+    def __call__(self, bits: int, n: int, queries: int) -> tuple[Floats, Codes, Floats]:
+        """Codebooks, codes of ``n`` simulated items, and vectors of real queries."""
+        folder = self.model(bits)
+        encoder = Encoder.load(folder)
+        network = cast(PosteriorNetwork, encoder.model.network)
+        Z = read_model(folder).codebooks
+        rng = np.random.default_rng([bits, n])
+        rows = rng.permutation(len(self.data))
+        xq, _ = encoder.embed(self.data.read(np.sort(rows[:queries])), queries=True)
+        step = 1 << 14
+        with torch.inference_mode():
+            blocks = (self.data.read(slice(start, start + step)) for start in range(0, len(self.data), step))
+            seen = [network.features(torch.from_numpy(block)) for block in blocks]
+            features = torch.cat([part for part, _ in seen])
+            posterior = network.posterior(torch.cat([raw for _, raw in seen]))
+            codes = np.empty((n, (len(Z) + 1) // 2), np.uint8)
+            for start in range(0, n, step):
+                size = min(step, n - start)
+                class_of = rng.integers(0, len(self.classes), size)
+                pair = np.empty((2, size), np.int64)
+                for c, members in enumerate(self.classes):
+                    here = np.flatnonzero(class_of == c)
+                    pair[:, here] = rng.choice(members, (2, len(here)))
+                share = torch.from_numpy(rng.random((size, 1), dtype=np.float32))
+                mixed = [share * of[pair[0]] + (1 - share) * of[pair[1]] for of in (features, posterior)]
+                codes[start : start + size] = pack_codes(network.assign(*mixed).numpy(), Z.shape[1])
+        return Z, codes, xq
+
+
+def clock(run: Callable[[], Any]) -> float:
+    """Seconds of one call."""
+    return float(timed(run)[1])
+
+
+def peak_bytes() -> int:
+    """Peak memory of this process since it was last reset (Linux)."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) << 10
+    return 0
 
 
 class Splice:

@@ -15,7 +15,7 @@ from .options import describe_point, out_option, overwrite_option, ray_options
 @out_option
 @click.option(
     "--kind",
-    type=click.Choice(["flat", "fused", "fastscan", "exact", "grouped", "auto", "ivf"]),
+    type=click.Choice(["flat", "fused", "fastscan", "ivf"]),
     default="flat",
     show_default=True,
     help="Form of the index: flat is a plain 4-bit IndexPQ; ivf has lists.",

@@ -26,10 +26,10 @@ from .options import (
 @click.option("--rows", help="Only these queries: 0:8, or 3,5,9.")
 @click.option(
     "--kind",
-    type=click.Choice(["auto", "exact", "grouped", "fused", "flat", "fastscan", "ivf"]),
+    type=click.Choice(["auto", "exact", "ivf"]),
     default="auto",
     show_default=True,
-    help="How to search. auto: the lists of an index that has lists, else exact; fastscan and ivf are approximate.",
+    help="How to search. auto: the lists of an index that has lists, else exact; ivf is approximate.",
 )
 @click.option(
     "--memory",

@@ -47,7 +47,7 @@ from .options import data_options, device_option, open_dataset, ray_options
 )
 @click.option(
     "--kind",
-    type=click.Choice(["auto", "exact", "grouped", "ivf"]),
+    type=click.Choice(["auto", "exact", "ivf"]),
     default="auto",
     show_default=True,
     help="How to search. auto: the lists of an index that has lists, else exact; ivf is approximate.",

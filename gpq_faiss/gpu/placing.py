@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 
 from ..codes.checks import Codes, Floats, Ids
-from ..codes.groups import Groups
+from ..codes.groups import Groups, worth_grouping
 from ..errors import DataError, UsageError
 from ..faissio.layout import layout_of
 from ..indexes.memory import MemoryIndex
-from ..indexes.plan import Plan
+from ..indexes.plan import KINDS
 from .forms import (
     MAX_LISTS,
     check_gpu,
@@ -118,7 +118,7 @@ class Source:
         self.list_of: NDArray[np.int32] | None = None
         self.centroids: Floats | None = None
         self.nprobe = 0
-        self.plan, self.description = Plan(group=group), ""
+        self.plan, self.description = KINDS["exact"], ""
 
     @classmethod
     def of(cls, source: Any, group: bool | None) -> Source:
@@ -126,14 +126,15 @@ class Source:
             if source.lists:
                 held = cls.of(source.to_faiss(), group)
             else:
-                groups = source.groups  # also of an exact index that has switched to groups
-                chosen = groups is not None if group is None else group
+                groups = None if group is False else Groups.of(source.codes)
+                if (
+                    group is None
+                    and groups is not None
+                    and not worth_grouping(len(source.codes), len(groups))
+                ):
+                    groups = None
                 held = cls(
-                    source.codes,
-                    source.ids,
-                    source.codebooks,
-                    group=chosen,
-                    groups=groups if chosen else None,
+                    source.codes, source.ids, source.codebooks, group=groups is not None, groups=groups
                 )
             held.plan, held.description = source.plan, source.describe()
             return held
@@ -146,7 +147,7 @@ class Source:
         held = cls(codes.copy(), own, layout.codebooks, group=bool(group) and list_of is None)
         if list_of is not None:
             held.list_of, held.centroids = list_of, layout.centroids
-            held.nprobe, held.plan = int(layout.flat.nprobe), Plan("ivf", group=False)
+            held.nprobe, held.plan = int(layout.flat.nprobe), KINDS["ivf"]
         return held
 
     def part(self, rows: slice) -> Source:

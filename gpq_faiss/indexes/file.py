@@ -36,7 +36,7 @@ from .blocks import BlockReader, Visit
 from .budget import Budget
 from .filters import Filter, mask_of
 from .items import IdMap
-from .plan import Plan
+from .plan import KINDS, Plan
 from .probing import Probing
 from .proof import QueryTables
 from .ranges import LIMIT, Part, check_min_score, collect
@@ -109,7 +109,7 @@ class FileIndex:
     @property
     def plan(self) -> Plan:
         """Search options."""
-        return Plan("ivf" if self.lists else "exact", group=False)
+        return KINDS["ivf" if self.lists else "exact"]
 
     @property
     def sizes(self) -> Ids:

@@ -24,19 +24,18 @@ from ..codes.checks import (
     check_recall,
     check_vectors,
 )
-from ..codes.groups import Groups
 from ..errors import DataError, MismatchError, UsageError
 from ..faissio.io import check_index_output, save_index, stored_points
 from ..faissio.storage import Storage, ivf_index, row_index
 from ..store import codebooks_fingerprint
-from .engine import Engine, Searcher
-from .filters import Filter, FilterCache, id_list, mask_of, over_fetch
+from .codeword_lists import CodewordLists
+from .engine import Engine
+from .filters import Filter, FilterCache, id_list, mask_of
 from .items import Items
-from .ivf import IvfSearch
 from .lists import IvfSettings, assign
 from .plan import Plan
-from .ranges import LIMIT, Part, check_min_score, collect
-from .threads import BLOCK, check_block, check_k, check_nprobe, omp_threads
+from .ranges import LIMIT, check_min_score
+from .threads import BLOCK, check_block, check_k, check_nprobe
 from .tune import OperatingPoint, operating_points, sample_queries_of
 
 _SAMPLE = 256  # sample queries
@@ -62,7 +61,6 @@ class MemoryIndex:
         *,
         ivf: IvfSettings | None = None,
         model_fingerprint: str | None = None,
-        may_group: bool = True,
     ) -> None:
         """Use :meth:`build` instead; arguments are not checked here."""
         self.codebooks = codebooks
@@ -70,10 +68,9 @@ class MemoryIndex:
         self.width = self.M * self.d
         self.fingerprint = codebooks_fingerprint(codebooks)
         self.model_fingerprint = model_fingerprint
-        self._may_group = may_group
         self._filtered: FilterCache[tuple[Items, Engine]] = FilterCache()
         self._items = items
-        self._engine = Engine(items.codes, codebooks, plan, ivf, may_group=may_group)
+        self._engine = Engine(items.codes, codebooks, plan, ivf)
 
     @classmethod
     def build(
@@ -124,7 +121,7 @@ class MemoryIndex:
 
     @property
     def plan(self) -> Plan:
-        """Search options, with ``group`` decided."""
+        """Search options."""
         return self._engine.plan
 
     @property
@@ -148,20 +145,9 @@ class MemoryIndex:
         return None if at < 0 else self.codes[at]
 
     @property
-    def groups(self) -> Groups | None:
-        """Distinct codes and the rows of their items, if grouped; do not modify."""
-        return self._engine.groups
-
-    @property
-    def distinct(self) -> int | None:
-        """Number of distinct codes, if grouped."""
-        groups = self.groups
-        return None if groups is None else len(groups)
-
-    @property
-    def searcher(self) -> Searcher:
-        """Searcher of the items, or of their distinct codes."""
-        return self._engine.searcher
+    def exact(self) -> CodewordLists:
+        """The exact search, made on first use."""
+        return self._engine.exact
 
     @property
     def ivf(self) -> IvfSettings | None:
@@ -170,17 +156,10 @@ class MemoryIndex:
 
     def describe(self) -> str:
         """One-line description of the search."""
-        distinct = "" if self.distinct is None else f"{self.distinct:,} distinct codes of "
-        return f"{self.kind}, {distinct}{self.ntotal:,} items"
+        return f"{self.kind}, {self.ntotal:,} items"
 
     def close(self) -> None:
         """No-op: there is no open file."""
-
-    def stats(self) -> dict[str, Any]:
-        """Counters: ``queries``, ``exhaustive`` (few codes, all scored), ``retried`` (first candidates did not prove the top k),
-        ``rescored`` (with float tables), ``brute_forced``, and ``proven_first``, the share of shortlisted queries that needed no
-        further candidates (None without such queries)."""
-        return self._engine.stats()
 
     # Searching -------------------------------------------------------------------------------------------------------
 
@@ -219,26 +198,16 @@ class MemoryIndex:
             D, positions = self._engine.search(queries, k, nprobe, threads, block)
             return D, self._items.ids_at(positions)
         mask = mask_of(where, self._items)
-        allowed = int(mask.sum())
+        wanted = min(k, int(mask.sum()))
         D = np.full((len(queries), k), -np.inf, np.float32)
         found = np.full((len(queries), k), -1, np.int64)
-        wanted = min(k, allowed)
-        if not wanted:
-            return D, found
-        open_ = np.arange(len(queries))
-        more = over_fetch(k, self.ntotal, allowed)
-        if more is not None and more <= self.ntotal // 2 and not self.lists:
-            scores, positions = self._engine.search(queries, more, nprobe, threads, block)
-            passed = mask[positions]
-            enough = passed.sum(axis=1) >= k
-            keep = passed & (np.cumsum(passed, axis=1) <= k) & enough[:, None]
-            D[enough] = scores[keep].reshape(-1, k)
-            found[enough] = self._items.ids_at(positions[keep]).reshape(-1, k)
-            open_ = open_[~enough]
-        if len(open_):
+        if wanted and self.lists:
             items, engine = self._restricted(mask)
-            scores, positions = engine.search(queries[open_], wanted, nprobe, threads, block)
-            D[open_, :wanted], found[open_, :wanted] = scores, items.ids_at(positions)
+            scores, positions = engine.search(queries, wanted, nprobe, threads, block)
+            D[:, :wanted], found[:, :wanted] = scores, items.ids_at(positions)
+        elif wanted:
+            scores, positions = self._engine.search(queries, wanted, nprobe, threads, block, mask)
+            D[:, :wanted], found[:, :wanted] = scores, self._items.ids_at(positions)
         return D, found
 
     def range_search(
@@ -272,20 +241,9 @@ class MemoryIndex:
                 f"nprobe {nprobe}: a range search in memory visits all {self.lists} lists: leave it out"
             )
         queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
-        items, engine = self._items, self._engine
-        if where is not None:
-            mask = mask_of(where, self._items)
-            if not mask.any():
-                return np.zeros(len(queries) + 1, np.int64), np.empty(0, np.float32), np.empty(0, np.int64)
-            items, engine = self._restricted(mask)
-        searcher, groups = engine.exact()
-        rows = np.arange(len(queries))
-        with omp_threads(threads):
-            parts = (
-                Part(rows[start : start + block], searcher, items.ids_at, groups)
-                for start in range(0, len(queries), block)
-            )
-            return collect(parts, queries, min_score, limit)
+        mask = None if where is None else mask_of(where, self._items)
+        lims, scores, positions = self._engine.range_search(queries, min_score, limit, threads, mask)
+        return lims, scores, self._items.ids_at(positions)
 
     def _restricted(self, mask: NDArray[np.bool_]) -> tuple[Items, Engine]:
         """The passing items, and their searcher."""
@@ -295,15 +253,9 @@ class MemoryIndex:
             if ivf is not None and whole.list_of is not None:
                 ivf = dataclasses.replace(ivf, list_of=whole.list_of[mask])
             items = self._items.keep(mask)
-            may_group = self._may_group and whole.may_group
-            return items, Engine(items.codes, self.codebooks, self.plan, ivf, may_group=may_group)
+            return items, Engine(items.codes, self.codebooks, self.plan, ivf)
 
         return self._filtered.get(mask, make)
-
-    def keep_items(self) -> None:
-        """Disable switching to distinct codes, which needs memory, also for derived indexes."""
-        self._may_group = self._engine.may_group = False
-        self._filtered.clear()
 
     # Lists -----------------------------------------------------------------------------------------------------------
 
@@ -353,8 +305,8 @@ class MemoryIndex:
             UsageError: no lists, or ``recall`` or ``k`` out of range.
             DataError: invalid queries.
         """
-        search = self.searcher
-        if not isinstance(search, IvfSearch) or self.ivf is None:
+        search = self._engine.probed
+        if search is None or self.ivf is None:
             raise UsageError(
                 f"an index of kind {self.kind!r} has no nprobe to tune: build it with kind 'ivf'"
             )
@@ -437,7 +389,7 @@ class MemoryIndex:
         self._replace(items)
 
     def _replace(self, items: Items) -> None:
-        engine = Engine(items.codes, self.codebooks, self.plan, self.ivf, may_group=self._may_group)
+        engine = Engine(items.codes, self.codebooks, self.plan, self.ivf)
         self._items, self._engine = items, engine
         self._filtered.clear()
 
@@ -463,7 +415,6 @@ class MemoryIndex:
             plan,
             ivf=chosen,
             model_fingerprint=self.model_fingerprint,
-            may_group=self._may_group,
         )
 
     def to_faiss(self, storage: Storage | None = None) -> Any:
@@ -503,7 +454,7 @@ class MemoryIndex:
             UsageError: see :meth:`to_faiss`.
         """
         path = check_index_output(path, overwrite=overwrite)
-        extra = {"engine": self.kind, "group": self.plan.group, **(extra or {})}
+        extra = {"engine": self.kind, **(extra or {})}
         if self.ivf is not None and self.ivf.points:
             extra["operating_points"] = stored_points(self.ivf.points)
         return save_index(

@@ -1,21 +1,15 @@
-"""Search options of an index in memory: search method, packing of codes, and grouping of equal codes.
-
-These are independent (:class:`Plan`). Useful combinations have names in :data:`KINDS`:
+"""Search options of an index: exact or by nearest lists, and how its codes are stored.
 
 ==============  =====================================================================================================
 kind            search
 ==============  =====================================================================================================
-``exact``       FastScan shortlists, float tables re-score and prove (:mod:`.proof`): equals brute force; if ties often
-                prevent the proof, it switches to distinct codes (:data:`.engine.TIED`)
-``grouped``     the same over distinct codes, each stored once with its items
-``auto``        ``grouped`` if few enough codes are distinct (:data:`..codes.groups.GROUP_SHARE`), else ``exact``
-``fused``       byte-fused float tables shortlist: exact, less memory, slower
-``flat``        the plain 4-bit tables of ``IndexPQ`` shortlist: exact, slowest
-``fastscan``    FastScan's own scores and order: fastest, approximate (it omits items with the lowest possible score, so
-                there may be fewer results)
+``exact``       all items, by lists made of codewords (:mod:`.codeword_lists`): equals brute force
+``auto``        the same, unless the file has lists to probe
 ``ivf``         only the lists nearest to a query (:mod:`.probing`), exact within these, so approximate;
                 with all lists equal to ``exact``
 ==============  =====================================================================================================
+
+``flat``, ``fused`` and ``fastscan`` are ``exact`` too, and name the form of the file that :meth:`.memory.MemoryIndex.save` writes.
 """
 
 from __future__ import annotations
@@ -26,22 +20,20 @@ from typing import Literal
 from ..errors import UsageError
 from ..faissio.storage import Packing, Storage
 
-Search = Literal["exact", "approximate", "ivf"]
+Search = Literal["exact", "ivf"]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How codes are searched.
+    """How codes are searched and stored.
 
     Attributes:
-        search: ``exact``, ``approximate`` (FastScan's own scores) or ``ivf`` (exact within the lists probed).
-        packing: packing of codes for shortlists: FastScan with codebooks of 16 codewords, else float tables.
-        group: search equal codes once, with the same results; None: if that is faster.
+        search: ``exact`` or ``ivf`` (exact within the lists probed).
+        packing: packing of codes in files, and in the lists of ``ivf``.
     """
 
     search: Search = "exact"
-    packing: Packing = "fastscan"
-    group: bool | None = None
+    packing: Packing = "4-bit"
 
     @classmethod
     def of(cls, kind: str | Plan) -> Plan:
@@ -57,17 +49,13 @@ class Plan:
         """Its name in :data:`KINDS`."""
         if self.search == "ivf":
             return "ivf"
-        if self.search == "approximate":
-            return "fastscan"
-        if self.packing != "fastscan":
-            return Storage(self.packing).name
-        return "auto" if self.group is None else "grouped" if self.group else "exact"
+        return "exact" if self.packing == "4-bit" else Storage(self.packing).name
 
     def check(self, K: int) -> None:
         """Raises UsageError: not available for codebooks of K codewords."""
-        if self.search != "exact" and self.packing == "4-bit":
-            raise UsageError(f"{self.kind} of 4-bit codes: they lie in bytes, or in FastScan's blocks")
-        if K != 16 and (self.search != "exact" or self.packing == "bytes"):
+        if self.search == "ivf" and self.packing == "4-bit":
+            raise UsageError("ivf of 4-bit codes: they lie in bytes, or in FastScan's blocks")
+        if K != 16 and (self.search == "ivf" or self.packing != "4-bit"):
             raise UsageError(
                 f"kind {self.kind!r} needs 16 codewords per codebook, these have {K}: use 'exact' or 'flat'"
             )
@@ -75,17 +63,16 @@ class Plan:
     def storage(self, M: int) -> Storage:
         """Storage form of codes of M codebooks for this plan."""
         lists = self.search == "ivf"
-        if self.packing == "bytes" and M > 1:
-            return Storage("bytes", lists)
-        return Storage("4-bit" if self.search == "exact" else "fastscan", lists)
+        if self.packing == "bytes" and M == 1:
+            return Storage("fastscan" if lists else "4-bit", lists)
+        return Storage(self.packing, lists)
 
 
 KINDS: dict[str, Plan] = {
     "auto": Plan(),
-    "exact": Plan(group=False),
-    "grouped": Plan(group=True),
-    "fused": Plan(packing="bytes", group=False),
-    "flat": Plan(packing="4-bit", group=False),
-    "fastscan": Plan("approximate", group=False),
-    "ivf": Plan("ivf", group=False),
+    "exact": Plan(),
+    "flat": Plan(),
+    "fused": Plan(packing="bytes"),
+    "fastscan": Plan(packing="fastscan"),
+    "ivf": Plan("ivf", "fastscan"),
 }

@@ -25,7 +25,6 @@ from ..codes.scores import lookup, lookup_columns, lookup_tables, score_prepared
 from ..errors import UsageError
 from ..faissio.storage import Packing
 from .scanners import FastScan, Scanner, TableScan, fastscan_bound
-from .single import SingleSearch
 
 FULL = 8192
 """Number of rows up to which scoring all is faster than shortlist and proof (measured)."""
@@ -34,7 +33,6 @@ CANDIDATE_BYTES = 64 << 20
 _SCORE_BLOCK = 32_768
 _ROUNDS = 3
 _FEW = 32
-_ONE_MOST = 4096  # k from which the single-query path is not faster (measured)
 _NOTES = 32  # queries in small batches between updates of the number of candidates
 _WIDEST = 64  # share of the codes from which scoring all is as fast as a shortlist
 _NO_KEYS = np.empty(0, np.int64)
@@ -212,7 +210,6 @@ class ProvenSearch:
         self._scanners: dict[Packing, Scanner] = {} if fast is None else {"fastscan": fast}
         self._first: dict[int, int] = {} if first is None else first
         self._lock = threading.Lock()
-        self._single: SingleSearch | None = None
         self._notes: dict[tuple[int, int], list[tuple[int, bool]]] = {}
         self.queries = self.retried = self.rescored = self.brute_forced = self.exhaustive = 0
 
@@ -293,33 +290,6 @@ class ProvenSearch:
             least = None if floor is None else floor[open_]
             out[open_] = score_all(query_tables.prepared[open_], self.codes, self.M, self.K, k, least)
         return out
-
-    def search_one(self, query: Floats, k: int) -> tuple[Floats, Ids] | None:
-        """Scores float32 [k] and positions int64 [k] of the ``k`` best of one checked query [M*d].
-
-        As :meth:`search_keys`, but faster. None if that is needed.
-        """
-        if k > _ONE_MOST or self.packings[0] != "fastscan" or not isinstance(self.codes, np.ndarray):
-            return None
-        if self._single is None:
-            scan = self.scanner("fastscan")
-            assert isinstance(scan, FastScan)
-            self._single = SingleSearch(self.codes, self.Z, scan)
-        wanted = self._start(k)
-        found = self._single.search(query, k, wanted)
-        if found is None:
-            return None
-        self.queries += 1
-        self.exhaustive += not found.proven
-        if found.needed:
-            self._note(k, wanted, [(found.needed, found.proven)])
-        return found.scores, found.positions
-
-    def raw_keys(self, xq: Floats, k: int) -> Keys:
-        """FastScan's scores and order, ties by row number; padded with empty keys."""
-        self.queries += len(xq)
-        scores, found = self.scanner("fastscan").candidates(xq, k)
-        return best_keys(np.where(found >= 0, sort_keys(scores, np.maximum(found, 0)), EMPTY_KEY), k)
 
     def _prove(
         self,

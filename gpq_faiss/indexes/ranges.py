@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..codes.checks import Floats, Ids
-from ..codes.groups import Groups
 from ..codes.keys import read_keys
 from ..errors import DataError, UsageError
 from .proof import ProvenSearch
@@ -28,13 +27,11 @@ class Part(NamedTuple):
         rows: int64 [q], rows of the queries.
         search: search of the items, or of their distinct codes.
         ids_at: row numbers -> ids.
-        groups: the items of the distinct codes, if these are searched.
     """
 
     rows: NDArray[np.intp]
     search: ProvenSearch
     ids_at: Callable[[Ids], Ids]
-    groups: Groups | None = None
 
 
 def check_min_score(min_score: float) -> float:
@@ -75,19 +72,16 @@ def collect(parts: Iterable[Part], xq: Floats, min_score: float, limit: int) -> 
     owners: list[int] = []
     D, found = [np.empty(0, np.float32)], [none]
     total = 0
-    for rows, search, ids_at, groups in parts:
+    for rows, search, ids_at in parts:
         all_keys = search.range_keys(xq[rows], min_score, limit - total)
         for q, keys in zip(rows.tolist(), all_keys, strict=True):
             scores, at = read_keys(keys)
-            n = len(at) if groups is None else int(groups.sizes[at].sum())
+            n = len(at)
             total += n
             if total > limit:
                 raise too_many(min_score, limit)
             if not n:
                 continue
-            if groups is not None:
-                held, places = groups.expand(keys[None], n)
-                scores, at = held[0], places[0]
             owners.append(q)
             D.append(scores)
             found.append(ids_at(at))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -64,25 +62,6 @@ def quantisation_bound(tables: Floats) -> Floats:
 def fastscan_bound(xq: Floats, tables: Floats, d: int) -> Floats:
     """How much a true score can exceed FastScan's: float32 [Q], for score tables float32 [Q, M, 16]."""
     return quantisation_bound(tables) + 2 * rounding_bound(xq, tables.shape[1], d)
-
-
-def loose_bound(tables: Floats, squares: float, d: int) -> float:
-    """Fast upper bound of the slack of :class:`FastScan` for one query.
-
-    Assumes a loss of half a step per table, and equal norms of sub-vectors (Cauchy-Schwarz).
-
-    Args:
-        tables: float32 [M, 16].
-        squares: |q|^2, far from underflow.
-        d: dimensions of a sub-vector.
-    """
-    M = len(tables)
-    highest: list[float] = np.maximum.reduce(tables, axis=1).tolist()
-    lowest: list[float] = np.minimum.reduce(tables, axis=1).tolist()
-    step: float = max(map(operator.sub, highest, lowest)) / 255
-    largest = M * (max(*highest, -min(lowest)) + 255 * step)
-    rounding = rounding_of(1.01 * math.sqrt(M * squares), M, d)
-    return float(1.00001 * (0.502 * M * step + 8 * M * _UNIT * largest + 2 * rounding))
 
 
 class TableScan:

@@ -22,7 +22,7 @@ from .file import FileIndex
 from .filters import Filter
 from .manifest import Manifest
 from .memory import MemoryIndex
-from .plan import Plan
+from .plan import KINDS, Plan
 from .probing import Probing
 from .ranges import LIMIT, check_min_score, too_many
 from .threads import check_k, check_nprobe, check_threads
@@ -80,7 +80,7 @@ class MergedIndex(ABC):
     @property
     def plan(self) -> Plan:
         """Search options."""
-        return Plan("ivf" if self.lists else "exact", group=False)
+        return KINDS["ivf" if self.lists else "exact"]
 
     @property
     def lists(self) -> int:

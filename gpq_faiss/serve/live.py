@@ -394,7 +394,7 @@ class LiveIndex:
         """Replace the index file, keeping its form."""
         stated = read_sidecar(self.path) or {"kind": None, "extra": {}}
         storage = STORAGES.get(stated["kind"])
-        extra = {key: stated["extra"][key] for key in ("engine", "group") if key in stated["extra"]}
+        extra = {key: stated["extra"][key] for key in ("engine",) if key in stated["extra"]}
         key = self._save_names(changes, stated["extra"].get("items"))
         if key is not None:
             extra["items"] = key

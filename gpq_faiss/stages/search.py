@@ -64,8 +64,7 @@ def open_on_device(
     from ..gpu.placing import to_gpu, to_torch
 
     place = resolve_device(device)
-    if Plan.of(kind).search == "approximate":
-        raise UsageError(f"kind 'fastscan' is not available on {place}: use kind 'exact', or --device cpu")
+    Plan.of(kind)
     budget = MEMORY if memory is None else parse_bytes(memory)
     if place.type == "cuda":
         check_gpu(place.index)
@@ -128,11 +127,7 @@ def search(
     """
     queries = str(queries) if isinstance(queries, Path) else queries
     place = "cpu" if on_cpu(device) else str(resolve_device(device))
-    if (
-        device == "auto"
-        and place != "cpu"
-        and (recall is not None or Plan.of(kind).search == "approximate" or is_manifest(index))
-    ):
+    if device == "auto" and place != "cpu" and (recall is not None or is_manifest(index)):
         log.info("searching on the CPU, as the GPU does not support this; the network runs on %s", place)
         place = "cpu"
     uses_device = on_device or place != "cpu"
@@ -251,8 +246,6 @@ def _search(
         why = ["too few items pass the filter"] if where is not None else []
         if result.missing_shards:
             why.append(f"shards {', '.join(result.missing_shards)} are missing")
-        if opened.plan.search == "approximate":
-            why.append("kind fastscan omits items with the lowest score (use exact)")
         log.warning(
             "%d of %d queries have fewer than %d results: %s", result.short, len(ids), k, " or ".join(why)
         )

@@ -399,8 +399,7 @@ def test_budgets(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["fastscan", "bytes"])
-@pytest.mark.parametrize("group", [False, True])
-def test_nprobe_follows_the_recall(tmp_path: Path, form: Packing, group: bool) -> None:
+def test_nprobe_follows_the_recall(tmp_path: Path, form: Packing) -> None:
     rng = np.random.default_rng(5)
     centres = rng.integers(0, 16, (20, M))
     codes = centres[rng.integers(0, 20, 6000)]
@@ -409,7 +408,7 @@ def test_nprobe_follows_the_recall(tmp_path: Path, form: Packing, group: bool) -
     codes = pack_codes(codes, 16)
     settings = IvfSettings(lists=32)
     engine = MemoryIndex.build(
-        codes, codebooks(), kind=Plan("ivf", form, group=group), ivf=settings, model_fingerprint=MODEL
+        codes, codebooks(), kind=Plan("ivf", form), ivf=settings, model_fingerprint=MODEL
     )
     low, high = (engine.tune(recall, k=10) for recall in (0.5, 0.9))
     chosen = {}

@@ -14,7 +14,7 @@ from commands import Shop, done, refused
 from gpq_faiss.indexes.opening import open_in_memory
 
 
-@pytest.mark.parametrize("kind", ["fused", "fastscan", "exact", "grouped", "auto"])
+@pytest.mark.parametrize("kind", ["fused", "fastscan"])
 def test_kinds(shop: Shop, tmp_path: Path, kind: str) -> None:
     out = tmp_path / "i.faiss"
     assert (

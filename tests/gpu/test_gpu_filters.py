@@ -91,8 +91,8 @@ def bits_of(ids: np.ndarray, size: int) -> np.ndarray:
 def test_every_form_of_a_filter_as_on_the_cpu(device: str, group: bool) -> None:
     codes, Z, _, xq = items(1, 6, n=1000, distinct=80)
     ids = np.random.default_rng(0).permutation(3000)[:1000]
-    engine = MemoryIndex.build(codes, Z, ids, kind="grouped" if group else "exact")
-    index = put(engine, device, parts=2)
+    engine = MemoryIndex.build(codes, Z, ids)
+    index = put(engine, device, parts=2, group=group)
     some = ids[::3]
     ways: list[tuple[Any, Callable[[np.ndarray], np.ndarray]]] = [
         (Allow(some), lambda i: np.isin(i, some)),
@@ -164,7 +164,7 @@ def test_shortlists_serve_where_most_items_pass(monkeypatch: pytest.MonkeyPatch)
 
 def test_what_passes_is_settled_once_for_searches_with_one_filter(monkeypatch: pytest.MonkeyPatch) -> None:
     codes, Z, ids, xq = items(4, 6, n=500, distinct=50)
-    index = put(MemoryIndex.build(codes, Z, ids, kind="grouped"), "cpu", parts=2)
+    index = put(MemoryIndex.build(codes, Z, ids), "cpu", group=True, parts=2)
     made: list[int] = []
     restricted = device_index.Part.restricted
 
@@ -276,7 +276,7 @@ def test_what_is_no_filter_is_refused() -> None:
 @pytest.mark.parametrize("limit", [10, 100])
 def test_a_range_of_many_items_a_code_is_refused_before_it_is_expanded(limit: int) -> None:
     codes, Z, ids, xq = items(8, 6, n=2000, distinct=3)
-    index = put(MemoryIndex.build(codes, Z, ids, kind="grouped"), "cpu")
+    index = put(MemoryIndex.build(codes, Z, ids), "cpu", group=True)
     with pytest.raises(DataError, match=f"more than {limit} results"):
         index.range_search(xq, -100.0, limit=limit)
 
@@ -291,8 +291,10 @@ def test_a_range_of_many_items_a_code_is_refused_before_it_is_expanded(limit: in
 def test_filters_by_the_front_door_equal_the_cpu(M: int, via: str) -> None:
     codes, Z, ids, xq = items(20, M, n=50_000, distinct=20_000)
     for group in (False, True):
-        engine = MemoryIndex.build(codes, Z, ids, kind="grouped" if group else "exact")
-        index = to_gpu(engine) if via == "auto" else to_torch(engine, device="cuda:0")
+        engine = MemoryIndex.build(codes, Z, ids)
+        index = (
+            to_gpu(engine, group=group) if via == "auto" else to_torch(engine, device="cuda:0", group=group)
+        )
         for where in (Deny(ids[::100]), Allow(ids[::100]), lambda i: i % 3 == 0):
             for k in (10, 1000, 5000):
                 assert same(index.search(xq, k, where=where), engine.search(xq, k, where=where))

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpq_faiss.codes.codebooks import inject
-from gpq_faiss.codes.groups import Groups
 from gpq_faiss.codes.scores import score_codes, score_tables
 from gpq_faiss.errors import DataError, DeviceError, UsageError
 from gpq_faiss.faissio.storage import Storage
@@ -23,7 +22,6 @@ from gpq_faiss.gpu.index import DeviceIndex, Part
 from gpq_faiss.gpu.placing import to_gpu, to_torch
 from gpq_faiss.gpu.ranking import rank_on_device
 from gpq_faiss.gpu.tensors import device_of
-from gpq_faiss.indexes.filters import Deny
 from gpq_faiss.indexes.memory import MemoryIndex
 
 # Search --------------------------------------------------------------------------------------------------------------
@@ -132,68 +130,17 @@ def test_every_kind_of_engine_and_form_of_index(device: str) -> None:
     codes, Z, ids, xq = items(7, 6, distinct=150)
     exact = MemoryIndex.build(codes, Z, ids, kind="exact")
     expected = exact.search(xq, 25)
-    for kind in (
-        "auto",
-        "grouped",
-        "fused",
-        "flat",
-        "fastscan",
-    ):  # FastScan's tables are rounded; here it is exact
+    for kind in ("auto", "fused", "fastscan"):
         assert same(put(exact.to(kind), device).search(xq, 25), expected)
     for packing in ("4-bit", "bytes", "fastscan"):
         assert same(put(exact.to_faiss(Storage(packing)), device).search(xq, 25), expected)
-    grouped = put(exact.to("grouped"), device)
+    grouped = put(exact, device, group=True)
     assert len(grouped.parts[0].searcher) == len(np.unique(codes, axis=0))
     bare = inject(Z)
     bare.add_sa_codes(codes)
     assert same(
         put(bare, device, via="torch").search(xq, 9), MemoryIndex.build(codes, Z, kind="exact").search(xq, 9)
     )
-
-
-@on_devices
-def test_an_exact_engine_that_has_gone_over_to_distinct_codes_stays_so_on_a_device(
-    device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    codes, Z, ids, xq = items(16, 6, n=9000, distinct=100, queries=90)
-    engine = MemoryIndex.build(codes, Z, ids, kind="exact")
-    assert len(put(engine, device).parts[0].searcher) == 9000
-    for _ in range(3):
-        expected = engine.search(xq, 100)
-    assert (engine.plan.group, engine.distinct) == (False, len(np.unique(codes, axis=0)))
-    some = Deny(ids[::3])
-    passing = engine.search(xq, 100, where=some)
-    made: list[int] = []
-    of = Groups.of
-
-    def counted(codes: np.ndarray) -> Groups:
-        made.append(len(codes))
-        return of(codes)
-
-    monkeypatch.setattr(Groups, "of", counted)
-    for options, lengths in (
-        ({}, [engine.distinct]),
-        ({"group": True}, [engine.distinct]),
-        ({"parts": 2, "mode": "replica"}, [engine.distinct] * 2),
-        ({"group": False}, [9000]),  # as requested
-    ):
-        index = put(engine, device, **options)
-        assert [len(part.searcher) for part in index.parts] == lengths
-        assert same(index.search(xq, 100), expected)
-        assert same(index.search(xq, 100, where=some), passing)
-    assert made == []  # taken over, not found again
-    shards = put(engine, device, parts=2)
-    assert made == [4500, 4500]
-    assert same(shards.search(xq, 100), expected)
-    # items that come later are not in the groups of before
-    engine.add(codes[:5], np.arange(5))
-    assert engine.distinct is None
-    assert same(put(engine, device).search(xq, 100), engine.search(xq, 100))
-    kept = MemoryIndex.build(codes, Z, ids, kind="exact")
-    kept.keep_items()
-    for _ in range(3):
-        kept.search(xq, 100)
-    assert len(put(kept, device).parts[0].searcher) == 9000
 
 
 def test_more_items_than_a_key_can_tell_apart_are_refused() -> None:
@@ -231,7 +178,7 @@ def test_shortlists_that_lie_are_not_believed(lie: str, monkeypatch: pytest.Monk
 def test_shortlisting_is_given_up_where_it_seldom_proves() -> None:
     codes, Z, ids, xq = items(10, 3, n=3000, distinct=30, queries=300)
     engine = MemoryIndex.build(codes, Z, ids, kind="exact")
-    index = put(engine, "cpu", memory=1 << 26)
+    index = put(engine, "cpu", memory=1 << 26, group=False)
     for _ in range(3):
         assert same(index.search(xq, 100), engine.search(xq, 100))
     assert index.stats()["tried"] == 300  # one batch, no more

@@ -123,7 +123,7 @@ def test_a_file_of_many_lists_and_few_items_is_read(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------ arrays and files
 
 
-@pytest.mark.parametrize("kind", ["exact", "grouped", "flat", "fused", "fastscan", "ivf"])
+@pytest.mark.parametrize("kind", ["exact", "ivf"])
 def test_what_the_caller_does_with_its_arrays_changes_nothing(kind: Any) -> None:
     Z, codes, ids = books(5), draw(500, 5), np.arange(500) * 3
     kept = Z.copy(), codes.copy(), ids.copy()
@@ -280,7 +280,7 @@ def test_a_file_with_a_direct_map_is_refused_by_that_name(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("least", [1e39, -1e39, np.inf, -np.inf])
-@pytest.mark.parametrize("kind", ["exact", "grouped", "ivf", "disk"])
+@pytest.mark.parametrize("kind", ["exact", "ivf", "disk"])
 def test_beyond_float32_every_score_or_none_is_enough(kind: str, least: float, tmp_path: Path) -> None:
     n = 0 if least > 0 else 50
     lists = IvfSettings(lists=2, nprobe=2) if kind == "ivf" else None

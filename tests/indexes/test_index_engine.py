@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import faiss
 import numpy as np
 import pytest
 
 from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.codes.groups import Groups
-from gpq_faiss.codes.scores import score_codes, score_tables
+from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import DataError, MismatchError, UsageError
 from gpq_faiss.indexes.filters import Allow, Bitmap, Deny
 from gpq_faiss.indexes.lists import IvfSettings
 from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.indexes.opening import open_in_memory
-from gpq_faiss.indexes.plan import KINDS
 from gpq_faiss.indexes.proof import ProvenSearch
-from gpq_faiss.indexes.scanners import quantisation_bound, rounding_bound
 
-EXACT = ["exact", "grouped", "fused", "flat", "auto"]
+EXACT = ["exact", "fused"]
 
 
 N = 9000  # so many that not all are scored at once (indexes.proof.FULL)
@@ -69,7 +65,7 @@ def test_other_codebook_sizes_are_searched_exactly(K: int) -> None:
     codes = repetitive(rng, 5, N, 400, K)
     xq = rng.normal(size=(6, 60)).astype(np.float32)
     expected = brute_force(xq, codes, Z, np.arange(N), 40)
-    for kind in ("exact", "grouped", "flat", "auto"):
+    for kind in ("exact", "flat"):
         D, found = MemoryIndex.build(codes, Z, kind=kind).search(xq, 40)
         assert np.array_equal(found, expected[1])
         assert np.array_equal(D, expected[0])
@@ -96,103 +92,9 @@ def test_adversarial_tables_stay_exact(case: str) -> None:
         xq *= {"zero": 0.0, "huge": 1e18, "tiny": 1e-42}[case]
     codes = pack_codes(rng.integers(0, 16, (N, 8)), 16)
     expected = brute_force(xq, codes, Z, np.arange(N), 20)
-    for kind in ("exact", "grouped"):
-        engine = MemoryIndex.build(codes, Z, kind=kind)
-        D, found = engine.search(xq, 20)
-        assert np.array_equal(found, expected[1])
-        assert np.array_equal(D, expected[0])
-        assert engine.stats()["queries"] == 8
-        if case in ("one wide table", "zero"):
-            assert engine.stats()["retried"] == 8
-
-
-def test_fastscan_never_errs_by_more_than_its_bound() -> None:
-    rng = np.random.default_rng(4)
-    for M in (1, 3, 7, 12):
-        Z = codebooks(rng, M)
-        codes = pack_codes(rng.integers(0, 16, (3000, M)), 16)
-        xq = (rng.normal(size=(40, M * 12)) * np.logspace(-6, 6, 40)[:, None]).astype(np.float32)
-        engine = MemoryIndex.build(codes, Z, kind="exact")
-        scanner = engine.searcher.scanner("fastscan")
-        D, found = scanner.candidates(xq, 3000)
-        tables = score_tables(xq, Z)
-        above = np.where(found >= 0, np.take_along_axis(score_codes(xq, codes, Z), found, axis=1) - D, 0)
-        slack = scanner.slack(xq, tables)
-        assert (above.max(axis=1) <= slack).all()
-        half_steps = M / 2 * (tables.max(2) - tables.min(2)).max(1) / 255
-        assert (quantisation_bound(tables) < 1.02 * half_steps + rounding_bound(xq, M, 12) * 20).all()
-        assert (above.max(axis=1) > slack / 4).any()
-
-
-def test_the_engine_counts_what_it_had_to_do() -> None:
-    rng = np.random.default_rng(5)
-    Z = codebooks(rng, 12)
-    codes = pack_codes(rng.integers(0, 16, (20000, 12)), 16)
-    engine = MemoryIndex.build(codes, Z, kind="exact")
-    engine.search(rng.normal(size=(40, 144)).astype(np.float32), 10)
-    stats = engine.stats()
-    assert stats["queries"] == 40
-    assert stats["proven_first"] > 0.5
-    assert stats["brute_forced"] == 0
-    same = MemoryIndex.build(np.repeat(codes[:1], 20000, axis=0), Z, kind="exact")
-    same.search(rng.normal(size=(4, 144)).astype(np.float32), 10)
-    # ties without end: neither more candidates nor finer tables would help, so none were requested
-    assert (same.stats()["rescored"], same.stats()["brute_forced"]) == (0, 4)
-
-
-def test_auto_groups_where_codes_repeat() -> None:
-    rng = np.random.default_rng(6)
-    Z = codebooks(rng, 3)
-    short = MemoryIndex.build(pack_codes(rng.integers(0, 16, (20000, 3)), 16), Z)
-    assert short.kind == "grouped"
-    assert short.distinct is not None
-    assert short.distinct <= 4096
-    long = MemoryIndex.build(pack_codes(rng.integers(0, 16, (20000, 12)), 16), codebooks(rng, 12))
-    assert (long.kind, long.distinct) == ("exact", None)
-
-
-def test_exact_goes_over_to_distinct_codes_where_ties_cost_more() -> None:
-    rng = np.random.default_rng(11)
-    Z = codebooks(rng, 6)
-    codes = np.repeat(pack_codes(rng.integers(0, 16, (20, 6)), 16), 1000, axis=0)
-    ids = rng.permutation(20000) * 3
-    engine = MemoryIndex.build(codes, Z, ids, kind="exact")
-    grouped = MemoryIndex.build(codes, Z, ids, kind="grouped")
-    assert engine.describe() == "exact, 20,000 items"
-    seen = []
-    for _ in range(4):
-        xq = rng.normal(size=(30, 72)).astype(np.float32)
-        for one, other in zip(engine.search(xq, 30), grouped.search(xq, 30), strict=True):
-            assert np.array_equal(one, other)
-        seen.append((engine.distinct, engine.stats()["queries"]))
-    assert [queries for _, queries in seen] == [30, 60, 90, 120]  # nothing is forgotten of what was before
-    assert {distinct for distinct, _ in seen[1:]} == {20}
-    assert engine.stats()["brute_forced"] <= 60
-    assert engine.plan == KINDS["exact"]
-    assert engine.describe() == "exact, 20 distinct codes of 20,000 items"
-    least = float(engine.search(xq, 30)[0][0, 5])
-    for one, other in zip(engine.range_search(xq, least), grouped.range_search(xq, least), strict=True):
-        assert np.array_equal(one, other)
-    engine.add(codes[:1], [1])  # other items may be tied less
-    assert engine.distinct is None
-    assert engine.search(xq, 30)[1].shape == (30, 30)
-
-
-def test_exact_stays_with_its_items_where_codes_that_differ_tie(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A query of zeros makes a tie that grouping would not resolve, and it is not tried again."""
-    made: list[int] = []
-    of = Groups.of
-    monkeypatch.setattr(Groups, "of", lambda codes: made.append(len(codes)) or of(codes))
-    rng = np.random.default_rng(12)
-    Z = codebooks(rng, 12)
-    engine = MemoryIndex.build(pack_codes(rng.integers(0, 16, (20000, 12)), 16), Z, kind="exact")
-    for _ in range(3):
-        D, found = engine.search(np.zeros((20, 144), np.float32), 40)
-        assert (D == 0).all()
-        assert (found == np.arange(40)).all()
-    assert engine.stats()["brute_forced"] == 60
-    assert engine.distinct is None
-    assert made == [20000]
+    D, found = MemoryIndex.build(codes, Z).search(xq, 20)
+    assert np.array_equal(found, expected[1])
+    assert np.array_equal(D, expected[0])
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 6, 9])
@@ -208,7 +110,7 @@ def test_groups_against_a_dictionary(size: int) -> None:
         assert groups.members[groups.starts[u] : groups.starts[u + 1]].tolist() == members
 
 
-@pytest.mark.parametrize("kind", ["exact", "grouped", "fastscan"])
+@pytest.mark.parametrize("kind", ["exact", "ivf"])
 def test_the_answer_depends_on_neither_batch_nor_threads(kind: str) -> None:
     rng = np.random.default_rng(8)
     Z = codebooks(rng, 8)
@@ -223,8 +125,7 @@ def test_the_answer_depends_on_neither_batch_nor_threads(kind: str) -> None:
         tuple(np.concatenate(p) for p in zip(*(engine.search(q[None], 15) for q in xq), strict=True)),
     ):
         assert np.array_equal(other[0], D)
-        if kind != "fastscan":  # which of several tied at the k-th place it keeps is its own affair
-            assert np.array_equal(other[1], found)
+        assert np.array_equal(other[1], found)
     assert faiss.omp_get_max_threads() == before
 
 
@@ -264,23 +165,17 @@ def test_filters_are_brute_force_over_what_they_allow(kind: str) -> None:
             assert np.isneginf(D[:, m:]).all()
 
 
-def test_filters_reach_fastscan_and_ivf_too() -> None:
+def test_filters_reach_lists_too() -> None:
     rng = np.random.default_rng(10)
     Z = codebooks(rng, 6)
     codes = pack_codes(rng.integers(0, 16, (2000, 6)), 16)
     xq = rng.normal(size=(5, 72)).astype(np.float32)
     allowed = rng.choice(2000, 400, replace=False)
-    for kind in ("fastscan", "ivf"):
-        for group in (False, True):
-            plan = dataclasses.replace(KINDS[kind], group=group)
-            engine = MemoryIndex.build(codes, Z, kind=plan, ivf=IvfSettings(lists=8, nprobe=8))
-            for where in (Allow(allowed), Deny(allowed)):
-                D, found = engine.search(xq, 10, where=where)
-                assert (np.isin(found, allowed) == isinstance(where, Allow)).all()
-                truth = score_codes(xq, codes, Z)
-                assert np.abs(np.take_along_axis(truth, found, axis=1) - D).max() < (
-                    0.1 if kind == "fastscan" else 1e-9
-                )
+    engine = MemoryIndex.build(codes, Z, kind="ivf", ivf=IvfSettings(lists=8, nprobe=8))
+    for where in (Allow(allowed), Deny(allowed)):
+        D, found = engine.search(xq, 10, where=where)
+        assert (np.isin(found, allowed) == isinstance(where, Allow)).all()
+        assert np.array_equal(np.take_along_axis(score_codes(xq, codes, Z), found, axis=1), D)
 
 
 def test_filters_that_are_none_are_refused() -> None:
@@ -333,7 +228,7 @@ def test_range_search_is_brute_force(kind: str) -> None:
         engine.range_search(xq, float("nan"))
 
 
-@pytest.mark.parametrize("kind", ["exact", "grouped", "fused", "ivf"])
+@pytest.mark.parametrize("kind", ["exact", "ivf"])
 def test_adding_removing_and_merging_equal_building_anew(kind: str) -> None:
     rng = np.random.default_rng(12)
     Z = codebooks(rng, 6)

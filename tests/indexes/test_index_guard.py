@@ -36,7 +36,6 @@ def same(found: tuple[np.ndarray, ...], expected: tuple[np.ndarray, ...]) -> Non
     queries=st.integers(1, 9),
     scale=st.sampled_from([1.0, 0.0, 1e-30, 1e20]),
     keep=st.sampled_from([None, 0.0, 0.1, 0.9]),
-    group=st.booleans(),
     rows=st.sampled_from([None, 384, 1000]),
     threads=st.integers(1, 2),
     seed=st.integers(0, 2**20),
@@ -53,7 +52,6 @@ def same(found: tuple[np.ndarray, ...], expected: tuple[np.ndarray, ...]) -> Non
     queries=9,
     scale=1.0,
     keep=None,
-    group=False,
     rows=9000,
     threads=2,
     seed=0,
@@ -69,7 +67,6 @@ def test_memory_and_file_are_one_index(
     queries: int,
     scale: float,
     keep: float | None,
-    group: bool,
     rows: int | None,
     threads: int,
     seed: int,
@@ -83,7 +80,7 @@ def test_memory_and_file_are_one_index(
     own = None if numbered == "positions" else np.arange(n) * 3 - 7 + 2 * (np.arange(n) > 1)
     ids = rng.permutation(own) if own is not None and numbered == "any" else own
     xq = (rng.normal(size=(queries, M * 4)) * scale).astype(np.float32)
-    plan = Plan("ivf" if storage.lists else "exact", storage.packing, group=group)
+    plan = Plan("ivf" if storage.lists else "exact", storage.packing)
     settings_ = IvfSettings(lists=min(9, n), nprobe=nprobe)
     made = MemoryIndex.build(codes, Z, ids, kind=plan, ivf=settings_)
     every = np.arange(n) if ids is None else ids

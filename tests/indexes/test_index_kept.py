@@ -8,16 +8,14 @@ import numpy as np
 import pytest
 
 from gpq_faiss.codes.bits import pack_codes
-from gpq_faiss.codes.groups import Groups
 from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import DataError
-from gpq_faiss.indexes.filters import Allow
 from gpq_faiss.indexes.items import Items
 from gpq_faiss.indexes.lists import IvfSettings
 from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.indexes.plan import Plan
 
-N = 10_000  # so many that not all are scored at once (indexes.proof.FULL)
+N = 10_000
 
 
 def made(distinct: int, queries: int = 80) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -39,7 +37,7 @@ def brute_force(xq: np.ndarray, codes: np.ndarray, Z: np.ndarray, ids: np.ndarra
     return np.take_along_axis(scores, order, axis=1), ids[order]
 
 
-def test_threads_that_search_while_one_goes_over_to_distinct_codes_all_get_the_answer() -> None:
+def test_threads_that_search_a_new_index_together_all_get_the_answer() -> None:
     codes, Z, xq = made(30)
     rng = np.random.default_rng(0)
     ids = rng.permutation(10**6)[:N]
@@ -49,7 +47,6 @@ def test_threads_that_search_while_one_goes_over_to_distinct_codes_all_get_the_a
         among = np.isin(ids, some)
         expected.append(brute_force(xq, codes[among], Z, ids[among], 50))
     engine = MemoryIndex.build(codes, Z, ids, kind="exact")
-    assert engine.distinct is None
 
     def run(seed: int) -> bool:
         order = np.random.default_rng(seed)
@@ -64,53 +61,12 @@ def test_threads_that_search_while_one_goes_over_to_distinct_codes_all_get_the_a
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(run, range(4)))
-    assert engine.distinct == 30
-
-
-def test_an_engine_that_is_to_keep_its_items_keeps_them_through_changes_and_filters() -> None:
-    codes, Z, xq = made(30)
-    free = MemoryIndex.build(codes, Z, kind="exact")
-    free.search(xq, 10)
-    assert free.distinct == 30, "these queries make it go over"
-    engine = MemoryIndex.build(codes, Z, kind="exact")
-    where = Allow(np.arange(2900))
-    engine.search(xq[:1], 10, where=where)
-    engine.keep_items()
-    engine.search(xq, 10)
-    engine.add(codes[:5])
-    for _ in range(2):
-        engine.search(xq, 10)
-        engine.search(xq, 10, where=where)
-    assert engine.distinct is None
-    assert engine._restricted(where.mask(engine._items))[1].groups is None
-
-
-def test_where_memory_does_not_hold_distinct_codes_the_search_still_answers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    codes, Z, xq = made(30)
-    tried = []
-
-    def full(codes: np.ndarray) -> Groups:
-        tried.append(len(codes))
-        raise MemoryError
-
-    monkeypatch.setattr(Groups, "of", full)
-    engine = MemoryIndex.build(codes, Z, kind="exact")
-    for _ in range(3):
-        D, found = engine.search(xq, 10)
-        expected = brute_force(xq, codes, Z, np.arange(N), 10)
-        assert np.array_equal(D, expected[0])
-        assert np.array_equal(found, expected[1])
-    assert tried == [N]
 
 
 @pytest.mark.parametrize("how", ["set", "tune"])
 def test_another_number_of_lists_reaches_the_filter_of_before(how: str) -> None:
     codes, Z, xq = made(3000, queries=20)
-    engine = MemoryIndex.build(
-        codes, Z, kind=Plan("ivf", "bytes", group=False), ivf=IvfSettings(lists=32, nprobe=1)
-    )
+    engine = MemoryIndex.build(codes, Z, kind=Plan("ivf", "bytes"), ivf=IvfSettings(lists=32, nprobe=1))
     where = np.arange(0, N, 5)
     few = engine.search(xq, 10, where=where)[0]
     if how == "set":

@@ -124,7 +124,6 @@ def same(found: tuple[np.ndarray, np.ndarray], expected: tuple[np.ndarray, np.nd
     k=st.integers(1, 60),
     scale=st.sampled_from([1.0, 1.0, 1e-38, 1e-44, 1e30, 0.0]),
     keep=st.sampled_from([None, 0.0, 0.02, 0.5, 0.97]),
-    group=st.booleans(),
     seed=st.integers(0, 2**20),
 )
 @example(
@@ -138,7 +137,6 @@ def same(found: tuple[np.ndarray, np.ndarray], expected: tuple[np.ndarray, np.nd
     k=60,
     scale=1.0,
     keep=None,
-    group=False,
     seed=1,
 )
 @example(
@@ -152,7 +150,6 @@ def same(found: tuple[np.ndarray, np.ndarray], expected: tuple[np.ndarray, np.nd
     k=7,
     scale=1.0,
     keep=None,
-    group=False,
     seed=1,
 )
 @example(
@@ -166,7 +163,6 @@ def same(found: tuple[np.ndarray, np.ndarray], expected: tuple[np.ndarray, np.nd
     k=10,
     scale=1.0,
     keep=None,
-    group=False,
     seed=1,
 )
 @example(
@@ -180,7 +176,6 @@ def same(found: tuple[np.ndarray, np.ndarray], expected: tuple[np.ndarray, np.nd
     k=10,
     scale=1e-38,
     keep=None,
-    group=False,
     seed=1,
 )
 def test_a_search_in_lists_has_one_meaning(
@@ -194,7 +189,6 @@ def test_a_search_in_lists_has_one_meaning(
     k: int,
     scale: float,
     keep: float | None,
-    group: bool,
     seed: int,
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -207,7 +201,7 @@ def test_a_search_in_lists_has_one_meaning(
     asked = IvfSettings(
         lists=None if own or lists is None else min(lists, n), centroids=centroids, nprobe=nprobe
     )
-    engine = MemoryIndex.build(codes, Z, ids, kind=Plan("ivf", form, group=group), ivf=asked)
+    engine = MemoryIndex.build(codes, Z, ids, kind=Plan("ivf", form), ivf=asked)
     allowed = np.ones(n, bool) if keep is None else rng.random(n) < keep
     where = None if keep is None else ids[allowed].tolist()
     expected = oracle(
@@ -230,7 +224,7 @@ def test_a_search_in_lists_has_one_meaning(
             for threads in (1, 2):
                 same(file.search(xq, k, where=where, threads=threads), expected)
             same(file.search(xq, k, where=where, block=2), expected)
-        same(open_in_memory(path, Plan("ivf", group=not group)).search(xq, k, where=where), expected)
+        same(open_in_memory(path, "ivf").search(xq, k, where=where), expected)
         everything = open_in_memory(path)
         everything.set_nprobe(10**6)
     flat = MemoryIndex.build(codes, Z, ids, kind="flat")
@@ -340,8 +334,7 @@ def test_lists_whose_codes_cancel_have_a_direction() -> None:
         assert np.allclose(np.linalg.norm(coarse.centroids, axis=1), 1)
 
 
-@pytest.mark.parametrize("group", [False, True])
-def test_lists_that_are_given_stay_with_what_is_made_of_an_engine(tmp_path: Path, group: bool) -> None:
+def test_lists_that_are_given_stay_with_what_is_made_of_an_engine(tmp_path: Path) -> None:
     """Items need not be in the list nearest to them; filters, other probes and files must leave them there."""
     rng = np.random.default_rng(3)
     Z, n = books(rng, 6), 2000
@@ -350,7 +343,7 @@ def test_lists_that_are_given_stay_with_what_is_made_of_an_engine(tmp_path: Path
     list_of = (place.reshape(-1) % 12).astype(np.int32)
     centroids = rng.normal(size=(12, 24)).astype(np.float32)
     ivf = IvfSettings(centroids=centroids, nprobe=2, list_of=list_of)
-    engine = MemoryIndex.build(codes, Z, kind=Plan("ivf", "bytes", group=group), ivf=ivf)
+    engine = MemoryIndex.build(codes, Z, kind=Plan("ivf", "bytes"), ivf=ivf)
     assert np.array_equal(lists_in(engine.to_faiss(), np.arange(n)), list_of)
     xq = rng.normal(size=(8, 24)).astype(np.float32)
     kept = {"codes": codes, "Z": Z, "ids": np.arange(n), "list_of": list_of}
@@ -375,29 +368,7 @@ def test_equal_codes_in_several_lists_are_not_taken_for_one() -> None:
     unit = ivf.trained(codes, Z).centroids
     kept = {"codes": codes, "Z": Z, "ids": np.arange(n), "list_of": list_of, "centroids": unit}
     expected = oracle(xq, 9, 1, allowed=np.ones(n, bool), **kept)
-    for group in (False, True):
-        same(MemoryIndex.build(codes, Z, kind=Plan("ivf", group=group), ivf=ivf).search(xq, 9), expected)
-
-
-def test_ties_make_lists_go_over_to_distinct_codes() -> None:
-    rng = np.random.default_rng(5)
-    Z, n = books(rng, 6), 30_000
-    codes = some_codes(rng, n, 6, 40)
-    xq = rng.normal(size=(40, 24)).astype(np.float32)
-    engine = MemoryIndex.build(codes, Z, kind="ivf", ivf=IvfSettings(nprobe=40))
-    before = engine.search(xq, 10)
-    assert engine.distinct == len(np.unique(codes, axis=0))
-    same(engine.search(xq, 10), before)
-    for where in (range(0, n, 3), range(0, n, 7000)):
-        kept = np.array(where)
-        part = MemoryIndex.build(codes[kept], Z, kept, kind="ivf", ivf=engine.ivf)
-        wanted = min(10, len(kept))
-        D, found = engine.search(xq, 10, where=where)
-        same((D[:, :wanted], found[:, :wanted]), part.search(xq, wanted))
-    held = MemoryIndex.build(codes, Z, kind="ivf", ivf=IvfSettings(nprobe=40))
-    held.keep_items()
-    same(held.search(xq, 10), before)
-    assert held.distinct is None
+    same(MemoryIndex.build(codes, Z, kind="ivf", ivf=ivf).search(xq, 9), expected)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -453,10 +424,8 @@ def test_the_scores_that_faiss_gives_of_lists_are_as_near_as_the_proof_takes_the
         Z = books(rng, M)
         codes = some_codes(rng, 3000, M, 0)
         for form in FORMS:
-            engine = MemoryIndex.build(
-                codes, Z, kind=Plan("ivf", form, group=False), ivf=IvfSettings(lists=9)
-            )
-            search = engine.searcher
+            engine = MemoryIndex.build(codes, Z, kind=Plan("ivf", form), ivf=IvfSettings(lists=9))
+            search = engine._engine.probed
             for scale in (1.0, 1e-3, 1e20):
                 xq = check_vectors(rng.normal(size=(25, M * 4)) * scale, M * 4, what="queries")
                 approximate, found = search.shortlist(xq, 50, search.probing.nearest(xq, 4))

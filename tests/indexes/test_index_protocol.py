@@ -136,8 +136,8 @@ def test_a_faiss_index_opens_in_memory_and_takes_no_budget(tmp_path: Path) -> No
         with pytest.raises(UsageError, match="a Faiss index is in memory"):
             open_index(filled, **options)
     with pytest.raises(
-        UsageError, match="must be searched in place with 1GB, which kind 'grouped' does not support"
+        UsageError, match="must be searched in place with 1GB, which kind 'fused' does not support"
     ):
-        open_index(tmp_path / "i.faiss", "grouped", in_place=True)
+        open_index(tmp_path / "i.faiss", "fused", in_place=True)
     with pytest.raises(UsageError, match="nprobe needs lists"):
         open_index(filled, nprobe=2)

@@ -79,8 +79,6 @@ def test_ties_are_ordered_by_id_even_across_the_cut(mapped: bool) -> None:
         expected_D, expected_I = brute_force(xq, codes, Z, ids, k)
         assert np.array_equal(found, expected_I)
         assert np.array_equal(D, expected_D)
-    assert searcher.stats()["retried"] == 18
-    assert searcher.stats()["brute_forced"] > 0
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-42, 1e-20, 1e18])

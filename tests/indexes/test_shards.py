@@ -159,8 +159,6 @@ def test_shards_that_do_not_belong_together_are_refused(made: Made, tmp_path: Pa
     update_manifest(made.manifest, [lists.save(folder / "lists.faiss")])
     with pytest.raises(MismatchError, match=r"lists.faiss has other lists"):
         open_index(made.manifest)
-    with pytest.raises(UsageError, match="fastscan"):
-        open_index(made.manifest, "fastscan")
     assert open_index(made.manifest, "exact").ntotal == 209  # without looking at the lists
 
 

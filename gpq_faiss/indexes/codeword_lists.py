@@ -1,0 +1,549 @@
+"""Exact search: the codes are their own inverted file.
+
+Equal codes are held once, sorted by their codewords. A list is a range of this order, so all its codes begin with the same codewords; it is
+split by the next codebook as long as it has more than :data:`CAP` codes. The score of these codewords, plus the best entry of every other
+table, bounds the scores of all codes of a list. A search
+
+1. scores some codes of the most promising list: the k-th best of them is a threshold that the k-th best of all cannot be below;
+2. visits only the lists whose bound reaches the threshold. FastScan, with 8-bit tables of the codebooks behind the first :attr:`P`,
+   shortlists k' > k codes of them;
+3. scores the shortlist exactly. If the k-th score exceeds all that a code outside the shortlist can have, the result is proven.
+   Otherwise k' grows, and finally all codes of these lists are scored.
+
+So the result equals that of brute force on any data. Ties are ordered by row number. The inverted multi-index (Babenko and Lempitsky, CVPR
+2012) has such lists without bounds; PQTable (Matsui et al., TMM 2018) looks codes up without lists.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from ..codes.bits import bits_per_code, pack_codes, unpack_codes
+from ..codes.blocks import block_bytes
+from ..codes.checks import Codes, Floats, Ids
+from ..codes.codebooks import inject
+from ..codes.scores import lookup, lookup_columns, lookup_tables, score_tables
+from ..errors import UsageError
+from .ranges import too_many
+from .threads import in_parallel
+
+CAP = 4096
+"""Maximum codes of a list that can be split further. Measured (``benchmarks/search.py``)."""
+SMALL = 4096
+"""Number of distinct codes up to which all are scored."""
+_DENSE = 4096  # combinations of first codewords whose scores are held in one table
+_TYPICAL = 2048  # codes that the list of a random code should have at least, for the choice of P
+_SAMPLE = 1024  # codes scored for the first threshold
+_REFINE = 32_768  # codes in the lists to visit from which a better threshold is looked for first
+_FIRST = 16_384  # codes that are shortlisted for it
+_BLOCK = 32_768
+_ROWS = 32  # codes of a FastScan block
+_EPS = float(np.finfo(np.float32).eps)
+_TINY = 2.0**-90  # spans of score tables below which FastScan's steps are not representable
+_MOST = 8192  # maximum candidates in excess of k
+
+
+class CodewordLists:
+    """Exact search of codes by row number. Thread-safe.
+
+    Args:
+        codes: uint8 [n, code_size], checked.
+        Z: codebooks, float32 [M, K, d], checked.
+
+    Attributes:
+        n: number of codes.
+        distinct: number of distinct codes.
+        P: codebooks that all lists share and FastScan does not hold; 0 without lists (few distinct codes).
+        lists: number of lists; 0 without.
+        visited: codes in the lists that searches have visited so far, and
+        searched: number of queries so far: for benchmarks.
+
+    Raises:
+        UsageError: 2^32 codes or more.
+    """
+
+    def __init__(self, codes: Codes, Z: Floats) -> None:
+        if len(codes) >= 1 << 32:
+            raise UsageError(f"{len(codes):,} codes are too many for one search in memory: use shards")
+        self.Z = Z
+        self.M, self.K, self.d = (int(n) for n in Z.shape)
+        self.n = len(codes)
+        self._by_dimension = np.ascontiguousarray(Z.transpose(2, 0, 1))
+        words = _words(codes, self.M, self.K)
+        order, starts = _grouped(words)
+        self._members = order if self.n >= 1 << 31 else order.astype(np.int32)
+        self._starts: Ids | None = None if len(starts) == self.n else np.append(starts, self.n)
+        first = order[starts]
+        self.codes = codes[first]
+        self.distinct = len(first)
+        self._offsets = (np.arange(codes.shape[1]) * 256)[:, None]
+        self._paired = self.K == 16 and self.M > 1
+        self._more: dict[int, int] = {}
+        self.visited = self.searched = 0
+        self.P = self.lists = 0
+        if self.distinct > SMALL and self.M > 1:
+            self._split(words[0][first])
+        else:
+            self._columns = lookup_columns(self.codes, self.M, self.K)
+
+    # Lists -----------------------------------------------------------------------------------------------------------
+
+    def _split(self, keys: NDArray[np.uint64]) -> None:
+        """Choose P, and make lists of the distinct codes, by the first word of their keys, ascending."""
+        bits = bits_per_code(self.K)
+        levels = min(self.M, 64 // bits)
+        n = len(keys)
+
+        def starts_at(level: int) -> Ids:
+            heads = keys >> np.uint64(64 - bits * level)
+            return np.append(0, 1 + np.flatnonzero(heads[1:] != heads[:-1]))
+
+        self.P = 1
+        begin = starts_at(1)
+        while min(levels, self.M, 5) > self.P + 1 and self.K ** (self.P + 1) <= 1 << 16:
+            finer = starts_at(self.P + 1)
+            sizes = np.diff(finer, append=n)
+            if len(finer) > n // 8 or np.square(sizes).sum() < _TYPICAL * n:
+                break
+            self.P, begin = self.P + 1, finer
+        depth = np.full(len(begin), self.P)
+        for level in range(self.P + 1, levels + 1):
+            large = (np.diff(begin, append=n) > CAP) & (depth == level - 1)
+            if not large.any():
+                break
+            finer = starts_at(level)
+            of = np.searchsorted(begin, finer, side="right") - 1
+            finer = finer[large[of]]
+            made = np.concatenate([begin[~large], finer])
+            depth = np.concatenate([depth[~large], np.full(len(finer), level)])
+            place = np.argsort(made)
+            begin, depth = made[place], depth[place]
+        self.lists = len(begin)
+        self._begin = np.append(begin, n)
+        self._sizes = np.diff(self._begin)
+        self._dense = max(level for level in range(1, self.P + 1) if self.K**level <= max(_DENSE, self.K))
+        heads = keys[begin]
+        self._cell_of = (heads >> np.uint64(64 - bits * self._dense)).astype(np.int64)
+        self._cells = np.searchsorted(self._cell_of, np.arange(self.K**self._dense + 1))
+        self._empty = np.where(np.diff(self._cells) > 0, 0, -np.inf).astype(np.float32)
+        # Places in the tables, which get a last column with their best entries, of the codewords behind those of the dense cells.
+        self._deepest = int(depth.max())
+        self._places = np.empty((self._deepest - self._dense, self.lists), np.int64)
+        for row, m in enumerate(range(self._dense, self._deepest)):
+            codeword = (heads >> np.uint64(64 - bits * (m + 1))) & np.uint64(self.K - 1)
+            self._places[row] = m * (self.K + 1) + np.where(m < depth, codeword.astype(np.int64), self.K)
+        if self.K <= 16:
+            self._fill()
+
+    def _fill(self) -> None:
+        """Copy what is behind the first P codewords of all codes into Faiss' lists.
+
+        The query of this index is a row of score tables: its codewords are unit vectors.
+        """
+        rest = self.M - self.P
+        units = np.broadcast_to(np.eye(16, dtype=np.float32), (rest, 16, 16)).copy()
+        # A quantiser is not asked, as searches name their lists; it must outlive the index.
+        self._quantizer: Any = faiss.IndexFlatIP(rest * 16)
+        index: Any = faiss.IndexIVFPQFastScan(
+            self._quantizer, rest * 16, self.lists, rest, 4, faiss.METRIC_INNER_PRODUCT, _ROWS
+        )
+        index.by_residual = True  # adds the lists' scores
+        faiss.copy_array_to_vector(units.ravel(), index.pq.centroids)
+        index.is_trained = True
+        packer: Any = inject(units)
+        width = block_bytes(rest, _ROWS)
+        at = 0
+        while at < self.lists:
+            stop = max(
+                at + 1, int(np.searchsorted(self._begin, self._begin[at] + (1 << 20), side="right")) - 1
+            )
+            sizes = self._sizes[at:stop]
+            blocks = -(-sizes // _ROWS)
+            first = np.cumsum(blocks) - blocks
+            codes = self.codes[self._begin[at] : self._begin[stop]]
+            held = np.zeros((int(blocks.sum()) * _ROWS, (rest + 1) // 2), np.uint8)
+            shift = first * _ROWS - (self._begin[at:stop] - self._begin[at])
+            held[np.arange(len(codes)) + np.repeat(shift, sizes)] = pack_codes(
+                unpack_codes(codes, self.M, self.K)[:, self.P :], 16
+            )
+            packer.reset()
+            packer.add_sa_codes(held)
+            fast: Any = faiss.IndexPQFastScan(packer, _ROWS)  # named: its codes go with it
+            packed = faiss.vector_to_array(fast.codes)
+            rows = np.arange(self._begin[at], self._begin[stop])
+            for number, row, size, block in zip(
+                range(at, stop),
+                (self._begin[at:stop] - self._begin[at]).tolist(),
+                sizes.tolist(),
+                first.tolist(),
+                strict=True,
+            ):
+                index.invlists.add_entries(
+                    number, size, faiss.swig_ptr(rows[row:]), faiss.swig_ptr(packed[block * width :])
+                )
+            at = stop
+        index.ntotal = self.distinct
+        self._index = index
+
+    # Searching -------------------------------------------------------------------------------------------------------
+
+    def search(
+        self, xq: Floats, k: int, *, mask: NDArray[np.bool_] | None = None, threads: int | None = None
+    ) -> tuple[Floats, Ids]:
+        """The ``k`` best rows of each checked query [Q, M*d]: scores float32 [Q, k], and rows int64 [Q, k], padded with -inf and -1.
+
+        Args:
+            mask: bool [n], the rows that may be returned (default: all).
+        """
+        D = np.full((len(xq), k), -np.inf, np.float32)
+        found = np.full((len(xq), k), -1, np.int64)
+        allowed = None if mask is None else self._allowed(mask)
+
+        def run(part: slice) -> None:
+            for q in range(part.start, min(part.stop, len(xq))):
+                scores, rows = self._expand(*self._one(xq[q], min(k, self.distinct), allowed), k, mask)
+                D[q, : len(rows)], found[q, : len(rows)] = scores, rows
+
+        in_parallel(run, len(xq), 256, threads)
+        return D, found
+
+    def range_search(
+        self, query: Floats, min_score: float, limit: int, *, mask: NDArray[np.bool_] | None = None
+    ) -> tuple[Floats, Ids]:
+        """Scores and rows, best first, of all rows with at least ``min_score`` for a checked query [M*d].
+
+        Raises:
+            DataError: more than ``limit``.
+        """
+        tables, prepared = self._tables(query)
+        if not self.lists:
+            scores = lookup(prepared, self._columns, paired=self.K <= 16 and self.M > 1)
+            places = np.flatnonzero(scores >= min_score)
+            scores = scores[places]
+        else:
+            bounds = _Bounds(self, tables)
+            lists, _ = bounds.reaching(min_score)
+            scores, places = self._all(prepared, lists, min_score, None)
+        order = (-scores).argsort(kind="stable")
+        total = (
+            len(order)
+            if self._starts is None
+            else int((self._starts[places + 1] - self._starts[places]).sum())
+        )
+        if total > limit and mask is None:
+            raise too_many(min_score, limit)
+        scores, rows = self._expand(scores[order], places[order], None, mask)
+        if len(rows) > limit:
+            raise too_many(min_score, limit)
+        return scores, rows
+
+    def _tables(self, query: Floats) -> tuple[Floats, Floats]:
+        """Score tables [M, K], and :func:`..codes.scores.lookup_tables` of them [T, entries], of one query."""
+        # Summed over the outer axis: in the order of score_tables.
+        with np.errstate(over="ignore", invalid="ignore"):
+            products = np.multiply(self._by_dimension, query.reshape(self.M, self.d).T[:, :, None], order="C")
+            tables: Floats = np.add.reduce(products, axis=0, initial=0)
+        if not np.isfinite(tables.sum()):
+            tables = score_tables(query[None], self.Z)[0]  # which names the fault
+        if self._paired and self.M % 2 == 0:
+            return tables, (tables[1::2, :, None] + tables[0::2, None, :]).reshape(-1, 256)
+        return tables, lookup_tables(tables[None])[0]
+
+    def _score(self, prepared: Floats, codes: Codes) -> Floats:
+        """Exact scores of codes [c, code_size]: float32 [c]."""
+        if self._paired and len(codes) > 1:  # the sum over the outer axis is from left to right
+            scores: Floats = np.add.reduce(prepared.take(np.add(codes.T, self._offsets, order="C")), axis=0)
+            return scores
+        return lookup(prepared, lookup_columns(codes, self.M, self.K), paired=self.K <= 16 and self.M > 1)
+
+    def _one(self, query: Floats, k: int, allowed: NDArray[np.bool_] | None) -> tuple[Floats, Ids]:
+        """Scores, descending, and places among the distinct codes, of at least all that score as much as the k-th best."""
+        tables, prepared = self._tables(query)
+        self.searched += 1
+        if not self.lists or 4 * k >= self.distinct:
+            if self.lists:
+                scores = self._score(prepared, self.codes)
+            else:
+                scores = lookup(prepared, self._columns, paired=self.K <= 16 and self.M > 1)
+            self.visited += self.distinct
+            return _best(scores, None if allowed is None else np.flatnonzero(allowed), k)
+        if allowed is not None:
+            there = np.flatnonzero(allowed)
+            if len(there) <= max(4 * k, _REFINE):
+                return _best(self._score(prepared, self.codes[there]), there, k, at=True)
+        bounds = _Bounds(self, tables)
+        threshold = self._sampled(bounds, prepared, k, allowed)
+        lists, heads = bounds.reaching(threshold)
+        scan = None if self.K > 16 else _Scan(self, tables, allowed)
+        if scan is not None and (items := int(self._sizes.take(lists).sum())) > _REFINE:
+            most = lists if items <= 2 * _FIRST else bounds.best(lists, heads)
+            if len(most) < len(lists):
+                near = np.searchsorted(lists, most)
+                found, _, _ = scan.shortlist(most, heads.take(near), k + 16)
+                if len(found) >= k:
+                    scores = self._score(prepared, self.codes.take(found, axis=0))
+                    threshold = max(threshold, float(np.partition(scores, len(scores) - k)[len(scores) - k]))
+                    lists, heads = bounds.reaching(threshold)
+        items = int(self._sizes.take(lists).sum())
+        self.visited += items
+        more = self._more.get(k, 16)
+        while scan is not None and 8 * (k + more) < max(items, 8 * _SAMPLE) and more <= _MOST:
+            found, last, slack = scan.shortlist(lists, heads, k + more)
+            scores = self._score(prepared, self.codes.take(found, axis=0))
+            best = _best(scores, found, k, at=True)
+            if len(best[0]) >= k and last + slack < best[0][-1]:
+                # nine in ten queries or more should be proven at first try
+                self._more[k] = max(8, more - more // 32)
+                return best
+            self._more[k] = min(_MOST, self._more.get(k, 16) + max(1, more // 4))
+            more *= 4
+        scores, places = self._all(prepared, lists, threshold, allowed)
+        return _best(scores, places, k, at=True)
+
+    def _sampled(self, bounds: _Bounds, prepared: Floats, k: int, allowed: NDArray[np.bool_] | None) -> float:
+        """A score that the ``k``-th best is not below."""
+        start = int(self._begin[bounds.top()])
+        stop = min(self.distinct, start + max(_SAMPLE if allowed is None else 4 * _SAMPLE, 2 * k))
+        start = max(0, min(start, stop - 2 * k))
+        codes = self.codes[start:stop] if allowed is None else self.codes[start:stop][allowed[start:stop]]
+        if len(codes) < k:
+            return -np.inf
+        scores = self._score(prepared, codes)
+        return float(np.partition(scores, len(scores) - k)[len(scores) - k])
+
+    def _all(
+        self, prepared: Floats, lists: Ids, least: float, allowed: NDArray[np.bool_] | None
+    ) -> tuple[Floats, Ids]:
+        """Scores and places of all codes of these lists with at least the score ``least``, blockwise."""
+        kept, at = [np.empty(0, np.float32)], [np.empty(0, np.int64)]
+        if not len(lists):
+            return kept[0], at[0]
+        begin, stop = self._begin[lists], self._begin[lists + 1]
+        joined = np.append(True, begin[1:] != stop[:-1])  # neighbouring lists are one range
+        for low, high in zip(begin[joined].tolist(), stop[np.append(joined[1:], True)].tolist(), strict=True):
+            for start in range(low, high, _BLOCK):
+                end = min(high, start + _BLOCK)
+                scores = self._score(prepared, self.codes[start:end])
+                reached = scores >= least
+                if allowed is not None:
+                    reached &= allowed[start:end]
+                places = np.flatnonzero(reached)
+                kept.append(scores[places])
+                at.append(start + places)
+        return np.concatenate(kept), np.concatenate(at)
+
+    # Items of codes --------------------------------------------------------------------------------------------------
+
+    def _allowed(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Whether any row of a distinct code is in ``mask`` [n]: bool [distinct]."""
+        by_code = mask[self._members]
+        return by_code if self._starts is None else np.logical_or.reduceat(by_code, self._starts[:-1])
+
+    def _expand(
+        self, scores: Floats, places: Ids, k: int | None, mask: NDArray[np.bool_] | None
+    ) -> tuple[Floats, Ids]:
+        """The ``k`` best rows (None: all) of distinct codes, best first; ties by row."""
+        if self._starts is None:
+            rows = self._members.take(places).astype(np.int64)
+        else:
+            begin = self._starts.take(places)
+            sizes = self._starts.take(places + 1) - begin
+            if k is not None and mask is None:
+                sizes = np.minimum(sizes, k)
+                # up to the code with the k-th item, and all that tie with it
+                reached = int(np.searchsorted(sizes.cumsum(), k))
+                if reached + 1 < len(scores):
+                    keep = int(np.searchsorted(-scores, -scores[reached], side="right"))
+                    scores, begin, sizes = scores[:keep], begin[:keep], sizes[:keep]
+            ends = sizes.cumsum()
+            at = np.arange(int(ends[-1]) if len(ends) else 0) + (begin - (ends - sizes)).repeat(sizes)
+            rows = self._members.take(at).astype(np.int64)
+            scores = scores.repeat(sizes)
+        if mask is not None:
+            passing = mask.take(rows)
+            scores, rows = scores[passing], rows[passing]
+        if bool((scores[1:] == scores[:-1]).any()):
+            order = np.lexsort((rows, -scores))
+            scores, rows = scores[order], rows[order]
+        return scores[:k], rows[:k]
+
+
+class _Bounds:
+    """Scores of the first codewords, and the bounds of lists, for one query's tables [M, K]."""
+
+    def __init__(self, held: CodewordLists, tables: Floats) -> None:
+        self.held = held
+        high = np.maximum.reduce(tables, axis=1)
+        low = np.minimum.reduce(tables, axis=1)
+        largest = float(np.add.reduce(np.maximum(high, -low)))
+        # Floats are added in other orders here than in scores.
+        self.margin = (2 * held.M + 8) * _EPS * largest
+        self.tables = np.concatenate([tables, high[:, None]], axis=1).reshape(-1)
+        cells = tables[0]
+        for m in range(1, held._dense):
+            cells = np.add.outer(cells, tables[m]).reshape(-1)
+        self.cells = cells + held._empty
+        self.rest = float(np.add.reduce(high[held._dense :])) + self.margin
+        self.tail = float(np.add.reduce(high[held._deepest :])) + self.margin
+
+    def top(self) -> int:
+        """The list of the best bound in the best cell."""
+        held = self.held
+        cell = int(self.cells.argmax())
+        first, stop = int(held._cells[cell]), int(held._cells[cell + 1])
+        if stop - first == 1 or not len(held._places):
+            return first
+        return first + int(np.add.reduce(self.tables.take(held._places[:, first:stop]), axis=0).argmax())
+
+    def reaching(self, threshold: float) -> tuple[Ids, Floats]:
+        """The lists, ascending, whose bound reaches ``threshold``, and the scores of their first P codewords."""
+        held = self.held
+        cells = np.flatnonzero(self.cells >= threshold - self.rest)
+        if len(cells) == 0:
+            return cells, np.empty(0, np.float32)
+        begin = held._cells.take(cells)
+        counts = held._cells.take(cells + 1) - begin
+        ends = counts.cumsum()
+        lists = np.arange(int(ends[-1])) + (begin - (ends - counts)).repeat(counts)
+        heads = self.cells.take(cells).repeat(counts)
+        if len(held._places):
+            parts = self.tables.take(held._places.take(lists, axis=1))
+            keep = np.flatnonzero(np.add.reduce(parts, axis=0) + heads >= threshold - self.tail)
+            lists, heads = lists.take(keep), heads.take(keep)
+            for row in range(held.P - held._dense):
+                heads += parts[row].take(keep)
+        else:
+            keep = np.flatnonzero(counts)
+        self._bounds = lists
+        return lists, heads
+
+    def best(self, lists: Ids, heads: Floats) -> Ids:
+        """Some of these lists, with the best bounds and about :data:`_FIRST` codes, ascending."""
+        held = self.held
+        bounds = heads + np.add.reduce(
+            self.tables.take(held._places[held.P - held._dense :].take(lists, axis=1)), axis=0
+        )
+        order = (-bounds).argsort()
+        enough = int(np.searchsorted(held._sizes.take(lists.take(order)).cumsum(), _FIRST)) + 1
+        return np.sort(lists.take(order[:enough]))
+
+
+class _Scan:
+    """FastScan of lists for one query's tables [M, K]."""
+
+    def __init__(self, held: CodewordLists, tables: Floats, allowed: NDArray[np.bool_] | None) -> None:
+        self.held = held
+        rest = tables[held.P :]
+        if held.K < 16:  # no code has the others
+            rest = np.concatenate([rest, np.repeat(rest[:, :1], 16 - held.K, axis=1)], axis=1)
+        self.query = np.ascontiguousarray(rest).reshape(1, -1)
+        high, low = np.maximum.reduce(rest, axis=1), np.minimum.reduce(rest, axis=1)
+        spans = high - low
+        self.span, self.spans = float(np.maximum.reduce(spans)), float(np.add.reduce(spans))
+        self.lowest = float(np.add.reduce(low))
+        self.largest = float(np.add.reduce(np.maximum(high, -low)))
+        self.selector: Any = None
+        if allowed is not None:
+            self._bits = np.packbits(allowed, bitorder="little")  # must outlive the selector
+            self.selector = faiss.IDSelectorBitmap(held.distinct, faiss.swig_ptr(self._bits))
+
+    def shortlist(self, lists: Ids, heads: Floats, k: int) -> tuple[Ids, float, float]:
+        """The ``k`` best of these lists by FastScan's scores.
+
+        Returns:
+            Places of codes, ascending, fewer if there are no more; the last approximate score; and how much a true score can exceed
+            its approximation.
+        """
+        held, count = self.held, len(lists)
+        head, foot = float(heads.max()), float(heads.min())
+        # One parameter object serves all searches of up to 2^i lists.
+        width = 1 << max(0, count - 1).bit_length()
+        numbers, scores = np.full(width, -1, np.int64), np.full(width, foot, np.float32)
+        numbers[:count], scores[:count] = lists, heads
+        params = _params(width) if self.selector is None else _params.__wrapped__(width, self.selector)
+        D, found = np.empty(k, np.float32), np.empty(k, np.int64)
+        held._index.search_preassigned_c(
+            1,
+            faiss.swig_ptr(self.query),
+            k,
+            faiss.swig_ptr(numbers),
+            faiss.swig_ptr(scores),
+            faiss.swig_ptr(D),
+            faiss.swig_ptr(found),
+            False,
+            params,
+        )
+        # Tables and heads are rounded to steps, at most 255 for the widest table and 65,535 in all.
+        rest = held.M - held.P
+        there = found if found[-1] >= 0 else found[found >= 0]
+        # Missing results: Faiss leaves out codes with the lowest possible score.
+        last = float(D[-1]) if len(there) == k else foot + self.lowest
+        step = max(self.span / 255, (self.spans + head - foot) / 65_535)
+        rounding = 8 * (rest + 2) * _EPS * (self.largest + max(abs(head), abs(foot)) + 256 * rest * step)
+        slack = 0.51 * (rest + 1) * step + rounding if 255 * step > _TINY else np.inf
+        there.sort()
+        return there, last, slack
+
+
+@functools.cache
+def _params(nprobe: int, selector: Any = None) -> Any:
+    """Search parameters of Faiss, which searches only read."""
+    return faiss.SearchParametersIVF(nprobe=nprobe, sel=selector)  # type: ignore[call-arg]  # stub lacks it
+
+
+def _best(scores: Floats, places: Ids | None, k: int, *, at: bool = False) -> tuple[Floats, Ids]:
+    """Of these scores the ``k`` best and all that tie with the k-th, descending, and their places.
+
+    Args:
+        places: with ``at`` those of the scores; without, indices of the scores that count (default: all).
+    """
+    if places is not None and not at:
+        scores = scores[places]
+    if len(scores) > k:
+        if len(scores) > 4 * k:
+            among = np.flatnonzero(scores >= np.partition(scores, len(scores) - k)[len(scores) - k])
+        else:
+            among = np.arange(len(scores))
+        order = among[(-scores.take(among)).argsort(kind="stable")]
+        ordered = scores.take(order)
+        stop = k
+        while stop < len(ordered) and ordered[stop] == ordered[k - 1]:
+            stop += 1
+        order = order[:stop]
+    else:
+        order = (-scores).argsort(kind="stable")
+    return scores.take(order), order if places is None else places.take(order)
+
+
+def _words(codes: Codes, M: int, K: int) -> list[NDArray[np.uint64]]:
+    """Codeword indices as keys, the first codebook in the highest bits: uint64 [n] each, 64 / log2(K) codebooks a word."""
+    bits = bits_per_code(K)
+    each = 64 // bits
+    words = [np.zeros(len(codes), np.uint64) for _ in range(-(-M // each))]
+    for start in range(0, len(codes), 1 << 20):
+        part = slice(start, start + (1 << 20))
+        indices = unpack_codes(codes[part], M, K)
+        for m in range(M):
+            words[m // each][part] |= indices[:, m].astype(np.uint64) << np.uint64(64 - bits * (m % each + 1))
+    return words
+
+
+def _grouped(words: list[NDArray[np.uint64]]) -> tuple[Ids, Ids]:
+    """Rows in the order of their keys, equal keys by row, and where in it each distinct key begins."""
+    order = np.argsort(words[0]) if len(words) == 1 else np.lexsort(words[::-1])
+    new = np.ones(len(order), np.bool_)
+    new[1:] = False
+    for word in words:
+        ordered = word[order]
+        new[1:] |= ordered[1:] != ordered[:-1]
+    starts = np.flatnonzero(new)
+    if len(words) == 1 and len(starts) < len(order):
+        # quicksort is not stable: sort rows within equal keys
+        group = np.cumsum(new, dtype=np.uint64) << np.uint64(32)
+        order = (np.sort(group | order.astype(np.uint64)) & np.uint64(0xFFFF_FFFF)).astype(np.int64)
+    return order, starts
