@@ -40,7 +40,7 @@ Search = Callable[[Floats, int], tuple[Any, Any]]
 CHANGED = 0.05  # chance that a codeword of an item is another one
 SUBDIM = 12
 ROUNDS = 7
-SECONDS = 0.5  # of one search in a round, at most about this
+SECONDS = 0.25  # of one search in a round, at most about this
 PLAIN = 3_000_000  # items up to which IndexPQ is timed
 
 

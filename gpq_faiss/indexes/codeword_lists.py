@@ -17,6 +17,8 @@ So the result equals that of brute force on any data. Ties are ordered by row nu
 from __future__ import annotations
 
 import functools
+import math
+import operator
 from typing import Any
 
 import faiss
@@ -30,7 +32,7 @@ from ..codes.codebooks import inject
 from ..codes.scores import lookup, lookup_columns, lookup_tables, score_tables
 from ..errors import UsageError
 from .ranges import too_many
-from .threads import in_parallel
+from .threads import check_threads, in_parallel
 
 CAP = 4096
 """Maximum codes of a list that can be split further. Measured (``benchmarks/search.py``)."""
@@ -45,6 +47,7 @@ _BLOCK = 32_768
 _ROWS = 32  # codes of a FastScan block
 _EPS = float(np.finfo(np.float32).eps)
 _TINY = 2.0**-90  # spans of score tables below which FastScan's steps are not representable
+_LARGE = 1e30  # |q|^2 from which scores might overflow
 _MOST = 8192  # maximum candidates in excess of k
 
 
@@ -204,12 +207,18 @@ class CodewordLists:
         found = np.full((len(xq), k), -1, np.int64)
         allowed = None if mask is None else self._allowed(mask)
 
+        most = min(k, self.distinct)
+
         def run(part: slice) -> None:
             for q in range(part.start, min(part.stop, len(xq))):
-                scores, rows = self._expand(*self._one(xq[q], min(k, self.distinct), allowed), k, mask)
+                scores, rows = self._expand(*self._one(xq[q], most, allowed), k, mask)
                 D[q, : len(rows)], found[q, : len(rows)] = scores, rows
 
-        in_parallel(run, len(xq), 256, threads)
+        if len(xq) == 1:  # in this thread, without the cost of a pool
+            check_threads(threads)
+            run(slice(0, 1))
+        else:
+            in_parallel(run, len(xq), 256, threads)
         return D, found
 
     def range_search(
@@ -244,11 +253,11 @@ class CodewordLists:
 
     def _tables(self, query: Floats) -> tuple[Floats, Floats]:
         """Score tables [M, K], and :func:`..codes.scores.lookup_tables` of them [T, entries], of one query."""
-        # Summed over the outer axis: in the order of score_tables.
-        with np.errstate(over="ignore", invalid="ignore"):
+        if np.vdot(query, query) < _LARGE:  # no table overflows
+            # Summed over the outer axis: in the order of score_tables.
             products = np.multiply(self._by_dimension, query.reshape(self.M, self.d).T[:, :, None], order="C")
             tables: Floats = np.add.reduce(products, axis=0, initial=0)
-        if not np.isfinite(tables.sum()):
+        else:
             tables = score_tables(query[None], self.Z)[0]  # which names the fault
         if self._paired and self.M % 2 == 0:
             return tables, (tables[1::2, :, None] + tables[0::2, None, :]).reshape(-1, 256)
@@ -279,12 +288,12 @@ class CodewordLists:
         bounds = _Bounds(self, tables)
         threshold = self._sampled(bounds, prepared, k, allowed)
         lists, heads = bounds.reaching(threshold)
-        scan = None if self.K > 16 else _Scan(self, tables, allowed)
+        scan = None if self.K > 16 else _Scan(bounds, tables, allowed)
         if scan is not None and (items := int(self._sizes.take(lists).sum())) > _REFINE:
             most = lists if items <= 2 * _FIRST else bounds.best(lists, heads)
             if len(most) < len(lists):
                 near = np.searchsorted(lists, most)
-                found, _, _ = scan.shortlist(most, heads.take(near), k + 16)
+                found, _ = scan.shortlist(most, heads.take(near), k + 16)
                 if len(found) >= k:
                     scores = self._score(prepared, self.codes.take(found, axis=0))
                     threshold = max(threshold, float(np.partition(scores, len(scores) - k)[len(scores) - k]))
@@ -293,10 +302,10 @@ class CodewordLists:
         self.visited += items
         more = self._more.get(k, 16)
         while scan is not None and 8 * (k + more) < max(items, 8 * _SAMPLE) and more <= _MOST:
-            found, last, slack = scan.shortlist(lists, heads, k + more)
+            found, reach = scan.shortlist(lists, heads, k + more)
             scores = self._score(prepared, self.codes.take(found, axis=0))
             best = _best(scores, found, k, at=True)
-            if len(best[0]) >= k and last + slack < best[0][-1]:
+            if len(best[0]) >= k and reach < best[0][-1]:
                 # nine in ten queries or more should be proven at first try
                 self._more[k] = max(8, more - more // 32)
                 return best
@@ -348,29 +357,28 @@ class CodewordLists:
         self, scores: Floats, places: Ids, k: int | None, mask: NDArray[np.bool_] | None
     ) -> tuple[Floats, Ids]:
         """The ``k`` best rows (None: all) of distinct codes, best first; ties by row."""
+        tied = bool((scores[1:] == scores[:-1]).any())
         if self._starts is None:
-            rows = self._members.take(places).astype(np.int64)
+            rows = self._members.take(places)
         else:
             begin = self._starts.take(places)
             sizes = self._starts.take(places + 1) - begin
             if k is not None and mask is None:
-                sizes = np.minimum(sizes, k)
-                # up to the code with the k-th item, and all that tie with it
-                reached = int(np.searchsorted(sizes.cumsum(), k))
-                if reached + 1 < len(scores):
-                    keep = int(np.searchsorted(-scores, -scores[reached], side="right"))
-                    scores, begin, sizes = scores[:keep], begin[:keep], sizes[:keep]
+                np.minimum(sizes, k, out=sizes)
+                if not tied:  # up to the code with the k-th item
+                    reached = int(sizes.cumsum().searchsorted(k)) + 1
+                    scores, begin, sizes = scores[:reached], begin[:reached], sizes[:reached]
             ends = sizes.cumsum()
             at = np.arange(int(ends[-1]) if len(ends) else 0) + (begin - (ends - sizes)).repeat(sizes)
-            rows = self._members.take(at).astype(np.int64)
+            rows = self._members.take(at)
             scores = scores.repeat(sizes)
         if mask is not None:
             passing = mask.take(rows)
             scores, rows = scores[passing], rows[passing]
-        if bool((scores[1:] == scores[:-1]).any()):
+        if tied:
             order = np.lexsort((rows, -scores))
             scores, rows = scores[order], rows[order]
-        return scores[:k], rows[:k]
+        return scores[:k], rows[:k].astype(np.int64)
 
 
 class _Bounds:
@@ -378,18 +386,19 @@ class _Bounds:
 
     def __init__(self, held: CodewordLists, tables: Floats) -> None:
         self.held = held
-        high = np.maximum.reduce(tables, axis=1)
-        low = np.minimum.reduce(tables, axis=1)
-        largest = float(np.add.reduce(np.maximum(high, -low)))
+        best = np.maximum.reduce(tables, axis=1)
+        self.high: list[float] = best.tolist()
+        self.low: list[float] = np.minimum.reduce(tables, axis=1).tolist()
+        self.largest = sum(map(max, self.high, map(operator.neg, self.low)))
         # Floats are added in other orders here than in scores.
-        self.margin = (2 * held.M + 8) * _EPS * largest
-        self.tables = np.concatenate([tables, high[:, None]], axis=1).reshape(-1)
+        self.margin = (2 * held.M + 8) * _EPS * self.largest
+        self.tables = np.concatenate([tables, best[:, None]], axis=1).reshape(-1)
         cells = tables[0]
         for m in range(1, held._dense):
             cells = np.add.outer(cells, tables[m]).reshape(-1)
         self.cells = cells + held._empty
-        self.rest = float(np.add.reduce(high[held._dense :])) + self.margin
-        self.tail = float(np.add.reduce(high[held._deepest :])) + self.margin
+        self.rest = sum(self.high[held._dense :]) + self.margin
+        self.tail = sum(self.high[held._deepest :]) + self.margin
 
     def top(self) -> int:
         """The list of the best bound in the best cell."""
@@ -419,7 +428,6 @@ class _Bounds:
                 heads += parts[row].take(keep)
         else:
             keep = np.flatnonzero(counts)
-        self._bounds = lists
         return lists, heads
 
     def best(self, lists: Ids, heads: Floats) -> Ids:
@@ -434,60 +442,52 @@ class _Bounds:
 
 
 class _Scan:
-    """FastScan of lists for one query's tables [M, K]."""
+    """FastScan of lists for one query."""
 
-    def __init__(self, held: CodewordLists, tables: Floats, allowed: NDArray[np.bool_] | None) -> None:
-        self.held = held
+    def __init__(self, bounds: _Bounds, tables: Floats, allowed: NDArray[np.bool_] | None) -> None:
+        self.held = held = bounds.held
         rest = tables[held.P :]
         if held.K < 16:  # no code has the others
             rest = np.concatenate([rest, np.repeat(rest[:, :1], 16 - held.K, axis=1)], axis=1)
-        self.query = np.ascontiguousarray(rest).reshape(1, -1)
-        high, low = np.maximum.reduce(rest, axis=1), np.minimum.reduce(rest, axis=1)
-        spans = high - low
-        self.span, self.spans = float(np.maximum.reduce(spans)), float(np.add.reduce(spans))
-        self.lowest = float(np.add.reduce(low))
-        self.largest = float(np.add.reduce(np.maximum(high, -low)))
+        self.query = np.ascontiguousarray(rest)
+        self.lowest = sum(bounds.low[held.P :])
+        # Tables are rounded to steps, at most 255 for the widest, and 65,535 for all and the heads.
+        spans = list(map(operator.sub, bounds.high[held.P :], bounds.low[held.P :]))
+        whole = sum(bounds.high) - sum(bounds.low)
+        count = held.M - held.P
+        step = max(max(spans) / 255, whole / 65_535)
+        rounding = 8 * (count + 2) * _EPS * (2 * bounds.largest + 256 * count * step)
+        self.slack = 0.51 * (count + 1) * step + rounding if 255 * step > _TINY else math.inf
         self.selector: Any = None
         if allowed is not None:
             self._bits = np.packbits(allowed, bitorder="little")  # must outlive the selector
             self.selector = faiss.IDSelectorBitmap(held.distinct, faiss.swig_ptr(self._bits))
 
-    def shortlist(self, lists: Ids, heads: Floats, k: int) -> tuple[Ids, float, float]:
-        """The ``k`` best of these lists by FastScan's scores.
-
-        Returns:
-            Places of codes, ascending, fewer if there are no more; the last approximate score; and how much a true score can exceed
-            its approximation.
+    def shortlist(self, lists: Ids, heads: Floats, k: int) -> tuple[Ids, float]:
+        """The ``k`` best of these lists by FastScan's scores: places of codes, ascending, fewer if there are no more; and how much
+        a code that is not among them can score.
         """
-        held, count = self.held, len(lists)
-        head, foot = float(heads.max()), float(heads.min())
-        # One parameter object serves all searches of up to 2^i lists.
-        width = 1 << max(0, count - 1).bit_length()
-        numbers, scores = np.full(width, -1, np.int64), np.full(width, foot, np.float32)
-        numbers[:count], scores[:count] = lists, heads
-        params = _params(width) if self.selector is None else _params.__wrapped__(width, self.selector)
+        count = len(lists)
+        params = _params(count) if self.selector is None else _params.__wrapped__(count, self.selector)
         D, found = np.empty(k, np.float32), np.empty(k, np.int64)
-        held._index.search_preassigned_c(
+        self.held._index.search_preassigned_c(
             1,
             faiss.swig_ptr(self.query),
             k,
-            faiss.swig_ptr(numbers),
-            faiss.swig_ptr(scores),
+            faiss.swig_ptr(lists),
+            faiss.swig_ptr(heads),
             faiss.swig_ptr(D),
             faiss.swig_ptr(found),
             False,
             params,
         )
-        # Tables and heads are rounded to steps, at most 255 for the widest table and 65,535 in all.
-        rest = held.M - held.P
-        there = found if found[-1] >= 0 else found[found >= 0]
-        # Missing results: Faiss leaves out codes with the lowest possible score.
-        last = float(D[-1]) if len(there) == k else foot + self.lowest
-        step = max(self.span / 255, (self.spans + head - foot) / 65_535)
-        rounding = 8 * (rest + 2) * _EPS * (self.largest + max(abs(head), abs(foot)) + 256 * rest * step)
-        slack = 0.51 * (rest + 1) * step + rounding if 255 * step > _TINY else np.inf
-        there.sort()
-        return there, last, slack
+        if found[-1] >= 0:
+            found.sort()
+            return found, float(D[-1]) + self.slack
+        found = found[found >= 0]
+        found.sort()
+        # Faiss leaves out codes with the lowest possible score.
+        return found, float(heads.min()) + self.lowest + self.slack
 
 
 @functools.cache
@@ -504,19 +504,17 @@ def _best(scores: Floats, places: Ids | None, k: int, *, at: bool = False) -> tu
     """
     if places is not None and not at:
         scores = scores[places]
-    if len(scores) > k:
-        if len(scores) > 4 * k:
-            among = np.flatnonzero(scores >= np.partition(scores, len(scores) - k)[len(scores) - k])
-        else:
-            among = np.arange(len(scores))
+    if len(scores) > max(4 * k, 512):
+        among = np.flatnonzero(scores >= np.partition(scores, len(scores) - k)[len(scores) - k])
         order = among[(-scores.take(among)).argsort(kind="stable")]
+    else:
+        order = (-scores).argsort(kind="stable")
+    if len(order) > k:
         ordered = scores.take(order)
         stop = k
         while stop < len(ordered) and ordered[stop] == ordered[k - 1]:
             stop += 1
         order = order[:stop]
-    else:
-        order = (-scores).argsort(kind="stable")
     return scores.take(order), order if places is None else places.take(order)
 
 
