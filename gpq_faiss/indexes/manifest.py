@@ -2,11 +2,13 @@
 
 ``manifest.json`` has ``kind`` (``shards``), ``format_version``, ``codebooks_fingerprint``, ``model_fingerprint`` (or null) and
 ``shards``: for each its ``file``, relative to the manifest, ``beside`` (its other files), ``ntotal``, ``first_id``, ``last_id``,
-``bytes`` and ``sha256``. It is replaced atomically.
+``bytes`` and ``sha256``; then ``ntotal`` of all, and ``checksum``, the SHA-256 of the rest. It is replaced atomically.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -155,10 +157,34 @@ def read_manifest(path: str | Path) -> Manifest:
             raise TypeError
     except (KeyError, TypeError, ValueError, AttributeError):
         raise DataError(f"{path} is a damaged manifest of shards: write it again") from None
-    files = [shard.file for shard in shards]
-    if not shards or len(set(files)) < len(files):
-        raise DataError(f"{path} names no shard, or one twice: it is damaged; write it again")
+    if not shards:
+        raise DataError(f"{path} names no shard: it is damaged; write it again")
+    _check_apart(manifest)
+    # Manifests of earlier versions have neither.
+    if found.get("checksum", _checksum(found)) != _checksum(found) or found.get(
+        "ntotal", manifest.ntotal
+    ) != (manifest.ntotal):
+        raise DataError(f"{path} was changed or is damaged, its checksum differs: write it again (gpq index)")
     return manifest
+
+
+def _check_apart(manifest: Manifest) -> None:
+    """Raises DataError: two shards are one file, or equal ones, as links and copies are: their items would be found twice."""
+    for what in ("file", "sha256"):
+        seen: dict[str, str] = {}
+        for shard in manifest.shards:
+            key = getattr(shard, what)
+            if key in seen:
+                raise DataError(
+                    f"{manifest.path}: shards {seen[key]} and {shard.file} hold the same items: take one out of the file"
+                )
+            seen[key] = shard.file
+
+
+def _checksum(document: dict[str, Any]) -> str:
+    """SHA-256 of a manifest's values but its ``checksum``."""
+    rest = {key: value for key, value in document.items() if key != "checksum"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def _shard(entry: dict[str, Any]) -> Shard:
@@ -185,7 +211,11 @@ def _shard(entry: dict[str, Any]) -> Shard:
         raise ValueError
     if whole["ntotal"] < 1 or whole["bytes"] < 1:
         raise ValueError
-    return Shard(file=names[0], beside=tuple(names[1:]), sha256=entry["sha256"], **whole)
+    if not whole["first_id"] <= whole["last_id"]:
+        raise ValueError
+    return Shard(
+        file=PurePosixPath(names[0]).as_posix(), beside=tuple(names[1:]), sha256=entry["sha256"], **whole
+    )
 
 
 def describe_shard(folder: Path, file: Path) -> tuple[Shard, dict[str, Any]]:
@@ -202,13 +232,17 @@ def describe_shard(folder: Path, file: Path) -> tuple[Shard, dict[str, Any]]:
     except ValueError:
         raise DataError(f"{file} is not below {folder}, the folder of the manifest: move it there") from None
     check_file(file, sidecar, verify=True)
+    low, high = _id_range(file)
+    beside = [sidecar_path(file).name, *([items_path(file).name] if items_path(file).exists() else [])]
+    shard = Shard(name, tuple(beside), sidecar["ntotal"], low, high, sidecar["bytes"], sidecar["sha256"])
+    return shard, sidecar
+
+
+def _id_range(file: Path) -> tuple[int, int]:
+    """The smallest and the largest id of an index file."""
     with open_file(file) as index:
         low, high = zip(*((int(ids.min()), int(ids.max())) for ids in index.id_blocks()), strict=True)
-    beside = [sidecar_path(file).name, *([items_path(file).name] if items_path(file).exists() else [])]
-    shard = Shard(
-        name, tuple(beside), sidecar["ntotal"], min(low), max(high), sidecar["bytes"], sidecar["sha256"]
-    )
-    return shard, sidecar
+    return min(low), max(high)
 
 
 def update_manifest(
@@ -257,16 +291,15 @@ def _update(path: Path, add: Sequence[str | Path], remove: Sequence[str], new: b
     for shard, _ in added.values():
         made.check(shard)
     _check_ids(made)
-    write_json(
-        path,
-        {
-            "kind": KIND,
-            "format_version": FORMAT_VERSION,
-            "codebooks_fingerprint": made.codebooks_fingerprint,
-            "model_fingerprint": made.model_fingerprint,
-            "shards": [asdict(shard) for shard in made.shards],
-        },
-    )
+    document = {
+        "kind": KIND,
+        "format_version": FORMAT_VERSION,
+        "codebooks_fingerprint": made.codebooks_fingerprint,
+        "model_fingerprint": made.model_fingerprint,
+        "shards": [asdict(shard) for shard in made.shards],
+        "ntotal": made.ntotal,
+    }
+    write_json(path, {**document, "checksum": _checksum(document)})
     return made
 
 
@@ -306,3 +339,13 @@ def verify_manifest(manifest: Manifest) -> None:
     for shard in manifest.shards:
         manifest.check(shard, verify=True)
         load_index(manifest.file(shard), verify=False)
+        if _id_range(manifest.file(shard)) != (shard.first_id, shard.last_id):
+            raise wrong_ids(manifest, shard)
+
+
+def wrong_ids(manifest: Manifest, shard: Shard) -> MismatchError:
+    """The error for a shard whose ids are not those that the manifest states."""
+    return MismatchError(
+        f"{manifest.path}: shard {shard.file} has ids outside {shard.first_id} to {shard.last_id}, which the manifest states: "
+        "write the manifest again (gpq index)"
+    )

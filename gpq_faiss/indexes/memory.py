@@ -135,6 +135,12 @@ class MemoryIndex:
         return self._items.ids
 
     @property
+    def id_range(self) -> tuple[int, int]:
+        """The smallest and the largest id."""
+        first, last = self._items.ids_at(np.array([0, self.ntotal - 1])).tolist()
+        return first, last
+
+    @property
     def codes(self) -> Codes:
         """uint8 [ntotal, code_size] in the order of :attr:`ids`; do not modify."""
         return self._items.codes

@@ -15,7 +15,7 @@ from ..inputs import check_file, parse_bytes
 from .file import MEMORY, FileIndex, open_file
 from .items import Items
 from .lists import IvfSettings
-from .manifest import Manifest, is_manifest, read_manifest
+from .manifest import Manifest, is_manifest, read_manifest, wrong_ids
 from .memory import MemoryIndex
 from .plan import KINDS, Plan
 from .sharded import ShardedIndex
@@ -196,6 +196,8 @@ def open_shards(
             except DataError as error:
                 raise type(error)(f"{manifest.path}: shard {shard.file}: {error}") from error
             opened.append(index)
+            if isinstance(index, MemoryIndex) and index.id_range != (shard.first_id, shard.last_id):
+                raise wrong_ids(manifest, shard)
             if index.fingerprint != manifest.codebooks_fingerprint:
                 raise MismatchError(
                     f"{manifest.path}: shard {shard.file} is of another model ({index.fingerprint}, not "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -193,9 +194,62 @@ def test_a_damaged_manifest_is_an_error_that_names_it(made: Made, spoil: object)
         read_manifest(made.manifest)
 
 
+@pytest.mark.parametrize("other", ["./shards/0.faiss", "shards//0.faiss", "shards/./0.faiss"])
+def test_one_shard_under_two_names_is_an_error(made: Made, other: str) -> None:
+    """Else every one of its items would be found twice."""
+    document = json.loads(made.manifest.read_text())
+    del document["checksum"], document["ntotal"]  # as earlier versions wrote it
+    document["shards"].append({**document["shards"][0], "file": other})
+    made.manifest.write_text(json.dumps(document))
+    with pytest.raises(DataError, match=r"shards/0.faiss and shards/0.faiss hold the same items"):
+        open_index(made.manifest)
+
+
+@pytest.mark.parametrize("how", ["link", "symlink", "copy"])
+def test_a_shard_that_is_there_twice_is_an_error(made: Made, how: str) -> None:
+    folder = made.manifest.parent / "shards"
+    put = {
+        "link": Path.hardlink_to,
+        "symlink": Path.symlink_to,
+        "copy": lambda to, path: shutil.copy(path, to),
+    }[how]
+    for name in ("0.faiss", "0.faiss.json"):
+        put(folder / name.replace("0", "again", 1), folder / name)
+    document = json.loads(made.manifest.read_text())
+    del document["checksum"], document["ntotal"]
+    beside = ["again.faiss.json"]
+    document["shards"].append({**document["shards"][0], "file": "shards/again.faiss", "beside": beside})
+    made.manifest.write_text(json.dumps(document))
+    with pytest.raises(DataError, match="hold the same items"):
+        read_manifest(made.manifest)
+
+
+@pytest.mark.parametrize("key", ["first_id", "last_id"])
+@pytest.mark.parametrize("old", [False, True])
+def test_wrong_ranges_of_ids_are_an_error(made: Made, key: str, old: bool) -> None:
+    """Else items of a shard that are beyond them would have no labels in results."""
+    document = json.loads(made.manifest.read_text())
+    document["shards"][1][key] += 1 if key == "last_id" else -1
+    if old:
+        del document["checksum"], document["ntotal"]
+    made.manifest.write_text(json.dumps(document))
+    for opening in (open_index, lambda path: verify_manifest(read_manifest(path))):
+        with pytest.raises(GpqError, match="which the manifest states" if old else "checksum differs"):
+            opening(made.manifest)
+
+
+def test_a_manifest_of_an_earlier_version_opens(made: Made) -> None:
+    document = json.loads(made.manifest.read_text())
+    del document["checksum"], document["ntotal"]
+    made.manifest.write_text(json.dumps(document))
+    verify_manifest(read_manifest(made.manifest))
+    assert open_index(made.manifest).ntotal == read_manifest(made.manifest).ntotal
+
+
 def test_a_manifest_that_miscounts_a_shard_is_an_error(made: Made) -> None:
     document = json.loads(made.manifest.read_text())
     document["shards"][0]["ntotal"] += 1
+    del document["checksum"], document["ntotal"]  # as earlier versions wrote it
     made.manifest.write_text(json.dumps(document))
     with pytest.raises(MismatchError, match="is not the file that the manifest names"):
         open_index(made.manifest)
