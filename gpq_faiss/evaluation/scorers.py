@@ -75,7 +75,7 @@ class TableScorer:
         self._tables, self._codes = tables, codes
         # A gather costs the same whatever it reads: one look-up serves as many codebooks as fit a small table.
         step = 1
-        while size ** (step + 1) <= _TABLE_ENTRIES:
+        while step < m and size ** (step + 1) <= _TABLE_ENTRIES:
             step += 1
         self._chunks: list[tuple[int, int, Ints]] = []
         for start in range(0, m, step):

@@ -92,7 +92,9 @@ def test_leave_one_out_and_a_part_of_the_database(seed, size, ties):
     assert floats.ap == pytest.approx(result.ap, abs=1e-12)
 
 
-@pytest.mark.parametrize(("m", "size"), [(3, 16), (12, 16), (5, 4), (2, 256), (7, 8), (1, 16)])
+@pytest.mark.parametrize(
+    ("m", "size"), [(3, 16), (12, 16), (5, 4), (2, 256), (7, 8), (1, 16), (3, 1), (1, 1)]
+)
 def test_real_valued_tables_of_every_shape(m, size):
     tables, codes, yq, yb, relevant = problem(1, n=900, q=40, m=m, size=size, whole=False)
     codes[100:200] = codes[:100]
