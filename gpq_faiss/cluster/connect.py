@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import signal
 import threading
 from collections.abc import Iterator
@@ -51,12 +52,19 @@ def connected(address: str | None) -> Iterator[Any]:
     main = threading.current_thread() is threading.main_thread()
     ending = signal.getsignal(signal.SIGTERM)
     try:
-        if address == LOCAL:
-            ray.init("local", num_cpus=usable_cores(), include_dashboard=False, **quiet)
-        else:
-            ray.init(address=address, **quiet)
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        with _tokens(own=address == LOCAL):
+            if address == LOCAL:
+                ray.init("local", num_cpus=usable_cores(), include_dashboard=False, **quiet)
+            else:
+                ray.init(address=address, **quiet)
+    except (KeyboardInterrupt, MemoryError):
+        raise
+    except Exception as error:  # Ray raises a bare Exception if its processes do not start in time
         why = " ".join(str(error).split())[:120]
+        if address == LOCAL:
+            raise DataError(
+                f"Ray does not start on this machine ({why}): try again when it is less busy, or leave out --ray"
+            ) from None
         raise DataError(
             f"no Ray cluster answers at {address} ({why}): start one, or use --ray local"
         ) from None
@@ -72,6 +80,28 @@ def connected(address: str | None) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+@contextlib.contextmanager
+def _tokens(*, own: bool) -> Iterator[None]:
+    """Context in which Ray reads its token from the environment, and with ``own`` has a random one unless the environment names one.
+
+    The ports of a cluster are open to the network: so only this process and its workers can use a cluster that it starts. Ray's
+    own default is a file in the home folder that all clusters share.
+    """
+    from ray._raylet import AuthenticationTokenLoader, Config
+
+    names = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+    own = own and not any(name in os.environ for name in names)
+    chosen = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)} if own else {}
+    os.environ.update(chosen)
+    Config.initialize("")  # both were read once, perhaps for another cluster
+    AuthenticationTokenLoader.instance().reset_cache()
+    try:
+        yield
+    finally:
+        for name in chosen:
+            os.environ.pop(name, None)
 
 
 def messages_to_log(ray: Any) -> None:

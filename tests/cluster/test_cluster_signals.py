@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -18,6 +19,9 @@ from model_factory import make_model
 pytest.importorskip("ray", reason="ray is not installed: pip install 'gpq-faiss[ray]'")
 import ray
 from ray_nodes import Nodes
+
+from gpq_faiss.cluster.connect import connected
+from gpq_faiss.errors import DataError
 
 WAITING = """
 import sys, time
@@ -101,3 +105,53 @@ def test_sigterm_ends_a_command_on_ray_as_any_other(nodes: Nodes, tmp_path: Path
     assert family
     # Ray's agents end by themselves, but one that has just started calls Ray's first process for a minute or two before.
     assert {name(process) for process in psutil.wait_procs(family, timeout=30)[1]} <= AGENTS
+
+
+OWN = """
+import json, os, ray
+from gpq_faiss.cluster.connect import connected
+
+with connected("local"):
+    address = ray.get_runtime_context().gcs_address
+    own = ray.get(ray.remote(lambda: os.environ["RAY_AUTH_TOKEN"]).remote())
+    print(json.dumps([address, own]), flush=True)
+    input()
+assert "RAY_AUTH_TOKEN" not in os.environ
+"""
+
+ASKING = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1]).internal_kv_keys(b'', None)"
+
+
+def test_a_cluster_of_its_own_lets_nobody_else_in(tmp_path: Path) -> None:
+    """Ray listens on all interfaces, and runs whatever code a client sends."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_AUTH")}
+    environment["HOME"] = str(tmp_path)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", OWN], env=environment, text=True, **pipes) as owner:
+        assert owner.stdout is not None
+        address, own = json.loads(owner.stdout.readline())
+        for token, enters in ((own, True), ("0" * 64, False)):
+            client = environment | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+            command = [sys.executable, "-c", ASKING, address]
+            asked = subprocess.run(command, env=client, capture_output=True, check=False, timeout=60)
+            assert (asked.returncode == 0) == enters
+        owner.communicate("\n", timeout=60)
+    assert owner.returncode == 0
+    assert len(own) == 64
+    assert not (tmp_path / ".ray").exists()
+
+
+def test_ray_that_does_not_start_in_time_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(*_: object, **__: object) -> None:
+        raise Exception("The current node timed out during startup.\nThis could happen because ...")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", late)
+    with (
+        pytest.raises(
+            DataError, match=r"Ray does not start on this machine \(The current node timed out"
+        ) as raised,
+        connected("local"),
+    ):
+        pass
+    assert "\n" not in str(raised.value)
