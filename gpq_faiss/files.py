@@ -18,7 +18,7 @@ import re
 import secrets
 import shutil
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -258,7 +258,8 @@ def recover(path: str | Path) -> None:
                 continue
             try:
                 if (workspace / _JOURNAL).exists():
-                    _follow(workspace, json.loads((workspace / _JOURNAL).read_text()), ours=False)
+                    with publishing(path.parent):
+                        _follow(workspace, json.loads((workspace / _JOURNAL).read_text()), ours=False)
                 shutil.rmtree(workspace, ignore_errors=True)
             finally:
                 os.close(descriptor)
@@ -337,13 +338,37 @@ def _fsync(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def atomic_paths(*paths: str | Path, done_with: Path | None = None) -> Iterator[tuple[Path, ...]]:
+def publishing(folder: Path) -> Iterator[None]:
+    """Context in which no other process or thread puts a finished output into ``folder``. It waits for those that do.
+
+    The lock is on the folder itself, so a killed process leaves nothing. It is held for renames only.
+    """
+    if fcntl is None:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def atomic_paths(
+    *paths: str | Path,
+    done_with: Path | None = None,
+    before: Callable[[tuple[Path, ...]], None] | None = None,
+) -> Iterator[tuple[Path, ...]]:
     """Yield temporary paths of the same names; on success they replace ``paths``, on any failure they are removed.
 
     Args:
         paths: files, or one folder, in the same folder. The first is the main one; the others belong to it, and never appear
             beside another version of it.
         done_with: a folder of unfinished work, locked by the caller, to remove afterwards.
+        before: called with the temporary paths directly before they replace ``paths``, while no other output is put into the folder;
+            if it raises, nothing is replaced.
 
     Raises:
         DataError: writing fails (disk full, read-only, no permission); ``paths`` are then unchanged.
@@ -366,15 +391,18 @@ def atomic_paths(*paths: str | Path, done_with: Path | None = None) -> Iterator[
             "outputs": {path.name: path.stat().st_ino for path in made},
             "done_with": None if done_with is None else done_with.name,
         }
-        if len(made) > 1 or made[0].is_dir() or done_with is not None:
-            draft = workspace / f"{_JOURNAL}.new"
-            draft.write_text(json.dumps(journal))
-            _fsync(draft)
-            os.replace(draft, workspace / _JOURNAL)
-            _fsync(workspace)
-            decided = True
-        _follow(workspace, journal, ours=True)
-        decided = False
+        with publishing(out.parent):
+            if before is not None:
+                before(tuple(made))
+            if len(made) > 1 or made[0].is_dir() or done_with is not None:
+                draft = workspace / f"{_JOURNAL}.new"
+                draft.write_text(json.dumps(journal))
+                _fsync(draft)
+                os.replace(draft, workspace / _JOURNAL)
+                _fsync(workspace)
+                decided = True
+            _follow(workspace, journal, ours=True)
+            decided = False
     except OSError as error:
         raise write_error(out, error) from error
     finally:
@@ -385,9 +413,14 @@ def atomic_paths(*paths: str | Path, done_with: Path | None = None) -> Iterator[
 
 
 @contextlib.contextmanager
-def atomic_path(path: str | Path, *, done_with: Path | None = None) -> Iterator[Path]:
+def atomic_path(
+    path: str | Path,
+    *,
+    done_with: Path | None = None,
+    before: Callable[[tuple[Path, ...]], None] | None = None,
+) -> Iterator[Path]:
     """As :func:`atomic_paths`, for one file."""
-    with atomic_paths(path, done_with=done_with) as (temporary,):
+    with atomic_paths(path, done_with=done_with, before=before) as (temporary,):
         yield temporary
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -140,12 +140,20 @@ def _with_columns(block: ItemBlock, columns: Iterable[str]) -> dict[str, Texts]:
 
 
 def update_items(
-    index: Path, items: Items | None, gone: NDArray[np.int64], added: Mapping[int, Item], key: str
+    index: Path,
+    items: Items | None,
+    gone: NDArray[np.int64],
+    added: Mapping[int, Item],
+    key: str,
+    before: Callable[[tuple[Path, ...]], None] | None = None,
 ) -> Path:
-    """Rewrite the items file of ``index``: ``items`` without the ids ``gone``, plus ``added`` ones."""
-    before = () if items is None else items.class_names
+    """Rewrite the items file of ``index``: ``items`` without the ids ``gone``, plus ``added`` ones.
+
+    ``before``: see :func:`gpq_faiss.files.atomic_paths`.
+    """
+    old = () if items is None else items.class_names
     labels = [item.labels or () for item in added.values()]
-    class_names = tuple(dict.fromkeys((*before, *(label for row in labels for label in row))))
+    class_names = tuple(dict.fromkeys((*old, *(label for row in labels for label in row))))
     columns = tuple(sorted({"name", *(() if items is None else items.columns)}))
     texts = {name: as_texts([item.texts.get(name, "") for item in added.values()]) for name in columns}
     packed = Labels.from_names(labels, class_names).packed if class_names else None
@@ -154,11 +162,13 @@ def update_items(
         for block in () if items is None else items.blocks(_ROWS):
             kept = ~np.isin(block.ids, gone)
             named = {name: column[kept] for name, column in _with_columns(block, columns).items()}
-            over = _over(block, before, class_names)
+            over = _over(block, old, class_names)
             yield ItemBlock(block.ids[kept], None if over is None else over[kept], named)
         yield ItemBlock(np.array(list(added), np.int64), packed, texts)
 
-    return write_items(items_path(index), blocks, class_names=class_names, columns=columns, key=key)
+    return write_items(
+        items_path(index), blocks, class_names=class_names, columns=columns, key=key, before=before
+    )
 
 
 def open_items(index: str | Path) -> Items | None:

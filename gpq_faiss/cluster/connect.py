@@ -89,7 +89,7 @@ def _tokens(*, own: bool) -> Iterator[None]:
     The ports of a cluster are open to the network: so only this process and its workers can use a cluster that it starts. Ray's
     own default is a file in the home folder that all clusters share.
     """
-    from ray._raylet import AuthenticationTokenLoader, Config
+    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]  # compiled
 
     names = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
     own = own and not any(name in os.environ for name in names)

@@ -13,7 +13,7 @@ import contextlib
 import hashlib
 import struct
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +69,9 @@ def save_index(
     model_fingerprint: str | None = None,
     overwrite: bool = False,
     extra: dict[str, Any] | None = None,
+    before: Callable[[tuple[Path, ...]], None] | None = None,
 ) -> Path:
-    """Write a verified index and its sidecar atomically.
+    """Write a verified index and its sidecar atomically. ``before``: see :func:`gpq_faiss.files.atomic_paths`.
 
     Raises:
         DataError: an invalid index (:func:`.layout.layout_of`), or writing fails.
@@ -79,7 +80,7 @@ def save_index(
     path = check_index_output(path, overwrite=overwrite)
     layout = layout_of(index, what=f"index for {path}")
     sidecar = sidecar_path(path)
-    with atomic_paths(path, sidecar) as (temporary, temporary_sidecar):
+    with atomic_paths(path, sidecar, before=before) as (temporary, temporary_sidecar):
         size, digest = _write(index, temporary, path)
         write_json(
             temporary_sidecar,

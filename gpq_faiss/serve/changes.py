@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import struct
 import zlib
@@ -25,6 +26,8 @@ from ..errors import DataError, MismatchError
 from ..files import open_own, write_bytes, write_error
 from ..inputs import check_file, check_memory, parse_json
 from ..store import Item
+
+log = logging.getLogger(__name__)
 
 _MAGIC, _FRAME_MAGIC, _ABOUT_MAGIC = b"GPQLOG1\n", b"GPQF", b"GPQN"
 _HEADER = struct.Struct("<8sI16sI")  # magic, bytes of a code, fingerprint of the codebooks, CRC-32 of these
@@ -140,6 +143,12 @@ def read_log(path: Path, code_size: int, fingerprint: str) -> tuple[Records, int
                     f"{path} is damaged at byte {at:,}, with intact changes after it: restore it, or move it away and lose its changes"
                 )
             after = data.find(magic, after + 1)
+    if at < len(data):
+        log.warning(
+            "%s: its last %d bytes are no whole change, which a crash while it was written or damage leaves: they are dropped",
+            path,
+            len(data) - at,
+        )
     return np.concatenate(parts), at
 
 

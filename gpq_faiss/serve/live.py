@@ -53,6 +53,19 @@ class NotStoredError(DataError):
     """A change could not be written and was not made."""
 
 
+class ReplacedError(DataError):
+    """Another index was put at the path."""
+
+
+def _identity(path: Path) -> object:
+    """Identity of a file; None if missing."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
 @dataclass(frozen=True, eq=False)
 class Where:
     """Which items a search may return.
@@ -283,16 +296,8 @@ class LiveIndex:
 
     def _state(self) -> object:
         """Identity of the file at the path; None if missing."""
-
-        def of(path: Path) -> object:
-            try:
-                found = os.stat(path)
-            except OSError:
-                return None
-            return found.st_ino, found.st_mtime_ns, found.st_size
-
-        index = of(self.path)
-        return index and (index, of(sidecar_path(self.path)))
+        index = _identity(self.path)
+        return index and (index, _identity(sidecar_path(self.path)))
 
     # Changing --------------------------------------------------------------------------------------------------------
 
@@ -376,9 +381,15 @@ class LiveIndex:
                 ivf=None if index.ivf is None else replace(index.ivf, list_of=None, points=()),
                 model_fingerprint=index.model_fingerprint,
             )
-            self._save(made, snapshot.changes)
+            try:
+                written = self._save(made, snapshot.changes)
+            except ReplacedError:
+                log.warning(
+                    "%s was replaced meanwhile: not compacted, its changes stay in the log", self.path
+                )
+                return False
             with self._writing:
-                self._seen = self._state()
+                self._seen = written
                 # Changes already in the file have no further effect: a crash here loses nothing.
                 named = open_items(self.path)
                 self.snapshot = Snapshot.of(made, self.snapshot.changes, named)
@@ -390,12 +401,24 @@ class LiveIndex:
         log.info("%s: written with all changes, %d items", self.path, made.ntotal)
         return True
 
-    def _save(self, made: MemoryIndex, changes: Changes) -> None:
-        """Replace the index file, keeping its form."""
+    def _save(self, made: MemoryIndex, changes: Changes) -> object:
+        """Replace the index file, keeping its form; returns its :meth:`_state`.
+
+        Raises:
+            ReplacedError: another index is at the path, which stays.
+        """
+        written: object = None
+
+        def unchanged(files: tuple[Path, ...]) -> None:
+            nonlocal written
+            if self._state() != self._seen:
+                raise ReplacedError(f"{self.path} was replaced")
+            written = _identity(files[0]), _identity(files[-1])  # which renames keep
+
         stated = read_sidecar(self.path) or {"kind": None, "extra": {}}
         storage = STORAGES.get(stated["kind"])
         extra = {key: stated["extra"][key] for key in ("engine",) if key in stated["extra"]}
-        key = self._save_names(changes, stated["extra"].get("items"))
+        key = self._save_names(changes, stated["extra"].get("items"), unchanged)
         if key is not None:
             extra["items"] = key
         # An index without lists keeps its id map, even if ids are currently consecutive.
@@ -407,9 +430,13 @@ class LiveIndex:
             model_fingerprint=made.model_fingerprint,
             overwrite=True,
             extra=extra,
+            before=unchanged,
         )
+        return written
 
-    def _save_names(self, changes: Changes, key: str | None) -> str | None:
+    def _save_names(
+        self, changes: Changes, key: str | None, unchanged: Callable[[tuple[Path, ...]], None]
+    ) -> str | None:
         """Write the file of names and labels with the changes; returns its key, or None if there are no names or labels.
 
         It is written before the index with its old key: together with the log it is also valid for the old index.
@@ -428,7 +455,7 @@ class LiveIndex:
                 key = fingerprint("items", self.fingerprint, *(f"{i} {new[i]}" for i in sorted(new)))
             elif not new and not any(items.lookup(ids)):
                 return key
-            update_items(self.path, items, changes.ids, new, key)
+            update_items(self.path, items, changes.ids, new, key, unchanged)
         return key
 
     # Reloading -------------------------------------------------------------------------------------------------------

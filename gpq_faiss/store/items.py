@@ -53,6 +53,7 @@ def write_items(
     class_names: tuple[str, ...],
     columns: tuple[str, ...],
     key: str,
+    before: Callable[[tuple[Path, ...]], None] | None = None,
 ) -> Path:
     """Write the items of an index atomically, streaming column by column.
 
@@ -62,11 +63,12 @@ def write_items(
         class_names: C names; empty without labels.
         columns: text columns of every block.
         key: identifies these items; also in the index's sidecar, to detect the file of another index.
+        before: see :func:`..files.atomic_paths`.
     """
     path = Path(path)
     ids: list[NDArray[np.int64]] = []
     labels: list[NDArray[np.uint8]] = []
-    with atomic_path(path) as temporary:
+    with atomic_path(path, before=before) as temporary:
         sink = Sink(temporary)
         try:
             with h5py.File(sink, "w", libver=("v110", "v110")) as h5:
@@ -103,15 +105,19 @@ def write_items(
 
 @dataclass(frozen=True)
 class Item:
-    """Name, labels and texts of an item."""
+    """Name, labels (a set: in alphabetical order, wherever they are stored) and texts of an item; an empty name is none."""
 
     texts: dict[str, str]
     labels: tuple[str, ...] | None = None
 
+    def __post_init__(self) -> None:
+        if self.labels is not None:
+            object.__setattr__(self, "labels", tuple(sorted(self.labels)))
+
     @property
     def name(self) -> str | None:
         """Its path or key, if any."""
-        return self.texts.get("name")
+        return self.texts.get("name") or None
 
 
 class Items:
@@ -218,6 +224,8 @@ class Items:
         if not 0 <= row < self.ntotal:
             raise DataError(f"{self.path}: a row {row:,} of {self.ntotal:,}: damaged")
         texts = {name: str(column.span(row, row + 1)[0]) for name, column in self._texts.items()}
+        if texts.get("name") == "":  # as it had none before it was stored
+            del texts["name"]
         labels = None
         if self._labels is not None:
             on = np.flatnonzero(np.unpackbits(self._labels[row], count=len(self.class_names)))

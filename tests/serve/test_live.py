@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.indexes.opening import open_in_memory
 from gpq_faiss.serve.changes import Changes
 from gpq_faiss.serve.live import EVERYTHING, LiveIndex, NotStoredError, TakenIdError, UnknownItemError, Where
+from gpq_faiss.store import Item
 
 M, K, D = 4, 16, 5
 Items = dict[int, np.ndarray[Any, np.dtype[np.uint8]]]
@@ -176,10 +178,11 @@ def test_changes_during_a_compaction_are_kept(tmp_path: Path, monkeypatch: pytes
     live.commit([(3, None, None), (30, code, None)])
     save = live._save
 
-    def slow(made: MemoryIndex, changes: Changes) -> None:
+    def slow(made: MemoryIndex, changes: Changes) -> object:
         live.commit([(30, None, None), (31, code, None), (4, None, None)])
-        save(made, changes)
+        written = save(made, changes)
         live.commit([(3, code, None)])
+        return written
 
     monkeypatch.setattr(live, "_save", slow)
     assert live.compact()
@@ -223,6 +226,67 @@ def test_a_kill_anywhere_in_a_compaction_loses_nothing(tmp_path: Path) -> None:
         assert {p.name for p in work.iterdir()} == {"index.faiss", "index.faiss.json"}
         shutil.rmtree(work)
         shutil.copytree(before, work)
+
+
+@pytest.mark.parametrize("how", ["compact", "close"])
+@pytest.mark.parametrize("names", [False, True])
+def test_a_compaction_leaves_an_index_that_was_published_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: str, names: bool
+) -> None:
+    path = tmp_path / "index.faiss"
+    make_index(path, list(range(20)))
+    live = LiveIndex(path, Z, writable=True)
+    about = Item({"name": "new"}, ("b", "a")) if names else None
+    live.commit([(3, None, None), (30, draw(np.random.default_rng(0), 1)[0], about)])
+    build = MemoryIndex.build
+    published: Items = {}
+
+    def slow(*args: Any, **options: Any) -> MemoryIndex:
+        made = build(*args, **options)
+        monkeypatch.setattr(MemoryIndex, "build", build)
+        published.update(make_index(path, list(range(100, 130)), seed=2))  # while the compaction works
+        return made
+
+    monkeypatch.setattr(MemoryIndex, "build", slow)
+    state = live.stale
+    if how == "compact":
+        assert not live.compact()
+        assert (state, live.stale) == (False, True)
+    live.close()
+    assert "was replaced meanwhile" in caplog.text
+    assert sorted(open_in_memory(path).ids.tolist()) == sorted(published)
+    kept = LiveIndex(path, Z)  # with the changes of the log
+    assert sorted(kept.snapshot.items()[1].tolist()) == [30, *range(100, 130)]
+
+
+def test_publishing_waits_for_a_compaction_that_is_putting_its_files_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the comparison and the renames of one writer no other puts a file there."""
+    path = tmp_path / "index.faiss"
+    make_index(path, list(range(20)))
+    live = LiveIndex(path, Z, writable=True)
+    live.commit([(3, None, None)])
+    other = threading.Thread(target=make_index, args=(path, [7, 8], 2))
+    state = LiveIndex._state
+    seen: list[object] = []
+
+    def compared(self: LiveIndex) -> object:
+        found = state(self)
+        if len(seen) == 1:  # the comparison under the lock
+            other.start()
+            other.join(0.5)
+            assert other.is_alive()
+            assert state(self) == found
+        seen.append(found)
+        return found
+
+    monkeypatch.setattr(LiveIndex, "_state", compared)
+    assert live.compact()
+    other.join()
+    monkeypatch.undo()
+    assert open_in_memory(path).ids.tolist() == [7, 8]
+    assert live.stale
 
 
 def test_one_process_changes_an_index(tmp_path: Path) -> None:

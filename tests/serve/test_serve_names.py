@@ -60,7 +60,7 @@ def test_names_and_labels_of_added_items_are_in_the_log_and_then_beside_the_inde
     Z = Encoder.load(model).model.codebooks
     live = LiveIndex(index, Z, writable=True)
     code = live.snapshot.code(3)
-    live.commit([(40, code, about("a \u00e9 b", "cat", "dog")), (41, code, None), (7, None, None)])
+    live.commit([(40, code, about("a \u00e9 b", "dog", "cat")), (41, code, None), (7, None, None)])
     live.commit(
         [(42, code, about(None, "bird")), (43, code, about("c")), (7, code, about("new seven", "cat"))]
     )
@@ -68,11 +68,12 @@ def test_names_and_labels_of_added_items_are_in_the_log_and_then_beside_the_inde
 
     def check(found: LiveIndex) -> None:
         wanted = {
-            40: about("a \u00e9 b", "cat", "dog"), 41: None, 42: about(None, "bird"), 43: None,
+            40: about("a \u00e9 b", "dog", "cat"), 41: None, 42: about(None, "bird"), 43: None,
             7: about("new seven", "cat"), 3: about("n3") if named else None, 99: None,
         }  # fmt: skip
         items = found.snapshot.about(np.array(list(wanted)))
-        seen = [(None, ()) if item is None else (item.name or None, item.labels or ()) for item in items]
+        seen = [(None, ()) if item is None else (item.name, item.labels or ()) for item in items]
+        assert all(item is None or item.texts.get("name") != "" for item in items)
         assert seen == [
             (None, ()) if item is None else (item.name, item.labels or ()) for item in wanted.values()
         ]

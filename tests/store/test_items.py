@@ -64,7 +64,7 @@ def test_items_are_found_by_id(data: st.DataObject) -> None:
     assert [int(i) for block in blocks for i in block.ids] == ids
     assert [str(t) for block in blocks for t in block.texts["name"]] == names
     expected = {
-        i: (name, name[::-1], tuple(c for c, bit in zip(CLASSES, (1, 2, 4), strict=True) if n & bit))
+        i: (name or None, name[::-1], tuple(c for c, bit in zip(CLASSES, (1, 2, 4), strict=True) if n & bit))
         for i, name, n in zip(ids, names, on, strict=True)
     }
     for i, item in zip(asked.tolist(), found, strict=True):
