@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from ..inputs import available_memory
-from .images import FileImages, is_image_name, shown
+from .images import FileImages, is_image_name, sampled_content, shown
 
 MAX_UNPACKED = 4 << 30
 """Maximum decompressed size in bytes of a compressed archive in memory."""
@@ -49,6 +49,11 @@ class Archive:
     buffer: memoryview | None = field(repr=False)
     others: int
     digest: str
+
+    def content(self, members: NDArray[np.int64]) -> str:
+        """Hash over the members, see :func:`.images.sampled_content`; over all bytes where they are in memory."""
+        path, pieces = str(self.path), zip(self.offsets[members], self.sizes[members], strict=True)
+        return self.digest or sampled_content((path, int(start), int(size)) for start, size in pieces)
 
     def read(self, i: int) -> bytes:
         """Bytes of member ``i``.

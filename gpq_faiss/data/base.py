@@ -81,7 +81,7 @@ class Dataset(ABC):
     Attributes:
         name: as given by the user, for messages and reports.
         ids: int64 [N], returned by searches.
-        fingerprint: hash over content (or paths and sizes), labels and ids.
+        fingerprint: hash over content (of large files, over samples of it), labels and ids.
         labels: None if the source has none.
         notes: remarks on loading, for the user ("3 of 1,000 images missing, left out").
         official: uint8 [N], 0 train and 1 test, if the source has such a split.

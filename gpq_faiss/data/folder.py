@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 from collections.abc import Container, Sequence
@@ -14,12 +15,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
+from ..files import fingerprint
 from ..store import as_texts
 from .archive import ArchiveImages, open_archive
 from .base import BadItems
-from .images import BrokenImageError, FileImages, check_max_bad, is_image_name, list_fingerprint, shown
+from .images import (
+    BrokenImageError,
+    FileImages,
+    check_max_bad,
+    is_image_name,
+    list_fingerprint,
+    sampled_content,
+    shown,
+)
 from .labels import Labels
-from .paths import is_url, local_path, remote_error, remote_reason, remote_system, without_secrets
+from .paths import is_url, local_path, remote_error, remote_reason, remote_system, version_of, without_secrets
 
 _TRAIN, _TEST = {"train", "training"}, {"test"}
 _VALIDATION = {"val", "valid", "validation"}
@@ -154,15 +164,15 @@ class RemoteImages(FileImages):
         return None
 
 
-def _walk_url(url: str) -> tuple[Any, str, list[str], list[int], int]:
-    """The file system, the path of the folder there, and the result of :func:`_walk`."""
+def _walk_url(url: str) -> tuple[Any, str, list[str], list[int], int, str]:
+    """The file system, the path of the folder there, the result of :func:`_walk`, and a hash of the versions of the images."""
     system, root = remote_system(url)
     root = root.rstrip("/")
     try:
         found = system.find(root + "/", detail=True)
     except Exception as error:
         raise remote_error(url, error) from None
-    names, sizes, others = [], [], 0
+    names, sizes, versions, others = [], [], [], 0
     for path in sorted(found):
         name = path.removeprefix(root).lstrip("/")
         if any(part.startswith(".") for part in name.split("/")):
@@ -170,9 +180,10 @@ def _walk_url(url: str) -> tuple[Any, str, list[str], list[int], int]:
         if is_image_name(name):
             names.append(name)
             sizes.append(int(found[path].get("size") or -1))
+            versions.append(str(version_of(found[path])))
         else:
             others += 1
-    return system, root, names, sizes, others
+    return system, root, names, sizes, others, fingerprint(*versions)
 
 
 def _labels(classes: Sequence[str | None], name: str) -> Labels | None:
@@ -203,9 +214,10 @@ def open_folder(path: str | os.PathLike[str], *, max_bad: float = 0.01) -> FileI
     remote = is_url(path) and not without_secrets(os.fspath(path)).lower().endswith(_ARCHIVES)
     root = Path(path) if remote else local_path(path)
     archive = system = None
+    content = ""
     base = os.fspath(root)
     if remote:
-        system, base, names, size_list, others = _walk_url(os.fspath(path))
+        system, base, names, size_list, others, content = _walk_url(os.fspath(path))
         sizes = np.array(size_list, dtype=np.int64)
     elif root.is_dir():
         names, size_list, others = _walk(root)
@@ -229,7 +241,11 @@ def open_folder(path: str | os.PathLike[str], *, max_bad: float = 0.01) -> FileI
         notes.append(f"{unlabelled:,} of {len(names):,} images are in no class folder: unlabelled")
     ids = np.arange(len(names), dtype=np.int64)
     ordered = [names[int(i)] for i in layout.order]
-    content = archive.digest if archive else ""
+    paths = [os.path.join(base, *member.split("/")) for member in ordered]
+    if archive is not None:
+        content = archive.content(layout.order)
+    elif system is None:
+        content = sampled_content(zip(paths, itertools.repeat(0), sizes[layout.order].tolist(), strict=False))
     shared: dict[str, Any] = {
         "name": name,
         "ids": ids,
@@ -247,4 +263,4 @@ def open_folder(path: str | os.PathLike[str], *, max_bad: float = 0.01) -> FileI
         )
     if system is not None:
         return RemoteImages(**shared, paths=[f"{base}/{member}" for member in ordered], system=system)
-    return FileImages(**shared, paths=[os.path.join(root, *member.split("/")) for member in ordered])
+    return FileImages(**shared, paths=paths)

@@ -115,6 +115,11 @@ def remote_system(url: str) -> tuple[Any, str]:
     return system, str(path)
 
 
+def version_of(info: dict[str, Any]) -> dict[str, str]:
+    """What fsspec knows of a remote file that changes with its content: etag, checksum or time."""
+    return {key: str(info[key]) for key in _VERSION if info.get(key)}
+
+
 def local_path(path: str | os.PathLike[str]) -> Path:
     """Local file: a path with ``~`` expanded, or the copy of a URL.
 
@@ -132,7 +137,7 @@ def local_path(path: str | os.PathLike[str]) -> Path:
         raise remote_error(url, error) from None
     if info.get("type") == "directory":
         raise DataError(f"{without_secrets(url)} is a folder: name a file")
-    mark = {"size": info.get("size")} | {key: str(info[key]) for key in _VERSION if info.get(key)}
+    mark = {"size": info.get("size")} | version_of(info)
     name = re.sub(r"[^A-Za-z0-9._-]+", "_", without_secrets(url).rstrip("/").rpartition("/")[2])[
         -100:
     ].lstrip(".")

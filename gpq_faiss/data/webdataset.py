@@ -235,12 +235,12 @@ def open_webdataset(
     sizes = np.array([archives[a].sizes[m] for a, m in rows.members], dtype=np.int64)
     texts = {"name": as_texts(names)}
     texts |= {column: as_texts(row[c] for row in rows.kept) for c, column in enumerate(keep)}
-    digests = "".join(archive.digest for archive in archives)
+    contents = "".join(one.content(members[members[:, 0] == i, 1]) for i, one in enumerate(archives))
     return ArchiveImages(
         name=name,
         ids=ids,
         labels=labels,
-        fingerprint=list_fingerprint("webdataset", names, sizes, labels, ids, content=digests),
+        fingerprint=list_fingerprint("webdataset", names, sizes, labels, ids, content=contents),
         notes=notes,
         bad=BadItems(len(names), max_bad),
         texts=texts,

@@ -26,7 +26,7 @@ from ..data.base import Dataset, ImageDataset
 from ..data.open import open_data
 from ..encoder import Encoder
 from ..errors import DataError, MismatchError, OutputExistsError, UsageError
-from ..files import check_output, fingerprint, recover
+from ..files import check_output, fingerprint, recover, unfinished
 from ..progress import Progress, stage
 from ..store import Header, RowReader, RowWriter
 
@@ -134,13 +134,13 @@ def encode(
         data: anything that :func:`gpq_faiss.open_data` accepts.
         out: the codes file.
         features: the features file (default: beside ``out``). An existing one of the same model and data is used
-            without running the network.
+            without running the network, unless ``overwrite``.
         keep_features: write the features file; if false, codes are computed directly from the network.
         device: device of the network.
         batch_size: items per batch; 0: automatic. The same size gives the same bits.
         amp: run the backbone in bf16.
         resume: continue an interrupted run of the same model and data.
-        overwrite: replace ``out`` (and a features file of another model or data).
+        overwrite: run the network, and replace ``out`` and the features file.
         progress: called after each block.
 
     Returns:
@@ -150,6 +150,7 @@ def encode(
         DataError: unreadable items beyond the limit, items without a direction, an output that cannot be written.
         MismatchError: data of another kind or width than the model's.
         OutputExistsError: an output exists.
+        BusyError: (a DataError) another process is writing ``out``.
     """
     if batch_size < 0:
         raise UsageError(f"--batch-size {batch_size}: it must not be negative")
@@ -160,24 +161,29 @@ def encode(
     dataset = open_data(data)
     encoder.check(dataset)
     header = _header("codes", encoder, dataset)
-    if not keep_features:
-        with RowWriter(out, header, overwrite=overwrite, resume=resume) as writer:
+    path = Path(features) if features is not None else default_features_path(out)
+    if keep_features and path.resolve() == out.resolve():
+        raise UsageError(f"--features and --out are both {out}: name two files")
+    # Opened first: it keeps other processes from this output while the network runs.
+    with RowWriter(out, header, overwrite=overwrite, resume=resume) as writer:
+        if not keep_features:
             _from_network(encoder, dataset, writer, batch_size, progress, as_codes=True)
             return writer.finish(dataset.texts_of_ids())
+        feature_header = _header("features", encoder, dataset)
+        recover(path)
+        if not overwrite and _finished(path, feature_header):
+            log.info("%s is of this model and data: the network does not run again", path)
+        else:
+            check_output(path, overwrite=overwrite)
+            with RowWriter(path, feature_header, overwrite=overwrite, resume=resume) as vectors_writer:
+                _from_network(encoder, dataset, vectors_writer, batch_size, progress, as_codes=False)
+                vectors_writer.finish(dataset.texts_of_ids())
+        return _from_features(encoder, dataset, path, writer)
 
-    path = Path(features) if features is not None else default_features_path(out)
-    if path.resolve() == out.resolve():
-        raise UsageError(f"--features and --out are both {out}: name two files")
-    feature_header = _header("features", encoder, dataset)
-    recover(path)
-    if _finished(path, feature_header):
-        log.info("%s is of this model and data: the network does not run again", path)
-    else:
-        check_output(path, overwrite=overwrite)
-        with RowWriter(path, feature_header, overwrite=overwrite, resume=resume) as writer:
-            _from_network(encoder, dataset, writer, batch_size, progress, as_codes=False)
-            writer.finish(dataset.texts_of_ids())
-    with RowReader(path) as reader, RowWriter(out, header, overwrite=overwrite, resume=resume) as writer:
+
+def _from_features(encoder: Encoder, dataset: Dataset, path: Path, writer: RowWriter) -> Path:
+    """Write the codes of a features file."""
+    with RowReader(path) as reader:
         block = max(1, _FLUSH_BYTES // (4 * reader.header.width))
         codewords = items_are_codewords(encoder.model.description)  # the file may be another program's
         with stage("features to codes", reader.ntotal, done=writer.rows) as coding:
@@ -269,7 +275,7 @@ def encode_shards(
         shard_items: items per shard, rounded up to whole batches.
         workers: maximum concurrent tasks (default: one per core, or per GPU).
         resume: keep existing shards; else start again.
-        overwrite: remove shards of another model, data or size.
+        overwrite: remove the existing shards, of whatever model and data, and start again.
 
     Returns:
         The shards, in the order of the items.
@@ -291,7 +297,7 @@ def encode_shards(
     size = batch_size or encoder.batch_size(dataset)
     step = -(-shard_items // size) * size
     folder = check_output(Path(out) / "codes.h5", overwrite=True).parent
-    with connected(ray):
+    with connected(ray), unfinished(folder / ".encode.partial", folder, keep=()):
         place = (
             device if ray is None else "cuda" if device.startswith("cuda") or has_gpus(ray, device) else "cpu"
         )
@@ -312,7 +318,7 @@ def encode_shards(
             key = fingerprint("codes", *known, str(start), str(stop))
             calls.append((common, folder / f"codes-{start:012}-{key}.h5", start, stop))
         paths = [call[1] for call in calls]
-        _clear(folder, paths, resume=resume, overwrite=overwrite)
+        _clear(folder, paths, again=overwrite or not resume, overwrite=overwrite)
         with stage("encoding", len(dataset)) as encoding:
 
             def done(at: int) -> None:
@@ -330,7 +336,7 @@ def encode_shards(
     return paths
 
 
-def _clear(folder: Path, wanted: Sequence[Path], *, resume: bool, overwrite: bool) -> None:
+def _clear(folder: Path, wanted: Sequence[Path], *, again: bool, overwrite: bool) -> None:
     """Remove shards that are in the way. Raises OutputExistsError: there are some of another run, and ``overwrite`` is false."""
     there = set(folder.glob("codes-*.h5"))
     foreign = sorted(there - set(wanted))
@@ -338,7 +344,7 @@ def _clear(folder: Path, wanted: Sequence[Path], *, resume: bool, overwrite: boo
         raise OutputExistsError(
             f"{folder} has shards of another run ({foreign[0].name}): pass --overwrite, or another --out"
         )
-    for path in there if not resume else foreign:
+    for path in there if again else foreign:
         path.unlink()
 
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import errno
+import os
 import stat
+import tarfile
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +15,20 @@ import numpy as np
 import pytest
 import torch
 from model_factory import make_model, random_input
+from PIL import Image
 
 import gpq_faiss.stages.encode as stage
 import gpq_faiss.store.writer as writer_room
 from gpq_faiss.codes.encode import encode as encode_vectors
 from gpq_faiss.config import Config, NetworkConfig
 from gpq_faiss.data.base import Dataset
+from gpq_faiss.data.images import sampled_content
 from gpq_faiss.data.open import open_data
 from gpq_faiss.encoder import Encoder
-from gpq_faiss.errors import DataError
+from gpq_faiss.errors import BusyError, DataError, OutputExistsError
 from gpq_faiss.gpu.tensors import encode_torch
 from gpq_faiss.nn.model import build_network
-from gpq_faiss.stages.encode import encode
+from gpq_faiss.stages.encode import encode, encode_shards
 from gpq_faiss.store import RowReader
 
 N = 1000
@@ -184,4 +190,162 @@ def test_features_of_queries_make_no_codes(tmp_path: Path, data: Dataset) -> Non
         writer.append(vectors, ids, None)
         writer.finish()
     with pytest.raises(DataError, match=r"features\.h5: rows .* query vectors"):
-        encode(model, data, tmp_path / "codes.h5", features=tmp_path / "features.h5", overwrite=True)
+        encode(model, data, tmp_path / "others.h5", features=tmp_path / "features.h5")
+
+
+# Images that are replaced ---------------------------------------------------------------------------------------------------
+
+
+def bitmaps(root: Path, seed: int, n: int = 20) -> None:
+    """Images of the same names and sizes in bytes, whatever the seed, and of one time."""
+    rng = np.random.default_rng(seed)
+    for i in range(n):
+        path = root / f"{i % 2}" / f"{i:02}.bmp"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(path)
+        os.utime(path, (1e9, 1e9))
+
+
+def packed(root: Path, seed: int) -> str:
+    """DATA: a plain tar of the images."""
+    bitmaps(root / str(seed), seed)
+    with tarfile.open(root / "images.tar", "w") as tar:
+        tar.add(root / str(seed), arcname=".")
+    return f"folder:{root / 'images.tar'}"
+
+
+def loose(root: Path, seed: int) -> str:
+    bitmaps(root / "images", seed)
+    return f"folder:{root / 'images'}"
+
+
+def listed(root: Path, seed: int) -> str:
+    bitmaps(root / "images", seed)
+    (root / "list.txt").write_text("".join(f"images/{i % 2}/{i:02}.bmp {i % 2}\n" for i in range(20)))
+    return f"list:{root / 'list.txt'}"
+
+
+def sharded(root: Path, seed: int) -> str:
+    packed(root, seed)
+    return f"webdataset:{root / 'images.tar'}"
+
+
+def rows_of(path: Path) -> np.ndarray:
+    with RowReader(path) as reader:
+        return reader.block()
+
+
+@pytest.mark.parametrize("put", [loose, packed, listed, sharded])
+def test_codes_are_of_the_images_that_are_there_now(tmp_path: Path, put: Callable[[Path, int], str]) -> None:
+    model = make_model(tmp_path / "model", kind="images")
+    out, expected = tmp_path / "codes.h5", []
+    for seed in (1, 2):
+        data = put(tmp_path / "data", seed)
+        encode(model, data, tmp_path / f"fresh{seed}.h5", features=tmp_path / f"vectors{seed}.h5")
+        expected.append(rows_of(tmp_path / f"vectors{seed}.h5"))
+        if seed == 2:
+            out.unlink()
+            with pytest.raises(OutputExistsError, match=r"features\.h5 exists already"):
+                encode(model, data, out)  # the features are those of the images before
+        encode(model, data, out, overwrite=seed == 2)
+        np.testing.assert_array_equal(rows_of(tmp_path / "features.h5"), expected[-1])
+    assert (
+        (expected[0] != expected[1]).any(axis=1).all()
+    )  # vectors of random weights differ, if their codes do not
+
+
+def test_overwrite_runs_the_network(tmp_path: Path, model: Path, data: Dataset) -> None:
+    """Even where a change of the data cannot be seen in their fingerprint."""
+    out = tmp_path / "codes.h5"
+    encode(model, data, out)
+    other = open_data(random_input("features", N)[::-1].copy())
+    other = replace(other, fingerprint=data.fingerprint)
+    encode(model, other, out, overwrite=True)
+    encode(model, other, tmp_path / "fresh.h5", keep_features=False)
+    np.testing.assert_array_equal(rows_of(out), rows_of(tmp_path / "fresh.h5"))
+    for overwrite in (False, True):
+        paths = encode_shards(
+            model, f"features:{tmp_path / 'x.npy'}", tmp_path / "shards", overwrite=overwrite
+        )
+        if not overwrite:
+            before = paths[0].stat().st_mtime_ns
+    assert paths[0].stat().st_mtime_ns != before
+
+
+def test_an_encoding_is_not_gone_on_with_after_its_images_were_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = make_model(tmp_path / "model", kind="images")
+    data, out = loose(tmp_path, 1), tmp_path / "codes.h5"
+    monkeypatch.setattr(stage, "_FLUSH_BYTES", 1)
+    fail_once(monkeypatch, at=5)
+    with pytest.raises(DataError, match="disk is full"):
+        encode(model, data, out, batch_size=4)
+    bitmaps(tmp_path / "images", 2)
+    encode(model, data, out, batch_size=4)
+    assert "its partial file is discarded" in caplog.text
+    encode(model, data, tmp_path / "fresh.h5", features=tmp_path / "vectors.h5", batch_size=4)
+    np.testing.assert_array_equal(rows_of(tmp_path / "features.h5"), rows_of(tmp_path / "vectors.h5"))
+
+
+def test_data_copied_elsewhere_have_the_same_fingerprint(tmp_path: Path) -> None:
+    for put in (loose, packed, listed, sharded):
+        a = open_data(put(tmp_path / f"a{put.__name__}", 1)).fingerprint
+        b = open_data(put(tmp_path / f"b{put.__name__}", 1)).fingerprint
+        assert a == b
+        assert open_data(put(tmp_path / f"b{put.__name__}", 2)).fingerprint != a
+
+
+@pytest.mark.parametrize("at", [0, 4000, 100_000, 299_999])
+def test_a_sample_of_a_large_file_has_both_its_ends(tmp_path: Path, at: int) -> None:
+    path = tmp_path / "a.raw"
+    content = bytearray(300_000)
+    path.write_bytes(content)
+    before = sampled_content([(str(path), 0, 300_000)])
+    content[at] = 1
+    path.write_bytes(content)
+    assert sampled_content([(str(path), 0, 300_000)]) != before
+
+
+# Two at the same time ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_encoding_to_the_same_output_is_refused_before_it_writes(
+    tmp_path: Path, model: Path, data: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while the first one makes codes of features that are finished."""
+    out, refused = tmp_path / "codes.h5", []
+
+    def encode_again(*args: Any, **options: Any) -> Any:
+        before = (tmp_path / "features.h5").stat().st_mtime_ns
+        with pytest.raises(BusyError, match=r"codes\.h5 is being written by another process"):
+            encode(model, data, out, overwrite=True)
+        refused.append((tmp_path / "features.h5").stat().st_mtime_ns == before)
+        return encode_vectors(*args, **options)
+
+    monkeypatch.setattr(stage, "encode_vectors", encode_again)
+    encode(model, data, out)
+    assert refused == [True]
+
+
+def test_a_second_encoding_of_shards_takes_none_of_the_first_away(
+    tmp_path: Path, model: Path, data: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = model, data.name, tmp_path / "shards"
+    write, refused = stage._encode_shard, 0
+
+    def encode_again(*args: Any) -> int:
+        nonlocal refused
+        with pytest.raises(BusyError, match=r"shards is being written by another process"):
+            encode_shards(*arguments, shard_items=400, batch_size=100, overwrite=True)
+        refused += 1
+        return write(*args)
+
+    monkeypatch.setattr(stage, "_encode_shard", encode_again)
+    paths = encode_shards(*arguments, shard_items=400, batch_size=100)
+    assert refused == len(paths) == 3
+    assert sorted(tmp_path.joinpath("shards").iterdir()) == sorted(paths)
+    encode(model, data, tmp_path / "codes.h5", batch_size=100)
+    np.testing.assert_array_equal(
+        np.concatenate([rows_of(path) for path in paths]), rows_of(tmp_path / "codes.h5")
+    )
