@@ -147,18 +147,10 @@ def data_options(command: F) -> F:
 
 
 def open_dataset(spec: str, data_args: dict[str, Any]) -> Dataset:
-    """Open DATA and print notes on it to stderr (unless --quiet)."""
+    """Open DATA."""
     from gpq_faiss.data.open import open_data
 
-    dataset = open_data(spec, **data_args)
-    for note in [] if _quiet() else dataset.notes:
-        click.echo(f"gpq: {dataset.name}: {note}", err=True)
-    return dataset
-
-
-def _quiet() -> bool:
-    context = click.get_current_context(silent=True)
-    return bool(context and context.obj and context.obj.get("quiet"))
+    return open_data(spec, **data_args)
 
 
 RAY_HELP = (

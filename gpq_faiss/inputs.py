@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import json
 import os
@@ -38,12 +39,16 @@ def check_file(path: Path, what: str) -> int:
 
 
 def read_text(path: Path, what: str) -> str:
-    """A UTF-8 text without byte order mark. Raises DataError: see :func:`check_file`, or invalid UTF-8."""
+    """A text in UTF-8, or in UTF-16 with its mark, without mark. Raises DataError: see :func:`check_file`, or not such a text."""
     check_memory(4 * check_file(path, what), str(path))
     try:
-        return path.read_text(encoding="utf-8-sig")
+        with path.open("rb") as file:
+            wide = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        return path.read_text(encoding="utf-16" if wide else "utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text ({error.reason}): {what} is needed") from None
+        raise DataError(
+            f"{path} is not UTF-8 text ({error.reason}): {what} is needed, saved as UTF-8"
+        ) from None
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from None
 

@@ -18,11 +18,11 @@ from ..store import RowReader, Texts, as_texts, read_hdf5_array
 from .arrays import npz_array, npz_arrays
 from .base import FeatureDataset
 from .id_files import read_ids
-from .label_files import labels_from_array, labels_from_cells, read_labels, split_cell
+from .label_files import label_cell, labels_from_array, labels_from_cells, read_labels
 from .labels import Labels, Rows
 from .parquet import decoded_bytes, is_list, open_parquet, read_cells
 from .paths import files_of, without_secrets
-from .tables import missing_column
+from .text_tables import missing_column
 from .vectors import (
     ArrayVectors,
     ConcatVectors,
@@ -142,19 +142,6 @@ def _hdf5(path: Path, want_labels: bool, memory: int | None, keep: Sequence[str]
         check_memory(16 * len(ids), f"{path}: {ids.name!r}", memory)
         source.ids = _ids(ids.read(slice(0, len(ids))), f"{path}: {ids.name!r}")
     return source
-
-
-def label_cell(value: Any) -> tuple[str, ...]:
-    """Labels of a Parquet cell: empty, a number, a text, or a list of these."""
-    if value is None or (isinstance(value, float) and np.isnan(value)):
-        return ()
-    if isinstance(value, str):
-        return split_cell(value)
-    if isinstance(value, list):
-        return tuple(dict.fromkeys(name for item in value for name in label_cell(item)))
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)  # pandas converts integer columns with gaps to float
-    return () if value == -1 else (str(value),)
 
 
 def _parquet(path: Path, want_labels: bool, memory: int | None, keep: Sequence[str] = ()) -> _Source:

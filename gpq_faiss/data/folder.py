@@ -28,7 +28,7 @@ from .images import (
     sampled_content,
     shown,
 )
-from .labels import Labels
+from .labels import Labels, composed
 from .paths import is_url, local_path, remote_error, remote_reason, remote_system, version_of, without_secrets
 
 _TRAIN, _TEST = {"train", "training"}, {"test"}
@@ -66,7 +66,7 @@ def layout_of(names: Sequence[str]) -> Layout:
     the second one (``val`` is the test part if there is no ``test``, else part of ``train``). An image outside of
     folders is unlabelled. Common parent folders (``cifar10/train/...``, as in archives) are skipped.
     """
-    parts = [name.split("/") for name in names]
+    parts = [composed(name).split("/") for name in names]
     notes: list[str] = []
     splits = _TRAIN | _TEST | _VALIDATION
     while (
@@ -240,8 +240,9 @@ def open_folder(path: str | os.PathLike[str], *, max_bad: float = 0.01) -> FileI
     if unlabelled:
         notes.append(f"{unlabelled:,} of {len(names):,} images are in no class folder: unlabelled")
     ids = np.arange(len(names), dtype=np.int64)
-    ordered = [names[int(i)] for i in layout.order]
-    paths = [os.path.join(base, *member.split("/")) for member in ordered]
+    own = [names[int(i)] for i in layout.order]
+    ordered = [composed(name) for name in own]
+    paths = [os.path.join(base, *member.split("/")) for member in own]
     if archive is not None:
         content = archive.content(layout.order)
     elif system is None:
@@ -262,5 +263,5 @@ def open_folder(path: str | os.PathLike[str], *, max_bad: float = 0.01) -> FileI
             **shared, paths=[f"{root}!{member}" for member in ordered], archives=[archive], members=members
         )
     if system is not None:
-        return RemoteImages(**shared, paths=[f"{base}/{member}" for member in ordered], system=system)
+        return RemoteImages(**shared, paths=[f"{base}/{member}" for member in own], system=system)
     return FileImages(**shared, paths=paths)

@@ -13,9 +13,9 @@ from ..errors import DataError, UsageError
 from ..files import fingerprint
 from ..store import Texts, as_texts
 from .arrays import without_gradient
-from .embeddings import FEATURES, IDS, LABELS, NAMES, FileFeatures, label_cell
+from .embeddings import FEATURES, IDS, LABELS, NAMES, FileFeatures
 from .id_files import as_int64
-from .label_files import labels_from_array, labels_from_cells
+from .label_files import label_cell, labels_from_array, labels_from_cells
 from .labels import Labels
 from .parquet import is_list, matrix_of
 from .vectors import ArrayVectors, first_of

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ..errors import DataError
 from ..inputs import read_text
 from .arrays import read_npy
-from .labels import MAX_CLASSES, Labels, named_rows
+from .labels import MAX_CLASSES, Labels, composed, named_rows
 from .paths import local_path
 
 _BLOCK = 65_536
@@ -103,13 +103,34 @@ def labels_from_cells(cells: Sequence[tuple[str, ...]], where: str) -> Labels:
 
 
 def split_cell(text: str) -> tuple[str, ...]:
-    """Split ``"sky|sea"``; empty text has no parts."""
-    return tuple(dict.fromkeys(part.strip() for part in text.split(SEPARATOR) if part.strip()))
+    """Split ``"sky|sea"``; empty text and -1 have no parts."""
+    parts = (part.strip() for part in composed(text).split(SEPARATOR))
+    return tuple(dict.fromkeys(part for part in parts if part not in ("", "-1")))
+
+
+def label_cell(value: Any) -> tuple[str, ...]:
+    """Labels of a cell: empty, a number, a text, or a list of these."""
+    if value is None or (isinstance(value, float) and np.isnan(value)):
+        return ()
+    if isinstance(value, str):
+        return split_cell(value)
+    if isinstance(value, list):
+        return tuple(dict.fromkeys(name for item in value for name in label_cell(item)))
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # pandas converts integer columns with gaps to float
+    return () if value == -1 else (str(value),)
 
 
 def _from_text(path: Path, n: int) -> Labels:
     lines = read_text(path, "labels, one item per line,").splitlines()
-    delimiter = "\t" if any("\t" in line for line in lines[:10]) else ","
+    several = {line.count(";") for line in lines if line.strip()}
+    delimiter = (
+        "\t"
+        if any("\t" in line for line in lines[:10])
+        else ";"
+        if several not in ({0}, set()) and len(several) == 1
+        else ","
+    )
     try:
         rows = list(csv.reader(lines, delimiter=delimiter, strict=True)) if lines else []
     except csv.Error as error:
@@ -130,7 +151,10 @@ def _from_text(path: Path, n: int) -> Labels:
             f"{path} has lines of different lengths: one label per line, or 0/1 of every class, is needed"
         )
     if any(cell.strip() not in ("0", "1") for row in rows for cell in row):
-        raise DataError(f"{path} has several columns that are not all 0 or 1: one label per line is needed")
+        raise DataError(
+            f"{path} has several columns that are not all 0 or 1: give one label per line, or a table with a header line that names "
+            "a column of ids or names (id, name, path) and one of labels (label, or --label-column)"
+        )
     multihot = np.array([[cell.strip() == "1" for cell in row] for row in rows], dtype=np.uint8)
     return labels_from_array(multihot.shape, multihot.__getitem__, str(path))
 

@@ -2,46 +2,26 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ..errors import DataError
 from ..files import fingerprint
-from ..inputs import check_file, check_memory
 from .base import Dataset
-from .embeddings import label_cell
-from .label_files import labels_from_cells, split_cell
-from .labels import Labels
+from .label_files import label_cell, labels_from_cells, split_cell
+from .labels import Labels, composed
 from .parquet import open_parquet, read_cells
 from .paths import local_path
-from .tables import missing_column
+from .text_tables import TextTable, column_at, missing_column
 
 ITEM_COLUMNS = ("id", "ids", "item", "key", "name", "path", "file", "filename", "image")
 LABEL_COLUMNS = ("label", "labels", "class", "classes", "category", "y", "target")
 _WHAT = "a table of labels"
 
 
-def _header(path: Path) -> list[str]:
-    """Names of the columns; empty if it is not a table."""
-    if path.suffix.lower() in (".parquet", ".pq"):
-        with open_parquet(path, _WHAT) as file:
-            return list(file.schema_arrow.names)
-    if path.suffix.lower() not in (".csv", ".tsv"):
-        return []
-    check_file(path, _WHAT)
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as stream:
-            return [name.strip() for name in next(csv.reader(stream, delimiter=_delimiter(path)), [])]
-    except (UnicodeDecodeError, csv.Error):
-        return []  # the reader of plain lists reports the error
-    except OSError as error:
-        raise DataError(f"--labels {path} cannot be read: {error.strerror}") from None
-
-
-def _delimiter(path: Path) -> str:
-    return "\t" if path.suffix.lower() == ".tsv" else ","
+def _is_parquet(path: Path) -> bool:
+    return path.suffix.lower() in (".parquet", ".pq")
 
 
 def _guess(names: Sequence[str], there: Sequence[str]) -> str | None:
@@ -53,9 +33,12 @@ def is_label_table(path: str, label_column: str) -> bool:
     """Whether a file of labels names its items: Parquet, or CSV with a header that contains one of :data:`ITEM_COLUMNS`, and
     ``label_column`` or one of :data:`LABEL_COLUMNS`. Other files have one label per line, in the order of the items."""
     file = local_path(path)
-    if file.suffix.lower() in (".parquet", ".pq"):
-        return True
-    header = _header(file)
+    if _is_parquet(file) or file.suffix.lower() == ".npy":
+        return _is_parquet(file)
+    try:
+        header = TextTable(file, _WHAT).header
+    except DataError:
+        return False  # the reader of plain lists reports the error
     return (
         len(header) > 1
         and _guess(ITEM_COLUMNS, header) is not None
@@ -77,37 +60,56 @@ def with_label_table(dataset: Dataset, path: str, label_column: str | None = Non
     Raises:
         DataError: missing columns, a repeated item, or no label for any item of the data set.
     """
-    file = local_path(path)
-    there = _header(file)
+    try:
+        return _with_table(dataset, local_path(path), label_column)
+    except DataError as error:
+        raise DataError(f"--labels {error}") from None
+
+
+def _with_table(dataset: Dataset, file: Path, label_column: str | None) -> Dataset:
+    table = None if _is_parquet(file) else TextTable(file, _WHAT)
+    if table is None:
+        with open_parquet(file, _WHAT) as parquet:
+            there = list(parquet.schema_arrow.names)
+    else:
+        there = table.header
     item_column = _guess(ITEM_COLUMNS, there)
     label_column = label_column or _guess(LABEL_COLUMNS, there)
     if item_column is None:
         raise missing_column(file, " or ".join(ITEM_COLUMNS), there, "one of these names")
-    if label_column is None or label_column not in there:
-        raise missing_column(file, label_column or " or ".join(LABEL_COLUMNS), there, "--label-column")
-    keys, cells = _columns(file, there, item_column, label_column)
-    names = dataset.texts.get("name")
-    by_name = names is not None and set(keys) & set(names.tolist())
-    own = names.tolist() if by_name and names is not None else [str(i) for i in dataset.ids.tolist()]
+    if label_column is None:
+        raise missing_column(file, " or ".join(LABEL_COLUMNS), there, "--label-column")
+    at, label_at = column_at(file, item_column, there), column_at(file, label_column, there, "--label-column")
+    if table is None:
+        keys = ["" if v is None else composed(str(v)) for v in read_cells(file, item_column, _WHAT)]
+        cells = [label_cell(value) for value in read_cells(file, label_column, _WHAT)]
+    else:
+        found = [(composed(row[at].strip()), split_cell(row[label_at])) for _, row in table.rows()]
+        keys, cells = [key for key, _ in found], [cell for _, cell in found]
+    column = dataset.texts.get("name")
+    names = None if column is None else [composed(name) for name in column.tolist()]
+    by_name = names is not None and set(keys) & set(names)
+    own = names if by_name and names is not None else [str(i) for i in dataset.ids.tolist()]
     given: dict[str, tuple[str, ...]] = {}
     for key, cell in zip(keys, cells, strict=True):
         if key in given:
-            raise DataError(
-                f"--labels {file}: {item_column} {key!r} occurs more than once: give each item one line"
-            )
+            raise DataError(f"{file}: {item_column} {key!r} occurs more than once: give each item one line")
         given[key] = cell
     matched = [given.get(key, ()) for key in own]
     labelled = sum(bool(cell) for cell in matched)
     if not labelled:
         raise DataError(
-            f"--labels {file}: no value of the column {item_column!r} with a label is an id or name of the data (the table has "
+            f"{file}: no value of the column {item_column!r} with a label is an id or name of the data (the table has "
             f"{keys[0]!r}, the data {own[0]!r})"
             if own and keys
-            else f"--labels {file} has no rows"
+            else f"{file} has no rows"
         )
-    labels = labels_from_cells(matched, f"--labels {file}")
+    labels = labels_from_cells(matched, f"{file}")
     others = len(given.keys() - set(own))
-    note = f"labels from {file.name}: column {label_column!r}, items by {item_column!r}: {labelled:,} of {len(own):,} items are labelled"
+    note = (
+        f"{file.name}: {labelled:,} of {len(own):,} items are labelled, matched by {'name' if by_name else 'id'} in {item_column!r}; "
+        f"{labels.n_classes:,} classes in {label_column!r}"
+    ) + (table.separated if table is not None else "")
     return with_labels(dataset, labels, note + (f"; {others:,} rows are of other items" if others else ""))
 
 
@@ -120,33 +122,3 @@ def with_labels(dataset: Dataset, labels: Labels, note: str = "") -> Dataset:
         notes=[*notes, note] if note else notes,
         fingerprint=fingerprint(dataset.fingerprint, "labels", labels.fingerprint()),
     )
-
-
-def _columns(
-    path: Path, there: Sequence[str], items: str, labels: str
-) -> tuple[list[str], list[tuple[str, ...]]]:
-    if path.suffix.lower() in (".parquet", ".pq"):
-        keys = ["" if v is None else str(v) for v in read_cells(path, items, _WHAT)]
-        return keys, [label_cell(value) for value in read_cells(path, labels, _WHAT)]
-    check_memory(4 * check_file(path, _WHAT), str(path))
-    at, label_at = there.index(items), there.index(labels)
-    keys, cells = [], []
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as stream:
-            reader = csv.reader(stream, delimiter=_delimiter(path), strict=True)
-            next(reader)
-            for row in reader:
-                if not row:
-                    continue
-                if len(row) != len(there):
-                    raise DataError(
-                        f"--labels {path} line {reader.line_num}: {len(row)} fields, the header has {len(there)}"
-                    )
-                keys.append(row[at].strip())
-                cells.append(split_cell(row[label_at]))
-    except UnicodeDecodeError:
-        raise DataError(f"--labels {path} is not UTF-8 text") from None
-    except csv.Error as error:
-        raise DataError(f"--labels {path} line {reader.line_num} is not CSV: {error}") from None
-    # -1 is no label, as in arrays of class numbers.
-    return keys, [tuple(label for label in cell if label != "-1") for cell in cells]

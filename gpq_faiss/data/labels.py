@@ -6,6 +6,7 @@ NUS-WIDE in 2 MB, and "shares at least one label", the relevance of every protoc
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +27,11 @@ _NAMED = 5  # rows named in an error
 Rows = slice | NDArray[Any]
 
 
+def composed(text: str) -> str:
+    """A name in Unicode's composed form: macOS and others write one name in two forms, which look the same."""
+    return unicodedata.normalize("NFC", text)
+
+
 def named_rows(rows: NDArray[Any] | Sequence[int]) -> str:
     """``"rows 3, 8, 9, 12, 40 and 7 more"``: the first few of ``rows`` and the number of others."""
     first = ", ".join(str(int(row)) for row in rows[:_NAMED])
@@ -43,7 +49,7 @@ def _names(class_names: Sequence[str] | None, n_classes: int) -> tuple[str, ...]
     """Class names as a tuple; default: the class numbers."""
     if class_names is None:
         return tuple(str(c) for c in range(n_classes))
-    names = tuple(str(name) for name in class_names)
+    names = tuple(composed(str(name)) for name in class_names)
     if len(names) < n_classes:
         raise DataError(f"labels use {n_classes:,} classes but only {len(names):,} class names are given")
     if len(set(names)) < len(names):
@@ -164,13 +170,13 @@ class Labels:
         Raises:
             DataError: a name that is not in ``class_names``, or no name at all and no ``class_names``.
         """
-        rows = [tuple(item) for item in items]
+        rows = [tuple(map(composed, item)) for item in items]
         if class_names is None:
             class_names = sorted({name for row in rows for name in row})
             if not class_names:
                 raise DataError("no item has a label, so the classes are unknown: label some items")
-        position = {name: c for c, name in enumerate(class_names)}
         labels = cls.unlabelled(len(rows), class_names)
+        position = {name: c for c, name in enumerate(labels.class_names)}
         for i, row in enumerate(rows):
             for name in row:
                 if name not in position:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +31,8 @@ from .nuswide import open_nuswide
 from .paths import is_url, local_path, without_secrets
 from .tables import DEFAULT_LABEL_COLUMN, open_table
 from .webdataset import open_webdataset
+
+log = logging.getLogger(__name__)
 
 FORMS = (
     "digits | cifar10[:ROOT] | fashion-mnist[:ROOT] | nuswide:ROOT | folder:PATH | list:FILE | csv:FILE | "
@@ -171,7 +174,7 @@ def open_data(  # noqa: PLR0913
     download: bool = True,
     memory: int | None = None,
 ) -> Dataset:
-    """Open a source of images or features. Nothing is decoded yet, but listed files are checked to exist.
+    """Open a source of images or features. Nothing is decoded yet, but listed files are checked to exist. What was understood is logged.
 
     Args:
         source: one of :data:`FORMS` or a plugin's form; a pandas, polars or pyarrow table, a Hugging Face data set, an array
@@ -255,6 +258,12 @@ def open_data(  # noqa: PLR0913
         look=labels is None,
     )
     dataset = _open_held(scheme, source, options) if in_memory else _open(scheme, path, str(source), options)
+    if file is not None and dataset.labels is not None:
+        labelled = int(dataset.labels.has().sum())
+        dataset.notes.append(
+            f"{Path(file).name}: {labelled:,} of {len(dataset):,} items are labelled, in their order; "
+            f"{dataset.labels.n_classes:,} classes"
+        )
     if keep:
         texts = (name + "\0" + "\0".join(dataset.texts[name].tolist()) for name in keep)
         dataset = replace(dataset, fingerprint=fingerprint(dataset.fingerprint, "keep", *texts))
@@ -265,10 +274,15 @@ def open_data(  # noqa: PLR0913
     read_already = isinstance(ids, str) and (scheme == "features" or by_column)
     dataset = with_ids(dataset, None if read_already else ids, id_from)
     if given is not None:
-        return with_labels(dataset, labels_of(given, len(dataset)))
-    if table is None:
-        return dataset
-    return with_label_table(dataset, table, None if label_column == DEFAULT_LABEL_COLUMN else label_column)
+        dataset = with_labels(dataset, labels_of(given, len(dataset)))
+    elif table is not None:
+        dataset = with_label_table(
+            dataset, table, None if label_column == DEFAULT_LABEL_COLUMN else label_column
+        )
+    if not isinstance(source, Dataset):
+        for note in dataset.notes:
+            log.info("%s: %s", dataset.name, note)
+    return dataset
 
 
 def _open_held(kind: str, source: Any, options: _Options) -> Dataset:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,14 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from ..inputs import check_file, check_memory
 from .images import FileImages, listed_images
+from .label_files import label_cell, split_cell
 from .labels import Labels
 from .lists import repeated_note, resolve
 from .parquet import open_parquet, read_cells
-
-SEPARATOR = "|"
-"""Separator of several labels of one item."""
+from .text_tables import TextTable, column_at
 
 DEFAULT_LABEL_COLUMN = "label"
 ID_COLUMN = "id"
@@ -39,91 +35,40 @@ class Columns:
     kept: dict[str, list[str]]
 
 
-def missing_column(path: Path, column: str, there: Sequence[str], option: str = "--keep") -> DataError:
-    """The error for a missing column."""
-    names = ", ".join(repr(name[:40]) for name in there[:20])
-    return DataError(f"{path} has no column {column!r} (it has {names}): name it with {option}")
-
-
 def _check_columns(path: Path, there: Sequence[str], image_column: str, label_column: str) -> bool:
     """Whether the label column exists. Only the default one may be missing (unlabelled queries)."""
-    if image_column not in there:
-        raise missing_column(path, image_column, there, "--image-column")
-    if label_column not in there and label_column != DEFAULT_LABEL_COLUMN:
-        raise missing_column(path, label_column, there, "--label-column")
-    for column in (image_column, label_column, ID_COLUMN):
-        if list(there).count(column) > 1:
-            raise DataError(f"{path} has the column {column!r} twice: rename one of them")
-    return label_column in there
-
-
-def _column(path: Path, name: str, there: Sequence[str]) -> int:
-    if name not in there:
-        raise missing_column(path, name, there)
-    return list(there).index(name)
-
-
-def split_labels(text: str) -> tuple[str, ...]:
-    """``"sky|sea"`` -> ``("sky", "sea")``; names are stripped, empty text is no label."""
-    return tuple(dict.fromkeys(part.strip() for part in text.split(SEPARATOR) if part.strip()))
+    column_at(path, image_column, there, "--image-column")
+    labelled = label_column in there or label_column != DEFAULT_LABEL_COLUMN
+    if labelled:
+        column_at(path, label_column, there, "--label-column")
+    if ID_COLUMN in there:
+        column_at(path, ID_COLUMN, there)
+    return labelled
 
 
 def _read_csv(path: Path, image_column: str, label_column: str, keep: Sequence[str]) -> Columns:
-    delimiter = "\t" if path.suffix.lower() in {".tsv", ".tab"} else ","
-    check_memory(4 * check_file(path, "a CSV table of images"), str(path))
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as stream:
-            reader = csv.reader(stream, delimiter=delimiter, strict=True)
-            header = [name.strip() for name in next(reader, [])]
-            if not header:
-                raise DataError(
-                    f"{path} is empty, or its first line is: a header line with a column {image_column!r} is expected"
-                )
-            labelled = _check_columns(path, header, image_column, label_column)
-            image_at = header.index(image_column)
-            label_at = header.index(label_column) if labelled else -1
-            id_at = header.index(ID_COLUMN) if ID_COLUMN in header else -1
-            kept_at = {name: _column(path, name, header) for name in keep}
-            out = Columns(
-                [], [] if labelled else None, [] if id_at >= 0 else None, [], {name: [] for name in keep}
-            )
-            for row in reader:
-                if not any(field.strip() for field in row):
-                    continue
-                if len(row) != len(header):
-                    raise DataError(
-                        f"{path} line {reader.line_num}: {len(row)} fields, the header has {len(header)}"
-                    )
-                out.images.append(row[image_at].strip())
-                out.where.append(f"line {reader.line_num}")
-                if out.labels is not None:
-                    out.labels.append(split_labels(row[label_at]))
-                if out.ids is not None:
-                    out.ids.append(row[id_at].strip())
-                for name, at in kept_at.items():
-                    out.kept[name].append(row[at])
-    except UnicodeDecodeError:
-        raise DataError(f"{path} is not UTF-8 text: a CSV table was expected") from None
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from None
-    except csv.Error as error:
-        raise DataError(f"{path} line {reader.line_num} is not CSV: {error}") from None
+    table = TextTable(path, "a CSV table of images")
+    header = table.header
+    if not header:
+        raise DataError(
+            f"{path} is empty, or its first line is: a header line with a column {image_column!r} is expected"
+        )
+    labelled = _check_columns(path, header, image_column, label_column)
+    image_at = header.index(image_column)
+    label_at = header.index(label_column) if labelled else -1
+    id_at = header.index(ID_COLUMN) if ID_COLUMN in header else -1
+    kept_at = {name: column_at(path, name, header) for name in keep}
+    out = Columns([], [] if labelled else None, [] if id_at >= 0 else None, [], {name: [] for name in keep})
+    for line, row in table.rows():
+        out.images.append(row[image_at].strip())
+        out.where.append(f"line {line}")
+        if out.labels is not None:
+            out.labels.append(split_cell(row[label_at]))
+        if out.ids is not None:
+            out.ids.append(row[id_at].strip())
+        for name, at in kept_at.items():
+            out.kept[name].append(row[at])
     return out
-
-
-def _label_names(value: Any) -> tuple[str, ...]:
-    """Labels of a Parquet cell: empty, a text with ``|``, a number, or a list of these."""
-    if value is None:
-        return ()
-    if isinstance(value, str):
-        return split_labels(value)
-    if isinstance(value, list):
-        return tuple(dict.fromkeys(name for item in value for name in _label_names(item)))
-    if isinstance(value, float) and math.isnan(value):
-        return ()  # pandas writes empty cells of number columns as NaN, and the others as floats
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return (str(value),)
 
 
 def _read_parquet(path: Path, image_column: str, label_column: str, keep: Sequence[str]) -> Columns:
@@ -132,7 +77,7 @@ def _read_parquet(path: Path, image_column: str, label_column: str, keep: Sequen
         there = list(file.schema_arrow.names)
     labelled = _check_columns(path, there, image_column, label_column)
     images = read_cells(path, image_column, what)
-    labels = [_label_names(value) for value in read_cells(path, label_column, what)] if labelled else None
+    labels = [label_cell(value) for value in read_cells(path, label_column, what)] if labelled else None
     ids = read_cells(path, ID_COLUMN, what) if ID_COLUMN in there else None
     for i, image in enumerate(images):
         if image is not None and not isinstance(image, str):
@@ -141,7 +86,7 @@ def _read_parquet(path: Path, image_column: str, label_column: str, keep: Sequen
             )
     kept = {}
     for name in keep:
-        _column(path, name, there)
+        column_at(path, name, there)
         kept[name] = ["" if value is None else str(value) for value in read_cells(path, name, what)]
     where = [f"row {i}" for i in range(len(images))]
     return Columns([image or "" for image in images], labels, ids, where, kept)

@@ -17,9 +17,8 @@ from ..inputs import parse_json
 from ..store import as_texts
 from .archive import Archive, ArchiveImages, open_archive
 from .base import BadItems
-from .embeddings import label_cell
 from .images import IMAGE_SUFFIXES, check_max_bad, list_fingerprint, shown
-from .label_files import labels_from_cells
+from .label_files import label_cell, labels_from_cells
 from .label_tables import LABEL_COLUMNS
 from .labels import Labels
 from .paths import files_of, without_secrets
@@ -143,7 +142,7 @@ def _read(samples: Sequence[_Sample], reader: _Reader, label: str | None, keep: 
         try:
             member = reader.image_of(sample)
             value = None if label is None else reader.value(sample, label)
-            cell = tuple(name for name in _cell(value) if name != "-1")
+            cell = _cell(value)
             kept = ["" if (v := reader.value(sample, name)) is None else str(v) for name in keep]
         except _BadSampleError as error:
             rows.bad.append(f"{shown(sample.key)} {error}")

@@ -13,8 +13,9 @@ import pytest
 from image_files import data_folder, put
 
 from gpq_faiss.data.images import load_batch
+from gpq_faiss.data.label_files import split_cell
 from gpq_faiss.data.lists import open_list
-from gpq_faiss.data.tables import open_table, split_labels
+from gpq_faiss.data.tables import open_table
 from gpq_faiss.errors import DataError
 
 # lists
@@ -229,9 +230,9 @@ def test_csv_written_by_the_csv_module_comes_back(tmp_path: Path) -> None:
     assert [os.path.basename(path) for path in dataset.paths] == [name.strip() for name in names]
 
 
-def test_split_labels() -> None:
-    assert split_labels("b| a|b||") == ("b", "a")
-    assert split_labels("  ") == ()
+def test_split_cell() -> None:
+    assert split_cell("b| a|b||") == ("b", "a")
+    assert split_cell("  ") == ()
 
 
 def test_parquet(tmp_path: Path) -> None:

@@ -42,7 +42,8 @@ def test_labels_follow_the_ids_in_any_order(
     assert names_of(data) == [("dog",), ("cat",), ("cat", "dog"), ()]
     (note,) = [n for n in data.notes if "l.csv" in n]
     assert "'category'" in note
-    assert "3 of 4 items are labelled; 1 rows are of other items" in note
+    assert "3 of 4 items are labelled, matched by id" in note
+    assert "1 rows are of other items" in note
 
 
 def test_parquet_and_images_by_name(tmp_path: Path) -> None:
@@ -129,3 +130,101 @@ def test_empty_lines_of_a_table_are_skipped(vectors: str, tmp_path: Path) -> Non
     (tmp_path / "l.csv").write_text("id,label\n\n10,cat\n\n")
     data = open_data(vectors, labels=str(tmp_path / "l.csv"), ids=str(tmp_path / "ids.npy"))
     assert names_of(data) == [(), ("cat",), (), ()]
+
+
+# As spreadsheets write them -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("suffix", [".csv", ".txt"])
+def test_a_table_is_read_whatever_separates_its_columns(
+    vectors: str, tmp_path: Path, separator: str, encoding: str, suffix: str
+) -> None:
+    table = tmp_path / f"labels{suffix}"
+    lines = [["id", "label"], ["2", "Füchse"], ["0", "Bär|Kuh"], ["1", "Bär"], ["", ""]]
+    table.write_bytes("".join(separator.join(line) + "\r\n" for line in lines).encode(encoding))
+    data = open_data(vectors, labels=str(table))
+    assert names_of(data) == [("Bär", "Kuh"), ("Bär",), ("Füchse",), ()]
+    (note,) = [note for note in data.notes if table.name in note]
+    assert "3 of 4 items are labelled, matched by id in 'id'; 3 classes in 'label'" in note
+    assert ("separated by" in note) == (separator != ",")
+
+
+def test_the_mark_of_excel_is_no_header(vectors: str, tmp_path: Path) -> None:
+    table = tmp_path / "l.csv"
+    table.write_text("sep=;\nid;label\n3;cat\n1;dog\n")
+    assert names_of(open_data(vectors, labels=str(table))) == [(), ("dog",), (), ("cat",)]
+    table.write_text("sep=;\nid;label\n3;cat;x\n")
+    with pytest.raises(DataError, match=r"l\.csv line 3: 3 fields, the header has 2"):
+        open_data(vectors, labels=str(table))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("Bild;Klasse\n0;a\n1;b\n2;a\n3;b\n", "a table with a header line that names"),
+        ("id,label,label\n0,a,b\n1,b,a\n", "has the column 'label' twice: rename one of them"),
+        ("id;label;id\n0;a;0\n", "has the column 'id' twice: rename one of them"),
+        ('id,label\n0,"a\n', "is not CSV"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_one_line(
+    vectors: str, tmp_path: Path, text: str, message: str
+) -> None:
+    (tmp_path / "l.csv").write_text(text)
+    with pytest.raises(DataError, match=message) as caught:
+        open_data(vectors, labels=str(tmp_path / "l.csv"))
+    assert "\n" not in str(caught.value)
+    assert "l.csv" in str(caught.value)
+
+
+def test_rows_of_zeros_and_ones_may_have_semicolons(vectors: str, tmp_path: Path) -> None:
+    (tmp_path / "l.csv").write_text("1;0\n1;1\n0;0\n0;1\n")
+    data = open_data(vectors, labels=str(tmp_path / "l.csv"))
+    assert names_of(data) == [("0",), ("0", "1"), (), ("1",)]
+
+
+def test_labels_in_the_order_of_the_items_are_told(vectors: str, tmp_path: Path) -> None:
+    (tmp_path / "l.txt").write_text("cat\ndog\n\ncat\n")
+    data = open_data(vectors, labels=str(tmp_path / "l.txt"))
+    assert any("l.txt: 3 of 4 items are labelled, in their order; 2 classes" in note for note in data.notes)
+
+
+NFC, NFD = "Caf\u00e9", "Cafe\u0301"
+
+
+def test_a_name_in_two_forms_of_unicode_is_one_class(vectors: str, tmp_path: Path) -> None:
+    (tmp_path / "l.csv").write_text(f"id,label\n0,{NFC}\n1,{NFD}\n2,{NFC}|{NFD}\n3,x\n", encoding="utf-8")
+    data = open_data(vectors, labels=str(tmp_path / "l.csv"))
+    assert names_of(data) == [(NFC,)] * 3 + [("x",)]
+    assert names_of(open_data(np.eye(3, 5), labels=[NFD, NFC, "x"])) == [(NFC,), (NFC,), ("x",)]
+
+
+def test_folders_and_tables_of_names_in_two_forms_of_unicode(tmp_path: Path) -> None:
+    """As macOS writes folders, and others the tables beside them."""
+    from PIL import Image
+
+    for i, folder in enumerate((NFC, NFD, "x")):
+        (tmp_path / "images" / folder).mkdir(parents=True)
+        Image.new("RGB", (8, 8), (100 * i, 0, 0)).save(tmp_path / "images" / folder / f"{i}.png")
+    data = open_data(f"folder:{tmp_path / 'images'}")
+    assert names_of(data) == [(NFC,), (NFC,), ("x",)]
+    assert [int(image[0, 0, 0]) for image in data.read(slice(0, 3))] == [0, 100, 200]
+    (tmp_path / "l.csv").write_text(f"name,label\n{NFD}/0.png,a\n{NFC}/1.png,b\n", encoding="utf-8")
+    assert names_of(open_data(f"folder:{tmp_path / 'images'}", labels=str(tmp_path / "l.csv"))) == [
+        ("a",),
+        ("b",),
+        (),
+    ]
+
+
+def test_tables_of_images_may_have_semicolons(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for name in ("a", "b"):
+        Image.new("RGB", (8, 8)).save(tmp_path / f"{name}.png")
+    (tmp_path / "t.csv").write_text("image;label;id\na.png;cat;7\nb.png;-1;8\n;;\n", encoding="utf-16")
+    data = open_data(f"csv:{tmp_path / 't.csv'}")
+    assert names_of(data) == [("cat",), ()]
+    assert data.ids.tolist() == [7, 8]

@@ -1,0 +1,95 @@
+"""Tables as text, as programs and spreadsheets write them: columns separated by commas, semicolons or tabs, in UTF-8 or UTF-16."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ..errors import DataError
+from ..inputs import read_text
+
+_SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
+
+
+def missing_column(path: Path, column: str, there: Sequence[str], option: str = "--keep") -> DataError:
+    """The error for a missing column."""
+    names = ", ".join(repr(name[:40]) for name in there[:20])
+    return DataError(f"{path} has no column {column!r} (it has {names}): name it with {option}")
+
+
+def column_at(path: Path, column: str, there: Sequence[str], option: str = "--keep") -> int:
+    """Number of a column. Raises DataError: missing, or there twice."""
+    if column not in there:
+        raise missing_column(path, column, there, option)
+    if list(there).count(column) > 1:
+        raise DataError(f"{path} has the column {column!r} twice: rename one of them")
+    return list(there).index(column)
+
+
+def separator_of(line: str, path: Path) -> str:
+    """What separates the columns of a header line: of commas, semicolons and tabs the one that gives the most columns.
+
+    Raises:
+        DataError: two of them give as many.
+    """
+    if Path(path).suffix.lower() in {".tsv", ".tab"}:
+        return "\t"
+    if line.startswith("sep=") and len(line) == 5:  # Excel's own mark
+        return line[4]
+    columns = {one: len(next(csv.reader([line], delimiter=one), [])) for one in _SEPARATORS}
+    most = max(columns.values())
+    best = [one for one in _SEPARATORS if columns[one] == most]
+    if most > 1 and len(best) > 1:
+        raise DataError(
+            f"{path} line 1 may be separated by {' or by '.join(_SEPARATORS[one] for one in best)}: rename its columns"
+        )
+    return best[0]
+
+
+class TextTable:
+    """A table with a header line.
+
+    Attributes:
+        header: names of the columns, stripped; empty for an empty file.
+        separated: how the columns are separated if not by commas, for notes: ``"; separated by tabs"``.
+
+    Raises:
+        DataError: missing, not text, or a header that is not CSV.
+    """
+
+    def __init__(self, path: Path, what: str) -> None:
+        self.path = path
+        text = read_text(path, what)
+        first = text.partition("\n")[0].rstrip("\r")
+        separator = separator_of(first, path)
+        self._skipped = int(first == f"sep={separator}")
+        stream = io.StringIO(text[(len(first) + 1) * self._skipped :])
+        self._reader = csv.reader(stream, delimiter=separator, strict=True)
+        self.separated = "" if separator == "," else f"; separated by {_SEPARATORS.get(separator, separator)}"
+        self.header: list[str] = [name.strip() for name in self._next() or []]
+
+    def _next(self) -> list[str] | None:
+        try:
+            return next(self._reader, None)
+        except csv.Error as error:
+            raise DataError(f"{self.path} line {self._line()} is not CSV: {error}") from None
+
+    def _line(self) -> int:
+        return self._reader.line_num + self._skipped
+
+    def rows(self) -> Iterator[tuple[int, list[str]]]:
+        """Line numbers and cells of the rows that are not blank, once.
+
+        Raises:
+            DataError: not CSV, or another number of cells than the header.
+        """
+        while (row := self._next()) is not None:
+            if not any(cell.strip() for cell in row):
+                continue
+            if len(row) != len(self.header):
+                raise DataError(
+                    f"{self.path} line {self._line()}: {len(row)} fields, the header has {len(self.header)}"
+                )
+            yield self._line(), row
