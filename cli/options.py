@@ -33,7 +33,7 @@ class RenamedOption(click.Option):
 
 
 DATA_HELP = """\b
-DATA is one of
+DATA is a path (.npy, .npz, .h5, .parquet, .csv, .txt, .tar or a folder), or one of
   digits                      scikit-learn's digits (embedded)
   cifar10[:ROOT]              CIFAR-10 by torchvision
   fashion-mnist[:ROOT]        Fashion-MNIST by torchvision, or a folder of its idx files

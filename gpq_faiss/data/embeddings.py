@@ -20,7 +20,7 @@ from .base import FeatureDataset
 from .id_files import read_ids
 from .label_files import label_cell, labels_from_array, labels_from_cells, read_labels
 from .labels import Labels, Rows
-from .parquet import decoded_bytes, is_list, open_parquet, read_cells
+from .parquet import decoded_bytes, is_list, is_text, open_parquet, read_cells
 from .paths import files_of, without_secrets
 from .text_tables import missing_column
 from .vectors import (
@@ -59,6 +59,7 @@ class _Source:
     labels: Labels | None = None
     ids: NDArray[np.int64] | None = None
     texts: dict[str, Texts] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)
@@ -85,6 +86,12 @@ def _ids(array: NDArray[Any], where: str) -> NDArray[np.int64]:
     return array.astype(np.int64)
 
 
+def texts_for_ids(ids: str, names: str | None) -> str:
+    """The note on a column of ids that holds texts; ``names``: the column of names."""
+    what = "they are the names" if names == ids else f"names are {names!r}, --keep {ids} shows them too"
+    return f"{ids!r} holds texts: {what}; ids are row numbers (--id-from path: ids from the names)"
+
+
 def _npz(path: Path, want_labels: bool, memory: int | None, keep: Sequence[str] = ()) -> _Source:
     there = npz_arrays(path)
     matrices = [name for name, head in there.items() if len(head.shape) == 2 and head.dtype.kind in "fiu"]
@@ -103,10 +110,13 @@ def _npz(path: Path, want_labels: bool, memory: int | None, keep: Sequence[str] 
         class_names = None if names is None else [str(text) for text in npz_array(path, names, memory)]
         array = npz_array(path, label, memory)
         source.labels = labels_from_array(array.shape, array.__getitem__, f"{path}: {label!r}", class_names)
-    if (ids := first_of(IDS, list(there))) is not None:
+    texts, names_of = {column: column for column in keep}, first_of(NAMES, list(there))
+    if (ids := first_of(IDS, list(there))) is not None and there[ids].dtype.kind == "U":
+        names_of = names_of or ids
+        source.notes.append(texts_for_ids(ids, names_of))
+    elif ids is not None:
         source.ids = _ids(npz_array(path, ids, memory), f"{path}: {ids!r}")
-    texts = {column: column for column in keep}
-    if (names_of := first_of(NAMES, list(there))) is not None:
+    if names_of is not None:
         texts["name"] = names_of
     for column, array_name in texts.items():
         if array_name not in there:
@@ -162,12 +172,16 @@ def _parquet(path: Path, want_labels: bool, memory: int | None, keep: Sequence[s
         ids = first_of(IDS, schema.names)
         named = first_of(NAMES, schema.names)
         there = list(schema.names)
+        are_texts = ids is not None and is_text(schema.field(ids).type)
     source = _Source(ParquetVectors(path, name, memory))
+    if ids is not None and are_texts:
+        named = named or ids
+        source.notes.append(texts_for_ids(ids, named))
     if label is not None:
         cells = [label_cell(value) for value in read_cells(path, label, what, memory)]
         if any(cells):
             source.labels = labels_from_cells(cells, f"{path}: {label!r}")
-    if ids is not None:
+    if ids is not None and not are_texts:
         source.ids = _parquet_ids(path, ids, what, memory)
     for column, cells_of in {**{c: c for c in keep}, **({"name": named} if named else {})}.items():
         if cells_of not in there:
@@ -231,6 +245,7 @@ def _joined(files: Sequence[Path], parts: Sequence[_Source]) -> _Source:
     ids = [part.ids for part in parts if part.ids is not None]
     if ids:
         joined.ids = np.concatenate(ids)
+    joined.notes = list(dict.fromkeys(note for part in parts for note in part.notes))
     for name in sorted(set.intersection(*(set(part.texts) for part in parts))):
         joined.texts[name] = np.concatenate([part.texts[name] for part in parts])
     return joined
@@ -275,7 +290,7 @@ def open_features(
     file = files[0] if len(files) == 1 else Path(path)
     n, width = source.vectors.n, source.vectors.width
     check_memory(8 * n, f"{file}: the ids of its {n:,} rows", memory)
-    notes: list[str] = []
+    notes = source.notes
     if labels is not None:
         source.labels = read_labels(labels, n)
     if ids is not None:

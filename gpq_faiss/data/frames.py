@@ -13,11 +13,11 @@ from ..errors import DataError, UsageError
 from ..files import fingerprint
 from ..store import Texts, as_texts
 from .arrays import without_gradient
-from .embeddings import FEATURES, IDS, LABELS, NAMES, FileFeatures
+from .embeddings import FEATURES, IDS, LABELS, NAMES, FileFeatures, texts_for_ids
 from .id_files import as_int64
 from .label_files import label_cell, labels_from_array, labels_from_cells
 from .labels import Labels
-from .parquet import is_list, matrix_of
+from .parquet import is_list, is_text, matrix_of
 from .vectors import ArrayVectors, first_of
 
 
@@ -99,7 +99,9 @@ class Columns:
         column = self.column(name)
         where = f"{self.where}: {name!r}"
         if not pyarrow.types.is_integer(column.type):
-            raise DataError(f"{where} is {column.type}: ids are whole numbers")
+            raise DataError(
+                f"{where} is {column.type}: ids are whole numbers; texts may be names (names=...)"
+            )
         if column.null_count:
             raise DataError(f"{where} has {column.null_count:,} empty cells: every row needs its id")
         return as_int64(column.to_numpy(), where)
@@ -113,13 +115,12 @@ class Columns:
 
     def guess_names(self) -> str | None:
         """The column of item names: one of the usual names, or ``id`` if it is text."""
-        import pyarrow
+        return next((n for n in (*NAMES, *IDS) if n in self.types and is_text(self.types[n])), None)
 
-        for name in (*NAMES, *IDS):
-            kind = self.types.get(name)
-            if kind is not None and (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
-                return name
-        return None
+    def notes(self, ids: str | None, names: str | None) -> list[str]:
+        """On a column of ids that holds texts."""
+        found = first_of(IDS, self.names) if ids is None else None
+        return [texts_for_ids(found, names)] if found is not None and is_text(self.types[found]) else []
 
     def text(self, name: str) -> Texts:
         """A column as texts; empty cells become empty texts."""
@@ -159,7 +160,7 @@ def open_frame(
     texts = {name: columns.text(name) for name in keep}
     if names is not None:
         texts["name"] = columns.text(names)
-    return features_in_memory(
+    found = features_in_memory(
         type(source).__name__,
         matrix,
         content,
@@ -167,6 +168,8 @@ def open_frame(
         ids=None if ids is None else columns.ids(ids),
         texts=texts,
     )
+    found.notes += columns.notes(ids, names)
+    return found
 
 
 def features_in_memory(

@@ -198,6 +198,7 @@ def open_hf(
     labels = None if label is None else columns.labels(label, _class_names(rows.features.get(label)))
     notes.append("no labels" if labels is None else f"labels from column {label!r}")
     ids, names = ids or columns.guess_ids(), names or columns.guess_names()
+    notes += columns.notes(ids, names)
     own = np.arange(len(rows), dtype=np.int64) if ids is None else columns.ids(ids)
     texts = {column: columns.text(column) for column in keep}
     if names is not None:

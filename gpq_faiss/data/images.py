@@ -465,7 +465,7 @@ def listed_images(  # noqa: PLR0913
         paths: N paths to open.
         labels, ids, official: of all N; ids are unaffected by missing files.
         notes: of the caller; one on missing files is added.
-        texts: further columns of N texts; ``names`` are the column ``name``.
+        texts: further columns of N texts; without a column ``name``, that is ``names``.
         max_bad: allowed fraction, 0 .. 1.
 
     Raises:
@@ -510,7 +510,7 @@ def listed_images(  # noqa: PLR0913
         notes=said,
         texts={
             column: as_texts(values[int(i)] for i in kept)
-            for column, values in {**(texts or {}), "name": names}.items()
+            for column, values in {"name": names, **(texts or {})}.items()
         },
         paths=[os.fspath(Path(paths[int(i)])) for i in kept],
         bad=BadItems(len(kept), max_bad),

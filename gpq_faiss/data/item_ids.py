@@ -96,7 +96,13 @@ def with_names(dataset: Dataset, names: str | Sequence[str]) -> Dataset:
     if len(column) != len(dataset):
         raise DataError(f"{where} {len(column):,} names, {dataset.name} has {len(dataset):,} items")
     print_ = fingerprint(dataset.fingerprint, "names", "\0".join(column.tolist()))
-    return replace(dataset, texts={**dataset.texts, "name": column}, fingerprint=print_)
+    repeated = len(column) - len(set(column.tolist()))
+    notes = (
+        [*dataset.notes, f"{repeated:,} of the {len(column):,} names are repeated"]
+        if repeated
+        else dataset.notes
+    )
+    return replace(dataset, texts={**dataset.texts, "name": column}, fingerprint=print_, notes=notes)
 
 
 def _contents(dataset: Dataset) -> Iterator[bytes]:

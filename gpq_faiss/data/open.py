@@ -13,13 +13,14 @@ import numpy as np
 
 from ..errors import DataError, GpqError, UsageError
 from ..files import fingerprint
-from ..plugins import Plugin, find_plugin, plugin_names
+from ..plugins import Plugin, find_plugin
 from .base import Dataset
 from .cifar10 import open_cifar10
 from .digits import open_digits
 from .embeddings import open_features
 from .fashion_mnist import open_fashion_mnist
 from .folder import open_folder
+from .forms import SCHEMES, TABLES, form_of, is_form, parse_spec
 from .frames import labels_of, open_frame
 from .hf import open_hf
 from .images import check_max_bad, shown
@@ -34,17 +35,6 @@ from .webdataset import open_webdataset
 
 log = logging.getLogger(__name__)
 
-FORMS = (
-    "digits | cifar10[:ROOT] | fashion-mnist[:ROOT] | nuswide:ROOT | folder:PATH | list:FILE | csv:FILE | "
-    "parquet:FILE | webdataset:FILES | hf:FOLDER | features:FILES"
-)
-"""Every form of a DATA argument."""
-
-_TABLES = {"csv", "parquet"}
-_PATH_NEEDED = _TABLES | {"nuswide", "folder", "list", "webdataset", "hf", "features"}
-_PATH_ALLOWED = _PATH_NEEDED | {"cifar10", "fashion-mnist"}
-SCHEMES = _PATH_ALLOWED | {"digits"}
-"""Prefixes of DATA arguments."""
 _FRAME, _HUB, _ARRAY, _ITEMS, _MADE = (
     "a table",
     "a Hugging Face data set",
@@ -54,65 +44,6 @@ _FRAME, _HUB, _ARRAY, _ITEMS, _MADE = (
 )
 _HELD = {_FRAME, _HUB, _ARRAY, _ITEMS, _MADE}
 """In-memory sources."""
-
-_HINTS = {
-    ".npy": "features",
-    ".npz": "features",
-    ".h5": "features",
-    ".hdf5": "features",
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".parquet": "parquet",
-    ".txt": "list",
-    ".tar": "folder",
-    ".gz": "folder",
-    ".tgz": "folder",
-}
-
-
-def _unknown(spec: str) -> UsageError:
-    path = Path(spec).expanduser()
-    try:
-        is_folder, is_file = path.is_dir(), path.is_file()
-    except (OSError, ValueError):
-        is_folder = is_file = False
-    if spec and (is_folder or is_file):
-        scheme = "folder" if is_folder else _HINTS.get(path.suffix.lower())
-        hint = f"did you mean {scheme}:{shown(spec)}?" if scheme else "put one of the forms before it."
-        return UsageError(f"{shown(spec)} needs a prefix that names its form: {hint} The forms: {FORMS}")
-    return UsageError(f"unknown data {without_secrets(spec)!r}: the forms are {forms()}")
-
-
-def forms() -> str:
-    """:data:`FORMS`, and those of plugins. Raises UsageError: see :func:`.plugins.plugin_names`."""
-    return " | ".join([FORMS, *(f"{name}:PATH" for name in plugin_names("data", SCHEMES))])
-
-
-def is_form(text: str) -> bool:
-    """Whether a text starts like a DATA argument. Raises UsageError: see :func:`.plugins.find_plugin`."""
-    scheme = text.partition(":")[0]
-    return find_plugin("data", scheme, SCHEMES) is not None or scheme in SCHEMES
-
-
-def parse_spec(spec: str) -> tuple[str, str | None]:
-    """``"list:a.txt"`` -> ``("list", "a.txt")``; ``"digits"`` -> ``("digits", None)``.
-
-    Raises:
-        UsageError: an unknown scheme, or a missing or superfluous path (the message lists the forms); a plugin that fails.
-    """
-    scheme, colon, rest = spec.partition(":")
-    if not is_form(spec):
-        raise _unknown(spec)
-    path = rest if colon and rest else None
-    if scheme not in SCHEMES:
-        return scheme, rest
-    if path is None and (scheme in _PATH_NEEDED or colon):
-        raise UsageError(f"{spec!r} lacks its path: the forms are {FORMS}")
-    if path is not None and scheme not in _PATH_ALLOWED:
-        raise UsageError(f"{scheme} takes no path ({path!r}): it is inside scikit-learn")
-    if path is not None and "\0" in path:
-        raise UsageError(f"{spec!r} is not a path")
-    return scheme, path
 
 
 def _refuse(scheme: str, given: dict[str, tuple[bool, set[str]]]) -> None:
@@ -133,8 +64,6 @@ def _kind_of(source: object) -> str:
         return _FRAME
     if isinstance(source, np.ndarray) or (hasattr(source, "detach") and hasattr(source, "shape")):
         return _ARRAY
-    if isinstance(source, os.PathLike):
-        raise _unknown(os.fspath(source))
     return _ITEMS
 
 
@@ -177,8 +106,9 @@ def open_data(  # noqa: PLR0913
     """Open a source of images or features. Nothing is decoded yet, but listed files are checked to exist. What was understood is logged.
 
     Args:
-        source: one of :data:`FORMS` or a plugin's form; a pandas, polars or pyarrow table, a Hugging Face data set, an array
-            or tensor (numbers [N, width] or images uint8 [N, H, W(, 3)]), a map-style data set of torch, or a :class:`.base.Dataset`.
+        source: one of :data:`.forms.FORMS` or a plugin's form; a path (:func:`.forms.form_of`); a pandas, polars or pyarrow table, a
+            Hugging Face data set, an array or tensor (numbers [N, width] or images uint8 [N, H, W(, 3)]), a map-style data set of
+            torch, or a :class:`.base.Dataset`.
         labels: file of labels, one per line in the order of the items, for ``features:`` and for a ``list:`` of bare paths; or for any
             source a table that names items (:func:`.label_tables.with_label_table`). For a table or a Hugging Face data set: a
             column name. Or the labels themselves (:func:`.frames.labels_of`).
@@ -206,6 +136,9 @@ def open_data(  # noqa: PLR0913
         >>> len(digits), digits.require_labels().n_classes, digits.read(digits.ids[:1])[0].shape
         (1797, 10, (8, 8, 3))
     """
+    if isinstance(source, os.PathLike) or (isinstance(source, str) and not is_form(source)):
+        path = os.fspath(source)
+        source = f"{form_of(path, image_column)}:{path}"
     if isinstance(source, str) and source == "nuswide" and root is not None:
         source = f"nuswide:{root}"
         root = None
@@ -231,12 +164,12 @@ def open_data(  # noqa: PLR0913
         scheme,
         {
             "--labels": (file is not None, {"features", "list"}),
-            "--keep": (bool(keep), _TABLES | {"webdataset", "hf", "features", _FRAME, _HUB}),
-            "--root": (root is not None, _TABLES | {"list", "cifar10", "fashion-mnist", "nuswide"}),
-            "--image-column": (image_column != "image", _TABLES | {"webdataset", "hf", _HUB}),
+            "--keep": (bool(keep), TABLES | {"webdataset", "hf", "features", _FRAME, _HUB}),
+            "--root": (root is not None, TABLES | {"list", "cifar10", "fashion-mnist", "nuswide"}),
+            "--image-column": (image_column != "image", TABLES | {"webdataset", "hf", _HUB}),
             "--label-column": (
                 label_column != DEFAULT_LABEL_COLUMN and table is None,
-                _TABLES | {"webdataset", "hf", _FRAME, _HUB},
+                TABLES | {"webdataset", "hf", _FRAME, _HUB},
             ),
             "--vector-column": (vectors is not None, {"hf", _FRAME, _HUB}),
             "--concepts": (concepts != "21", {"nuswide"}),
@@ -356,7 +289,7 @@ def _open(scheme: str, path: str | None, spec: str, options: _Options) -> Datase
     if scheme == "fashion-mnist":
         return open_fashion_mnist(path or root, download=options.download)
     assert path is not None
-    if scheme in _TABLES | {"list"} and is_url(path):
+    if scheme in TABLES | {"list"} and is_url(path):
         if root is None:
             raise UsageError(
                 f"{without_secrets(path)}: where are its images? Give their folder with --root DIR"

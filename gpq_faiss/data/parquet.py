@@ -123,6 +123,15 @@ def is_list(kind: Any) -> bool:
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
+def is_text(kind: Any) -> bool:
+    """Whether an Arrow type is text."""
+    import pyarrow
+
+    types = pyarrow.types
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
 def matrix_of(column: Any, where: str, *, start: int = 0, width: int = 0) -> NDArray[Any]:
     """An Arrow column of lists as one array [n, width].
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
+from .embeddings import texts_for_ids
 from .images import FileImages, listed_images
 from .label_files import label_cell, split_cell
 from .labels import Labels
@@ -21,6 +23,7 @@ from .text_tables import TextTable, column_at
 
 DEFAULT_LABEL_COLUMN = "label"
 ID_COLUMN = "id"
+_NUMBER = re.compile(r"[+-]?[0-9_.]+")
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,9 @@ def parse_ids(path: Path, values: Sequence[Any], where: Sequence[str]) -> NDArra
         except ValueError:
             number = None
         if number is None or not -(2**63) <= number < 2**63:
-            raise DataError(f"{path} {where[i]}: id {value!r} is not a 64-bit integer")
+            raise DataError(
+                f"{path} {where[i]}: id {value!r} is not a 64-bit integer (for texts, call it name, and --keep name)"
+            )
         if number == -1:
             raise DataError(f"{path} {where[i]}: id -1 stands for 'no result' in a search: give another")
         out[i] = number
@@ -140,8 +145,8 @@ def open_table(
     """Images of a table.
 
     The label column holds class names or numbers, or several separated by ``|`` (in Parquet also a list);
-    empty: unlabelled. Classes are sorted. An optional column ``id`` has int64 ids; else ids are row numbers from 0,
-    including missing images.
+    empty: unlabelled. Classes are sorted. An optional column ``id`` has int64 ids, or texts, which are then the names; else ids are row
+    numbers from 0, including missing images.
 
     Args:
         path: the table; CSV has a header line; ``.tsv`` files have tabs.
@@ -172,11 +177,14 @@ def open_table(
             if columns.labels is None
             else f"column {label_column!r} is empty: all images are unlabelled"
         )
-    ids = (
-        np.arange(len(columns.images), dtype=np.int64)
-        if columns.ids is None
-        else parse_ids(file, columns.ids, columns.where)
-    )
+    ids, texts = np.arange(len(columns.images), dtype=np.int64), columns.kept
+    if columns.ids and all(
+        isinstance(one, str) and one and not _NUMBER.fullmatch(one) for one in columns.ids
+    ):
+        texts = {**texts, "name": columns.ids}
+        notes.append(texts_for_ids(ID_COLUMN, ID_COLUMN))
+    elif columns.ids is not None:
+        ids = parse_ids(file, columns.ids, columns.where)
     return listed_images(
         f"{form}:{path}",
         columns.images,
@@ -184,6 +192,6 @@ def open_table(
         labels=labels,
         ids=ids,
         notes=notes,
-        texts=columns.kept,
+        texts=texts,
         max_bad=max_bad,
     )

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..data.base import BadItems, Dataset
+from ..data.forms import is_form
 from ..data.images import FileImages, is_image_name
-from ..data.open import is_form, open_data
+from ..data.open import open_data
 from ..data.paths import local_path, without_secrets
 from ..encoder import open_encoder
 from ..errors import DataError, MismatchError, UsageError
@@ -20,8 +21,6 @@ from ..files import fingerprint
 from ..inputs import check_memory
 from ..progress import Progress
 from ..store import RowReader, describe
-
-_FEATURE_SUFFIXES = {".npy", ".npz", ".parquet", ".h5", ".hdf5"}
 
 
 def parse_rows(text: str, n: int) -> NDArray[np.int64]:
@@ -65,19 +64,12 @@ def _own_features(queries: str) -> Path | None:
 
 
 def open_queries(queries: str, **data_args: Any) -> Dataset:
-    """Open queries as a data set: any DATA form, a features file without prefix, an image or a folder of images.
+    """Open queries as a data set: anything that :func:`open_data` takes as text, or an image.
 
     Raises:
         UsageError, DataError: as :func:`gpq_faiss.data.open.open_data`.
     """
-    if is_form(queries):  # "features:x.npy" ends like a bare file
-        return open_data(queries, **data_args)
-    path = Path(without_secrets(queries))
-    if path.suffix.lower() in _FEATURE_SUFFIXES:
-        return open_data(f"features:{queries}", **data_args)
-    if path.is_dir():
-        return open_data(f"folder:{queries}", **data_args)
-    if is_image_name(without_secrets(queries)):
+    if not is_form(queries) and is_image_name(without_secrets(queries)) and not Path(queries).is_dir():
         path = local_path(queries)
         if not path.is_file():
             raise DataError(f"{without_secrets(queries)} not found: no such image")

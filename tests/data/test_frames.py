@@ -212,7 +212,7 @@ class Stream(IterableDataset[Any]):
         (Changing([0] * 9), {}, "differs at each read"),
         (Stream(), {}, "Stream has no access by index"),
         (3, {}, "int has no access by index"),
-        (Path("x.npy"), {}, "unknown data 'x.npy': the forms are"),
+        (Path("x.npy"), {}, "x.npy not found"),
         ({}, {}, "dict has no items"),
     ],
 )

@@ -193,7 +193,7 @@ def test_csv_without_labels(text: str, tmp_path: Path) -> None:
         ("image,label\n,x\n", "line 2: no path"),
         ('image,label\n"a.png"x,y\n', "not CSV"),
         ('image,label\n"a.png,y\n', "not CSV"),
-        ("image,id\na.png,x\n", "id 'x'"),
+        ("image,id\na.png,x\na.png,1\n", "id 'x'"),
         ("image,id\na.png,1.5\n", "id '1.5'"),
         ("image,id\na.png,\n", "id ''"),
         ("image,id\na.png,9223372036854775808\n", "64-bit"),

@@ -117,3 +117,12 @@ def test_ids_from_nowhere_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.eye(3, 4, dtype=np.float32))
     with pytest.raises(UsageError, match="--id-from name: choose from"):
         open_data(f"features:{tmp_path / 'x.npy'}", id_from="name")  # type: ignore[arg-type]
+
+
+def test_repeated_names_are_told(tmp_path: Path) -> None:
+    (tmp_path / "names.txt").write_text("a\nb\na\na\n")
+    data = open_data(np.eye(4), names=str(tmp_path / "names.txt"))
+    assert "2 of the 4 names are repeated" in data.notes
+    assert open_data(np.eye(2), names=["a", "b"]).notes == ["no labels"]
+    with pytest.raises(DataError, match="pairs"):
+        open_data(np.eye(4), names=str(tmp_path / "names.txt"), id_from="path")
