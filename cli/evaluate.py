@@ -151,15 +151,4 @@ def evaluate(
         return
     names = {"table": "text"}
     table = render(result.rows(ks), names.get(format_, format_), digits=4)  # type: ignore[arg-type]
-    if format_ == "table":
-        ranking = result.ranking
-        table += (
-            f"\n\n{ranking.n_queries:,} queries, {ranking.n_database:,} items in the database "
-            f"({ranking.n_distinct:,} distinct codes), protocol {result.protocol}\n{ranking.convention}"
-        )
-        if result.likeness is not None:
-            table += f"\n{result.likeness.definition}"
-        if ranking.queries_without_relevant:
-            table += f"\n{ranking.queries_without_relevant:,} queries have no relevant item and count 0"
-        table += "".join(f"\nnote: {note}" for note in result.notes)
-    emit(table, out)
+    emit("\n".join([table, *result.about()]) if format_ == "table" else table, out)

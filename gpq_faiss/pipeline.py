@@ -15,12 +15,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .config import Config
 from .data.open import open_data
+from .evaluation.tables import Shown
 from .stages.encode import encode
 from .stages.evaluate import evaluate
-from .stages.evaluation_result import Evaluation
+from .stages.evaluation_result import DEFAULT_KS, Evaluation
 from .stages.export import export
 from .stages.export_encoder import export_encoder
 from .stages.export_faiss import export_faiss
@@ -45,8 +47,8 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
-class PipelineResult:
+@dataclass(frozen=True, repr=False)
+class PipelineResult(Shown):
     """Outputs of :func:`run`."""
 
     model: Path
@@ -55,6 +57,15 @@ class PipelineResult:
     index: Path
     results: SearchResult
     evaluation: Evaluation
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of the evaluation."""
+        return self.evaluation.rows(DEFAULT_KS)
+
+    def about(self) -> list[str]:
+        """As of the evaluation, and the files."""
+        files = ", ".join(map(str, (self.model, self.codes, self.empty_index, self.index)))
+        return [*self.evaluation.about(), f"written: {files}"]
 
 
 def run(  # noqa: PLR0913

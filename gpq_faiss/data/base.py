@@ -90,11 +90,11 @@ class Dataset(ABC):
     """
 
     name: str
-    ids: NDArray[np.int64]
+    ids: NDArray[np.int64] = field(repr=False)
     fingerprint: str
-    labels: Labels | None = None
+    labels: Labels | None = field(default=None, repr=False)
     notes: list[str] = field(default_factory=list)
-    official: NDArray[np.uint8] | None = None
+    official: NDArray[np.uint8] | None = field(default=None, repr=False)
     kind: Literal["images", "features"]
     texts: dict[str, Texts] = field(default_factory=dict, repr=False)
 

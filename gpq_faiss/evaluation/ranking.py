@@ -23,6 +23,7 @@ from .engine import Engine, Worker
 from .grouping import Bytes, LabelsLike, distinct_rows, label_rows, same_width
 from .metrics import RECALL_LEVELS, check_ks, check_levels, precision_of, recall_of
 from .scorers import FunctionScorer, Scorer, TableScorer
+from .tables import Shown
 from .ties import (
     Denominator,
     Floats,
@@ -46,8 +47,8 @@ RowFunction = Callable[[Ints], NDArray[Any]]
 _TASK = 128  # queries per task; fixed, so that results do not depend on the number of threads
 
 
-@dataclass(frozen=True)
-class RankingResult:
+@dataclass(frozen=True, repr=False)
+class RankingResult(Shown):
     """Measures of a ranking; ``convention`` describes how they are computed."""
 
     map: float
@@ -69,6 +70,20 @@ class RankingResult:
     queries_without_relevant: int
     convention: str
     notes: tuple[str, ...] = field(default=())
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row, for a table."""
+        at = {f"P@{k}": v for k, v in self.precision.items()} | {f"R@{k}": v for k, v in self.recall.items()}
+        return [{"mAP": self.map, **at}]
+
+    def about(self) -> list[str]:
+        """Size and convention of the ranking."""
+        missing = self.queries_without_relevant
+        return [
+            f"{self.n_queries:,} queries, {self.n_database:,} items in the database ({self.n_distinct:,} distinct codes)",
+            self.convention,
+            *([f"{missing:,} queries have no relevant item and count 0"] if missing else []),
+        ]
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: everything except values per query."""

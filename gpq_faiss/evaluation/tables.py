@@ -1,4 +1,4 @@
-"""Tables of results: a list of rows (dicts) in, aligned text, Markdown, LaTeX, CSV or JSON out."""
+"""Tables of results: a list of rows (dicts) in, aligned text, Markdown, LaTeX, HTML, CSV or JSON out."""
 
 from __future__ import annotations
 
@@ -9,16 +9,58 @@ import math
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
+from itertools import islice
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 from ..errors import UsageError
 
-Format = Literal["text", "markdown", "latex", "csv", "json"]
+Format = Literal["text", "markdown", "latex", "html", "csv", "json"]
 Row = Mapping[str, Any]
 
 _MISSING = "–"
+
+
+_SHOWN = 60
+"""Rows that a result prints."""
+
+
+class Shown:
+    """A result that prints as its table, in a notebook as HTML."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row per line of the table."""
+        raise NotImplementedError
+
+    def about(self) -> list[str]:
+        """Lines below the table."""
+        return []
+
+    def _rows(self) -> Iterable[Row]:
+        """The rows to show, lazily where they may be many."""
+        return self.rows()
+
+    def _pictures(self) -> str:
+        """HTML above the table."""
+        return ""
+
+    def _first(self) -> tuple[list[Row], list[str]]:
+        rows = list(islice(self._rows(), _SHOWN + 1))
+        more = [f"... and more: the first {_SHOWN} rows are shown"] if len(rows) > _SHOWN else []
+        return rows[:_SHOWN], more + self.about()
+
+    def __str__(self) -> str:
+        rows, lines = self._first()
+        return "\n".join([render(rows, digits=4).rstrip() if rows else "nothing found", *lines])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        rows, lines = self._first()
+        table = render(rows, "html", digits=4) if rows else "<p>nothing found</p>"
+        return self._pictures() + table + "".join(f"<p>{escape(line)}</p>" for line in lines)
 
 
 @dataclass(frozen=True)
@@ -101,12 +143,12 @@ def render(
 
     Args:
         rows: dicts; a value may be text, a number, a :class:`Spread`, a bool or None (shown as a dash).
-        form: "text", "markdown", "latex" (booktabs), "csv" or "json". CSV and JSON keep all
+        form: "text", "markdown", "latex" (booktabs), "html", "csv" or "json". CSV and JSON keep all
             digits, and a :class:`Spread` becomes three columns (``x``, ``x_deviation``, ``x_n``) or an object.
         columns: columns and their order (default: all, in order of first appearance).
         headers: display names of columns (not in CSV and JSON).
         digits: decimals of floats.
-        caption: a line above the table (text, Markdown), or the LaTeX caption.
+        caption: a line above the table (text, Markdown), or the caption in LaTeX and HTML.
 
     Raises:
         UsageError: unknown form.
@@ -135,6 +177,8 @@ def render(
     right = [_numeric([row.get(name) for row in rows]) for name in names]
     if form == "latex":
         return _latex(titles, cells, right, caption)
+    if form == "html":
+        return _html(titles, cells, right, caption)
     if form == "markdown":
         return _markdown(titles, cells, right, caption)
     widths = [max(len(line[i]) for line in [titles, *cells]) for i in range(len(names))]
@@ -182,6 +226,17 @@ def _markdown(
         pairs = zip(line, widths, right, strict=True)
         lines.append("| " + " | ".join(t.rjust(w) if r else t.ljust(w) for t, w, r in pairs) + " |")
     return "\n".join(([caption, ""] if caption is not None else []) + lines) + "\n"
+
+
+def _html(titles: Sequence[str], cells: list[list[str]], right: Sequence[bool], caption: str | None) -> str:
+    def line(tag: str, texts: Sequence[str]) -> str:
+        pairs = zip(texts, right, strict=True)
+        return "".join(f"<{tag}{' class=n' if r else ''}>{escape(text)}</{tag}>" for text, r in pairs)
+
+    above = "" if caption is None else f"<caption>{escape(caption)}</caption>"
+    body = "".join(f"<tr>{line('td', texts)}</tr>\n" for texts in cells)
+    head = f"<thead><tr>{line('th', titles)}</tr></thead>"
+    return f"<table>{above}{head}<tbody>\n{body}</tbody></table>\n"
 
 
 _LATEX = {

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
+from ..evaluation.tables import render
 from ..files import check_output, write_text
 from .gallery import Ranked
 
@@ -25,12 +26,15 @@ h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2rem}
 table{border-collapse:collapse;display:block;overflow-x:auto}
 th,td{padding:.25rem .7rem;border-bottom:1px solid var(--line);text-align:left;white-space:nowrap}
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
+.plot svg{max-width:100%;height:auto;background:#fff}
+p.note{color:#777}
+"""
+_GALLERY = """
 .row{display:flex;gap:.6rem;overflow-x:auto;padding:.6rem 0;border-bottom:1px solid var(--line)}
 figure{margin:0;flex:none;width:7rem;font-size:.75rem;overflow-wrap:anywhere}
 figure img{width:7rem;height:7rem;object-fit:contain;border:3px solid var(--line);box-sizing:border-box;background:#8881}
 figure.query{margin-right:1rem}figure.right img{border-color:var(--right)}figure.wrong img{border-color:var(--wrong)}
-img.pixels{image-rendering:pixelated}.plot svg{max-width:100%;height:auto;background:#fff}
-p.note{color:#777}
+img.pixels{image-rendering:pixelated}
 """
 
 
@@ -48,7 +52,7 @@ def save_page(title: str, parts: Sequence[str], out: str | Path, *, overwrite: b
         f'<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>\n'
         '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'\">\n"
-        f"<style>{_STYLE}</style></head>\n<body><h1>{escape(title)}</h1>\n{body}\n</body></html>\n",
+        f"<style>{_STYLE}{_GALLERY}</style></head>\n<body><h1>{escape(title)}</h1>\n{body}\n</body></html>\n",
     )
     return path
 
@@ -64,19 +68,8 @@ def note(text: str) -> str:
 
 
 def table(rows: Sequence[Mapping[str, Any]], digits: int = 4) -> str:
-    """A table with the keys of the first row as columns: floats with ``digits`` decimals, None as a dash."""
-    if not rows:
-        return note("nothing to show")
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    numeric = {c for c in columns if any(isinstance(row.get(c), int | float) for row in rows)}
-
-    def cell(value: Any, column: str, tag: str) -> str:
-        text = "–" if value is None else f"{value:.{digits}f}" if isinstance(value, float) else str(value)
-        return f"<{tag}{' class=n' if column in numeric else ''}>{escape(text)}</{tag}>"
-
-    head = "".join(cell(c, c, "th") for c in columns)
-    body = "".join(f"<tr>{''.join(cell(row.get(c), c, 'td') for c in columns)}</tr>\n" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table>"
+    """A table of :func:`gpq_faiss.evaluation.tables.render`."""
+    return render(rows, "html", digits=digits) if rows else note("nothing to show")
 
 
 def plot(svg: str | Path) -> str:
@@ -123,6 +116,11 @@ def gallery(rows: Sequence[Ranked]) -> str:
             cells.append(_figure(image, " · ".join(texts) or f"result {j + 1}", mark))
         parts.append(f'<div class="row">{"".join(cells)}</div>')
     return "\n".join(parts)
+
+
+def in_notebook(part: str) -> str:
+    """``part`` with the style of galleries, which does not reach the rest of a notebook."""
+    return f'<div class="gpq"><style>.gpq{{--line:#8884;--right:#1a9850;--wrong:#d73027;{_GALLERY}}}</style>{part}</div>'
 
 
 def pictures(images: Sequence[tuple[NDArray[np.uint8], str]]) -> str:

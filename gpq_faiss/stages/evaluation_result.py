@@ -17,6 +17,7 @@ from ..data.base import Dataset, ImageDataset
 from ..errors import UsageError
 from ..evaluation.likeness import Likeness
 from ..evaluation.ranking import RankingResult
+from ..evaluation.tables import Shown
 from ..files import check_output
 from ..methods.measure import Coded
 from ..report import html
@@ -29,8 +30,8 @@ _SHOWN, _RESULTS = 10, 8
 """Best (and worst) queries on a page, and results per query."""
 
 
-@dataclass(frozen=True)
-class Evaluation:
+@dataclass(frozen=True, repr=False)
+class Evaluation(Shown):
     """Measurements of one evaluation.
 
     Attributes:
@@ -111,6 +112,16 @@ class Evaluation:
             for name, result in {self.method: self.ranking, **self.compared}.items()
         ]
 
+    def about(self) -> list[str]:
+        """Size, split, convention and notes."""
+        size, convention, *rest = self.ranking.about()
+        likeness = [] if self.likeness is None else [self.likeness.definition]
+        notes = [f"note: {note}" for note in self.notes]
+        return [f"{size}, protocol {self.protocol}", convention, *likeness, *rest, *notes]
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return self.rows(tuple(self.ranking.precision))
+
     def draw(self, out: str | Path, *, overwrite: bool = False) -> Path:
         """Draw mean precision-recall curves of the model and all compared rows, as .png, .svg or .pdf.
 
@@ -151,21 +162,15 @@ class Evaluation:
         if Path(out).suffix.lower() != ".html":
             raise UsageError(f"--out {out}: a page ends in .html")
         check_output(out, overwrite=overwrite)
-        ranking = self.ranking
-        about = [
-            f"{ranking.n_queries:,} queries, {ranking.n_database:,} items in the database, protocol {self.protocol}, {self.data}. "
-            f"{ranking.convention}",
-            *self.notes,
-        ]
         with tempfile.TemporaryDirectory() as folder:
             curves = html.plot(self.draw(Path(folder) / "curves.svg"))
         parts = [
             html.table(self.rows(ks)),
-            *map(html.note, about),
+            *map(html.note, self.about()),
             html.heading("Precision over recall"),
             curves,
         ]
-        for title, chosen in zip(("Best queries", "Worst queries"), _extremes(ranking.ap), strict=True):
+        for title, chosen in zip(("Best queries", "Worst queries"), _extremes(self.ranking.ap), strict=True):
             parts += [html.heading(title), _query_pictures(self, data, chosen)]
         return html.save_page(f"{self.method} on {self.data}", parts, out, overwrite=overwrite)
 

@@ -52,7 +52,7 @@ def parse_rows(text: str, n: int) -> NDArray[np.int64]:
     return np.array(rows, dtype=np.int64)
 
 
-def _own_features(queries: str) -> Path | None:
+def own_features(queries: str) -> Path | None:
     """The path if ``queries`` is a features.h5 of this package, else None."""
     path = Path(queries)
     if path.suffix not in {".h5", ".hdf5"} or not path.is_file():
@@ -131,7 +131,7 @@ def query_vectors(
         MismatchError: features of another model, or data that does not fit the model.
         DataError: no queries, or unreadable ones.
     """
-    own = _own_features(queries) if isinstance(queries, str) else None
+    own = own_features(queries) if isinstance(queries, str) else None
     if own is not None:
         return _read_features(own, model, rows, memory)
     dataset = open_queries(queries, memory=memory) if isinstance(queries, str) else open_data(queries)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,12 @@ from numpy.typing import NDArray
 
 from ..build.item_files import known_items
 from ..cluster.search import ClusterIndex, Holders
+from ..data.base import ImageDataset
+from ..data.open import open_data
 from ..encoder import is_onnx
 from ..errors import MismatchError, UsageError
 from ..exported import OnnxEncoder
+from ..faissio.io import read_sidecar
 from ..faissio.model import read_description
 from ..indexes.file import FileIndex
 from ..indexes.filters import Filter
@@ -29,7 +33,7 @@ from ..inputs import parse_bytes
 from ..nn.device import gpu_memory, on_cpu, resolve_device
 from ..progress import Progress, stage
 from ..store import Item
-from .queries import query_vectors
+from .queries import open_queries, own_features, query_vectors
 from .search_result import SearchResult
 
 log = logging.getLogger(__name__)
@@ -155,6 +159,10 @@ def search(
         # Half of the budget is for the search itself.
         half = None if memory is None or uses_device else parse_bytes(memory) // 2
         _check_opened(opened, index, model, model_fingerprint, recall)
+        if not isinstance(queries, str):
+            queries = open_data(queries)
+        elif not own_features(queries):
+            queries = open_queries(queries, memory=half)
         encoded = query_vectors(
             model if encoder is None else encoder,
             queries,
@@ -164,9 +172,16 @@ def search(
             progress=progress,
         )
         log.info("%s: %s", index, opened.describe())
-        return _search(
+        found = _search(
             opened, index, encoded, k=k, recall=recall, where=where, min_score=min_score, threads=threads
         )
+    if not isinstance(queries, ImageDataset):
+        return found
+    # The items are the queries' data, or others that are not at hand.
+    about = None if is_manifest(index) else read_sidecar(index)
+    same = about is not None and about["extra"].get("data_fingerprint") == queries.fingerprint
+    same = same and bool(np.isin(found.ids[found.ids != -1], queries.ids).all())
+    return replace(found, queries=queries, images=queries if same else None)
 
 
 def _on_cluster(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,17 @@ from numpy.typing import NDArray
 from ..data.base import Dataset, ImageDataset
 from ..data.labels import Labels
 from ..errors import DataError
+from ..evaluation.tables import Shown
 from ..report import html
 from ..report.gallery import Ranked, save_gallery
 from ..store import Item, write_arrays
 
+_QUERIES, _RESULTS = 8, 10
+"""Pictures in a notebook."""
 
-@dataclass(frozen=True)
-class SearchResult:
+
+@dataclass(frozen=True, repr=False)
+class SearchResult(Shown):
     """The k best items per query, best first.
 
     Attributes:
@@ -33,6 +37,7 @@ class SearchResult:
         min_score: the requested minimum score, if the search was by score instead of ``k``.
         items: by id, names, labels and kept columns of the results; None if nothing beside the index names its items.
         missing_shards: files of the shards that could not be searched (only with partial answers allowed).
+        queries, images: the queries, and what they were searched in, where these are images at hand: for notebooks.
     """
 
     ids: NDArray[np.int64]
@@ -45,6 +50,8 @@ class SearchResult:
     min_score: float | None = None
     items: Mapping[int, Item] | None = None
     missing_shards: tuple[str, ...] = ()
+    queries: ImageDataset | None = None
+    images: ImageDataset | None = None
 
     @property
     def short(self) -> int:
@@ -93,12 +100,31 @@ class SearchResult:
 
     def rows(self) -> list[dict[str, Any]]:
         """A row per result, for a table."""
-        return [
+        return list(self._rows())
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        return (
             {"query": name, "rank": rank, "id": str(i), "score": float(score), **self._texts(i)}
             for name, ids, scores in zip(self.query_names, self.ids, self.scores, strict=True)
             for rank, (i, score) in enumerate(zip(ids.tolist(), scores.tolist(), strict=True), 1)
             if i != -1
-        ]
+        )
+
+    def about(self) -> list[str]:
+        """How the index was searched."""
+        missing = [f"missing shards: {', '.join(self.missing_shards)}"] if self.missing_shards else []
+        return [self.description, *missing] if self.description else missing
+
+    def _pictures(self) -> str:
+        if self.queries is None:
+            return ""
+        few = replace(
+            self,
+            query_ids=self.query_ids[:_QUERIES],
+            ids=self.ids[:_QUERIES, :_RESULTS],
+            scores=self.scores[:_QUERIES, :_RESULTS],
+        )
+        return html.in_notebook(html.gallery(few._ranked(self.images, self.queries)))
 
     def _texts(self, i: int) -> dict[str, str]:
         """Name, labels and kept columns of a result, for a table."""
@@ -149,16 +175,32 @@ class SearchResult:
                 raise DataError(
                     f"{dataset.name} holds {dataset.kind}, not images: a picture needs images of the {what}"
                 )
+        assert isinstance(items, ImageDataset)
+        assert isinstance(queries, ImageDataset)
+        ranked = self._ranked(items, queries)
+        if Path(out).suffix.lower() == ".html":
+            parts = [
+                html.gallery(ranked),
+                html.heading("Results"),
+                html.table(self.rows()),
+                html.note(self.description),
+            ]
+            return html.save_page(f"{items.name}: {len(ranked)} queries", parts, out, overwrite=overwrite)
+        return save_gallery(ranked, out, columns=self.ids.shape[1], overwrite=overwrite)
 
-        def image(dataset: Dataset, position: int) -> NDArray[np.uint8]:
-            assert isinstance(dataset, ImageDataset)
+    def _ranked(self, items: ImageDataset | None, queries: ImageDataset) -> list[Ranked]:
+        """The pictures of queries and, with ``items``, of their results. Raises as :meth:`draw`."""
+
+        def image(dataset: ImageDataset, position: int) -> NDArray[np.uint8]:
             found = dataset.read(np.array([position]))[0]
             return np.full((32, 32, 3), 160, np.uint8) if found is None else found
 
-        row_of = {int(i): row for row, i in enumerate(items.ids)}
         query_row_of = {int(i): row for row, i in enumerate(queries.ids)}
-        missing = [int(i) for i in np.unique(self.ids) if i != -1 and int(i) not in row_of]
-        if missing:
+        row_of = {} if items is None else {int(i): row for row, i in enumerate(items.ids)}
+        missing = (
+            [] if items is None else [int(i) for i in np.unique(self.ids) if i != -1 and int(i) not in row_of]
+        )
+        if items is not None and missing:
             raise DataError(
                 f"{items.name} has no item with id {missing[0]}: --images must name the data of the index"
             )
@@ -170,6 +212,11 @@ class SearchResult:
         ranked = []
         for query, ids, scores in zip(self.query_ids, self.ids, self.scores, strict=True):
             query_row = query_row_of[int(query)]
+            if items is None:
+                ranked.append(
+                    Ranked(image(queries, query_row), [], query_name=class_text(queries, query_row))
+                )
+                continue
             rows = [row_of[int(i)] for i in ids if i != -1]
             names = [class_text(items, row) for row in rows]
             ranked.append(
@@ -182,15 +229,7 @@ class SearchResult:
                     names=names if any(names) else None,
                 )
             )
-        if Path(out).suffix.lower() == ".html":
-            parts = [
-                html.gallery(ranked),
-                html.heading("Results"),
-                html.table(self.rows()),
-                html.note(self.description),
-            ]
-            return html.save_page(f"{items.name}: {len(ranked)} queries", parts, out, overwrite=overwrite)
-        return save_gallery(ranked, out, columns=self.ids.shape[1], overwrite=overwrite)
+        return ranked
 
 
 def _relevance(

@@ -88,5 +88,13 @@ def test_json_reads_back_and_has_no_nan():
 def test_columns_choose_and_order():
     assert render(ROWS, "csv", columns=["bits", "method"]).splitlines()[0] == "bits,method"
     assert render([], "text", columns=["a"]).splitlines()[0] == "a"
-    with pytest.raises(UsageError, match="html"):
-        render(ROWS, "html")
+    with pytest.raises(UsageError, match="yaml"):
+        render(ROWS, "yaml")
+
+
+def test_html_is_escaped_and_aligned():
+    table = render([{"a<b": "x & y", "n": 1234, "f": None}], "html", caption="<i>")
+    assert table == (
+        "<table><caption>&lt;i&gt;</caption><thead><tr><th>a&lt;b</th><th class=n>n</th><th>f</th></tr></thead><tbody>\n"
+        "<tr><td>x &amp; y</td><td class=n>1,234</td><td>–</td></tr>\n</tbody></table>\n"
+    )
