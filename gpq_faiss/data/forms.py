@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import os
 import tarfile
+import zlib
 from pathlib import Path
 
 from ..errors import DataError, UsageError
@@ -62,8 +65,8 @@ def parse_spec(spec: str) -> tuple[str, str | None]:
     return scheme, path
 
 
-_PEEKED = 1000
-"""Members of an archive that are looked at."""
+_PEEKED = 16 << 20
+"""Bytes of an archive that are looked at."""
 
 
 def form_of(path: str, image_column: str = "image") -> str:
@@ -99,6 +102,8 @@ def form_of(path: str, image_column: str = "image") -> str:
         raise UsageError(
             f"{shown(bare)}: its ending tells no form ({endings} do): rename it, or write list:{shown(bare)} if it lists images"
         )
+    if ending or "/" in bare:
+        raise DataError(f"{shown(bare)} not found: give a path that exists, or a form such as features:FILES")
     raise _unknown(path)
 
 
@@ -133,13 +138,15 @@ def _form_of_archive(path: str) -> str:
     files = files_of(path)
     kinds: dict[str, set[str]] = {}
     try:
-        with tarfile.open(files[0], "r|*") as archive:
-            for count, member in enumerate(archive):
-                if count == _PEEKED:
-                    break
+        with files[0].open("rb") as file:
+            gzipped = file.read(2) == b"\x1f\x8b"
+        with gzip.open(files[0]) if gzipped else files[0].open("rb") as stream:
+            head = io.BytesIO(stream.read(_PEEKED))
+        with tarfile.open(fileobj=head, mode="r:") as archive:
+            for member in archive:
                 key, ending = os.path.splitext(member.name)
                 if is_image_name(member.name) or ending in (".cls", ".json", ".txt"):
                     kinds.setdefault(key, set()).add("image" if is_image_name(member.name) else "label")
-    except (tarfile.TarError, OSError, EOFError, ValueError):
-        pass  # the reader reports what is wrong with it
+    except (tarfile.TarError, OSError, EOFError, ValueError, RecursionError, zlib.error):
+        pass  # the end of what was looked at, or damage, which the reader reports
     return "webdataset" if len(files) > 1 or any(len(kind) == 2 for kind in kinds.values()) else "folder"

@@ -126,6 +126,8 @@ def test_a_path_that_fits_several_forms_or_none_is_one_line(here: Path) -> None:
     pq.write_table(pa.table({"image": ["a/0.png"], "emb": [[1.0, 0.0]]}), "both.parquet")
     pq.write_table(pa.table({"picture": ["a/0.png"], "n": [1]}), "none.parquet")
     (here / "x.bin").write_bytes(b"x")
+    (here / "bad.tar").write_bytes(b"x" * 5000)
+    (here / "bad.tar.gz").write_bytes(b"\x1f\x8b" + b"x" * 5000)
     for path, error, why in (
         ("both.parquet", UsageError, "write features:both.parquet or parquet:both.parquet"),
         ("none.parquet", DataError, "it has picture, n.*--image-column"),
@@ -133,6 +135,10 @@ def test_a_path_that_fits_several_forms_or_none_is_one_line(here: Path) -> None:
         ("images/a/0.png", UsageError, "is one image"),
         ("no.npy", DataError, "no.npy not found"),
         ("no-*.npy", DataError, "no file matches"),
+        ("no.xlsx", DataError, "no.xlsx not found"),
+        ("no/where", DataError, "no/where not found"),
+        ("bad.tar", DataError, "bad.tar is not a readable tar"),
+        ("bad.tar.gz", DataError, "bad.tar.gz is not a readable tar"),
     ):
         with pytest.raises(error, match=why) as caught:
             open_data(path)
