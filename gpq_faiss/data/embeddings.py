@@ -22,7 +22,7 @@ from .label_files import label_cell, labels_from_array, labels_from_cells, read_
 from .labels import Labels, Rows
 from .parquet import decoded_bytes, is_list, is_text, open_parquet, read_cells
 from .paths import files_of, without_secrets
-from .text_tables import missing_column
+from .table_files import missing_column
 from .vectors import (
     ArrayVectors,
     ConcatVectors,

@@ -9,11 +9,10 @@ from pathlib import Path
 from ..errors import DataError
 from ..files import fingerprint
 from .base import Dataset
-from .label_files import label_cell, labels_from_cells, split_cell
+from .label_files import label_cell, labels_from_cells
 from .labels import Labels, composed
-from .parquet import open_parquet, read_cells
 from .paths import local_path
-from .text_tables import TextTable, column_at, missing_column
+from .table_files import Table, column_at, missing_column
 
 ITEM_COLUMNS = ("id", "ids", "item", "key", "name", "path", "file", "filename", "image")
 LABEL_COLUMNS = ("label", "labels", "class", "classes", "category", "y", "target")
@@ -36,7 +35,7 @@ def is_label_table(path: str, label_column: str) -> bool:
     if _is_parquet(file) or file.suffix.lower() == ".npy":
         return _is_parquet(file)
     try:
-        header = TextTable(file, _WHAT).header
+        header = Table(file, _WHAT, parquet=False).header
     except DataError:
         return False  # the reader of plain lists reports the error
     return (
@@ -67,25 +66,19 @@ def with_label_table(dataset: Dataset, path: str, label_column: str | None = Non
 
 
 def _with_table(dataset: Dataset, file: Path, label_column: str | None) -> Dataset:
-    table = None if _is_parquet(file) else TextTable(file, _WHAT)
-    if table is None:
-        with open_parquet(file, _WHAT) as parquet:
-            there = list(parquet.schema_arrow.names)
-    else:
-        there = table.header
+    table = Table(file, _WHAT, parquet=_is_parquet(file))
+    there = table.header
     item_column = _guess(ITEM_COLUMNS, there)
     label_column = label_column or _guess(LABEL_COLUMNS, there)
     if item_column is None:
         raise missing_column(file, " or ".join(ITEM_COLUMNS), there, "one of these names")
     if label_column is None:
         raise missing_column(file, " or ".join(LABEL_COLUMNS), there, "--label-column")
-    at, label_at = column_at(file, item_column, there), column_at(file, label_column, there, "--label-column")
-    if table is None:
-        keys = ["" if v is None else composed(str(v)) for v in read_cells(file, item_column, _WHAT)]
-        cells = [label_cell(value) for value in read_cells(file, label_column, _WHAT)]
-    else:
-        found = [(composed(row[at].strip()), split_cell(row[label_at])) for _, row in table.rows()]
-        keys, cells = [key for key, _ in found], [cell for _, cell in found]
+    column_at(file, item_column, there)
+    column_at(file, label_column, there, "--label-column")
+    (keys, given_labels), _ = table.columns([item_column, label_column])
+    keys = ["" if key is None else composed(str(key)) for key in keys]
+    cells = map(label_cell, given_labels)
     column = dataset.texts.get("name")
     names = None if column is None else [composed(name) for name in column.tolist()]
     by_name = names is not None and set(keys) & set(names)
@@ -109,7 +102,7 @@ def _with_table(dataset: Dataset, file: Path, label_column: str | None) -> Datas
     note = (
         f"{file.name}: {labelled:,} of {len(own):,} items are labelled, matched by {'name' if by_name else 'id'} in {item_column!r}; "
         f"{labels.n_classes:,} classes in {label_column!r}"
-    ) + (table.separated if table is not None else "")
+    ) + table.separated
     return with_labels(dataset, labels, note + (f"; {others:,} rows are of other items" if others else ""))
 
 

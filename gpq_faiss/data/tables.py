@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,84 +14,36 @@ from numpy.typing import NDArray
 from ..errors import DataError
 from .embeddings import texts_for_ids
 from .images import FileImages, listed_images
-from .label_files import label_cell, split_cell
+from .label_files import label_cell
 from .labels import Labels
 from .lists import repeated_note, resolve
-from .parquet import open_parquet, read_cells
-from .text_tables import TextTable, column_at
+from .table_files import Table, column_at
 
 DEFAULT_LABEL_COLUMN = "label"
 ID_COLUMN = "id"
 _NUMBER = re.compile(r"[+-]?[0-9_.]+")
 
 
-@dataclass(frozen=True)
-class Columns:
-    """Contents of a table: N paths, N labels (None is unlabelled) or None, N ids or None, locations of rows for errors, and kept text
-    columns."""
-
-    images: list[str]
-    labels: list[tuple[str, ...]] | None
-    ids: list[Any] | None
-    where: list[str]
-    kept: dict[str, list[str]]
-
-
-def _check_columns(path: Path, there: Sequence[str], image_column: str, label_column: str) -> bool:
-    """Whether the label column exists. Only the default one may be missing (unlabelled queries)."""
-    column_at(path, image_column, there, "--image-column")
-    labelled = label_column in there or label_column != DEFAULT_LABEL_COLUMN
-    if labelled:
-        column_at(path, label_column, there, "--label-column")
-    if ID_COLUMN in there:
-        column_at(path, ID_COLUMN, there)
-    return labelled
-
-
-def _read_csv(path: Path, image_column: str, label_column: str, keep: Sequence[str]) -> Columns:
-    table = TextTable(path, "a CSV table of images")
-    header = table.header
-    if not header:
+def _read(
+    path: Path, form: str, image_column: str, label_column: str, keep: Sequence[str]
+) -> tuple[dict[str, list[Any]], list[str]]:
+    """The columns of a table by name, as far as they are there, and where each row is. Only the default label column may be missing
+    (unlabelled queries)."""
+    table = Table(path, "a table of images", parquet=form == "parquet")
+    there = table.header
+    if not there:
         raise DataError(
             f"{path} is empty, or its first line is: a header line with a column {image_column!r} is expected"
         )
-    labelled = _check_columns(path, header, image_column, label_column)
-    image_at = header.index(image_column)
-    label_at = header.index(label_column) if labelled else -1
-    id_at = header.index(ID_COLUMN) if ID_COLUMN in header else -1
-    kept_at = {name: column_at(path, name, header) for name in keep}
-    out = Columns([], [] if labelled else None, [] if id_at >= 0 else None, [], {name: [] for name in keep})
-    for line, row in table.rows():
-        out.images.append(row[image_at].strip())
-        out.where.append(f"line {line}")
-        if out.labels is not None:
-            out.labels.append(split_cell(row[label_at]))
-        if out.ids is not None:
-            out.ids.append(row[id_at].strip())
-        for name, at in kept_at.items():
-            out.kept[name].append(row[at])
-    return out
-
-
-def _read_parquet(path: Path, image_column: str, label_column: str, keep: Sequence[str]) -> Columns:
-    what = "a Parquet table of images"
-    with open_parquet(path, what) as file:
-        there = list(file.schema_arrow.names)
-    labelled = _check_columns(path, there, image_column, label_column)
-    images = read_cells(path, image_column, what)
-    labels = [label_cell(value) for value in read_cells(path, label_column, what)] if labelled else None
-    ids = read_cells(path, ID_COLUMN, what) if ID_COLUMN in there else None
-    for i, image in enumerate(images):
-        if image is not None and not isinstance(image, str):
-            raise DataError(
-                f"{path} row {i}: column {image_column!r} holds {type(image).__name__}, a path is expected"
-            )
-    kept = {}
-    for name in keep:
-        column_at(path, name, there)
-        kept[name] = ["" if value is None else str(value) for value in read_cells(path, name, what)]
-    where = [f"row {i}" for i in range(len(images))]
-    return Columns([image or "" for image in images], labels, ids, where, kept)
+    wanted = dict.fromkeys(keep, "--keep") | {image_column: "--image-column"}
+    if label_column in there or label_column != DEFAULT_LABEL_COLUMN:
+        wanted[label_column] = "--label-column"
+    if ID_COLUMN in there:
+        wanted.setdefault(ID_COLUMN, "")
+    for name, option in wanted.items():
+        column_at(path, name, there, option)
+    cells, where = table.columns(list(wanted))
+    return dict(zip(wanted, cells, strict=True)), where
 
 
 def parse_ids(path: Path, values: Sequence[Any], where: Sequence[str]) -> NDArray[np.int64]:
@@ -163,32 +114,40 @@ def open_table(
         UsageError: ``max_bad`` out of range.
     """
     file = Path(path).expanduser()
-    columns = (_read_parquet if form == "parquet" else _read_csv)(file, image_column, label_column, keep)
-    if not columns.images:
+    columns, where = _read(file, form, image_column, label_column, keep)
+    images = columns[image_column]
+    if not images:
         raise DataError(f"{file} has no rows: a table of images was expected")
-    for i, image in enumerate(columns.images):
+    for i, image in enumerate(images):
         if not image:
-            raise DataError(f"{file} {columns.where[i]}: no path in column {image_column!r}")
-    notes = repeated_note(columns.images)
-    labels = None if columns.labels is None else _labels(columns.labels)
+            raise DataError(f"{file} {where[i]}: no path in column {image_column!r}")
+        if not isinstance(image, str):
+            raise DataError(
+                f"{file} {where[i]}: column {image_column!r} holds {type(image).__name__}, a path is expected"
+            )
+    notes = repeated_note(images)
+    labels = (
+        _labels([label_cell(value) for value in columns[label_column]]) if label_column in columns else None
+    )
     if labels is None:
         notes.append(
-            f"no column {label_column!r}: all images are unlabelled"
-            if columns.labels is None
-            else f"column {label_column!r} is empty: all images are unlabelled"
+            f"column {label_column!r} is empty: all images are unlabelled"
+            if label_column in columns
+            else f"no column {label_column!r}: all images are unlabelled"
         )
-    ids, texts = np.arange(len(columns.images), dtype=np.int64), columns.kept
-    if columns.ids and all(
-        isinstance(one, str) and one and not _NUMBER.fullmatch(one) for one in columns.ids
+    ids, given = np.arange(len(images), dtype=np.int64), columns.get(ID_COLUMN)
+    texts = {name: ["" if value is None else str(value) for value in columns[name]] for name in keep}
+    if given is not None and all(
+        isinstance(one, str) and one and not _NUMBER.fullmatch(one) for one in given
     ):
-        texts = {**texts, "name": columns.ids}
+        texts["name"] = given
         notes.append(texts_for_ids(ID_COLUMN, ID_COLUMN))
-    elif columns.ids is not None:
-        ids = parse_ids(file, columns.ids, columns.where)
+    elif given is not None:
+        ids = parse_ids(file, given, where)
     return listed_images(
         f"{form}:{path}",
-        columns.images,
-        resolve(columns.images, Path(root).expanduser() if root is not None else file.parent),
+        images,
+        resolve(images, Path(root).expanduser() if root is not None else file.parent),
         labels=labels,
         ids=ids,
         notes=notes,

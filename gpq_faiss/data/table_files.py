@@ -1,14 +1,16 @@
-"""Tables as text, as programs and spreadsheets write them: columns separated by commas, semicolons or tabs, in UTF-8 or UTF-16."""
+"""Tables in files: Parquet, or text as programs and spreadsheets write it: separated by commas, semicolons or tabs, in UTF-8 or UTF-16."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ..errors import DataError
 from ..inputs import read_text
+from .parquet import open_parquet, read_cells
 
 _SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 
@@ -48,48 +50,67 @@ def separator_of(line: str, path: Path) -> str:
     return best[0]
 
 
-class TextTable:
-    """A table with a header line.
+class Table:
+    """A Parquet file, or a text with a header line.
 
     Attributes:
-        header: names of the columns, stripped; empty for an empty file.
-        separated: how the columns are separated if not by commas, for notes: ``"; separated by tabs"``.
+        header: names of the columns, stripped; empty for an empty text.
+        separated: how the columns of a text are separated if not by commas, for notes: ``"; separated by tabs"``.
 
     Raises:
-        DataError: missing, not text, or a header that is not CSV.
+        DataError: missing, not such a file, or a header that is not CSV.
     """
 
-    def __init__(self, path: Path, what: str) -> None:
-        self.path = path
+    def __init__(self, path: Path, what: str, *, parquet: bool) -> None:
+        self.path, self._what, self.separated = path, what, ""
+        self._reader: Any = None
+        if parquet:
+            with open_parquet(path, what) as file:
+                self.header = list(file.schema_arrow.names)
+            return
         text = read_text(path, what)
         first = text.partition("\n")[0].rstrip("\r")
         separator = separator_of(first, path)
         self._skipped = int(first == f"sep={separator}")
         stream = io.StringIO(text[(len(first) + 1) * self._skipped :])
         self._reader = csv.reader(stream, delimiter=separator, strict=True)
-        self.separated = "" if separator == "," else f"; separated by {_SEPARATORS.get(separator, separator)}"
-        self.header: list[str] = [name.strip() for name in self._next() or []]
+        if separator != ",":
+            self.separated = f"; separated by {_SEPARATORS.get(separator, separator)}"
+        self.header = [name.strip() for name in self._next() or []]
 
     def _next(self) -> list[str] | None:
         try:
             return next(self._reader, None)
         except csv.Error as error:
-            raise DataError(f"{self.path} line {self._line()} is not CSV: {error}") from None
+            raise DataError(f"{self.path} {self._line()} is not CSV: {error}") from None
 
-    def _line(self) -> int:
-        return self._reader.line_num + self._skipped
+    def _line(self) -> str:
+        return f"line {self._reader.line_num + self._skipped}"
 
-    def rows(self) -> Iterator[tuple[int, list[str]]]:
-        """Line numbers and cells of the rows that are not blank, once.
+    def columns(self, names: Sequence[str]) -> tuple[list[list[Any]], list[str]]:
+        """Cells of columns, one after another, stripped if they are texts; and where each row is, for errors. To be called once.
+
+        Blank lines of a text are skipped.
 
         Raises:
-            DataError: not CSV, or another number of cells than the header.
+            DataError: damaged, or a line with another number of cells than the header.
         """
+        if self._reader is None:
+            cells = [[_stripped(v) for v in read_cells(self.path, name, self._what)] for name in names]
+            return cells, [f"row {i}" for i in range(len(cells[0]))]
+        at, cells, where = [self.header.index(name) for name in names], [[] for _ in names], []
         while (row := self._next()) is not None:
             if not any(cell.strip() for cell in row):
                 continue
             if len(row) != len(self.header):
                 raise DataError(
-                    f"{self.path} line {self._line()}: {len(row)} fields, the header has {len(self.header)}"
+                    f"{self.path} {self._line()}: {len(row)} fields, the header has {len(self.header)}"
                 )
-            yield self._line(), row
+            where.append(self._line())
+            for column, i in zip(cells, at, strict=True):
+                column.append(row[i].strip())
+        return cells, where
+
+
+def _stripped(value: Any) -> Any:
+    return value.strip() if isinstance(value, str) else value
