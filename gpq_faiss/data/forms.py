@@ -102,7 +102,7 @@ def form_of(path: str, image_column: str = "image") -> str:
         raise UsageError(
             f"{shown(bare)}: its ending tells no form ({endings} do): rename it, or write list:{shown(bare)} if it lists images"
         )
-    if ending or "/" in bare:
+    if local is not None and (ending or "/" in bare):
         raise DataError(f"{shown(bare)} not found: give a path that exists, or a form such as features:FILES")
     raise _unknown(path)
 

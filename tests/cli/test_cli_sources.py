@@ -117,7 +117,8 @@ def test_features_and_labels_at_urls(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (("hf:{folder}", "--max-unreadable", "2"), 2, "give a fraction"),
         (("features:s3://bucket/x.npy",), 1, "needs another package"),
         (("features:ftps://host/x.npy",), 2, "there is no file system for ftps://"),
-        (("https://host/x.npy",), 2, "unknown data"),
+        (("http://127.0.0.1:1/x.npy",), 1, "cannot be read"),
+        (("https://host/x",), 2, "unknown data"),
     ],
 )
 def test_bad_arguments_are_one_line(args: tuple[str, ...], code: int, why: str, tmp_path: Path) -> None:
