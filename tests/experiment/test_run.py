@@ -20,6 +20,7 @@ import h5py
 import numpy as np
 import pytest
 from experiment.experiments import SMALL, small_grid
+from PIL import Image
 
 from gpq_faiss import files
 from gpq_faiss.config import merge, preset, read_toml
@@ -228,6 +229,23 @@ def test_a_folder_holds_one_experiment(done: Path, tmp_path: Path) -> None:
     (tmp_path / "foreign" / "experiment.json").write_text("[]")
     with pytest.raises(MismatchError, match="not an experiment of this version"):
         run_experiment(pq, DIGITS, tmp_path / "foreign")
+
+
+def test_an_experiment_is_not_gone_on_with_after_its_images_were_replaced(tmp_path: Path) -> None:
+    """By others of the same names, sizes and times."""
+    rng, data = np.random.default_rng(0), f"folder:{tmp_path / 'images'}"
+    for seed in (0, 1):
+        for i in range(120):
+            path = tmp_path / "images" / f"{i % 2}" / f"{i:03}.bmp"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(path)
+            os.utime(path, (1e9, 1e9))
+        grid = small_grid(methods=["pq"], bits=[12], seeds=[0, 1], labelled=["9-per-class"])
+        if seed == 0:
+            run_experiment(dataclasses.replace(grid, seeds=(0,)), open_data(data), tmp_path / "out")
+        else:
+            with pytest.raises(MismatchError, match="these data differ: choose another --out"):
+                run_experiment(grid, open_data(data), tmp_path / "out")
 
 
 def test_arguments_that_cannot_be(tmp_path: Path) -> None:
