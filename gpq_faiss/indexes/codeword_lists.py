@@ -40,7 +40,7 @@ SMALL = 4096
 """Number of distinct codes up to which all are scored."""
 _DENSE = 4096  # combinations of first codewords whose scores are held in one table
 _TYPICAL = 2048  # codes that the list of a random code should have at least, for the choice of P
-_SAMPLE = 1024  # codes scored for the first threshold
+_SAMPLE = 512  # codes scored for the first threshold
 _REFINE = 32_768  # codes in the lists to visit from which a better threshold is looked for first
 _FIRST = 16_384  # codes that are shortlisted for it
 _BLOCK = 32_768
@@ -87,6 +87,7 @@ class CodewordLists:
         self._offsets = (np.arange(codes.shape[1]) * 256)[:, None]
         self._paired = self.K == 16 and self.M > 1
         self._more: dict[int, int] = {}
+        self._spared = 1.0
         self.visited = self.searched = 0
         self.P = self.lists = 0
         if self.distinct > SMALL and self.M > 1:
@@ -289,16 +290,17 @@ class CodewordLists:
         threshold = self._sampled(bounds, prepared, k, allowed)
         lists, heads = bounds.reaching(threshold)
         scan = None if self.K > 16 else _Scan(bounds, tables, allowed)
-        if scan is not None and (items := int(self._sizes.take(lists).sum())) > _REFINE:
-            most = lists if items <= 2 * _FIRST else bounds.best(lists, heads)
-            if len(most) < len(lists):
-                near = np.searchsorted(lists, most)
-                found, _ = scan.shortlist(most, heads.take(near), k + 16)
-                if len(found) >= k:
-                    scores = self._score(prepared, self.codes.take(found, axis=0))
-                    threshold = max(threshold, float(np.partition(scores, len(scores) - k)[len(scores) - k]))
-                    lists, heads = bounds.reaching(threshold)
         items = int(self._sizes.take(lists).sum())
+        # A better threshold first, unless it has not spared much of late (codes without structure); tried again now and then.
+        if scan is not None and items > _REFINE and (self._spared > 0.1 or self.searched % 32 == 0):
+            most = bounds.best(lists, heads)
+            found, _ = scan.shortlist(most, heads.take(np.searchsorted(lists, most)), k + 16)
+            if len(found) >= k:
+                scores = self._score(prepared, self.codes.take(found, axis=0))
+                threshold = max(threshold, float(np.partition(scores, len(scores) - k)[len(scores) - k]))
+                lists, heads = bounds.reaching(threshold)
+            before, items = items, int(self._sizes.take(lists).sum())
+            self._spared += 0.1 * (1 - items / before - self._spared)
         self.visited += items
         more = self._more.get(k, 16)
         while scan is not None and 8 * (k + more) < max(items, 8 * _SAMPLE) and more <= _MOST:
