@@ -30,6 +30,7 @@ Examples:
   gpq evaluate model features:clip.npy --labels labels.npy --ray auto
   gpq evaluate model features:clip.npy --labels labels.npy --format json --out scores.json
   gpq evaluate model digits --compare pq,classifier --format html --out report.html
+  gpq evaluate model digits --index index.faiss
   gpq evaluate encoder.onnx features:queries.npy --labels labels.npy --codes codes.h5
 
 {DATA_HELP}
@@ -54,6 +55,11 @@ Examples:
     "--codes",
     metavar="FILE",
     help="Labelled codes (codes.h5) of the database; DATA are the queries, no split is drawn.",
+)
+@click.option(
+    "--index",
+    metavar="FILE",
+    help="Also measure how much of the exact top 10 plain Faiss finds in this index file.",
 )
 @click.option("--at", default="1,10,100,1000", show_default=True, help="The k of precision and recall.")
 @click.option("-k", "k", type=int, help="mAP@k instead of the full ranking.")
@@ -94,6 +100,7 @@ def evaluate(
     labelled: str,
     compare: str,
     codes: str | None,
+    index: str | None,
     at: str,
     k: int | None,
     ties: str,
@@ -132,6 +139,7 @@ def evaluate(
         labelled=labelled,
         compare=[name.strip() for name in compare.split(",") if name.strip()],
         codes=codes,
+        index=index,
         ks=ks,
         k=k,
         ties=ties,  # type: ignore[arg-type]

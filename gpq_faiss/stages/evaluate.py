@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from ..cluster.connect import connected
 from ..codes.bits import unpack_codes
-from ..codes.scores import score_tables
+from ..codes.codebooks import pad_vectors
+from ..codes.scores import lookup_tables, score_prepared, score_tables
 from ..data.base import Dataset, ImageDataset
 from ..data.labels import Labels
 from ..data.open import open_data
@@ -28,6 +29,9 @@ from ..evaluation.likeness import Likeness, Neighbours
 from ..evaluation.metrics import RECALL_LEVELS
 from ..evaluation.ranking import RankingResult, rank_codes, usable_cores
 from ..evaluation.ties import Denominator, Ties
+from ..faissio.io import load_index
+from ..indexes.memory import MemoryIndex
+from ..indexes.opening import open_index
 from ..methods.coders import ProductCoder
 from ..methods.measure import NO_LIKENESS, Coded, fit_and_encode, input_neighbours
 from ..methods.registry import find_method
@@ -231,6 +235,30 @@ def _evaluate_codes(
     )
 
 
+def _plain_recall(index: str | Path, encoder: Encoder, dataset: Dataset, rows: NDArray[np.int64]) -> float:
+    """Share of the exact top 10 of an index file that plain Faiss finds in it, by scores, mean over queries (rows of the data).
+
+    An item counts whose exact score is at least that of the exact tenth.
+    """
+    exact = open_index(index, "exact")
+    if not isinstance(exact, MemoryIndex):
+        raise UsageError(f"--index {index} is a manifest of shards: name an index file")
+    if exact.fingerprint != encoder.model.fingerprint and not np.array_equal(
+        exact.codebooks, encoder.model.codebooks
+    ):
+        raise MismatchError(f"{index} has other codebooks than the model: build the index with this model")
+    xq = encoder.embed_rows(dataset, rows, queries=True)[1]
+    k = min(10, exact.ntotal)
+    truth = exact.search(xq, k)[0][:, -1:]
+    plain, _ = load_index(index)
+    found = plain.search(np.ascontiguousarray(pad_vectors(xq, int(plain.d))), k)[1]
+    places = np.searchsorted(exact.ids, found)
+    M, K, _ = encoder.shape
+    prepared = lookup_tables(score_tables(xq, exact.codebooks))
+    scores = score_prepared(prepared, exact.codes[np.minimum(places, exact.ntotal - 1)], M, K)
+    return float(((scores >= truth) & (found >= 0)).mean())
+
+
 def _ranking_options(
     ks: Sequence[int], k: int | None, ties: Ties, denominator: Denominator, threads: int | None
 ) -> dict[str, Any]:
@@ -293,6 +321,7 @@ def evaluate(
     labelled: str | None = "all",
     compare: Sequence[str] = (),
     codes: str | Path | None = None,
+    index: str | Path | None = None,
     ks: Sequence[int] = DEFAULT_KS,
     k: int | None = None,
     ties: Ties = "expected",
@@ -314,6 +343,7 @@ def evaluate(
         compare: further rows: short names of methods, which are fitted on the same inputs and split, or folders of models
             trained on the same split.
         codes: a file of labelled codes from the model, used as the database; all labelled items of ``data`` are the queries.
+        index: an index file of the model, of which to measure what plain Faiss finds of the exact top 10, for the queries of the split.
         ks: k of precision and recall; those larger than the database are left out.
         k: mAP@k instead of the full ranking.
         ties, denominator: conventions, see :mod:`gpq_faiss.evaluation.metrics`.
@@ -338,10 +368,11 @@ def evaluate(
             compare
             or on_device
             or ray is not None
+            or index is not None
             or (protocol, seed, labelled or "all") != (None, None, "all")
         ):
             raise UsageError(
-                "--codes ranks the file against all labelled items: leave out --compare, --protocol, --seed, --labelled and --ray"
+                "--codes ranks the file against all labelled items: leave out --compare, --index, --protocol, --seed, --labelled and --ray"
             )
         return _evaluate_codes(model, dataset, codes, options, device=device, progress=progress)
     if is_onnx(model):
@@ -373,4 +404,10 @@ def evaluate(
         notes.append("the compared methods were ranked on the CPU")
     if not ranked.likeness:
         notes.append(NO_LIKENESS)
-    return _evaluation(encoder, entries, ranked, dataset, split, notes)
+    result = _evaluation(encoder, entries, ranked, dataset, split, notes)
+    if index is None:
+        return result
+    with stage("searching by plain Faiss"):
+        recall = _plain_recall(index, encoder, dataset, ranked.queries)
+    note = f"plain Faiss finds {recall:.3f} of the exact top 10 of {index} (share by scores, all {len(ranked.queries):,} queries)"
+    return replace(result, faiss_recall=recall, notes=(*result.notes, note))

@@ -47,6 +47,7 @@ class Evaluation(Shown):
         compared_bits: name -> code length of the others, without ``float`` and ``classifier``, which have no codes.
         compared_fingerprints: name -> fingerprint of the other models.
         queries: int64 [Q], data set rows of the queries, in the order of ``ranking.ap``.
+        faiss_recall: share of the exact top 10 that plain Faiss finds in an index file, if one was given.
         results: index into ``queries`` -> data set rows of its first results, for the best and worst queries; images only.
     """
 
@@ -65,6 +66,7 @@ class Evaluation(Shown):
     compared_bits: dict[str, int] = field(default_factory=dict)
     compared_fingerprints: dict[str, str] = field(default_factory=dict)
     queries: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    faiss_recall: float | None = None
     results: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -89,6 +91,7 @@ class Evaluation(Shown):
             },
             "notes": list(self.notes),
             "device": self.device,
+            "faiss_recall": self.faiss_recall,
             "versions": {
                 "gpq_faiss": __version__,
                 "numpy": np.__version__,

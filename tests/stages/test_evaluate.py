@@ -8,9 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import faiss
 import numpy as np
 import pytest
 
+from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.config import Config, merge, preset
 from gpq_faiss.data.digits import open_digits
 from gpq_faiss.data.split import load_split
@@ -200,3 +202,37 @@ def test_the_page_shows_what_the_best_and_worst_queries_find(models: Path, tmp_p
         for place in part.tolist()
     )
     assert page.count('class="right"') == relevant
+
+
+def test_what_plain_faiss_finds_of_an_index_is_measured(models: Path, tmp_path: Path) -> None:
+    data = open_digits()
+    codes = encode(models / "ours", data, tmp_path / "codes.h5")
+    encoder = Encoder.load(models / "ours")
+    for kind, exactly in (("flat", True), ("fastscan", False)):
+        path = index(models / "ours", codes, tmp_path / f"{kind}.faiss", kind=kind)
+        result = evaluate(models / "ours", data, index=path)
+        xq = encoder.embed_rows(data, result.queries, queries=True)[1]
+        exact = open_index(path, "exact")
+        truth = exact.search(xq, 10)[0]
+        ids = faiss.read_index(str(path)).search(xq, 10)[1]
+        scores = np.take_along_axis(
+            score_codes(xq, exact.codes, exact.codebooks), np.searchsorted(exact.ids, ids), axis=1
+        )
+        assert result.faiss_recall == pytest.approx(np.mean(scores >= truth[:, -1:]))
+        assert (result.faiss_recall > 0.999) == exactly
+        assert result.to_dict()["faiss_recall"] == result.faiss_recall
+        assert f"plain Faiss finds {result.faiss_recall:.3f} of the exact top 10" in result.notes[-1]
+    other = index(models / "longer", encode(models / "longer", data, tmp_path / "o.h5"), tmp_path / "o.faiss")
+    with pytest.raises(MismatchError, match="other codebooks"):
+        evaluate(models / "ours", data, index=other)
+    assert evaluate(models / "ours", data).to_dict()["faiss_recall"] is None
+
+
+def test_a_file_that_plain_faiss_searches_badly_comes_with_a_warning(
+    models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    codes = encode(models / "ours", open_digits(), tmp_path / "codes.h5")
+    index(models / "ours", codes, tmp_path / "flat.faiss")
+    assert "plain Faiss" not in caplog.text
+    index(models / "ours", codes, tmp_path / "fast.faiss", kind="fastscan")
+    assert "gpq evaluate --index" in caplog.text
