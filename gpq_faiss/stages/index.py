@@ -168,8 +168,8 @@ def _build(
     plan.check(K)
     if plan.packing == "fastscan" and not lists:
         log.warning(
-            "kind fastscan: plain Faiss finds only part of the true results in this file, as FastScan's 8-bit tables round codebooks of small "
-            "weight away; measure it with gpq evaluate --index, or take kind flat. gpq search is exact"
+            "kind fastscan: plain Faiss finds only part of the true results in this file, as FastScan's 8-bit tables round codebooks "
+            "of small weight away; measure it with gpq evaluate --index, or take kind flat. gpq search is exact"
         )
     budget = None if memory is None else parse_bytes(memory)
     rows = not any(is_parquet(path) or is_index(path) for path in sources)
