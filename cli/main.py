@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import errno
 import functools
 import importlib
 import os
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -33,6 +34,17 @@ COMMANDS = {
     "info": ("info", "info"),
 }
 ENDLESS = {"serve"}
+
+# Read when OpenMP and OpenBLAS are loaded, with torch and Faiss: threads that wait sleep. By default they spin, and beside another busy
+# process each wait takes the rest of a time slice. What the user has set goes first.
+WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "OPENBLAS_THREAD_TIMEOUT": "4"}
+
+_NO_MEMORY = (
+    "failed to map segment",
+    "cannot allocate memory",
+    "can't allocate memory",
+    "can't start new thread",
+)
 
 
 def loudness(command: Any) -> Any:
@@ -88,6 +100,23 @@ def _said_by_another(error: GpqError) -> bool:
     return other_device or isinstance(error, UsageError | ProcessError)
 
 
+_SMALLER = "use a smaller batch (--batch-size, or training.batch_labelled and batch_unlabelled)"
+
+
+def _lack_of_memory(error: BaseException | None) -> BaseException | None:
+    """The lack of memory in an error and its causes, nearest the start: Python's, the system's, or of the loader of shared libraries."""
+    found = None
+    while error is not None:
+        text = (
+            str(error).lower().replace("memory in static tls", "")
+        )  # a lack of slots, whatever memory there is
+        out = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
+        if out or any(part in text for part in _NO_MEMORY):
+            found = error
+        error = error.__cause__ or error.__context__
+    return found
+
+
 def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:160]
 
@@ -141,6 +170,8 @@ class Commands(click.Group):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """As click's, with our errors: one line on stderr, exit code 2 for usage and 1 for data."""
         first = is_first()
+        for name, value in WAITING.items():
+            os.environ.setdefault(name, value)
         kwargs["standalone_mode"] = False  # click's own errors are raised, not shown
         try:
             done = super().main(*args, **kwargs)
@@ -166,37 +197,38 @@ class Commands(click.Group):
             # `gpq ... | head`: nothing is wrong; keep Python from complaining at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(1)
-        except ImportError as error:
-            package = (error.name or "").partition(".")[0]
-            if package in ("", "gpq_faiss", "gpq_cli"):
-                raise  # a bug
-            click.echo(
-                f"gpq: this command needs the package {package}, which is missing or damaged ({_one_line(error)}): "
-                "install gpq-faiss again",
-                err=True,
+        except (ImportError, MemoryError, RuntimeError, OSError) as error:
+            self._end(error)
+
+    @staticmethod
+    def _end(error: Exception) -> NoReturn:
+        """One line on an error of the machine or of the installation, and exit code 1; what is a bug is raised again."""
+        package = ((error.name if isinstance(error, ImportError) else None) or "").partition(".")[0]
+        lack = _lack_of_memory(error)
+        # torch's errors are recognised by their names and texts: it is not imported here.
+        if type(error).__name__ == "OutOfMemoryError":
+            line = f"out of memory on the GPU: {_SMALLER}, or --device cpu"
+        elif isinstance(lack, ImportError | OSError):  # Faiss makes a RuntimeError of it
+            line = (
+                f"too little memory for this command ({_one_line(lack)}): end other programs, raise the limit "
+                "(ulimit -v, or the container's), or use a machine with more memory"
             )
-            sys.exit(1)
-        except (MemoryError, RuntimeError) as error:
-            # torch's errors are recognised by their names and texts: it is not imported here.
-            if type(error).__name__ == "OutOfMemoryError":
-                where = "out of memory on the GPU"
-                remedy = "or --device cpu"
-            elif isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-                where, remedy = (
-                    "out of memory",
-                    "--memory where the command has it, or a machine with more memory",
-                )
-            else:
-                raise
-            click.echo(
-                f"gpq: {where}: use a smaller batch (--batch-size, or training.batch_labelled and batch_unlabelled), {remedy}",
-                err=True,
+        elif lack is not None:
+            line = (
+                f"out of memory: {_SMALLER}, --memory where the command has it, or a machine with more memory"
             )
-            sys.exit(1)
-        except OSError as error:
+        elif isinstance(error, ImportError) and package not in ("", "gpq_faiss", "gpq_cli"):
+            line = (
+                f"this command needs the package {package}, which is missing or damaged ({_one_line(error)}): "
+                "install gpq-faiss again"
+            )
+        elif isinstance(error, OSError):
             # What no stage foresaw, a disk that fills up in the middle of a print, say.
-            click.echo(f"gpq: {error.filename or 'input or output'}: {error.strerror or error}", err=True)
-            sys.exit(1)
+            line = f"{error.filename or 'input or output'}: {error.strerror or error}"
+        else:
+            raise error  # a bug
+        click.echo(f"gpq: {line}", err=True)
+        sys.exit(1)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

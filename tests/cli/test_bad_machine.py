@@ -335,3 +335,87 @@ def test_a_signal_in_any_other_stage_leaves_nothing(
     signal.signal(signal.SIGINT, before)
     assert result.exit_code == SIGNALS[number][0]
     assert SIGNALS[number][1] in only_line(result.stderr)
+
+
+# Memory and threads ------------------------------------------------------------------------------------------------------
+
+LITTLE = """
+import resource, sys
+import gpq_cli.main
+pages = int(open("/proc/self/statm").read().split()[0])
+limit = pages * resource.getpagesize() + (300 << 20)
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+gpq_cli.main.cli(sys.argv[1:], prog_name="gpq")
+"""
+
+
+def test_too_little_memory_to_load_torch_is_one_line(shop: Shop, tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            LITTLE,
+            "-q",
+            "encode",
+            str(shop.model),
+            shop.data,
+            "--out",
+            f"{tmp_path}/c.h5",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+    )
+    assert ended.returncode == 1
+    line = only_line(ended.stderr)
+    assert line.startswith("too little memory for this command")
+    assert "failed to map segment" in line
+    assert "install" not in line
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ImportError("libfaiss.so: cannot allocate memory", name="faiss"), "too little memory"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "too little memory"),
+        (ImportError("cannot allocate memory in static TLS block", name="faiss"), "install gpq-faiss again"),
+        (ImportError("libfaiss.so: undefined symbol: sgemm_", name="faiss"), "install gpq-faiss again"),
+        (RuntimeError("can't start new thread"), "out of memory"),
+    ],
+)
+def test_lack_of_memory_and_damage_are_told_apart(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, error: Exception, line: str
+) -> None:
+    from gpq_faiss.encoder import Encoder
+
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Encoder, "_on_device", fails)
+    assert line in refused("search", shop.model, shop.index, shop.queries)
+
+
+@pytest.mark.parametrize(("own", "spins"), [({}, "0"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "30000000000")])
+def test_waiting_threads_sleep_unless_the_user_says_otherwise(
+    shop: Shop, own: dict[str, str], spins: str
+) -> None:
+    """What OpenMP itself says of the environment that it has read."""
+    environment = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
+    ended = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "gpq_cli",
+            "-q",
+            "search",
+            str(shop.model),
+            str(shop.index),
+            str(shop.queries),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**environment, "OMP_DISPLAY_ENV": "VERBOSE", "OMP_NUM_THREADS": "2", **own},
+    )
+    assert {line.split("'")[1] for line in ended.stderr.splitlines() if "GOMP_SPINCOUNT" in line} == {spins}
