@@ -23,6 +23,11 @@ from .images import FileImages, is_image_name, sampled_content, shown
 MAX_UNPACKED = 4 << 30
 """Maximum decompressed size in bytes of a compressed archive in memory."""
 
+MAX_RATIO = 100
+"""Maximum ratio of decompressed to compressed size beyond :data:`SMALL_UNPACKED` bytes. Images hardly compress, bombs a thousandfold."""
+
+SMALL_UNPACKED = 64 << 20
+
 MAX_MEMBERS = 5_000_000
 MAX_MEMBER_BYTES = 256 << 20
 
@@ -128,7 +133,7 @@ def open_archive(
 ) -> Archive:
     """Index the members of a ``.tar`` or ``.tar.gz`` (recognised by the content) whose names are ``wanted``; default: images.
 
-    A plain tar stays on disk; a gzipped one is decompressed into memory, up to ``limit`` bytes.
+    A plain tar stays on disk; a gzipped one is decompressed into memory, up to ``limit`` bytes and :data:`MAX_RATIO` times its size.
 
     Raises:
         DataError: missing, not a tar archive, damaged, truncated, too large, or with member names that point outside.
@@ -138,7 +143,8 @@ def open_archive(
             packed = stream.read(2) == b"\x1f\x8b"
         if packed:
             free = available_memory()
-            memory = _unpack(path, limit if free is None else min(limit, free))
+            most = max(SMALL_UNPACKED, MAX_RATIO * path.stat().st_size)
+            memory = _unpack(path, min(limit, most, limit if free is None else free))
             buffer = memory.getbuffer()
             found, others = _index(path, memory, len(buffer), wanted)
             digest = hashlib.sha256(buffer).hexdigest()

@@ -192,6 +192,13 @@ def test_archive_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         archive_module.open_archive(file)
 
 
+def test_a_small_archive_is_not_unpacked_a_thousandfold(tmp_path: Path) -> None:
+    file = tmp_path / "bomb.tar.gz"
+    file.write_bytes(gzip.compress(raw_tar(("a/x.txt", tarfile.REGTYPE, bytes(80 << 20)))))
+    with pytest.raises(DataError, match="unpacks to more than 67,108,864 bytes"):
+        archive_module.open_archive(file)
+
+
 def test_archive_replaced_under_us(tmp_path: Path) -> None:
     file = tmp_path / "a.tar"
     file.write_bytes(raw_tar(("a/x.png", tarfile.REGTYPE, png(0))))
