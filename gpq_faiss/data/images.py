@@ -48,6 +48,9 @@ _UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 
+_EIGHT_BITS = ((np.arange(1 << 16) + 128) // 257).astype(np.uint8)
+"""16-bit grey to 8 bits, rounded."""
+
 _SAMPLES, _SAMPLE = 4, 4096  # blocks of a file in a fingerprint, and their bytes
 _PROBED = 64  # headers read to determine a common square size
 _CHUNK = 8  # images per thread and step: small enough to balance a batch
@@ -81,8 +84,7 @@ def _to_rgb(image: Image.Image) -> NDArray[np.uint8]:
     mode = image.mode
     if mode.startswith("I;16") or (mode == "I" and image.format in {"PNG", "PPM"}):
         # convert("RGB") would clip 16-bit grey at 255: scale it with rounding.
-        wide = np.clip(np.asarray(image).astype(np.int64), 0, 65535)
-        grey = ((wide + 128) // 257).astype(np.uint8)
+        grey = _EIGHT_BITS[np.clip(np.asarray(image), 0, 65535)]
         return np.repeat(grey[:, :, None], 3, axis=2)
     if mode in {"I", "F"}:
         raise ValueError("32-bit pixels have no fixed range: convert it to 8 or 16 bits")

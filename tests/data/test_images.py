@@ -429,3 +429,12 @@ def test_bad_items_share_the_limit_across_threads() -> None:
 )
 def test_image_names(name: str, expected: bool) -> None:
     assert is_image_name(name) is expected
+
+
+@pytest.mark.parametrize("form", ["PNG", "PPM"])
+def test_every_16_bit_grey_is_rounded_to_8_bits(form: str) -> None:
+    values = np.arange(1 << 16, dtype=np.uint16).reshape(256, 256)
+    stream = io.BytesIO()
+    Image.fromarray(values).save(stream, form)
+    expected = np.rint(values * (255 / 65535)).astype(np.uint8)
+    np.testing.assert_array_equal(decode_image(stream.getvalue()), np.repeat(expected[:, :, None], 3, axis=2))
