@@ -67,7 +67,7 @@ from .options import data_options, device_option, open_dataset, ray_options
 @click.option(
     "--max-pixels",
     type=int,
-    default=40_000_000,
+    default=25_000_000,
     show_default=True,
     help="Maximum pixels of an uploaded image.",
 )

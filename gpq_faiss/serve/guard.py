@@ -62,7 +62,7 @@ class Settings:
     token: str | None = None
     names: tuple[str, ...] = ()
     max_upload: int = 16 << 20
-    max_pixels: int = 40_000_000
+    max_pixels: int = 25_000_000
     max_k: int = 1000
     rate: float = 200.0
     timeout: float = 30.0

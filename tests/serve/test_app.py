@@ -465,6 +465,20 @@ def test_uploads_are_limited_by_bytes_and_pixels(encoder: Encoder, index_file: P
         assert client.post("/search", files={"image": png(1)}).status_code == 200
 
 
+def test_an_upload_of_more_than_25_million_pixels_is_refused_before_it_is_decoded(
+    encoder: Encoder, index_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = io.BytesIO()
+    Image.new("1", (6316, 6316)).save(written, "PNG")
+    decoded: list[object] = []
+    monkeypatch.setattr(Image.Image, "load", decoded.append)
+    with client_of(encoder, index_file, Settings()) as client:
+        answer = client.post("/search", files={"image": written.getvalue()})
+    assert answer.status_code == 422
+    assert "more than the 25,000,000 allowed" in answer.json()["error"]
+    assert decoded == []
+
+
 def test_a_slow_request_is_ended(
     served: Served, encoder: Encoder, index_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
