@@ -78,7 +78,16 @@ from .options import data_options, device_option, open_dataset, ray_options
     show_default=True,
     help="Average requests per second and client; 0: unlimited.",
 )
-@click.option("--timeout", type=float, default=30, show_default=True, help="Timeout of a request in seconds.")
+@click.option(
+    "--timeout", type=float, default=30, show_default=True, help="Seconds for a request, and for its head."
+)
+@click.option(
+    "--max-connections",
+    type=int,
+    default=128,
+    show_default=True,
+    help="Maximum open connections per client address: more for a proxy, which is one client.",
+)
 @ray_options
 @click.option(
     "--replicas",
@@ -106,6 +115,7 @@ def serve(
     max_pixels: int,
     rate: float,
     timeout: float,
+    max_connections: int,
     ray: str | None,
     workers: int | None,
     replicas: int,
@@ -150,6 +160,7 @@ def serve(
         max_k=max_k,
         rate=rate,
         timeout=timeout,
+        max_connections=max_connections,
         threads=threads,
     )
     dataset = None if data is None else open_dataset(data, data_args)

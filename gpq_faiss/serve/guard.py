@@ -37,6 +37,15 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def client_of(address: str) -> str:
+    """One client per IPv4 address; per /64 network of IPv6, all of whose addresses one machine can take."""
+    try:
+        known = ipaddress.IPv6Address(address.partition("%")[0])
+    except ValueError:
+        return address
+    return address if known.ipv4_mapped else str(ipaddress.IPv6Network((int(known) >> 64 << 64, 64)))
+
+
 @dataclass(frozen=True)
 class Settings:
     """Limits of a service.
@@ -50,7 +59,8 @@ class Settings:
         max_pixels: maximum pixels of an image.
         max_k: maximum number of results.
         rate: average requests per second and client; 0: unlimited.
-        timeout: seconds per request.
+        timeout: seconds per request, and for its head.
+        max_connections: maximum open connections per client.
         threads: threads of a search (default: all cores).
 
     Raises:
@@ -66,10 +76,11 @@ class Settings:
     max_k: int = 1000
     rate: float = 200.0
     timeout: float = 30.0
+    max_connections: int = 128
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_upload", "max_pixels", "max_k"):
+        for name in ("max_upload", "max_pixels", "max_k", "max_connections"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name.replace('_', ' ')} {getattr(self, name)}: it must be at least 1")
         if not self.timeout > 0 or not self.rate >= 0:
@@ -169,7 +180,7 @@ class Guard:
             )
             if not is_loopback(name.strip("[]")) and name not in self.settings.names:
                 return 400, "this host name is not served here (--allowed-host)"
-        client = (scope.get("client") or ("", 0))[0]
+        client = client_of((scope.get("client") or ("", 0))[0])
         if self.settings.rate and not self._within_rate(client):
             return 429, f"more than {self.settings.rate:g} requests per second"
         length = headers.get("content-length", "0")

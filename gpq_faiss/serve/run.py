@@ -22,6 +22,7 @@ from ..progress import stage
 from ..store import codebooks_fingerprint
 from .app import create_app
 from .catalogue import Catalogue
+from .connections import limited
 from .guard import Settings
 from .live import COMPACT_AFTER, LiveIndex
 from .service import Service
@@ -124,8 +125,24 @@ def _bound(host: str, port: int) -> Iterator[socket.socket]:
         yield bound
 
 
-class _Server(uvicorn.Server):
-    """Leaves signals to :func:`_run`."""
+class Server(uvicorn.Server):
+    """The HTTP server of a service. It leaves signals to :func:`_run`."""
+
+    def __init__(self, service: Service, settings: Settings) -> None:
+        super().__init__(
+            uvicorn.Config(
+                create_app(service, settings),
+                http=limited(settings),
+                ws="none",
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                lifespan="on",
+                limit_concurrency=_CONNECTIONS,
+                timeout_graceful_shutdown=_GRACE,
+            )
+        )
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -133,18 +150,7 @@ class _Server(uvicorn.Server):
 
 
 async def _run(service: Service, settings: Settings, bound: socket.socket) -> None:
-    server = _Server(
-        uvicorn.Config(
-            create_app(service, settings),
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            lifespan="on",
-            limit_concurrency=_CONNECTIONS,
-            timeout_graceful_shutdown=_GRACE,
-        )
-    )
+    server = Server(service, settings)
     loop = asyncio.get_running_loop()
     tasks: set[asyncio.Task[None]] = set()
 

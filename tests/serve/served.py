@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from starlette.testclient import TestClient
 
+from gpq_faiss.serve.guard import Settings
+from gpq_faiss.serve.run import Server
 from gpq_faiss.serve.service import Service
 
 TOKEN = "a-token-of-these-tests"  # noqa: S105
@@ -39,3 +46,20 @@ class Served:
         """Remove an item that is there."""
         answer = self.client.delete(f"/items/{number}", headers=BEARER)
         assert answer.status_code == 200, answer.text
+
+
+@contextmanager
+def listening(service: Service, settings: Settings, address: str = "127.0.0.1") -> Iterator[tuple[str, int]]:
+    """The server of ``gpq serve`` in a thread, at this address and port."""
+    with socket.socket() as bound:
+        bound.bind((address, 0))
+        server = Server(service, settings)
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve([bound])))
+        thread.start()
+        while not server.started:
+            assert thread.is_alive()
+        try:
+            yield address, bound.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join()

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
-import socket
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,13 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import uvicorn
 from PIL import Image
-from served import TOKEN
+from served import TOKEN, listening
 
 from gpq_faiss.data.digits import open_digits
 from gpq_faiss.encoder import Encoder
-from gpq_faiss.serve.app import create_app
 from gpq_faiss.serve.catalogue import Catalogue
 from gpq_faiss.serve.guard import Settings
 from gpq_faiss.serve.live import LiveIndex
@@ -58,20 +53,8 @@ class Site:
 def _serve(encoder: Encoder, index: Path, settings: Settings, address: str = "127.0.0.1") -> Iterator[Site]:
     """The service in a thread."""
     service = Service(encoder, LiveIndex(index, encoder.model.codebooks), Catalogue(DIGITS), watch=False)
-    with socket.socket() as bound:
-        bound.bind((address, 0))
-        server = uvicorn.Server(
-            uvicorn.Config(create_app(service, settings), log_config=None, access_log=False)
-        )
-        thread = threading.Thread(target=lambda: asyncio.run(server.serve([bound])))
-        thread.start()
-        while not server.started:
-            assert thread.is_alive()
-        try:
-            yield Site(f"http://{address}:{bound.getsockname()[1]}", service)
-        finally:
-            server.should_exit = True
-            thread.join()
+    with listening(service, settings, address) as (_, port):
+        yield Site(f"http://{address}:{port}", service)
 
 
 @pytest.fixture(scope="module")
