@@ -113,7 +113,7 @@ def serve_faiss(engine: str, index: Path, model: Path, port: int) -> None:
         FaissIndex(live.snapshot.index, engine),  # type: ignore[arg-type]
         Changes.none(live.snapshot.index.codes.shape[1]),
     )
-    run(Service(encoder, live, watch=False), Settings(port=port, rate=0))
+    run(Service(encoder, live, watch=False), Settings(port=port, rate=0, max_connections=2048))
 
 
 def free_port() -> int:
@@ -193,7 +193,7 @@ def load(
     port = free_port()
     if engine == "gpq":
         call = [sys.executable, "-m", "gpq_cli", "-q", "serve", str(index), "--model", str(model)]
-        call += ["--kind", "exact", "--rate", "0", "--port", str(port)]
+        call += ["--kind", "exact", "--rate", "0", "--max-connections", str(clients + 1), "--port", str(port)]
     else:
         call = [sys.executable, __file__, "--engine", engine, str(index), str(model), str(port)]
     process = subprocess.Popen(call, cwd=Path(__file__).parent.parent)

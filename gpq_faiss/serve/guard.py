@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import ipaddress
 import json
+import re
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ _HEADERS = {
     "cross-origin-opener-policy": "same-origin",
 }
 _CLIENTS = 10_000  # clients with a tracked rate
+_HOST = re.compile(r"(?:\[(?P<ipv6>[0-9a-f.]*:[0-9a-f:.]*)\]|(?P<name>[0-9a-z._-]+))(?::[0-9]{0,5})?")
 _UPLOADS = 16  # concurrent uploads of the maximum size
 
 
@@ -35,6 +37,12 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _host_name(header: str) -> str:
+    """The name or address of a Host header, in lower case and without port and brackets; empty if it is malformed."""
+    match = _HOST.fullmatch(header.lower())
+    return "" if match is None else match["ipv6"] or match["name"]
 
 
 def client_of(address: str) -> str:
@@ -173,12 +181,8 @@ class Guard:
         headers = Headers(scope=scope)
         if is_loopback(self.settings.host):
             # Against DNS rebinding: a foreign host name may point to this machine.
-            name = (
-                headers.get("host", "").rsplit(":", 1)[0]
-                if not headers.get("host", "").endswith("]")
-                else headers["host"]
-            )
-            if not is_loopback(name.strip("[]")) and name not in self.settings.names:
+            name = _host_name(headers.get("host", ""))
+            if not is_loopback(name) and name not in [allowed.lower() for allowed in self.settings.names]:
                 return 400, "this host name is not served here (--allowed-host)"
         client = client_of((scope.get("client") or ("", 0))[0])
         if self.settings.rate and not self._within_rate(client):

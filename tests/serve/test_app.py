@@ -423,13 +423,28 @@ def test_tokens_that_cannot_be_sent_or_are_guessed_are_refused(token: str) -> No
 
 
 def test_other_host_names_are_refused(encoder: Encoder, index_file: Path) -> None:
-    with client_of(encoder, index_file, Settings(names=("search.example",))) as client:
+    with client_of(encoder, index_file, Settings(names=("Search.example",))) as client:
         for host, status in [
             ("127.0.0.1:8000", 200),
             ("localhost", 200),
             ("[::1]:80", 200),
             ("[::1]", 200),
             ("search.example:443", 200),
+            ("SEARCH.example", 200),
+            ("LocalHost:8000", 200),
+            ("127.0.0.1:", 200),
+            ("[[127.0.0.1]]", 400),
+            ("[127.0.0.1]", 400),
+            ("[localhost]", 400),
+            ("[::1", 400),
+            ("::1", 400),
+            ("[::1]evil.example", 400),
+            ("127.0.0.1:evil.com", 400),
+            ("127.0.0.1:80:80", 400),
+            ("evil.example@127.0.0.1", 400),
+            ("127.0.0.1 evil.example", 400),
+            ("127.0.0.1/evil.example", 400),
+            ("localhost.evil.example", 400),
             ("evil.example", 400),
             ("127.0.0.1.evil.example", 400),
             ("", 400),
