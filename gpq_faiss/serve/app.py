@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -11,14 +12,14 @@ from importlib import resources
 from typing import Annotated, Any
 
 import numpy as np
-from fastapi import Depends, FastAPI, Path, Request, Response, Security
+from fastapi import Depends, FastAPI, Path, Query, Request, Response, Security
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message
 
 from .. import __version__
 from ..errors import DataError, GpqError
@@ -27,10 +28,13 @@ from .batches import BusyError
 from .guard import Guard, Settings
 from .live import EVERYTHING, NotStoredError, TakenIdError, UnknownItemError, Where
 from .requests import (
+    MAX_LABELS,
     AddRequest,
     Changed,
     Health,
     Info,
+    Label,
+    Listed,
     Problem,
     Reloaded,
     Result,
@@ -74,6 +78,11 @@ _WHY = {
 
 Number = Annotated[int, Path(alias="id", ge=-(2**63), le=2**63 - 1, description="Id of an item.")]
 
+Wanted = Annotated[int, Query(ge=1, description="Number of items.")]
+Wished = Annotated[
+    Sequence[Label], Query(max_length=MAX_LABELS, description="Only items with one of these labels.")
+]
+
 
 def _problems(*codes: int) -> dict[int | str, dict[str, Any]]:
     return {code: {"model": Problem, "description": _WHY[code]} for code in (400, *codes, 429, 503)}
@@ -91,6 +100,7 @@ def create_app(service: Service, settings: Settings) -> ASGIApp:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await service.start()
         try:
+            await _warm_up(app, service, settings)
             yield
         finally:
             await service.close()
@@ -149,14 +159,25 @@ def _add_searches(app: FastAPI, service: Service, settings: Settings, read: Sequ
             if "id" in asked.model_fields_set
             else await _input(service, asked, image, settings)
         )
-        scores, ids = await service.search(given, asked.k, where)
+        scores, ids, best = await service.search(given, asked.k, where)
         took = time.perf_counter() - began
         results = [
             Result(score=score, **known)
             for known, score in zip(await service.known(ids), scores.tolist(), strict=True)
         ]
         return SearchResponse(
-            results=results, took_ms=round(1000 * took, 3), ntotal=service.live.snapshot.ntotal
+            results=results, best=best, took_ms=round(1000 * took, 3), ntotal=service.live.snapshot.ntotal
+        )
+
+    @app.get("/items", response_model_exclude_none=True, dependencies=read, responses=_problems(401, 422))
+    async def items(k: Wanted = 24, label: Wished = ()) -> Listed:
+        """Some items to begin with, a few of every label first. They are always the same, and those of a smaller k come first."""
+        if k > settings.max_k:
+            raise DataError(f"k: {k} is more than {settings.max_k}")
+        ids = await service.some_items(k, label)
+        return Listed(
+            items=[Described(**known) for known in await service.known(ids)],
+            ntotal=service.live.snapshot.ntotal,
         )
 
     @app.get(
@@ -234,7 +255,7 @@ def _add_facts(app: FastAPI, service: Service, settings: Settings, read: Sequenc
     @app.get("/info", dependencies=read, responses=_problems(401))
     async def about() -> Info:
         """What is served, and its limits."""
-        return _info(service, settings)
+        return _info(service, settings).model_copy(update={"label_counts": await service.label_counts()})
 
     @app.get("/healthz", responses=_problems())
     async def health() -> Health:
@@ -250,6 +271,25 @@ def _add_facts(app: FastAPI, service: Service, settings: Settings, read: Sequenc
     async def metrics() -> Response:
         """Metrics for Prometheus."""
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def _warm_up(app: FastAPI, service: Service, settings: Settings) -> None:
+    """Search once as a client does, so that the first client does not wait for what the first search prepares."""
+    ids = await service.some_items(1)
+    body = json.dumps({"id": int(ids[0])} if len(ids) else {"vector": [1.0] * service.width}).encode()
+    headers = [(b"content-type", b"application/json")]
+    if settings.token is not None:
+        headers.append((b"authorization", b"Bearer " + settings.token.encode()))
+    scope = {"type": "http", "method": "POST", "path": "/search", "query_string": b"", "headers": headers}
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": body}
+
+    async def send(message: Message) -> None:
+        if message.get("status", 200) != 200:
+            log.warning("the search to warm up was answered with status %d", message["status"])
+
+    await app(scope, receive, send)
 
 
 def _page() -> list[tuple[str, bytes, str]]:

@@ -69,10 +69,18 @@ class Result(Item):
     score: float
 
 
+class Listed(BaseModel):
+    """Some items."""
+
+    items: list[Item]
+    ntotal: int = Field(description="Items in the index.")
+
+
 class SearchResponse(BaseModel):
     """Results, best first; equal scores by ascending id."""
 
     results: list[Result]
+    best: float = Field(description="Score of the code most alike the query, which no item need have.")
     took_ms: float = Field(description="Milliseconds from the parsed request to the results.")
     ntotal: int = Field(description="Items in the index.")
 
@@ -100,6 +108,9 @@ class Info(BaseModel):
     input: str = Field(description="What the model takes: images or features.")
     input_size: int = Field(description="Numbers of an item's features, or pixels of an image's side.")
     labels: list[str]
+    label_counts: list[int] | None = Field(
+        default=None, description="Items with each label; null if unknown, as of shards."
+    )
     thumbnails: bool
     writable: bool
     max_k: int

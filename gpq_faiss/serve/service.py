@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +23,10 @@ from ..data.images import decode_image, resize_square
 from ..encoder import Encoder
 from ..errors import DataError, GpqError, MismatchError
 from ..exported import OnnxEncoder
+from ..indexes.items import IdMap
 from ..store import Item
 from .batches import Batcher
+from .browse import Beginning
 from .catalogue import Catalogue
 from .live import EVERYTHING, Asked, LiveIndex, Where
 from .metrics import Metrics
@@ -39,6 +42,8 @@ WATCH = 1.0
 _RETRY = 60.0  # seconds from a failed compaction to the next attempt
 _DECODERS = 4  # images decoded concurrently, which bounds memory
 
+_TRIED = 10  # items of the data tried for one to begin with, where some may not be in the index
+_T = TypeVar("_T")
 Form = Literal["vector", "features", "image"]
 
 
@@ -62,6 +67,20 @@ class Query:
     given: Input
     k: int
     where: Where
+
+
+class Found(NamedTuple):
+    """Answer to a query.
+
+    Attributes:
+        scores: float32 [n], descending.
+        ids: int64 [n], ties in ascending order.
+        best: score of the code that is most alike the query, which no item need have.
+    """
+
+    scores: Floats
+    ids: Ids
+    best: float
 
 
 _Wanted = tuple[int | None, Input | None, Item | None]
@@ -93,10 +112,11 @@ class Service:
         self._network = threading.Lock()
         self._decoders = ThreadPoolExecutor(_DECODERS, "gpq-decode")
         self._maintenance = ThreadPoolExecutor(1, "gpq-maintenance")
-        self._searches: Batcher[Query, tuple[Floats, Ids]] = Batcher(
+        self._searches: Batcher[Query, Found] = Batcher(
             self._search, most=MOST, wait=WAIT, seen=self.metrics.batch.observe
         )
         self._changes: Batcher[_Wanted, int] = Batcher(self._change)
+        self._begun: tuple[object, Beginning | None] = (None, None)
         self._watch = watch
         self._watcher: asyncio.Task[None] | None = None
         self._compact_at = 0.0
@@ -110,7 +130,7 @@ class Service:
 
     async def known(self, ids: Ids) -> list[dict[str, Any]]:
         """Id, name and labels of items, if known, for :class:`.requests.Item`."""
-        return await asyncio.get_running_loop().run_in_executor(self._decoders, self._known, ids)
+        return await self._in_pool(lambda: self._known(ids))
 
     def _known(self, ids: Ids) -> list[dict[str, Any]]:
         snapshot = self.live.snapshot
@@ -132,7 +152,8 @@ class Service:
             first = Input("image", np.zeros((3, model.image_size, model.image_size), np.uint8))
         else:
             first = Input("features", np.ones(model.input_width, np.float32))
-        await asyncio.to_thread(self._search, [Query(first, 10, EVERYTHING)])
+        await self.search(first, 10)
+        await self._in_pool(self._beginning)
         if self._watch:
             self._watcher = asyncio.create_task(self._watching())
 
@@ -147,6 +168,58 @@ class Service:
             await asyncio.to_thread(pool.shutdown)
         await asyncio.to_thread(self.live.close)
 
+    # Browsing --------------------------------------------------------------------------------------------------------
+
+    async def some_items(self, k: int, labels: Sequence[str] = ()) -> Ids:
+        """At most ``k`` items to begin with: int64 [n], a few of every label first; always the same, and those of a smaller ``k`` first.
+
+        Without data, these are the items that the code of all first codewords finds. Of shards, items of the data that are missing may
+        leave fewer than ``k``.
+
+        Args:
+            labels: only items with one of these, if given.
+
+        Raises:
+            DataError: a label that no item has.
+        """
+        classes = () if self.catalogue is None else self.catalogue.classes
+        unknown = next((label for label in labels if label not in classes), None)
+        if unknown is not None:
+            raise DataError(f"label: no item has the label {unknown[:100]!r}")
+        if self.catalogue is None:
+            first = np.ascontiguousarray(self.live.snapshot.index.codebooks[:, 0]).reshape(-1)
+            return (await self.search(Input("vector", first), k)).ids
+        return await self._in_pool(lambda: self._some_items(k, labels))
+
+    def _some_items(self, k: int, labels: Sequence[str]) -> Ids:
+        beginning, snapshot = self._beginning(), self.live.snapshot
+        assert beginning is not None
+        candidates = beginning.ids(labels)[: _TRIED * k + len(snapshot.changes)].tolist()
+        there = (number for number in candidates if snapshot.has(number))
+        return np.array(list(itertools.islice(there, k)), np.int64)
+
+    async def label_counts(self) -> list[int] | None:
+        """Items of the index with each label; None if unknown: without data, or of shards."""
+        return await self._in_pool(self._label_counts)
+
+    def _label_counts(self) -> list[int] | None:
+        beginning, snapshot = self._beginning(), self.live.snapshot
+        if beginning is None or _filed(snapshot) is None:
+            return None
+        added = snapshot.changes.ids[snapshot.changes.there]
+        counts = beginning.counts - beginning.counts_of(snapshot.hidden) + beginning.counts_of(added)
+        return [int(count) for count in counts]
+
+    def _beginning(self) -> Beginning | None:
+        """Of the data and the present index file."""
+        index = self.live.snapshot.index
+        if self.catalogue is not None and self._begun[0] is not index:
+            self._begun = index, Beginning(self.catalogue, _filed(self.live.snapshot))
+        return self._begun[1]
+
+    async def _in_pool(self, call: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._decoders, call)
+
     # Inputs ----------------------------------------------------------------------------------------------------------
 
     async def image(self, data: bytes, max_pixels: int) -> Input:
@@ -158,7 +231,7 @@ class Service:
         def decode() -> NDArray[Any]:
             return resize_square(decode_image(data, max_pixels=max_pixels), size).transpose(2, 0, 1)
 
-        return Input("image", await asyncio.get_running_loop().run_in_executor(self._decoders, decode))
+        return Input("image", await self._in_pool(decode))
 
     def features(self, values: Sequence[float]) -> Input:
         """Features of an item. Raises DataError: another width, or a model of images."""
@@ -181,9 +254,7 @@ class Service:
         if catalogue is not None and catalogue.dataset.kind == model.input_kind:
             row = catalogue.row(number)
             if row is not None:
-                original = await asyncio.get_running_loop().run_in_executor(
-                    self._decoders, catalogue.original, row, model.image_size
-                )
+                original = await self._in_pool(lambda: catalogue.original(row, model.image_size))
                 if original is not None:
                     return Input("image" if model.input_kind == "images" else "features", original)
         return Input("vector", decode(code[None], self.live.snapshot.index.codebooks)[0])
@@ -214,8 +285,8 @@ class Service:
 
     # Searching -------------------------------------------------------------------------------------------------------
 
-    async def search(self, given: Input, k: int, where: Where = EVERYTHING) -> tuple[Floats, Ids]:
-        """The ``k`` best items: scores float32 [n], descending, and ids int64 [n], ties in ascending order of id.
+    async def search(self, given: Input, k: int, where: Where = EVERYTHING) -> Found:
+        """The ``k`` best items.
 
         Raises:
             DataError: the input has no direction, or scores overflow float32.
@@ -223,10 +294,10 @@ class Service:
         """
         return await self._searches.submit(Query(given, k, where))
 
-    def _search(self, batch: Sequence[Query]) -> Sequence[tuple[Floats, Ids] | Exception]:
+    def _search(self, batch: Sequence[Query]) -> Sequence[Found | Exception]:
         snapshot = self.live.snapshot
         vectors = self._vectors([query.given for query in batch], queries=True)
-        answers: list[tuple[Floats, Ids] | Exception] = [
+        answers: list[Found | Exception] = [
             vector if isinstance(vector, DataError) else DataError("not searched") for vector in vectors
         ]
         together: dict[object, list[int]] = {}
@@ -256,13 +327,14 @@ class Service:
         rows: list[int],
         answers: list[Any],
     ) -> None:
-        k = max(batch[n].k for n in rows)
+        k, Z = max(batch[n].k for n in rows), snapshot.index.codebooks
         D, found = snapshot.search(
             np.stack([vectors[n] for n in rows]), k, batch[rows[0]].where, threads=self.threads
         )
         for n, scores, ids in zip(rows, D, found, strict=True):
             there = int((ids[: batch[n].k] != -1).sum())
-            answers[n] = scores[:there].copy(), ids[:there].copy()
+            products = Z @ vectors[n].reshape(len(Z), -1, 1)  # [M, K, 1]
+            answers[n] = Found(scores[:there].copy(), ids[:there].copy(), float(products.max(axis=1).sum()))
 
     # Changing --------------------------------------------------------------------------------------------------------
 
@@ -349,6 +421,11 @@ class Service:
                     await self.reload(only_stale=True)
                 except (DataError, MismatchError):
                     continue
+
+
+def _filed(snapshot: Any) -> IdMap | None:
+    """Ids of the index file; None: those of shards are not in memory."""
+    return getattr(snapshot, "filed", None)
 
 
 def _row(values: Sequence[float], width: int, what: str) -> Floats:

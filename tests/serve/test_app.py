@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,13 @@ from served import BEARER, TOKEN, Served
 from gpq_faiss.codes.encode import decode
 from gpq_faiss.data.digits import open_digits
 from gpq_faiss.data.folder import open_folder
+from gpq_faiss.data.labels import Labels
 from gpq_faiss.encoder import Encoder, open_encoder
 from gpq_faiss.errors import UsageError
+from gpq_faiss.indexes.items import IdMap
 from gpq_faiss.indexes.opening import open_in_memory
 from gpq_faiss.serve.app import create_app
+from gpq_faiss.serve.browse import Beginning
 from gpq_faiss.serve.catalogue import Catalogue
 from gpq_faiss.serve.guard import Settings
 from gpq_faiss.serve.live import LiveIndex
@@ -147,6 +151,144 @@ def test_an_item_without_an_original_is_searched_by_its_code(encoder: Encoder, i
         assert client.get("/items/4/thumbnail").status_code == 404
         assert client.post("/search", json={"id": 4, "allow_labels": ["1"]}).status_code == 422
         assert client.get("/info").json()["thumbnails"] is False
+
+
+def test_the_first_search_is_one_of_the_service_itself(encoder: Encoder, index_file: Path) -> None:
+    """What the first search prepares is there before the service says that it is ready."""
+    for settings in (Settings(), Settings(host="192.0.2.7", token=TOKEN)):
+        with client_of(encoder, index_file, settings) as client:
+            text = client.get("/metrics", headers=BEARER).text
+            (line,) = [one for one in text.splitlines() if one.startswith("gpq_batch_queries_count")]
+            assert float(line.split()[1]) >= 2
+            assert 'route="/search"' not in text, "it counts as a request of a client"
+
+
+def test_every_search_says_what_the_best_code_would_score(served: Served, encoder: Encoder) -> None:
+    Z = encoder.model.codebooks
+    rng = np.random.default_rng(3)
+    for row in (1, 2, 3):
+        vector, _ = encoder.embed(planes(row), queries=True)
+        found = served.search(id=row, k=30)
+        wanted = sum(
+            max(float(z @ part) for z in one) for one, part in zip(Z, vector.reshape(len(Z), -1), strict=True)
+        )
+        assert found["best"] == pytest.approx(wanted, rel=1e-5)
+        assert found["results"][0]["score"] <= found["best"] * (1 + 1e-6)
+    codes = rng.integers(0, Z.shape[1], len(Z))
+    vector = np.concatenate([z[c] for z, c in zip(Z, codes, strict=True)])
+    if all(int((z @ z[c]).argmax()) == c for z, c in zip(Z, codes, strict=True)):
+        assert served.search(vector=vector.tolist())["best"] == pytest.approx(
+            float(vector @ vector), rel=1e-5
+        )
+
+
+# Browsing ---------------------------------------------------------------------------------------------------------------
+
+
+def listed(served: Served, **options: Any) -> list[dict[str, Any]]:
+    answer = served.client.get("/items", params=options)
+    assert answer.status_code == 200, answer.text
+    found: list[dict[str, Any]] = answer.json()["items"]
+    return found
+
+
+def test_the_items_to_begin_with_are_of_every_label_and_always_the_same(served: Served) -> None:
+    first = listed(served, k=10)
+    assert sorted(one["labels"] for one in first) == [[str(c)] for c in range(10)]
+    thirty = listed(served, k=30)
+    assert thirty[:10] == first
+    for c in range(10):
+        assert [one["labels"] for one in thirty].count([str(c)]) == 3
+    assert len(listed(served)) == 24
+    assert all(first_label(one["id"]) == int(one["labels"][0]) for one in thirty)
+    everything = listed(served, k=1000)
+    assert len({one["id"] for one in everything}) == 1000
+    some = listed(served, k=1000, label=["3", "8"])
+    assert {one["id"] for one in some} == set(np.flatnonzero(np.isin(class_ids(), [3, 8])).tolist())
+    for one in first[:3]:
+        served.remove(one["id"])
+    assert listed(served, k=7) == thirty[3:10]
+    assert served.client.get("/items").json()["ntotal"] == len(DIGITS) - 3
+
+
+def class_ids() -> np.ndarray[Any, np.dtype[np.int64]]:
+    assert DIGITS.labels is not None
+    return DIGITS.labels.class_ids()
+
+
+def test_the_counts_of_labels_are_those_of_the_present_items(served: Served) -> None:
+    def counts() -> list[int]:
+        found: list[int] = served.client.get("/info").json()["label_counts"]
+        return found
+
+    def filtered() -> list[int]:
+        return [len(served.search(id=20, k=1000, allow_labels=[str(c)])["results"]) for c in range(10)]
+
+    assert counts() == np.bincount(class_ids()).tolist() == filtered()
+    vector = [1.0] * 72
+    for number in (0, 1, 2, 3, 10):
+        served.remove(number)
+    served.add(vector=vector, id=3)
+    served.add(vector=vector, id=5000, labels=["3"])
+    expected = np.bincount(np.delete(class_ids(), [0, 1, 2, 10])).tolist()
+    assert counts() == expected == filtered()
+    served.service.live.compact()
+    assert counts() == expected == filtered()
+    served.add(vector=vector, id=10)
+    assert counts() == filtered() != expected
+
+
+@pytest.mark.parametrize(
+    ("query", "why"),
+    [
+        ("k=0", "k: "),
+        ("k=1001", "k: 1001 is more than 1000"),
+        ("k=x", "k: "),
+        ("k=" + "9" * 5000, "k: "),
+        ("label=none", "label: no item has the label 'none'"),
+        ("label=" + "a" * 1001, "at most 1000 characters"),
+        ("&".join(["label=1"] * 1001), "label: "),
+    ],
+    ids=range(7),
+)
+def test_items_that_cannot_be_listed(served: Served, query: str, why: str) -> None:
+    answer = served.client.get(f"/items?{query}")
+    assert answer.status_code == 422
+    assert list(answer.json()) == ["error"]
+    assert why in answer.json()["error"]
+    assert len(answer.json()["error"]) < 400
+
+
+def test_without_data_some_items_are_listed_and_labels_have_no_counts(
+    encoder: Encoder, index_file: Path
+) -> None:
+    with client_of(encoder, index_file, Settings()) as client:
+        items = client.get("/items?k=30").json()["items"]
+        assert len({one["id"] for one in items}) == 30
+        assert client.get("/items?k=10").json()["items"] == items[:10]
+        assert client.get("/items?label=1").status_code == 422
+        assert client.get("/info").json()["label_counts"] is None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_as_many_items_as_labels_have_every_label(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n, C = len(DIGITS), 24
+    dense = rng.random((n, C)) < 0.3 * rng.random(C) ** 3
+    dense[:, 5] = dense[:, 3] | dense[:, 4]  # hardly an item has it as its rarest label
+    dense[:, 6] = False
+    ids = rng.permutation(10**6)[:n]
+    data = replace(DIGITS, ids=ids, labels=Labels.from_multihot(dense))
+    held = np.sort(ids[rng.random(n) < 0.7])
+    beginning = Beginning(Catalogue(data), IdMap(len(held), held))
+    order = beginning.ids()
+    assert sorted(order) == held.tolist()
+    rows = Catalogue(data).rows(order)
+    assert (dense[rows[:C]].any(axis=0) == dense[rows].any(axis=0)).all()
+    np.testing.assert_array_equal(beginning.counts, dense[rows].sum(axis=0))
+    np.testing.assert_array_equal(beginning.counts_of(order[:9]), dense[rows[:9]].sum(axis=0))
+    one = beginning.ids(["3"])
+    np.testing.assert_array_equal(one, order[dense[rows, 3]])
 
 
 # Changing ---------------------------------------------------------------------------------------------------------------
@@ -408,7 +550,7 @@ def test_others_need_the_token_to_read(encoder: Encoder, index_file: Path) -> No
     with pytest.raises(UsageError, match="token"):
         Settings(host="0.0.0.0")  # noqa: S104
     with client_of(encoder, index_file, Settings(host="192.0.2.7", token=TOKEN)) as client:
-        for path in ("/info", "/items/1", "/items/1/thumbnail", "/metrics"):
+        for path in ("/info", "/items", "/items?k=x", "/items/1", "/items/1/thumbnail", "/metrics"):
             assert client.get(path).status_code == 401
         assert client.post("/search", json={"id": 1}).status_code == 401
         assert client.post("/search", json={"id": 1}, headers=BEARER).status_code == 200
@@ -506,8 +648,8 @@ def test_a_slow_request_is_ended(
         release.wait(20)
         return inner(batch)
 
-    monkeypatch.setattr(service._searches, "run", slow)
     with TestClient(create_app(service, Settings(timeout=0.2)), base_url="http://127.0.0.1") as client:
+        monkeypatch.setattr(service._searches, "run", slow)
         answer = client.post("/search", json={"id": 1})
         release.set()
         assert answer.status_code == 503
@@ -518,8 +660,8 @@ def test_a_slow_request_is_ended(
 def test_a_full_queue_is_refused(encoder: Encoder, index_file: Path) -> None:
     live = LiveIndex(index_file, encoder.model.codebooks)
     service = Service(encoder, live, watch=False)
-    service._searches.pending = 0
     with TestClient(create_app(service, Settings()), base_url="http://127.0.0.1") as client:
+        service._searches.pending = 0
         answer = client.post("/search", json={"id": 1})
         assert answer.status_code == 503
         assert answer.headers["retry-after"] == "1"
