@@ -28,7 +28,6 @@ from .batches import BusyError
 from .guard import Guard, Settings
 from .live import EVERYTHING, NotStoredError, TakenIdError, UnknownItemError, Where
 from .requests import (
-    MAX_LABELS,
     AddRequest,
     Changed,
     Health,
@@ -78,9 +77,10 @@ _WHY = {
 
 Number = Annotated[int, Path(alias="id", ge=-(2**63), le=2**63 - 1, description="Id of an item.")]
 
+_IN_PATH = 50  # labels: a request's head has at most 64 KiB
 Wanted = Annotated[int, Query(ge=1, description="Number of items.")]
 Wished = Annotated[
-    Sequence[Label], Query(max_length=MAX_LABELS, description="Only items with one of these labels.")
+    Sequence[Label], Query(max_length=_IN_PATH, description="Only items with one of these labels.")
 ]
 
 
