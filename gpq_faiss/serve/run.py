@@ -15,7 +15,7 @@ import uvicorn
 
 from ..data.base import Dataset
 from ..encoder import Encoder, open_encoder
-from ..errors import MismatchError, UsageError
+from ..errors import DataError, MismatchError, UsageError
 from ..indexes.manifest import is_manifest
 from ..indexes.opening import open_index
 from ..progress import stage
@@ -177,3 +177,5 @@ async def _run(service: Service, settings: Settings, bound: socket.socket) -> No
         items = service.live.snapshot.ntotal
         log.info("serving %s items at http://%s:%d/ (ctrl-C ends)", f"{items:,}", shown, port)
     await serving
+    if service.failed is not None:
+        raise DataError(f"{service.failed} (all changes are in the log beside the index)") from service.failed

@@ -96,6 +96,9 @@ class Service:
         catalogue: names, labels and pictures of items.
         threads: threads of a search (default: all cores).
         watch: reopen the index file when it is replaced.
+
+    Attributes:
+        failed: why the changes could not be written to the index file at the end; they are in its log.
     """
 
     def __init__(
@@ -120,6 +123,7 @@ class Service:
         self._watch = watch
         self._watcher: asyncio.Task[None] | None = None
         self._compact_at = 0.0
+        self.failed: GpqError | None = None
         if catalogue is not None and catalogue.dataset.kind == encoder.input_kind:
             encoder.check(catalogue.dataset)
 
@@ -166,7 +170,10 @@ class Service:
         await self._changes.close()
         for pool in (self._decoders, self._maintenance):
             await asyncio.to_thread(pool.shutdown)
-        await asyncio.to_thread(self.live.close)
+        try:
+            await asyncio.to_thread(self.live.close)
+        except GpqError as error:  # for the caller: the server would print its traceback
+            self.failed = error
 
     # Browsing --------------------------------------------------------------------------------------------------------
 

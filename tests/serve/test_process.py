@@ -24,6 +24,7 @@ from gpq_cli.main import cli
 from served import BEARER, TOKEN
 
 from gpq_faiss.indexes.opening import open_in_memory
+from gpq_faiss.serve.live import LiveIndex
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -177,6 +178,31 @@ def test_sigterm_ends_it_with_all_changes_in_the_index_file(process: Process) ->
     assert process.popen.wait(timeout=60) == 0
     assert sorted(p.name for p in process.index.parent.iterdir()) == ["index.faiss", "index.faiss.json"]
     assert 1500 not in open_in_memory(process.index).ids
+
+
+def test_a_full_disk_at_the_end_is_one_line_and_loses_nothing(made: Path, tmp_path: Path) -> None:
+    path = tmp_path / "index.faiss"
+    for name in ("index.faiss", "index.faiss.json"):
+        (tmp_path / name).write_bytes((made / name).read_bytes())
+    call = [sys.executable, "-m", "gpq_cli", "serve", str(path), "--model", str(made / "model")]
+    call += ["--writable", "--port", "0"]
+    # Files of 8 KiB are enough for the log, not for the index.
+    limited = ["sh", "-c", 'ulimit -f $((8192 / 512)); exec "$@"', "sh", *call]
+    environment = {**os.environ, "GPQ_SERVE_TOKEN": TOKEN}
+    with subprocess.Popen(limited, env=environment, stderr=subprocess.PIPE, text=True) as popen:
+        assert popen.stderr is not None
+        started = next(line for line in popen.stderr if " items at http://127.0.0.1:" in line)
+        service = Process(popen, int(started.split("127.0.0.1:")[1].split("/")[0]), path)
+        assert service.ask("DELETE", "/items/3", headers=BEARER)[0] == 200
+        popen.send_signal(signal.SIGTERM)
+        said = popen.stderr.read()
+    assert "Traceback" not in said
+    assert popen.returncode == 1, said
+    line = said.splitlines()[-1]
+    assert line.startswith(f"gpq: cannot write {path}: ")
+    assert line.endswith("(all changes are in the log beside the index)")
+    assert open_in_memory(path).ntotal == open_in_memory(made / "index.faiss").ntotal
+    assert not LiveIndex(path, open_in_memory(path).codebooks).snapshot.has(3)
 
 
 def test_kills_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
