@@ -40,7 +40,7 @@ class HubImages(FileImages):
 
     def source(self, i: int) -> bytes | str:
         """Raises BrokenImageError: neither bytes, nor a path that may be opened."""
-        (value,) = self.column[i].values()
+        value = next(iter(self.column[i].values()), None)  # a damaged row has none
         if value is not None and value["bytes"] is not None:
             return bytes(value["bytes"])
         if value is not None and value["path"] and self.may_open:

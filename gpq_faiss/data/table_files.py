@@ -97,6 +97,8 @@ class Table:
         """
         if self._reader is None:
             cells = [[_stripped(v) for v in read_cells(self.path, name, self._what)] for name in names]
+            if len({len(column) for column in cells}) > 1:
+                raise DataError(f"{self.path} is damaged: its columns have different numbers of rows")
             return cells, [f"row {i}" for i in range(len(cells[0]))]
         at, cells, where = [self.header.index(name) for name in names], [[] for _ in names], []
         while (row := self._next()) is not None:
