@@ -26,7 +26,7 @@ the name of its method and its preset.
 \b
 Examples:
   gpq evaluate model digits --protocol 1 --compare pq,opq,itq
-  gpq evaluate demo/model digits --compare demo/gpq,demo/paper,pq,classifier
+  gpq evaluate demo/model digits --compare demo/paper,pq,classifier
   gpq evaluate model features:clip.npy --labels labels.npy --ray auto
   gpq evaluate model features:clip.npy --labels labels.npy --format json --out scores.json
   gpq evaluate model digits --compare pq,classifier --format html --out report.html
