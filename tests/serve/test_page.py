@@ -1,4 +1,4 @@
-"""The page in a real browser: upload, search, click-through, filters, errors, keyboard, phone."""
+"""The page in a real browser: items to begin with, upload, search, click-through, scrolling, filters, errors, keyboard, phone."""
 
 from __future__ import annotations
 
@@ -72,6 +72,8 @@ class Tab:
     """A page, and what the browser complained of."""
 
     def __init__(self, browser: Any, site: Site, **options: Any) -> None:
+        # Narrow and low enough that the first results reach beyond its end.
+        options.setdefault("viewport", {"width": 800, "height": 500})
         self.page = browser.new_context(**options).new_page()
         self.page.set_default_timeout(15_000)
         self.complaints: list[str] = []
@@ -138,22 +140,129 @@ def test_an_uploaded_image_is_searched_by_and_a_click_goes_on(tab: Tab, site: Si
     assert tab.complaints == []
 
 
-def test_filters_and_the_number_of_results(tab: Tab, site: Site) -> None:
+def test_filters_by_labels_and_ids(tab: Tab, site: Site) -> None:
     page = tab.page
     assert DIGITS.labels is not None
     classes = DIGITS.labels.class_ids()
     page.fill("#id", "3")
-    page.fill("#k", "5")
-    page.click("text=Search >> nth=-1")
-    assert tab.results(nearest(site, 3, 1)[0]) == nearest(site, 3, 5)
+    page.click("#query button[type=submit]")
+    assert tab.results(nearest(site, 3, 1)[0]) == nearest(site, 3, 24)
     page.check("#labels input[value='8']")
-    eights = nearest(site, 3, 5, where=lambda ids: classes[ids] == 8)
+    eights = nearest(site, 3, 24, where=lambda ids: classes[ids] == 8)
     assert tab.results(eights[0]) == eights
     page.fill("#deny", f"{eights[0]}, {eights[1]}")
     page.press("#deny", "Enter")
-    rest = nearest(site, 3, 5, where=lambda ids: (classes[ids] == 8) & ~np.isin(ids, eights[:2]))
+    rest = nearest(site, 3, 24, where=lambda ids: (classes[ids] == 8) & ~np.isin(ids, eights[:2]))
     assert tab.results(rest[0]) == rest
     assert tab.complaints == []
+
+
+def labels_of(ids: list[int]) -> list[int]:
+    assert DIGITS.labels is not None
+    return [int(c) for c in DIGITS.labels.class_ids()[ids]]
+
+
+def test_it_opens_with_items_of_every_label_and_a_click_searches_by_one(tab: Tab, site: Site) -> None:
+    page = tab.page
+    page.wait_for_selector("#results li")
+    began = tab.results()
+    assert len(began) == 30
+    assert sorted(labels_of(began)) == sorted(list(range(10)) * 3)
+    assert page.inner_text("#status") == "30 of 1,797 items: choose one to search by it"
+    assert page.is_hidden("#asked")
+    assert page.query_selector("meter") is None
+    page.reload()
+    page.wait_for_selector("#results li")
+    assert tab.results() == began
+    chips = page.query_selector_all("#labels label")
+    counts = np.bincount(labels_of(list(range(len(DIGITS)))))
+    assert [chip.inner_text().split() for chip in chips] == [[str(c), str(n)] for c, n in enumerate(counts)]
+    assert page.get_by_label(f"4, {counts[4]} items").count() == 1
+    page.check("#labels input[value='4']")
+    until(page, "[...document.querySelectorAll('#results .labels')].every((one) => one.textContent === '4')")
+    assert set(labels_of(tab.results())) == {4}
+    page.uncheck("#labels input[value='4']")
+    tab.results(began[0])
+    page.click(f"#results button[data-id='{began[12]}']")
+    wanted = nearest(site, began[12], 24)
+    assert tab.results(wanted[0]) == wanted
+    page.wait_for_selector(f"#asked-labels:text-is('{labels_of(began)[12]}')")
+    assert page.inner_text("#asked-text") == f"item {began[12]}"
+    assert page.get_attribute("#asked-image", "alt") == f"Query: item {began[12]}, {labels_of(began)[12]}"
+    assert page.evaluate("document.activeElement.id") == "asked"
+    page.go_back()
+    assert tab.results(began[0]) == began
+    assert page.is_hidden("#asked")
+    page.go_forward()
+    assert tab.results(wanted[0]) == wanted
+    page.click("text=All items")
+    assert tab.results(began[0]) == began
+    assert page.url == f"{site.address}/"
+    assert tab.complaints == []
+
+
+def test_scrolling_shows_more_and_what_is_there_stays(tab: Tab, site: Site) -> None:
+    page = tab.page
+    page.wait_for_selector("#results li")
+    began = tab.results()
+    page.evaluate("document.querySelector('#results li').dataset.kept = 'yes'")
+    page.mouse.wheel(0, 10_000)
+    until(page, "document.querySelectorAll('#results li').length >= 60")
+    assert tab.results()[:30] == began
+    assert page.query_selector("#results li:first-child[data-kept]")
+    page.fill("#id", "12")
+    page.press("#id", "Enter")
+    wanted = nearest(site, 12, 1000)
+    assert tab.results(wanted[0]) == wanted[:24]
+    page.route("**/search", lambda route: route.abort())
+    page.press("#more", "Enter")
+    page.wait_for_selector("#error:visible:has-text('does not answer')")
+    assert tab.results() == wanted[:24]
+    tab.complaints.clear()  # of the request that was aborted
+    page.unroute("**/search")
+    page.press("#more", "Enter")  # by the keyboard
+    until(page, "document.querySelectorAll('#results li').length >= 48")
+    for _ in range(100):
+        page.mouse.wheel(0, 100_000)
+        tab.results()
+        if page.is_hidden("#more"):
+            break
+    assert tab.results() == wanted
+    assert page.inner_text("#status").startswith("1000 results, ")
+    assert tab.complaints == []
+
+
+def test_a_score_is_shown_as_a_part_of_the_best_possible_one(tab: Tab, site: Site) -> None:
+    page = tab.page
+    page.fill("#id", "0")
+    page.press("#id", "Enter")
+    wanted = nearest(site, 0, 24)
+    assert tab.results(wanted[0]) == wanted
+    Z = site.service.encoder.model.codebooks  # type: ignore[union-attr]
+    vector, _ = site.service.encoder.embed(DIGITS.planes(np.array([0])), queries=True)
+    best = sum(float((z @ part).max()) for z, part in zip(Z, vector.reshape(len(Z), -1), strict=True))
+    scores = site.service.live.snapshot.search(vector, 24)[0][0]
+    for n in (0, 23):
+        button = page.query_selector_all("#results button")[n]
+        part = 100 * float(scores[n]) / best
+        shown = float(button.query_selector(".score").inner_text().removesuffix(" %"))
+        assert part - 0.11 < shown <= part + 0.01
+        assert float(button.query_selector("meter").get_attribute("value")) == shown
+        assert button.get_attribute("title") == f"score {scores[n]:.3f}, best possible {best:.3f}"
+        assert f", {shown} % of the best possible score: search by it" in button.get_attribute("aria-label")
+    assert "best that any code could have for this query" in page.inner_text("#scale")
+
+
+def test_back_leads_to_the_image_that_was_searched_by(tab: Tab, site: Site, tmp_path: Path) -> None:
+    page = tab.page
+    page.set_input_files("#file", digit(7, tmp_path / "seven.png"))
+    wanted = nearest(site, 7, 24)
+    assert tab.results(wanted[0]) == wanted
+    page.click(f"#results button[data-id='{wanted[3]}']")
+    page.wait_for_selector(f"#asked-text:text-is('item {wanted[3]}')")
+    page.go_back()
+    page.wait_for_selector("#asked-text:text-is('seven.png')")
+    assert tab.results(wanted[0]) == wanted
 
 
 def test_a_dropped_and_a_pasted_image(tab: Tab, site: Site, tmp_path: Path) -> None:
@@ -179,7 +288,7 @@ def test_mistakes_are_said(tab: Tab, tmp_path: Path) -> None:
     def error(text: str) -> None:
         page.wait_for_selector(f"#error:visible:has-text('{text}')")
 
-    page.click("text=Search >> nth=-1")
+    page.click("#query button[type=submit]")
     error("Choose an image, or give an item")
     (tmp_path / "text.png").write_text("no image")
     page.set_input_files("#file", tmp_path / "text.png")
@@ -196,8 +305,8 @@ def test_mistakes_are_said(tab: Tab, tmp_path: Path) -> None:
     page.wait_for_selector("#results li")
     assert page.is_hidden("#error")
     page.route("**/search", lambda route: route.abort())
-    page.fill("#k", "3")
-    page.press("#k", "Enter")
+    page.fill("#deny", "3")
+    page.press("#deny", "Enter")
     error("does not answer")
 
 
