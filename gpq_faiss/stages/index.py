@@ -96,6 +96,7 @@ def index(
     items = ItemSources.of(sources) if names else None
     build = _build_key(model_dir, kind, packing, ivf, recall)
     recover(out)
+    recover(items_path(out))
     if items is not None and not overwrite and items.missing(out, build):
         # A run that was killed after the index and before the names: they are all that is left to write.
         items.write(Path(out))
