@@ -59,7 +59,7 @@ def _serve(encoder: Encoder, index: Path, settings: Settings, address: str = "12
 
 @pytest.fixture(scope="module")
 def site(encoder: Encoder, made: Path) -> Iterator[Site]:
-    yield from _serve(encoder, made / "index.faiss", Settings(rate=0, max_upload=20_000))
+    yield from _serve(encoder, made / "index.faiss", Settings(rate=0, max_upload=20_000, max_k=120))
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +212,7 @@ def test_scrolling_shows_more_and_what_is_there_stays(tab: Tab, site: Site) -> N
     assert page.query_selector("#results li:first-child[data-kept]")
     page.fill("#id", "12")
     page.press("#id", "Enter")
-    wanted = nearest(site, 12, 1000)
+    wanted = nearest(site, 12, 120)
     assert tab.results(wanted[0]) == wanted[:24]
     page.route("**/search", lambda route: route.abort())
     page.press("#more", "Enter")
@@ -222,13 +222,13 @@ def test_scrolling_shows_more_and_what_is_there_stays(tab: Tab, site: Site) -> N
     page.unroute("**/search")
     page.press("#more", "Enter")  # by the keyboard
     until(page, "document.querySelectorAll('#results li').length >= 48")
-    for _ in range(100):
+    for _ in range(20):
         page.mouse.wheel(0, 100_000)
         tab.results()
         if page.is_hidden("#more"):
             break
     assert tab.results() == wanted
-    assert page.inner_text("#status").startswith("1000 results, ")
+    assert page.inner_text("#status").startswith("120 results, ")
     assert tab.complaints == []
 
 
