@@ -109,7 +109,8 @@ def markdown(results: dict[str, Any]) -> str:
         "# Beside a busy process",
         "",
         f"`gpq train digits --labelled 20-per-class --preset paper`, and encode, evaluate and search of 100 queries with its model: "
-        f"seconds by the clock, medians of {results['repeats']}, with the start of Python. *beside*: one other process computes without end. "
+        f"seconds by the clock, medians of {results['repeats']}, with the start of Python. "
+        "*beside*: one other process computes without end. "
         f"Load average before the runs, with the benchmark's own: {low:.1f} to {high:.1f}. Settings of threads in the environment: {own}.",
         "",
         "| command | alone | beside | ratio |",

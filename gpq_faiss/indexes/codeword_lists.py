@@ -35,7 +35,7 @@ from .ranges import too_many
 from .threads import check_threads, in_parallel
 
 CAP = 4096
-"""Maximum codes of a list that can be split further. Measured (``benchmarks/search.py``)."""
+"""Maximum codes of a list that can be split further."""
 SMALL = 4096
 """Number of distinct codes up to which all are scored."""
 _DENSE = 4096  # combinations of first codewords whose scores are held in one table
