@@ -40,6 +40,10 @@ from .vectors import to_input, validation_map
 
 log = logging.getLogger(__name__)
 
+_SMALL_STEP = (
+    2e8  # items times parameters of a training step that one thread computes about as fast as two (measured)
+)
+
 _DECAY = 0.95
 """Factor on the learning rate of schedule ``step``, as in the paper."""
 _LAST = 5.0  # seconds of training that justify a checkpoint after the last step
@@ -206,13 +210,33 @@ def fit(
             if found:
                 run.take(found)
                 log.info("resumed at step %d of %d", run.step, task.steps)
-            _loop(task, run, identity)
+            with _threads(method, task):
+                _loop(task, run, identity)
             if held.size and run.best_step:
                 method.load_state_dict(run.best_state)
         if group.main:
             with stage("fitting codebooks"):
                 method.fit_codebooks(task.sample, final=True)
     return Fitted(method, run, labels, len(seen), len(held), image_size)
+
+
+@contextlib.contextmanager
+def _threads(method: TrainableMethod, task: _Task) -> Iterator[None]:
+    """Context in which torch uses one thread if a step is small.
+
+    Several hardly speed it up, as they wait for each other after every operation, and beside another busy process these waits are long.
+    """
+    training, before = task.config.training, torch.get_num_threads()
+    items = training.batch_labelled + training.batch_unlabelled
+    images = any(parameter.ndim == 4 for parameter in method.parameters())
+    small = not images and items * sum(parameter.numel() for parameter in method.parameters()) < _SMALL_STEP
+    if small:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if small:
+            torch.set_num_threads(before)
 
 
 def _loop(task: _Task, run: RunState, identity: str) -> None:

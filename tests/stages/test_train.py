@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from killing import run_killed
 
-from gpq_faiss.config import Config, NetworkConfig, QuantizerConfig, TrainingConfig, preset
+from gpq_faiss.config import Config, NetworkConfig, QuantizerConfig, TrainingConfig, merge, preset
 from gpq_faiss.data.digits import open_digits
 from gpq_faiss.data.labels import Labels
 from gpq_faiss.data.protocols import load_split
@@ -33,6 +33,7 @@ from gpq_faiss.nn.gpq import GPQNetwork
 from gpq_faiss.nn.model import build_network, load_model
 from gpq_faiss.signals import Terminated, ended_by_signals
 from gpq_faiss.stages.train import train as train_any
+from gpq_faiss.training import loop
 from gpq_faiss.training.batches import EpochSampler, hold_out, training_batches
 from gpq_faiss.training.checkpoint import RunState
 from gpq_faiss.training.loop import count_steps, learning_rate
@@ -521,3 +522,29 @@ def test_diverging_is_an_error_not_a_model(tmp_path: Path) -> None:
             labelled="30-per-class",
         )
     assert not (tmp_path / "m").exists()
+
+
+def test_small_steps_are_computed_by_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several would wait for each other; what the caller has set is there again afterwards."""
+    config = merge(preset("paper"), {"network": {"backbone": "mlp"}, "training": {"steps": 3}})
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for limit, threads in ((loop._SMALL_STEP, 1), (1.0, 2)):
+            monkeypatch.setattr(loop, "_SMALL_STEP", limit)
+            seen: list[int] = []
+
+            def progress(*_: object, seen: list[int] = seen) -> None:
+                seen.append(torch.get_num_threads())
+
+            train_any(
+                open_digits(),
+                tmp_path / str(threads),
+                config=config,
+                labelled="5-per-class",
+                progress=progress,
+            )
+            assert seen == [threads] * 3
+            assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
