@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -36,8 +35,6 @@ from ..indexes.plan import Plan
 from ..inputs import check_memory, parse_bytes
 from ..progress import Progress, stage
 from ..store import RowReader, codebooks_fingerprint, items_path
-
-log = logging.getLogger(__name__)
 
 BLOCK = 65_536
 _TUNING = 256 << 20  # minimum memory of tuning, for some hundred queries
@@ -167,11 +164,6 @@ def _build(
     M, K, _ = (int(n) for n in model.codebooks.shape)
     plan = replace(plan, packing=packing or plan.packing)
     plan.check(K)
-    if plan.packing == "fastscan" and not lists:
-        log.warning(
-            "kind fastscan: plain Faiss finds only part of the true results in this file, as FastScan's 8-bit tables round codebooks "
-            "of small weight away; measure it with gpq evaluate --index, or take kind flat. gpq search is exact"
-        )
     budget = None if memory is None else parse_bytes(memory)
     rows = not any(is_parquet(path) or is_index(path) for path in sources)
     if kind == "flat" and budget is None and len(sources) == 1 and rows:

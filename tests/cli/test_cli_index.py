@@ -9,12 +9,14 @@ from typing import Any
 import faiss
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from commands import Shop, done, refused
+from gpq_cli.main import cli
 
 from gpq_faiss.indexes.opening import open_in_memory
 
 
-@pytest.mark.parametrize("kind", ["fused", "fastscan"])
+@pytest.mark.parametrize("kind", ["fused"])
 def test_kinds(shop: Shop, tmp_path: Path, kind: str) -> None:
     out = tmp_path / "i.faiss"
     assert (
@@ -108,3 +110,12 @@ def test_a_recall_within_a_budget_is_kept_in_the_file(shop: Shop, tmp_path: Path
     assert isinstance(index, faiss.IndexIVFPQ)
     assert f"nprobe {index.nprobe}: recall " in said
     assert open_in_memory(out).ivf.nprobe == index.nprobe
+
+
+def test_a_file_that_plain_faiss_searches_badly_comes_with_a_warning(shop: Shop, tmp_path: Path) -> None:
+    for kind in ("flat", "fastscan"):
+        call = ["index", shop.model, shop.codes, "--kind", kind, "--out", tmp_path / f"{kind}.faiss"]
+        said = CliRunner().invoke(cli, [str(word) for word in call])
+        assert said.exit_code == 0
+        assert ("gpq evaluate --index" in said.stderr) == (kind == "fastscan")
+        assert faiss.read_index(str(call[-1])).ntotal == open_in_memory(call[-1]).ntotal

@@ -226,13 +226,3 @@ def test_what_plain_faiss_finds_of_an_index_is_measured(models: Path, tmp_path: 
     with pytest.raises(MismatchError, match="other codebooks"):
         evaluate(models / "ours", data, index=other)
     assert evaluate(models / "ours", data).to_dict()["faiss_recall"] is None
-
-
-def test_a_file_that_plain_faiss_searches_badly_comes_with_a_warning(
-    models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    codes = encode(models / "ours", open_digits(), tmp_path / "codes.h5")
-    index(models / "ours", codes, tmp_path / "flat.faiss")
-    assert "plain Faiss" not in caplog.text
-    index(models / "ours", codes, tmp_path / "fast.faiss", kind="fastscan")
-    assert "gpq evaluate --index" in caplog.text
