@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import click
@@ -132,10 +133,9 @@ def index(
         settings["assignment"] = assign
     ivf = IvfSettings(**settings) if settings else None
     if kind == "fastscan":
-        click.echo(
+        logging.getLogger("gpq_faiss.stages.index").warning(
             "kind fastscan: plain Faiss finds only part of the true results in this file, as FastScan's 8-bit tables round codebooks of "
-            "small weight away; measure it with gpq evaluate --index, or take kind flat. gpq search is exact",
-            err=True,
+            "small weight away; measure it with gpq evaluate --index, or take kind flat. gpq search is exact"
         )
     packing: Any = "bytes" if list_form == "fused" else None
     if out.endswith(".json"):
