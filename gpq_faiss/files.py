@@ -13,6 +13,7 @@ import ctypes
 import errno
 import hashlib
 import json
+import logging
 import os
 import re
 import secrets
@@ -29,6 +30,8 @@ try:
     import fcntl
 except ImportError:  # pragma: no cover - Windows has no flock: nothing is refused there, and nothing swept
     fcntl = None  # type: ignore[assignment]
+
+log = logging.getLogger(__name__)
 
 _WRITE_ERRORS = {
     errno.ENOSPC: "the disk is full: free some space, or write elsewhere",
@@ -348,8 +351,12 @@ def publishing(folder: Path) -> Iterator[None]:
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):  # a file system without locks
+        try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as error:
+            log.info(
+                "%s cannot be locked (%s): let one process at a time write there", folder, error.strerror
+            )
         yield
     finally:
         os.close(descriptor)
@@ -365,7 +372,7 @@ def atomic_paths(
 
     Args:
         paths: files, or one folder, in the same folder. The first is the main one; the others belong to it, and never appear
-            beside another version of it.
+            beside another version of it. One of the others that is not written is removed.
         done_with: a folder of unfinished work, locked by the caller, to remove afterwards.
         before: called with the temporary paths directly before they replace ``paths``, while no other output is put into the folder;
             if it raises, nothing is replaced.
@@ -384,11 +391,13 @@ def atomic_paths(
     try:
         made = [workspace / path.name for path in targets]
         yield tuple(made)
-        for path in made:
+        for path in [path for path in made if path is made[0] or path.exists()]:
             for file in [path, *path.rglob("*")] if path.is_dir() else [path]:
                 _fsync(file)
         journal = {
-            "outputs": {path.name: path.stat().st_ino for path in made},
+            "outputs": {
+                path.name: path.stat().st_ino if path is made[0] or path.exists() else None for path in made
+            },
             "done_with": None if done_with is None else done_with.name,
         }
         with publishing(out.parent):

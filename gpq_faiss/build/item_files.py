@@ -17,6 +17,7 @@ from ..errors import DataError
 from ..faissio.io import read_sidecar
 from ..files import fingerprint
 from ..indexes.manifest import Manifest, is_manifest, read_manifest
+from ..progress import stage
 from ..store import Item, ItemBlock, Items, RowReader, Texts, as_texts, items_path, write_items
 from .shards import is_index, is_parquet
 
@@ -94,11 +95,12 @@ class ItemSources:
         except DataError:
             return True
 
-    def write(self, index: Path) -> Path:
-        """Write the items file of ``index``."""
-        return write_items(
-            items_path(index), self._blocks, class_names=self.class_names, columns=self.columns, key=self.key
-        )
+    def write(self, path: Path) -> Path:
+        """Write the items file ``path``."""
+        with stage("writing names"):
+            return write_items(
+                path, self._blocks, class_names=self.class_names, columns=self.columns, key=self.key
+            )
 
     def _blocks(self) -> Iterator[ItemBlock]:
         for path in self.paths:

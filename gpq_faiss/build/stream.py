@@ -20,7 +20,7 @@ from ..codes.bits import code_size
 from ..codes.checks import Floats, Ids, repeated_id
 from ..errors import DataError, UsageError
 from ..faissio.header import pack_rows, row_header
-from ..faissio.io import check_index_output, sidecar_document, sidecar_path
+from ..faissio.io import Beside, check_index_output, sidecar_document, sidecar_path, write_beside
 from ..faissio.storage import Packing, Storage
 from ..files import atomic_paths, fingerprint, open_own, read_json, unfinished, write_error, write_json
 from ..indexes.lists import IvfSettings
@@ -47,6 +47,7 @@ def build_index(  # noqa: PLR0913
     memory: int = MEMORY,
     overwrite: bool = False,
     extra: dict[str, Any] | None = None,
+    beside: Beside | None = None,
     finish: Callable[[Path], None] | None = None,
     progress: Progress | None = None,
 ) -> Path:
@@ -60,6 +61,7 @@ def build_index(  # noqa: PLR0913
         storage: storage form of the codes.
         ivf: for lists: their number or centroids, nprobe, seed and assignment (:mod:`.coarse`).
         memory: budget of the build's arrays in bytes (Python and its libraries need about 200 MB more).
+        beside: other files to put into place with the index.
         finish: called with the file and its sidecar before they are moved into place (:func:`.sort.store_nprobe`).
         progress: called with rows done and total rows; with lists each row counts three times.
 
@@ -100,7 +102,13 @@ def build_index(  # noqa: PLR0913
             mapped = check_stored_ids(partial / "ids.raw", shards, memory, out)
             if sort is not None:
                 sort.sort(mark)
-        with atomic_paths(out, sidecar_path(out), done_with=partial) as (temporary, temporary_sidecar):
+        beside = beside or {}
+        with atomic_paths(out, sidecar_path(out), *beside, done_with=partial) as (
+            temporary,
+            temporary_sidecar,
+            *others,
+        ):
+            write_beside(beside, others)
             with HashedFile(temporary) as file, stage("writing the index", rows, "row") as writing:
                 if sort is None:
                     _write_rows(file, partial, codebooks, storage.packing, rows, mapped=mapped, memory=memory)

@@ -55,6 +55,17 @@ def sidecar_path(path: str | Path) -> Path:
     return Path(f"{Path(path)}.json")
 
 
+Beside = Mapping[Path, Callable[[Path], object] | None]
+"""Other files of an index, and what writes each to a given path; None removes it."""
+
+
+def write_beside(beside: Beside, paths: Iterable[Path]) -> None:
+    """Write the files ``beside`` an index to these temporary paths."""
+    for write, path in zip(beside.values(), paths, strict=True):
+        if write is not None:
+            write(path)
+
+
 def check_index_output(path: str | Path, *, overwrite: bool) -> Path:
     """:func:`gpq_faiss.files.check_output` for the index and its sidecar, before any work."""
     path = check_output(path, overwrite=overwrite)
@@ -69,9 +80,13 @@ def save_index(
     model_fingerprint: str | None = None,
     overwrite: bool = False,
     extra: dict[str, Any] | None = None,
+    beside: Beside | None = None,
     before: Callable[[tuple[Path, ...]], None] | None = None,
 ) -> Path:
-    """Write a verified index and its sidecar atomically. ``before``: see :func:`gpq_faiss.files.atomic_paths`.
+    """Write a verified index and its sidecar atomically, with the files ``beside`` it.
+
+    Args:
+        before: see :func:`gpq_faiss.files.atomic_paths`.
 
     Raises:
         DataError: an invalid index (:func:`.layout.layout_of`), or writing fails.
@@ -80,7 +95,9 @@ def save_index(
     path = check_index_output(path, overwrite=overwrite)
     layout = layout_of(index, what=f"index for {path}")
     sidecar = sidecar_path(path)
-    with atomic_paths(path, sidecar, before=before) as (temporary, temporary_sidecar):
+    beside = beside or {}
+    with atomic_paths(path, sidecar, *beside, before=before) as (temporary, temporary_sidecar, *others):
+        write_beside(beside, others)
         size, digest = _write(index, temporary, path)
         write_json(
             temporary_sidecar,

@@ -25,7 +25,7 @@ from ..codes.checks import (
     check_vectors,
 )
 from ..errors import DataError, MismatchError, UsageError
-from ..faissio.io import check_index_output, save_index, stored_points
+from ..faissio.io import Beside, check_index_output, save_index, stored_points
 from ..faissio.storage import Storage, ivf_index, row_index
 from ..store import codebooks_fingerprint
 from .codeword_lists import CodewordLists
@@ -451,8 +451,9 @@ class MemoryIndex:
         *,
         overwrite: bool = False,
         extra: Mapping[str, Any] | None = None,
+        beside: Beside | None = None,
     ) -> Path:
-        """Write a plain Faiss index (:meth:`to_faiss`) and its sidecar with the plan and ``extra``.
+        """Write a plain Faiss index (:meth:`to_faiss`), its sidecar with the plan and ``extra``, and the files ``beside`` it.
 
         Raises:
             OutputExistsError: a file exists and ``overwrite`` is false.
@@ -469,4 +470,5 @@ class MemoryIndex:
             model_fingerprint=self.model_fingerprint,
             overwrite=True,
             extra=extra,
+            beside=beside,
         )

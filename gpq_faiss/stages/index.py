@@ -22,7 +22,7 @@ from ..codes.bits import code_size
 from ..codes.checks import check_recall, repeated_id
 from ..codes.codebooks import inject
 from ..errors import DataError, OutputExistsError, UsageError
-from ..faissio.io import check_index_output, save_index
+from ..faissio.io import Beside, check_index_output, save_index
 from ..faissio.model import ModelHeader, read_model
 from ..faissio.storage import Packing
 from ..files import check_output, fingerprint, recover
@@ -95,10 +95,10 @@ def index(
     recover(out)
     recover(items_path(out))
     if items is not None and not overwrite and items.missing(out, build):
-        # A run that was killed after the index and before the names: they are all that is left to write.
-        items.write(Path(out))
+        # The index is there; its names were deleted or damaged.
+        items.write(items_path(out))
         return Path(out)
-    path = _build(
+    return _build(
         model_dir,
         sources,
         out,
@@ -110,14 +110,9 @@ def index(
         overwrite=overwrite,
         block=block,
         known={} if items is None else {"items": items.key, "build": build},
+        beside={items_path(out): None if items is None else items.write},
         progress=progress,
     )
-    if items is None:
-        items_path(path).unlink(missing_ok=True)
-    else:
-        with stage("writing names"):
-            items.write(path)
-    return path
 
 
 def _build_key(
@@ -148,9 +143,10 @@ def _build(
     overwrite: bool,
     block: int,
     known: dict[str, str],
+    beside: Beside,
     progress: Progress | None,
 ) -> Path:
-    """The index and its sidecar, which gets ``known`` too. Raises as :func:`index`."""
+    """The index with the files ``beside`` it, and its sidecar, which gets ``known`` too. Raises as :func:`index`."""
     plan = Plan.of(kind)
     lists = plan.search == "ivf"
     if not lists and (ivf is not None or recall is not None or packing is not None):
@@ -167,7 +163,7 @@ def _build(
     budget = None if memory is None else parse_bytes(memory)
     rows = not any(is_parquet(path) or is_index(path) for path in sources)
     if kind == "flat" and budget is None and len(sources) == 1 and rows:
-        return _flat(model, sources[0], out, known, block, progress)
+        return _flat(model, sources[0], out, known, beside, block, progress)
     shards = [
         open_shard(
             path, model.codebooks, model.model_fingerprint, str(model.folder), codewords=model.codewords
@@ -175,7 +171,7 @@ def _build(
         for path in sources
     ]
     if lists and budget is None:
-        return _lists(model, shards, out, plan, ivf, recall, known, block, progress)
+        return _lists(model, shards, out, plan, ivf, recall, known, beside, block, progress)
     extra = _origin(shards[0]) | known
     if not lists and kind not in ("flat", "auto"):
         extra["engine"] = kind
@@ -197,6 +193,7 @@ def _build(
         memory=budget,
         overwrite=True,
         extra=extra,
+        beside=beside,
         finish=tune,
         progress=progress,
     )
@@ -343,6 +340,7 @@ def _lists(
     ivf: IvfSettings | None,
     recall: float | None,
     known: dict[str, str],
+    beside: Beside,
     block: int,
     progress: Progress | None,
 ) -> Path:
@@ -369,7 +367,7 @@ def _lists(
         with stage("tuning nprobe"):
             made.tune(recall, k=min(10, total))
     with stage("writing the index"):
-        return made.save(out, overwrite=True, extra=known)
+        return made.save(out, overwrite=True, extra=known, beside=beside)
 
 
 def _flat(
@@ -377,6 +375,7 @@ def _flat(
     source: str | Path,
     out: Path,
     known: dict[str, str],
+    beside: Beside,
     block: int,
     progress: Progress | None,
 ) -> Path:
@@ -399,4 +398,11 @@ def _flat(
                 progress(indexing.done, shard.rows)
     extra = _origin(shard) | known
     with stage("writing the index"):
-        return save_index(filled, out, model_fingerprint=model.model_fingerprint, overwrite=True, extra=extra)
+        return save_index(
+            filled,
+            out,
+            model_fingerprint=model.model_fingerprint,
+            overwrite=True,
+            extra=extra,
+            beside=beside,
+        )

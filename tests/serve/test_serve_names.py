@@ -10,12 +10,13 @@ import pytest
 from model_factory import make_model
 
 import gpq_faiss as gpq
+from gpq_faiss.build.item_files import ItemSources
 from gpq_faiss.encoder import Encoder
 from gpq_faiss.serve import live as module
 from gpq_faiss.serve.changes import ChangeLog, log_path
 from gpq_faiss.serve.live import LiveIndex
 from gpq_faiss.serve.service import Service
-from gpq_faiss.store import Item
+from gpq_faiss.store import Item, items_path
 
 
 def test_names_come_from_beside_the_index(tmp_path: Path) -> None:
@@ -132,3 +133,37 @@ def test_a_compaction_that_ends_anywhere_loses_no_name(
         assert [item and item.name for item in items] == ["n3", "added"]
         again.compact()
     again.close()
+
+
+def test_a_new_index_appears_together_with_its_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model(tmp_path / "model", width=20, M=4)
+    x = np.random.default_rng(0).standard_normal((30, 20)).astype(np.float32)
+    np.savez(tmp_path / "old.npz", features=x, names=np.array([f"old {i}" for i in range(30)]))
+    np.savez(tmp_path / "new.npz", features=x[::-1], names=np.array([f"new {i}" for i in range(30)]))
+    old, new = (
+        gpq.encode(model, f"features:{tmp_path / name}.npz", tmp_path / f"{name}.h5")
+        for name in ("old", "new")
+    )
+    index = gpq.index(model, old, tmp_path / "i.faiss")
+    live = LiveIndex(index, Encoder.load(model).model.codebooks, writable=True)
+    live.commit([(40, live.snapshot.code(3), about("added"))])
+    write = ItemSources.write
+
+    def compacting(self: ItemSources, path: Path) -> Path:
+        """A service that watches the file reloads, takes changes and compacts while the names are written."""
+        made = write(self, path)
+        assert not live.stale, "the index is there before its names"
+        live.commit([(41, live.snapshot.code(3), None)])
+        assert live.compact()
+        return made
+
+    monkeypatch.setattr(ItemSources, "write", compacting)
+    gpq.index(model, new, index, overwrite=True)
+    assert live.stale
+    assert live.reload()
+    named = live.snapshot.about(np.arange(30))
+    assert [item and item.name for item in named] == [f"new {i}" for i in range(30)]
+    live.close()
+    monkeypatch.undo()
+    gpq.index(model, new, index, names=False, overwrite=True)
+    assert not items_path(index).exists()
