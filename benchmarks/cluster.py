@@ -4,7 +4,7 @@
 
 Encoding, building and searching in one process, and with 1, 2 and 4 workers: jobs of about a minute, in interleaved rounds, so that
 other work on the machine affects all alike. "Overhead" compares one worker with one process. Single searches are timed in one file, in
-shards on two nodes, and after a node was killed. For ``simulate.py`` the parts of single searches are also timed. About twenty minutes on
+shards on two nodes, and after a node was killed. The parts of single searches are timed too. About twenty minutes on
 two free cores; to try it out:
 
     OMP_NUM_THREADS=1 python benchmarks/cluster.py --items 8000 --codes 80000 --batches 2 --rounds 1 --queries 5 --out /tmp/cluster.json
@@ -34,7 +34,6 @@ from gpq_faiss.config import merge, preset, validate
 from gpq_faiss.data.open import open_data
 from gpq_faiss.faissio.model import read_model
 from gpq_faiss.indexes.best import Best
-from gpq_faiss.indexes.lists import IvfSettings
 from gpq_faiss.indexes.opening import open_index
 from gpq_faiss.stages.encode import encode_shards
 from gpq_faiss.stages.index import index, index_shards
@@ -70,8 +69,6 @@ class Bench:
         self.model = train(some, folder / "model", config=config, labelled="20-per-class")
         self.sources = [self._source(f"codes-{number}", codes // 8, rng) for number in range(8)]
         self.few = [self._source(f"few-{number}", 1000, rng) for number in range(8)]
-        M, _, d = read_model(self.model).codebooks.shape
-        self.lists = IvfSettings(centroids=rng.standard_normal((LISTS, M * d), dtype=np.float32))
 
     def _source(self, name: str, n: int, rng: np.random.Generator) -> Path:
         header = read_model(self.model)
@@ -111,7 +108,6 @@ class Bench:
             self.few if few else self.sources,
             out / "m.json",
             kind="ivf",
-            ivf=self.lists,
             ray=address,
             workers=workers or None,
             memory="256MB",
@@ -237,16 +233,15 @@ def searching(bench: Bench, nodes: Nodes, rounds: int, batches: int, single_quer
     manifest = index_shards(bench.model, bench.sources, folder / "m.json", kind="fastscan", memory="256MB")
     single = index(bench.model, bench.sources, folder / "one.faiss", kind="fastscan", memory="256MB")
     found: dict[str, Any] = {"batches": batches, "batch_s": {}, "single_ms": {}}
-    # Not "auto", which would search the few distinct codes of one file instead of its items.
-    one_file = open_index(single, "exact", memory="2GB")
-    opened: dict[int, Any] = {0: open_index(manifest, "exact", memory="2GB")}
+    one_file = open_index(single, memory="2GB")
+    opened: dict[int, Any] = {0: open_index(manifest, memory="2GB")}
     queries = np.random.default_rng(1).standard_normal((256, one_file.width)).astype(np.float32)
     held = []
     cluster_search.Holder = TimedHolder  # type: ignore[misc]
     for workers in WORKERS[1:]:
         holders = Holders(nodes.address, workers)
         held.append(holders)
-        opened[workers] = TimedIndex(manifest, holders, "exact", memory=2 * 10**9)
+        opened[workers] = TimedIndex(manifest, holders, memory=2 * 10**9)
     cluster_search.Holder = Holder  # type: ignore[misc]
     for one in opened.values():
         one.search(queries[:8], 100, threads=1)  # the first is not counted
@@ -292,7 +287,7 @@ def merging(queries: np.ndarray[Any, Any]) -> dict[str, float]:
         began = time.perf_counter()
         best = Best(len(queries), 100)
         for part in range(parts):
-            best.take(slice(None), D[part], ids[part], 0)
+            best.take(slice(None), D[part], ids[part])
         took[str(parts)] = round(1000 * (time.perf_counter() - began) / len(queries), 4)
     return took
 

@@ -24,7 +24,6 @@ from threadpoolctl import threadpool_limits
 
 from gpq_faiss.codes.codebooks import pad_vectors
 from gpq_faiss.codes.encode import encode
-from gpq_faiss.indexes.lists import IvfSettings
 from gpq_faiss.indexes.memory import MemoryIndex
 
 Floats = NDArray[np.float32]
@@ -346,43 +345,12 @@ def gpq_engines(group: str, Z: Floats, embed: Callable[[Floats], Floats]) -> Ite
     """This package: exact, FastScan's own order, and lists; the network is part of a query's time."""
     M = int(Z.shape[0])
 
-    def through(engine: MemoryIndex) -> Search:
-        def search(xq: Floats, k: int) -> Ids:
-            return engine.search(embed(xq), k, threads=1)[1]
+    def fill(items: Floats, folder: Path) -> Filled:
+        index = MemoryIndex.build(encode(embed(items), Z), Z)
+        searches: dict[str, Search] = {"": lambda xq, k: index.search(embed(xq), k, threads=1)[1]}
+        return Filled(searches, index.save(folder / "index.faiss").stat().st_size)
 
-        return search
-
-    def make(kind: str) -> Callable[[Floats, Path], Filled]:
-        def fill(items: Floats, folder: Path) -> Filled:
-            codes = encode(embed(items), Z)
-            if kind != "ivf":
-                engine = MemoryIndex.build(codes, Z, kind=kind)
-                searches = {"": through(engine)}
-            else:
-                searches = {}
-                settings = IvfSettings(lists=LISTS)
-                for probes in PROBES:
-                    engine = MemoryIndex.build(
-                        codes,
-                        Z,
-                        kind="ivf",
-                        ivf=IvfSettings(lists=settings.lists, centroids=settings.centroids, nprobe=probes),
-                    )
-                    assert engine.ivf is not None
-                    settings = engine.ivf
-                    searches[f"nprobe {probes}"] = through(engine)
-            return Filled(searches, engine.save(folder / "engine.faiss").stat().st_size)
-
-        return fill
-
-    names: dict[str, str] = {
-        "exact": "GPQ exact",
-        "auto": "GPQ auto (exact, grouped where it pays)",
-        "fastscan": "GPQ FastScan",
-        "ivf": f"GPQ IVF{LISTS}",
-    }
-    for kind, name in names.items():
-        yield Tool(name, group, M / 2, make(kind))
+    yield Tool("GPQ", group, M / 2, fill)
 
 
 def gpq_in_faiss(group: str, empty: Any, name: str, bits: int, embed: Callable[[Floats], Floats]) -> Tool:

@@ -193,7 +193,7 @@ def agree(found: Any, expected: Any, what: str) -> None:
 def parity(bits: int, n: int, device: torch.device, memory: int) -> Cell:
     """Compare the results of all searches with the CPU's exact engine on ``n`` codes."""
     Z, codes, xq = draw(bits, n, PARITY_QUERIES, device)
-    engine = MemoryIndex.build(codes.cpu().numpy(), Z, kind="exact")
+    engine = MemoryIndex.build(codes.cpu().numpy(), Z)
     queries = xq.cpu().numpy()
     largest = 0.0
     for k in (1, min(K, n), min(5000, n)):

@@ -225,9 +225,7 @@ def prepare(root: Path) -> dict[str, Stage]:
         "index": Stage(index, "i.faiss"),
         "index in a stream": Stage((*index, "--kind", "fastscan", *memory), "i.faiss"),
         "index, replacing": Stage((*index, *memory, "--overwrite"), "i.faiss", (), (*index, "--kind", "ivf")),
-        "index with lists": Stage(
-            (*index, "--kind", "ivf", "--lists", "8", "--recall", "0.9", *memory), "i.faiss"
-        ),
+        "index with lists": Stage((*index, "--kind", "ivf", *memory), "i.faiss"),
         "experiment": Stage(run, "e"),
         "experiment, replacing": Stage((*run, "--overwrite"), "e", (), run, "-"),
     }

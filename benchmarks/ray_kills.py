@@ -26,7 +26,6 @@ from gpq_faiss.cluster.search import ClusterIndex, Holders
 from gpq_faiss.config import merge, preset, validate
 from gpq_faiss.data.open import open_data
 from gpq_faiss.errors import DataError
-from gpq_faiss.indexes.lists import IvfSettings
 from gpq_faiss.indexes.opening import open_index
 from gpq_faiss.stages.encode import encode_shards
 from gpq_faiss.stages.evaluate import evaluate
@@ -74,8 +73,7 @@ class Jobs:
         )
 
     def _build(self, out: Path, address: str | None) -> Path:
-        ivf = IvfSettings(lists=32, nprobe=32)
-        return index_shards(self.model, self.codes, out, kind="ivf", ivf=ivf, ray=address)
+        return index_shards(self.model, self.codes, out, kind="ivf", ray=address)
 
     def run(self, job: str, nodes: Nodes, out: Path, ended: threading.Event) -> dict[str, Any]:
         """Run a job on the cluster. Raises DataError: its output differs from that of one process."""

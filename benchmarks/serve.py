@@ -108,7 +108,7 @@ class FaissIndex:
 def serve_faiss(engine: str, index: Path, model: Path, port: int) -> None:
     """The service around one of Faiss's indexes."""
     encoder = Encoder.load(model)
-    live = LiveIndex(index, encoder.model.codebooks, kind="exact")
+    live = LiveIndex(index, encoder.model.codebooks)
     live.snapshot = Snapshot.of(
         FaissIndex(live.snapshot.index, engine),  # type: ignore[arg-type]
         Changes.none(live.snapshot.index.codes.shape[1]),
@@ -353,7 +353,7 @@ def campaign(root: Path, kills: int, *, seed: int = 0, items: int = 2000, writer
 
 
 def _items(index: Path, Z: NDArray[np.float32]) -> dict[int, bytes]:
-    live = LiveIndex(index, Z, kind="exact")
+    live = LiveIndex(index, Z)
     codes, ids = live.snapshot.items()
     live.close()
     return {number: code.tobytes() for number, code in zip(ids.tolist(), codes, strict=True)}

@@ -192,12 +192,3 @@ def emit(value: Any, out: str | None) -> None:
     from gpq_faiss.files import write_text
 
     write_text(out, text + "\n")
-
-
-def describe_point(point: dict[str, float]) -> str:
-    """One line per operating point (see :mod:`gpq_faiss.indexes.tune`)."""
-    seconds = point.get("seconds_per_query")  # a sidecar has no times
-    time = "" if seconds is None else f", {seconds * 1e3:.3f} ms per query"
-    return (
-        f"nprobe {point['nprobe']:.0f}: recall {point['recall']:.4f}, {point['share']:.2%} of the codes{time}"
-    )

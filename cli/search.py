@@ -9,7 +9,6 @@ import click
 from .options import (
     RenamedOption,
     data_options,
-    describe_point,
     device_option,
     emit,
     open_dataset,
@@ -25,23 +24,16 @@ from .options import (
 @click.option("-k", "k", type=int, help="Results per query.  [default: 10]")
 @click.option("--rows", help="Only these queries: 0:8, or 3,5,9.")
 @click.option(
-    "--kind",
-    type=click.Choice(["auto", "exact", "ivf"]),
-    default="auto",
-    show_default=True,
-    help="How to search. auto: the lists of an index that has lists, else exact; ivf is approximate.",
-)
-@click.option(
     "--memory",
     metavar="SIZE",
     help="Memory budget of the search, such as 2GB; a larger index is searched in place on disk. With a GPU: memory "
     "of a search in addition to the index.",
 )
-@click.option("--nprobe", type=int, help="For ivf: lists to probe per query.  [default: that of the index]")
 @click.option(
-    "--recall",
-    type=float,
-    help="For ivf, on the CPU: choose nprobe for this recall of the exact results, such as 0.95.",
+    "--nprobe",
+    type=int,
+    help="Visit only this many lists, the most promising ones: approximate, and the answer says for how many queries it is proven to be "
+    "exact.  [default: the exact result]",
 )
 @click.option(
     "--allow-ids",
@@ -98,10 +90,8 @@ def search(
     queries: str,
     k: int | None,
     rows: str | None,
-    kind: str,
     memory: str | None,
     nprobe: int | None,
-    recall: float | None,
     allow_ids: str | None,
     deny_ids: str | None,
     min_score: float | None,
@@ -123,10 +113,9 @@ def search(
     QUERIES is a file of embeddings (.npy, .npz, .parquet), an image, a folder of images, any DATA that gpq train takes, or, for a
     model of the presets paper and authors, its features.h5 (with other presets, query and item vectors differ).
 
-    Results are exact, ties in the order of ids, except with kinds ivf and fastscan.
+    Results are exact, ties in the order of ids, except with --nprobe.
     With --device cuda the network and the search run on the GPU, with the same results; unsupported options are errors.
     Queries with fewer than k results, for example with a filter, are reported on stderr.
-    With --recall, operating points come first (in JSON: "operating_points").
 
     \b
     Examples:
@@ -135,7 +124,7 @@ def search(
       gpq search encoder.onnx index.faiss queries.npy
       gpq search model index.faiss queries.npy --device cuda
       gpq search model manifest.json queries.npy --ray auto --replicas 2
-      gpq search model lists.faiss queries.npy --memory 2GB --recall 0.95
+      gpq search model lists.faiss queries.npy --memory 2GB
       gpq search model index.faiss queries.npy --deny-ids seen.txt --threads 2
       gpq search model index.faiss queries.npy --min-score 3.5 --format json
       gpq search model index.faiss digits --rows 0:8 --format png --images digits --out ranked.png
@@ -181,10 +170,8 @@ def search(
         source,
         k=10 if k is None else k,
         rows=rows,
-        kind=kind,
         memory=memory,
         nprobe=nprobe,
-        recall=recall,
         where=where,
         min_score=min_score,
         device=device,
@@ -194,9 +181,6 @@ def search(
         replicas=replicas,
         allow_partial=allow_partial,
     )
-    if format_ != "json":
-        for point in result.points:
-            click.echo(describe_point(point))
     if format_ in {"png", "html"}:
         assert shown is not None
         assert out is not None

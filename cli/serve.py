@@ -45,13 +45,6 @@ from .options import data_options, device_option, open_dataset, ray_options
     metavar="N",
     help="With --writable: rewrite the index file after this many changes. Until then they are in INDEX.log.",
 )
-@click.option(
-    "--kind",
-    type=click.Choice(["auto", "exact", "ivf"]),
-    default="auto",
-    show_default=True,
-    help="How to search. auto: the lists of an index that has lists, else exact; ivf is approximate.",
-)
 @click.option("--threads", type=int, help="Threads of a search.  [default: all cores]")
 @click.option(
     "--allowed-host",
@@ -107,7 +100,6 @@ def serve(
     token: str | None,
     writable: bool,
     compact_after: int,
-    kind: Any,
     threads: int | None,
     names: tuple[str, ...],
     max_k: int,
@@ -169,7 +161,6 @@ def serve(
         model_dir,
         data=dataset,
         settings=settings,
-        kind=kind,
         writable=writable,
         compact_after=compact_after,
         device=device,

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from .experiment.run import run_experiment
     from .gpu.placing import to_gpu, to_torch
     from .indexes.filters import Allow, Deny
-    from .indexes.lists import IvfSettings
     from .indexes.memory import MemoryIndex
     from .indexes.opening import open_index
     from .indexes.protocol import Index
@@ -50,7 +49,6 @@ __all__ = [
     "Encoder",
     "GpqError",
     "Index",
-    "IvfSettings",
     "MemoryIndex",
     "Model",
     "RowReader",
@@ -88,7 +86,6 @@ _WHERE = {
     "Encoder": "encoder",
     "GpqError": "errors",
     "Index": "indexes.protocol",
-    "IvfSettings": "indexes.lists",
     "MemoryIndex": "indexes.memory",
     "Model": "nn.model",
     "RowReader": "store.reader",

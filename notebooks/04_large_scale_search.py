@@ -2,8 +2,8 @@
 # # Large-scale search: shards, a memory budget, lists on disk
 #
 # Codes of 6 bytes make a billion items fit a laptop's disk, not always its memory. **At the end you have** an index that was built from
-# shards within a memory budget and is searched where it lies on disk: exactly, by lists at a recall that you choose, and with filters; and
-# plots of what lists save. It takes less than a minute on one CPU core. Nothing depends on the size: **raise `ITEMS` and `SHARDS`**
+# shards within a memory budget and is searched where it lies on disk: exactly, with filters, and with fewer lists than exactness needs; and
+# plots of what the lists save. It takes less than a minute on one CPU core. Nothing depends on the size: **raise `ITEMS` and `SHARDS`**
 # and the same cells do the same with a hundred million items or more. `docs/large.md` has the commands,
 # `benchmarks/results/large.md` the times at a billion.
 
@@ -61,115 +61,72 @@ print(f"{ITEMS:,} items in {len(shards)} shards")
 # ## Build within a budget
 #
 # With `memory`, rows stream from the shards through files beside the output. A build that is killed goes on with the
-# first shard that was not finished. The result is a plain Faiss file; `fastscan` is the form that is searched in place
-# fastest. The same by command: `gpq index model shard-*.h5 --kind fastscan --memory 64MB --out rows.faiss`.
+# first shard that was not finished. The result is a plain Faiss file. Kind `ivf` sorts the codes into lists made of their first codewords:
+# nothing is trained for it. The same by command: `gpq index model shard-*.h5 --kind ivf --memory 64MB --out lists.faiss`.
 
 # %%
-rows_file = gpq.index(model, shards, run / "rows.faiss", kind="fastscan", memory=MEMORY, overwrite=True)
-print(f"{rows_file.stat().st_size / ITEMS:.2f} bytes per item")
+lists_file = gpq.index(model, shards, run / "lists.faiss", kind="ivf", memory=MEMORY, overwrite=True)
+print(f"{lists_file.stat().st_size / ITEMS:.2f} bytes per item")
 
 # %% [markdown]
 # ## Open in place, search exactly
 #
 # With `in_place`, `open_index` reads the header alone, whatever the size of the file. (Without it, the budget decides: a small file
-# is read into memory.) A search reads the codes block by block within the budget and proves its answer: it equals the one in memory,
-# ties in the order of ids. Where the budget holds all codes, they are kept after the first search.
+# is read into memory.) The score of a list's codewords, plus the best entry of every other table, bounds the scores of all its items. So a
+# search reads only the lists that can hold one of the best, and proves its answer: it equals the one in memory, ties in the order of ids.
 
 # %%
 queries, _ = encoder.embed((pixels[::18] / 16).astype(np.float32), queries=True)
 query_classes = classes[::18]
-on_disk = gpq.open_index(rows_file, memory=MEMORY, in_place=True)
+on_disk = gpq.open_index(lists_file, memory=MEMORY, in_place=True)
 D, found = on_disk.search(queries, 10)
-in_memory = gpq.open_index(rows_file, "exact")
+in_memory = gpq.open_index(lists_file)
 same = np.array_equal(found, in_memory.search(queries, 10)[1])
 print(f"{on_disk.ntotal:,} items; the answer on disk is that in memory: {same}")
 print(f"precision at 10: {(item_classes[found] == query_classes[:, None]).mean():.2f}")
 
 # %% [markdown]
-# ## Lists
+# ## What the lists save, and stopping early
 #
-# Lists divide the items by a coarse quantiser, and a query probes the nearest few (`nprobe`). Scores stay exact, and
-# so are the results among the lists probed; with all of them the answer is the exact one. The centroids come from
-# k-means (for very many items assigned by tables, which cost the same for any number of lists), or are the class
-# prototypes of the model, one list per class.
+# With `nprobe` a search visits only so many lists, those of the best bounds. `bound` says what an item outside of them can score at most:
+# where the last result is above it, the answer is proven to be the exact one.
+
 
 # %%
-lists_file = gpq.index(
-    model,
-    rows_file,  # an index can be the source, too: it is given another form
-    run / "lists.faiss",
-    kind="ivf",
-    ivf=gpq.IvfSettings(lists=64, assignment="tables"),
-    memory=MEMORY,
-    overwrite=True,
-)
-lists = gpq.open_index(lists_file, memory=MEMORY, in_place=True)
-
-# %%
-# !cd run-04 && gpq -q index model shard-*.h5 --kind ivf --lists prototypes --nprobe 1 --memory 64MB --out by-class.faiss --overwrite
-
-# %%
-by_class = gpq.open_index(run / "by-class.faiss", memory=MEMORY, in_place=True)
-
-
-def recall(answer: np.ndarray, exact: np.ndarray) -> float:
+def recall(answer: np.ndarray) -> float:
     """Share of the results that score at least the exact k-th score."""
-    return float((answer >= exact[:, -1:] - 1e-6).mean())
+    return float((answer >= D[:, -1:] - 1e-6).mean())
 
 
+lists = on_disk.lists
 table = []
-for name, engine, probes in (
-    ("k-means, by tables", lists, (1, 2, 4, 8, 64)),
-    ("class prototypes", by_class, (1, 2, 10)),
-):
-    for nprobe in probes:
-        answer = engine.search(queries, 10, nprobe=nprobe)[0]
-        share = engine.sizes[engine.nearest_lists(queries, nprobe)].sum(axis=1).mean() / ITEMS
-        table.append(
-            {
-                "lists": name,
-                "nprobe": nprobe,
-                "of": engine.lists,
-                "share of the codes": float(share),
-                "recall@10": recall(answer, D),
-            }
-        )
+for nprobe in (1, 2, 4, 8, 16, 32, lists.lists):
+    before = lists.visited
+    answer = on_disk.search(queries, 10, nprobe=nprobe)[0]
+    table.append(
+        {
+            "nprobe": nprobe,
+            "share of the codes": (lists.visited - before) / len(queries) / ITEMS,
+            "recall@10": recall(answer),
+            "proven": float((answer[:, -1] > on_disk.bound(queries, 10, nprobe)).mean()),
+        }
+    )
 display(Markdown(gpq.render(table, "markdown")))
-
-# %% [markdown]
-# How much of the index a query reads for its recall, and how large the lists are (each as a share of all items, largest first):
+before = lists.visited
+on_disk.search(queries, 10)
+exact_share = (lists.visited - before) / len(queries) / ITEMS
+print(f"the exact search reads {exact_share:.1%} of the codes")
 
 # %%
-figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.0), layout="constrained")
-for name, engine in (("k-means, by tables", lists), ("class prototypes", by_class)):
-    points = [row for row in table if row["lists"] == name]
-    x, y = [row["share of the codes"] for row in points], [row["recall@10"] for row in points]
-    left.plot(x, y, "o-", label=name)
-    for row in points:
-        left.annotate(
-            f"{row['nprobe']}",
-            (row["share of the codes"], row["recall@10"]),
-            (3, -11),
-            textcoords="offset points",
-            fontsize=7,
-        )
-    right.plot(
-        np.arange(1, engine.lists + 1), np.sort(engine.sizes)[::-1] / ITEMS, "o-", markersize=3, label=name
-    )
-left.set(xscale="log", xlabel="share of the codes read (numbers: nprobe)", ylabel="recall@10")
-right.set(xscale="log", yscale="log", xlabel="list", ylabel="share of the items")
-left.legend()
+figure, axes = plt.subplots(figsize=(4.4, 3.0), layout="constrained")
+share = [row["share of the codes"] for row in table]
+axes.plot(share, [row["recall@10"] for row in table], "o-", label="recall@10")
+axes.plot(share, [row["proven"] for row in table], "o--", label="proven to be exact")
+axes.axvline(exact_share, color="0.6", label="exact search")
+axes.set(xscale="log", xlabel="share of the codes read", ylim=(0, 1.05))
+axes.legend()
 figure.savefig(run / "lists.png", dpi=90)
 plt.show()
-
-# %% [markdown]
-# `tune` chooses `nprobe` for the requested recall, by queries like yours (on the command line:
-# `gpq search model lists.faiss queries.npy --memory 64MB --recall 0.95`, which prints what each `nprobe` gives).
-
-# %%
-points = lists.tune(0.95, k=10, queries=queries)
-chosen = next(point for point in points if point["nprobe"] == lists.nprobe)
-print(f"for recall 0.95, nprobe {lists.nprobe} of {lists.lists}: recall {chosen['recall']:.3f}")
 
 # %% [markdown]
 # ## Filters
@@ -179,7 +136,7 @@ print(f"for recall 0.95, nprobe {lists.nprobe} of {lists.lists}: recall {chosen[
 # %%
 even = on_disk.search(queries, 10, where=lambda ids: ids % 2 == 0)[1]
 few = on_disk.search(queries, 10, where=gpq.Allow(np.arange(1000)))[1]
-others = lists.search(queries, 10, where=gpq.Deny(found[:, 0]), nprobe=64)[1]
+others = on_disk.search(queries, 10, where=gpq.Deny(found[:, 0]))[1]
 print("even ids alone:", bool((even % 2 == 0).all()))
 print("ids below 1,000 alone:", bool((few < 1000).all()))
 print("without anyone's first result:", not np.isin(others, found[:, 0]).any())
@@ -195,7 +152,7 @@ parts = [
     gpq.index(model, shard, run / f"part-{number}.faiss", overwrite=True)
     for number, shard in enumerate(shards)
 ]
-merged = gpq.index(model, parts, run / "merged.faiss", kind="exact", memory=MEMORY, overwrite=True)
+merged = gpq.index(model, parts, run / "merged.faiss", kind="ivf", memory=MEMORY, overwrite=True)
 again = gpq.open_index(merged, memory=MEMORY, in_place=True)
 print(f"{len(parts)} indexes in one of {again.ntotal:,} items")
 print("the same answer:", np.array_equal(again.search(queries, 10)[1], found))

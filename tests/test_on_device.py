@@ -46,7 +46,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     codes = pack_codes(rng.integers(0, 16, (N, 6)), 16)
     codes[: N // 4] = codes[N // 4 : N // 2]  # ties, to be in the order of ids
     ids = rng.permutation(N) * 3 + 2**33
-    engine = MemoryIndex.build(codes, Z, ids, kind="flat", model_fingerprint=document["model_fingerprint"])
+    engine = MemoryIndex.build(codes, Z, ids, model_fingerprint=document["model_fingerprint"])
     source = engine.save(root / "source.faiss")
     for kind in ("flat", "fastscan", "ivf"):
         build_index(model, source, root / f"{kind}.faiss", kind=kind)
@@ -73,7 +73,7 @@ def equal(found: SearchResult, expected: SearchResult) -> None:
         {"k": 10},
         {"k": 50, "rows": "3:5"},
         {"k": 10, "memory": "64MB"},
-        {"k": N, "rows": "0:2", "kind": "exact"},
+        {"k": N, "rows": "0:2"},
         {"k": 20, "where": "allow"},
         {"k": 20, "where": "deny"},
         {"k": 5, "where": "few"},
@@ -98,15 +98,6 @@ def test_a_search_on_a_device_gives_the_answer_of_the_cpu(
     if where is filters["few"]:
         assert missing == 12 * 2
     assert found.description.endswith("on cpu")
-    if kind == "ivf" and "kind" not in options:
-        assert found.description.startswith("ivf")
-
-
-def test_fewer_lists_are_looked_at_on_a_device_too(shop: Path) -> None:
-    """Else the answer would be the exact one, which is another."""
-    found = asked(shop, "ivf", k=10, nprobe=2, on_device=True)
-    equal(found, asked(shop, "ivf", k=10, nprobe=2))
-    assert not np.array_equal(found.ids, asked(shop, "flat", k=10).ids)
 
 
 def test_codes_that_repeat_are_grouped_on_a_device_too(shop: Path, tmp_path: Path) -> None:
@@ -116,21 +107,20 @@ def test_codes_that_repeat_are_grouped_on_a_device_too(shop: Path, tmp_path: Pat
     engine = MemoryIndex.build(np.tile(codes, (10, 1)), Z, model_fingerprint=document["model_fingerprint"])
     path = engine.save(tmp_path / "grouped.faiss")
     found = search(shop / "model", path, str(shop / "queries.npy"), k=30, on_device=True)
-    assert found.description == "exact, 400 items, on cpu"
+    assert found.description == "400 items in memory, on cpu"
     equal(found, search(shop / "model", path, str(shop / "queries.npy"), k=30))
 
 
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
-        ({"recall": 0.9}, UsageError, "recall cannot be measured on cpu"),
+        ({"nprobe": 3}, UsageError, "on cpu it is exact"),
         (
             {"memory": "1kB", "k": 5000},
             UsageError,
             r"needs .* of working memory, 1,000 are allowed: raise memory",
         ),
         ({"memory": "many"}, UsageError, "many"),
-        ({"nprobe": 3}, UsageError, "nprobe needs lists"),
         ({"k": N + 1}, UsageError, "from 1 to the 6,000 items"),
         ({"device": "abacus"}, UsageError, "abacus"),
     ],
@@ -179,20 +169,14 @@ def test_a_gpu_without_memory_is_one_line(shop: Path, monkeypatch: pytest.Monkey
 
 
 def test_an_index_for_a_device_by_hand(shop: Path) -> None:
-    held = open_on_device(shop / "ivf.faiss", "cpu", nprobe=3)
+    held = open_on_device(shop / "ivf.faiss", "cpu")
     memory = open_in_memory(shop / "ivf.faiss")
-    assert (held.ntotal, held.lists, held.fingerprint) == (N, memory.lists, memory.fingerprint)
+    assert (held.ntotal, held.fingerprint) == (N, memory.fingerprint)
     xq = np.random.default_rng(9).normal(size=(12, held.width)).astype(np.float32)
-    for nprobe, same in ((None, 3), (7, 7), (10**6, memory.lists)):
-        found, expected = held.search(xq, 10, nprobe=nprobe), memory.search(xq, 10, nprobe=same)
-        assert np.array_equal(found[0], expected[0])
-        assert np.array_equal(found[1], expected[1])
-    with pytest.raises(UsageError, match="visits all"):
-        held.range_search(xq, 1.0, nprobe=1)
-    flat = open_on_device(shop / "flat.faiss", "cpu")
-    for index in (flat, open_in_memory(shop / "flat.faiss")):
-        with pytest.raises(UsageError, match="lists"):
-            index.search(xq, 10, nprobe=2)
+    for found, expected in zip(held.search(xq, 10), memory.search(xq, 10), strict=True):
+        assert np.array_equal(found, expected)
+    with pytest.raises(UsageError, match="on a device it is exact"):
+        held.search(xq, 10, nprobe=1)
     with pytest.raises(DataError, match="not found"):
         open_on_device(shop / "nothing.faiss", "cpu")
 

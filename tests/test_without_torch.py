@@ -88,7 +88,7 @@ def test_search_index_info_export_and_evaluation_of_codes_need_no_torch(shop: Pa
             ["info", name, "--format", "json"]
             for name in ("model", "items.h5", "index.faiss", "encoder.onnx", "items.npy")
         ),
-        ["index", "model", "items.h5", "--kind", "ivf", "--lists", "4", "--out", "lists.faiss"],
+        ["index", "model", "items.h5", "--kind", "ivf", "--out", "lists.faiss"],
         ["export", "model", "--to", "faiss", "--out", "empty.faiss"],
         ["export", "model", "--to", "numpy", "--out", "codebooks.npz"],
         [

@@ -290,10 +290,7 @@ def _index_seeds(folder: Path) -> list[Seed]:
     from gpq_faiss.codes.codebooks import inject
     from gpq_faiss.codes.encode import encode
     from gpq_faiss.faissio.io import save_index
-    from gpq_faiss.faissio.storage import STORAGES, Storage, row_index
-    from gpq_faiss.indexes.lists import IvfSettings
-    from gpq_faiss.indexes.memory import MemoryIndex
-    from gpq_faiss.indexes.plan import Plan
+    from gpq_faiss.faissio.storage import FORMS, faiss_index
     from gpq_faiss.store import Header, RowWriter
 
     folder.mkdir()
@@ -301,30 +298,24 @@ def _index_seeds(folder: Path) -> list[Seed]:
     codes = encode(rng.normal(size=(N, M * d)), Z)
     ids = rng.permutation(N) * 3 + 2**40
     paths = []
-    for form, storage in STORAGES.items():
+    for form in FORMS:
         for own, name in ((ids, f"{form}-ids"), (None, form)):
-            plan = Plan("ivf" if storage.lists else "exact", storage.packing)
-            made = MemoryIndex.build(codes, Z, own, kind=plan, ivf=IvfSettings(lists=4)).to_faiss(storage)
-            faiss.write_index(made, str(folder / name))
+            faiss.write_index(faiss_index(codes, own, Z, form), str(folder / name))
             paths.append(folder / name)
-    centroids = rng.normal(size=(70, M * d)).astype(np.float32)
-    many = IvfSettings(centroids=centroids, nprobe=70)
-    for storage in (Storage("bytes", lists=True), Storage("fastscan", lists=True)):
-        # as a build in a stream leaves them, most lists empty
-        header = Header("codes", codes.shape[1], "m" * 16, Z, "d" * 16)
-        with RowWriter(folder / "shard.h5", header, overwrite=True) as writer:
-            writer.append(codes[:40], ids[:40], None)
-            writer.finish()
-        shard = Hdf5Shard(folder / "shard.h5", Z, "m" * 16, "the model")
-        out = folder / f"streamed-{storage.name}"
-        paths.append(build_index([shard], out, Z, storage, many, model_fingerprint="m" * 16))
-        Path(f"{out}.json").unlink()
+    # as a build in a stream leaves them, most lists empty
+    header = Header("codes", codes.shape[1], "m" * 16, Z, "d" * 16)
+    with RowWriter(folder / "shard.h5", header, overwrite=True) as writer:
+        writer.append(codes[:40], ids[:40], None)
+        writer.finish()
+    shard = Hdf5Shard(folder / "shard.h5", Z, "m" * 16, "the model")
+    paths.append(build_index([shard], folder / "streamed-ivf", Z, "ivf", model_fingerprint="m" * 16))
+    Path(f"{paths[-1]}.json").unlink()
     faiss.write_index(inject(Z), str(folder / "empty"))
     faiss.write_index(faiss.index_factory(M * d, "Flat"), str(folder / "foreign"))
     for name in ("hashed", "sidecar"):
         (folder / name).mkdir()
         save_index(
-            row_index(codes, ids, Z, "4-bit"), folder / name / "index.faiss", model_fingerprint="m" * 16
+            faiss_index(codes, ids, Z, "flat"), folder / name / "index.faiss", model_fingerprint="m" * 16
         )
     header = Header("codes", codes.shape[1], "m" * 16, Z, "d" * 16, ("cat", "dog"))
     with RowWriter(folder / "codes.h5", header) as writer:

@@ -15,8 +15,8 @@ from ..codes.encode import check_items, encode
 from ..data.id_files import as_int64
 from ..data.parquet import leaves, open_parquet
 from ..errors import DataError, MismatchError
-from ..faissio.header import has_lists, read_header
-from ..faissio.io import INDEX_TYPES, check_file, load_index, read_sidecar
+from ..faissio.header import read_header
+from ..faissio.io import INDEX_TYPES, LISTS, check_file, load_index, read_sidecar
 from ..faissio.layout import layout_of
 from ..faissio.source import IndexFile
 from ..files import fingerprint
@@ -182,7 +182,7 @@ class ParquetShard:
 class IndexShard:
     """An index file of any form, with the codebooks of the model, to merge or convert.
 
-    Flat forms are read in place; lists are loaded. The SHA-256 of the sidecar is checked before the first block.
+    It is read in place, lists of earlier versions are loaded. The SHA-256 of the sidecar is checked before the first block.
 
     Raises:
         DataError: damaged, of another format or empty.
@@ -194,21 +194,20 @@ class IndexShard:
         self.kind = "index"
         self._M, self._K = int(codebooks.shape[0]), int(codebooks.shape[1])
         size = code_size(self._M, self._K)
-        self._lists = has_lists(self.path)
-        if self._lists:
-            index, sidecar = load_index(self.path, verify=False)  # verified before the first block
-            layout = layout_of(index, what=str(path))
-            found, model, self.rows = layout.codebooks, sidecar["model_fingerprint"], layout.ntotal
-            self.row_bytes = 8 * size + 64
+        stated = read_sidecar(self.path)
+        with self.path.open("rb") as file:
+            self._old = file.read(4) in LISTS
+        if self._old:
+            layout = layout_of(load_index(self.path, verify=False)[0], what=str(path))
+            found, self.rows = layout.codebooks, layout.ntotal
         else:
-            stated = read_sidecar(self.path)
             if stated is not None:
                 check_file(self.path, stated, verify=False)
-            with IndexFile(self.path) as file:
-                header = read_header(file)
+            with IndexFile(self.path) as source:
+                header = read_header(source)
             found, self.rows = header.codebooks, header.n
-            model = None if stated is None else stated["model_fingerprint"]
-            self.row_bytes = 4 * size + 24
+        model = None if stated is None else stated["model_fingerprint"]
+        self.row_bytes = 8 * size + 64
         if codebooks_fingerprint(found) != codebooks_fingerprint(codebooks):
             raise MismatchError(
                 f"{path} has other codebooks than those of {model_name}: encode its data with this model"
@@ -221,29 +220,30 @@ class IndexShard:
         self.data_fingerprint = ""
 
     def blocks(self, size: int) -> Iterator[tuple[Codes, Ids]]:
-        """Yield checked codes and ids of all rows in order, in blocks of ``size``.
+        """Yield checked codes and ids of all rows in order, in blocks of at most ``size``.
 
         Raises:
             MismatchError: the SHA-256 differs from the sidecar's.
             DataError: the file was modified meanwhile.
         """
-        if self._lists:
+        if self._old:
             layout = layout_of(load_index(self.path)[0], what=str(self.path), deep=True)
-            codes, ids = layout.codes(), layout.ids()
-            order = np.argsort(ids, kind="stable")
+            codes, ids = layout.ordered()
+            assert ids is not None
             for start in range(0, self.rows, size):
-                rows = order[start : start + size]
-                yield np.ascontiguousarray(codes[rows]), ids[rows]
+                yield np.ascontiguousarray(codes[start : start + size]), ids[start : start + size]
             return
         stated = read_sidecar(self.path)
         with IndexFile(self.path) as file:
             if stated is not None:
                 check_file(self.path, stated, verify=True)
             header = read_header(file)
-            for start in range(0, self.rows, size):
-                stop = min(self.rows, start + size)
-                codes = check_codes(header.codes(file, 0, start, stop), self._M, self._K, what=str(self.path))
-                yield codes, header.ids(file, 0, start, stop)
+            for number in np.flatnonzero(header.sizes).tolist():
+                for start in range(0, int(header.sizes[number]), size):
+                    stop = min(int(header.sizes[number]), start + size)
+                    codes = header.codes(file, number, start, stop)
+                    codes = check_codes(codes, self._M, self._K, what=str(self.path))
+                    yield codes, header.ids(file, number, start, stop)
             file.check()
 
 

@@ -21,14 +21,13 @@ from ..codes.checks import Floats, Ids, repeated_id
 from ..errors import DataError, UsageError
 from ..faissio.header import pack_rows, row_header
 from ..faissio.io import Beside, check_index_output, sidecar_document, sidecar_path, write_beside
-from ..faissio.storage import Packing, Storage
+from ..faissio.storage import Form, check_form
 from ..files import atomic_paths, fingerprint, open_own, read_json, unfinished, write_error, write_json
-from ..indexes.lists import IvfSettings
 from ..progress import Progress, stage
 from ..store import codebooks_fingerprint
 from .hashed import HashedFile
 from .shards import Shard
-from .sort import ListSort, check_lists
+from .sort import ListSort
 
 MEMORY = 512 << 20
 LEAST_MEMORY = 16 << 20
@@ -40,15 +39,13 @@ def build_index(  # noqa: PLR0913
     shards: Sequence[Shard],
     out: str | Path,
     codebooks: Floats,
-    storage: Storage,
-    ivf: IvfSettings | None = None,
+    form: Form,
     *,
     model_fingerprint: str | None = None,
     memory: int = MEMORY,
     overwrite: bool = False,
     extra: dict[str, Any] | None = None,
     beside: Beside | None = None,
-    finish: Callable[[Path], None] | None = None,
     progress: Progress | None = None,
 ) -> Path:
     """Write the rows of ``shards`` as one index file, a plain Faiss index, with its sidecar.
@@ -58,18 +55,16 @@ def build_index(  # noqa: PLR0913
 
     Args:
         codebooks: float32 [M, K, d], checked.
-        storage: storage form of the codes.
-        ivf: for lists: their number or centroids, nprobe, seed and assignment (:mod:`.coarse`).
+        form: of the codes (:mod:`..faissio.storage`).
         memory: budget of the build's arrays in bytes (Python and its libraries need about 200 MB more).
         beside: other files to put into place with the index.
-        finish: called with the file and its sidecar before they are moved into place (:func:`.sort.store_nprobe`).
         progress: called with rows done and total rows; with lists each row counts three times.
 
     Returns:
         ``out``
 
     Raises:
-        UsageError: a budget below 16 MiB or too small for the lists, no shards, or settings out of range.
+        UsageError: a budget below 16 MiB, no shards, or a form that these codebooks do not allow.
         DataError: a damaged shard, the id -1 or a repeated id, or a full disk; finished shards are kept.
         OutputExistsError: ``out`` exists and ``overwrite`` is false.
     """
@@ -78,23 +73,18 @@ def build_index(  # noqa: PLR0913
     if not shards:
         raise UsageError("nothing to index: name at least one file of codes")
     M, K, _ = (int(n) for n in codebooks.shape)
-    storage.check(K, M)
+    form, lists = check_form(form, M, K), form == "ivf"
     rows, size = sum(shard.rows for shard in shards), code_size(M, K)
-    ivf = ivf or IvfSettings()
-    if storage.lists:
-        check_lists(ivf, rows, codebooks, memory)
     out = check_index_output(out, overwrite=overwrite)
     note: dict[str, Any] = {**(extra or {}), "shards": len(shards)}
-    if storage.lists:
-        note |= {"engine": "ivf", "group": False}
 
     def tell(done: int) -> None:
         if progress is not None:
-            progress(done, 3 * rows if storage.lists else rows)
+            progress(done, 3 * rows if lists else rows)
 
     with building(out) as partial:
         identity = fingerprint("build", codebooks_fingerprint(codebooks), str(model_fingerprint), "rows")
-        sort = ListSort(partial, codebooks, ivf, memory, rows, tell) if storage.lists else None
+        sort = ListSort(partial, codebooks, memory, rows, tell) if lists else None
         mark = fingerprint(identity, *(shard.fingerprint for shard in shards))
         mapped = True
         if sort is None or not sort.sorted_before(mark):
@@ -111,16 +101,14 @@ def build_index(  # noqa: PLR0913
             write_beside(beside, others)
             with HashedFile(temporary) as file, stage("writing the index", rows, "row") as writing:
                 if sort is None:
-                    _write_rows(file, partial, codebooks, storage.packing, rows, mapped=mapped, memory=memory)
+                    _write_rows(file, partial, codebooks, form, rows, mapped=mapped, memory=memory)
                 else:
-                    note["ascending"] = sort.write(file, storage.packing)
+                    sort.write(file)
                 writing.done = rows
             document = sidecar_document(
-                storage.name, rows, codebooks, file.size, file.sha256, model_fingerprint, note
+                form, rows, codebooks, file.size, file.sha256, model_fingerprint, note
             )
             write_json(temporary_sidecar, document)
-            if finish is not None:
-                finish(temporary)
     return out
 
 
@@ -252,10 +240,10 @@ def _spread(ids: Ids) -> Any:
 
 
 def _write_rows(
-    file: HashedFile, partial: Path, Z: Floats, packing: Packing, rows: int, *, mapped: bool, memory: int
+    file: HashedFile, partial: Path, Z: Floats, form: Form, rows: int, *, mapped: bool, memory: int
 ) -> None:
     """Write header, codes and (if ``mapped``) ids of an index without lists."""
-    head, _, tail = row_header(packing, Z, rows, mapped=mapped)
+    head, _, tail = row_header(form, Z, rows, mapped=mapped)
     size = code_size(int(Z.shape[0]), int(Z.shape[1]))
     step = max(32, min(_MAX_ROWS, memory // (8 * size)) // 32 * 32)
     file.put(head)
@@ -263,7 +251,7 @@ def _write_rows(
         for start in range(0, rows, step):
             n = min(step, rows - start)
             block = np.frombuffer(codes.read(n * size), np.uint8).reshape(n, size)
-            file.put(np.ascontiguousarray(pack_rows(packing, block, Z)).data)
+            file.put(np.ascontiguousarray(pack_rows(form, block, len(Z))).data)
     file.put(tail)
     if mapped:
         for _, ids in _id_blocks(partial / "ids.raw", rows, step):

@@ -19,7 +19,7 @@ from typing import Any
 from ..errors import DataError, GpqError, UsageError
 from ..indexes.manifest import Manifest, Shard, read_manifest
 from ..indexes.opening import open_shards
-from ..indexes.sharded import MergedIndex, ShardedIndex, same_lists
+from ..indexes.sharded import MergedIndex, ShardedIndex
 from ..progress import count
 from .connect import connected, nodes, work_in
 
@@ -41,7 +41,6 @@ class Holder:
     def answer(
         self,
         manifest: Manifest,
-        kind: str,
         memory: int | None,
         total: int,
         method: str,
@@ -59,10 +58,10 @@ class Holder:
         opened: list[Shard] = []
         indexes, problems = [], {}
         for shard in manifest.shards:
-            key = (manifest.path, shard, kind, memory, total)
+            key = (manifest.path, shard, memory, total)
             try:
                 if key not in self._held:
-                    self._held[key] = open_shards(manifest.only([shard.file]), kind, memory, total=total)
+                    self._held[key] = open_shards(manifest.only([shard.file]), memory, total=total)
             except GpqError as error:
                 problems[shard.file] = error
                 continue
@@ -71,16 +70,16 @@ class Holder:
         if not opened:
             return None, problems
         together = ShardedIndex(manifest.only([shard.file for shard in opened]), indexes)
-        if method == "lists":
-            return (together.codebooks, together.centroids, together.sizes, together.nprobe), problems
-        if method == "search":
+        if method == "codebooks":
+            return together.codebooks, problems
+        if method in ("search", "bound"):
             queries, k = arguments
             arguments = (queries, min(k, together.ntotal))
         return getattr(together, method)(*arguments, **options), problems
 
-    def keep(self, shards: Sequence[Shard], kind: str, memory: int | None, total: int) -> None:
+    def keep(self, shards: Sequence[Shard], memory: int | None, total: int) -> None:
         """Close all shards except ``shards``, opened with these arguments of :meth:`answer`."""
-        wanted = {(shard, kind, memory, total) for shard in shards}
+        wanted = {(shard, memory, total) for shard in shards}
         for key in [key for key in self._held if key[1:] not in wanted]:
             self._held.pop(key).close()
 
@@ -141,7 +140,6 @@ class ClusterIndex(MergedIndex):
     Args:
         path: ``manifest.json``.
         holders: the actors.
-        kind, nprobe: as :func:`..indexes.opening.open_index`.
         memory: budget of each actor in bytes.
         replicas: number of actors per shard; searches alternate between them and fail over.
         allow_partial: search without shards that are unavailable, log their names, and add them to ``missing``; otherwise this is an
@@ -154,7 +152,7 @@ class ClusterIndex(MergedIndex):
 
     Raises:
         DataError: a shard is missing or damaged, or no node responds; names the shard.
-        MismatchError: a shard is of another model, or has other lists.
+        MismatchError: a shard is of another model.
         UsageError: see :func:`..indexes.opening.open_shards`; fewer than one replica.
     """
 
@@ -162,9 +160,7 @@ class ClusterIndex(MergedIndex):
         self,
         path: str | Path,
         holders: Holders,
-        kind: str = "auto",
         memory: int | None = None,
-        nprobe: int | None = None,
         *,
         replicas: int = 1,
         allow_partial: bool = False,
@@ -187,20 +183,14 @@ class ClusterIndex(MergedIndex):
             for one in self.places[shard.file]:
                 load[one] += shard.bytes
         self._actors = actors
-        self._opening = kind, memory, max(load)
+        self._opening = memory, max(load)
         for turn in range(replicas):
-            parts = list(self._ask("lists", (), {}, turn))
+            parts = list(self._ask("codebooks", (), {}, turn))
             if not parts:
                 raise DataError(
                     f"{manifest.path}: no shard can be searched: {', '.join(sorted(self.missing))}"
                 )
-        codebooks, centroids, sizes, default = parts[0]
-        for _, own, more, _ in parts[1:]:
-            same_lists(manifest, centroids, own)
-            sizes = sizes + more
-        super().__init__(manifest, codebooks, centroids, sizes, default)
-        if nprobe is not None:
-            self.set_nprobe(nprobe)
+        super().__init__(manifest, parts[0])
         for place, actor in enumerate(actors):
             actor.keep.remote([s for s in manifest.shards if place in self.places[s.file]], *self._opening)
 

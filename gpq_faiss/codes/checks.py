@@ -39,12 +39,6 @@ def check_count(value: Any, what: str) -> int:
     return int(value)
 
 
-def check_recall(recall: float) -> None:
-    """Raises UsageError: not above 0 and at most 1."""
-    if not 0 < recall <= 1:
-        raise UsageError(f"recall {recall}: it must be above 0 and at most 1")
-
-
 def check_codebooks(Z: ArrayLike, *, what: str = "codebooks") -> Floats:
     """``Z`` as C-contiguous float32 [M, K, d], checked for Faiss.
 

@@ -29,18 +29,17 @@ from numpy.typing import NDArray
 from .. import __version__
 from ..codes.bits import bits_per_code, code_size
 from ..codes.checks import Floats
-from ..codes.codebooks import fuse, pad_vectors
+from ..codes.codebooks import fuse
 from ..errors import UsageError
 from ..files import atomic_path, check_output
 from .io import check_index_output, save_index
-from .model import ModelHeader, read_model, read_prototypes
+from .model import ModelHeader, read_model
 
 Target = Literal["numpy", "nanopq", "factory", "lancedb"]
 FORMAT_VERSION = 1
 
-# Supported indexes. No OPQ or PCA: a transform before the codes would undo the model's sub-spaces. No id map around lists, which store
-# ids themselves.
-_FACTORY = re.compile(r"(?:IDMap2?,|IVF([1-9]\d{0,5}),)?PQ([1-9]\d{0,3})(?:x([1-9]\d?))?(?:(fs)|np)?")
+# Supported indexes. No OPQ or PCA: a transform before the codes would undo the model's sub-spaces.
+_FACTORY = re.compile(r"(?:IDMap2?,)?PQ([1-9]\d{0,3})(?:x([1-9]\d?))?(?:(fs)|np)?")
 
 
 def export_codebooks(
@@ -57,9 +56,8 @@ def export_codebooks(
         model_dir: a model folder.
         out: the file; for ``factory`` with a sidecar ``out + ".json"``.
         to: see the table above.
-        factory: for ``factory``: the string, such as ``IDMap2,PQ12x4``, ``PQ12x4fs``, ``PQ6`` (byte-fused: half as
-            many codebooks of 8 bits with the same code bytes; for even M) or ``IVF10,PQ12x4fs`` (one list per class of
-            the model, with its prototypes as centroids). Default: ``IDMap2,PQ`` with the model's own M and bits.
+        factory: for ``factory``: the string, such as ``IDMap2,PQ12x4``, ``PQ12x4fs`` or ``PQ6`` (byte-fused: half as
+            many codebooks of 8 bits with the same code bytes; for even M). Default: ``IDMap2,PQ`` with the model's own M and bits.
         overwrite: replace existing files.
 
     Returns:
@@ -68,7 +66,7 @@ def export_codebooks(
     Raises:
         UsageError: a factory string of an unsupported index or of other codebooks; 8-bit codes with
             codebooks of neither 16 nor 256 codewords.
-        DataError, MismatchError: the model is damaged, or (lists) has no class prototypes.
+        DataError, MismatchError: the model is damaged.
         OutputExistsError: ``out`` exists and ``overwrite`` is false.
     """
     if to == "factory":
@@ -110,10 +108,10 @@ def factory_index(model: ModelHeader, factory: str | None = None) -> Any:
     found = _FACTORY.fullmatch(factory)
     if found is None:
         raise UsageError(
-            f"--factory {factory}: codebooks go into {own} or {own}fs, with IDMap2 or IVF and a number before it; a "
+            f"--factory {factory}: codebooks go into {own} or {own}fs, with IDMap2 before it; a "
             "transform such as OPQ would undo the model's sub-spaces"
         )
-    shape = (int(found[2]), int(found[3] or 8))
+    shape = (int(found[1]), int(found[2] or 8))
     if shape == (M, bits_per_code(K)):
         books = Z
     elif K == 16 and M % 2 == 0 and shape == (M // 2, 8):
@@ -122,20 +120,11 @@ def factory_index(model: ModelHeader, factory: str | None = None) -> Any:
     else:
         fused = f" or PQ{M // 2} (two share a byte)" if K == 16 and M % 2 == 0 else ""
         raise UsageError(f"--factory {factory}: the model has {M} codebooks of {K}, which is {own}{fused}")
-    if found[4] and shape[1] != 4:
+    if found[3] and shape[1] != 4:
         raise UsageError(f"--factory {factory}: FastScan (fs) takes 4-bit codes only: write {own} without fs")
     D = int(books.shape[0] * books.shape[2])
     outer: Any = faiss.index_factory(D, factory, faiss.METRIC_INNER_PRODUCT)
     inner: Any = faiss.downcast_index(outer.index) if isinstance(outer, faiss.IndexIDMap) else outer
-    if found[1]:
-        centroids = read_prototypes(model.folder)
-        if len(centroids) != inner.nlist:
-            raise UsageError(
-                f"--factory {factory}: an empty index has one list per class: write IVF{len(centroids)}; for "
-                "lists by k-means use 'gpq index --kind ivf'"
-            )
-        inner.quantizer.add(np.ascontiguousarray(pad_vectors(centroids, D)))
-        inner.by_residual = False  # the codebooks encode vectors, not residuals
     faiss.copy_array_to_vector(np.ascontiguousarray(books).ravel(), inner.pq.centroids)
     inner.is_trained = True
     outer.is_trained = True

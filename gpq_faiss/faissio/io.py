@@ -33,7 +33,11 @@ _WRITE_CHUNK = 1 << 20
 _INNER = {b"IxPq", b"IPfs"}
 WRAPPERS = {b"IxMp", b"IxM2"}
 LISTS = {b"IwPQ", b"IwPf"}
-INDEX_TYPES = tuple(_INNER | WRAPPERS | LISTS)
+MOVED = b"IxPT"
+_TRANSFORM = b"RmDT"
+MAX_WIDTH = 1 << 22
+"""Maximum dimensions behind a transform."""
+INDEX_TYPES = (*sorted(_INNER | WRAPPERS | LISTS), MOVED)
 """First four bytes of the files that are read."""
 _QUANTIZERS = {b"IxFI"}
 _FOREIGN = (b"Ix", b"Iw", b"IB", b"IH", b"Il")
@@ -104,11 +108,6 @@ def save_index(
             sidecar_document(*layout.described, size, digest, model_fingerprint, extra or {}),
         )
     return path
-
-
-def stored_points(points: Iterable[Mapping[str, float]]) -> list[dict[str, float]]:
-    """Operating points without times, so that sidecars are reproducible."""
-    return [{k: v for k, v in point.items() if k != "seconds_per_query"} for point in points]
 
 
 def sidecar_document(
@@ -251,6 +250,17 @@ def _check_type(path: Path) -> None:
             start = file.read(32)
             outer = inner = start[:4]
             file.seek(4)
+            if outer == MOVED:
+                file.seek(_HEADER_BYTES, 1)
+                number, moved, width = struct.unpack("<i4sQ", file.read(16).ljust(16, b"\0"))
+                if number != 1 or moved != _TRANSFORM or width > MAX_WIDTH:
+                    raise DataError(
+                        f"{path}: its codes are behind another transform than that of 'gpq index --kind ivf'"
+                    )
+                file.seek(4 * width + 9, 1)
+                outer = inner = file.read(4)
+                if outer not in LISTS:
+                    outer = b""
             if outer in WRAPPERS:
                 file.seek(_HEADER_BYTES, 1)
                 inner = file.read(4)

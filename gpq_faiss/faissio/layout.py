@@ -20,7 +20,7 @@ from ..codes.checks import MAX_CODEBOOKS, Codes, Floats, Ids, check_codebooks, r
 from ..codes.codebooks import unfuse
 from ..errors import DataError
 from ..store import codebooks_fingerprint
-from .storage import Packing, Storage
+from .storage import LEVELS, WordLists
 
 _ST_PQ = 0  # IndexPQ::ST_PQ, asymmetric table sums
 _MAX_M = MAX_CODEBOOKS
@@ -31,104 +31,93 @@ class Layout:
     """A verified index.
 
     Attributes:
-        index: as given, with its id map if it has one.
-        flat: the index inside: ``IndexPQ``, ``IndexPQFastScan``, ``IndexIVFPQ`` or ``IndexIVFPQFastScan``.
-        storage: storage form of the codes.
+        index: as given, with its id map or transform if it has one.
+        inner: the index inside: ``IndexPQ``, ``IndexPQFastScan``, ``IndexIVFPQ`` or ``IndexIVFPQFastScan``.
+        form: of the codes (:mod:`.storage`), possibly one of :data:`.storage.OLD_LISTS`.
         codebooks: float32 [M, K, d], unit-norm; for byte-fused ones the 4-bit ones.
         mapped: whether the index has explicit ids (else ids are row numbers).
+        words: the lists of form ``ivf``.
     """
 
     index: Any
-    flat: Any
-    storage: Storage
+    inner: Any
+    form: str
     codebooks: Floats
     mapped: bool
+    words: WordLists | None = None
 
     @property
     def described(self) -> tuple[str, int, Floats]:
         """Name of the form, number of items and codebooks, for the sidecar."""
-        return self.storage.name, self.ntotal, self.codebooks
+        return self.form, self.ntotal, self.codebooks
 
     @property
     def ntotal(self) -> int:
         """Number of items."""
-        return int(self.flat.ntotal)
+        return int(self.inner.ntotal)
 
     @property
     def code_size(self) -> int:
         """Bytes of one code."""
-        return int(self.flat.code_size)
+        return code_size(int(self.codebooks.shape[0]), int(self.codebooks.shape[1]))
 
     @property
     def fingerprint(self) -> str:
         """Fingerprint of the codebooks, as in all files of this package."""
         return codebooks_fingerprint(self.codebooks)
 
-    @property
-    def centroids(self) -> Floats | None:
-        """float32 [lists, M*d] of the coarse quantiser; None without lists."""
-        if not self.storage.lists:
-            return None
-        quantizer: Any = faiss.downcast_index(self.flat.quantizer)
-        vectors = faiss.vector_to_array(quantizer.codes).view(np.float32).reshape(int(quantizer.ntotal), -1)
-        M, _, d = self.codebooks.shape
-        return np.ascontiguousarray(vectors[:, : M * d])
+    def _lists(self) -> tuple[Any, list[int]]:
+        """The inverted lists and their sizes."""
+        lists: Any = faiss.downcast_InvertedLists(self.inner.invlists)
+        return lists, [int(lists.list_size(number)) for number in range(int(self.inner.nlist))]
 
     def codes(self) -> Codes:
-        """The packed codes, uint8 [ntotal, code_size]; without lists and blocks a view, valid until the index changes
+        """The packed codes, uint8 [ntotal, code_size]; of forms flat and fused a view, valid until the index changes
         or is freed."""
-        if not self.storage.lists and self.storage.packing != "fastscan":
-            return vector_view(self.flat.codes, np.uint8).reshape(-1, self.code_size)
         M = int(self.codebooks.shape[0])
-        if not self.storage.lists:
-            packed = faiss.vector_to_array(self.flat.codes)
-            return unpack_blocks(packed, self.ntotal, M, int(self.flat.bbs))
+        if self.form in ("flat", "fused"):
+            return vector_view(self.inner.codes, np.uint8).reshape(-1, self.code_size)
+        if self.form == "fastscan":
+            packed = faiss.vector_to_array(self.inner.codes)
+            return unpack_blocks(packed, self.ntotal, M, int(self.inner.bbs))
         parts = [np.empty((0, self.code_size), np.uint8)]
-        lists: Any = faiss.downcast_InvertedLists(self.flat.invlists)
-        for number in range(int(self.flat.nlist)):
-            n = int(lists.list_size(number))
+        lists, sizes = self._lists()
+        for number, n in enumerate(sizes):
             if not n:
                 continue
-            if self.storage.packing == "fastscan":
-                rows, size = int(lists.n_per_block), int(lists.block_size)
-                held = faiss.rev_swig_ptr(lists.get_codes(number), -(-n // rows) * size)
+            if self.form == "ivf-fused":
+                parts.append(faiss.rev_swig_ptr(lists.get_codes(number), n * self.code_size).reshape(n, -1))
+                continue
+            rows, size = int(lists.n_per_block), int(lists.block_size)
+            held = faiss.rev_swig_ptr(lists.get_codes(number), -(-n // rows) * size)
+            if self.words is None:
                 parts.append(unpack_blocks(held, n, M, rows))
             else:
-                parts.append(faiss.rev_swig_ptr(lists.get_codes(number), n * self.code_size).reshape(n, -1))
+                stored = unpack_blocks(held, n, M - self.words.P, rows)
+                parts.append(self.words.whole(stored, np.full(n, number)))
         return np.concatenate(parts)
 
     def ids(self) -> Ids:
         """The items' ids, int64 [ntotal], in the order of the codes; of an id map a view, as :meth:`codes`."""
         if not self.mapped:
             return np.arange(self.ntotal, dtype=np.int64)
-        if self.storage.lists:
-            lists: Any = faiss.downcast_InvertedLists(self.flat.invlists)
-            sizes = [int(lists.list_size(i)) for i in range(int(self.flat.nlist))]
-            parts = [faiss.rev_swig_ptr(lists.get_ids(i), n) for i, n in enumerate(sizes) if n]
-            return np.concatenate([np.empty(0, np.int64), *parts])
-        return vector_view(self.index.id_map, np.int64)
+        if not self.form.startswith("ivf"):
+            return vector_view(self.index.id_map, np.int64)
+        lists, sizes = self._lists()
+        parts = [faiss.rev_swig_ptr(lists.get_ids(i), n) for i, n in enumerate(sizes) if n]
+        return np.concatenate([np.empty(0, np.int64), *parts])
 
-    def list_numbers(self) -> NDArray[np.int32] | None:
-        """List of each code, int32 [ntotal], in the order of :meth:`codes`; None without lists."""
-        if not self.storage.lists:
-            return None
-        sizes = [int(self.flat.invlists.list_size(i)) for i in range(int(self.flat.nlist))]
-        return np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
-
-    def ordered(self) -> tuple[Codes, Ids | None, NDArray[np.int32] | None]:
-        """Codes, ids and lists of the items in ascending order of id; views as :meth:`codes` if already sorted.
-
-        Ids are None if they are row numbers, lists if there are none.
-        """
-        codes, list_of = self.codes(), self.list_numbers()
+    def ordered(self) -> tuple[Codes, Ids | None]:
+        """Codes and ids of the items in ascending order of id; views as :meth:`codes` if already sorted. Ids are None if they are row
+        numbers."""
+        codes = self.codes()
         if not self.mapped:
-            return codes, None, list_of
+            return codes, None
         ids = self.ids()
         if len(ids) > 1 and not bool((ids[1:] > ids[:-1]).all()):
             order = np.argsort(ids, kind="stable")
             codes, ids = codes[order], ids[order]
-            list_of = None if list_of is None else list_of[order]
-        return codes, ids, list_of
+        return codes, ids
 
 
 def vector_view(vector: Any, dtype: type[np.generic]) -> NDArray[Any]:
@@ -144,8 +133,8 @@ def layout_of(index: Any, *, what: str = "index", deep: bool = False) -> Layout:
     """Verify all sizes of a Faiss index that a search relies on.
 
     Args:
-        index: ``IndexPQ`` or ``IndexPQFastScan``, or ``IndexIDMap``/``IndexIDMap2`` around one; ``IndexIVFPQ`` or
-            ``IndexIVFPQFastScan`` without residuals.
+        index: ``IndexPQ`` or ``IndexPQFastScan``, or ``IndexIDMap``/``IndexIDMap2`` around one; lists made of codewords
+            (:class:`.storage.WordLists`); ``IndexIVFPQ`` or ``IndexIVFPQFastScan`` without residuals.
         what: name of the index in errors.
         deep: also check all codes and ids for padding bits and repeated ids; used for files.
 
@@ -153,24 +142,16 @@ def layout_of(index: Any, *, what: str = "index", deep: bool = False) -> Layout:
         DataError: another kind of index or metric, not trained, codewords that are not unit-norm, arrays whose
             sizes contradict each other, codes out of range, repeated ids.
     """
-    inner: Any = index
-    mapped = False
-    if isinstance(index, faiss.IndexIDMap):  # IndexIDMap2 is a subclass
-        inner, mapped = faiss.downcast_index(index.index), True
-    ivf = isinstance(inner, faiss.IndexIVFPQ | faiss.IndexIVFPQFastScan) and not mapped
-    if not ivf and not isinstance(inner, faiss.IndexPQ | faiss.IndexPQFastScan):
-        name = type(inner).__name__ if inner is not None else "nothing"
-        raise DataError(f"{what}: holds {name}, not the product-quantised codes (IndexPQ) of a GPQ model")
-    if inner.metric_type != faiss.METRIC_INNER_PRODUCT or index.metric_type != faiss.METRIC_INNER_PRODUCT:
-        raise DataError(
-            f"{what}: its metric is not inner product, the only one GPQ codes have: export the model again"
-        )
-    if not inner.is_trained or not index.is_trained:
-        raise DataError(f"{what}: not trained, so it holds no codebooks: export the model again")
+    inner, mapped, moved, ivf = _unwrapped(index, what)
     pq = inner.pq
     M, K, d, nbits = int(pq.M), int(pq.ksub), int(pq.dsub), int(pq.nbits)
     if not (
-        2 <= nbits <= 8 and 1 << nbits == K and M >= 1 and d >= 1 and M * d == pq.d == inner.d == index.d
+        2 <= nbits <= 8
+        and 1 << nbits == K
+        and M >= 1
+        and d >= 1
+        and M * d == pq.d == inner.d
+        and (moved or index.d == inner.d)
     ):
         raise DataError(
             f"{what}: {M} codebooks of {K} in {pq.d} dimensions contradict {index.d}: it is damaged"
@@ -183,7 +164,9 @@ def layout_of(index: Any, *, what: str = "index", deep: bool = False) -> Layout:
     if fast:
         _check_fastscan(inner, M, K, what)
     if ivf:
-        _check_lists(inner, M, fast, what)
+        _check_lists(inner, M, fast, what, by_residual=moved)
+        if index.ntotal != inner.ntotal:
+            raise DataError(f"{what}: {inner.ntotal} items contradict {index.ntotal}: it is damaged")
     else:
         stated, held = int(inner.ntotal) * int(inner.code_size), int(inner.codes.size())
         if fast:
@@ -200,12 +183,19 @@ def layout_of(index: Any, *, what: str = "index", deep: bool = False) -> Layout:
     if pq.centroids.size() != M * K * d:
         raise DataError(f"{what}: {pq.centroids.size()} centroid values, not {M} x {K} x {d}: it is damaged")
     centroids = np.asarray(faiss.vector_to_array(pq.centroids), np.float32).reshape(M, K, d)
-    packing, codebooks = _codebooks(centroids, what)
-    if fast and packing == "bytes":
-        raise DataError(f"{what}: its FastScan codebooks are byte-fused: it is damaged")
-    layout = Layout(index, inner, Storage("fastscan" if fast else packing, ivf), codebooks, mapped or ivf)
+    if moved:
+        words = _words(index, inner, centroids, what)
+        layout = Layout(index, inner, "ivf", words.Z, True, words)
+    else:
+        form, codebooks = _codebooks(centroids, what)
+        if fast and form == "fused":
+            raise DataError(f"{what}: its FastScan codebooks are byte-fused: it is damaged")
+        form = "fastscan" if fast else form
+        if ivf and form == "flat":
+            raise DataError(f"{what}: 4-bit codes in lists that are not FastScan's: build it again")
+        layout = Layout(index, inner, f"ivf-{form}" if ivf else form, codebooks, mapped or ivf)
     if deep and layout.ntotal:
-        check_codes(layout.codes(), int(codebooks.shape[0]), int(codebooks.shape[1]), what=what)
+        check_codes(layout.codes(), *layout.codebooks.shape[:2], what=what)
         ids = layout.ids() if layout.mapped else None
         if ids is not None and bool((ids == -1).any()):
             raise DataError(f"{what}: an item has the id -1, which marks a missing result: give it another")
@@ -213,6 +203,28 @@ def layout_of(index: Any, *, what: str = "index", deep: bool = False) -> Layout:
         if repeated is not None:
             raise DataError(f"{what}: id {repeated} occurs more than once: every item needs its own")
     return layout
+
+
+def _unwrapped(index: Any, what: str) -> tuple[Any, bool, bool, bool]:
+    """The index inside; whether it is in an id map, behind a transform, and has lists. Raises DataError: another kind of index."""
+    inner: Any = index
+    mapped = False
+    if isinstance(index, faiss.IndexIDMap):  # IndexIDMap2 is a subclass
+        inner, mapped = faiss.downcast_index(index.index), True
+    moved = isinstance(index, faiss.IndexPreTransform)
+    if moved:
+        inner = faiss.downcast_index(index.index) if index.index is not None else None
+    ivf = isinstance(inner, faiss.IndexIVFPQ | faiss.IndexIVFPQFastScan) and not mapped
+    if not (ivf or (isinstance(inner, faiss.IndexPQ | faiss.IndexPQFastScan) and not moved)):
+        name = type(inner).__name__ if inner is not None else "nothing"
+        raise DataError(f"{what}: holds {name}, not the product-quantised codes (IndexPQ) of a GPQ model")
+    if inner.metric_type != faiss.METRIC_INNER_PRODUCT or index.metric_type != faiss.METRIC_INNER_PRODUCT:
+        raise DataError(
+            f"{what}: its metric is not inner product, the only one GPQ codes have: export the model again"
+        )
+    if not inner.is_trained or not index.is_trained:
+        raise DataError(f"{what}: not trained, so it holds no codebooks: export the model again")
+    return inner, mapped, moved, ivf
 
 
 def _check_fastscan(inner: Any, M: int, K: int, what: str) -> None:
@@ -236,7 +248,7 @@ def _check_fastscan(inner: Any, M: int, K: int, what: str) -> None:
         )
 
 
-def _check_lists(ivf: Any, M: int, fast: bool, what: str) -> None:
+def _check_lists(ivf: Any, M: int, fast: bool, what: str, *, by_residual: bool) -> None:
     """Checks of coarse quantiser and inverted lists. Raises DataError."""
     lists = int(ivf.nlist)
     quantizer: Any = faiss.downcast_index(ivf.quantizer) if ivf.quantizer is not None else None
@@ -257,10 +269,10 @@ def _check_lists(ivf: Any, M: int, fast: bool, what: str) -> None:
         raise DataError(
             f"{what}: {quantizer.ntotal} coarse centroids contradict {lists} lists: it is damaged"
         )
-    if ivf.by_residual:
+    if bool(ivf.by_residual) != by_residual:
         raise DataError(
-            f"{what}: its codes are residuals, but the model's codebooks encode vectors: build it with by_residual "
-            "= False"
+            f"{what}: by_residual is {bool(ivf.by_residual)}, but only lists made of codewords (gpq index --kind ivf) hold residuals: "
+            "build it again"
         )
     if ivf.direct_map.type != 0:
         raise DataError(
@@ -286,11 +298,58 @@ def _check_lists(ivf: Any, M: int, fast: bool, what: str) -> None:
         raise DataError(f"{what}: its lists hold {total:,} items, not {ivf.ntotal:,}: it is damaged")
 
 
-def _codebooks(centroids: Floats, what: str) -> tuple[Packing, Floats]:
+def _words(index: Any, ivf: Any, centroids: Floats, what: str) -> WordLists:
+    """The lists of form ``ivf``. Raises DataError: other ones."""
+    wrong = DataError(f"{what}: its lists are not those of 'gpq index --kind ivf': build it again")
+    chain = [faiss.downcast_VectorTransform(index.chain.at(i)) for i in range(int(index.chain.size()))]
+    if len(chain) != 1 or not isinstance(chain[0], faiss.RemapDimensionsTransform):
+        raise wrong
+    moved: Any = chain[0]
+    rest, _, width = (int(n) for n in centroids.shape)
+    places = np.asarray(faiss.vector_to_array(moved.map), np.int64)
+    # The first place is of the first dimension behind those of the P codebooks that name a list.
+    if not (
+        moved.d_in == index.d
+        and moved.d_out == ivf.d == rest * width == len(places)
+        and 0 <= places[0] < index.d
+        and (index.d - int(places[0])) % rest == 0
+    ):
+        raise wrong
+    first = int(places[0])
+    d = (index.d - first) // rest
+    if d > width or first % d or first // d > LEVELS:
+        raise wrong
+    P = first // d
+    quantizer: Any = faiss.downcast_index(ivf.quantizer)
+    vectors = faiss.vector_to_array(quantizer.codes).view(np.float32).reshape(int(quantizer.ntotal), -1)
+    if (P and len(vectors) < 16) or (P == 0 and len(vectors) != 1):
+        raise wrong
+    x = np.zeros((len(vectors), index.d), np.float32)
+    there = places >= 0
+    x[:, np.clip(places[there], 0, index.d - 1)] = vectors[:, there]
+    names = x[:, :first].reshape(len(x), P, d)
+    Z = np.concatenate([names[:16].transpose(1, 0, 2), centroids[:, :, :d]]) if P else centroids[:, :, :d]
+    words = np.empty((len(x), P), np.uint8)
+    for m in range(P):
+        words[:, m] = (names[:, m, None] == Z[m]).all(axis=2).argmax(axis=1)  # exactly: others may be near
+    made = WordLists(check_codebooks(Z, what=what), words)
+    keys = made.keys
+    if (
+        not np.array_equal(made.dimensions.reshape(-1), places)
+        or not np.array_equal(made.centroids, vectors)
+        or centroids[:, :, d:].any()
+        or len(np.unique(keys)) != len(keys)
+        or (P and not (np.array_equal(words[:16], np.repeat(np.arange(16)[:, None], P, axis=1))))
+    ):
+        raise wrong
+    return made
+
+
+def _codebooks(centroids: Floats, what: str) -> tuple[str, Floats]:
     try:
-        return "4-bit", check_codebooks(centroids, what=what)
+        return "flat", check_codebooks(centroids, what=what)
     except DataError as plain:
         try:
-            return "bytes", unfuse(centroids)
+            return "fused", unfuse(centroids)
         except DataError:
             raise plain from None

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..codes.checks import Floats, check_codebooks
 from ..codes.encode import items_are_codewords
 from ..errors import DataError, MismatchError
@@ -20,8 +18,6 @@ FORMAT_VERSION = 1
 """Format version of model folders."""
 
 _log = logging.getLogger(__name__)
-_PROTOTYPES = "network.classifier.raw"
-_ITEM_PROTOTYPES = "network.prototypes"
 
 
 @dataclass(frozen=True)
@@ -140,26 +136,3 @@ def _read_tensor(path: Path, name: str) -> Any:
     except (SafetensorError, OSError, ValueError, TypeError) as error:
         why = " ".join(str(error).split())[:120]
         raise DataError(f"{path} is damaged ({why}): copy or train the model again") from None
-
-
-def read_prototypes(model_dir: str | Path) -> Floats:
-    """The model's class prototypes as coarse centroids: float32 [C, M*d], each sub-vector of unit norm.
-
-    They are the sub-prototypes W of the cosine classifier (eq. 3), one centroid per class; for a model with class networks the query
-    vectors of items whose class is certain.
-
-    Raises:
-        DataError: see :func:`read_model`; a model without such a classifier.
-        MismatchError: see :func:`read_model`.
-    """
-    model = read_model(model_dir)
-    name = _ITEM_PROTOTYPES if model.asymmetric else _PROTOTYPES
-    W = np.asarray(_read_tensor(model.folder / "model.safetensors", name))
-    M, _, d = model.codebooks.shape
-    if W.dtype != np.float32 or W.ndim != 3 or W.shape[0] != M or W.shape[2] != d or not np.isfinite(W).all():
-        raise DataError(
-            f"{model.folder}: its sub-prototypes are {W.dtype} {W.shape}, not finite float32 [{M}, classes, {d}]"
-        )
-    norms = np.linalg.norm(W, axis=2, keepdims=True)
-    unit = W / np.maximum(norms, np.finfo(np.float32).tiny)
-    return np.ascontiguousarray(unit.transpose(1, 0, 2).reshape(W.shape[1], M * d), dtype=np.float32)

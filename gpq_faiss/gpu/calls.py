@@ -15,7 +15,7 @@ _TINY = 2.0**-126
 _EXPONENT = 0x7F80_0000  # of float32
 
 
-def faiss_search(index: Any, queries: Tensor, k: int, lists: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def faiss_search(index: Any, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Search a Faiss index with a tensor, float32 [q, D]: results are on the same device, without host copies.
 
     Like ``faiss.contrib.torch_utils``, which is not imported as it replaces methods of all Faiss classes in the process, after which
@@ -23,7 +23,6 @@ def faiss_search(index: Any, queries: Tensor, k: int, lists: Tensor | None = Non
 
     Args:
         index: on the GPU of ``queries``, or on the CPU for queries there.
-        lists: int64 [q, nprobe], lists to probe (default: the nearest by Faiss). Scores then exclude the centroids.
 
     Raises:
         DeviceError: Faiss failed on the GPU, usually out of memory.
@@ -39,25 +38,13 @@ def faiss_search(index: Any, queries: Tensor, k: int, lists: Tensor | None = Non
     D = torch.empty((len(queries), k), dtype=torch.float32, device=queries.device)
     found = torch.empty((len(queries), k), dtype=torch.int64, device=queries.device)
 
-    of_lists: tuple[Any, ...] = ()
-    if lists is not None:
-        lists = lists.contiguous()
-        nothing = torch.zeros(lists.shape, dtype=torch.float32, device=lists.device)  # the centroids' part
-        of_lists = (
-            faiss.cast_integer_to_idx_t_ptr(lists.data_ptr()),
-            faiss.cast_integer_to_float_ptr(nothing.data_ptr()),
-        )
-
     def run() -> None:
         asked = (len(queries), faiss.cast_integer_to_float_ptr(queries.data_ptr()), k)
         results = (
             faiss.cast_integer_to_float_ptr(D.data_ptr()),
             faiss.cast_integer_to_idx_t_ptr(found.data_ptr()),
         )
-        if of_lists:
-            index.search_preassigned_c(*asked, *of_lists, *results, False)
-        else:
-            index.search_c(*asked, *results)
+        index.search_c(*asked, *results)
 
     if queries.device.type != "cuda":
         run()
@@ -82,17 +69,10 @@ def last_line(error: RuntimeError) -> str:
     return (str(error).strip().splitlines() or ["no reason given"])[-1]
 
 
-def faiss_within(
-    index: Any, queries: Tensor, k: int, budget: FaissBudget | None, lists: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def faiss_within(index: Any, queries: Tensor, k: int, budget: FaissBudget | None) -> tuple[Tensor, Tensor]:
     """:func:`faiss_search` in batches within the budget."""
     rows = len(queries) if budget is None else budget.rows(k)
     if len(queries) <= rows:
-        return faiss_search(index, queries, k, lists)
-    parts = [
-        faiss_search(
-            index, queries[start : start + rows], k, None if lists is None else lists[start : start + rows]
-        )
-        for start in range(0, len(queries), rows)
-    ]
+        return faiss_search(index, queries, k)
+    parts = [faiss_search(index, queries[start : start + rows], k) for start in range(0, len(queries), rows)]
     return torch.cat([scores for scores, _ in parts]), torch.cat([found for _, found in parts])

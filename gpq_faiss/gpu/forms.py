@@ -5,9 +5,6 @@ equivalent is an IVFPQ with zero coarse centroids, so that residuals are the vec
 codebooks read the same bytes) and of certain lengths (padded with zero codebooks). One thread block scans one list, so items are
 distributed round-robin over several lists with zero centroids, all of them probed: the same result with more parallelism.
 
-For real IVF lists, Faiss' GPU code supports by_residual = True only. Centroids scaled by 2^-40 are equivalent: the order of the lists
-is unchanged, and the residual is below the rounding error of scores.
-
 torch is imported only when an index is copied to a device.
 """
 
@@ -17,20 +14,16 @@ from typing import Any
 
 import faiss
 import numpy as np
-from numpy.typing import NDArray
 
 from ..codes.checks import Codes, Floats, Ids
 from ..codes.codebooks import fuse
 from ..errors import DeviceError, UsageError
-from ..faissio.storage import empty_ivfpq, fill_list, rows_of_lists
 from .memory import MAX_K, MEMORY, FaissBudget
 
 CODE_SIZES = (1, 2, 3, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48)
 """Bytes per code supported by Faiss' GPU kernels with float32 tables (48 KiB of shared memory)."""
 MAX_LISTS = 2048
 LISTS = 256
-CENTROID_SCALE = 2.0**-40
-"""Factor of real centroids: their contribution to scores is then below 1e-12 of the query's norm."""
 _LIST_ROWS = 1024  # minimum length of a list per thread block
 
 
@@ -63,8 +56,7 @@ def zero_lists(codes: Codes, Z: Floats, *, lists: int | None = None) -> Any:
     """
     n = len(codes)
     lists = _lists_for(n, lists)
-    D = int(Z.shape[0] * Z.shape[2])
-    ivf, size = _empty_lists(np.zeros((lists, D), np.float32), Z)
+    ivf, size = _empty_lists(lists, Z)
     for number in range(lists):
         _fill_list(ivf, number, codes[number::lists], np.arange(number, n, lists), size)
     ivf.ntotal = n
@@ -91,30 +83,8 @@ def scan_bytes(n: int, size: int, lists: int | None = None) -> int:
     return 2 * lists * (4 * -(-n // lists) + 4 * 256 * padded + 8)
 
 
-def real_lists(codes: Codes, Z: Floats, list_of: NDArray[np.int32], centroids: Floats, nprobe: int) -> Any:
-    """Codes in the lists of an IVF without residuals, in GPU form; ids are row numbers.
-
-    Args:
-        codes: uint8 [n, code_size], checked. Z: float32 [M, K, d].
-        list_of: int32 [n], the list of each code.
-        centroids: float32 [lists, M*d]; stored times :data:`CENTROID_SCALE`, see the module docstring.
-        nprobe: lists probed.
-
-    Raises:
-        UsageError: as :func:`zero_lists`; ``nprobe`` not in 1..2,048.
-    """
-    if not 1 <= nprobe <= MAX_LISTS:
-        raise UsageError(f"nprobe = {nprobe}: a GPU supports 1 to {MAX_LISTS} lists; use the CPU for more")
-    ivf, size = _empty_lists(centroids * np.float32(CENTROID_SCALE), Z)
-    for number, rows in rows_of_lists(list_of, len(centroids)):
-        _fill_list(ivf, number, codes[rows], rows, size)
-    ivf.ntotal = len(codes)
-    ivf.nprobe = min(nprobe, len(centroids))
-    return ivf
-
-
-def _empty_lists(centroids: Floats, Z: Floats) -> tuple[Any, int]:
-    """An ``IndexIVFPQ`` around ``centroids`` [lists, M*d], and the bytes of a code before padding."""
+def _empty_lists(lists: int, Z: Floats) -> tuple[Any, int]:
+    """An empty, trained ``IndexIVFPQ`` with zero centroids, and the bytes of a code before padding."""
     reason = unfit_for_faiss(Z)
     if reason is not None:
         raise UsageError(f"{reason}; use torch alone (to_torch), or the CPU")
@@ -123,13 +93,24 @@ def _empty_lists(centroids: Floats, Z: Floats) -> tuple[Any, int]:
     padded = next(s for s in CODE_SIZES if s >= size)
     books = np.zeros((padded, 256, width), np.float32)
     books[:size] = fused
-    return empty_ivfpq(centroids, books, by_residual=True), size
+    D = padded * width
+    quantizer: Any = faiss.IndexFlatIP(D)
+    quantizer.add(np.zeros((lists, D), np.float32))
+    ivf: Any = faiss.IndexIVFPQ(quantizer, D, lists, padded, 8, faiss.METRIC_INNER_PRODUCT)
+    quantizer.this.disown()
+    ivf.own_fields = True
+    ivf.by_residual = True
+    faiss.copy_array_to_vector(books.ravel(), ivf.pq.centroids)
+    ivf.is_trained = True
+    return ivf, size
 
 
 def _fill_list(ivf: Any, number: int, codes: Codes, ids: Ids, size: int) -> None:
     padded = np.zeros((len(codes), int(ivf.code_size)), np.uint8)
     padded[:, :size] = codes
-    fill_list(ivf, number, padded, ids)
+    own = np.ascontiguousarray(ids, dtype=np.int64)  # named, as pointers do not keep arrays alive
+    if len(codes):
+        ivf.invlists.add_entries(number, len(codes), faiss.swig_ptr(own), faiss.swig_ptr(padded))
 
 
 # Onto devices --------------------------------------------------------------------------------------------------------

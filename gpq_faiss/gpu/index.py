@@ -1,8 +1,8 @@
 """An index on one or several devices: Faiss shortlists on the GPU, torch re-scores exactly; arrays or tensors out.
 
-Faiss' GPU kernels are fast, but their rounding depends on the order of additions, and they keep any of the items tied at rank k. So, as
-on the CPU (:mod:`..indexes.proof`), they only shortlist: candidates are re-scored in a fixed order, and if that does not prove the top k,
-torch scores all codes for that query. Results are therefore bit-equal to the exact kinds of :mod:`..indexes.memory`.
+Faiss' GPU kernels are fast, but their rounding depends on the order of additions, and they keep any of the items tied at rank k. So they
+only shortlist: candidates are re-scored in a fixed order, and if that does not prove the top k, torch scores all codes for that query.
+Results are therefore bit-equal to those of :mod:`..indexes.memory`.
 
 Filters bypass Faiss, whose GPU kernels silently ignore selectors (except cuVS, which is not used here). If enough of the shortlist
 passes, that is the result; else torch scores the passing codes on the same device.
@@ -25,12 +25,10 @@ from ..codes.checks import Floats, Ids
 from ..errors import DataError, UsageError
 from ..indexes.filters import Filter, FilterCache, mask_of, over_fetch
 from ..indexes.items import IdMap
-from ..indexes.plan import KINDS, Plan
 from ..indexes.ranges import LIMIT, check_min_score, too_many
-from ..indexes.threads import check_k, check_nprobe, check_threads
+from ..indexes.threads import check_k, check_threads
 from ..store import codebooks_fingerprint
 from .calls import faiss_within
-from .lists import Lists, agree
 from .memory import MAX_K, MEMORY, FaissBudget, Mode
 from .proof import SPARE, decide
 from .scan import DeviceGroups, Scan
@@ -140,7 +138,7 @@ class Filtered:
         return out
 
 
-Searcher = Scan | Shortlisted | Raw | Lists | Filtered
+Searcher = Scan | Shortlisted | Raw | Filtered
 """Searches the codes of one device; keys contain row numbers there."""
 
 
@@ -164,12 +162,9 @@ class Part:
     groups: DeviceGroups | None = None
     resources: Any = None
 
-    def search_keys(self, queries: Tensor, k: int, nprobe: int | None = None) -> Tensor:
+    def search_keys(self, queries: Tensor, k: int) -> Tensor:
         """int64 keys [q, min(k, items)] with row numbers in the whole index."""
-        # not limited to this part's items: the number of probed lists depends on k
-        searcher = self.searcher
-        options = (nprobe,) if isinstance(searcher, Lists) else ()
-        keys = searcher.search_keys(queries, k, *options)
+        keys = self.searcher.search_keys(queries, k)
         if self.groups is not None:
             keys = self.groups.expand(keys, min(k, self.items))
         # keys contain 2^32 - 1 minus the row number
@@ -187,8 +182,6 @@ class Part:
         scan = self.scan("a filter")
         allowed = int(mask.sum())
         there = torch.from_numpy(np.array(mask)).to(self.device)  # a copy, as it may belong to the caller
-        if isinstance(self.searcher, Lists):
-            return replace(self, searcher=self.searcher.restricted(there), items=allowed)
         if self.groups is None:
             held, passing = self.searcher, scan.restricted(there)
             searcher = Filtered(held, passing, allowed) if isinstance(held, Shortlisted) else passing
@@ -215,7 +208,6 @@ class DeviceIndex:
         width: D of the queries.
         codebooks: float32 [M, K, d].
         fingerprint: of the codebooks.
-        plan: search options.
         device: device of query tensors and results (the first, if several).
         parts: the part on each device.
         mode: ``shard`` (each device has a part of the items) or ``replica`` (each has all, and a part of the queries).
@@ -232,14 +224,12 @@ class DeviceIndex:
         mode: Mode = "shard",
         memory: int = MEMORY,
         *,
-        plan: Plan = KINDS["exact"],
         source: str = "",
     ) -> None:
         self.parts = parts
         self.codebooks = codebooks
         self.fingerprint = codebooks_fingerprint(codebooks)
         self.width = int(codebooks.shape[0] * codebooks.shape[2])
-        self.plan = plan
         self._source = source
         self.memory = memory
         self.mode: Mode = mode
@@ -254,7 +244,6 @@ class DeviceIndex:
         self._names = IdMap(self.ntotal, own)
         self._ids = None if own is None else torch.from_numpy(own).to(self.device)
         self._filtered: FilterCache[list[Part]] = FilterCache()
-        self._agree(parts)
 
     @property
     def faiss_indexes(self) -> list[Any]:
@@ -264,14 +253,8 @@ class DeviceIndex:
 
     def stats(self) -> dict[str, int]:
         """Number of queries shortlisted by Faiss (``tried``), and of those with proven results (``proven``)."""
-        parts = [p.searcher for p in self.parts if isinstance(p.searcher, Shortlisted | Lists)]
+        parts = [p.searcher for p in self.parts if isinstance(p.searcher, Shortlisted)]
         return {"tried": sum(p.tried for p in parts), "proven": sum(p.proven for p in parts)}
-
-    @property
-    def lists(self) -> int:
-        """Number of lists; 0 if there are none."""
-        searcher = self.parts[0].searcher
-        return len(searcher.lists.points) if isinstance(searcher, Lists) else 0
 
     def describe(self) -> str:
         """One-line description of the search."""
@@ -293,14 +276,13 @@ class DeviceIndex:
         """The ``k`` best items of every query, for any k.
 
         Scores are those of :func:`..codes.scores.score_codes`, ties are in ascending order of id (with ``search="approximate"``:
-        Faiss' own). For k above 2,048 torch is used alone. An index with lists searches the ``nprobe`` nearest non-empty lists
-        exactly, and more if these have fewer than ``k`` items.
+        Faiss' own). For k above 2,048 torch is used alone.
 
         Args:
             xq: [Q, M*d]. For an array, results are arrays. For a tensor on :attr:`device`, results are tensors there, without host
                 copies.
             k: 1..ntotal.
-            nprobe: lists to probe per query (default: that of the source index).
+            nprobe: must be None: the search is exact.
             threads: ignored.
             where: search only items that pass this filter, as in :meth:`..indexes.memory.MemoryIndex.search`. It is evaluated on the
                 host and cached, and takes a byte per item on the device (temporarily about 30 with distinct codes or lists).
@@ -316,19 +298,20 @@ class DeviceIndex:
         """
         k = check_k(k, self.ntotal)
         check_threads(threads)
-        nprobe = self._check_nprobe(nprobe)
+        if nprobe is not None:
+            raise UsageError("nprobe limits a search on the CPU; on a device it is exact: leave it out")
         queries = vectors_on(xq, self.width, self.device)
         parts = self._parts(where)
         n = min(k, self._items(parts))
         if isinstance(xq, Tensor):
             D = torch.full((len(queries), k), -torch.inf, dtype=torch.float32, device=self.device)
             found = torch.full((len(queries), k), -1, dtype=torch.int64, device=self.device)
-            for rows, scores, ids in self._blocks(parts, queries, n, nprobe):
+            for rows, scores, ids in self._blocks(parts, queries, n):
                 D[rows, :n], found[rows, :n] = scores, ids
             return D, found
         scores_out = np.full((len(queries), k), -np.inf, np.float32)
         ids_out = np.full((len(queries), k), -1, np.int64)
-        for rows, scores, ids in self._blocks(parts, queries, n, nprobe):
+        for rows, scores, ids in self._blocks(parts, queries, n):
             scores_out[rows, :n], ids_out[rows, :n] = scores.cpu().numpy(), ids.cpu().numpy()
         return scores_out, ids_out
 
@@ -337,31 +320,26 @@ class DeviceIndex:
         xq: ArrayLike | Tensor,
         min_score: float,
         *,
-        nprobe: int | None = None,
         where: Filter | None = None,
         limit: int = LIMIT,
         threads: int | None = None,
     ) -> tuple[Any, Any, Any]:
-        """All items with an exact score of at least ``min_score``, from all lists.
+        """All items with an exact score of at least ``min_score``.
 
         Args:
-            nprobe, threads: as :meth:`search`; ``nprobe`` below the number of lists is an error.
+            threads: ignored.
             where: as :meth:`search`.
 
         Returns:
             As :meth:`..indexes.memory.MemoryIndex.range_search`: lims int64 [Q + 1], D float32, I int64; tensors for a tensor.
 
         Raises:
-            UsageError: ``min_score`` is NaN; ``nprobe`` below the number of lists; ``search="approximate"``; a tensor on another device;
+            UsageError: ``min_score`` is NaN; ``search="approximate"``; a tensor on another device;
                 ``where`` is not a filter.
             DataError: invalid queries or filter; more than ``limit`` results.
         """
         min_score = check_min_score(min_score)
         check_threads(threads)
-        if nprobe is not None and self._check_nprobe(nprobe) != self.lists:
-            raise UsageError(
-                f"nprobe {nprobe}: a range search on a device visits all {self.lists} lists: leave it out"
-            )
         queries = vectors_on(xq, self.width, self.device)
 
         def run(part: Part, block: Tensor) -> tuple[Tensor, Tensor]:
@@ -383,9 +361,6 @@ class DeviceIndex:
             return lims, scores, ids
         return lims.cpu().numpy(), scores.cpu().numpy(), ids.cpu().numpy()
 
-    def _check_nprobe(self, nprobe: int | None) -> int | None:
-        return None if nprobe is None else check_nprobe(nprobe, 0, self.lists, self.describe())
-
     def _parts(self, where: Filter | None) -> list[Part]:
         """The parts to search; those of the last filter are cached."""
         if where is None:
@@ -395,23 +370,14 @@ class DeviceIndex:
         mask = mask_of(where, self._names)
 
         def make() -> list[Part]:
-            parts = [part.restricted(mask[part.first : part.first + part.items]) for part in self.parts]
-            self._agree(parts)
-            return parts
+            return [part.restricted(mask[part.first : part.first + part.items]) for part in self.parts]
 
         return self._filtered.get(mask, make)
-
-    def _agree(self, parts: list[Part]) -> None:
-        """Make the parts use the list sizes of all items."""
-        found = [part.searcher for part in parts if isinstance(part.searcher, Lists)]
-        agree(found, shard=self.mode == "shard")
 
     def _items(self, parts: list[Part]) -> int:
         return sum(part.items for part in parts) if self.mode == "shard" else parts[0].items
 
-    def _blocks(
-        self, parts: list[Part], queries: Tensor, k: int, nprobe: int | None
-    ) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    def _blocks(self, parts: list[Part], queries: Tensor, k: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Yield rows, scores and ids in blocks of queries; smaller blocks for large k limit memory."""
         if k == 0:
             return
@@ -419,15 +385,15 @@ class DeviceIndex:
         step = max(1, min(step, self.memory // (_RESULT * k)))
         for start in range(0, len(queries), step):
             block = queries[start : start + step]
-            scores, ids = self._read(self._search_keys(parts, block, k, nprobe))
+            scores, ids = self._read(self._search_keys(parts, block, k))
             yield slice(start, start + len(block)), scores, ids
 
-    def _search_keys(self, parts: list[Part], queries: Tensor, k: int, nprobe: int | None) -> Tensor:
+    def _search_keys(self, parts: list[Part], queries: Tensor, k: int) -> Tensor:
         if len(parts) == 1:
-            return parts[0].search_keys(queries, k, nprobe)
+            return parts[0].search_keys(queries, k)
 
         def run(part: Part, block: Tensor) -> Tensor:
-            return part.search_keys(block, k, nprobe)
+            return part.search_keys(block, k)
 
         if self.mode == "shard":
             parts = [part for part in parts if part.items]

@@ -5,29 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ..codes.checks import Codes, Floats, Ids
 from ..codes.groups import Groups, worth_grouping
 from ..errors import DataError, UsageError
 from ..faissio.layout import layout_of
 from ..indexes.memory import MemoryIndex
-from ..indexes.plan import KINDS
 from .forms import (
-    MAX_LISTS,
     check_gpu,
     check_mode,
     clone_to_gpu,
-    real_lists,
     scan_bytes,
     unfit_for_faiss,
     zero_lists,
 )
 from .index import DeviceIndex, Part, Raw, Searcher, Shortlisted
-from .lists import DeviceLists, Lists
-from .memory import MAX_K, MEMORY, FaissBudget, Mode, check_memory
+from .memory import MEMORY, FaissBudget, Mode, check_memory
 from .scan import DeviceGroups, Scan
 from .tensors import device_of
 
@@ -48,23 +42,23 @@ def to_gpu(
     Args:
         source: a Faiss index in any form of :mod:`..faissio.storage`, or an :class:`..indexes.memory.MemoryIndex`. Codes of any
             packing are converted to the flat GPU form and searched *exactly*, also FastScan's. If equal codes are grouped, distinct
-            codes are searched and expanded on the GPU. Lists keep their centroids, items and ``nprobe``.
+            codes are searched and expanded on the GPU.
         device: number of the GPU.
         devices: several GPUs; with ``mode`` ``shard`` each gets a part of the items, with ``replica`` all items and a part of the
             queries.
-        search: ``exact``: bit-equal to the CPU. torch alone searches for k above 2,048, if Faiss does not support the codes or
-            lists (at most 2,048 probed), or needs more than ``memory`` for a query (:func:`scan_bytes`: about 8 bytes per item).
-            ``approximate``: Faiss alone, with its own scores, lists and order of ties, k up to 2,048, without filters and ranges,
-            without a second copy of the codes, with as much memory as one query needs.
+        search: ``exact``: bit-equal to the CPU. torch alone searches for k above 2,048, if Faiss does not support the codes, or needs
+            more than ``memory`` for a query (:func:`scan_bytes`: about 8 bytes per item). ``approximate``: Faiss alone, with its own
+            scores and order of ties, k up to 2,048, without filters and ranges, without a second copy of the codes, with as much
+            memory as one query needs.
         lists: lists of the flat form (default: by the number of items).
         group: search distinct codes (default: as the source index does; a Faiss index does not).
-        memory: bytes that Faiss and torch may each use on a device in a search, in addition to codes, ids, centroids and results.
+        memory: bytes that Faiss and torch may each use on a device in a search, in addition to codes, ids and results.
             Batches are split to fit (:mod:`.memory`).
 
     Raises:
         DeviceError: no such GPU, or Faiss left an index on the CPU (there is no silent fall-back).
         DataError: the index is empty or invalid.
-        UsageError: an option out of range; ``approximate`` for codes or lists that Faiss does not support on a GPU.
+        UsageError: an option out of range; ``approximate`` for codes that Faiss does not support on a GPU.
     """
     check_mode(mode)
     if search not in ("exact", "approximate"):
@@ -115,50 +109,31 @@ class Source:
     ) -> None:
         self.codes, self.ids, self.Z, self.group = codes, ids, Z, group
         self._groups = groups
-        self.list_of: NDArray[np.int32] | None = None
-        self.centroids: Floats | None = None
-        self.nprobe = 0
-        self.plan, self.description = KINDS["exact"], ""
+        self.description = ""
 
     @classmethod
     def of(cls, source: Any, group: bool | None) -> Source:
         if isinstance(source, MemoryIndex):
-            if source.lists:
-                held = cls.of(source.to_faiss(), group)
-            else:
-                groups = None if group is False else Groups.of(source.codes)
-                if (
-                    group is None
-                    and groups is not None
-                    and not worth_grouping(len(source.codes), len(groups))
-                ):
-                    groups = None
-                held = cls(
-                    source.codes, source.ids, source.codebooks, group=groups is not None, groups=groups
-                )
-            held.plan, held.description = source.plan, source.describe()
+            groups = None if group is False else Groups.of(source.codes)
+            if group is None and groups is not None and not worth_grouping(len(source.codes), len(groups)):
+                groups = None
+            held = cls(source.codes, source.ids, source.codebooks, group=groups is not None, groups=groups)
+            held.description = source.describe()
             return held
         layout = layout_of(source, deep=True)
         if layout.ntotal == 0:
             raise DataError("the index is empty: add codes first (gpq index)")
-        codes, ids, list_of = layout.ordered()
+        codes, ids = layout.ordered()
         # copies, so that the index can be freed
         own = None if ids is None else ids.copy()
-        held = cls(codes.copy(), own, layout.codebooks, group=bool(group) and list_of is None)
-        if list_of is not None:
-            held.list_of, held.centroids = list_of, layout.centroids
-            held.nprobe, held.plan = int(layout.flat.nprobe), KINDS["ivf"]
-        return held
+        return cls(codes.copy(), own, layout.codebooks, group=bool(group))
 
     def part(self, rows: slice) -> Source:
         """Part of the items, with the same options."""
         if rows == slice(0, len(self.codes)):
             return self
         ids = None if self.ids is None else self.ids[rows]
-        part = Source(self.codes[rows], ids, self.Z, group=self.group)
-        part.list_of = None if self.list_of is None else self.list_of[rows]
-        part.centroids, part.nprobe = self.centroids, self.nprobe
-        return part
+        return Source(self.codes[rows], ids, self.Z, group=self.group)
 
     def groups(self) -> Groups:
         """Distinct codes and their items, computed once."""
@@ -206,7 +181,6 @@ def spread(
         source.own_ids(),
         mode,
         memory,
-        plan=source.plan,
         source=source.description,
     )
 
@@ -226,43 +200,17 @@ def _part(
         grouped = source.groups()
         codes, groups = grouped.codes, DeviceGroups(grouped, place, memory)
     scan = None if approximate else Scan(codes, source.Z, place, memory)
-    table = None
-    if scan is not None and source.list_of is not None and source.centroids is not None:
-        table = DeviceLists(source.list_of, source.centroids, source.nprobe, place, memory)
     index, budget, resources = None, None, None
-    form = (
-        None if clone is None else _faiss_form(source, codes, lists, memory, table, approximate=approximate)
-    )
-    if form is not None and clone is not None:
+    fits = approximate or scan_bytes(len(codes), codes.shape[1], lists) <= memory
+    if clone is not None and fits:
+        form = zero_lists(codes, source.Z, lists=lists)
         budget = FaissBudget.of(form, memory)
         index, resources = clone(form, place)
     searcher: Searcher
     if scan is None:
         searcher = Raw(index, budget)
-    elif table is not None:
-        searcher = Lists(scan, table, index, budget)
+    elif index is None:
+        searcher = scan
     else:
-        searcher = scan if index is None else Shortlisted(scan, index, budget)
+        searcher = Shortlisted(scan, index, budget)
     return Part(place, searcher, len(source.codes), first, groups, resources)
-
-
-def _faiss_form(
-    source: Source,
-    codes: Codes,
-    lists: int | None,
-    memory: int,
-    table: DeviceLists | None,
-    *,
-    approximate: bool,
-) -> Any:
-    """The index for Faiss on a device; None for torch alone, if Faiss would exceed the memory."""
-    if source.list_of is None or source.centroids is None:
-        too_large = not approximate and scan_bytes(len(codes), codes.shape[1], lists) > memory
-        return None if too_large else zero_lists(codes, source.Z, lists=lists)
-    if table is None:
-        return real_lists(codes, source.Z, source.list_of, source.centroids, source.nprobe)
-    if source.nprobe > MAX_LISTS:
-        return None
-    form = real_lists(codes, source.Z, source.list_of, source.centroids, source.nprobe)
-    fits = FaissBudget.of(form, memory).needed(min(MAX_K, len(codes))) <= memory
-    return form if fits else None

@@ -1,6 +1,6 @@
 """Re-score Faiss' shortlist on a device: exact results, and for which queries they are proven.
 
-As on the CPU (:mod:`..indexes.proof`): if the k-th exact score exceeds everything that Faiss left out by more than the maximum difference
+If the k-th exact score exceeds everything that Faiss left out by more than the maximum difference
 of two float32 evaluations of a score, the result is proven.
 """
 
@@ -9,13 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..indexes.scanners import rounding_of
 from .scan import Scan
 from .tensors import EMPTY_KEY, best_of, keys_of, split_keys
 
 SPARE = 32
 """Minimum number of candidates beyond k."""
 _UNIT = 2.0**-23  # twice the relative error of one float32 operation
+_TINY = 2.0**-126
 
 
 def decide(
@@ -49,9 +49,13 @@ def decide(
 
 
 def _rounding(scan: Scan, queries: Tensor) -> Tensor:
-    """Maximum difference of two float32 evaluations of a score, float32 [q] (:func:`..index.scanners.rounding_bound`)."""
+    """Maximum difference of two float32 evaluations of a score: float32 [q].
+
+    Both add 2d + M products in some order; with unit-norm codewords each is within (2d + M + 2) u of the true value
+    times sum_m |q_m| (Higham 2002, section 3.1, with Cauchy-Schwarz a sub-space).
+    """
     M, d = scan.M, scan.d
     norms = torch.linalg.vector_norm(queries.double().reshape(-1, M, d), dim=2).sum(dim=1)
     # rounded upwards
-    slack: Tensor = (rounding_of(norms, M, d) * (1 + _UNIT)).float()
+    slack: Tensor = (1.01 * (2 * d + M + 2) * (_UNIT * norms + 2 * M * d * _TINY) * (1 + _UNIT)).float()
     return slack

@@ -22,7 +22,7 @@ from ..codes.nearest import tolerance
 from ..errors import DataError, DeviceError, UsageError
 
 EMPTY_KEY = torch.iinfo(torch.int64).min
-"""The key of a missing result, as in :mod:`..codes.keys`."""
+"""The key of a missing result."""
 MAX_ROWS = (1 << 32) - 1
 _LOW = 0xFFFF_FFFF
 _FLIP = 0x7FFF_FFFF
@@ -256,7 +256,7 @@ def score_places(tables: Tensor, columns: Tensor, positions: Tensor, *, paired: 
 
 
 def keys_of(scores: Tensor, positions: Tensor) -> Tensor:
-    """Score and row number (< 2^32) in one int64, larger is better, as :func:`..codes.keys.sort_keys`."""
+    """Score and row number (< 2^32) in one int64, larger is better."""
     bits = (scores + 0.0).view(torch.int32)  # + 0.0 turns -0.0 into 0.0
     ordered = bits ^ ((bits >> 31) & _FLIP)
     return ordered.long() * _SHIFT + (_LOW - positions)

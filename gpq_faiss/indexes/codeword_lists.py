@@ -1,8 +1,7 @@
 """Exact search: the codes are their own inverted file.
 
-Equal codes are held once, sorted by their codewords. A list is a range of this order, so all its codes begin with the same codewords; it is
-split by the next codebook as long as it has more than :data:`CAP` codes. The score of these codewords, plus the best entry of every other
-table, bounds the scores of all codes of a list. A search
+Codes are sorted by their codewords. A list is a range of this order whose codes begin with the same codewords. The score of these, plus the
+best entry of every other table, bounds the scores of all codes of the list. A search
 
 1. scores some codes of the most promising list: the k-th best of them is a threshold that the k-th best of all cannot be below;
 2. visits only the lists whose bound reaches the threshold. FastScan, with 8-bit tables of the codebooks behind the first :attr:`P`,
@@ -10,8 +9,12 @@ table, bounds the scores of all codes of a list. A search
 3. scores the shortlist exactly. If the k-th score exceeds all that a code outside the shortlist can have, the result is proven.
    Otherwise k' grows, and finally all codes of these lists are scored.
 
-So the result equals that of brute force on any data. Ties are ordered by row number. The inverted multi-index (Babenko and Lempitsky, CVPR
-2012) has such lists without bounds; PQTable (Matsui et al., TMM 2018) looks codes up without lists.
+So the result equals that of brute force on any data, ties ordered by id. With ``nprobe`` it visits only that many lists, those of the best
+bounds, and the next bound says how much an item outside them can score (:meth:`ListSearch.bound`).
+
+:class:`CodewordLists` holds its codes in memory, equal ones once, and splits a list by the next codebook as long as it has more than
+:data:`CAP` codes. :mod:`.file` has the lists of an index file, which are read when they are visited. The inverted multi-index (Babenko and
+Lempitsky, CVPR 2012) has such lists without bounds; PQTable (Matsui et al., TMM 2018) looks codes up without lists.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from __future__ import annotations
 import functools
 import math
 import operator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Any
 
 import faiss
@@ -28,9 +33,9 @@ from numpy.typing import NDArray
 from ..codes.bits import bits_per_code, pack_codes, unpack_codes
 from ..codes.blocks import block_bytes
 from ..codes.checks import Codes, Floats, Ids
-from ..codes.codebooks import inject
 from ..codes.scores import lookup, lookup_columns, lookup_tables, score_tables
 from ..errors import UsageError
+from ..faissio.storage import empty_lists, packed_rows
 from .ranges import too_many
 from .threads import check_threads, in_parallel
 
@@ -51,89 +56,78 @@ _LARGE = 1e30  # |q|^2 from which scores might overflow
 _MOST = 8192  # maximum candidates in excess of k
 
 
-class CodewordLists:
-    """Exact search of codes by row number. Thread-safe.
+class Allowed:
+    """The items of a :class:`CodewordLists` that may be returned.
+
+    Attributes:
+        rows: bool [n].
+        mask: bool [distinct]: whether any row of a code may.
+    """
+
+    def __init__(self, rows: NDArray[np.bool_], mask: NDArray[np.bool_]) -> None:
+        self.rows, self.mask = rows, mask
+        self._bits: NDArray[np.uint8] | None = None
+
+    def few(self, most: int) -> Ids | None:
+        """The places that pass, if they are at most so many."""
+        places = np.flatnonzero(self.mask)
+        return places if len(places) <= most else None
+
+    def ready(self, lists: Ids) -> None:
+        """To be called before the lists are searched."""
+
+    def span(self, start: int, stop: int) -> NDArray[np.bool_]:
+        """Which of the places ``start:stop`` pass."""
+        return self.mask[start:stop]
+
+    @property
+    def selector(self) -> Any:
+        """For Faiss."""
+        if self._bits is None:
+            self._bits = np.packbits(self.mask, bitorder="little")  # must outlive the selector
+        return faiss.IDSelectorBitmap(len(self.mask), faiss.swig_ptr(self._bits))
+
+
+class ListSearch(ABC):
+    """Search of codes in lists, by their *places*: positions in the order of their codewords. Thread-safe.
 
     Args:
-        codes: uint8 [n, code_size], checked.
         Z: codebooks, float32 [M, K, d], checked.
 
     Attributes:
-        n: number of codes.
-        distinct: number of distinct codes.
-        P: codebooks that all lists share and FastScan does not hold; 0 without lists (few distinct codes).
-        lists: number of lists; 0 without.
+        distinct: number of places.
+        P: codebooks that all lists share and FastScan does not hold.
+        lists: number of lists.
         visited: codes in the lists that searches have visited so far, and
         searched: number of queries so far: for benchmarks.
-
-    Raises:
-        UsageError: 2^32 codes or more.
     """
 
-    def __init__(self, codes: Codes, Z: Floats) -> None:
-        if len(codes) >= 1 << 32:
-            raise UsageError(f"{len(codes):,} codes are too many for one search in memory: use shards")
+    def __init__(self, Z: Floats) -> None:
         self.Z = Z
         self.M, self.K, self.d = (int(n) for n in Z.shape)
-        self.n = len(codes)
         self._by_dimension = np.ascontiguousarray(Z.transpose(2, 0, 1))
-        words = _words(codes, self.M, self.K)
-        order, starts = _grouped(words)
-        self._members = order if self.n >= 1 << 31 else order.astype(np.int32)
-        self._starts: Ids | None = None if len(starts) == self.n else np.append(starts, self.n)
-        first = order[starts]
-        self.codes = codes[first]
-        self.distinct = len(first)
-        self._offsets = (np.arange(codes.shape[1]) * 256)[:, None]
+        self._offsets = (np.arange((self.M + 1) // 2) * 256)[:, None]
         self._paired = self.K == 16 and self.M > 1
         self._more: dict[int, int] = {}
         self._spared = 1.0
-        self.visited = self.searched = 0
+        self.visited = self.searched = self.distinct = 0
         self.P = self.lists = 0
-        if self.distinct > SMALL and self.M > 1:
-            self._split(words[0][first])
-        else:
-            self._columns = lookup_columns(self.codes, self.M, self.K)
 
-    # Lists -----------------------------------------------------------------------------------------------------------
+    def _arrange(self, begin: Ids, heads: NDArray[np.uint64], depth: Ids, P: int) -> None:
+        """Set the lists.
 
-    def _split(self, keys: NDArray[np.uint64]) -> None:
-        """Choose P, and make lists of the distinct codes, by the first word of their keys, ascending."""
+        Args:
+            begin: int64 [lists + 1], the place where each list begins, and the number of places.
+            heads: uint64 [lists], ascending: the codewords of each list, the first in the highest bits.
+            depth: int64 [lists], how many codewords a list has, at least P.
+        """
         bits = bits_per_code(self.K)
-        levels = min(self.M, 64 // bits)
-        n = len(keys)
-
-        def starts_at(level: int) -> Ids:
-            heads = keys >> np.uint64(64 - bits * level)
-            return np.append(0, 1 + np.flatnonzero(heads[1:] != heads[:-1]))
-
-        self.P = 1
-        begin = starts_at(1)
-        while min(levels, self.M, 5) > self.P + 1 and self.K ** (self.P + 1) <= 1 << 16:
-            finer = starts_at(self.P + 1)
-            sizes = np.diff(finer, append=n)
-            if len(finer) > n // 8 or np.square(sizes).sum() < _TYPICAL * n:
-                break
-            self.P, begin = self.P + 1, finer
-        depth = np.full(len(begin), self.P)
-        for level in range(self.P + 1, levels + 1):
-            large = (np.diff(begin, append=n) > CAP) & (depth == level - 1)
-            if not large.any():
-                break
-            finer = starts_at(level)
-            of = np.searchsorted(begin, finer, side="right") - 1
-            finer = finer[large[of]]
-            made = np.concatenate([begin[~large], finer])
-            depth = np.concatenate([depth[~large], np.full(len(finer), level)])
-            place = np.argsort(made)
-            begin, depth = made[place], depth[place]
-        self.lists = len(begin)
-        self._begin = np.append(begin, n)
-        self._sizes = np.diff(self._begin)
-        self._dense = max(level for level in range(1, self.P + 1) if self.K**level <= max(_DENSE, self.K))
-        heads = keys[begin]
-        self._cell_of = (heads >> np.uint64(64 - bits * self._dense)).astype(np.int64)
-        self._cells = np.searchsorted(self._cell_of, np.arange(self.K**self._dense + 1))
+        self.P, self.lists, self.distinct = P, len(heads), int(begin[-1])
+        self._begin, self._sizes = begin, np.diff(begin)
+        self._dense = max(level for level in range(P + 1) if level < 2 or self.K**level <= _DENSE)
+        shift = np.uint64(64 - bits * self._dense)
+        cell_of = (heads >> shift if self._dense else heads * np.uint64(0)).astype(np.int64)
+        self._cells = np.searchsorted(cell_of, np.arange(self.K**self._dense + 1))
         self._empty = np.where(np.diff(self._cells) > 0, 0, -np.inf).astype(np.float32)
         # Places in the tables, which get a last column with their best entries, of the codewords behind those of the dense cells.
         self._deepest = int(depth.max())
@@ -141,79 +135,58 @@ class CodewordLists:
         for row, m in enumerate(range(self._dense, self._deepest)):
             codeword = (heads >> np.uint64(64 - bits * (m + 1))) & np.uint64(self.K - 1)
             self._places[row] = m * (self.K + 1) + np.where(m < depth, codeword.astype(np.int64), self.K)
-        if self.K <= 16:
-            self._fill()
 
-    def _fill(self) -> None:
-        """Copy what is behind the first P codewords of all codes into Faiss' lists.
+    @abstractmethod
+    def _span(self, start: int, stop: int) -> Codes:
+        """Codes of the places ``start:stop``."""
 
-        The query of this index is a row of score tables: its codewords are unit vectors.
-        """
-        rest = self.M - self.P
-        units = np.broadcast_to(np.eye(16, dtype=np.float32), (rest, 16, 16)).copy()
-        # A quantiser is not asked, as searches name their lists; it must outlive the index.
-        self._quantizer: Any = faiss.IndexFlatIP(rest * 16)
-        index: Any = faiss.IndexIVFPQFastScan(
-            self._quantizer, rest * 16, self.lists, rest, 4, faiss.METRIC_INNER_PRODUCT, _ROWS
-        )
-        index.by_residual = True  # adds the lists' scores
-        faiss.copy_array_to_vector(units.ravel(), index.pq.centroids)
-        index.is_trained = True
-        packer: Any = inject(units)
-        width = block_bytes(rest, _ROWS)
-        at = 0
-        while at < self.lists:
-            stop = max(
-                at + 1, int(np.searchsorted(self._begin, self._begin[at] + (1 << 20), side="right")) - 1
-            )
-            sizes = self._sizes[at:stop]
-            blocks = -(-sizes // _ROWS)
-            first = np.cumsum(blocks) - blocks
-            codes = self.codes[self._begin[at] : self._begin[stop]]
-            held = np.zeros((int(blocks.sum()) * _ROWS, (rest + 1) // 2), np.uint8)
-            shift = first * _ROWS - (self._begin[at:stop] - self._begin[at])
-            held[np.arange(len(codes)) + np.repeat(shift, sizes)] = pack_codes(
-                unpack_codes(codes, self.M, self.K)[:, self.P :], 16
-            )
-            packer.reset()
-            packer.add_sa_codes(held)
-            fast: Any = faiss.IndexPQFastScan(packer, _ROWS)  # named: its codes go with it
-            packed = faiss.vector_to_array(fast.codes)
-            rows = np.arange(self._begin[at], self._begin[stop])
-            for number, row, size, block in zip(
-                range(at, stop),
-                (self._begin[at:stop] - self._begin[at]).tolist(),
-                sizes.tolist(),
-                first.tolist(),
-                strict=True,
-            ):
-                index.invlists.add_entries(
-                    number, size, faiss.swig_ptr(rows[row:]), faiss.swig_ptr(packed[block * width :])
-                )
-            at = stop
-        index.ntotal = self.distinct
-        self._index = index
+    @abstractmethod
+    def _at(self, places: Ids) -> Codes:
+        """Codes of some places."""
+
+    @abstractmethod
+    def _scanning(self, lists: Ids) -> Iterator[tuple[Any, slice]]:
+        """Yield Faiss indexes that have these lists, and which of them each has."""
+
+    @abstractmethod
+    def _expand(
+        self, scores: Floats, places: Ids, k: int | None, allowed: Allowed | None
+    ) -> tuple[Floats, Ids]:
+        """The ``k`` best items (None: all) of places with descending scores, best first; ties by id."""
+
+    def _count(self, places: Ids) -> int:
+        """Items of some places."""
+        return len(places)
+
+    def _too_large(self, lists: Ids) -> bool:
+        """Whether one of these lists cannot be given to Faiss."""
+        return False
 
     # Searching -------------------------------------------------------------------------------------------------------
 
     def search(
-        self, xq: Floats, k: int, *, mask: NDArray[np.bool_] | None = None, threads: int | None = None
+        self,
+        xq: Floats,
+        k: int,
+        *,
+        allowed: Any = None,
+        nprobe: int | None = None,
+        threads: int | None = None,
     ) -> tuple[Floats, Ids]:
-        """The ``k`` best rows of each checked query [Q, M*d]: scores float32 [Q, k], and rows int64 [Q, k], padded with -inf and -1.
+        """The ``k`` best items of each checked query [Q, M*d]: scores float32 [Q, k], and ids int64 [Q, k], padded with -inf and -1.
 
         Args:
-            mask: bool [n], the rows that may be returned (default: all).
+            allowed: the items that may be returned (default: all), an :class:`Allowed` or the like.
+            nprobe: visit this many lists, and more if these have fewer than ``k`` codes (default: all that can have a result).
         """
         D = np.full((len(xq), k), -np.inf, np.float32)
         found = np.full((len(xq), k), -1, np.int64)
-        allowed = None if mask is None else self._allowed(mask)
-
         most = min(k, self.distinct)
 
         def run(part: slice) -> None:
             for q in range(part.start, min(part.stop, len(xq))):
-                scores, rows = self._expand(*self._one(xq[q], most, allowed), k, mask)
-                D[q, : len(rows)], found[q, : len(rows)] = scores, rows
+                scores, ids = self._expand(*self._one(xq[q], most, allowed, nprobe), k, allowed)
+                D[q, : len(ids)], found[q, : len(ids)] = scores, ids
 
         if len(xq) == 1:  # in this thread, without the cost of a pool
             check_threads(threads)
@@ -222,35 +195,36 @@ class CodewordLists:
             in_parallel(run, len(xq), 256, threads)
         return D, found
 
+    def bound(self, xq: Floats, k: int, nprobe: int) -> Floats:
+        """What an item outside the lists that a search with ``nprobe`` visits can score at most: float32 [Q], -inf if there is none."""
+        if not self.lists:
+            return np.full(len(xq), -np.inf, np.float32)
+        left = [_Bounds(self, self._tables(query)[0]).first(min(k, self.distinct), nprobe)[2] for query in xq]
+        return np.array(left, np.float32)
+
     def range_search(
-        self, query: Floats, min_score: float, limit: int, *, mask: NDArray[np.bool_] | None = None
+        self, query: Floats, min_score: float, limit: int, *, allowed: Any = None
     ) -> tuple[Floats, Ids]:
-        """Scores and rows, best first, of all rows with at least ``min_score`` for a checked query [M*d].
+        """Scores and ids, best first, of all items with at least ``min_score`` for a checked query [M*d].
 
         Raises:
             DataError: more than ``limit``.
         """
         tables, prepared = self._tables(query)
-        if not self.lists:
-            scores = lookup(prepared, self._columns, paired=self.K <= 16 and self.M > 1)
-            places = np.flatnonzero(scores >= min_score)
-            scores = scores[places]
-        else:
-            bounds = _Bounds(self, tables)
-            lists, _ = bounds.reaching(min_score)
-            scores, places = self._all(prepared, lists, min_score, None)
+        scores, places = self._reaching(tables, prepared, min_score, limit, allowed)
+        if allowed is None and self._count(places) > limit:
+            raise too_many(min_score, limit)
         order = (-scores).argsort(kind="stable")
-        total = (
-            len(order)
-            if self._starts is None
-            else int((self._starts[places + 1] - self._starts[places]).sum())
-        )
-        if total > limit and mask is None:
+        scores, ids = self._expand(scores[order], places[order], None, allowed)
+        if len(ids) > limit:
             raise too_many(min_score, limit)
-        scores, rows = self._expand(scores[order], places[order], None, mask)
-        if len(rows) > limit:
-            raise too_many(min_score, limit)
-        return scores, rows
+        return scores, ids
+
+    def _reaching(
+        self, tables: Floats, prepared: Floats, least: float, limit: int, allowed: Any
+    ) -> tuple[Floats, Ids]:
+        """Scores and places of all codes with at least the score ``least``. Raises DataError: more than ``limit``."""
+        return self._all(prepared, _Bounds(self, tables).reaching(least)[0], least, allowed, limit)
 
     def _tables(self, query: Floats) -> tuple[Floats, Floats]:
         """Score tables [M, K], and :func:`..codes.scores.lookup_tables` of them [T, entries], of one query."""
@@ -271,32 +245,36 @@ class CodewordLists:
             return scores
         return lookup(prepared, lookup_columns(codes, self.M, self.K), paired=self.K <= 16 and self.M > 1)
 
-    def _one(self, query: Floats, k: int, allowed: NDArray[np.bool_] | None) -> tuple[Floats, Ids]:
-        """Scores, descending, and places among the distinct codes, of at least all that score as much as the k-th best."""
+    def _one(self, query: Floats, k: int, allowed: Any, nprobe: int | None = None) -> tuple[Floats, Ids]:
+        """Scores, descending, and places of at least all codes that score as much as the k-th best."""
         tables, prepared = self._tables(query)
         self.searched += 1
-        if not self.lists or 4 * k >= self.distinct:
-            if self.lists:
-                scores = self._score(prepared, self.codes)
-            else:
-                scores = lookup(prepared, self._columns, paired=self.K <= 16 and self.M > 1)
-            self.visited += self.distinct
-            return _best(scores, None if allowed is None else np.flatnonzero(allowed), k)
-        if allowed is not None:
-            there = np.flatnonzero(allowed)
-            if len(there) <= max(4 * k, _REFINE):
-                return _best(self._score(prepared, self.codes[there]), there, k, at=True)
+        there = None if allowed is None else allowed.few(max(4 * k, _REFINE))
+        if there is not None:
+            return _best(self._score(prepared, self._at(there)), there, k, at=True)
         bounds = _Bounds(self, tables)
-        threshold = self._sampled(bounds, prepared, k, allowed)
-        lists, heads = bounds.reaching(threshold)
-        scan = None if self.K > 16 else _Scan(bounds, tables, allowed)
+        if nprobe is not None:
+            lists, heads, _ = bounds.first(k, nprobe)
+            threshold = -np.inf
+        else:
+            threshold = -np.inf if 4 * k >= self.distinct else self._sampled(bounds, prepared, k, allowed)
+            lists, heads = bounds.reaching(threshold)
         items = int(self._sizes.take(lists).sum())
+        if allowed is not None:
+            allowed.ready(lists)
+        able = self.K <= 16 and not self._too_large(lists)
+        scan = _Scan(bounds, tables, allowed) if able else None
         # A better threshold first, unless it has not spared much of late (codes without structure); tried again now and then.
-        if scan is not None and items > _REFINE and (self._spared > 0.1 or self.searched % 32 == 0):
+        if (
+            scan is not None
+            and nprobe is None
+            and items > _REFINE
+            and (self._spared > 0.1 or self.searched % 32 == 0)
+        ):
             most = bounds.best(lists, heads)
             found, _ = scan.shortlist(most, heads.take(np.searchsorted(lists, most)), k + 16)
             if len(found) >= k:
-                scores = self._score(prepared, self.codes.take(found, axis=0))
+                scores = self._score(prepared, self._at(found))
                 threshold = max(threshold, float(np.partition(scores, len(scores) - k)[len(scores) - k]))
                 lists, heads = bounds.reaching(threshold)
             before, items = items, int(self._sizes.take(lists).sum())
@@ -305,7 +283,7 @@ class CodewordLists:
         more = self._more.get(k, 16)
         while scan is not None and 8 * (k + more) < max(items, 8 * _SAMPLE) and more <= _MOST:
             found, reach = scan.shortlist(lists, heads, k + more)
-            scores = self._score(prepared, self.codes.take(found, axis=0))
+            scores = self._score(prepared, self._at(found))
             best = _best(scores, found, k, at=True)
             if len(best[0]) >= k and reach < best[0][-1]:
                 # nine in ten queries or more should be proven at first try
@@ -316,56 +294,208 @@ class CodewordLists:
         scores, places = self._all(prepared, lists, threshold, allowed)
         return _best(scores, places, k, at=True)
 
-    def _sampled(self, bounds: _Bounds, prepared: Floats, k: int, allowed: NDArray[np.bool_] | None) -> float:
+    def _sampled(self, bounds: _Bounds, prepared: Floats, k: int, allowed: Any) -> float:
         """A score that the ``k``-th best is not below."""
         start = int(self._begin[bounds.top()])
         stop = min(self.distinct, start + max(_SAMPLE if allowed is None else 4 * _SAMPLE, 2 * k))
         start = max(0, min(start, stop - 2 * k))
-        codes = self.codes[start:stop] if allowed is None else self.codes[start:stop][allowed[start:stop]]
+        codes = self._span(start, stop)
+        if allowed is not None:
+            first, last = np.searchsorted(self._begin, [start + 1, stop]) - [1, 0]
+            allowed.ready(np.arange(first, last))
+            codes = codes[allowed.span(start, stop)]
         if len(codes) < k:
             return -np.inf
         scores = self._score(prepared, codes)
         return float(np.partition(scores, len(scores) - k)[len(scores) - k])
 
     def _all(
-        self, prepared: Floats, lists: Ids, least: float, allowed: NDArray[np.bool_] | None
+        self, prepared: Floats, lists: Ids, least: float, allowed: Any, limit: int | None = None
     ) -> tuple[Floats, Ids]:
         """Scores and places of all codes of these lists with at least the score ``least``, blockwise."""
         kept, at = [np.empty(0, np.float32)], [np.empty(0, np.int64)]
         if not len(lists):
             return kept[0], at[0]
+        if allowed is not None:
+            allowed.ready(lists)
         begin, stop = self._begin[lists], self._begin[lists + 1]
+        found = 0
         joined = np.append(True, begin[1:] != stop[:-1])  # neighbouring lists are one range
         for low, high in zip(begin[joined].tolist(), stop[np.append(joined[1:], True)].tolist(), strict=True):
             for start in range(low, high, _BLOCK):
                 end = min(high, start + _BLOCK)
-                scores = self._score(prepared, self.codes[start:end])
+                scores = self._score(prepared, self._span(start, end))
                 reached = scores >= least
                 if allowed is not None:
-                    reached &= allowed[start:end]
+                    reached &= allowed.span(start, end)
                 places = np.flatnonzero(reached)
                 kept.append(scores[places])
                 at.append(start + places)
+                found += len(places)
+                if limit is not None and found > limit:
+                    raise too_many(least, limit)
         return np.concatenate(kept), np.concatenate(at)
 
-    # Items of codes --------------------------------------------------------------------------------------------------
 
-    def _allowed(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Whether any row of a distinct code is in ``mask`` [n]: bool [distinct]."""
+class CodewordLists(ListSearch):
+    """Exact search of codes in memory by row number.
+
+    Args:
+        codes: uint8 [n, code_size], checked.
+        Z: codebooks, float32 [M, K, d], checked.
+
+    Attributes:
+        n: number of codes.
+        distinct: number of distinct codes.
+        lists: number of lists; 0 if there are few distinct codes, which are all scored.
+
+    Raises:
+        UsageError: 2^32 codes or more.
+    """
+
+    def __init__(self, codes: Codes, Z: Floats) -> None:
+        if len(codes) >= 1 << 32:
+            raise UsageError(f"{len(codes):,} codes are too many for one search in memory: use shards")
+        super().__init__(Z)
+        self.n = len(codes)
+        words = _words(codes, self.M, self.K)
+        order, starts = _grouped(words)
+        self._members = order if self.n >= 1 << 31 else order.astype(np.int32)
+        self._starts: Ids | None = None if len(starts) == self.n else np.append(starts, self.n)
+        first = order[starts]
+        self.codes = codes[first]
+        self.distinct = len(first)
+        if self.distinct > SMALL and self.M > 1:
+            self._split(words[0][first])
+        else:
+            self._columns = lookup_columns(self.codes, self.M, self.K)
+
+    def allowed(self, mask: NDArray[np.bool_]) -> Allowed:
+        """The rows of ``mask``, bool [n], for a search."""
         by_code = mask[self._members]
-        return by_code if self._starts is None else np.logical_or.reduceat(by_code, self._starts[:-1])
+        if self._starts is not None:
+            by_code = np.logical_or.reduceat(by_code, self._starts[:-1])
+        return Allowed(mask, by_code)
+
+    def _split(self, keys: NDArray[np.uint64]) -> None:
+        """Choose P, and make lists of the distinct codes, by the first word of their keys, ascending."""
+        bits = bits_per_code(self.K)
+        levels = min(self.M, 64 // bits)
+        n = len(keys)
+
+        def starts_at(level: int) -> Ids:
+            heads = keys >> np.uint64(64 - bits * level)
+            return np.append(0, 1 + np.flatnonzero(heads[1:] != heads[:-1]))
+
+        P = 1
+        begin = starts_at(1)
+        while min(levels, self.M, 5) > P + 1 and self.K ** (P + 1) <= 1 << 16:
+            finer = starts_at(P + 1)
+            sizes = np.diff(finer, append=n)
+            if len(finer) > n // 8 or np.square(sizes).sum() < _TYPICAL * n:
+                break
+            P, begin = P + 1, finer
+        depth = np.full(len(begin), P)
+        for level in range(P + 1, levels + 1):
+            large = (np.diff(begin, append=n) > CAP) & (depth == level - 1)
+            if not large.any():
+                break
+            finer = starts_at(level)
+            of = np.searchsorted(begin, finer, side="right") - 1
+            finer = finer[large[of]]
+            made = np.concatenate([begin[~large], finer])
+            depth = np.concatenate([depth[~large], np.full(len(finer), level)])
+            place = np.argsort(made)
+            begin, depth = made[place], depth[place]
+        self._arrange(np.append(begin, n), keys[begin], depth, P)
+        if self.K <= 16:
+            self._fill()
+
+    def _fill(self) -> None:
+        """Copy what is behind the first P codewords of all codes into Faiss' lists.
+
+        The query of this index is a row of score tables: its codewords are unit vectors.
+        """
+        rest = self.M - self.P
+        units = np.broadcast_to(np.eye(16, dtype=np.float32), (rest, 16, 16)).copy()
+        # A quantiser is not asked, as searches name their lists.
+        index = empty_lists(np.zeros((self.lists, rest * 16), np.float32), units)
+        width = block_bytes(rest, _ROWS)
+        at = 0
+        while at < self.lists:
+            stop = max(
+                at + 1, int(np.searchsorted(self._begin, self._begin[at] + (1 << 20), side="right")) - 1
+            )
+            sizes = self._sizes[at:stop]
+            blocks = -(-sizes // _ROWS)
+            first = np.cumsum(blocks) - blocks
+            codes = self.codes[self._begin[at] : self._begin[stop]]
+            held = np.zeros((int(blocks.sum()) * _ROWS, (rest + 1) // 2), np.uint8)
+            shift = first * _ROWS - (self._begin[at:stop] - self._begin[at])
+            held[np.arange(len(codes)) + np.repeat(shift, sizes)] = pack_codes(
+                unpack_codes(codes, self.M, self.K)[:, self.P :], 16
+            )
+            packed = packed_rows(held, rest, _ROWS)
+            rows = np.arange(self._begin[at], self._begin[stop])
+            for number, row, size, block in zip(
+                range(at, stop),
+                (self._begin[at:stop] - self._begin[at]).tolist(),
+                sizes.tolist(),
+                first.tolist(),
+                strict=True,
+            ):
+                index.invlists.add_entries(
+                    number, size, faiss.swig_ptr(rows[row:]), faiss.swig_ptr(packed[block * width :])
+                )
+            at = stop
+        index.ntotal = self.distinct
+        self._index = index
+
+    def _span(self, start: int, stop: int) -> Codes:
+        return self.codes[start:stop]
+
+    def _at(self, places: Ids) -> Codes:
+        return self.codes.take(places, axis=0)
+
+    def _scanning(self, lists: Ids) -> Iterator[tuple[Any, slice]]:
+        yield self._index, slice(None)
+
+    def _count(self, places: Ids) -> int:
+        return (
+            len(places)
+            if self._starts is None
+            else int((self._starts[places + 1] - self._starts[places]).sum())
+        )
+
+    def _reaching(
+        self, tables: Floats, prepared: Floats, least: float, limit: int, allowed: Any
+    ) -> tuple[Floats, Ids]:
+        if self.lists:
+            return super()._reaching(tables, prepared, least, limit, allowed)
+        scores = lookup(prepared, self._columns, paired=self.K <= 16 and self.M > 1)
+        places = np.flatnonzero(scores >= least)
+        return scores[places], places
+
+    def _one(
+        self, query: Floats, k: int, allowed: Allowed | None, nprobe: int | None = None
+    ) -> tuple[Floats, Ids]:
+        if self.lists:
+            return super()._one(query, k, allowed, nprobe)
+        self.searched += 1
+        self.visited += self.distinct
+        scores = lookup(self._tables(query)[1], self._columns, paired=self.K <= 16 and self.M > 1)
+        return _best(scores, None if allowed is None else np.flatnonzero(allowed.mask), k)
 
     def _expand(
-        self, scores: Floats, places: Ids, k: int | None, mask: NDArray[np.bool_] | None
+        self, scores: Floats, places: Ids, k: int | None, allowed: Allowed | None
     ) -> tuple[Floats, Ids]:
-        """The ``k`` best rows (None: all) of distinct codes, best first; ties by row."""
         tied = bool((scores[1:] == scores[:-1]).any())
         if self._starts is None:
             rows = self._members.take(places)
         else:
             begin = self._starts.take(places)
             sizes = self._starts.take(places + 1) - begin
-            if k is not None and mask is None:
+            if k is not None and allowed is None:
                 np.minimum(sizes, k, out=sizes)
                 if not tied:  # up to the code with the k-th item
                     reached = int(sizes.cumsum().searchsorted(k)) + 1
@@ -374,8 +504,8 @@ class CodewordLists:
             at = np.arange(int(ends[-1]) if len(ends) else 0) + (begin - (ends - sizes)).repeat(sizes)
             rows = self._members.take(at)
             scores = scores.repeat(sizes)
-        if mask is not None:
-            passing = mask.take(rows)
+        if allowed is not None:
+            passing = allowed.rows.take(rows)
             scores, rows = scores[passing], rows[passing]
         if tied:
             order = np.lexsort((rows, -scores))
@@ -386,7 +516,7 @@ class CodewordLists:
 class _Bounds:
     """Scores of the first codewords, and the bounds of lists, for one query's tables [M, K]."""
 
-    def __init__(self, held: CodewordLists, tables: Floats) -> None:
+    def __init__(self, held: ListSearch, tables: Floats) -> None:
         self.held = held
         best = np.maximum.reduce(tables, axis=1)
         self.high: list[float] = best.tolist()
@@ -395,7 +525,7 @@ class _Bounds:
         # Floats are added in other orders here than in scores.
         self.margin = (2 * held.M + 8) * _EPS * self.largest
         self.tables = np.concatenate([tables, best[:, None]], axis=1).reshape(-1)
-        cells = tables[0]
+        cells = tables[0] if held._dense else np.zeros(1, np.float32)
         for m in range(1, held._dense):
             cells = np.add.outer(cells, tables[m]).reshape(-1)
         self.cells = cells + held._empty
@@ -434,19 +564,34 @@ class _Bounds:
 
     def best(self, lists: Ids, heads: Floats) -> Ids:
         """Some of these lists, with the best bounds and about :data:`_FIRST` codes, ascending."""
-        held = self.held
-        bounds = heads + np.add.reduce(
-            self.tables.take(held._places[held.P - held._dense :].take(lists, axis=1)), axis=0
-        )
-        order = (-bounds).argsort()
-        enough = int(np.searchsorted(held._sizes.take(lists.take(order)).cumsum(), _FIRST)) + 1
+        order = (-self._of(lists, heads)).argsort()
+        enough = int(np.searchsorted(self.held._sizes.take(lists.take(order)).cumsum(), _FIRST)) + 1
         return np.sort(lists.take(order[:enough]))
+
+    def first(self, k: int, nprobe: int) -> tuple[Ids, Floats, float]:
+        """The ``nprobe`` lists of the best bounds, and more if these have fewer than ``k`` codes, ascending; the scores of their first P
+        codewords; and the best bound of the others, -inf if there are none."""
+        lists, heads = self.reaching(-np.inf)
+        bounds = self._of(lists, heads)
+        order = (-bounds).argsort(kind="stable")
+        enough = int(np.searchsorted(self.held._sizes.take(lists.take(order)).cumsum(), k)) + 1
+        count = max(nprobe, enough)
+        left = float(bounds[order[count]] + self.tail) if count < len(order) else -math.inf
+        chosen = np.sort(order[:count])
+        return lists.take(chosen), heads.take(chosen), left
+
+    def _of(self, lists: Ids, heads: Floats) -> Floats:
+        """Bounds of lists, without what is the same for all."""
+        held = self.held
+        behind = held._places[max(0, held.P - held._dense) :].take(lists, axis=1)
+        bounds: Floats = heads + np.add.reduce(self.tables.take(behind), axis=0)
+        return bounds
 
 
 class _Scan:
     """FastScan of lists for one query."""
 
-    def __init__(self, bounds: _Bounds, tables: Floats, allowed: NDArray[np.bool_] | None) -> None:
+    def __init__(self, bounds: _Bounds, tables: Floats, allowed: Any) -> None:
         self.held = held = bounds.held
         rest = tables[held.P :]
         if held.K < 16:  # no code has the others
@@ -460,19 +605,24 @@ class _Scan:
         step = max(max(spans) / 255, whole / 65_535)
         rounding = 8 * (count + 2) * _EPS * (2 * bounds.largest + 256 * count * step)
         self.slack = 0.51 * (count + 1) * step + rounding if 255 * step > _TINY else math.inf
-        self.selector: Any = None
-        if allowed is not None:
-            self._bits = np.packbits(allowed, bitorder="little")  # must outlive the selector
-            self.selector = faiss.IDSelectorBitmap(held.distinct, faiss.swig_ptr(self._bits))
+        self.selector = None if allowed is None else allowed.selector
 
     def shortlist(self, lists: Ids, heads: Floats, k: int) -> tuple[Ids, float]:
         """The ``k`` best of these lists by FastScan's scores: places of codes, ascending, fewer if there are no more; and how much
         a code that is not among them can score.
         """
+        parts = [
+            self._shortlist(index, lists[part], heads[part], k) for index, part in self.held._scanning(lists)
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        return np.sort(np.concatenate([found for found, _ in parts])), max(reach for _, reach in parts)
+
+    def _shortlist(self, index: Any, lists: Ids, heads: Floats, k: int) -> tuple[Ids, float]:
         count = len(lists)
         params = _params(count) if self.selector is None else _params.__wrapped__(count, self.selector)
         D, found = np.empty(k, np.float32), np.empty(k, np.int64)
-        self.held._index.search_preassigned_c(
+        index.search_preassigned_c(
             1,
             faiss.swig_ptr(self.query),
             k,

@@ -1,11 +1,8 @@
-"""An index over a file that stays on disk: codes are read in blocks, each searched exactly.
+"""An index over a file that stays on disk.
 
-Opening reads only the header. A search reads a block of codes per thread, packs it for FastScan (or uses float tables for small
-batches), and merges the results of all blocks: bit-equal to a search in memory. The threshold from earlier blocks makes most proofs
-short. Files in FastScan form need no packing; packed codes of a file without ids are cached if they fit in the budget.
-
-With lists, each list that some query of a batch probes is read once and searched for those queries. Results are exact within the
-probed lists (:mod:`.probing`); with all lists they equal the exact search. A file without lists is treated as one list.
+Opening reads only the header. A file of kind ``ivf`` is searched by its lists: those that are visited are read and kept, as far as the
+memory budget allows. Of other files all codes are read for every batch of queries; :func:`gpq_faiss.stages.index.index` converts them.
+Results equal those of a search in memory.
 
 A search checks before and after whether the file was modified, and fails if so.
 """
@@ -14,43 +11,195 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import faiss
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..codes.checks import Codes, Floats, Ids, check_count, check_recall, check_vectors
-from ..codes.keys import read_keys
+from ..codes.bits import check_codes
+from ..codes.blocks import unpack_blocks
+from ..codes.checks import Codes, Floats, Ids, check_vectors
+from ..codes.scores import lookup, lookup_columns, lookup_tables, score_tables
 from ..errors import DataError, MismatchError, UsageError
 from ..faissio.header import Header, read_header
 from ..faissio.io import read_sidecar, sidecar_path
 from ..faissio.source import IndexFile
+from ..faissio.storage import empty_lists
 from ..inputs import parse_bytes
 from ..store import codebooks_fingerprint
-from .best import Best, Rows
-from .blocks import BlockReader, Visit
-from .budget import Budget
+from .best import Best
+from .codeword_lists import CodewordLists, ListSearch
 from .filters import Filter, mask_of
-from .items import IdMap
-from .plan import KINDS, Plan
-from .probing import Probing
-from .proof import QueryTables
-from .ranges import LIMIT, Part, check_min_score, collect
+from .items import IdMap, Items
+from .ranges import LIMIT, check_min_score, joined, too_many
 from .threads import check_block, check_k, check_nprobe, check_threads, omp_threads
-from .tune import OperatingPoint, operating_points, sample_queries_of
 
 MEMORY = "1GB"
-FAST_BATCH = 4  # minimum queries for packing blocks for FastScan
-ALIGNED = 384  # keeps FastScan's blocks, of 32 to 128 codes, whole
-_SAMPLE = 128  # sample queries
 _IDS = 1 << 20  # ids per block of a scan
+_MANY = 16  # queries from which a block of codes is sorted into lists
+_ROW = 64  # bytes per row of a block: codes, ids, columns, scores
+_LEAST_ROWS, _MOST_ROWS = 4096, 1 << 20
 
-Asked = list[tuple[int, NDArray[np.int64] | None]]
-"""Lists, each with the rows of the queries that probe it (None: all)."""
+
+class StoredLists(ListSearch):
+    """Search of the lists in a file. A list that is visited is read into Faiss, and stays there as long as there is room.
+
+    Args:
+        source, header: of a file of kind ``ivf``.
+        memory: bytes for lists.
+    """
+
+    def __init__(self, source: IndexFile, header: Header, memory: int) -> None:
+        super().__init__(header.codebooks)
+        words = header.words
+        assert words is not None
+        self._source, self._header, self._words, self._memory = source, header, words, memory
+        self._number = np.argsort(words.keys)  # lists by their names, as in the file only the first are not
+        sizes = header.sizes[self._number]
+        heads = words.keys[self._number].astype(np.uint64)
+        if words.P:
+            heads <<= np.uint64(64 - 4 * words.P)
+        self._arrange(np.append(0, np.cumsum(sizes)), heads, np.full(len(sizes), words.P), words.P)
+        # Faiss keeps ids of 8 bytes, and rounds the size of a list up.
+        self._cost = 2 * -(-sizes // header.rows) * header.block + 8 * sizes
+        self._lock = threading.Lock()
+        self._clear()
+
+    def _clear(self) -> None:
+        rest = len(self.Z) - self.P
+        units = np.broadcast_to(np.eye(16, dtype=np.float32), (rest, 16, 16))
+        self._index = empty_lists(np.zeros((self.lists, rest * 16), np.float32), units)
+        self._index.ntotal = self.distinct
+        self._there = np.zeros(self.lists, np.bool_)
+        self._used = 0
+
+    def _too_large(self, lists: Ids) -> bool:
+        return bool(len(lists)) and int(self._cost[lists].max()) > self._memory
+
+    def _scanning(self, lists: Ids) -> Iterator[tuple[Any, slice]]:
+        with self._lock:
+            needed = int(self._cost[lists[~self._there[lists]]].sum())
+            if self._used + needed <= self._memory:
+                self._load(lists)
+                yield self._index, slice(None)
+                return
+            ends = np.cumsum(self._cost[lists])
+            start = 0
+            while start < len(lists):
+                before = int(ends[start - 1]) if start else 0
+                stop = max(start + 1, int(np.searchsorted(ends, before + self._memory, side="right")))
+                self._clear()
+                self._load(lists[start:stop])
+                yield self._index, slice(start, stop)
+                start = stop
+
+    def _load(self, lists: Ids) -> None:
+        held, header = self._index.invlists, self._header
+        for number in lists[~self._there[lists]].tolist():
+            n, at = int(self._sizes[number]), int(self._number[number])
+            if n:
+                held.resize(number, n)
+                size = -(-n // header.rows) * header.block
+                self._source.fill(
+                    faiss.rev_swig_ptr(held.get_codes(number), size), int(header.code_starts[at])
+                )
+                faiss.rev_swig_ptr(held.get_ids(number), n)[:] = np.arange(
+                    self._begin[number], self._begin[number + 1]
+                )
+            self._there[number] = True
+            self._used += int(self._cost[number])
+
+    def _parts(self, places: Ids) -> Iterator[tuple[int, Ids, NDArray[np.intp]]]:
+        """Yield lists of the file, the rows of some places in each, and which of the places these are."""
+        lists = np.searchsorted(self._begin, places, side="right") - 1
+        for number in np.unique(lists).tolist():
+            at = np.flatnonzero(lists == number)
+            yield int(self._number[number]), places[at] - self._begin[number], at
+
+    def _span(self, start: int, stop: int) -> Codes:
+        parts = [np.empty((0, self._header.code_size), np.uint8)]
+        number = int(np.searchsorted(self._begin, start, side="right")) - 1
+        while start < stop:
+            first, end = int(self._begin[number]), int(self._begin[number + 1])
+            last = min(stop, end)
+            if last > start:
+                parts.append(
+                    self._header.codes(self._source, int(self._number[number]), start - first, last - first)
+                )
+            start, number = max(start, last), number + 1
+        return np.concatenate(parts)
+
+    def _at(self, places: Ids) -> Codes:
+        header, block = self._header, self._header.block
+        blocks = np.empty((len(places), block), np.uint8)
+        of = np.searchsorted(self._begin, places, side="right") - 1
+        rows = places - self._begin[of]
+        at = rows // header.rows
+        with self._lock:
+            for number in np.unique(of).tolist():
+                own = np.flatnonzero(of == number)
+                if self._there[number]:
+                    packed = self._index.invlists.get_codes(number)
+                    held = faiss.rev_swig_ptr(packed, -(-int(self._sizes[number]) // header.rows) * block)
+                    blocks[own] = held.reshape(-1, block)[at[own]]
+                    continue
+                start = int(header.code_starts[self._number[number]])
+                for i in own.tolist():
+                    self._source.fill(blocks[i], start + int(at[i]) * block)
+        every = unpack_blocks(blocks.reshape(-1), len(places) * header.rows, header.held, header.rows)
+        stored = every[np.arange(len(places)) * header.rows + rows % header.rows]
+        return self._words.whole(stored, self._number[of])
+
+    def _expand(self, scores: Floats, places: Ids, k: int | None, allowed: Any) -> tuple[Floats, Ids]:
+        ids = np.empty(len(places), np.int64)
+        for number, rows, at in self._parts(places):
+            ids[at] = self._header.some_ids(self._source, number, rows)
+        order = np.lexsort((ids, -scores))[:k]
+        return scores[order], ids[order]
+
+    def allowed(self, where: Filter) -> _Passing:
+        """The items that pass a filter, for searches."""
+        return _Passing(self, where)
+
+    def ids_of(self, number: int) -> tuple[int, Ids]:
+        """The first place of a list, and its ids."""
+        n = int(self._sizes[number])
+        return int(self._begin[number]), self._header.ids(self._source, int(self._number[number]), 0, n)
+
+
+class _Passing:
+    """As :class:`.codeword_lists.Allowed`; the ids of a list are read and tested when it is visited."""
+
+    def __init__(self, held: StoredLists, where: Filter) -> None:
+        self._held, self._where = held, where
+        self._bits = np.zeros(-(-held.distinct // 8), np.uint8)
+        self._known = np.zeros(held.lists, np.bool_)
+        self._lock = threading.Lock()
+
+    def few(self, most: int) -> Ids | None:
+        return None
+
+    def ready(self, lists: Ids) -> None:
+        with self._lock:
+            for number in lists[~self._known[lists]].tolist():
+                start, ids = self._held.ids_of(number)
+                order = np.argsort(ids, kind="stable")
+                at = start + order[mask_of(self._where, IdMap(len(ids), ids[order]))]
+                np.bitwise_or.at(self._bits, at >> 3, np.left_shift(1, at & 7).astype(np.uint8))
+                self._known[number] = True
+
+    def span(self, start: int, stop: int) -> NDArray[np.bool_]:
+        bits = np.unpackbits(self._bits[start >> 3 : -(-stop // 8)], bitorder="little")
+        return bits[start & 7 : (start & 7) + stop - start].astype(np.bool_)
+
+    @property
+    def selector(self) -> Any:
+        return faiss.IDSelectorBitmap(self._held.distinct, faiss.swig_ptr(self._bits))
 
 
 class FileIndex:
@@ -63,28 +212,24 @@ class FileIndex:
         codebooks: float32 [M, K, d].
         fingerprint: of the codebooks.
         model_fingerprint: of the model, if the sidecar names it.
-        budget: memory budget of a search.
-        lists: number of lists; 0 if there are none.
-        nprobe: default number of lists to probe; 0 if there are none.
-        points: operating points of the last :meth:`tune`.
+        memory: budget of a search in bytes.
 
     Raises:
         DataError: an empty index.
         MismatchError: the sidecar belongs to another file.
+        UsageError: too small a budget.
     """
 
-    def __init__(self, source: IndexFile, header: Header, budget: Budget) -> None:
+    def __init__(self, source: IndexFile, header: Header, memory: int) -> None:
         path, stated = source.path, read_sidecar(source.path)
         self.path = path
-        self.budget = budget
+        self.memory = memory
         self.ntotal = header.n
         self.codebooks = header.codebooks
         self.M, self.K, self.d = (int(size) for size in header.codebooks.shape)
         self.width = self.M * self.d
         self.fingerprint = codebooks_fingerprint(header.codebooks)
         self.model_fingerprint: str | None = None
-        # Recorded by streaming builds: whether ids ascend in every list, which determines the order of ties.
-        ascending = False
         if stated is not None:
             self.model_fingerprint = stated["model_fingerprint"]
             same = stated["ntotal"] == self.ntotal and stated["codebooks_fingerprint"] == self.fingerprint
@@ -93,32 +238,20 @@ class FileIndex:
                     f"{path} is not the file that {sidecar_path(path).name} describes: it is damaged or was changed; "
                     "build it again, or delete the .json if the change was intended"
                 )
-            ascending = stated["extra"].get("ascending") is True
         if self.ntotal == 0:
             raise DataError(f"{path} is empty: add codes first (gpq index)")
-        self._header = header
-        self._source = source
-        self._probing = None if header.centroids is None else Probing(header.centroids, header.sizes)
-        self.lists = 0 if self._probing is None else len(header.sizes)
-        self.nprobe = min(header.nprobe, self.lists)
-        self.points: tuple[OperatingPoint, ...] = ()
-        self._blocks = BlockReader(source, header, ascending=ascending)
+        least = _LEAST_ROWS * _ROW
+        if memory < least:
+            raise UsageError(f"a memory budget of {memory:,} bytes is too small: at least {least:,}")
+        self._header, self._source = header, source
+        self.lists = None if header.words is None else StoredLists(source, header, memory * 3 // 4)
 
     # What it is -------------------------------------------------------------------------------------------------------
 
-    @property
-    def plan(self) -> Plan:
-        """Search options."""
-        return KINDS["ivf" if self.lists else "exact"]
-
-    @property
-    def sizes(self) -> Ids:
-        """Items per list, int64 [lists]; without lists a single one."""
-        return self._header.sizes
-
     def describe(self) -> str:
         """One-line description of the search."""
-        return f"{'disk-ivf' if self.lists else 'disk'}, {self.ntotal:,} items in place"
+        lists = "" if self.lists is None else f", {self.lists.lists:,} lists"
+        return f"{self.ntotal:,} items in place{lists}"
 
     def close(self) -> None:
         """Close the file, also at the end of a ``with`` block; searches then fail."""
@@ -129,11 +262,6 @@ class FileIndex:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def check_open(self) -> None:
-        """Raises UsageError: after :meth:`close`."""
-        if self._source.closed:
-            raise UsageError(f"{self.path} was closed: open it again")
 
     @contextlib.contextmanager
     def unchanged(self) -> Iterator[None]:
@@ -152,7 +280,8 @@ class FileIndex:
         self._check_file()
 
     def _check_file(self) -> None:
-        self.check_open()
+        if self._source.closed:
+            raise UsageError(f"{self.path} was closed: open it again")
         self._source.check()
 
     # Searching --------------------------------------------------------------------------------------------------------
@@ -166,241 +295,174 @@ class FileIndex:
         where: Filter | None = None,
         threads: int | None = None,
         block: int = 1024,
-        lists: Ids | None = None,
     ) -> tuple[Floats, Ids]:
-        """The ``k`` best items of every query; with lists, of the nearest ``nprobe``, and more if these have fewer than ``k`` items.
+        """The ``k`` best items of every query.
 
         Args:
             xq: [Q, M*d].
             k: 1..ntotal; if fewer items pass a filter, rows are padded with score -inf and id -1.
-            nprobe: lists to probe (default: :attr:`nprobe`); all lists give the exact result.
-            where, threads: as :meth:`.memory.MemoryIndex.search`.
-            block: queries per block; codes are read once per block.
-            lists: int64 [Q, any], lists to probe per query, padded with -1: for a shard, whose index chooses them.
+            nprobe, where, threads: as :meth:`.memory.MemoryIndex.search`.
+            block: queries per block; without lists codes are read once per block.
 
         Returns:
             D float32 [Q, k], descending; I int64 [Q, k], ties in ascending order of id.
 
         Raises:
-            UsageError: ``k``, ``nprobe``, ``threads`` or ``block`` out of range, or too small a budget.
+            UsageError: ``k``, ``nprobe``, ``threads`` or ``block`` out of range.
             DataError: invalid queries, filter or codes; the file was modified since it was opened.
         """
-        queries, k, workers, block = self._prelude(xq, k, threads, block)
-        nprobe = self.check_nprobe(nprobe)
-        # k non-empty lists have k items, but a filter may leave too few
-        most = self.lists if where is not None else min(self.lists, max(nprobe, k))
-        block = self.budget.fewer(block, most if lists is None else lists.shape[1])
-        count = self.count(where) if lists is None else None
-        D = np.empty((len(queries), k), np.float32)
-        found = np.empty((len(queries), k), np.int64)
+        self._check_file()
+        k = check_k(k, self.ntotal)
+        check_block(block)
+        check_nprobe(nprobe)
+        queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
         with self.unchanged(), omp_threads(threads):
+            if self.lists is not None:
+                allowed = None if where is None else self.lists.allowed(where)
+                return self.lists.search(queries, k, allowed=allowed, nprobe=nprobe, threads=threads)
+            best = Best(len(queries), k)
             for start in range(0, len(queries), block):
-                part = slice(start, start + block)
-                near = self._near(queries[part], nprobe, k, count) if lists is None else lists[part]
-                best = self._search(queries[part], k, self._asked(near), where, workers)
-                D[part], found[part] = best.D, best.found
-        return D, found
+                self._scan(queries[start : start + block], slice(start, start + block), best, where, threads)
+        return best.D, best.found
+
+    def bound(self, xq: ArrayLike, k: int, nprobe: int) -> Floats:
+        """As :meth:`.memory.MemoryIndex.bound`."""
+        queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
+        check_nprobe(nprobe)
+        if self.lists is None:
+            return np.full(len(queries), -np.inf, np.float32)
+        return self.lists.bound(queries, k, nprobe)
 
     def range_search(
         self,
         xq: ArrayLike,
         min_score: float,
         *,
-        nprobe: int | None = None,
         where: Filter | None = None,
         limit: int = LIMIT,
         threads: int | None = None,
-        block: int = 64,
-        lists: Ids | None = None,
     ) -> tuple[Ids, Floats, Ids]:
         """All items with a score of at least ``min_score``, as :meth:`.memory.MemoryIndex.range_search`.
 
         Results are in memory, in addition to the budget.
 
-        Args:
-            nprobe: search only this many of the nearest lists (default: all).
-            lists: as :meth:`search`.
-
         Raises:
             UsageError, DataError: see there and :meth:`search`.
         """
-        self.check_open()
+        self._check_file()
         min_score = check_min_score(min_score)
-        check_block(block)
         queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
-        nprobe = self.lists if nprobe is None else self.check_nprobe(nprobe)
-        count = None if nprobe == self.lists or lists is not None else self.count(where)
-        # Without lists the file is read once for all queries.
-        block = (
-            self.budget.fewer(block, nprobe if where is None else self.lists) if self.lists else len(queries)
-        )
-        rows = self.budget.block_rows(1, block, 1)
-
-        def parts() -> Iterator[Part]:
-            for first in range(0, len(queries), block):
-                some = queries[first : first + block]
-                near = self._near(some, nprobe, 0, count) if lists is None else lists[first : first + block]
-                for visit in self._visits(self._asked(near), rows):
-                    held = self._blocks.read(visit, where, fast=True)
-                    if held is None:
-                        continue
-                    asked = np.arange(len(some)) if visit.asked is None else visit.asked
-                    # without lists one at a time, to limit memory
-                    for own in [asked] if self.lists else asked[:, None]:
-                        yield Part(own + first, held.search, held.ids_at)
-
         with self.unchanged(), omp_threads(threads):
-            return collect(parts(), queries, min_score, limit)
+            if self.lists is None:
+                return self._scan_range(queries, min_score, where, limit, threads)
+            allowed = None if where is None else self.lists.allowed(where)
+            return joined(
+                (self.lists.range_search(query, min_score, limit, allowed=allowed) for query in queries),
+                min_score,
+                limit,
+            )
 
-    def _search(
-        self,
-        xq: Floats,
-        k: int,
-        asked: Asked,
-        where: Filter | None,
-        workers: int,
-    ) -> Best:
-        budget = self.budget
-        keep = where is None and budget.resident(workers, len(xq), k)
-        rows = budget.kept_rows(workers) if keep else budget.block_rows(workers, len(xq), k)
-        # With consecutive ids a tie in a later block loses; else it might win.
-        counting = self._header.id_starts is None
-        best = Best(len(xq), k)
-        tables = QueryTables.of(xq, self.codebooks) if self.K == 16 else None
-        waiting: list[tuple[Rows, Floats, Ids, int]] = []
+    def _scan(self, xq: Floats, rows: slice, best: Best, where: Filter | None, threads: int | None) -> None:
+        """Merge the best of all codes into ``rows`` of ``best``."""
+        k = best.D.shape[1]
+        prepared = lookup_tables(score_tables(xq, self.codebooks))
+        paired = self.K <= 16 and self.M > 1
 
-        def one(visit: Visit) -> None:
-            faiss.omp_set_num_threads(1)  # for this thread only
-            queries = len(xq) if visit.asked is None else len(visit.asked)
-            held = self._blocks.read(visit, where, fast=queries >= FAST_BATCH or keep, keep=keep)
-            if held is None:
+        def one(items: Items) -> None:
+            n = min(k, len(items))
+            if len(xq) >= _MANY:
+                scores, at = CodewordLists(items.codes, self.codebooks).search(xq, n, threads=1)
+                best.take(rows, scores, items.ids_at(at))
                 return
-            n = min(k, held.search.n)
-            step = held.search.block_rows(n)
-            for start in range(0, queries, step):
-                some = visit.rows(start, min(queries, start + step))
-                floor = best.floor(some, ties=not counting)
-                own = None if tables is None else tables.take(some)
-                scores, at = read_keys(held.search.search_keys(xq[some], n, floor, own))
-                result = some, scores, held.ids_at(at), visit.number
-                if counting:
-                    waiting.append(result)
-                else:
-                    best.take(*result)
+            columns = lookup_columns(items.codes, self.M, self.K)
+            for q, table in enumerate(prepared):
+                row = slice(rows.start + q, rows.start + q + 1)
+                scores = lookup(table, columns, paired=paired)
+                at = np.flatnonzero(scores >= best.D[row, -1])
+                if len(at) > n:
+                    reached = scores[at]
+                    at = at[reached >= np.partition(reached, len(at) - n)[len(at) - n]]
+                at = at[np.argsort(-scores[at], kind="stable")][:n]
+                if len(at):
+                    best.take(row, scores[None, at], items.ids_at(at)[None])
 
-        visits = list(self._visits(asked, rows))
-        wave = workers if counting else max(1, len(visits))
-        with ThreadPoolExecutor(workers) as pool:
-            for first in range(0, len(visits), wave):  # limits pending results to the number of threads
-                for _ in pool.map(one, visits[first : first + wave]):
-                    pass
-                for result in waiting:
-                    best.take(*result)
-                waiting.clear()
-        return best
+        self._over_blocks(one, where, threads)
 
-    def _near(self, xq: Floats, nprobe: int, k: int, count: Callable[[Ids], Ids] | None) -> Ids | None:
-        """Lists to probe per query; None without lists."""
-        return None if self._probing is None else self._probing.lists(xq, nprobe, k, count)
+    def _scan_range(
+        self, xq: Floats, min_score: float, where: Filter | None, limit: int, threads: int | None
+    ) -> tuple[Ids, Floats, Ids]:
+        prepared = lookup_tables(score_tables(xq, self.codebooks))
+        paired = self.K <= 16 and self.M > 1
+        found: list[list[tuple[Floats, Ids]]] = [[] for _ in xq]
+        total, lock = 0, threading.Lock()
 
-    def _asked(self, nearest: Ids | None) -> Asked:
-        """Each probed list with the rows of its queries; lists nearest to some query first."""
-        if nearest is None:
-            return [(0, None)]
-        order = np.argsort(nearest.reshape(-1), kind="stable")
-        numbers, starts = np.unique(nearest.reshape(-1)[order], return_index=True)
-        rows = np.split(order // nearest.shape[1], starts[1:])
-        ranks = np.minimum.reduceat(order % nearest.shape[1], starts) if len(order) else order
-        first = np.argsort(ranks, kind="stable")
-        return [
-            (int(numbers[i]), rows[i].astype(np.int64))
-            for i in first
-            if numbers[i] >= 0 and self.sizes[numbers[i]] > 0
-        ]
+        def one(items: Items) -> None:
+            nonlocal total
+            columns = lookup_columns(items.codes, self.M, self.K)
+            for q, table in enumerate(prepared):
+                scores = lookup(table, columns, paired=paired)
+                at = np.flatnonzero(scores >= min_score)
+                with lock:
+                    total += len(at)
+                    if total > limit:
+                        raise too_many(min_score, limit)
+                    found[q].append((scores[at], items.ids_at(at)))
 
-    def _visits(self, asked: Asked, rows: int) -> Iterator[Visit]:
-        """The lists in blocks of about this many rows, keeping FastScan's blocks whole."""
-        rows = max(ALIGNED, rows // ALIGNED * ALIGNED)
-        for number, queries in asked:
-            size = int(self.sizes[number])
-            for start in range(0, size, rows):
-                yield Visit(number, start, min(size, start + rows), queries)
+        self._over_blocks(one, where, threads)
 
-    def count(self, where: Filter | None) -> Callable[[Ids], Ids] | None:
-        """Function from list numbers to the number of passing items; each list is scanned once. None without filter or lists."""
-        if where is None or not self.lists:
-            return None
-        passing = np.full(self.lists, -1, np.int64)
-        step = self.budget.rows_for(64, 1, 1, 1)
+        def ordered() -> Iterator[tuple[Floats, Ids]]:
+            for parts in found:
+                scores = np.concatenate([np.empty(0, np.float32), *(part for part, _ in parts)])
+                ids = np.concatenate([np.empty(0, np.int64), *(part for _, part in parts)])
+                order = np.lexsort((ids, -scores))
+                yield scores[order], ids[order]
 
-        def count(numbers: Ids) -> Ids:
-            for number in np.unique(numbers).tolist():
-                if passing[number] < 0:
-                    size = int(self.sizes[number])
-                    passing[number] = 0
-                    for start in range(0, size, step):
-                        ids = self._header.ids(self._source, number, start, min(size, start + step))
-                        own = np.sort(ids).astype(np.int64)
-                        passing[number] += int(mask_of(where, IdMap(len(own), own)).sum())
-            return passing[numbers]
+        return joined(ordered(), min_score, limit)
 
-        return count
-
-    def _prelude(
-        self, xq: ArrayLike, k: int, threads: int | None, block: int
-    ) -> tuple[Floats, int, int, int]:
-        """Checked queries, k, number of threads, and queries per block within half of the budget.
-
-        Raises as :meth:`.memory.MemoryIndex.search`.
-        """
-        self.check_open()
-        k = check_k(k, self.ntotal)
-        check_block(block)
+    def _over_blocks(self, run: Callable[[Items], None], where: Filter | None, threads: int | None) -> None:
+        """``run`` for all items that pass, in blocks within the budget, several threads at a time."""
         check_threads(threads)
-        queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
         workers = min(threads or int(faiss.omp_get_max_threads()), os.cpu_count() or 1)
-        return queries, k, workers, self.budget.queries(block, workers, k)
+        step = max(_LEAST_ROWS, min(_MOST_ROWS, self.memory // (_ROW * workers), -(-self.ntotal // workers)))
+        step = -(-step // 128) * 128  # keeps FastScan's blocks whole
 
-    # Lists ------------------------------------------------------------------------------------------------------------
+        def one(start: int) -> None:
+            faiss.omp_set_num_threads(1)  # for this thread only
+            stop = min(self.ntotal, start + step)
+            codes = check_codes(self.codes(0, start, stop), self.M, self.K, what=str(self.path))
+            ids = self._header.ids(self._source, 0, start, stop)
+            items = Items.ordered(codes, ids)
+            if where is not None:
+                items = items.keep(mask_of(where, items))
+            if len(items):
+                run(items)
 
-    def check_nprobe(self, nprobe: int | None) -> int:
-        """``nprobe`` or the default, at most all lists. Raises UsageError: below 1, or there are no lists."""
-        return check_nprobe(nprobe, self.nprobe, self.lists, str(self.path))
+        with ThreadPoolExecutor(workers) as pool:
+            for _ in pool.map(one, range(0, self.ntotal, step)):
+                pass
 
-    def set_nprobe(self, nprobe: int) -> None:
-        """Set the number of lists to probe, at most all. Raises as :meth:`check_nprobe`."""
-        self.nprobe = self.check_nprobe(nprobe)
-
-    def nearest_lists(self, xq: Floats, nprobe: int) -> Ids:
-        """The nearest non-empty lists per query, nearest first: int64 [Q, min(nprobe, non-empty lists)]."""
-        assert self._probing is not None
-        return self._probing.nearest(xq, nprobe)
-
-    @property
-    def centroids(self) -> Floats | None:
-        """Centroids float32 [lists, M*d]; None without lists."""
-        return self._header.centroids
+    # Rows -------------------------------------------------------------------------------------------------------------
 
     def id_blocks(self, rows: int = _IDS) -> Iterator[Ids]:
         """Yield the ids of all items in file order, int64, in blocks of ``rows``."""
         with self.unchanged():
-            for number, start, stop in self._spans(rows):
+            for number, start, stop in self.spans(rows):
                 yield self._header.ids(self._source, number, start, stop)
 
     def code_of(self, item: int) -> Codes | None:
         """The code of an item, uint8 [code_size]; None if there is no such id. Scans all ids."""
         with self.unchanged():
-            for number, start, stop in self._spans(_IDS):
+            for number, start, stop in self.spans(_IDS):
                 at = np.flatnonzero(self._header.ids(self._source, number, start, stop) == item)
                 if len(at):
                     row = start + int(at[0])
                     return np.asarray(self.codes(number, row, row + 1)[0])
         return None
 
-    def _spans(self, rows: int) -> Iterator[tuple[int, int, int]]:
-        """Yield list number, first row and end of blocks of all rows."""
-        for number in np.flatnonzero(self.sizes).tolist():
-            size = int(self.sizes[number])
+    def spans(self, rows: int) -> Iterator[tuple[int, int, int]]:
+        """Yield list number, first row and end of blocks of all rows; without lists there is one."""
+        for number in np.flatnonzero(self._header.sizes).tolist():
+            size = int(self._header.sizes[number])
             for start in range(0, size, rows):
                 yield number, start, min(size, start + rows)
 
@@ -408,59 +470,14 @@ class FileIndex:
         """Codes of rows ``start:stop`` of a list, uint8 [n, code_size]."""
         return self._header.codes(self._source, number, start, stop)
 
-    def sample_queries(self, n: int = _SAMPLE, *, noise: float = 0.5, seed: int = 0) -> Floats:
-        """Sample queries, in place of real ones (:func:`.tune.sample_queries_of`): float32 [min(n, ntotal), M*d]."""
-        ends = np.cumsum(self.sizes)
 
-        def codes_at(rows: Ids) -> Codes:
-            numbers = np.searchsorted(ends, rows, side="right")
-            starts = rows - (ends[numbers] - self.sizes[numbers])
-            read = self._header.codes
-            return np.concatenate(
-                [
-                    read(self._source, number, at, at + 1)
-                    for number, at in zip(numbers.tolist(), starts.tolist(), strict=True)
-                ]
-            )
-
-        with self.unchanged():
-            return sample_queries_of(self.ntotal, codes_at, self.codebooks, n, noise=noise, seed=seed)
-
-    def tune(
-        self,
-        recall: float,
-        *,
-        k: int = 10,
-        queries: ArrayLike | None = None,
-        threads: int | None = None,
-    ) -> list[OperatingPoint]:
-        """Set the smallest nprobe that reaches a recall, as :meth:`.memory.MemoryIndex.tune`."""
-        check_recall(recall)
-        if self._probing is None:
-            raise UsageError(f"{self.path} has no lists, so no nprobe to tune: build it with kind 'ivf'")
-        with self.unchanged():
-            given = self.sample_queries() if queries is None else queries
-            xq, k, workers, block = self._prelude(given, min(k, self.ntotal), threads, 1024)
-            block = self.budget.fewer(block, self.lists)
-            list_of = np.empty((len(xq), k), np.int32)
-            for s in range(0, len(xq), block):
-                asked = self._asked(self._near(xq[s : s + block], self.lists, k, None))
-                list_of[s : s + block] = self._search(xq[s : s + block], k, asked, None, workers).list_of
-            chosen, points = operating_points(
-                self._probing, xq, k, list_of, recall, lambda n: self.search(xq, k, nprobe=n, threads=threads)
-            )
-        self.nprobe, self.points = chosen, tuple(points)
-        return points
-
-
-def open_file(path: str | Path, memory: str | int = MEMORY, *, rows: int | None = None) -> FileIndex:
+def open_file(path: str | Path, memory: str | int = MEMORY) -> FileIndex:
     """Open an index file without reading its rows.
 
     Sizes and fingerprints are checked, but not its SHA-256, which would read the whole file.
 
     Args:
         memory: budget of a search: bytes, or ``"2GB"``.
-        rows: maximum codes per block (default: by memory and speed).
 
     Raises:
         DataError: missing, damaged, empty, or not searchable in place.
@@ -468,14 +485,11 @@ def open_file(path: str | Path, memory: str | int = MEMORY, *, rows: int | None 
         UsageError: an invalid budget.
     """
     budget = parse_bytes(memory)
-    if rows is not None:
-        check_count(rows, "rows at a time")
     if Path(path).exists() and not Path(path).is_file():
         raise DataError(f"{path} is not a file: an index file is needed (gpq index, or faiss.write_index)")
     source = IndexFile(path)
     try:
-        header = read_header(source)
-        return FileIndex(source, header, Budget(budget, header, rows))
+        return FileIndex(source, read_header(source), budget)
     except BaseException:
         source.close()
         raise

@@ -1,18 +1,17 @@
 """An index in memory: built, searched, filtered, changed, written to a file.
 
-Exact plans (:mod:`.plan`) give bit-equal results for any batch and number of threads: scores of
-:func:`..codes.scores.score_codes`, ties ordered by id.
+Results are bit-equal for any batch and number of threads: scores of :func:`..codes.scores.score_codes`, ties ordered by id.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ..codes.bits import check_codes
 from ..codes.checks import (
@@ -21,24 +20,17 @@ from ..codes.checks import (
     Floats,
     Ids,
     check_codebooks,
-    check_recall,
     check_vectors,
 )
 from ..errors import DataError, MismatchError, UsageError
-from ..faissio.io import Beside, check_index_output, save_index, stored_points
-from ..faissio.storage import Storage, ivf_index, row_index
+from ..faissio.io import Beside, check_index_output, save_index
+from ..faissio.storage import Form, check_form, faiss_index
 from ..store import codebooks_fingerprint
 from .codeword_lists import CodewordLists
-from .engine import Engine
-from .filters import Filter, FilterCache, id_list, mask_of
+from .filters import Filter, id_list, mask_of
 from .items import Items
-from .lists import IvfSettings, assign
-from .plan import Plan
-from .ranges import LIMIT, check_min_score
-from .threads import BLOCK, check_block, check_k, check_nprobe
-from .tune import OperatingPoint, operating_points, sample_queries_of
-
-_SAMPLE = 256  # sample queries
+from .ranges import LIMIT, check_min_score, joined
+from .threads import BLOCK, check_block, check_k, check_nprobe, omp_threads
 
 
 class MemoryIndex:
@@ -53,24 +45,16 @@ class MemoryIndex:
         width: D of the queries.
     """
 
-    def __init__(
-        self,
-        items: Items,
-        codebooks: Floats,
-        plan: Plan,
-        *,
-        ivf: IvfSettings | None = None,
-        model_fingerprint: str | None = None,
-    ) -> None:
+    def __init__(self, items: Items, codebooks: Floats, *, model_fingerprint: str | None = None) -> None:
         """Use :meth:`build` instead; arguments are not checked here."""
         self.codebooks = codebooks
         self.M, self.K, self.d = (int(n) for n in codebooks.shape)
         self.width = self.M * self.d
         self.fingerprint = codebooks_fingerprint(codebooks)
         self.model_fingerprint = model_fingerprint
-        self._filtered: FilterCache[tuple[Items, Engine]] = FilterCache()
         self._items = items
-        self._engine = Engine(items.codes, codebooks, plan, ivf)
+        self._lists: CodewordLists | None = None
+        self._lock = threading.Lock()
 
     @classmethod
     def build(
@@ -79,20 +63,15 @@ class MemoryIndex:
         codebooks: ArrayLike,
         ids: ArrayLike | None = None,
         *,
-        kind: str | Plan = "auto",
-        ivf: IvfSettings | None = None,
         model_fingerprint: str | None = None,
     ) -> MemoryIndex:
         """Build an index from packed codes uint8 [n, code_size] and codebooks float32 [M, K, d]. Arrays are copied.
 
         Args:
             ids: int64 [n], unique, not -1 (default: row numbers).
-            kind: search kind: a name in :data:`.plan.KINDS`, or a plan.
-            ivf: for ``ivf``: settings of the lists (default: k-means).
 
         Raises:
-            UsageError: more than 256 codebooks; an unknown kind; ``fused``, ``fastscan`` or ``ivf`` with codebooks of other than 16
-                codewords.
+            UsageError: more than 256 codebooks.
             DataError: invalid codes, codebooks or ids, or no codes.
 
         Examples:
@@ -105,12 +84,10 @@ class MemoryIndex:
         Z = check_codebooks(codebooks).copy()  # a copy, so that the caller may modify the array
         if len(Z) > MAX_CODEBOOKS:
             raise UsageError(f"{len(Z)} codebooks: at most {MAX_CODEBOOKS}")
-        plan = Plan.of(kind)
-        plan.check(int(Z.shape[1]))
         items = Items.make(codes, ids, int(Z.shape[0]), int(Z.shape[1])).apart_from(codes, ids)
         if not len(items):
             raise DataError("no codes: an index needs at least one item")
-        return cls(items, Z, plan, ivf=ivf, model_fingerprint=model_fingerprint)
+        return cls(items, Z, model_fingerprint=model_fingerprint)
 
     # What it holds ---------------------------------------------------------------------------------------------------
 
@@ -118,16 +95,6 @@ class MemoryIndex:
     def ntotal(self) -> int:
         """Number of items."""
         return len(self._items)
-
-    @property
-    def plan(self) -> Plan:
-        """Search options."""
-        return self._engine.plan
-
-    @property
-    def kind(self) -> str:
-        """The plan's name."""
-        return self.plan.kind
 
     @property
     def ids(self) -> Ids:
@@ -151,18 +118,16 @@ class MemoryIndex:
         return None if at < 0 else self.codes[at]
 
     @property
-    def exact(self) -> CodewordLists:
-        """The exact search, made on first use."""
-        return self._engine.exact
-
-    @property
-    def ivf(self) -> IvfSettings | None:
-        """Lists and probes of a search by lists, else None."""
-        return self._engine.ivf
+    def lists(self) -> CodewordLists:
+        """The codes in lists, made on first use."""
+        with self._lock:
+            if self._lists is None:
+                self._lists = CodewordLists(self.codes, self.codebooks)
+            return self._lists
 
     def describe(self) -> str:
         """One-line description of the search."""
-        return f"{self.kind}, {self.ntotal:,} items"
+        return f"{self.ntotal:,} items in memory"
 
     def close(self) -> None:
         """No-op: there is no open file."""
@@ -184,7 +149,8 @@ class MemoryIndex:
         Args:
             xq: [Q, M*d]; positive factors do not change the order.
             k: 1..ntotal.
-            nprobe: lists to probe (default: :attr:`nprobe`), and more if these have fewer than ``k`` items.
+            nprobe: visit only this many lists, those of the best bounds, and more if these have fewer than ``k`` codes; the result is
+                then exact among their items, and :meth:`bound` says what others can score. Default: the exact result.
             where: search only items that pass this filter; missing results have score -inf and id -1.
             threads: for this call (default: Faiss' setting).
             block: maximum queries per block.
@@ -197,145 +163,52 @@ class MemoryIndex:
             DataError: queries empty, of another width, NaN or infinite; an invalid filter.
         """
         k = check_k(k, self.ntotal)
-        nprobe = self.check_nprobe(nprobe)
+        check_nprobe(nprobe)
         check_block(block)
         queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
-        if where is None:
-            D, positions = self._engine.search(queries, k, nprobe, threads, block)
-            return D, self._items.ids_at(positions)
-        mask = mask_of(where, self._items)
-        wanted = min(k, int(mask.sum()))
-        D = np.full((len(queries), k), -np.inf, np.float32)
-        found = np.full((len(queries), k), -1, np.int64)
-        if wanted and self.lists:
-            items, engine = self._restricted(mask)
-            scores, positions = engine.search(queries, wanted, nprobe, threads, block)
-            D[:, :wanted], found[:, :wanted] = scores, items.ids_at(positions)
-        elif wanted:
-            scores, positions = self._engine.search(queries, wanted, nprobe, threads, block, mask)
-            D[:, :wanted], found[:, :wanted] = scores, self._items.ids_at(positions)
-        return D, found
+        allowed = None if where is None else self.lists.allowed(mask_of(where, self._items))
+        D, rows = self.lists.search(queries, k, allowed=allowed, nprobe=nprobe, threads=threads)
+        return D, self._items.ids_at(rows)
+
+    def bound(self, xq: ArrayLike, k: int, nprobe: int) -> Floats:
+        """What an item can score at most that a search for ``k`` with ``nprobe`` does not visit: float32 [Q], -inf if there is none.
+
+        So a result of which the last score is above it is exact. Raises as :meth:`search`.
+        """
+        k = check_k(k, self.ntotal)
+        check_nprobe(nprobe)
+        queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
+        return self.lists.bound(queries, k, nprobe)
 
     def range_search(
         self,
         xq: ArrayLike,
         min_score: float,
         *,
-        nprobe: int | None = None,
         where: Filter | None = None,
         limit: int = LIMIT,
         threads: int | None = None,
-        block: int = 64,
     ) -> tuple[Ids, Floats, Ids]:
         """All items with an exact score of at least ``min_score``.
-
-        Args:
-            nprobe: must be None: all lists are searched. (An index over a file supports fewer.)
 
         Returns:
             As in Faiss: lims int64 [Q + 1], D float32, I int64; results of query i are at lims[i]:lims[i + 1], best first, ties in
             ascending order of id.
 
         Raises:
-            UsageError: ``min_score`` is NaN, or ``nprobe``, ``threads``, ``block``, ``where`` out of range.
+            UsageError: ``min_score`` is NaN, or ``threads`` or ``where`` out of range.
             DataError: invalid queries or filter; more than ``limit`` results.
         """
         min_score = check_min_score(min_score)
-        check_block(block)
-        if nprobe is not None and self.check_nprobe(nprobe) < self.lists:
-            raise UsageError(
-                f"nprobe {nprobe}: a range search in memory visits all {self.lists} lists: leave it out"
-            )
         queries = check_vectors(xq, self.width, what="queries", allow_empty=False)
-        mask = None if where is None else mask_of(where, self._items)
-        lims, scores, positions = self._engine.range_search(queries, min_score, limit, threads, mask)
-        return lims, scores, self._items.ids_at(positions)
-
-    def _restricted(self, mask: NDArray[np.bool_]) -> tuple[Items, Engine]:
-        """The passing items, and their searcher."""
-
-        def make() -> tuple[Items, Engine]:
-            whole, ivf = self._engine, self.ivf
-            if ivf is not None and whole.list_of is not None:
-                ivf = dataclasses.replace(ivf, list_of=whole.list_of[mask])
-            items = self._items.keep(mask)
-            return items, Engine(items.codes, self.codebooks, self.plan, ivf)
-
-        return self._filtered.get(mask, make)
-
-    # Lists -----------------------------------------------------------------------------------------------------------
-
-    @property
-    def lists(self) -> int:
-        """Number of lists; 0 if there are none."""
-        return self._engine.lists
-
-    @property
-    def nprobe(self) -> int:
-        """Default number of lists to probe; 0 if there are none."""
-        return 0 if self.ivf is None else self.ivf.nprobe
-
-    @property
-    def points(self) -> tuple[OperatingPoint, ...]:
-        """Operating points of the last :meth:`tune`, or of the file."""
-        return () if self.ivf is None else self.ivf.points
-
-    def check_nprobe(self, nprobe: int | None) -> int:
-        """``nprobe`` or the default, at most all lists. Raises UsageError: below 1, or there are no lists."""
-        return check_nprobe(nprobe, self.nprobe, self.lists, f"an index of kind {self.kind!r}")
-
-    def set_nprobe(self, nprobe: int) -> None:
-        """Set the number of lists to probe, at most all. Raises as :meth:`check_nprobe`."""
-        self._engine.set_nprobe(self.check_nprobe(nprobe))
-
-    def sample_queries(self, n: int = _SAMPLE, *, noise: float = 0.5, seed: int = 0) -> Floats:
-        """Sample queries, in place of real ones (:func:`.tune.sample_queries_of`): float32 [min(n, ntotal), M*d]."""
-        codes = self.codes
-        return sample_queries_of(
-            self.ntotal, lambda rows: codes[rows], self.codebooks, n, noise=noise, seed=seed
-        )
-
-    def tune(
-        self, recall: float, *, k: int = 10, queries: ArrayLike | None = None, threads: int | None = 1
-    ) -> list[OperatingPoint]:
-        """Set the smallest nprobe that reaches a recall, and report all operating points (:func:`.tune.operating_points`).
-
-        Args:
-            recall: mean share of the exact top ``k``, ties ordered by id, above 0 and at most 1.
-            queries: [Q, M*d], representative ones (default: :meth:`sample_queries`).
-
-        Returns:
-            Operating points by ascending nprobe. The first with sufficient recall is chosen.
-
-        Raises:
-            UsageError: no lists, or ``recall`` or ``k`` out of range.
-            DataError: invalid queries.
-        """
-        search = self._engine.probed
-        if search is None or self.ivf is None:
-            raise UsageError(
-                f"an index of kind {self.kind!r} has no nprobe to tune: build it with kind 'ivf'"
+        allowed = None if where is None else self.lists.allowed(mask_of(where, self._items))
+        with omp_threads(threads):
+            lims, D, rows = joined(
+                (self.lists.range_search(query, min_score, limit, allowed=allowed) for query in queries),
+                min_score,
+                limit,
             )
-        check_recall(recall)
-        k = check_k(k, self.ntotal)
-        xq = (
-            self.sample_queries()
-            if queries is None
-            else check_vectors(queries, self.width, what="queries to tune by", allow_empty=False)
-        )
-
-        def run(nprobe: int) -> Ids:
-            return self.search(xq, k, nprobe=nprobe, threads=threads)[1]
-
-        list_of = self._engine.list_of
-        assert list_of is not None
-        exact = run(self.lists)
-        found = list_of[self._items.positions_of(exact.reshape(-1))].reshape(exact.shape)
-        chosen, points = operating_points(search.probing, xq, k, found, recall, run)
-        self.set_nprobe(chosen)
-        assert self._engine.ivf is not None
-        self._engine.ivf = dataclasses.replace(self._engine.ivf, points=tuple(points))
-        return points
+        return lims, D, self._items.ids_at(rows)
 
     # Changing --------------------------------------------------------------------------------------------------------
 
@@ -395,80 +268,44 @@ class MemoryIndex:
         self._replace(items)
 
     def _replace(self, items: Items) -> None:
-        engine = Engine(items.codes, self.codebooks, self.plan, self.ivf)
-        self._items, self._engine = items, engine
-        self._filtered.clear()
+        with self._lock:
+            self._items, self._lists = items, None
 
-    # Plans and files -------------------------------------------------------------------------------------------------
+    # Files -----------------------------------------------------------------------------------------------------------
 
-    def to(self, kind: str | Plan, *, ivf: IvfSettings | None = None) -> MemoryIndex:
-        """The same items with another search kind; codes are shared.
-
-        Raises:
-            UsageError: see :meth:`build`.
-        """
-        plan = Plan.of(kind)
-        if kind == "ivf" and self.lists:  # requested by name: keep the lists' packing
-            plan = dataclasses.replace(plan, packing=self.plan.packing)
-        plan.check(self.K)
-        chosen = ivf or self.ivf
-        same = chosen is not None and self.ivf is not None and chosen.centroids is self.ivf.centroids
-        if chosen is not None and same and chosen.list_of is None:
-            chosen = dataclasses.replace(chosen, list_of=self._engine.list_of)
-        return MemoryIndex(
-            self._items,
-            self.codebooks,
-            plan,
-            ivf=chosen,
-            model_fingerprint=self.model_fingerprint,
-        )
-
-    def to_faiss(self, storage: Storage | None = None) -> Any:
-        """A plain Faiss index of the same items, in the order of their ids.
+    def to_faiss(self, form: str = "flat") -> Any:
+        """A plain Faiss index of the same items, in the order of their ids (``ivf``: within lists).
 
         Args:
-            storage: storage form of its codes (default: by the plan).
+            form: a name in :data:`..faissio.storage.FORMS`.
 
         Raises:
             UsageError: not possible with these codebooks.
         """
-        storage = storage or self.plan.storage(self.M)
-        storage.check(self.K, self.M)
-        codes, own, Z = self.codes, self._items.own, self.codebooks
-        if not storage.lists:
-            return row_index(codes, own, Z, storage.packing)
-        ivf = (self.ivf or IvfSettings()).trained(codes, Z)
-        assert ivf.centroids is not None
-        list_of = self._engine.list_of
-        if list_of is None:
-            list_of = assign(codes, Z, ivf.centroids)
-        return ivf_index(codes, own, Z, ivf.centroids, storage.packing, list_of, nprobe=ivf.nprobe)
+        checked: Form = check_form(form, self.M, self.K)
+        return faiss_index(self.codes, self._items.own, self.codebooks, checked)
 
     def save(
         self,
         path: str | Path,
-        storage: Storage | None = None,
+        form: str = "flat",
         *,
         overwrite: bool = False,
         extra: Mapping[str, Any] | None = None,
         beside: Beside | None = None,
     ) -> Path:
-        """Write a plain Faiss index (:meth:`to_faiss`), its sidecar with the plan and ``extra``, and the files ``beside`` it.
+        """Write a plain Faiss index (:meth:`to_faiss`), its sidecar with ``extra``, and the files ``beside`` it.
 
         Raises:
             OutputExistsError: a file exists and ``overwrite`` is false.
             DataError: writing fails.
             UsageError: see :meth:`to_faiss`.
         """
-        path = check_index_output(path, overwrite=overwrite)
-        extra = {"engine": self.kind, **(extra or {})}
-        if self.ivf is not None and self.ivf.points:
-            extra["operating_points"] = stored_points(self.ivf.points)
         return save_index(
-            self.to_faiss(storage),
-            path,
+            self.to_faiss(form),
+            check_index_output(path, overwrite=overwrite),
             model_fingerprint=self.model_fingerprint,
             overwrite=True,
-            extra=extra,
+            extra=dict(extra or {}),
             beside=beside,
         )

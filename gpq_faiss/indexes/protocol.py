@@ -6,7 +6,6 @@ from typing import Any, Protocol
 
 from ..codes.checks import Floats
 from .filters import Filter
-from .plan import Plan
 from .ranges import LIMIT
 
 
@@ -29,14 +28,6 @@ class Index(Protocol):
     def fingerprint(self) -> str:
         """Fingerprint of the codebooks."""
 
-    @property
-    def plan(self) -> Plan:
-        """Search options."""
-
-    @property
-    def lists(self) -> int:
-        """Number of lists; 0 if there are none."""
-
     def search(
         self,
         xq: Any,
@@ -57,7 +48,6 @@ class Index(Protocol):
         xq: Any,
         min_score: float,
         *,
-        nprobe: int | None = None,
         where: Filter | None = None,
         limit: int = LIMIT,
         threads: int | None = None,

@@ -30,13 +30,10 @@ def check_k(k: int, ntotal: int) -> int:
     return int(k)
 
 
-def check_nprobe(nprobe: int | None, default: int, lists: int, what: str) -> int:
-    """``nprobe`` or the default, at most all lists. Raises UsageError: below 1, or ``what`` has no lists."""
-    if nprobe is None:
-        return default
-    if not lists:
-        raise UsageError(f"{what} has no lists: nprobe is for kind 'ivf'")
-    return min(check_count(nprobe, "nprobe"), lists)
+def check_nprobe(nprobe: int | None) -> None:
+    """Raises UsageError: below 1."""
+    if nprobe is not None:
+        check_count(nprobe, "nprobe")
 
 
 def check_block(block: int) -> None:

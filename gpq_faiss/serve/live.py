@@ -24,7 +24,7 @@ from ..codes.checks import Codes, Floats, Ids
 from ..codes.scores import score_codes
 from ..errors import DataError, GpqError, MismatchError
 from ..faissio.io import check_index_output, read_sidecar, save_index, sidecar_path
-from ..faissio.storage import STORAGES, row_index
+from ..faissio.storage import FORMS, check_form, faiss_index
 from ..files import fingerprint, lock, recover, write_error
 from ..indexes.filters import Allow, Deny, Filter
 from ..indexes.items import Items
@@ -224,7 +224,6 @@ class LiveIndex:
     Args:
         path: the index file.
         codebooks: of the model, float32 [M, K, d], equal to those of the index.
-        kind: search kind (:data:`..indexes.plan.KINDS`).
         writable: accept changes, as the only process.
         compact_after: number of changes after which :attr:`due` is true.
 
@@ -238,11 +237,10 @@ class LiveIndex:
         path: str | Path,
         codebooks: Floats,
         *,
-        kind: str = "auto",
         writable: bool = False,
         compact_after: int = COMPACT_AFTER,
     ) -> None:
-        self.path, self.kind, self.compact_after = Path(path), kind, compact_after
+        self.path, self.compact_after = Path(path), compact_after
         self.fingerprint = codebooks_fingerprint(codebooks)
         self._size = code_size(*codebooks.shape[:2])
         self._writing, self._maintaining = threading.Lock(), threading.Lock()
@@ -285,7 +283,7 @@ class LiveIndex:
     def _open(self, changes: Changes) -> Any:
         """A :class:`Snapshot`, or its equivalent in :mod:`.shards`."""
         with stage("opening the index"):
-            index = open_index(self.path, self.kind)
+            index = open_index(self.path)
             assert isinstance(index, MemoryIndex)
             if index.fingerprint != self.fingerprint:
                 raise MismatchError(
@@ -373,14 +371,7 @@ class LiveIndex:
                 return False
             index = snapshot.index
             codes, ids = snapshot.items()
-            made = MemoryIndex.build(
-                codes,
-                index.codebooks,
-                ids,
-                kind="ivf" if index.kind == "ivf" else self.kind,
-                ivf=None if index.ivf is None else replace(index.ivf, list_of=None, points=()),
-                model_fingerprint=index.model_fingerprint,
-            )
+            made = MemoryIndex.build(codes, index.codebooks, ids, model_fingerprint=index.model_fingerprint)
             try:
                 written = self._save(made, snapshot.changes)
             except ReplacedError:
@@ -416,16 +407,13 @@ class LiveIndex:
             written = _identity(files[0]), _identity(files[-1])  # which renames keep
 
         stated = read_sidecar(self.path) or {"kind": None, "extra": {}}
-        storage = STORAGES.get(stated["kind"])
-        extra = {key: stated["extra"][key] for key in ("engine",) if key in stated["extra"]}
+        form = stated["kind"] if stated["kind"] in FORMS else "ivf" if stated["kind"] else "flat"
+        extra: dict[str, Any] = {}
         key = self._save_names(changes, stated["extra"].get("items"), unchanged)
         if key is not None:
             extra["items"] = key
-        # An index without lists keeps its id map, even if ids are currently consecutive.
-        flat = made.kind != "ivf" and not (storage and storage.lists)
-        packing = storage.packing if storage else "4-bit"
         save_index(
-            row_index(made.codes, made.ids, made.codebooks, packing) if flat else made.to_faiss(storage),
+            faiss_index(made.codes, made.ids, made.codebooks, check_form(form, made.M, made.K)),
             check_index_output(self.path, overwrite=True),
             model_fingerprint=made.model_fingerprint,
             overwrite=True,

@@ -40,7 +40,6 @@ def serve(  # noqa: PLR0913
     *,
     data: Dataset | None = None,
     settings: Settings | None = None,
-    kind: str = "auto",
     writable: bool = False,
     compact_after: int = COMPACT_AFTER,
     device: str = "cpu",
@@ -55,7 +54,6 @@ def serve(  # noqa: PLR0913
         model: model folder, or its network in ONNX (``gpq export-encoder``), which needs no torch but cannot add items.
         data: data set of the items, for names, labels and pictures, with the ids of the index.
         settings: address, token and limits.
-        kind: search kind.
         writable: allow adding and removing items; needs a token.
         compact_after: number of changes after which the index file is rewritten.
         device: device of the network.
@@ -89,9 +87,9 @@ def serve(  # noqa: PLR0913
         if codebooks_fingerprint(Z) != encoder.codebooks_fingerprint:
             raise MismatchError(f"{index} has other codebooks than {model}: build the index with this model")
         live = (
-            LiveShards(index, Z, kind=kind, ray=ray, workers=workers, replicas=replicas)
+            LiveShards(index, Z, ray=ray, workers=workers, replicas=replicas)
             if shards
-            else LiveIndex(index, Z, kind=kind, writable=writable, compact_after=compact_after)
+            else LiveIndex(index, Z, writable=writable, compact_after=compact_after)
         )
         try:
             service = Service(encoder, live, catalogue, threads=settings.threads)

@@ -71,7 +71,7 @@ class LiveShards(LiveIndex):
     """The manifest at a path. Shards are redistributed when it is replaced or a node joins or leaves the cluster; searches continue.
 
     Args:
-        path, codebooks, kind: as for :class:`.live.LiveIndex`.
+        path, codebooks: as for :class:`.live.LiveIndex`.
         ray: address of a cluster for the shards; None: this process.
         workers, replicas: see :class:`..cluster.search.ClusterIndex`.
 
@@ -86,7 +86,6 @@ class LiveShards(LiveIndex):
         path: str | Path,
         codebooks: Floats,
         *,
-        kind: str = "auto",
         ray: str | None = None,
         workers: int | None = None,
         replicas: int = 1,
@@ -95,7 +94,7 @@ class LiveShards(LiveIndex):
         self._holders = None if ray is None else Holders(ray, workers)
         self._replicas = replicas
         self._none = Changes.none(code_size(*codebooks.shape[:2]))
-        super().__init__(path, codebooks, kind=kind)
+        super().__init__(path, codebooks)
 
     def _logged(self) -> Changes:
         return self._none
@@ -104,9 +103,9 @@ class LiveShards(LiveIndex):
         with stage("opening the shards"):
             index: MergedIndex
             if self._holders is None:
-                index = open_shards(read_manifest(self.path), self.kind)
+                index = open_shards(read_manifest(self.path))
             else:
-                index = ClusterIndex(self.path, self._holders, self.kind, replicas=self._replicas)
+                index = ClusterIndex(self.path, self._holders, replicas=self._replicas)
             if index.fingerprint != self.fingerprint:
                 raise MismatchError(
                     f"{self.path} has other codebooks ({index.fingerprint}) than the model ({self.fingerprint}): "

@@ -240,7 +240,7 @@ def _plain_recall(index: str | Path, encoder: Encoder, dataset: Dataset, rows: N
 
     An item counts whose exact score is at least that of the exact tenth.
     """
-    exact = open_index(index, "exact")
+    exact = open_index(index)
     if not isinstance(exact, MemoryIndex):
         raise UsageError(f"--index {index} is a manifest of shards: name an index file")
     if exact.fingerprint != encoder.model.fingerprint and not np.array_equal(

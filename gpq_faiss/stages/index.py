@@ -5,39 +5,29 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import faiss
-import numpy as np
 
 from ..build.item_files import ItemSources
 from ..build.shards import Hdf5Shard, Shard, is_index, is_parquet, open_shard
-from ..build.sort import shared_lists, store_nprobe
 from ..build.stream import MEMORY as STREAM_MEMORY
 from ..build.stream import build_index
 from ..cluster.tasks import run_all
-from ..codes.bits import code_size
-from ..codes.checks import check_recall, repeated_id
+from ..codes.checks import repeated_id
 from ..codes.codebooks import inject
 from ..errors import DataError, OutputExistsError, UsageError
 from ..faissio.io import Beside, check_index_output, save_index
 from ..faissio.model import ModelHeader, read_model
-from ..faissio.storage import Packing
+from ..faissio.storage import check_form
 from ..files import check_output, fingerprint, recover
-from ..indexes.file import open_file
-from ..indexes.lists import IvfSettings
-from ..indexes.manifest import read_manifest, update_manifest
-from ..indexes.memory import MemoryIndex
-from ..indexes.opening import open_shards
-from ..indexes.plan import Plan
-from ..inputs import check_memory, parse_bytes
+from ..indexes.manifest import update_manifest
+from ..inputs import parse_bytes
 from ..progress import Progress, stage
 from ..store import RowReader, codebooks_fingerprint, items_path
 
 BLOCK = 65_536
-_TUNING = 256 << 20  # minimum memory of tuning, for some hundred queries
 
 
 def index(
@@ -47,9 +37,6 @@ def index(
     *,
     kind: str = "flat",
     memory: str | int | None = None,
-    ivf: IvfSettings | None = None,
-    packing: Packing | None = None,
-    recall: float | None = None,
     names: bool = True,
     overwrite: bool = False,
     block: int = BLOCK,
@@ -59,20 +46,15 @@ def index(
 
     By default the result is an ``IndexIDMap2`` around an ``IndexPQ``, built in memory. With ``memory``, several sources or another kind,
     rows stream through files (:func:`..build.stream.build_index`): the build can be resumed by source and keeps to the budget, and the
-    id map is an ``IndexIDMap`` (none for ids 0, 1, 2, ...), which needs no table of ids in memory. ``exact``, ``grouped`` and ``auto``
-    are flat files whose sidecar has the kind. ``ivf`` is built in memory unless ``memory`` is given.
+    id map is an ``IndexIDMap`` (none for ids 0, 1, 2, ...), which needs no table of ids in memory.
 
     Args:
         model_dir: the model of the rows.
         source: ``codes.h5``, ``features.h5``, Parquet with columns ``codes`` and ``id``, or an index file of any form
             (to convert it); several are combined into one index.
         out: the index file; its sidecar is ``out + ".json"``.
-        kind: a name in :data:`..indexes.plan.KINDS`.
+        kind: a form in :data:`..faissio.storage.FORMS`.
         memory: budget of the build: bytes, or ``"2GB"``.
-        ivf: for ``ivf``: settings of the lists.
-        packing: for ``ivf``: packing of codes in lists, ``fastscan`` (default) or ``bytes``.
-        recall: for ``ivf``: choose nprobe for this recall of the top 10 (:meth:`..indexes.memory.MemoryIndex.tune`,
-            with sample queries generated from items).
         names: write names, labels and kept columns of the items to ``out + ".items.h5"``, for search results.
         overwrite: replace existing files.
         block: rows per block (without ``memory``).
@@ -85,13 +67,13 @@ def index(
         DataError: a damaged model or source, features of queries, or a repeated id.
         MismatchError: rows of another model.
         OutputExistsError: ``out`` exists and ``overwrite`` is false.
-        UsageError: an unknown kind, settings of another kind, or too small a budget.
+        UsageError: an unknown kind, one that these codebooks do not allow, or too small a budget.
     """
     if block < 1:
         raise UsageError(f"block of {block} rows: it must be at least 1")
     sources = _sources(source, out)
     items = ItemSources.of(sources) if names else None
-    build = _build_key(model_dir, kind, packing, ivf, recall)
+    build = _build_key(model_dir, kind)
     recover(out)
     recover(items_path(out))
     if items is not None and not overwrite and items.missing(out, build):
@@ -104,9 +86,6 @@ def index(
         out,
         kind=kind,
         memory=memory,
-        ivf=ivf,
-        packing=packing,
-        recall=recall,
         overwrite=overwrite,
         block=block,
         known={} if items is None else {"items": items.key, "build": build},
@@ -115,19 +94,10 @@ def index(
     )
 
 
-def _build_key(
-    model_dir: str | Path, kind: str, packing: Packing | None, ivf: IvfSettings | None, recall: float | None
-) -> str:
-    """Identifies model and settings of an index."""
+def _build_key(model_dir: str | Path, kind: str) -> str:
+    """Identifies model and kind of an index."""
     model = read_model(model_dir)
-    values = () if ivf is None else vars(ivf).values()
-    lists = (value.tobytes() if isinstance(value, np.ndarray) else str(value) for value in values)
-    return fingerprint(
-        "build",
-        str(model.model_fingerprint),
-        codebooks_fingerprint(model.codebooks),
-        *(kind, str(packing), str(recall), *lists),
-    )
+    return fingerprint("build", str(model.model_fingerprint), codebooks_fingerprint(model.codebooks), kind)
 
 
 def _build(
@@ -137,9 +107,6 @@ def _build(
     *,
     kind: str,
     memory: str | int | None,
-    ivf: IvfSettings | None,
-    packing: Packing | None,
-    recall: float | None,
     overwrite: bool,
     block: int,
     known: dict[str, str],
@@ -147,22 +114,11 @@ def _build(
     progress: Progress | None,
 ) -> Path:
     """The index with the files ``beside`` it, and its sidecar, which gets ``known`` too. Raises as :func:`index`."""
-    plan = Plan.of(kind)
-    lists = plan.search == "ivf"
-    if not lists and (ivf is not None or recall is not None or packing is not None):
-        raise UsageError(f"lists and recall belong to kind 'ivf', not to {kind!r}")
-    if recall is not None:
-        check_recall(recall)
-    if ivf is not None:
-        ivf.check()
     out = check_index_output(out, overwrite=overwrite)
     model = read_model(model_dir)
-    M, K, _ = (int(n) for n in model.codebooks.shape)
-    plan = replace(plan, packing=packing or plan.packing)
-    plan.check(K)
-    budget = None if memory is None else parse_bytes(memory)
+    form = check_form(kind, *model.codebooks.shape[:2])
     rows = not any(is_parquet(path) or is_index(path) for path in sources)
-    if kind == "flat" and budget is None and len(sources) == 1 and rows:
+    if form == "flat" and memory is None and len(sources) == 1 and rows:
         return _flat(model, sources[0], out, known, beside, block, progress)
     shards = [
         open_shard(
@@ -170,31 +126,16 @@ def _build(
         )
         for path in sources
     ]
-    if lists and budget is None:
-        return _lists(model, shards, out, plan, ivf, recall, known, beside, block, progress)
-    extra = _origin(shards[0]) | known
-    if not lists and kind not in ("flat", "auto"):
-        extra["engine"] = kind
-    budget = budget or STREAM_MEMORY
-
-    def tune(path: Path) -> None:
-        if recall is not None:
-            with stage("tuning nprobe"), open_file(path, max(budget, _TUNING)) as built:
-                built.tune(recall, k=min(10, built.ntotal))
-            store_nprobe(path, built.nprobe, built.points)
-
     return build_index(
         shards,
         out,
         model.codebooks,
-        plan.storage(M),
-        ivf,
+        form,
         model_fingerprint=model.model_fingerprint,
-        memory=budget,
+        memory=STREAM_MEMORY if memory is None else parse_bytes(memory),
         overwrite=True,
-        extra=extra,
+        extra=_origin(shards[0]) | known,
         beside=beside,
-        finish=tune,
         progress=progress,
     )
 
@@ -216,8 +157,6 @@ def index_shards(
     *,
     kind: str = "flat",
     memory: str | int | None = None,
-    ivf: IvfSettings | None = None,
-    packing: Packing | None = None,
     names: bool = True,
     add: bool = False,
     remove: Sequence[str] = (),
@@ -228,10 +167,10 @@ def index_shards(
     """Build one shard per source and a manifest, which :func:`..indexes.opening.open_index` opens as one index.
 
     Shards are in ``NAME.shards/`` beside the manifest ``NAME.json``. Their names depend on sources, model and settings; existing shards
-    are not rebuilt. Shards with lists share the lists of one index of all sources; added shards use the existing lists.
+    are not rebuilt.
 
     Args:
-        model_dir, sources, kind, ivf, packing, names: as for :func:`index`.
+        model_dir, sources, kind, names: as for :func:`index`.
         out: ``NAME.json``.
         memory: budget per build.
         add: add the shards to the existing manifest.
@@ -255,27 +194,16 @@ def index_shards(
     check_output(out, overwrite=change or overwrite)
     if not sources and not remove:
         raise UsageError("nothing to index: name at least one file of codes or features")
-    model, plan = read_model(model_dir), Plan.of(kind)
-    if ivf is not None and plan.search != "ivf":
-        raise UsageError(f"lists belong to kind 'ivf', not to {kind!r}")
-    shards = [
+    model = read_model(model_dir)
+    check_form(kind, *model.codebooks.shape[:2])
+    for path in sources:  # before any work
         open_shard(
             path, model.codebooks, model.model_fingerprint, str(model.folder), codewords=model.codewords
         )
-        for path in sources
-    ]
     budget = STREAM_MEMORY if memory is None else parse_bytes(memory)
-    if shards and plan.search == "ivf":
-        if change:
-            with open_shards(read_manifest(out)) as there:
-                if not there.lists:
-                    raise UsageError(f"{out} has no lists, but shards of kind 'ivf' do: use its kind")
-                ivf = IvfSettings(centroids=there.centroids, nprobe=there.nprobe)
-        else:
-            ivf = shared_lists(ivf or IvfSettings(), shards, model.codebooks, budget)
     folder = out.with_name(f"{out.stem}.shards")
     check_output(folder / "shard", overwrite=True)
-    settings = kind, budget, ivf, packing, names
+    settings = kind, budget, names
     calls = [(str(path), str(model_dir), str(folder), settings) for path in sources]
     with stage("building shards", len(calls), "shard") as building:
         built = run_all(_build_shard, calls, ray, workers=workers, done=lambda _: building.advance())
@@ -289,20 +217,17 @@ def index_shards(
 
 def _build_shard(source: str, model_dir: str, folder: str, settings: tuple[Any, ...]) -> str:
     """Build the shard of a source unless it exists; returns its path."""
-    kind, memory, ivf, packing, names = settings
+    kind, memory, names = settings
     model = read_model(model_dir)
     items = ItemSources.of([source]) if names else None
     with open(source, "rb") as file:
         content = hashlib.file_digest(file, "sha256").hexdigest()
-    lists = "" if ivf is None else fingerprint(np.ascontiguousarray(ivf.centroids).tobytes(), str(ivf.nprobe))
     key = fingerprint(
         "shard",
         content,
         str(model.model_fingerprint),
         codebooks_fingerprint(model.codebooks),
         kind,
-        str(packing),
-        lists,
         "" if items is None else items.key,
     )
     path = Path(folder) / f"shard-{key}.faiss"
@@ -318,8 +243,6 @@ def _build_shard(source: str, model_dir: str, folder: str, settings: tuple[Any, 
                 path,
                 kind=kind,
                 memory=memory,
-                ivf=ivf,
-                packing=packing,
                 names=names,
                 overwrite=overwrite,
             )
@@ -330,44 +253,6 @@ def _origin(source: Shard) -> dict[str, str]:
     """For the sidecar: sources of the index, and their data if known."""
     named = {"data_fingerprint": source.data_fingerprint} if source.data_fingerprint else {}
     return {"source": source.kind, **named}
-
-
-def _lists(
-    model: ModelHeader,
-    shards: Sequence[Shard],
-    out: Path,
-    plan: Plan,
-    ivf: IvfSettings | None,
-    recall: float | None,
-    known: dict[str, str],
-    beside: Beside,
-    block: int,
-    progress: Progress | None,
-) -> Path:
-    """Build an index with lists in memory. Raises as :func:`index`."""
-    total = sum(shard.rows for shard in shards)
-    M, K, _ = (int(n) for n in model.codebooks.shape)
-    check_memory(total * (code_size(M, K) + 8), f"{total:,} codes", remedy="give --memory")
-    codes = np.empty((total, code_size(M, K)), np.uint8)
-    ids = np.empty(total, np.int64)
-    at = 0
-    with stage("reading codes", total, "row") as reading:
-        for shard in shards:
-            for part, own in shard.blocks(block):
-                codes[at : at + len(part)], ids[at : at + len(part)] = part, own
-                at += len(part)
-                reading.done = at
-                if progress is not None:
-                    progress(at, total)
-    with stage("making lists"):
-        made = MemoryIndex.build(
-            codes, model.codebooks, ids, kind=plan, ivf=ivf, model_fingerprint=model.model_fingerprint
-        )
-    if recall is not None:
-        with stage("tuning nprobe"):
-            made.tune(recall, k=min(10, total))
-    with stage("writing the index"):
-        return made.save(out, overwrite=True, extra=known, beside=beside)
 
 
 def _flat(

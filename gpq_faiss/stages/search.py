@@ -27,8 +27,8 @@ from ..indexes.filters import Filter
 from ..indexes.manifest import is_manifest
 from ..indexes.memory import MemoryIndex
 from ..indexes.opening import open_index
-from ..indexes.plan import Plan
 from ..indexes.protocol import Index
+from ..indexes.sharded import MergedIndex
 from ..inputs import parse_bytes
 from ..nn.device import gpu_memory, on_cpu, resolve_device
 from ..progress import Progress, stage
@@ -45,21 +45,18 @@ _QUERIES = 1 << 14
 def open_on_device(
     index: str | Path,
     device: str,
-    kind: str = "auto",
     memory: str | int | None = None,
-    nprobe: int | None = None,
 ) -> Index:
     """Open an index file for search on a GPU, or with the device ``cpu`` for the GPU algorithm run by torch on the CPU.
 
-    The file is loaded as by :func:`open_index` and copied to the device; exact kinds, grouped codes and lists are kept.
+    The file is loaded as by :func:`open_index` and copied to the device.
 
     Args:
         device: see :func:`.nn.device.resolve_device`.
-        kind, nprobe: see :func:`open_index`.
         memory: bytes that a search may use on the device beyond the index and the results (default: 1 GiB).
 
     Raises:
-        UsageError: kind ``fastscan``, which only the CPU has; too little ``memory``.
+        UsageError: too little ``memory``.
         DeviceError: no such GPU, Faiss without GPU support, or an index too large for the GPU.
         DataError, MismatchError: as :func:`open_index`.
     """
@@ -68,11 +65,10 @@ def open_on_device(
     from ..gpu.placing import to_gpu, to_torch
 
     place = resolve_device(device)
-    Plan.of(kind)
     budget = MEMORY if memory is None else parse_bytes(memory)
     if place.type == "cuda":
         check_gpu(place.index)
-    opened = open_index(index, kind, None, nprobe)
+    opened = open_index(index)
     if place.type == "cuda":
         return to_gpu(opened, device=place.index, memory=budget)
     return to_torch(opened, device="cpu", memory=budget)
@@ -85,10 +81,8 @@ def search(
     *,
     k: int = 10,
     rows: str | None = None,
-    kind: str = "auto",
     memory: str | int | None = None,
     nprobe: int | None = None,
-    recall: float | None = None,
     where: Filter | None = None,
     min_score: float | None = None,
     device: str = "cpu",
@@ -108,8 +102,8 @@ def search(
         queries: a DATA form, a features file, an image, a folder of images, or anything that :func:`gpq_faiss.open_data` accepts.
         k: results per query, 1 to the number of items.
         rows: use only these queries (``"0:8"``).
-        kind, memory, nprobe: see :func:`open_index`; on a GPU :func:`open_on_device`.
-        recall: choose the nprobe that reaches this recall of the exact top ``k`` on these queries.
+        memory: see :func:`open_index`; on a GPU :func:`open_on_device`.
+        nprobe: visit only this many lists (:meth:`..indexes.memory.MemoryIndex.search`), on the CPU.
         where: search only items that pass this filter (:mod:`..indexes.filters`).
         min_score: return all items with at least this score, from all lists, instead of ``k`` items per query.
         device: device of the network and the search.
@@ -131,34 +125,32 @@ def search(
     """
     queries = str(queries) if isinstance(queries, Path) else queries
     place = "cpu" if on_cpu(device) else str(resolve_device(device))
-    if device == "auto" and place != "cpu" and (recall is not None or is_manifest(index)):
+    if device == "auto" and place != "cpu" and (nprobe is not None or is_manifest(index)):
         log.info("searching on the CPU, as the GPU does not support this; the network runs on %s", place)
         place = "cpu"
     uses_device = on_device or place != "cpu"
-    _check_options(k, nprobe, recall, min_score, place if uses_device else None)
+    _check_options(k, nprobe, min_score, place if uses_device else None)
     encoder = OnnxEncoder.load(model, device) if is_onnx(model) else None
     model_fingerprint = (
         read_description(model)["codebooks_fingerprint"] if encoder is None else encoder.codebooks_fingerprint
     )
     opened: Index
-    if is_manifest(index) and recall is not None:
-        raise UsageError(f"recall is measured on an index file, not on the shards of {index}: give an nprobe")
     if is_manifest(index) and uses_device:
         raise UsageError(f"the shards of {index} are searched on the CPU: take --device cpu")
     with contextlib.ExitStack() as stack:
         with stage("opening the index"):
             if ray is not None:
                 spread = workers, replicas, allow_partial
-                opened = _on_cluster(stack, index, ray, kind, memory, nprobe, spread)
+                opened = _on_cluster(stack, index, ray, memory, spread)
             elif uses_device:
                 with gpu_memory(_FITS):
-                    opened = open_on_device(index, place, kind, memory, nprobe)
+                    opened = open_on_device(index, place, memory)
             else:
-                opened = open_index(index, kind, memory, nprobe)
+                opened = open_index(index, memory)
         stack.callback(opened.close)
         # Half of the budget is for the search itself.
         half = None if memory is None or uses_device else parse_bytes(memory) // 2
-        _check_opened(opened, index, model, model_fingerprint, recall)
+        _check_opened(opened, index, model, model_fingerprint)
         if not isinstance(queries, str):
             queries = open_data(queries)
         elif not own_features(queries):
@@ -173,7 +165,7 @@ def search(
         )
         log.info("%s: %s", index, opened.describe())
         found = _search(
-            opened, index, encoded, k=k, recall=recall, where=where, min_score=min_score, threads=threads
+            opened, index, encoded, k=k, nprobe=nprobe, where=where, min_score=min_score, threads=threads
         )
     if not isinstance(queries, ImageDataset):
         return found
@@ -188,9 +180,7 @@ def _on_cluster(
     stack: contextlib.ExitStack,
     index: str | Path,
     address: str,
-    kind: str,
     memory: str | int | None,
-    nprobe: int | None,
     spread: tuple[int | None, int, bool],
 ) -> Index:
     """Load the shards of a manifest into a cluster until the stack closes. Raises UsageError: ``index`` is no manifest."""
@@ -202,15 +192,11 @@ def _on_cluster(
     holders = Holders(address, workers)
     stack.callback(holders.close)
     budget = None if memory is None else parse_bytes(memory)
-    return ClusterIndex(index, holders, kind, budget, nprobe, replicas=replicas, allow_partial=allow_partial)
+    return ClusterIndex(index, holders, budget, replicas=replicas, allow_partial=allow_partial)
 
 
-def _check_opened(
-    opened: Index, index: str | Path, model: str | Path, fingerprint: str, recall: float | None
-) -> None:
-    """Raises UsageError: recall without lists. MismatchError: index and model have different codebooks."""
-    if recall is not None and not opened.lists:
-        raise UsageError(f"recall needs lists, which this search of {index} does not use: use kind 'ivf'")
+def _check_opened(opened: Index, index: str | Path, model: str | Path, fingerprint: str) -> None:
+    """Raises MismatchError: index and model have different codebooks."""
     if opened.fingerprint != fingerprint:
         raise MismatchError(
             f"{index} has other codebooks ({opened.fingerprint}) than {model} ({fingerprint}): "
@@ -224,18 +210,14 @@ def _search(
     encoded: tuple[NDArray[np.float32], NDArray[np.int64], tuple[str, ...]],
     *,
     k: int,
-    recall: float | None,
+    nprobe: int | None,
     where: Filter | None,
     min_score: float | None,
     threads: int | None,
 ) -> SearchResult:
     """Search for the result of :func:`query_vectors`. Raises as :func:`search`."""
     vectors, ids, names = encoded
-    points: list[dict[str, float]] = []
-    if recall is not None:
-        assert isinstance(opened, MemoryIndex | FileIndex)
-        with stage("tuning nprobe"):
-            points = opened.tune(recall, k=k, queries=vectors, threads=threads)
+    exact: NDArray[np.bool_] | None = None
     with gpu_memory(_FITS):
         if min_score is not None:
             with stage("searching"):
@@ -243,15 +225,14 @@ def _search(
                     *opened.range_search(vectors, min_score, where=where, threads=threads)
                 )
         else:
-            scores, found = _search_all(opened, vectors, k, where, threads)
-    # Described last: the search may have switched to distinct codes.
+            scores, found, exact = _search_all(opened, vectors, k, nprobe, where, threads)
     result = SearchResult(
         found,
         scores,
         ids,
         names,
         opened.fingerprint,
-        tuple(points),
+        exact,
         opened.describe(),
         min_score,
         _items(index, found),
@@ -277,34 +258,37 @@ def _items(index: str | Path, found: NDArray[np.int64]) -> dict[int, Item] | Non
         return {int(i): item for i, item in zip(ids, items.lookup(ids), strict=True) if item is not None}
 
 
-def _check_options(
-    k: int, nprobe: int | None, recall: float | None, min_score: float | None, device: str | None
-) -> None:
+def _check_options(k: int, nprobe: int | None, min_score: float | None, device: str | None) -> None:
     """Raises UsageError: options out of range or in conflict. ``device``: None for the CPU index."""
     if not isinstance(k, int | np.integer) or k < 1:
         raise UsageError(f"-k {k!r}: it must be a whole number, at least 1")
-    if recall is not None and nprobe is not None:
-        raise UsageError("nprobe and recall both choose the lists to probe: give one")
-    if device is not None and recall is not None:
-        raise UsageError(
-            f"recall cannot be measured on {device}: search once with --recall and --device cpu, then pass the nprobe it reports"
-        )
-    if min_score is not None and (nprobe is not None or recall is not None):
-        raise UsageError("a search by minimum score visits all lists: leave out nprobe and recall")
+    if device is not None and nprobe is not None:
+        raise UsageError(f"nprobe limits a search on the CPU; on {device} it is exact: leave it out")
+    if min_score is not None and nprobe is not None:
+        raise UsageError("a search by minimum score is exact: leave out nprobe")
 
 
 def _search_all(
-    index: Index, vectors: NDArray[np.float32], k: int, where: Filter | None, threads: int | None
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Scores and ids [Q, k] of all queries, in blocks."""
+    index: Index,
+    vectors: NDArray[np.float32],
+    k: int,
+    nprobe: int | None,
+    where: Filter | None,
+    threads: int | None,
+) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.bool_] | None]:
+    """Scores and ids [Q, k] of all queries, in blocks; with ``nprobe`` also which results are known to be exact, bool [Q]."""
     parts = []
     with stage("searching", len(vectors), "query") as searching:
         for start in range(0, len(vectors), _QUERIES):
             block = vectors[start : start + _QUERIES]
-            parts.append(index.search(block, k, where=where, threads=threads))
+            parts.append(index.search(block, k, nprobe=nprobe, where=where, threads=threads))
             searching.advance(len(block))
-    scores, found = zip(*parts, strict=True)
-    return np.concatenate(scores), np.concatenate(found)
+    scores, found = (np.concatenate(part) for part in zip(*parts, strict=True))
+    exact = None
+    if nprobe is not None:
+        assert isinstance(index, MemoryIndex | FileIndex | MergedIndex)
+        exact = scores[:, -1] > index.bound(vectors, k, nprobe)
+    return scores, found, exact
 
 
 _FITS = "the index and its search do not fit: lower --memory, free the GPU, or use --device cpu"

@@ -32,8 +32,8 @@ class SearchResult(Shown):
         query_ids: int64 [Q].
         query_names: Q display names: the path of the query if it has one, else its id.
         codebooks_fingerprint: of the codebooks of model and index.
-        points: measurements per nprobe tried, if nprobe was chosen by recall.
-        description: how the index was searched, for example what ``auto`` chose.
+        exact: bool [Q], with ``nprobe``: which results are proven to be those of an exact search; None: all.
+        description: how the index was searched.
         min_score: the requested minimum score, if the search was by score instead of ``k``.
         items: by id, names, labels and kept columns of the results; None if nothing beside the index names its items.
         missing_shards: files of the shards that could not be searched (only with partial answers allowed).
@@ -45,7 +45,7 @@ class SearchResult(Shown):
     query_ids: NDArray[np.int64]
     query_names: tuple[str, ...]
     codebooks_fingerprint: str
-    points: tuple[dict[str, float], ...] = ()
+    exact: NDArray[np.bool_] | None = None
     description: str = ""
     min_score: float | None = None
     items: Mapping[int, Item] | None = None
@@ -60,12 +60,12 @@ class SearchResult(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: one entry per query, without padding; with ``names``, ``labels`` and kept columns if known."""
-        tuned = {"operating_points": list(self.points)} if self.points else {}
+        proven = {} if self.exact is None else {"proven_exact": int(self.exact.sum())}
         return {
             **({"k": int(self.ids.shape[1])} if self.min_score is None else {"min_score": self.min_score}),
             "codebooks_fingerprint": self.codebooks_fingerprint,
             "description": self.description,
-            **tuned,
+            **proven,
             **({"missing_shards": list(self.missing_shards)} if self.missing_shards else {}),
             "queries": [
                 {
@@ -113,7 +113,12 @@ class SearchResult(Shown):
     def about(self) -> list[str]:
         """How the index was searched."""
         missing = [f"missing shards: {', '.join(self.missing_shards)}"] if self.missing_shards else []
-        return [self.description, *missing] if self.description else missing
+        proven = (
+            []
+            if self.exact is None
+            else [f"{int(self.exact.sum())} of {len(self.exact)} results are proven to be exact"]
+        )
+        return [*([self.description] if self.description else []), *proven, *missing]
 
     def _pictures(self) -> str:
         if self.queries is None:

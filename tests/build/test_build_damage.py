@@ -92,7 +92,7 @@ def test_an_index_of_any_size_is_compared_with_its_hash(tmp_path: Path) -> None:
     """A file of 257 MiB, nearly all of it a hole."""
     n = 257 << 20
     Z = np.ones((2, 16, 1), np.float32)
-    head, count, tail = row_header("4-bit", Z, n, mapped=False)
+    head, count, tail = row_header("flat", Z, n, mapped=False)
     path = tmp_path / "big.faiss"
     with path.open("wb") as file:
         file.write(head)
@@ -124,9 +124,8 @@ OVERWRITTEN = """
     from gpq_faiss.errors import DataError
     from gpq_faiss.codes.bits import pack_codes
     from gpq_faiss.indexes.file import open_file
-    from gpq_faiss.faissio.storage import STORAGES
+    from gpq_faiss.faissio.storage import FORMS
     from gpq_faiss.indexes.memory import MemoryIndex
-    from gpq_faiss.indexes.lists import IvfSettings
 
     faiss.omp_set_num_threads(1)
     rng = np.random.default_rng(0)
@@ -134,7 +133,6 @@ OVERWRITTEN = """
     Z = rng.normal(size=(M, 16, 12))
     Z = (Z / np.linalg.norm(Z, axis=2, keepdims=True)).astype(np.float32)
     xq = rng.normal(size=(5, M * 12)).astype(np.float32)
-    lists = IvfSettings(centroids=rng.normal(size=(4, M * 12)), nprobe=4)
     codes, ids = pack_codes(rng.integers(0, 16, (n, M)), 16), rng.permutation(n) * 3
 
     def searches(engine):
@@ -164,10 +162,10 @@ OVERWRITTEN = """
                 assert "i.faiss was changed while it was in use" in str(error), error
             thread.join()
 
-    for form in STORAGES:
+    for form in FORMS:
         for own in (True, False):
             for name, of in (("sound", codes), ("same", codes[::-1]), ("short", codes[: n // 2])):
-                MemoryIndex.build(of, Z, ids[: len(of)] if own else None, ivf=lists).save(name, STORAGES[form], overwrite=True)
+                MemoryIndex.build(of, Z, ids[: len(of)] if own else None).save(name, form, overwrite=True)
             os.remove("sound.json")
             for way in sys.argv[1:] * 2:
                 interrupted(way)
@@ -200,7 +198,7 @@ CLAIMS = """
     from gpq_faiss.codes.codebooks import inject
     from gpq_faiss.indexes.file import open_file
     from gpq_faiss.faissio.io import load_index
-    from gpq_faiss.faissio.storage import ivf_index
+    from gpq_faiss.faissio.storage import FORMS, faiss_index
 
     def peak():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
@@ -208,16 +206,13 @@ CLAIMS = """
     rng = np.random.default_rng(0)
     Z = rng.normal(size=(3, 16, 12))
     Z = (Z / np.linalg.norm(Z, axis=2, keepdims=True)).astype(np.float32)
-    codes, coarse = np.zeros((60, 2), np.uint8), np.eye(36, dtype=np.float32)[:4]
-    flat = inject(Z)
-    flat.add_sa_codes(codes)
-    lists = [ivf_index(codes, None, Z, coarse, form, np.zeros(60, np.int32)) for form in ("fastscan", "bytes")]
-    files = [faiss.serialize_index(i).tobytes() for i in (flat, faiss.IndexPQFastScan(flat), *lists)]
+    codes = np.zeros((60, 2), np.uint8)
+    files = [faiss.serialize_index(faiss_index(codes, None, Z, form)).tobytes() for form in FORMS]
     path, refused = Path("i.faiss"), 0
     for reader in (load_index, open_file):
         reader_peak = 0
         for data in files:
-            for sizes in (struct.pack("<QQQ", 36, 3, 4), struct.pack("<QQQ", 48, 2, 8)):
+            for sizes in (struct.pack("<QQQ", 36, 3, 4), struct.pack("<QQQ", 48, 2, 8), struct.pack("<QQQ", 36, 2, 4)):
                 if sizes not in data:
                     continue
                 at = data.index(sizes)

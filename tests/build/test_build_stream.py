@@ -1,8 +1,7 @@
-"""Building in a stream, searching on disk, lists with a recall: against the same done in memory."""
+"""Building in a stream, and searching in place: against the same done in memory."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import subprocess
 import sys
@@ -21,21 +20,18 @@ from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.codes.codebooks import inject
 from gpq_faiss.errors import DataError, MismatchError, UsageError
 from gpq_faiss.faissio.header import pack_rows, read_header, row_header
-from gpq_faiss.faissio.io import load_index, read_sidecar, sidecar_path, stored_points
+from gpq_faiss.faissio.io import load_index, sidecar_path
 from gpq_faiss.faissio.layout import layout_of
 from gpq_faiss.faissio.source import IndexFile
-from gpq_faiss.faissio.storage import Packing, Storage, row_index
+from gpq_faiss.faissio.storage import Form, faiss_index
 from gpq_faiss.indexes.file import open_file
 from gpq_faiss.indexes.filters import Deny
-from gpq_faiss.indexes.lists import IvfSettings
 from gpq_faiss.indexes.memory import MemoryIndex
-from gpq_faiss.indexes.opening import open_in_memory
-from gpq_faiss.indexes.plan import Plan
 from gpq_faiss.inputs import parse_bytes
 from gpq_faiss.store import Header, RowWriter
 
 M, MODEL = 6, "a" * 16
-ROWFORMS: list[Packing] = ["4-bit", "bytes", "fastscan"]
+ROWFORMS: list[Form] = ["flat", "fused", "fastscan"]
 
 
 def codebooks(M: int = M, K: int = 16) -> np.ndarray:
@@ -64,32 +60,32 @@ def shards(folder: Path, ids: np.ndarray, parts: int = 3) -> list[Hdf5Shard]:
 @pytest.mark.parametrize("mapped", [False, True])
 @pytest.mark.parametrize("M", [1, 3, 8])
 @pytest.mark.parametrize("form", ROWFORMS)
-def test_a_file_in_rows_is_what_faiss_writes(tmp_path: Path, form: Packing, M: int, mapped: bool) -> None:
-    if (form, M) == ("bytes", 1):
+def test_a_file_in_rows_is_what_faiss_writes(tmp_path: Path, form: Form, M: int, mapped: bool) -> None:
+    if (form, M) == ("fused", 1):
         pytest.skip("there is no such form")
     for n in (1, 31, 64, 203):
         codes, Z = random_codes(n, M=M), codebooks(M)
         ids = np.random.default_rng(0).permutation(n) - 7 if mapped else None
         head, count, tail = row_header(form, Z, n, mapped=mapped)
-        packed = pack_rows(form, codes, Z).tobytes()
+        packed = pack_rows(form, codes, M).tobytes()
         assert len(packed) == count
         mine = head + packed + tail + (b"" if ids is None else ids.astype("<i8").tobytes())
-        theirs = faiss.serialize_index(row_index(codes, ids, Z, form)).tobytes()
+        theirs = faiss.serialize_index(faiss_index(codes, ids, Z, form)).tobytes()
         assert mine.replace(b"IxMp", b"IxM2", 1) == theirs
         path = tmp_path / "a.faiss"
         path.write_bytes(mine)
         with IndexFile(path) as file:
             found = read_header(file)
-            assert (found.packing, found.n) == (form, n)
+            assert (found.form, found.n) == (form, n)
             for start, stop in ((0, n), (n // 3, n), (0, n // 2)):
                 assert np.array_equal(found.codes(file, 0, start, stop), codes[start:stop])
                 expected = np.arange(start, stop) if ids is None else ids[start:stop]
                 assert np.array_equal(found.ids(file, 0, start, stop), expected)
 
 
-@pytest.mark.parametrize("form", ROWFORMS)
+@pytest.mark.parametrize("form", [*ROWFORMS, "ivf"])
 @pytest.mark.parametrize("ids", ["counting", "ascending", "any"])
-def test_a_streamed_build_equals_one_in_memory(tmp_path: Path, form: Packing, ids: str) -> None:
+def test_a_streamed_build_equals_one_in_memory(tmp_path: Path, form: Form, ids: str) -> None:
     n = 5000
     numbers = np.arange(n) if ids == "counting" else np.arange(n) * 3 - 2**41
     if ids == "any":
@@ -99,22 +95,27 @@ def test_a_streamed_build_equals_one_in_memory(tmp_path: Path, form: Packing, id
         shards(tmp_path, numbers),
         tmp_path / "i.faiss",
         codebooks(),
-        Storage(form),
+        form,
         model_fingerprint=MODEL,
         memory=16 << 20,
         progress=lambda done, total: seen.append((done, total)),
     )
-    assert seen[-1] == (n, n)
+    assert seen[-1] == ((3 * n, 3 * n) if form == "ivf" else (n, n))
     assert sorted(p.name for p in tmp_path.iterdir() if p.suffix != ".h5") == ["i.faiss", "i.faiss.json"]
     index, sidecar = load_index(path, verify=True)
     layout = layout_of(index, deep=True)
-    assert (layout.storage, layout.mapped, sidecar["model_fingerprint"]) == (
-        Storage(form),
-        ids != "counting",
+    assert (layout.form, layout.mapped, sidecar["model_fingerprint"]) == (
+        form,
+        ids != "counting" or form == "ivf",
         MODEL,
     )
-    assert np.array_equal(layout.codes(), random_codes(n))
-    assert np.array_equal(layout.ids(), numbers)
+    order = np.argsort(numbers)
+    found, own = layout.ordered()
+    assert np.array_equal(found, random_codes(n)[order])
+    assert np.array_equal(np.arange(n) if own is None else own, numbers[order])
+    # Items keep the order of the shards, and in lists within each.
+    theirs = faiss_index(random_codes(n), numbers if layout.mapped else None, codebooks(), form)
+    assert layout_of(theirs).ids().tolist() == layout.ids().tolist()
 
 
 def test_a_build_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,10 +133,10 @@ def test_a_build_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Hdf5Shard, "blocks", failing)
     with pytest.raises(KeyboardInterrupt):
-        build_index(parts, out, codebooks(), Storage("4-bit"))
+        build_index(parts, out, codebooks(), "flat")
     assert not out.exists()
     assert progress_of(out) == {"shards": 2, "rows": 1500}
-    build_index(parts, out, codebooks(), Storage("4-bit"))
+    build_index(parts, out, codebooks(), "flat")
     assert read == ["0.h5", "1.h5", "2.h5", "2.h5", "3.h5"]
     assert progress_of(out) is None
     layout = layout_of(load_index(out)[0])
@@ -143,15 +144,41 @@ def test_a_build_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
     assert np.array_equal(layout.ids(), np.arange(3000) * 2)
 
 
+def test_a_build_of_lists_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts, out = shards(tmp_path, np.arange(3000) * 2, 4), tmp_path / "i.faiss"
+    whole = build_index(parts, tmp_path / "whole.faiss", codebooks(), "ivf").read_bytes()
+    read: list[str] = []
+    real = Hdf5Shard.blocks
+
+    def blocks(self: Hdf5Shard, size: int):
+        read.append(self.path.name)
+        return real(self, size)
+
+    def stop_at(rows: int):
+        return lambda done, _: _interrupt(done >= rows)
+
+    monkeypatch.setattr(Hdf5Shard, "blocks", blocks)
+    for rows, shards_done in ((1600, 2), (3100, 4)):  # in the third shard; while rows are moved
+        with pytest.raises(KeyboardInterrupt):
+            build_index(parts, out, codebooks(), "ivf", progress=stop_at(rows))
+        assert progress_of(out) == {"shards": shards_done, "rows": 750 * shards_done}
+    with pytest.raises(KeyboardInterrupt):  # while lists are written
+        build_index(parts, out, codebooks(), "ivf", progress=stop_at(6100))
+    assert read == ["0.h5", "1.h5", "2.h5", "2.h5", "3.h5"]
+    assert not out.exists()
+    build_index(parts, out, codebooks(), "ivf")
+    assert len(read) == 5  # nothing was read again
+    assert out.read_bytes() == whole
+    assert not (tmp_path / ".i.faiss.building").exists()
+
+
 def test_a_build_of_other_shards_starts_anew(tmp_path: Path) -> None:
     parts = shards(tmp_path, np.arange(900))
     out = tmp_path / "i.faiss"
     with pytest.raises(KeyboardInterrupt):
-        build_index(
-            parts, out, codebooks(), Storage("4-bit"), progress=lambda done, _: _interrupt(done > 600)
-        )
+        build_index(parts, out, codebooks(), "flat", progress=lambda done, _: _interrupt(done > 600))
     assert progress_of(out) == {"shards": 2, "rows": 600}
-    build_index(parts[::-1], out, codebooks(), Storage("4-bit"))
+    build_index(parts[::-1], out, codebooks(), "flat")
     assert load_index(out)[0].id_map.at(0) == 600
 
 
@@ -165,7 +192,7 @@ def test_ids_that_cannot_be_are_refused(tmp_path: Path, ids: list[int]) -> None:
     parts = shards(tmp_path, np.array(ids), 2)
     before = sorted(tmp_path.iterdir())
     with pytest.raises(DataError, match=r"occurs more than once|has the id -1") as refused:
-        build_index(parts, tmp_path / "i.faiss", codebooks(), Storage("4-bit"), memory=16 << 20)
+        build_index(parts, tmp_path / "i.faiss", codebooks(), "flat", memory=16 << 20)
     wrong = next(i for i in ids if i == -1 or ids.count(i) > 1)
     holders = [p for start, p in zip((0, 2), parts, strict=True) if wrong in ids[start : start + 2]]
     assert [str(part.path) in str(refused.value) for part in parts] == [part in holders for part in parts]
@@ -232,58 +259,33 @@ def test_parquet_shards(tmp_path: Path) -> None:
         ParquetShard(tmp_path / "b.parquet", codebooks())
 
 
-@pytest.mark.parametrize("form", ROWFORMS)
-@pytest.mark.parametrize("queries", [2, 9])
-def test_a_search_on_disk_equals_one_in_memory(tmp_path: Path, form: Packing, queries: int) -> None:
+@pytest.mark.parametrize("form", [*ROWFORMS, "ivf"])
+@pytest.mark.parametrize("queries", [2, 20])
+def test_a_search_on_disk_equals_one_in_memory(tmp_path: Path, form: Form, queries: int) -> None:
     n = 30_000
     ids = np.random.default_rng(1).permutation(n) * 5 + 2**40
     path = build_index(
-        shards(tmp_path, ids), tmp_path / "i.faiss", codebooks(), Storage(form), model_fingerprint=MODEL
+        shards(tmp_path, ids), tmp_path / "i.faiss", codebooks(), form, model_fingerprint=MODEL
     )
-    engine = open_file(path, "100MB", rows=9000)  # several blocks, each too large to be scored whole
+    engine = open_file(path, "1MB")  # several blocks
     assert (engine.ntotal, engine.model_fingerprint) == (n, MODEL)
-    memory = MemoryIndex.build(random_codes(n), codebooks(), ids, kind="flat")
+    memory = MemoryIndex.build(random_codes(n), codebooks(), ids)
     xq = np.random.default_rng(3).normal(size=(queries, M * 12)).astype(np.float32)
     for k in (1, 25, 800):
         for where in (None, lambda i: i % 3 == 0, Deny(ids[:5000]), ids[:30].tolist()):
             expected = memory.search(xq, k, where=where)
             for threads in (1, 2):
-                D, found = engine.search(xq, k, where=where, threads=threads, block=4)
+                D, found = engine.search(xq, k, where=where, threads=threads, block=17)
                 assert np.array_equal(found, expected[1])
                 assert np.array_equal(D, expected[0])
-
-
-@pytest.mark.parametrize("form", ROWFORMS)
-@pytest.mark.parametrize("budget", ["100MB", "220kB"])
-def test_ids_that_count_up_need_not_be_read(tmp_path: Path, form: Packing, budget: str) -> None:
-    """With a large budget the packed codes are kept, with a small one they are read again; many codes repeat."""
-    n = 60_000
-    parts = shards(tmp_path, np.arange(n))
-    centres = random_codes(60)[np.random.default_rng(4).integers(0, 60, n)]
-    codes = np.where(np.random.default_rng(5).random((n, 1)) < 0.7, centres, random_codes(n))
-    for i, rows in enumerate(np.array_split(np.arange(n), 3)):
-        (tmp_path / f"{i}.h5").unlink()
-        parts[i] = write_shard(tmp_path / f"{i}.h5", codes[rows], rows)
-    engine = open_file(
-        build_index(parts, tmp_path / "i.faiss", codebooks(), Storage(form)), budget, rows=9000
-    )
-    memory = MemoryIndex.build(codes, codebooks(), kind="flat")
-    for queries in (2, 9):
-        xq = np.random.default_rng(3).normal(size=(queries, M * 12)).astype(np.float32)
-        for k in (1, 25, 800):
-            for threads in (1, 2):
-                D, found = engine.search(xq, k, threads=threads, block=5)
-                assert np.array_equal(found, memory.search(xq, k)[1])
-                assert np.array_equal(D, memory.search(xq, k)[0])
-    assert bool(engine._blocks._kept) == (budget == "100MB")
 
 
 def test_a_range_search_on_disk_equals_one_in_memory(tmp_path: Path) -> None:
     n = 9000
     ids = np.random.default_rng(1).permutation(n) * 5 - 7000
     ids[ids == -1] = 10**6
-    path = build_index(shards(tmp_path, ids), tmp_path / "i.faiss", codebooks(), Storage("fastscan"))
-    engine = open_file(path, "100MB", rows=2000)
+    path = build_index(shards(tmp_path, ids), tmp_path / "i.faiss", codebooks(), "fastscan")
+    engine = open_file(path, "300kB")
     memory = MemoryIndex.build(random_codes(n), codebooks(), ids)
     xq = np.random.default_rng(3).normal(size=(4, M * 12)).astype(np.float32)
     low = float(memory.search(xq, 300)[0][:, -1].mean())
@@ -305,7 +307,7 @@ def test_a_range_search_on_disk_equals_one_in_memory(tmp_path: Path) -> None:
 def test_a_search_on_disk_keeps_to_its_budget(tmp_path: Path) -> None:
     """An index of 120 MB searched with 30: the process may not take more than that above what it had."""
     n = 10_000_000
-    head, _, tail = row_header("4-bit", codebooks(), n, mapped=True)
+    head, _, tail = row_header("flat", codebooks(), n, mapped=True)
     with (tmp_path / "big.faiss").open("wb") as file:
         file.write(head)
         rng = np.random.default_rng(0)
@@ -342,10 +344,9 @@ def test_a_search_on_disk_keeps_to_its_budget(tmp_path: Path) -> None:
     assert np.load(tmp_path / "I.npy").shape == (5, 10)
 
 
-def test_files_that_cannot_be_searched_in_place_are_refused(tmp_path: Path) -> None:
-    path = build_index(
-        shards(tmp_path, np.arange(300) * 2), tmp_path / "i.faiss", codebooks(), Storage("fastscan")
-    )
+@pytest.mark.parametrize("form", ["fastscan", "ivf"])
+def test_files_that_cannot_be_searched_in_place_are_refused(tmp_path: Path, form: Form) -> None:
+    path = build_index(shards(tmp_path, np.arange(300) * 2), tmp_path / "i.faiss", codebooks(), form)
     data = path.read_bytes()
 
     def refused(content: bytes, message: str) -> None:
@@ -355,8 +356,8 @@ def test_files_that_cannot_be_searched_in_place_are_refused(tmp_path: Path) -> N
         assert "\n" not in str(caught.value)
 
     refused(data[:-1], "damaged")
-    refused(data[:60], "not an index that can be searched in place")
-    refused(data[:200], "impossible sizes")
+    refused(data[:30], "not an index that can be searched in place|no lists of")
+    refused(data[:200], "impossible sizes|truncated|damaged")
     refused(data[:-3000], "truncated")
     refused(data + b"\0", "damaged")
     refused(b"", "not an index that can be searched in place")
@@ -390,69 +391,17 @@ def test_budgets(tmp_path: Path) -> None:
             parse_bytes(text)
     parts = shards(tmp_path, np.arange(30), 1)
     with pytest.raises(UsageError, match="at least 16 MiB"):
-        build_index(parts, tmp_path / "i.faiss", codebooks(), Storage("4-bit"), memory=1000)
+        build_index(parts, tmp_path / "i.faiss", codebooks(), "flat", memory=1000)
     with pytest.raises(UsageError, match="nothing to index"):
-        build_index([], tmp_path / "i.faiss", codebooks(), Storage("4-bit"))
-    engine = open_file(build_index(parts, tmp_path / "i.faiss", codebooks(), Storage("4-bit")), 1000)
-    with pytest.raises(UsageError, match="too small for 1 queries"):
-        engine.search(np.ones((1, 72), np.float32), 1)
-
-
-@pytest.mark.parametrize("form", ["fastscan", "bytes"])
-def test_nprobe_follows_the_recall(tmp_path: Path, form: Packing) -> None:
-    rng = np.random.default_rng(5)
-    centres = rng.integers(0, 16, (20, M))
-    codes = centres[rng.integers(0, 20, 6000)]
-    moved = rng.random(codes.shape) < 0.3
-    codes[moved] = rng.integers(0, 16, int(moved.sum()))
-    codes = pack_codes(codes, 16)
-    settings = IvfSettings(lists=32)
-    engine = MemoryIndex.build(
-        codes, codebooks(), kind=Plan("ivf", form), ivf=settings, model_fingerprint=MODEL
-    )
-    low, high = (engine.tune(recall, k=10) for recall in (0.5, 0.9))
-    chosen = {}
-    for recall, points in ((0.5, low), (0.9, high)):
-        chosen[recall] = min(p["nprobe"] for p in points if p["recall"] >= recall)
-    assert chosen[0.5] < chosen[0.9] == engine.ivf.nprobe
-    assert all(a["share"] < b["share"] for a, b in itertools.pairwise(high))
-    # the points are what a search with them gives
-    xq = engine.sample_queries()
-    exact = engine.to("exact").search(xq, 10)[1]
-    point = next(p for p in high if p["nprobe"] == engine.ivf.nprobe)
-    both = [np.isin(a, b).mean() for a, b in zip(engine.search(xq, 10)[1], exact, strict=True)]
-    assert np.isclose(np.mean(both), point["recall"])
-    path = engine.save(tmp_path / "i.faiss")
-    assert read_sidecar(path)["extra"]["operating_points"] == stored_points(high)
-    assert open_in_memory(path).ivf.nprobe == engine.ivf.nprobe
-    assert engine.tune(1.0, k=1, queries=xq)[-1]["recall"] == 1
-    for recall in (0.0, 1.1, float("nan")):
-        with pytest.raises(UsageError, match="recall"):
-            engine.tune(recall)
-    with pytest.raises(UsageError, match="no nprobe to tune"):
-        engine.to("exact").tune(0.5)
-
-
-def test_prototypes_are_taken_as_lists_and_all_lists_find_everything() -> None:
-    rng = np.random.default_rng(6)
-    prototypes = rng.normal(size=(10, M * 12))
-    codes = random_codes(3000)
-    settings = IvfSettings(centroids=prototypes, nprobe=10)
-    engine = MemoryIndex.build(codes, codebooks(), kind=Plan("ivf", "bytes"), ivf=settings)
-    assert engine.ivf.lists == 10
-    xq = rng.normal(size=(9, M * 12)).astype(np.float32)
-    expected = MemoryIndex.build(codes, codebooks(), kind="flat").search(xq, 20)
-    D, found = engine.search(xq, 20)
-    assert np.array_equal(D, expected[0])
-    assert np.array_equal(found, expected[1])
-    engine.set_nprobe(1)
-    assert (engine.search(xq, 20)[0] < expected[0]).any()
+        build_index([], tmp_path / "i.faiss", codebooks(), "flat")
+    with pytest.raises(UsageError, match="1,000 bytes is too small"):
+        open_file(build_index(parts, tmp_path / "i.faiss", codebooks(), "flat"), 1000)
 
 
 def test_a_large_index_opens_at_once(tmp_path: Path) -> None:
     """Six gigabytes of codes that are a hole in the file: only the header is read."""
     n = 2_000_000_000
-    head, count, tail = row_header("4-bit", codebooks(), n, mapped=False)
+    head, count, tail = row_header("flat", codebooks(), n, mapped=False)
     path = tmp_path / "huge.faiss"
     with path.open("wb") as file:
         file.write(head)

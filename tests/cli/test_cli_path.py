@@ -155,7 +155,7 @@ def test_search_in_every_form(shop: Shop, tmp_path: Path) -> None:
     search = ("search", shop.model, shop.index, shop.queries, "-k", 5)
     found = json.loads(done(*search, "--format", "json"))
     assert set(found) == {"k", "codebooks_fingerprint", "description", "queries"}
-    assert found["description"].startswith("exact")
+    assert found["description"] == f"{ITEMS} items in memory"
     assert found["k"] == 5
     assert len(found["queries"]) == 7
     for i, query in enumerate(found["queries"]):

@@ -207,7 +207,7 @@ def test_a_train_says_what_it_is_at(shop: Shop, tmp_path: Path, monkeypatch: pyt
     assert {
         *("gpq train", "reading", "neighbours", "propagating labels", "training", "fitting codebooks"),
         *("gpq encode", "encoding", "features to codes", "gpq index", "indexing", "writing the index"),
-        *("making lists", "finding each row's list", "sorting by lists"),
+        *("making lists", "sorting by lists"),
         *("gpq search", "opening the index", "encoding queries", "searching", "gpq evaluate", "ranking"),
     } <= names
     # Where there is a number, the work came to its end.

@@ -23,18 +23,14 @@ def plain(shop: Shop) -> list[dict[str, Any]]:
     return found(shop.model, shop.index, shop.queries, "-k", 9)
 
 
-@pytest.mark.parametrize("kind", ["auto", "exact"])
-def test_exact_kinds_answer_alike(
-    shop: Shop, plain: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, kind: str
+def test_a_search_in_place_answers_alike(
+    shop: Shop, plain: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert found(shop.model, shop.index, shop.queries, "-k", 9, "--kind", kind) == plain
-    if kind in ("auto", "exact"):
-        monkeypatch.setattr("gpq_faiss.indexes.opening._COPIES", 10**6)  # no budget holds the index
-        monkeypatch.delattr("gpq_faiss.indexes.opening.open_in_memory")
-        small = ("--memory", "1MB", "--threads", 1)
-        assert found(shop.model, shop.index, shop.queries, "-k", 9, "--kind", kind, *small) == plain
-        monkeypatch.undo()
     assert found(shop.model, shop.index, shop.queries, "-k", 9, "--memory", "2GB") == plain
+    monkeypatch.setattr("gpq_faiss.indexes.opening._COPIES", 10**6)  # no budget holds the index
+    monkeypatch.delattr("gpq_faiss.indexes.opening.open_in_memory")
+    small = ("--memory", "1MB", "--threads", 1)
+    assert found(shop.model, shop.index, shop.queries, "-k", 9, *small) == plain
 
 
 @pytest.fixture(params=[(), ("--memory", "2MB")])
@@ -117,21 +113,17 @@ def test_options_at_odds_are_refused(shop: Shop, tmp_path: Path) -> None:
     (tmp_path / "bad.txt").write_text("3\nfour\n")
     np.save(tmp_path / "bad.npy", np.ones((2, 2)))
     for options in (
-        ("--nprobe", 3),
-        ("--recall", 0.9),
-        ("--nprobe", 3, "--recall", 0.9),
-        ("--kind", "ivf", "--nprobe", 0),
-        ("--kind", "ivf", "--recall", 1.5),
+        ("--nprobe", 0),
+        ("--nprobe", 3, "--least", 1),
         ("--memory", "much"),
-        ("--memory", "5kB", "--kind", "ivf"),
-        ("--memory", "5kB", "--kind", "ivf"),
+        ("--memory", "5kB"),
         ("--least", "nan"),
         ("--least", 1, "-k", 5),
         ("-k", 0),
         ("--where-ids", tmp_path / "bad.txt", "--without-ids", tmp_path / "bad.txt"),
     ):
         refused(*search, *options, code=2)
-    assert "7 queries" in refused(*search, "--memory", "1kB", code=1)
+    assert "at least 262,144" in refused(*search, "--memory", "1kB", code=2)
     for name in ("bad.txt", "bad.npy", "none.txt"):
         assert name in refused(*search, "--where-ids", tmp_path / name)
     assert "other codebooks" in refused("search", shop.other, shop.index, shop.queries)

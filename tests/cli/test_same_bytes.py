@@ -28,17 +28,16 @@ def make(shop: Shop, root: Path) -> None:
     done("export", model, "--to", "factory", "--out", root / "factory.faiss")
     for ending in ("onnx", "pt2"):
         done("export-encoder", model, "--out", root / f"encoder.{ending}")
-    lists = ("--kind", "ivf", "--lists", "4", "--recall", "0.9")
     for name, options in {
         "flat": (),
         "fastscan": ("--kind", "fastscan"),
         "streamed": ("--memory", "64MB"),
-        "lists": lists,
-        "streamed-lists": (*lists, "--memory", "64MB"),
+        "lists": ("--kind", "ivf"),
+        "streamed-lists": ("--kind", "ivf", "--memory", "64MB"),
     }.items():
         done("index", model, codes, *options, "--out", root / f"{name}.faiss")
     for kind in ("fastscan", "ivf"):
-        more = lists if kind == "ivf" else ("--kind", kind)
+        more = ("--kind", kind)
         done("index", model, root / "flat.faiss", *more, "--out", root / f"{kind}-of-index.faiss")
     search = ("search", model, root / "flat.faiss", shop.queries, "-k", 3)
     for form in ("json", "h5"):

@@ -42,25 +42,21 @@ def pids(index: ClusterIndex) -> list[int]:
     ]
 
 
-@pytest.mark.parametrize("lists", [0, 6])
-def test_two_nodes_answer_as_one_file(holders: Holders, tmp_path: Path, lists: int) -> None:
-    made = make(tmp_path, 3, 400, 5, lists=lists)
+@pytest.mark.parametrize("form", ["flat", "ivf"])
+def test_two_nodes_answer_as_one_file(holders: Holders, tmp_path: Path, form: str) -> None:
+    made = make(tmp_path, 3, 400, 5, form=form)
     with open_index(made.manifest) as one, ClusterIndex(made.manifest, holders, replicas=2) as spread:
-        assert (spread.ntotal, spread.width, spread.lists, spread.nprobe) == (
-            400,
-            one.width,
-            one.lists,
-            one.nprobe,
-        )
+        assert (spread.ntotal, spread.width) == (400, one.width)
         assert len(set(pids(spread))) == 2
         for where in (None, Allow(made.ids[::3]), lambda ids: ids % 2 == 0):
             for _ in range(2):  # the replicas take turns
                 same(spread.search(made.queries, 50, where=where), one.search(made.queries, 50, where=where))
-            probe = 1 if lists else None
             same(
-                spread.range_search(made.queries, 0.5, where=where, nprobe=probe),
-                one.range_search(made.queries, 0.5, where=where, nprobe=probe),
+                spread.range_search(made.queries, 0.5, where=where),
+                one.range_search(made.queries, 0.5, where=where),
             )
+        same(spread.search(made.queries, 50, nprobe=1), one.search(made.queries, 50, nprobe=1))
+        assert np.array_equal(spread.bound(made.queries, 50, 1), one.bound(made.queries, 50, 1))
         item = int(made.ids[7])
         np.testing.assert_array_equal(spread.code_of(item), one.code_of(item))
 
@@ -150,11 +146,11 @@ def test_a_holder_lets_go_of_what_it_is_not_to_keep(tmp_path: Path) -> None:
     from gpq_faiss.indexes.manifest import read_manifest
 
     manifest, holder = read_manifest(made.manifest), Holder()
-    (answer, problems) = holder.answer(manifest, "auto", None, 1, "search", (made.queries, 5), {})
+    (answer, problems) = holder.answer(manifest, None, 1, "search", (made.queries, 5), {})
     assert not problems
     with open_index(made.manifest) as one:
         same(answer, one.search(made.queries, 5))
     # The budget of another distribution: the shards are opened anew.
-    holder.answer(manifest, "auto", None, 2, "lists", (), {})
-    holder.keep(manifest.shards[:1], "auto", None, 2)
-    assert [key[1:] for key in holder._held] == [(manifest.shards[0], "auto", None, 2)]
+    holder.answer(manifest, None, 2, "codebooks", (), {})
+    holder.keep(manifest.shards[:1], None, 2)
+    assert [key[1:] for key in holder._held] == [(manifest.shards[0], None, 2)]

@@ -20,7 +20,6 @@ from model_factory import make_model
 from gpq_faiss.cluster.tasks import run_all
 from gpq_faiss.encoder import Encoder
 from gpq_faiss.errors import DataError, OutputExistsError, UsageError
-from gpq_faiss.indexes.lists import IvfSettings
 from gpq_faiss.indexes.manifest import read_manifest
 from gpq_faiss.stages import encode as stage
 from gpq_faiss.stages.encode import encode, encode_shards
@@ -112,14 +111,11 @@ def test_the_shards_hold_the_rows_of_the_plain_command(shop: Path, codes: list[P
 def test_shards_that_are_built_apart_answer_as_one_index_of_all(
     shop: Path, codes: list[Path], kind: str
 ) -> None:
-    ivf = IvfSettings(lists=20, nprobe=3) if kind == "ivf" else None
-    options: dict[str, Any] = {"kind": kind, "memory": "20MB", "ivf": ivf}
+    options: dict[str, Any] = {"kind": kind, "memory": "20MB"}
     single = index(shop / "model", codes, shop / f"{kind}.faiss", **options)
     manifest = index_shards(shop / "model", codes[:4], shop / f"{kind}.json", **options)
     assert read_manifest(manifest).ntotal == 4 * SHARD
-    index_shards(shop / "model", codes[4:], manifest, add=True, **{**options, "ivf": None})
-    if kind == "ivf":  # lists of all sources are those of one index of all sources
-        index_shards(shop / "model", codes, manifest, overwrite=True, **options)
+    index_shards(shop / "model", codes[4:], manifest, add=True, **options)
     found = [
         json.loads(
             done("search", shop / "model", path, shop / "queries.npy", "--format", "json", "--memory", "2MB")
@@ -174,7 +170,7 @@ def test_encoding_outlives_killed_workers(
 
 
 def test_building_outlives_a_killed_node(nodes: Nodes, shop: Path, codes: list[Path], tmp_path: Path) -> None:
-    options: dict[str, Any] = {"kind": "ivf", "ivf": IvfSettings(lists=10)}
+    options: dict[str, Any] = {"kind": "ivf"}
     plain = index_shards(shop / "model", codes, tmp_path / "plain.json", **options)
     with killing("node", nodes, lambda: any(tmp_path.glob("spread.shards/shard-*.faiss"))) as killed:
         spread = index_shards(shop / "model", codes, tmp_path / "spread.json", ray=nodes.address, **options)
@@ -188,7 +184,7 @@ def test_building_outlives_a_killed_node(nodes: Nodes, shop: Path, codes: list[P
 def test_a_call_that_is_run_twice_at_a_time_writes_once(
     nodes: Nodes, shop: Path, codes: list[Path], tmp_path: Path
 ) -> None:
-    call = (str(codes[0]), str(shop / "model"), str(tmp_path), ("flat", 20 << 20, None, None, True))
+    call = (str(codes[0]), str(shop / "model"), str(tmp_path), ("flat", 20 << 20, True))
     once = run_all(_build_shard, [call], None)
     expected = hashes(tmp_path)
     for path in tmp_path.iterdir():

@@ -21,6 +21,7 @@ from gpq_faiss.codes.encode import decode, encode
 from gpq_faiss.errors import DataError, MismatchError, OutputExistsError
 from gpq_faiss.faissio.io import load_index, read_sidecar, save_index, sidecar_path
 from gpq_faiss.faissio.layout import layout_of
+from gpq_faiss.indexes.opening import of_faiss
 
 M, K, d, n = 3, 16, 12, 60
 IDS = np.arange(n)[::-1] * 5 + 2**40
@@ -297,6 +298,7 @@ def test_mutated_files_never_crash(tmp_path: Path) -> None:
     """Without a sidecar Faiss must read what comes: in a process of its own, 400 mutants of three index files."""
     faiss.write_index(filled(), str(tmp_path / "mapped"))
     faiss.write_index(inject(codebooks()), str(tmp_path / "empty"))
+    faiss.write_index(of_faiss(filled()).to_faiss("ivf"), str(tmp_path / "lists"))
     faiss.write_index(faiss.index_factory(M * d, "Flat"), str(tmp_path / "foreign"))
     script = f"""
         import numpy as np, resource, signal
@@ -307,7 +309,7 @@ def test_mutated_files_never_crash(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
         rng, xq = np.random.default_rng(0), np.ones((2, {M * d}), np.float32)
         counts = dict(refused=0, read=0)
-        for name in ("mapped", "empty", "foreign"):
+        for name in ("mapped", "lists", "empty", "foreign"):
             data = Path(name).read_bytes()
             for case in range(400 if name == "mapped" else 100):
                 broken = bytearray(data)
@@ -325,7 +327,7 @@ def test_mutated_files_never_crash(tmp_path: Path) -> None:
                 try:
                     index, _ = load_index("mutant")
                     if index.ntotal:
-                        of_faiss(index, kind="exact").search(xq, 3)
+                        of_faiss(index).search(xq, 3)
                     counts["read"] += 1
                 except GpqError as error:
                     assert "\\n" not in str(error), error

@@ -65,7 +65,7 @@ def test_any_way_gives_the_ranking_of_what_passes(
 ) -> None:
     codes, Z, ids, xq = database
     n = len(ids)
-    index = put(MemoryIndex.build(codes, Z, ids, kind="exact"), device, **form)
+    index = put(MemoryIndex.build(codes, Z, ids), device, **form)
     k = max(1, int(share * n))
     # clustered: some shards may hold nothing that passes
     draws = np.argsort(np.argsort(ids)) / n if clustered else np.random.default_rng(seed).random(n)
@@ -120,7 +120,7 @@ def test_every_form_of_a_filter_as_on_the_cpu(device: str, group: bool) -> None:
 @on_devices
 def test_positions_serve_as_ids_and_tensors_stay_where_they_are(device: str) -> None:
     codes, Z, _, xq = items(2, 5, distinct=300)
-    index = to_torch(MemoryIndex.build(codes, Z, kind="exact"), device=device)
+    index = to_torch(MemoryIndex.build(codes, Z), device=device)
     allowed = np.arange(1500) % 5 != 0
     expected = ranking(xq, codes, Z, np.arange(1500), allowed, 1300)
     queries = torch.from_numpy(xq).to(device)
@@ -136,7 +136,7 @@ def test_positions_serve_as_ids_and_tensors_stay_where_they_are(device: str) -> 
 def test_shortlists_serve_where_most_items_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """What Faiss shortlisted of all is enough then; torch scores everything only for queries where it is not."""
     codes, Z, ids, xq = items(3, 6, n=3000, queries=30)
-    index = put(MemoryIndex.build(codes, Z, ids, kind="exact"), "cpu", via="auto")
+    index = put(MemoryIndex.build(codes, Z, ids), "cpu", via="auto")
     scored: list[int] = []
     whole = device_index.Scan.search_keys
 
@@ -191,7 +191,7 @@ def test_ids_are_kept_where_filters_look(device: str, monkeypatch: pytest.Monkey
     """They are copied once, and neither their owner nor a filter function can change them."""
     codes, Z, _, xq = items(9, 6, n=600)
     ids = np.arange(600, dtype=np.int64) * 3
-    engine = MemoryIndex.build(codes, Z, ids, kind="exact")
+    engine = MemoryIndex.build(codes, Z, ids)
     index = put(engine, device, parts=2)
     looked: list[Any] = []
     mask_of = device_index.mask_of
@@ -219,7 +219,7 @@ def test_ids_are_kept_where_filters_look(device: str, monkeypatch: pytest.Monkey
 def test_filters_follow_a_source_that_changes(device: str) -> None:
     """What is on a device is a snapshot; what is put there after a change has the ids of then."""
     codes, Z, ids, xq = items(10, 6, n=600)
-    engine = MemoryIndex.build(codes[:300], Z, ids[:300], kind="exact")
+    engine = MemoryIndex.build(codes[:300], Z, ids[:300])
     before = put(engine, device)
     where = Deny(ids[::4])
     first = before.search(xq, 20, where=where)
@@ -240,7 +240,7 @@ def test_memory_bounds_the_blocks_of_a_filter(monkeypatch: pytest.MonkeyPatch) -
     from gpq_faiss.gpu import scan
 
     codes, Z, _, xq = items(6, 6, n=5000, queries=50)
-    index = to_torch(MemoryIndex.build(codes, Z, kind="exact"), device="cpu", memory=1 << 17)
+    index = to_torch(MemoryIndex.build(codes, Z), device="cpu", memory=1 << 17)
     seen: list[tuple[int, int]] = []
     score = scan.score_columns
 
@@ -306,7 +306,7 @@ def test_filters_by_the_front_door_equal_the_cpu(M: int, via: str) -> None:
 @pytest.mark.parametrize("mode", ["shard", "replica"])
 def test_filters_on_two_gpus(mode: str) -> None:
     codes, Z, ids, xq = items(21, 6, n=20_000)
-    engine = MemoryIndex.build(codes, Z, ids, kind="exact")
+    engine = MemoryIndex.build(codes, Z, ids)
     index = to_gpu(engine, devices=[0, 1], mode=mode)
     low = np.sort(ids)[:5000]  # all on the first, as a shard
     for where in (Allow(low), Deny(low)):

@@ -14,17 +14,14 @@ from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.codes.codebooks import inject, pad_vectors
 from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import DataError, DeviceError, UsageError
-from gpq_faiss.faissio.storage import ivf_index
 from gpq_faiss.gpu.forms import (
     CODE_SIZES,
     check_on_gpu,
     clone_to_gpu,
-    real_lists,
     scan_bytes,
     zero_lists,
 )
 from gpq_faiss.gpu.placing import to_gpu
-from gpq_faiss.indexes.lists import IvfSettings
 from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.indexes.opening import open_in_memory
 
@@ -68,34 +65,6 @@ def test_lists_grow_with_the_items_and_are_even() -> None:
     sizes = [ivf.invlists.list_size(number) for number in range(ivf.nlist)]
     assert len(sizes) == 4
     assert max(sizes) - min(sizes) <= 1
-
-
-@pytest.mark.parametrize("M", [3, 5, 6, 12])
-def test_real_lists_are_those_without_residuals(M: int) -> None:
-    """Faiss' GPU code takes residuals only: with centroids scaled down they make no difference."""
-    _, Z, codes, xq = make(M)
-    rng = np.random.default_rng(M)
-    centroids = rng.normal(size=(20, M * 12)).astype(np.float32)
-    list_of = rng.integers(0, 19, 2000).astype(np.int32)  # one list stays empty
-    reference = ivf_index(codes, None, Z, centroids, "bytes", list_of)
-    form = real_lists(codes, Z, list_of, centroids, 5)
-    reference.nprobe = 5
-    assert form.by_residual
-    assert not reference.by_residual
-    assert (form.nprobe, form.nlist, form.ntotal) == (5, 20, 2000)
-    padded = pad_vectors(xq, form.d)
-    assert np.array_equal(
-        form.quantizer.search(padded, 20)[1],
-        reference.quantizer.search(pad_vectors(xq, reference.d), 20)[1],
-    )
-    D, found = form.search(padded, 50)
-    expected_D, expected = reference.search(pad_vectors(xq, reference.d), 50)
-    assert np.abs(D - expected_D).max() < 1e-5
-    assert [set(row) for row in found.tolist()] == [set(row) for row in expected.tolist()]
-    assert real_lists(codes, Z, list_of, centroids, 300).nprobe == 20
-    for nprobe in (0, 2049):
-        with pytest.raises(UsageError, match="supports 1 to 2048 lists"):
-            real_lists(codes, Z, list_of, centroids, nprobe)
 
 
 def test_an_index_left_on_the_cpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,8 +160,7 @@ def test_what_a_gpu_cannot_take_is_refused() -> None:
 @pytest.mark.skipif(HAS_GPU, reason="needs a machine without a GPU")
 def test_a_missing_gpu_is_an_error() -> None:
     index, Z, codes, _ = make(3)
-    lists = MemoryIndex.build(codes, Z, kind="ivf", ivf=IvfSettings(lists=4))
-    for source in (index, MemoryIndex.build(codes, Z), lists):
+    for source in (index, MemoryIndex.build(codes, Z)):
         for kind in ("exact", "approximate"):
             with pytest.raises(DeviceError, match="has none"):
                 to_gpu(source, search=kind)

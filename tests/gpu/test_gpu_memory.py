@@ -15,12 +15,10 @@ from hypothesis import strategies as st
 from gpq_faiss.errors import DeviceError, UsageError
 from gpq_faiss.gpu import calls
 from gpq_faiss.gpu import memory as gpu_memory
-from gpq_faiss.gpu.forms import clone_to_gpu, real_lists, zero_lists
+from gpq_faiss.gpu.forms import clone_to_gpu, zero_lists
 from gpq_faiss.gpu.memory import MAX_K, PIECE, FaissBudget
 from gpq_faiss.gpu.placing import to_torch
-from gpq_faiss.indexes.lists import IvfSettings
 from gpq_faiss.indexes.memory import MemoryIndex
-from gpq_faiss.indexes.plan import Plan
 
 budgets = st.builds(
     FaissBudget,
@@ -49,10 +47,6 @@ def test_the_needs_of_an_index_are_seen_in_it() -> None:
     rng = np.random.default_rng(0)
     Z, codes = books(rng, 9), rng.integers(0, 256, (1000, 5)).astype(np.uint8)
     codes[:, -1] &= 15
-    list_of = np.repeat(np.arange(4), [700, 200, 100, 0]).astype(np.int32)
-    centroids = rng.normal(size=(4, 9 * 12)).astype(np.float32)
-    budget = FaissBudget.of(real_lists(codes, Z, list_of, centroids, 3), 1 << 20)
-    assert budget == FaissBudget(1 << 20, lists=4, nprobe=3, longest=700, size=8, width=8 * 24)
     flat = FaissBudget.of(zero_lists(codes, Z, lists=7), 1 << 20)
     assert flat == FaissBudget(1 << 20, lists=7, nprobe=7, longest=143, size=8, width=8 * 24)
 
@@ -149,10 +143,9 @@ def test_what_is_set_aside_leaves_room_for_what_does_not_fit_it(monkeypatch: pyt
     assert PIECE == 3 << 29
 
 
-def lists_of(n: int = 4000) -> tuple[MemoryIndex, np.ndarray]:
+def some_items(n: int = 4000) -> tuple[MemoryIndex, np.ndarray]:
     codes, Z, ids, xq = items(6, 6, n=n, queries=40)
-    ivf = IvfSettings(lists=30, nprobe=4)
-    return MemoryIndex.build(codes, Z, ids, kind=Plan("ivf", "bytes"), ivf=ivf), xq
+    return MemoryIndex.build(codes, Z, ids), xq
 
 
 def needs_of(index: Any) -> FaissBudget:
@@ -161,38 +154,15 @@ def needs_of(index: Any) -> FaissBudget:
     return budget
 
 
-def test_lists_that_do_not_fit_the_memory_of_faiss_are_left_to_torch() -> None:
-    engine, xq = lists_of()
-    expected = engine.search(xq, 20)
-    least = needs_of(put(engine, "cpu")).needed(MAX_K)
-    for memory, shortlists in ((least, True), (least - 1, False)):
-        index = put(engine, "cpu", memory=memory)
-        assert len(index.faiss_indexes) == shortlists
-        assert same(index.search(xq, 20), expected)
-    engine.set_nprobe(1)
-    assert len(put(engine, "cpu", memory=least - 1).faiss_indexes) == 1
-    # a few items have fewer results, and need less
-    small, xq = lists_of(60)
-    index = put(small, "cpu", memory=200_000)
-    assert len(index.faiss_indexes) == 1
-    assert index.search(xq, 20)[0].shape == (40, 20)
-    # Faiss alone takes what one query needs
-    engine.set_nprobe(4)
-    assert put(engine, "cpu", via="faiss", memory=least - 1).search(xq, 20)[0].shape == (40, 20)
-
-
-@pytest.mark.parametrize("kind", ["lists", "flat", "faiss"])
-def test_faiss_gets_as_many_queries_at_once_as_fit(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, xq = lists_of()
-    if kind == "flat":
-        engine = engine.to("exact")
-    via = "faiss" if kind == "faiss" else "auto"
+@pytest.mark.parametrize("via", ["auto", "faiss"])
+def test_faiss_gets_as_many_queries_at_once_as_fit(via: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, xq = some_items()
     asked: list[tuple[int, int]] = []
     search = calls.faiss_search
 
-    def watched(index: Any, queries: torch.Tensor, k: int, *lists: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def watched(index: Any, queries: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         asked.append((len(queries), k))
-        return search(index, queries, k, *lists)
+        return search(index, queries, k)
 
     monkeypatch.setattr(calls, "faiss_search", watched)
     whole = put(engine, "cpu", via=via, memory=1 << 28).search(xq, 20)
@@ -211,9 +181,9 @@ def test_faiss_gets_as_many_queries_at_once_as_fit(kind: str, monkeypatch: pytes
 @pytest.mark.parametrize("via", ["auto", "faiss", "torch"])
 def test_no_memory_at_all_is_refused(via: str) -> None:
     codes, Z, _, _ = items(1, 6, n=100)
-    for source in (MemoryIndex.build(codes, Z), lists_of(100)[0]):
-        for memory in (0, -5):
-            with pytest.raises(UsageError, match=f"memory of {memory} bytes: it must be at least 1"):
-                put(source, "cpu", via=via, memory=memory)
+    source = MemoryIndex.build(codes, Z)
+    for memory in (0, -5):
+        with pytest.raises(UsageError, match=f"memory of {memory} bytes: it must be at least 1"):
+            put(source, "cpu", via=via, memory=memory)
     with pytest.raises(UsageError, match="at least 1"):
         to_torch(MemoryIndex.build(codes, Z), device="cpu", memory=0)

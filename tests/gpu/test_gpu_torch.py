@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gpq_faiss.codes.codebooks import inject
 from gpq_faiss.codes.scores import score_codes, score_tables
 from gpq_faiss.errors import DataError, DeviceError, UsageError
-from gpq_faiss.faissio.storage import Storage
+from gpq_faiss.faissio.storage import FORMS
 from gpq_faiss.gpu import calls, scan
 from gpq_faiss.gpu.forms import scan_bytes
 from gpq_faiss.gpu.index import DeviceIndex, Part
@@ -38,7 +38,7 @@ def test_any_way_gives_the_answer_of_the_exact_engine(
 ) -> None:
     codes, Z, ids, xq = database
     n = len(ids)
-    engine = MemoryIndex.build(codes, Z, ids, kind="exact")
+    engine = MemoryIndex.build(codes, Z, ids)
     index = put(engine, device, **form)
     assert index.ntotal == n
     k = max(1, int(share * n))
@@ -49,7 +49,7 @@ def test_any_way_gives_the_answer_of_the_exact_engine(
 @pytest.mark.parametrize(("M", "K"), [(4, 4), (5, 8), (3, 32), (2, 64), (3, 256), (50, 256)])
 def test_other_codebook_sizes(device: str, M: int, K: int) -> None:
     codes, Z, ids, xq = items(1, M, K)
-    engine = MemoryIndex.build(codes, Z, ids, kind="exact")
+    engine = MemoryIndex.build(codes, Z, ids)
     for k in (1, 50, 1500):
         assert same(to_torch(engine, device=device).search(xq, k), engine.search(xq, k))
 
@@ -57,7 +57,7 @@ def test_other_codebook_sizes(device: str, M: int, K: int) -> None:
 @on_devices
 def test_more_than_faiss_gives_and_whole_rankings(device: str) -> None:
     codes, Z, ids, xq = items(2, 6, n=6000, distinct=3000, queries=5)
-    engine = MemoryIndex.build(codes, Z, ids, kind="exact")
+    engine = MemoryIndex.build(codes, Z, ids)
     for group in (False, True):
         index = put(engine, device, group=group, lists=3)
         for k in (100, 2048, 2049, 5000, 6000):
@@ -71,7 +71,7 @@ def test_more_than_faiss_gives_and_whole_rankings(device: str) -> None:
 @on_devices
 def test_tensors_in_tensors_out(device: str) -> None:
     codes, Z, ids, xq = items(3, 8, distinct=200)
-    engine = MemoryIndex.build(codes, Z, ids, kind="exact")
+    engine = MemoryIndex.build(codes, Z, ids)
     for index in (put(engine, device), put(engine, device, parts=2), put(engine, device, via="faiss")):
         queries = torch.from_numpy(xq).to(device)
         D, found = index.search(queries, 30)
@@ -94,7 +94,7 @@ def group_ties(D: torch.Tensor) -> bool:
 @on_devices
 def test_faiss_alone_is_right_up_to_rounding_and_ties(device: str) -> None:
     codes, Z, ids, xq = items(4, 5, n=3000)
-    engine = MemoryIndex.build(codes, Z, ids, kind="exact")
+    engine = MemoryIndex.build(codes, Z, ids)
     scores = dict(zip(ids.tolist(), score_codes(xq, codes, Z).T, strict=True))
     for parts, mode in ((1, "shard"), (2, "shard"), (2, "replica")):
         index = put(engine, device, via="faiss", parts=parts, mode=mode, lists=4)
@@ -114,7 +114,7 @@ def test_faiss_alone_is_right_up_to_rounding_and_ties(device: str) -> None:
 @pytest.mark.parametrize("distinct", [None, 60])
 def test_range_search(device: str, distinct: int | None) -> None:
     codes, Z, ids, xq = items(5, 6, distinct=distinct)
-    engine = MemoryIndex.build(codes, Z, ids, kind="exact")
+    engine = MemoryIndex.build(codes, Z, ids)
     for options in ({}, {"group": True}, {"parts": 3}, {"parts": 2, "mode": "replica"}):
         index = put(engine, device, **options)
         for least in (-100.0, 0.0, 2.5, 100.0):
@@ -126,21 +126,17 @@ def test_range_search(device: str, distinct: int | None) -> None:
 
 
 @on_devices
-def test_every_kind_of_engine_and_form_of_index(device: str) -> None:
+def test_every_form_of_index(device: str) -> None:
     codes, Z, ids, xq = items(7, 6, distinct=150)
-    exact = MemoryIndex.build(codes, Z, ids, kind="exact")
+    exact = MemoryIndex.build(codes, Z, ids)
     expected = exact.search(xq, 25)
-    for kind in ("auto", "fused", "fastscan"):
-        assert same(put(exact.to(kind), device).search(xq, 25), expected)
-    for packing in ("4-bit", "bytes", "fastscan"):
-        assert same(put(exact.to_faiss(Storage(packing)), device).search(xq, 25), expected)
+    for form in FORMS:
+        assert same(put(exact.to_faiss(form), device).search(xq, 25), expected)
     grouped = put(exact, device, group=True)
     assert len(grouped.parts[0].searcher) == len(np.unique(codes, axis=0))
     bare = inject(Z)
     bare.add_sa_codes(codes)
-    assert same(
-        put(bare, device, via="torch").search(xq, 9), MemoryIndex.build(codes, Z, kind="exact").search(xq, 9)
-    )
+    assert same(put(bare, device, via="torch").search(xq, 9), MemoryIndex.build(codes, Z).search(xq, 9))
 
 
 def test_more_items_than_a_key_can_tell_apart_are_refused() -> None:
@@ -156,7 +152,7 @@ def test_more_items_than_a_key_can_tell_apart_are_refused() -> None:
 @pytest.mark.parametrize("lie", ["best left out", "scores off", "nothing found"])
 def test_shortlists_that_lie_are_not_believed(lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
     codes, Z, ids, xq = items(9, 6)
-    engine = MemoryIndex.build(codes, Z, ids, kind="exact")
+    engine = MemoryIndex.build(codes, Z, ids)
     index = put(engine, "cpu")
     honest = calls.faiss_search
 
@@ -177,7 +173,7 @@ def test_shortlists_that_lie_are_not_believed(lie: str, monkeypatch: pytest.Monk
 
 def test_shortlisting_is_given_up_where_it_seldom_proves() -> None:
     codes, Z, ids, xq = items(10, 3, n=3000, distinct=30, queries=300)
-    engine = MemoryIndex.build(codes, Z, ids, kind="exact")
+    engine = MemoryIndex.build(codes, Z, ids)
     index = put(engine, "cpu", memory=1 << 26, group=False)
     for _ in range(3):
         assert same(index.search(xq, 100), engine.search(xq, 100))
@@ -189,7 +185,7 @@ def test_shortlisting_is_given_up_where_it_seldom_proves() -> None:
 
 def test_faiss_is_left_out_where_its_scan_does_not_fit_the_memory() -> None:
     codes, Z, ids, xq = items(15, 6, n=6000)
-    engine = MemoryIndex.build(codes, Z, ids, kind="exact")
+    engine = MemoryIndex.build(codes, Z, ids)
     needed = scan_bytes(6000, 3)
     for memory, shortlists in ((needed, True), (needed - 1, False)):
         index = put(engine, "cpu", memory=memory)
@@ -204,7 +200,7 @@ def test_blocks_do_not_matter_when_later_codes_are_better() -> None:
     query = np.ones((1, 12), np.float32)
     order = np.argsort(score_tables(query, Z)[0, 0], kind="stable").astype(np.uint8)
     for codes in (np.repeat(order, 40)[:, None], np.repeat(order[::-1], 40)[:, None]):
-        engine = MemoryIndex.build(codes, Z, kind="exact")
+        engine = MemoryIndex.build(codes, Z)
         index = to_torch(engine, device="cpu", memory=80 * 1500)
         for k in (1, 60, 700):
             assert same(index.search(query, k), engine.search(query, k))
@@ -214,7 +210,7 @@ def test_blocks_do_not_matter_when_later_codes_are_better() -> None:
 @pytest.mark.parametrize("k", [1, 100, 1500])
 def test_memory_bounds_the_blocks(memory: int, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     codes, Z, _, xq = items(14, 6, n=5000, queries=300)
-    index = to_torch(MemoryIndex.build(codes, Z, kind="exact"), device="cpu", memory=memory)
+    index = to_torch(MemoryIndex.build(codes, Z), device="cpu", memory=memory)
     seen: list[tuple[int, int]] = []
     score = scan.score_columns
 
@@ -300,7 +296,7 @@ def test_a_device_by_another_name_is_an_error(device: str) -> None:
 @pytest.mark.skipif(not HAS_GPU, reason="no GPU")
 def test_a_gpu_by_its_front_door() -> None:
     codes, Z, ids, xq = items(20, 6, n=50_000, distinct=20_000)
-    engine = MemoryIndex.build(codes, Z, ids, kind="exact")
+    engine = MemoryIndex.build(codes, Z, ids)
     expected = engine.search(xq, 100)
     for index in (to_gpu(engine), to_torch(engine, device="cuda:0")):
         assert index.device.type == "cuda"
@@ -319,7 +315,7 @@ def test_a_gpu_by_its_front_door() -> None:
 @pytest.mark.parametrize("k", [10, 5000, 1_000_000])
 def test_memory_is_kept_on_a_gpu(k: int) -> None:
     codes, Z, _, xq = items(22, 6, n=1_000_000, queries=256)
-    index = to_torch(MemoryIndex.build(codes, Z, kind="exact"), device="cuda:0", memory=1 << 28)
+    index = to_torch(MemoryIndex.build(codes, Z), device="cuda:0", memory=1 << 28)
     queries = torch.from_numpy(xq).cuda()[: 256 if k < 1_000_000 else 2]
     index.search(queries[:1], 1)
     torch.cuda.reset_peak_memory_stats()
@@ -336,7 +332,7 @@ def test_memory_is_kept_on_a_gpu(k: int) -> None:
 @pytest.mark.parametrize("via", ["auto", "torch"])
 def test_two_gpus(mode: str, via: str) -> None:
     codes, Z, ids, xq = items(21, 6, n=20_000)
-    engine = MemoryIndex.build(codes, Z, ids, kind="exact")
+    engine = MemoryIndex.build(codes, Z, ids)
     devices = [0, 1]
     index = (
         to_gpu(engine, devices=devices, mode=mode)

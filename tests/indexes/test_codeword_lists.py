@@ -92,8 +92,9 @@ def test_search_and_range_search_are_brute_force(
         patch.setattr(codeword_lists, "_REFINE", 256)
         patch.setattr(codeword_lists, "_FIRST", 64)
         index = CodewordLists(codes, Z)
-        D, found = index.search(xq, k, mask=mask)
-        alone = [index.search(q[None], k, mask=mask) for q in xq]
+        allowed = None if mask is None else index.allowed(mask)
+        D, found = index.search(xq, k, allowed=allowed)
+        alone = [index.search(q[None], k, allowed=allowed) for q in xq]
         for q in range(len(xq)):
             expected = best(scores[q], rows)
             top = expected[:k]
@@ -105,13 +106,13 @@ def test_search_and_range_search_are_brute_force(
             assert np.array_equal(alone[q][0][0], D[q])
             least = float(scores[q, rng.integers(n)])
             reached = expected[scores[q, expected] >= least]
-            own, within = index.range_search(xq[q], least, len(reached), mask=mask)
+            own, within = index.range_search(xq[q], least, len(reached), allowed=allowed)
             assert np.array_equal(within, reached)
             assert np.array_equal(own, scores[q, reached])
             if len(reached):
                 with pytest.raises(DataError, match="more than"):
-                    index.range_search(xq[q], least, len(reached) - 1, mask=mask)
-            assert not len(index.range_search(xq[q], float("inf"), 0, mask=mask)[1])
+                    index.range_search(xq[q], least, len(reached) - 1, allowed=allowed)
+            assert not len(index.range_search(xq[q], float("inf"), 0, allowed=allowed)[1])
 
 
 def test_lists_hold_all_codes_once_and_share_their_first_codewords(

@@ -15,13 +15,12 @@ from gpq_faiss.codes.codebooks import inject
 from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import DataError, UsageError
 from gpq_faiss.faissio.io import load_index, save_index
-from gpq_faiss.faissio.storage import STORAGES
+from gpq_faiss.faissio.storage import FORMS as NAMES
+from gpq_faiss.indexes.codeword_lists import CodewordLists
 from gpq_faiss.indexes.file import open_file
 from gpq_faiss.indexes.filters import Allow, Deny
-from gpq_faiss.indexes.lists import IvfSettings
 from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.indexes.opening import open_in_memory
-from gpq_faiss.indexes.proof import ProvenSearch
 from gpq_faiss.inputs import parse_bytes
 
 
@@ -55,7 +54,7 @@ def best(xq: np.ndarray, codes: np.ndarray, Z: np.ndarray, k: int) -> tuple[np.n
 @pytest.mark.parametrize("queries", [1, 4, 9])
 def test_codebooks_of_any_size_are_searched_on_disk(tmp_path: Path, K: int, queries: int) -> None:
     Z, codes = books(4, K, 3), draw(20_000, 4, K)
-    MemoryIndex.build(codes, Z, kind="flat").save(tmp_path / "a.faiss")
+    MemoryIndex.build(codes, Z).save(tmp_path / "a.faiss")
     xq = ask(queries, 12)
     with open_file(tmp_path / "a.faiss", "8MB") as engine:
         D, found = engine.search(xq, 10)
@@ -73,7 +72,7 @@ def test_sub_vectors_of_few_dimensions(K: int, d: int) -> None:
     """Faiss' kernel for two dimensions takes no four codewords."""
     Z, codes = books(3, K, d), draw(9000, 3, K)
     xq = ask(5, 3 * d)
-    D, found = MemoryIndex.build(codes, Z, kind="exact").search(xq, 7)
+    D, found = MemoryIndex.build(codes, Z).search(xq, 7)
     expected_D, expected = best(xq, codes, Z, 7)
     assert np.array_equal(D, expected_D)
     assert np.array_equal(found, expected)
@@ -82,63 +81,40 @@ def test_sub_vectors_of_few_dimensions(K: int, d: int) -> None:
 @pytest.mark.parametrize("M", [128, 255, 256])
 def test_as_many_codebooks_as_a_training_takes(tmp_path: Path, M: int) -> None:
     Z, codes = books(M, 16, 2), draw(9000, M)
-    engine = MemoryIndex.build(codes, Z, kind="exact")
+    engine = MemoryIndex.build(codes, Z)
     xq = ask(3, 2 * M)
     D, found = engine.search(xq, 10)
     expected_D, expected = best(xq, codes, Z, 10)
     assert np.array_equal(D, expected_D)
     assert np.array_equal(found, expected)
     for form in ("flat", "fastscan"):
-        engine.save(tmp_path / f"{form}.faiss", STORAGES[form])
+        engine.save(tmp_path / f"{form}.faiss", form)
         assert np.array_equal(open_in_memory(tmp_path / f"{form}.faiss").search(xq, 10)[1], expected)
 
 
 def test_more_codebooks_are_refused_and_never_scanned_in_sixteen_bits() -> None:
     with pytest.raises(UsageError, match="257 codebooks: at most 256"):
         MemoryIndex.build(draw(10, 257), books(257))
-    Z, codes = books(300, 16, 2), draw(9000, 300)
-    search = ProvenSearch(codes, Z)
-    assert search.packings == ("bytes",)
-    assert ProvenSearch(codes[:, :128], Z[:256]).packings == ("fastscan", "bytes")
-
-
-def test_lists_whose_codes_cancel_have_some_direction() -> None:
-    Z = np.array([[[1, 0], [-1, 0], [0, 1], [0, -1]] * 4] * 2, np.float32)
-    codes = np.full((50, 1), 0x10, np.uint8)  # (1, 0) and (-1, 0)
-    engine = MemoryIndex.build(codes, Z, kind="ivf", ivf=IvfSettings(lists=1, nprobe=1))
-    D, found = engine.search(ask(1, 4), 50)  # all tie
-    assert found[0].tolist() == list(range(50))
-    assert len(set(D[0].tolist())) == 1
-
-
-def test_a_file_of_many_lists_and_few_items_is_read(tmp_path: Path) -> None:
-    """Faiss reckons with a table that is never made."""
-    Z, codes = books(8, 16, 8), draw(3000, 8)
-    engine = MemoryIndex.build(codes, Z, kind="ivf", ivf=IvfSettings(centroids=ask(500, 64), nprobe=500))
-    engine.save(tmp_path / "a.faiss")
-    xq = ask(4, 64)
-    assert np.array_equal(open_in_memory(tmp_path / "a.faiss").search(xq, 5)[0], engine.search(xq, 5)[0])
 
 
 # ------------------------------------------------------------------------------------------------------ arrays and files
 
 
-@pytest.mark.parametrize("kind", ["exact", "ivf"])
-def test_what_the_caller_does_with_its_arrays_changes_nothing(kind: Any) -> None:
+def test_what_the_caller_does_with_its_arrays_changes_nothing() -> None:
     Z, codes, ids = books(5), draw(500, 5), np.arange(500) * 3
     kept = Z.copy(), codes.copy(), ids.copy()
-    engine = MemoryIndex.build(codes, Z, ids, kind=kind)
+    engine = MemoryIndex.build(codes, Z, ids)
     xq = ask(6, 20)
     before = engine.search(xq, 9)
     for array in (Z, codes, ids):
         array[:] = array[::-1].copy()
     after = engine.search(xq, 9)
     assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
-    again = MemoryIndex.build(kept[1], kept[0], kept[2], kind=kind).search(xq, 9)
+    again = MemoryIndex.build(kept[1], kept[0], kept[2]).search(xq, 9)
     assert all(np.array_equal(a, b) for a, b in zip(before, again, strict=True))
 
 
-FORMS: list[tuple[Any, bool]] = [(form, ids) for form in STORAGES for ids in (False, True)]
+FORMS: list[tuple[Any, bool]] = [(form, ids) for form in NAMES for ids in (False, True)]
 
 
 @pytest.mark.parametrize(("form", "ids"), FORMS)
@@ -146,16 +122,13 @@ def test_an_open_file_that_is_replaced_goes_on_answering(tmp_path: Path, form: A
     """As ``--overwrite`` replaces it: by another file of the same name."""
     Z, path = books(6), tmp_path / "a.faiss"
     numbers = np.random.default_rng(0).permutation(20_000) * 7 - 5 if ids else None
-    settings = IvfSettings(lists=20, nprobe=20)
-    MemoryIndex.build(draw(20_000, 6), Z, numbers, ivf=settings).save(path, STORAGES[form])
+    MemoryIndex.build(draw(20_000, 6), Z, numbers).save(path, form)
     xq = ask(5, 24)
     with open_file(path, "3MB") as engine:
         before = engine.search(xq, 8)
         ranged = engine.range_search(xq, float(before[0][:, 3].max()))
         other = None if numbers is None else numbers[::-1] * 3
-        MemoryIndex.build(draw(20_000, 6, seed=5), Z, other, ivf=settings).save(
-            path, STORAGES[form], overwrite=True
-        )
+        MemoryIndex.build(draw(20_000, 6, seed=5), Z, other).save(path, form, overwrite=True)
         assert all(np.array_equal(a, b) for a, b in zip(before, engine.search(xq, 8), strict=True))
         path.unlink()
         again = engine.range_search(xq, float(before[0][:, 3].max()))
@@ -166,9 +139,7 @@ def test_an_open_file_that_is_replaced_goes_on_answering(tmp_path: Path, form: A
 def test_an_open_file_that_is_cut_off_is_one_line(tmp_path: Path, form: Any, *, ids: bool) -> None:
     Z, path = books(6), tmp_path / "a.faiss"
     numbers = np.arange(20_000) * 7 if ids else None
-    MemoryIndex.build(draw(20_000, 6), Z, numbers, ivf=IvfSettings(lists=20, nprobe=20)).save(
-        path, STORAGES[form]
-    )
+    MemoryIndex.build(draw(20_000, 6), Z, numbers).save(path, form)
     with open_file(path, "3MB") as engine:
         os.truncate(path, 5000)
         with pytest.raises(DataError, match="was changed while it was in use"):
@@ -260,35 +231,24 @@ def test_a_least_score_that_is_none_is_a_usage_error(least: Any) -> None:
         MemoryIndex.build(draw(50, 3), books(3)).range_search(ask(1, 12), least)
 
 
-@pytest.mark.parametrize("beyond", [-1, 4])
-def test_lists_that_there_are_not_are_refused(beyond: int) -> None:
-    list_of = np.arange(50, dtype=np.int32) % 4
-    list_of[7] = beyond
-    settings = IvfSettings(centroids=ask(4, 12), list_of=list_of)
-    with pytest.raises(DataError, match="there are 4, counted from 0"):
-        MemoryIndex.build(draw(50, 3), books(3), kind="ivf", ivf=settings).search(ask(1, 12), 3)
-
-
 def test_a_file_with_a_direct_map_is_refused_by_that_name(tmp_path: Path) -> None:
-    engine = MemoryIndex.build(draw(50, 3), books(3), kind="ivf", ivf=IvfSettings(lists=2))
-    engine.save(tmp_path / "a.faiss")
+    MemoryIndex.build(draw(50, 3), books(3)).save(tmp_path / "a.faiss", "ivf")
     index = faiss.read_index(str(tmp_path / "a.faiss"))
-    index.set_direct_map_type(faiss.DirectMap.Hashtable)
+    faiss.extract_index_ivf(index).set_direct_map_type(faiss.DirectMap.Hashtable)
     faiss.write_index(index, str(tmp_path / "b.faiss"))
     with pytest.raises(DataError, match=r"b\.faiss: it has a direct map"):
         open_file(tmp_path / "b.faiss", "3MB")
 
 
 @pytest.mark.parametrize("least", [1e39, -1e39, np.inf, -np.inf])
-@pytest.mark.parametrize("kind", ["exact", "ivf", "disk"])
+@pytest.mark.parametrize("kind", ["memory", "flat", "ivf"])
 def test_beyond_float32_every_score_or_none_is_enough(kind: str, least: float, tmp_path: Path) -> None:
     n = 0 if least > 0 else 50
-    lists = IvfSettings(lists=2, nprobe=2) if kind == "ivf" else None
-    engine = MemoryIndex.build(draw(50, 3), books(3), kind="exact" if kind == "disk" else kind, ivf=lists)
-    engine.save(tmp_path / "a.faiss")
+    engine = MemoryIndex.build(draw(50, 3), books(3))
+    engine.save(tmp_path / "a.faiss", "flat" if kind == "memory" else kind)
     with warnings.catch_warnings(), open_file(tmp_path / "a.faiss", "3MB") as disk:
         warnings.simplefilter("error")
-        lims, _, ids = (disk if kind == "disk" else engine).range_search(ask(2, 12), least)
+        lims, _, ids = (engine if kind == "memory" else disk).range_search(ask(2, 12), least)
     assert lims.tolist() == [0, n, 2 * n]
     assert sorted(ids[:n].tolist()) == list(range(n))
 
@@ -317,10 +277,10 @@ def test_engines_on_disk_are_not_merged_in_memory(tmp_path: Path) -> None:
         engine.merge(disk)
 
 
-@pytest.mark.parametrize("settings", [{"nprobe": 2.5}, {"seed": -5}, {"seed": 2**31}, {"lists": 0}])
-def test_settings_of_lists_that_cannot_be(settings: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=next(iter(settings))):
-        MemoryIndex.build(draw(50, 3), books(3), kind="ivf", ivf=IvfSettings(**settings))
+@pytest.mark.parametrize("nprobe", [2.5, 0, "3"])
+def test_numbers_of_lists_that_cannot_be(nprobe: Any) -> None:
+    with pytest.raises(UsageError, match="nprobe"):
+        MemoryIndex.build(draw(50, 3), books(3)).search(ask(1, 12), 3, nprobe=nprobe)
 
 
 @pytest.mark.parametrize(("memory", "expected"), [(2e9, 2 * 10**9), (np.int64(5), 5), ("2 GB", 2 * 10**9)])
@@ -334,37 +294,14 @@ def test_memory_that_is_none(memory: Any) -> None:
         parse_bytes(memory)
 
 
-def test_a_range_that_holds_too_much_stops_early() -> None:
-    Z, codes = books(3), draw(300_000, 6)[:, :2] & np.array([255, 15], np.uint8)
-    looked = 0
-    take = np.asarray
-
-    class Counted(np.ndarray):
-        def __getitem__(self, at: Any) -> Any:
-            nonlocal looked
-            if isinstance(at, slice):
-                looked += len(range(*at.indices(len(self))))
-            return take(super().__getitem__(at))
-
-    search = ProvenSearch(codes.view(Counted), Z, ("bytes",))
-    with_all = sum(len(keys) for keys in search.range_keys(ask(2, 12), -100.0))
-    assert with_all == 600_000
-    everything, looked = looked, 0
-    assert sum(len(keys) for keys in search.range_keys(ask(2, 12), -100.0, 1000)) > 1000
-    assert looked < everything / 4
-
-
-def test_tuning_by_few_queries_at_a_time_finds_the_same(tmp_path: Path) -> None:
-    MemoryIndex.build(draw(5000, 6), books(6), kind="ivf", ivf=IvfSettings(lists=30)).save(
-        tmp_path / "a.faiss"
-    )
-    xq = ask(50, 24)
-
-    def points(memory: str) -> list[tuple[float, float, float]]:
-        with open_file(tmp_path / "a.faiss", memory) as engine:
-            return [
-                (p["nprobe"], p["recall"], round(p["share"], 9))
-                for p in engine.tune(0.9, queries=xq, threads=1)
-            ]
-
-    assert points("8MB") == points("500kB")  # 32 queries at a time
+def test_a_range_that_holds_too_much_stops_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    lists = CodewordLists(draw(300_000, 6), books(6))
+    looked: list[int] = []
+    span = lists._span
+    monkeypatch.setattr(lists, "_span", lambda start, stop: looked.append(stop - start) or span(start, stop))
+    assert len(lists.range_search(ask(1, 24)[0], -100.0, 300_000)[1]) == 300_000
+    everything = sum(looked)
+    looked.clear()
+    with pytest.raises(DataError, match="more than 1,000 results"):
+        lists.range_search(ask(1, 24)[0], -100.0, 1000)
+    assert sum(looked) < everything / 4

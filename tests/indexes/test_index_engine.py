@@ -1,4 +1,4 @@
-"""Every kind of engine against brute force over the table sums, ties ordered by id."""
+"""Search in memory against brute force over the table sums, ties ordered by id."""
 
 from __future__ import annotations
 
@@ -10,16 +10,12 @@ from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.codes.groups import Groups
 from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import DataError, MismatchError, UsageError
+from gpq_faiss.indexes.codeword_lists import CodewordLists
 from gpq_faiss.indexes.filters import Allow, Bitmap, Deny
-from gpq_faiss.indexes.lists import IvfSettings
 from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.indexes.opening import open_in_memory
-from gpq_faiss.indexes.proof import ProvenSearch
 
-EXACT = ["exact", "fused"]
-
-
-N = 9000  # so many that not all are scored at once (indexes.proof.FULL)
+N = 9000  # so many that not all are scored at once (codeword_lists.SMALL)
 
 
 def codebooks(rng: np.random.Generator, M: int, K: int = 16, d: int = 12) -> np.ndarray:
@@ -39,15 +35,14 @@ def repetitive(rng: np.random.Generator, M: int, n: int, distinct: int, K: int =
     return few[np.minimum((rng.pareto(1, n) * 3).astype(int), distinct - 1)]
 
 
-@pytest.mark.parametrize("kind", EXACT)
 @pytest.mark.parametrize("M", [1, 3, 6, 12])
-def test_exact_kinds_are_brute_force(M: int, kind: str) -> None:
+def test_search_is_brute_force(M: int) -> None:
     rng = np.random.default_rng([M, 1])
     Z = codebooks(rng, M)
     n = N
     for codes in (pack_codes(rng.integers(0, 16, (n, M)), 16), repetitive(rng, M, n, 60)):
         ids = rng.permutation(10**12 + np.arange(n) * 7)
-        engine = MemoryIndex.build(codes, Z, ids, kind=kind)
+        engine = MemoryIndex.build(codes, Z, ids)
         xq = rng.normal(size=(20, M * 12)).astype(np.float32)
         for k in (1, 30, 700, n):
             D, found = engine.search(xq, k)
@@ -65,13 +60,12 @@ def test_other_codebook_sizes_are_searched_exactly(K: int) -> None:
     codes = repetitive(rng, 5, N, 400, K)
     xq = rng.normal(size=(6, 60)).astype(np.float32)
     expected = brute_force(xq, codes, Z, np.arange(N), 40)
-    for kind in ("exact", "flat"):
-        D, found = MemoryIndex.build(codes, Z, kind=kind).search(xq, 40)
-        assert np.array_equal(found, expected[1])
-        assert np.array_equal(D, expected[0])
-    for kind in ("fused", "fastscan", "ivf"):
+    D, found = MemoryIndex.build(codes, Z).search(xq, 40)
+    assert np.array_equal(found, expected[1])
+    assert np.array_equal(D, expected[0])
+    for form in ("fused", "fastscan", "ivf"):
         with pytest.raises(UsageError, match="needs 16 codewords"):
-            MemoryIndex.build(codes, Z, kind=kind)
+            MemoryIndex.build(codes, Z).to_faiss(form)
 
 
 @pytest.mark.parametrize("case", ["equal tables", "one wide table", "near ties", "zero", "huge", "tiny"])
@@ -110,13 +104,12 @@ def test_groups_against_a_dictionary(size: int) -> None:
         assert groups.members[groups.starts[u] : groups.starts[u + 1]].tolist() == members
 
 
-@pytest.mark.parametrize("kind", ["exact", "ivf"])
-def test_the_answer_depends_on_neither_batch_nor_threads(kind: str) -> None:
+def test_the_answer_depends_on_neither_batch_nor_threads() -> None:
     rng = np.random.default_rng(8)
     Z = codebooks(rng, 8)
     codes = repetitive(rng, 8, N, 3000)
     xq = rng.normal(size=(70, 96)).astype(np.float32)
-    engine = MemoryIndex.build(codes, Z, kind=kind)
+    engine = MemoryIndex.build(codes, Z)
     D, found = engine.search(xq, 15, threads=1)
     before = faiss.omp_get_max_threads()
     for other in (
@@ -145,15 +138,14 @@ def filters(ids: np.ndarray, rng: np.random.Generator):
     yield (lambda i: i % 3 == 0), ids % 3 == 0
 
 
-@pytest.mark.parametrize("kind", EXACT)
-def test_filters_are_brute_force_over_what_they_allow(kind: str) -> None:
+def test_filters_are_brute_force_over_what_they_allow() -> None:
     rng = np.random.default_rng(9)
     Z = codebooks(rng, 6)
     n, k = 12_000, 12
     codes = repetitive(rng, 6, n, 900)
     xq = rng.normal(size=(5, 72)).astype(np.float32)
     for ids in (np.arange(n), rng.permutation(5 + 3 * np.arange(n))):
-        engine = MemoryIndex.build(codes, Z, ids, kind=kind)
+        engine = MemoryIndex.build(codes, Z, ids)
         for where, mask in filters(ids, rng):
             D, found = engine.search(xq, k, where=where)
             m = min(k, int(mask.sum()))
@@ -163,19 +155,6 @@ def test_filters_are_brute_force_over_what_they_allow(kind: str) -> None:
                 assert np.array_equal(D[:, :m], expected[0])
             assert (found[:, m:] == -1).all()
             assert np.isneginf(D[:, m:]).all()
-
-
-def test_filters_reach_lists_too() -> None:
-    rng = np.random.default_rng(10)
-    Z = codebooks(rng, 6)
-    codes = pack_codes(rng.integers(0, 16, (2000, 6)), 16)
-    xq = rng.normal(size=(5, 72)).astype(np.float32)
-    allowed = rng.choice(2000, 400, replace=False)
-    engine = MemoryIndex.build(codes, Z, kind="ivf", ivf=IvfSettings(lists=8, nprobe=8))
-    for where in (Allow(allowed), Deny(allowed)):
-        D, found = engine.search(xq, 10, where=where)
-        assert (np.isin(found, allowed) == isinstance(where, Allow)).all()
-        assert np.array_equal(np.take_along_axis(score_codes(xq, codes, Z), found, axis=1), D)
 
 
 def test_filters_that_are_none_are_refused() -> None:
@@ -193,8 +172,7 @@ def test_filters_that_are_none_are_refused() -> None:
             engine.search(xq, 1, where=where)
 
 
-@pytest.mark.parametrize("kind", [*EXACT, "fastscan", "ivf"])
-def test_range_search_is_brute_force(kind: str) -> None:
+def test_range_search_is_brute_force() -> None:
     rng = np.random.default_rng(11)
     Z = codebooks(rng, 6)
     n = 9000
@@ -202,7 +180,7 @@ def test_range_search_is_brute_force(kind: str) -> None:
     ids = rng.permutation(np.arange(n) * 2)
     xq = rng.normal(size=(6, 72)).astype(np.float32)
     truth = score_codes(xq, codes, Z)
-    engine = MemoryIndex.build(codes, Z, ids, kind=kind)
+    engine = MemoryIndex.build(codes, Z, ids)
     for least in (
         float(np.quantile(truth, 0.9995)),
         float(np.quantile(truth, 0.9)),
@@ -228,18 +206,16 @@ def test_range_search_is_brute_force(kind: str) -> None:
         engine.range_search(xq, float("nan"))
 
 
-@pytest.mark.parametrize("kind", ["exact", "ivf"])
-def test_adding_removing_and_merging_equal_building_anew(kind: str) -> None:
+def test_adding_removing_and_merging_equal_building_anew() -> None:
     rng = np.random.default_rng(12)
     Z = codebooks(rng, 6)
     codes = repetitive(rng, 6, 3000, 1500)
     ids = rng.permutation(np.arange(3000) * 5 - 4000)
     ids[ids == -1] = 20001
     xq = rng.normal(size=(5, 72)).astype(np.float32)
-    settings = IvfSettings(centroids=rng.normal(size=(4, 72)).astype(np.float32), nprobe=4)
 
     def make(part: slice) -> MemoryIndex:
-        return MemoryIndex.build(codes[part], Z, ids[part], kind=kind, ivf=settings)
+        return MemoryIndex.build(codes[part], Z, ids[part])
 
     engine = make(slice(0, 1000))
     engine.search(xq, 5)
@@ -312,7 +288,7 @@ def test_what_cannot_be_searched_is_refused() -> None:
     with pytest.raises(UsageError, match="block"):
         engine.search(ones, 1, block=0)
     with pytest.raises(UsageError, match="choose from"):
-        MemoryIndex.build(codes, Z, kind="best")
+        engine.to_faiss("best")
     with pytest.raises(DataError, match="no codes"):
         MemoryIndex.build(codes[:0], Z)
     with pytest.raises(DataError, match="beyond the last codebook"):
@@ -323,7 +299,7 @@ def test_what_cannot_be_searched_is_refused() -> None:
         open_in_memory(faiss.IndexFlatIP(3))
 
 
-def test_too_many_codes_for_memory_are_sent_to_the_disk() -> None:
+def test_too_many_codes_for_memory_are_refused() -> None:
     huge = np.broadcast_to(np.zeros((1, 2), np.uint8), (1 << 32, 2))
-    with pytest.raises(UsageError, match="search them from disk"):
-        ProvenSearch(huge, codebooks(np.random.default_rng(0), 3))
+    with pytest.raises(UsageError, match="too many for one search in memory"):
+        CodewordLists(huge, codebooks(np.random.default_rng(0), 3))

@@ -11,9 +11,7 @@ from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import DataError
 from gpq_faiss.indexes.items import Items
-from gpq_faiss.indexes.lists import IvfSettings
 from gpq_faiss.indexes.memory import MemoryIndex
-from gpq_faiss.indexes.plan import Plan
 
 N = 10_000
 
@@ -46,7 +44,7 @@ def test_threads_that_search_a_new_index_together_all_get_the_answer() -> None:
     for some in lists:
         among = np.isin(ids, some)
         expected.append(brute_force(xq, codes[among], Z, ids[among], 50))
-    engine = MemoryIndex.build(codes, Z, ids, kind="exact")
+    engine = MemoryIndex.build(codes, Z, ids)
 
     def run(seed: int) -> bool:
         order = np.random.default_rng(seed)
@@ -61,25 +59,6 @@ def test_threads_that_search_a_new_index_together_all_get_the_answer() -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(run, range(4)))
-
-
-@pytest.mark.parametrize("how", ["set", "tune"])
-def test_another_number_of_lists_reaches_the_filter_of_before(how: str) -> None:
-    codes, Z, xq = made(3000, queries=20)
-    engine = MemoryIndex.build(codes, Z, kind=Plan("ivf", "bytes"), ivf=IvfSettings(lists=32, nprobe=1))
-    where = np.arange(0, N, 5)
-    few = engine.search(xq, 10, where=where)[0]
-    if how == "set":
-        engine.set_nprobe(32)
-    else:
-        engine.tune(1.0, queries=xq)
-    fresh = MemoryIndex.build(codes, Z, kind=engine.plan, ivf=engine.ivf)
-    D, _ = engine.search(xq, 10, where=where)
-    assert np.array_equal(D, fresh.search(xq, 10, where=where)[0])
-    assert (few <= D).all()
-    assert (few < D).any()
-    if how == "set":
-        assert np.array_equal(D, brute_force(xq, codes[where], Z, where, 10)[0])
 
 
 def test_ids_of_their_own_go_up_past_those_below_zero() -> None:

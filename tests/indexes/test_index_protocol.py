@@ -14,12 +14,11 @@ import pytest
 from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.codes.codebooks import inject
 from gpq_faiss.errors import UsageError
-from gpq_faiss.faissio.storage import STORAGES
+from gpq_faiss.faissio.storage import FORMS
 from gpq_faiss.gpu.index import DeviceIndex
 from gpq_faiss.gpu.placing import to_torch
 from gpq_faiss.indexes.file import FileIndex, open_file
 from gpq_faiss.indexes.filters import Deny
-from gpq_faiss.indexes.lists import IvfSettings
 from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.indexes.opening import open_in_memory, open_index
 from gpq_faiss.indexes.protocol import Index
@@ -41,18 +40,13 @@ def ids(request: pytest.FixtureRequest) -> np.ndarray | None:
     ]
 
 
-@pytest.fixture(params=STORAGES)
+@pytest.fixture(params=FORMS)
 def opened(request: pytest.FixtureRequest, tmp_path: Path, ids: np.ndarray | None) -> Iterator[list[Index]]:
     """The same file in memory, in place with little memory and with much, and on a device."""
     rng = np.random.default_rng(1)
     codes = pack_codes(rng.integers(0, 16, (N, M)), 16)
     codes[: N // 2] = codes[rng.integers(0, 40, N // 2)]  # ties, to be in the order of ids
-    lists = request.param.startswith("ivf")
-    settings = IvfSettings(lists=30, nprobe=4)
-    made = MemoryIndex.build(
-        codes, codebooks(), ids, kind="ivf" if lists else "exact", ivf=settings if lists else None
-    )
-    path = made.save(tmp_path / "a.faiss", STORAGES[request.param])
+    path = MemoryIndex.build(codes, codebooks(), ids).save(tmp_path / "a.faiss", request.param)
     memory = open_in_memory(path)
     found: list[Index] = [
         memory,
@@ -68,15 +62,13 @@ def test_every_index_gives_the_same_answer(opened: list[Index], ids: np.ndarray 
     xq = np.random.default_rng(3).normal(size=(7, M * 8)).astype(np.float32)
     own = np.arange(N) if ids is None else ids
     first = opened[0]
-    probes: tuple[int | None, ...] = (None, 1, first.lists) if first.lists else (None,)
     for k in (1, 10, 700):
         for where in (None, Deny(own[::3]), lambda i: i % 2 == 0, own[:5].tolist()):
-            for nprobe in probes:
-                expected = first.search(xq, k, nprobe=nprobe, where=where, threads=1)
-                for index in opened[1:]:
-                    D, found = index.search(xq, k, nprobe=nprobe, where=where, threads=1)
-                    assert np.array_equal(found, expected[1]), index.describe()
-                    assert np.array_equal(D, expected[0]), index.describe()
+            expected = first.search(xq, k, where=where, threads=1)
+            for index in opened[1:]:
+                D, found = index.search(xq, k, where=where, threads=1)
+                assert np.array_equal(found, expected[1]), index.describe()
+                assert np.array_equal(D, expected[0]), index.describe()
     low = float(first.search(xq, 40)[0][:, -1].max())
     for where in (None, Deny(own[::3]), []):
         expected = first.range_search(xq, low, where=where)
@@ -88,13 +80,12 @@ def test_every_index_gives_the_same_answer(opened: list[Index], ids: np.ndarray 
 def test_every_index_says_what_it_is(opened: list[Index]) -> None:
     first = opened[0]
     for index in opened:
-        assert (index.ntotal, index.width, index.lists) == (N, M * 8, 30 if first.lists else 0)
+        assert (index.ntotal, index.width) == (N, M * 8)
         assert index.fingerprint == first.fingerprint
         assert np.array_equal(index.codebooks, first.codebooks)
         assert f"{N:,} items" in index.describe()
-        if not index.lists:
-            with pytest.raises(UsageError, match="lists"):
-                index.search(np.ones((1, M * 8), np.float32), 1, nprobe=2)
+    with pytest.raises(UsageError, match="on a device it is exact"):
+        opened[-1].search(np.ones((1, M * 8), np.float32), 1, nprobe=2)
 
 
 @pytest.mark.parametrize("kind", [MemoryIndex, FileIndex, DeviceIndex])
@@ -135,9 +126,3 @@ def test_a_faiss_index_opens_in_memory_and_takes_no_budget(tmp_path: Path) -> No
     for options in ({"memory": "1GB"}, {"in_place": True}):
         with pytest.raises(UsageError, match="a Faiss index is in memory"):
             open_index(filled, **options)
-    with pytest.raises(
-        UsageError, match="must be searched in place with 1GB, which kind 'fused' does not support"
-    ):
-        open_index(tmp_path / "i.faiss", "fused", in_place=True)
-    with pytest.raises(UsageError, match="nprobe needs lists"):
-        open_index(filled, nprobe=2)

@@ -14,6 +14,8 @@ from killing import run_killed
 from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.codes.scores import score_codes
 from gpq_faiss.errors import DataError, MismatchError
+from gpq_faiss.faissio.io import read_sidecar
+from gpq_faiss.faissio.storage import FORMS
 from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.indexes.opening import open_in_memory
 from gpq_faiss.serve.changes import Changes
@@ -37,9 +39,9 @@ def draw(rng: np.random.Generator, n: int) -> np.ndarray[Any, np.dtype[np.uint8]
     return pack_codes(rng.integers(0, 3, (n, M)), K)
 
 
-def make_index(path: Path, ids: list[int], seed: int = 1, Z: Any = Z, kind: Any = "auto") -> Items:
+def make_index(path: Path, ids: list[int], seed: int = 1, Z: Any = Z, form: str = "flat") -> Items:
     codes = draw(np.random.default_rng(seed), len(ids))
-    MemoryIndex.build(codes, Z, np.array(ids), kind=kind).save(path, overwrite=True)
+    MemoryIndex.build(codes, Z, np.array(ids)).save(path, form, overwrite=True)
     return dict(zip(ids, codes, strict=True))
 
 
@@ -85,24 +87,21 @@ def check(live: LiveIndex, items: Items, rng: np.random.Generator) -> None:
 @pytest.mark.parametrize(
     "ids", [list(range(40)), [*range(-2, 1), *range(3, 60, 2)]], ids=["positions", "own ids"]
 )
-@pytest.mark.parametrize("kind", ["auto", "exact", "ivf"])
+@pytest.mark.parametrize("form", FORMS)
 def test_searches_are_those_of_brute_force_whatever_was_changed(
-    tmp_path: Path, ids: list[int], kind: Any
+    tmp_path: Path, ids: list[int], form: str
 ) -> None:
     if -1 in ids:
         ids.remove(-1)
     path = tmp_path / "index.faiss"
-    items = make_index(path, ids, kind=kind)
+    items = make_index(path, ids, form=form)
     rng = np.random.default_rng(5)
-    live = LiveIndex(path, Z, kind=kind, writable=True)
-    if kind == "ivf":  # with all lists it is exact
-        live.snapshot.index.set_nprobe(live.snapshot.index.lists)
+    live = LiveIndex(path, Z, writable=True)
     for step in range(14):
         if step % 5 == 4:
             assert live.compact()
             assert live.snapshot.index.ntotal == len(items)
-            if kind == "ivf":
-                live.snapshot.index.set_nprobe(live.snapshot.index.lists)
+            assert read_sidecar(path)["kind"] == form  # type: ignore[index]
         asked: list[Any] = []
         for _ in range(6):
             number = int(rng.integers(0, 60))
@@ -119,7 +118,7 @@ def test_searches_are_those_of_brute_force_whatever_was_changed(
                 assert answer == number
                 items[number] = code
         check(live, items, rng)
-    reader = LiveIndex(path, Z, kind="exact")
+    reader = LiveIndex(path, Z)
     check(reader, items, rng)
     live.close()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["index.faiss", "index.faiss.json"]
@@ -127,7 +126,7 @@ def test_searches_are_those_of_brute_force_whatever_was_changed(
     assert dict(zip(plain.ids.tolist(), map(bytes, plain.codes), strict=True)) == {
         n: c.tobytes() for n, c in items.items()
     }
-    check(LiveIndex(path, Z, kind="exact"), items, rng)
+    check(LiveIndex(path, Z), items, rng)
 
 
 def test_ids_are_given_beyond_all_there_were(tmp_path: Path) -> None:

@@ -212,7 +212,7 @@ def test_what_plain_faiss_finds_of_an_index_is_measured(models: Path, tmp_path: 
         path = index(models / "ours", codes, tmp_path / f"{kind}.faiss", kind=kind)
         result = evaluate(models / "ours", data, index=path)
         xq = encoder.embed_rows(data, result.queries, queries=True)[1]
-        exact = open_index(path, "exact")
+        exact = open_index(path)
         truth = exact.search(xq, 10)[0]
         ids = faiss.read_index(str(path)).search(xq, 10)[1]
         scores = np.take_along_axis(

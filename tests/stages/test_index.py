@@ -16,9 +16,8 @@ from gpq_faiss.codes.encode import decode, encode
 from gpq_faiss.errors import DataError, MismatchError, OutputExistsError, UsageError
 from gpq_faiss.faissio.io import load_index, read_sidecar, sidecar_path
 from gpq_faiss.faissio.layout import layout_of
-from gpq_faiss.faissio.model import read_model, read_prototypes
+from gpq_faiss.faissio.model import read_model
 from gpq_faiss.indexes.file import open_file
-from gpq_faiss.indexes.lists import IvfSettings
 from gpq_faiss.indexes.opening import open_in_memory
 from gpq_faiss.stages.export import export
 from gpq_faiss.stages.export_faiss import export_faiss
@@ -80,7 +79,7 @@ def test_codes_and_features_give_the_same_index(model: Path, tmp_path: Path, kin
     assert [done for done, _ in calls] == [min(n, start + block) for start in range(0, n, block)]
     # an item is found by its own vector: nothing scores higher than its own code
     loaded.check_consistency()
-    D, found = open_in_memory(loaded, "exact").search(features()[:50], 10)
+    D, found = open_in_memory(loaded).search(features()[:50], 10)
     own = np.array([features()[i] @ loaded.reconstruct(int(IDS[i])) for i in range(50)])
     assert (D[:, 0] >= own - 1e-5).all()
     assert (found[:, 0] == IDS[:50]).mean() > 0.9
@@ -238,51 +237,20 @@ def test_every_kind_holds_the_same_codes(
         i: c.tobytes() for i, c in expected.items()
     }
     engine = open_in_memory(path)
-    assert engine.kind == {"flat": "exact"}.get(kind, kind)
     assert read_sidecar(path)["model_fingerprint"] == engine.model_fingerprint == "model-1"
-    if kind != "ivf":
-        truth = open_in_memory(path, "flat").search(x[:5], 20)
-        D, found = open_file(path, "32MB").search(x[:5], 20)
-        assert np.array_equal(found, truth[1])
-        assert np.array_equal(D, truth[0])
+    truth = engine.search(x[:5], 20)
+    D, found = open_file(path, "32MB").search(x[:5], 20)
+    assert np.array_equal(found, truth[1])
+    assert np.array_equal(D, truth[0])
 
 
-def test_lists_are_made_as_asked(model: Path, codes: Path, tmp_path: Path) -> None:
-    path = index(model, codes, tmp_path / "i.faiss", kind="ivf", ivf=IvfSettings(lists=7), recall=0.9)
-    engine = open_in_memory(path)
-    assert engine.ivf.lists == 7
-    assert read_sidecar(path)["extra"]["operating_points"][-1]["recall"] >= 0.9
-    with pytest.raises(UsageError, match="belong to kind 'ivf'"):
-        index(model, codes, tmp_path / "j.faiss", recall=0.9)
+def test_what_cannot_be_built_is_refused(model: Path, codes: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="at least 16 MiB are needed"):
         index(model, codes, tmp_path / "j.faiss", kind="ivf", memory=1000)
     with pytest.raises(UsageError, match="choose from"):
         index(model, codes, tmp_path / "j.faiss", kind="hnsw")
     with pytest.raises(UsageError, match="nothing to index"):
         index(model, [], tmp_path / "j.faiss")
-
-
-def test_prototypes_become_centroids(tmp_path: Path) -> None:
-    W = np.random.default_rng(5).normal(size=(M, 7, d)).astype(np.float32)
-    folder = make_model(tmp_path / "model", codebooks())
-
-    def put(**tensors: np.ndarray) -> None:
-        save_file({"codebooks": codebooks(), **tensors}, folder / "model.safetensors")
-
-    put(**{"network.classifier.raw": W})
-    centroids = read_prototypes(folder)
-    unit = W / np.linalg.norm(W, axis=2, keepdims=True)
-    assert centroids.shape == (7, M * d)
-    for c in range(7):
-        assert np.allclose(centroids[c], unit[:, c].reshape(-1))
-    for tensors, message in (
-        ({}, "holds no 'network.classifier.raw'"),
-        ({"network.classifier.raw": W[1:]}, "its sub-prototypes are"),
-        ({"network.classifier.raw": W * np.nan}, "its sub-prototypes are"),
-    ):
-        put(**tensors)
-        with pytest.raises(DataError, match=message):
-            read_prototypes(folder)
 
 
 FORMS = ["flat", "fused", "fastscan", "ivf"]

@@ -76,7 +76,6 @@ def check(folder: Path, index: Path, *stems: str) -> None:
         {},
         {"kind": "fastscan"},
         {"kind": "ivf"},
-        {"kind": "exact"},
         {"memory": "64MB"},
         {"kind": "ivf", "memory": "64MB"},
     ],

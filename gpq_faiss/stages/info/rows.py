@@ -47,7 +47,7 @@ def describe_index(path: Path) -> dict[str, Any]:
     return head(
         "index",
         path,
-        layout=layout.storage.name,
+        layout=layout.form,
         faiss_class=type(index).__name__,
         metric="inner product",
         ntotal=layout.ntotal,
