@@ -30,9 +30,10 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from ..codes.bits import bits_per_code, pack_codes, unpack_codes
+from ..codes.bits import bits_per_code, pack_codes, pack_indices, unpack_codes
 from ..codes.blocks import block_bytes
 from ..codes.checks import Codes, Floats, Ids
+from ..codes.codebooks import inject
 from ..codes.scores import lookup, lookup_columns, lookup_tables, score_tables
 from ..errors import UsageError
 from ..faissio.storage import empty_lists, packed_rows
@@ -109,7 +110,7 @@ class ListSearch(ABC):
         self._offsets = (np.arange((self.M + 1) // 2) * 256)[:, None]
         self._paired = self.K == 16 and self.M > 1
         self._more: dict[int, int] = {}
-        self._spared = 1.0
+        self._spared, self._reached = 1.0, 0.0
         self.visited = self.searched = self.distinct = 0
         self.P = self.lists = 0
 
@@ -280,6 +281,8 @@ class ListSearch(ABC):
             before, items = items, int(self._sizes.take(lists).sum())
             self._spared += 0.1 * (1 - items / before - self._spared)
         self.visited += items
+        if nprobe is None and allowed is None:
+            self._reached += 0.1 * (items / self.distinct - self._reached)
         more = self._more.get(k, 16)
         while scan is not None and 8 * (k + more) < max(items, 8 * _SAMPLE) and more <= _MOST:
             found, reach = scan.shortlist(lists, heads, k + more)
@@ -369,6 +372,12 @@ class CodewordLists(ListSearch):
             self._split(words[0][first])
         else:
             self._columns = lookup_columns(self.codes, self.M, self.K)
+        self._whole: Any = None
+        # Few combinations of codewords: their scores are sums of whole tables. The order of additions is that of scores up to 3 codebooks.
+        self._combined: Ids | None = None
+        if self.M <= 3 and self.K**self.M <= _DENSE:
+            shift = np.uint64(64 - bits_per_code(self.K) * self.M)
+            self._combined = (words[0][first] >> shift).astype(np.int64)
 
     def allowed(self, mask: NDArray[np.bool_]) -> Allowed:
         """The rows of ``mask``, bool [n], for a search."""
@@ -480,11 +489,51 @@ class CodewordLists(ListSearch):
         self, query: Floats, k: int, allowed: Allowed | None, nprobe: int | None = None
     ) -> tuple[Floats, Ids]:
         if self.lists:
+            # Where lists spare nothing (codes without structure) all codes are scanned; the lists are tried again now and then.
+            if self._reached > 0.5 and allowed is None and nprobe is None and self.searched % 32:
+                best = self._scanned(query, k)
+                if best is not None:
+                    return best
             return super()._one(query, k, allowed, nprobe)
         self.searched += 1
         self.visited += self.distinct
-        scores = lookup(self._tables(query)[1], self._columns, paired=self.K <= 16 and self.M > 1)
+        if self._combined is not None:
+            tables = self._tables(query)[0]
+            cells = tables[0]
+            for table in tables[1:]:
+                cells = np.add.outer(cells, table).reshape(-1)
+            scores = cells.take(self._combined)
+        else:
+            scores = lookup(self._tables(query)[1], self._columns, paired=self.K <= 16 and self.M > 1)
         return _best(scores, None if allowed is None else np.flatnonzero(allowed.mask), k)
+
+    def _scanned(self, query: Floats, k: int) -> tuple[Floats, Ids] | None:
+        """As :meth:`_one` by a scan of all codes; None if that proves nothing."""
+        more = self._more.get(-k, 16)
+        if self.K > 16 or 8 * (k + more) > self.distinct:
+            return None
+        if self._whole is None:
+            flat = inject(np.broadcast_to(np.eye(16, dtype=np.float32), (self.M, 16, 16)))
+            codes = self.codes if self.K == 16 else pack_indices(unpack_codes(self.codes, self.M, self.K), 16)
+            flat.add_sa_codes(codes)
+            self._whole = faiss.IndexPQFastScan(flat)
+        tables, prepared = self._tables(query)
+        row, slack = _scan_query(tables, _Spans(tables), 0)
+        self.searched += 1
+        self.visited += self.distinct
+        for _ in range(2):
+            D, found = self._whole.search(row.reshape(1, -1), k + more)
+            places = np.sort(found[0])
+            if places[0] < 0:
+                break
+            best = _best(self._score(prepared, self._at(places)), places, k, at=True)
+            if float(D[0, -1]) + slack < best[0][-1]:
+                self._more[-k] = max(8, more - more // 32)
+                return best
+            self._more[-k] = min(_MOST, self._more.get(-k, 16) + max(1, more // 4))
+            more *= 4
+        self._reached = 0.0  # the lists may do better
+        return None
 
     def _expand(
         self, scores: Floats, places: Ids, k: int | None, allowed: Allowed | None
@@ -513,18 +562,25 @@ class CodewordLists(ListSearch):
         return scores[:k], rows[:k].astype(np.int64)
 
 
-class _Bounds:
+class _Spans:
+    """Largest and smallest entries of one query's tables [M, K]."""
+
+    def __init__(self, tables: Floats) -> None:
+        self.maxima = np.maximum.reduce(tables, axis=1)
+        self.high: list[float] = self.maxima.tolist()
+        self.low: list[float] = np.minimum.reduce(tables, axis=1).tolist()
+        self.largest = sum(map(max, self.high, map(operator.neg, self.low)))
+
+
+class _Bounds(_Spans):
     """Scores of the first codewords, and the bounds of lists, for one query's tables [M, K]."""
 
     def __init__(self, held: ListSearch, tables: Floats) -> None:
+        super().__init__(tables)
         self.held = held
-        best = np.maximum.reduce(tables, axis=1)
-        self.high: list[float] = best.tolist()
-        self.low: list[float] = np.minimum.reduce(tables, axis=1).tolist()
-        self.largest = sum(map(max, self.high, map(operator.neg, self.low)))
         # Floats are added in other orders here than in scores.
         self.margin = (2 * held.M + 8) * _EPS * self.largest
-        self.tables = np.concatenate([tables, best[:, None]], axis=1).reshape(-1)
+        self.tables = np.concatenate([tables, self.maxima[:, None]], axis=1).reshape(-1)
         cells = tables[0] if held._dense else np.zeros(1, np.float32)
         for m in range(1, held._dense):
             cells = np.add.outer(cells, tables[m]).reshape(-1)
@@ -588,23 +644,31 @@ class _Bounds:
         return bounds
 
 
+def _scan_query(tables: Floats, spans: _Spans, P: int) -> tuple[Floats, float]:
+    """The query of an index of the codebooks behind the first P whose codewords are unit vectors, [M - P, 16], and how much a score can
+    exceed FastScan's."""
+    M, K = tables.shape
+    rest = tables[P:]
+    if K < 16:  # no code has the others
+        rest = np.concatenate([rest, np.repeat(rest[:, :1], 16 - K, axis=1)], axis=1)
+    # Tables are rounded to steps, at most 255 for the widest, and 65,535 for all and the heads.
+    step = max(
+        max(map(operator.sub, spans.high[P:], spans.low[P:])) / 255,
+        (sum(spans.high) - sum(spans.low)) / 65_535,
+    )
+    count = M - P
+    rounding = 8 * (count + 2) * _EPS * (2 * spans.largest + 256 * count * step)
+    slack = 0.51 * (count + 1) * step + rounding if 255 * step > _TINY else math.inf
+    return np.ascontiguousarray(rest), slack
+
+
 class _Scan:
     """FastScan of lists for one query."""
 
     def __init__(self, bounds: _Bounds, tables: Floats, allowed: Any) -> None:
         self.held = held = bounds.held
-        rest = tables[held.P :]
-        if held.K < 16:  # no code has the others
-            rest = np.concatenate([rest, np.repeat(rest[:, :1], 16 - held.K, axis=1)], axis=1)
-        self.query = np.ascontiguousarray(rest)
+        self.query, self.slack = _scan_query(tables, bounds, held.P)
         self.lowest = sum(bounds.low[held.P :])
-        # Tables are rounded to steps, at most 255 for the widest, and 65,535 for all and the heads.
-        spans = list(map(operator.sub, bounds.high[held.P :], bounds.low[held.P :]))
-        whole = sum(bounds.high) - sum(bounds.low)
-        count = held.M - held.P
-        step = max(max(spans) / 255, whole / 65_535)
-        rounding = 8 * (count + 2) * _EPS * (2 * bounds.largest + 256 * count * step)
-        self.slack = 0.51 * (count + 1) * step + rounding if 255 * step > _TINY else math.inf
         self.selector = None if allowed is None else allowed.selector
 
     def shortlist(self, lists: Ids, heads: Floats, k: int) -> tuple[Ids, float]:
@@ -656,8 +720,14 @@ def _best(scores: Floats, places: Ids | None, k: int, *, at: bool = False) -> tu
     """
     if places is not None and not at:
         scores = scores[places]
-    if len(scores) > max(4 * k, 512):
-        among = np.flatnonzero(scores >= np.partition(scores, len(scores) - k)[len(scores) - k])
+    n = len(scores)
+    if n > max(4 * k, 512):
+        if n >= 128 * k:  # k parts have a score as large as the k-th largest of their maxima
+            parts = np.maximum.reduce(scores[: n // 64 * 64].reshape(-1, 64), axis=1)
+            least = np.partition(parts, len(parts) - k)[len(parts) - k]
+        else:
+            least = np.partition(scores, n - k)[n - k]
+        among = np.flatnonzero(scores >= least)
         order = among[(-scores.take(among)).argsort(kind="stable")]
     else:
         order = (-scores).argsort(kind="stable")

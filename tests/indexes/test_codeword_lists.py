@@ -151,3 +151,24 @@ def test_only_few_codes_are_visited_where_the_first_codebooks_decide() -> None:
     index.search(xq, 10)
     assert index.searched == 3
     assert index.visited < 0.2 * 3 * index.distinct
+
+
+def test_codes_without_structure_are_scanned_as_a_whole_and_as_exactly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = np.random.default_rng(3)
+    monkeypatch.setattr(codeword_lists, "SMALL", 0)
+    for K in (16, 8):
+        Z, _, _ = make(rng, 12, K, 4, 10, 10, "plain")
+        codes = pack_codes(rng.integers(0, K, (20_000, 12)), K)
+        xq = rng.normal(size=(80, 48)).astype(np.float32)
+        xq[60:70] = 0  # all tie: a scan proves nothing
+        xq[70:, :4] *= 1e4
+        index = CodewordLists(codes, Z)
+        D, found = index.search(xq, 10, threads=1)
+        assert index._whole is not None
+        scores = score_codes(xq, codes, Z)
+        for q in range(len(xq)):
+            top = best(scores[q], np.arange(len(codes)))[:10]
+            assert np.array_equal(found[q], top)
+            assert np.array_equal(D[q], scores[q, top])
