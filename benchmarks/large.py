@@ -136,6 +136,7 @@ def size(folder: Path, codes: Any, Z: Any, xq: Any, n: int, memory: str) -> dict
         cell["same"] = bool(np.allclose(plain.search(few, K)[0], D[:2], atol=1e-4))
         truth = D[:2]
     faiss.omp_set_num_threads(1)
+    cell["plain"] = times(partial(plain.search, k=K), xq[:2])
     fast: Any = faiss.IndexPQFastScan(plain)
     cell["fastscan"] = times(partial(fast.search, k=K), xq[: max(2, min(BATCH, 20_000_000_000 // n))])
     cell["fastscan"]["recall"] = recall(fast.search(few, K)[1], truth, raw, Z, few)
@@ -162,7 +163,8 @@ def markdown(result: dict[str, Any]) -> str:
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, Faiss {machine['versions']['faiss']}; one thread, "
         f"k = {K}; budget {result['settings']['memory']}. Milliseconds a query: median of {SINGLE} single ones / batch of {BATCH:,}. "
         "In place: exact search of the file of kind `ivf`, warm, its lists kept within the budget; in memory: exact. FastScan and the "
-        "lists of the file searched by plain Faiss are not exact: share of the true ten, by scores. Made by `benchmarks/large.py`.",
+        "lists of the file searched by plain Faiss are not exact: share of the true ten, by scores (of two queries where memory does not "
+        "hold the lists). Made by `benchmarks/large.py`.",
         "",
         "| items | in place | first | visited | in memory | FastScan | recall | lists in plain Faiss | recall | build | file, flat |",
         "|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
@@ -179,8 +181,45 @@ def markdown(result: dict[str, Any]) -> str:
             f"{cell['faiss_lists']['nprobe']:,} of {cell['lists']:,}) | {cell['faiss_lists']['recall']:.3f} | {cell['build_s']:.0f} s | "
             f"{cell['file_bytes'] / 1e9:.2f} GB, {cell['flat_bytes'] / 1e9:.2f} GB |"
         )
-    lines += ["", "The answers in place equal those in memory: " + _equal(result["sizes"])]
+    lines += [
+        "",
+        "![milliseconds a query](large.png)",
+        "",
+        "The answers in place equal those in memory: " + _equal(result["sizes"]),
+    ]
     return "\n".join(lines) + "\n"
+
+
+def draw(sizes: dict[str, Any], path: Path) -> None:
+    """Milliseconds of single queries against the number of items; the recall of what is not exact beside its points."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    every = sorted(sizes.items(), key=lambda one: int(one[0]))
+    for name, label, mark in (
+        ("memory", "exact, lists in memory", "o-"),
+        ("place", "exact, lists in place", "s-"),
+        ("faiss_lists", "kind ivf in plain Faiss (recall)", "^--"),
+        ("fastscan", "IndexPQFastScan (recall)", "x--"),
+        ("plain", "IndexPQ", "+--"),
+    ):
+        points = [(int(n), cell[name]) for n, cell in every if name in cell]
+        axes.loglog([n for n, _ in points], [cell["single_ms"] for _, cell in points], mark, label=label)
+        for n, cell in points:
+            if "recall" in cell:
+                axes.annotate(
+                    f"{cell['recall']:.2f}",
+                    (n, cell["single_ms"]),
+                    (2, 4),
+                    textcoords="offset points",
+                    fontsize=7,
+                )
+    axes.set(xlabel="items", ylabel="ms a query, one thread")
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
 
 
 def _equal(sizes: dict[str, Any]) -> str:
@@ -210,6 +249,7 @@ def main() -> None:
             save(result, args.out, markdown)
             for path in args.folder.glob(f"{n}.*"):
                 path.unlink()
+    draw(result["sizes"], args.out.with_suffix(".png"))
     print(args.out.with_suffix(".md"))
 
 

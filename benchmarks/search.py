@@ -41,7 +41,7 @@ CHANGED = 0.05  # chance that a codeword of an item is another one
 SUBDIM = 12
 ROUNDS = 7
 SECONDS = 0.25  # of one search in a round, at most about this
-PLAIN = 3_000_000  # items up to which IndexPQ is timed
+PLAIN = 100_000  # items up to which IndexPQ is timed
 
 
 def enlarged(codes: Codes, M: int, n: int) -> Codes:
