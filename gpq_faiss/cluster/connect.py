@@ -92,16 +92,26 @@ def _tokens(*, own: bool) -> Iterator[None]:
     from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]  # compiled
 
     names = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
-    own = own and not any(name in os.environ for name in names)
-    chosen = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)} if own else {}
+    chosen = {}
+    if own and not any(name in os.environ for name in names):
+        chosen = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+
+    def read() -> None:
+        """Ray reads both once for a process, perhaps for another cluster."""
+        Config.initialize("")
+        AuthenticationTokenLoader.instance().reset_cache()
+
     os.environ.update(chosen)
-    Config.initialize("")  # both were read once, perhaps for another cluster
-    AuthenticationTokenLoader.instance().reset_cache()
+    read()
+    started = False
     try:
         yield
+        started = True
     finally:
         for name in chosen:
             os.environ.pop(name, None)
+        if not started:
+            read()  # Ray ends a process that is to use a token but finds none
 
 
 def messages_to_log(ray: Any) -> None:

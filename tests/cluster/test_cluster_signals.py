@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ pytest.importorskip("ray", reason="ray is not installed: pip install 'gpq-faiss[
 import ray
 from ray_nodes import Nodes
 
+from gpq_faiss.cluster import connect
 from gpq_faiss.cluster.connect import connected
 from gpq_faiss.errors import DataError
 
@@ -109,6 +111,7 @@ def test_sigterm_ends_a_command_on_ray_as_any_other(nodes: Nodes, tmp_path: Path
 
 OWN = """
 import json, os, ray
+from gpq_faiss.cluster import connect
 from gpq_faiss.cluster.connect import connected
 
 with connected("local"):
@@ -147,6 +150,8 @@ def test_ray_that_does_not_start_in_time_is_one_line(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", late)
+    # The token is one of the process, which is still connected to the cluster of the other tests.
+    monkeypatch.setattr(connect, "_tokens", lambda **_: contextlib.nullcontext())
     with (
         pytest.raises(
             DataError, match=r"Ray does not start on this machine \(The current node timed out"
