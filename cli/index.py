@@ -28,7 +28,7 @@ from .options import out_option, overwrite_option, ray_options
 @click.option(
     "--no-names",
     is_flag=True,
-    help="Do not write OUT.items.h5 (names, labels and kept columns for results).",
+    help="Do not write OUT.items.sqlite (names, labels and kept columns for results).",
 )
 @click.option("--add", is_flag=True, help="Add the shards to the manifest --out.")
 @click.option(
@@ -61,7 +61,7 @@ def index(
     With --memory, rows stream through files beside the output (of about its size; twice that for ivf), and an interrupted build
     continues with the first unfinished source. Search such an index with gpq search --memory.
 
-    Names and labels of the items go into OUT.items.h5, and from there into results.
+    Names and labels of the items go into OUT.items.sqlite, and from there into results.
 
     With --out NAME.json, each source becomes a shard of its own, in NAME.shards, and NAME.json is their manifest, which search, evaluate,
     info and serve take as one index. With --ray, the shards are built on a cluster. --add and --remove-shard change a manifest; both

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..build.item_files import open_items, update_items
+from ..build.item_files import open_items
 from ..codes.bits import code_size
 from ..codes.checks import Codes, Floats, Ids
 from ..codes.scores import score_codes
@@ -31,7 +31,7 @@ from ..indexes.items import Items
 from ..indexes.memory import MemoryIndex
 from ..indexes.opening import open_index
 from ..progress import stage
-from ..store import Item, codebooks_fingerprint
+from ..store import Item, codebooks_fingerprint, items_path, write_items
 from ..store import Items as NamedItems
 from .changes import Change, ChangeLog, Changes, Records, log_path, read_log
 
@@ -404,47 +404,41 @@ class LiveIndex:
             nonlocal written
             if self._state() != self._seen:
                 raise ReplacedError(f"{self.path} was replaced")
-            written = _identity(files[0]), _identity(files[-1])  # which renames keep
+            written = _identity(files[0]), _identity(files[1])  # which renames keep
 
         stated = read_sidecar(self.path) or {"kind": None, "extra": {}}
         form = stated["kind"] if stated["kind"] in FORMS else "ivf" if stated["kind"] else "flat"
-        extra: dict[str, Any] = {}
-        key = self._save_names(changes, stated["extra"].get("items"), unchanged)
-        if key is not None:
-            extra["items"] = key
-        save_index(
-            faiss_index(made.codes, made.ids, made.codebooks, check_form(form, made.M, made.K)),
-            check_index_output(self.path, overwrite=True),
-            model_fingerprint=made.model_fingerprint,
-            overwrite=True,
-            extra=extra,
-            before=unchanged,
-        )
+        with contextlib.ExitStack() as stack:
+            key, write = self._names(stated["extra"].get("items"), changes, stack)
+            save_index(
+                faiss_index(made.codes, made.ids, made.codebooks, check_form(form, made.M, made.K)),
+                check_index_output(self.path, overwrite=True),
+                model_fingerprint=made.model_fingerprint,
+                overwrite=True,
+                extra={} if key is None else {"items": key},
+                beside={} if write is None else {items_path(self.path): write},
+                before=unchanged,
+            )
         return written
 
-    def _save_names(
-        self, changes: Changes, key: str | None, unchanged: Callable[[tuple[Path, ...]], None]
-    ) -> str | None:
-        """Write the file of names and labels with the changes; returns its key, or None if there are no names or labels.
-
-        It is written before the index with its old key: together with the log it is also valid for the old index.
-        """
-        items = open_items(self.path) if key is not None else None
+    def _names(
+        self, key: str | None, changes: Changes, stack: contextlib.ExitStack
+    ) -> tuple[str | None, Callable[[Path], None] | None]:
+        """The key of the names and labels with the changes, and what writes their file; None without any, and if it stays as it is."""
+        items = None if key is None else open_items(self.path)
+        if items is not None:
+            stack.callback(items.close)
         ids = changes.ids[changes.there]
-        new = {
-            int(i): item
-            for i, item in zip(ids, changes.about[changes.there], strict=True)
-            if item is not None
-        }
-        with items or contextlib.nullcontext():
-            if items is None and not new:
-                return None
-            if items is None or key is None:
-                key = fingerprint("items", self.fingerprint, *(f"{i} {new[i]}" for i in sorted(new)))
-            elif not new and not any(items.lookup(ids)):
-                return key
-            update_items(self.path, items, changes.ids, new, key, unchanged)
-        return key
+        about = zip(ids.tolist(), changes.about[changes.there], strict=True)
+        new = [(number, item) for number, item in about if item is not None]
+        if items is None and not new:
+            return None, None
+        if items is None or key is None:
+            key = fingerprint("items", self.fingerprint, *map(str, new))
+        elif not new and not any(items.lookup(ids)):
+            return key, None
+        gone = changes.ids.tolist()
+        return key, lambda path: write_items(path, new, key, kept=items, without=gone)
 
     # Reloading -------------------------------------------------------------------------------------------------------
 

@@ -90,7 +90,6 @@ class LiveShards(LiveIndex):
         workers: int | None = None,
         replicas: int = 1,
     ) -> None:
-        self._named = ShardItems(path)
         self._holders = None if ray is None else Holders(ray, workers)
         self._replicas = replicas
         self._none = Changes.none(code_size(*codebooks.shape[:2]))
@@ -101,17 +100,18 @@ class LiveShards(LiveIndex):
 
     def _open(self, changes: Changes) -> ShardSnapshot:
         with stage("opening the shards"):
-            index: MergedIndex
-            if self._holders is None:
-                index = open_shards(read_manifest(self.path))
-            else:
-                index = ClusterIndex(self.path, self._holders, replicas=self._replicas)
+            manifest, holders = read_manifest(self.path), self._holders
+            index: MergedIndex = (
+                open_shards(manifest)
+                if holders is None
+                else ClusterIndex(self.path, holders, replicas=self._replicas)
+            )
             if index.fingerprint != self.fingerprint:
                 raise MismatchError(
                     f"{self.path} has other codebooks ({index.fingerprint}) than the model ({self.fingerprint}): "
                     "build the shards with this model"
                 )
-            return ShardSnapshot(index, changes, self._named)
+            return ShardSnapshot(index, changes, ShardItems(manifest))
 
     def _state(self) -> object:
         state = super()._state()
@@ -120,7 +120,6 @@ class LiveShards(LiveIndex):
     def close(self, *, compact: bool = True) -> None:
         """Close the shards."""
         super().close(compact=compact)
-        self._named.close()
         if self._holders is not None:
             self._holders.close()
             self._holders = None

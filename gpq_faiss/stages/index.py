@@ -21,7 +21,7 @@ from ..errors import DataError, OutputExistsError, UsageError
 from ..faissio.io import Beside, check_index_output, save_index
 from ..faissio.model import ModelHeader, read_model
 from ..faissio.storage import check_form
-from ..files import check_output, fingerprint, recover
+from ..files import atomic_path, check_output, fingerprint, recover
 from ..indexes.manifest import update_manifest
 from ..inputs import parse_bytes
 from ..progress import Progress, stage
@@ -55,7 +55,7 @@ def index(
         out: the index file; its sidecar is ``out + ".json"``.
         kind: a form in :data:`..faissio.storage.FORMS`.
         memory: budget of the build: bytes, or ``"2GB"``.
-        names: write names, labels and kept columns of the items to ``out + ".items.h5"``, for search results.
+        names: write names, labels and kept columns of the items to ``out + ".items.sqlite"``, for search results.
         overwrite: replace existing files.
         block: rows per block (without ``memory``).
         progress: called after each block.
@@ -78,7 +78,8 @@ def index(
     recover(items_path(out))
     if items is not None and not overwrite and items.missing(out, build):
         # The index is there; its names were deleted or damaged.
-        items.write(items_path(out))
+        with atomic_path(items_path(out)) as temporary:
+            items.write(temporary)
         return Path(out)
     return _build(
         model_dir,

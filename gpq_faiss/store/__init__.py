@@ -1,6 +1,6 @@
 """HDF5 files: ``features.h5``, ``codes.h5``, items of an index, and arrays. The only package that uses h5py.
 
-A file is written once and never changed. While it is being written, its columns are raw files in ``.<name>.partial/``
+A file of rows is written once and never changed. While it is being written, its columns are raw files in ``.<name>.partial/``
 beside it: after ``kill -9`` an HDF5 file may be damaged, while raw columns are complete up to the last row
 recorded in ``progress.json``. At the end the columns are copied into one HDF5 file.
 
@@ -22,7 +22,7 @@ dataset        type                      meaning
 from .arrays import read_arrays, write_arrays
 from .foreign import Hdf5Array, read_hdf5_array
 from .header import FORMAT_VERSION, Header, Kind, codebooks_fingerprint
-from .items import Item, ItemBlock, Items, items_path, write_items
+from .items import Item, Items, items_path, write_items
 from .reader import RowReader, describe
 from .texts import Texts, as_texts
 from .writer import RowWriter
@@ -32,7 +32,6 @@ __all__ = [
     "Hdf5Array",
     "Header",
     "Item",
-    "ItemBlock",
     "Items",
     "Kind",
     "RowReader",

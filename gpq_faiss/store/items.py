@@ -1,106 +1,48 @@
-"""The items file beside an index: names, labels and kept columns by id, read in place."""
+"""The items file beside an index: names, labels and kept columns by id, in SQLite.
+
+=========  ==========================================================================================
+table      columns
+=========  ==========================================================================================
+`items`    `id`; `name`; `labels`, a JSON array, null if unknown; `columns`, a JSON object, of the kept texts
+`search`   full-text search (FTS5) of the names
+`about`    `key`, which the index's sidecar has too
+=========  ==========================================================================================
+
+The file is written once and replaced as a whole, together with its index.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from ..files import atomic_path
-from ..inputs import check_memory, parse_json
-from .foreign import dataset, open_hdf5
-from .sink import Sink
-from .texts import TextColumn, Texts, text_columns, write_texts
+from ..inputs import parse_json
+from .sqlite import LARGEST, check_schema, open_sqlite, read_errors, uri, write_errors
 
 _WHAT = "the names and labels of an index (written by 'gpq index')"
-FORMAT_VERSION = 1
-_OPTIONS: dict[str, Any] = {
-    "compression": "gzip",
-    "compression_opts": 1,
-    "shuffle": True,
-    "fletcher32": True,
-    "chunks": True,
+_VERSION = 2  # version 1 was HDF5
+_TABLES = {
+    "items": "CREATE TABLE items (id INTEGER PRIMARY KEY, name TEXT, labels TEXT, columns TEXT)",
+    "about": "CREATE TABLE about (key TEXT)",
 }
+_SEARCH = "CREATE VIRTUAL TABLE search USING fts5(name, content='items', content_rowid='id')"
+# The file is a temporary one until all of it is on disk.
+_WRITING = "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -65536"
 
 
 def items_path(index: str | Path) -> Path:
-    """Path of the items file of an index: ``index.faiss.items.h5``."""
-    return Path(f"{index}.items.h5")
-
-
-@dataclass
-class ItemBlock:
-    """Some items: ids int64 [n], packed labels uint8 [n, ceil(C/8)] or None, and text columns StringDType [n]."""
-
-    ids: NDArray[np.int64]
-    labels: NDArray[np.uint8] | None = None
-    texts: Mapping[str, Texts] = field(default_factory=dict)
-
-
-def write_items(
-    path: str | Path,
-    blocks: Callable[[], Iterator[ItemBlock]],
-    *,
-    class_names: tuple[str, ...],
-    columns: tuple[str, ...],
-    key: str,
-    before: Callable[[tuple[Path, ...]], None] | None = None,
-) -> Path:
-    """Write the items of an index atomically, streaming column by column.
-
-    Args:
-        path: see :func:`items_path`.
-        blocks: yields all items in a fixed order; ids are unique.
-        class_names: C names; empty without labels.
-        columns: text columns of every block.
-        key: identifies these items; also in the index's sidecar, to detect the file of another index.
-        before: see :func:`..files.atomic_paths`.
-    """
-    path = Path(path)
-    ids: list[NDArray[np.int64]] = []
-    labels: list[NDArray[np.uint8]] = []
-    with atomic_path(path, before=before) as temporary:
-        sink = Sink(temporary)
-        try:
-            with h5py.File(sink, "w", libver=("v110", "v110")) as h5:
-                for block in blocks():
-                    ids.append(block.ids)
-                    if class_names and block.labels is not None:
-                        labels.append(block.labels)
-                every = np.concatenate(ids) if ids else np.empty(0, np.int64)
-                if not np.array_equal(every, np.arange(len(every))):
-                    order = np.argsort(every, kind="stable")
-                    h5.create_dataset("ids", data=every[order], **_OPTIONS)
-                    h5.create_dataset("rows", data=order, **_OPTIONS)
-                if labels:
-                    h5.create_dataset("labels", data=np.concatenate(labels), **_OPTIONS)
-                for name in columns:
-                    write_texts(h5, name, (block.texts[name] for block in blocks()))
-                attributes = {
-                    "kind": "items",
-                    "class_names": json.dumps(class_names if labels else ()),
-                    "key": key,
-                }
-                for name, value in attributes.items():
-                    h5.attrs[name] = np.bytes_(value.encode())
-                h5.attrs["format_version"] = FORMAT_VERSION
-                h5.attrs["ntotal"] = len(every)
-            sink.check()
-        except Exception:
-            sink.check()
-            raise
-        finally:
-            sink.close()
-    return path
+    """Path of the items file of an index: ``index.faiss.items.sqlite``."""
+    return Path(f"{index}.items.sqlite")
 
 
 @dataclass(frozen=True)
@@ -120,17 +62,75 @@ class Item:
         return self.texts.get("name") or None
 
 
+def item_row(item: Item) -> tuple[str | None, str | None, str | None]:
+    """Name, labels and columns as they are stored."""
+    columns = {name: text for name, text in item.texts.items() if name != "name"}
+    return item.name, _json(item.labels), _json(columns or None)
+
+
+def _json(value: Any) -> str | None:
+    return None if value is None else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def row_item(name: Any, labels: Any, columns: Any) -> Item:
+    """The item of :func:`item_row`. Raises ValueError, TypeError: of other types."""
+    texts = {} if columns is None else parse_json(columns)
+    named = [] if labels is None else parse_json(labels)
+    if not isinstance(texts, dict) or not isinstance(named, list):
+        raise TypeError("labels or columns are of another type")
+    texts |= {} if name is None else {"name": name}
+    if not all(isinstance(text, str) for text in (*texts.values(), *named)):
+        raise TypeError("a name, label or column is no text")
+    return Item(dict(sorted(texts.items())), None if labels is None else tuple(named))
+
+
+def write_items(
+    path: Path,
+    items: Iterable[tuple[int, Item]],
+    key: str,
+    *,
+    kept: Items | None = None,
+    without: Iterable[int] = (),
+) -> None:
+    """Write the items of an index to a new, temporary file; the same items in the same order give the same bytes.
+
+    Args:
+        items: ids and items.
+        key: identifies these items; also in the index's sidecar, to detect the file of another index.
+        kept: items of another file to write first, without the ids ``without``.
+
+    Raises:
+        OSError: writing fails; :func:`..files.atomic_path` says where.
+    """
+    with write_errors(), contextlib.closing(sqlite3.connect(path, uri=True, isolation_level=None)) as db:
+        db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST)
+        db.executescript(f"{_WRITING}; PRAGMA user_version = {_VERSION}")
+        if kept is not None:
+            db.execute("ATTACH ? AS kept", (uri(kept.path, "mode=ro&immutable=1"),))
+        db.execute("BEGIN")
+        for sql in (*_TABLES.values(), _SEARCH):
+            db.execute(sql)
+        db.execute("INSERT INTO about VALUES (?)", (key,))
+        if kept is not None:
+            db.execute(
+                "INSERT INTO items SELECT id, name, labels, columns FROM kept.items "
+                "WHERE id NOT IN (SELECT value FROM json_each(?)) ORDER BY id",
+                (json.dumps([int(number) for number in without]),),
+            )
+        rows = ((number, *item_row(item)) for number, item in items)
+        db.executemany("INSERT INTO items VALUES (?, ?, ?, ?)", rows)
+        db.execute("INSERT INTO search (search) VALUES ('rebuild')")
+        db.execute("COMMIT")
+
+
 class Items:
-    """Items of an index by id; a context manager.
+    """Items of an index by id; a context manager. Thread-safe.
 
     Args:
         path: see :func:`items_path`.
 
     Attributes:
         key: as written.
-        ntotal: number of items.
-        class_names: C names; empty without labels.
-        columns: names of the text columns.
 
     Raises:
         DataError: missing, damaged or of another format.
@@ -138,51 +138,21 @@ class Items:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._stack = contextlib.ExitStack()
+        self._lock = threading.Lock()
+        with self._guard():
+            self._db = open_sqlite(self.path, _WHAT)
         try:
-            self._h5 = self._stack.enter_context(open_hdf5(self.path, _WHAT))
             with self._guard():
-                self._open()
+                if not check_schema(self._db, _TABLES, _VERSION):
+                    raise DataError(f"{self.path} is not {_WHAT}: index the codes again")
+                (key,) = self._db.execute("SELECT key FROM about").fetchone()
+                self.key = str(key)
         except BaseException:
             self.close()
             raise
 
-    @contextlib.contextmanager
-    def _guard(self) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError) as error:
-            why = " ".join(str(error).split())[:120]
-            raise DataError(f"{self.path} is truncated or damaged ({why}): index the codes again") from error
-
-    def _attribute(self, name: str) -> str:
-        value = self._h5.attrs.get(name)
-        if not isinstance(value, bytes):
-            raise DataError(f"{self.path} has no attribute {name!r}: {_WHAT} is needed")
-        return value.decode()
-
-    def _open(self) -> None:
-        if self._attribute("kind") != "items" or int(self._h5.attrs["format_version"]) != FORMAT_VERSION:
-            raise DataError(f"{self.path} is not {_WHAT}")
-        self.key = self._attribute("key")
-        self.ntotal = n = int(self._h5.attrs["ntotal"])
-        self.class_names = tuple(str(c) for c in parse_json(self._attribute("class_names")))
-        self._ids: NDArray[np.int64] | None = None
-        self._rows: Any = None
-        if "ids" in self._h5:
-            stored, self._rows = (dataset(self._h5, name, self.path) for name in ("ids", "rows"))
-            for column in (stored, self._rows):
-                if column.dtype != np.int64 or column.shape != (n,):
-                    raise DataError(f"{self.path}: {column.name} is not int64 [{n}]: damaged")
-            check_memory(8 * n, f"{self.path}: the ids of {n:,} items")
-            self._ids = np.asarray(stored[()])
-        self._labels: Any = None
-        if self.class_names:
-            self._labels = dataset(self._h5, "labels", self.path)
-            if self._labels.dtype != np.uint8 or self._labels.shape != (n, (len(self.class_names) + 7) // 8):
-                raise DataError(f"{self.path}: labels are {list(self._labels.shape)}: damaged")
-        self._texts = {name: TextColumn(self._h5, name, n, self.path) for name in text_columns(self._h5)}
-        self.columns = tuple(self._texts)
+    def _guard(self) -> contextlib.AbstractContextManager[None]:
+        return read_errors(self.path, "index the codes again")
 
     def lookup(self, ids: NDArray[np.int64]) -> list[Item | None]:
         """Item of each id [n]; None for -1 and unknown ids.
@@ -190,56 +160,26 @@ class Items:
         Raises:
             DataError: the file is damaged.
         """
-        if self._ids is None:
-            rows = np.where((ids >= 0) & (ids < self.ntotal), ids, -1)
-        elif self.ntotal == 0:
-            rows = np.full(len(ids), -1)
-        else:
-            at = np.minimum(np.searchsorted(self._ids, ids), self.ntotal - 1)
-            rows = np.where(self._ids[at] == ids, at, -1)
         known: dict[int, Item] = {}
+        with self._lock, self._guard():
+            for number in np.unique(ids[ids != -1]).tolist():
+                wanted = self._db.execute("SELECT name, labels, columns FROM items WHERE id = ?", (number,))
+                for row in wanted:
+                    known[number] = row_item(*row)
+        return [known.get(number) for number in ids.tolist()]
+
+    def __iter__(self) -> Iterator[tuple[int, Item]]:
+        """Ids and items, by ascending id. Raises DataError: the file is damaged."""
         with self._guard():
-            for row in np.unique(rows[rows >= 0]).tolist():
-                known[row] = self._item(row if self._rows is None else int(self._rows[row]))
-        return [known.get(row) for row in rows.tolist()]
-
-    def blocks(self, size: int) -> Iterator[ItemBlock]:
-        """Yield all items in file order, in blocks of ``size``.
-
-        Raises:
-            DataError: the file is damaged.
-        """
-        with self._guard():
-            ids = np.arange(self.ntotal) if self._ids is None else np.empty(self.ntotal, np.int64)
-            if self._ids is not None:
-                ids[np.asarray(self._rows[()])] = self._ids
-            for start in range(0, self.ntotal, size):
-                part = slice(start, min(start + size, self.ntotal))
-                texts = {name: column.span(part.start, part.stop) for name, column in self._texts.items()}
-                yield ItemBlock(
-                    ids[part], None if self._labels is None else np.asarray(self._labels[part]), texts
-                )
-
-    def _item(self, row: int) -> Item:
-        if not 0 <= row < self.ntotal:
-            raise DataError(f"{self.path}: a row {row:,} of {self.ntotal:,}: damaged")
-        texts = {name: str(column.span(row, row + 1)[0]) for name, column in self._texts.items()}
-        if texts.get("name") == "":  # as it had none before it was stored
-            del texts["name"]
-        labels = None
-        if self._labels is not None:
-            on = np.flatnonzero(np.unpackbits(self._labels[row], count=len(self.class_names)))
-            labels = tuple(self.class_names[int(c)] for c in on)
-        return Item(texts, labels)
+            for number, *row in self._db.execute("SELECT id, name, labels, columns FROM items ORDER BY id"):
+                yield number, row_item(*row)
 
     def close(self) -> None:
         """Close the file."""
-        self._stack.close()
+        self._db.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -179,7 +179,7 @@ def test_names_that_are_lost_are_told(folder: Path, caplog: pytest.LogCaptureFix
     assert "b.faiss has no names or labels" in caplog.text
     items_path(index).unlink()
     assert open_items(index) is None
-    assert "i.faiss.items.h5 is missing" in caplog.text
+    assert "i.faiss.items.sqlite is missing" in caplog.text
 
 
 def test_a_failed_build_leaves_nothing(folder: Path) -> None:

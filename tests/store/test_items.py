@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 import tempfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import h5py
@@ -14,103 +15,140 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from gpq_faiss.errors import DataError
-from gpq_faiss.store import (
-    Header,
-    ItemBlock,
-    Items,
-    RowReader,
-    RowWriter,
-    as_texts,
-    items_path,
-    write_items,
-)
+from gpq_faiss.files import atomic_path
+from gpq_faiss.store import Header, Item, Items, RowReader, RowWriter, as_texts, items_path, write_items
 
-NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
-CLASSES = ("cat", "dog", "sea")
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+IDS = (st.integers(0, 40) | st.integers(-(2**63), 2**63 - 1)).filter(lambda number: number != -1)
+ITEMS = st.builds(
+    lambda name, title, labels: Item(
+        {"name": name, **({} if title is None else {"title": title})},
+        None if labels is None else tuple(labels),
+    ),
+    TEXTS,
+    st.none() | TEXTS,
+    st.none() | st.lists(TEXTS, max_size=3),
+)
 
 
 def header() -> Header:
     books = np.random.default_rng(0).standard_normal((2, 16, 3)).astype(np.float32)
-    return Header("codes", 1, "model", books, "data", CLASSES, True)
+    return Header("codes", 1, "model", books, "data", ("cat", "dog", "sea"), True)
 
 
-def write(path: Path, ids: NDArray[np.int64], names: list[str], labels: NDArray[np.uint8], size: int) -> Path:
-    texts = {"name": as_texts(names), "title": as_texts(name[::-1] for name in names)}
-
-    def blocks() -> Iterator[ItemBlock]:
-        for start in range(0, len(ids), size):
-            part = slice(start, start + size)
-            yield ItemBlock(ids[part], labels[part], {name: column[part] for name, column in texts.items()})
-
-    return write_items(path, blocks, class_names=CLASSES, columns=("name", "title"), key="mine")
+def seen(item: Item | None) -> object:
+    return None if item is None else (item.name, item.texts.get("title"), item.labels)
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.data())
-def test_items_are_found_by_id(data: st.DataObject) -> None:
-    ids = data.draw(st.lists(st.integers(0, 40) | st.integers(-(2**63), 2**63 - 1), unique=True, max_size=30))
-    names = data.draw(st.lists(NAMES, min_size=len(ids), max_size=len(ids)))
-    on = data.draw(st.lists(st.integers(0, 7), min_size=len(ids), max_size=len(ids)))
-    labels = np.packbits(np.array([[n & 1, n >> 1 & 1, n >> 2] for n in on], np.uint8).reshape(-1, 3), axis=1)
-    held = np.array(ids, dtype=np.int64)
-    asked = np.array([*ids[::-1], -1, 41, 17], dtype=np.int64)
+@given(st.dictionaries(IDS, ITEMS, max_size=20), st.dictionaries(IDS, st.none() | ITEMS, max_size=6))
+def test_items_are_found_by_id_also_in_a_file_made_from_another(
+    items: dict[int, Item], changes: dict[int, Item | None]
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        path = write(Path(folder) / "i.h5", held, names, labels, data.draw(st.integers(1, 7)))
+        paths = [Path(folder) / name for name in ("a", "again", "changed")]
+        for path in paths[:2]:
+            write_items(path, items.items(), "mine")
+        assert paths[0].read_bytes() == paths[1].read_bytes()
+        added = {number: item for number, item in changes.items() if item is not None}
+        with Items(paths[0]) as kept:
+            write_items(paths[2], added.items(), "later", kept=kept, without=list(changes))
+        left = {number: item for number, item in items.items() if number not in changes} | added
+        for path, key, expected in ((paths[0], "mine", items), (paths[2], "later", left)):
+            asked = [*items, *changes, -1, 41]
+            with Items(path) as found:
+                assert found.key == key
+                assert [number for number, _ in found] == sorted(expected)
+                assert list(map(seen, found.lookup(np.array(asked, np.int64)))) == [
+                    seen(expected.get(number)) for number in asked
+                ]
+
+
+def test_other_programs_find_items_by_name(tmp_path: Path) -> None:
+    path = items_path(tmp_path / "index.faiss")
+    assert path.name == "index.faiss.items.sqlite"
+    names = {7: "pets/red cat.jpg", -(2**62): "pets/dog.jpg", 9: ""}
+    write_items(path, ((i, Item({"name": name, "url": "u"}, ("b", "a"))) for i, name in names.items()), "k")
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        asked = "SELECT items.* FROM search JOIN items ON items.id = search.rowid WHERE search MATCH ? ORDER BY rank"
+        assert db.execute(asked, ("cat",)).fetchall() == [(7, names[7], '["a","b"]', '{"url":"u"}')]
+        assert len(db.execute(asked, ("pets",)).fetchall()) == 2
+        assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+def damaged(path: Path) -> str | None:
+    """The error of reading all of the file, if any."""
+    try:
         with Items(path) as items:
-            found = items.lookup(asked)
-            assert items.columns == ("name", "title")
-            assert items.key == "mine"
-            blocks = list(items.blocks(3))
-    assert [int(i) for block in blocks for i in block.ids] == ids
-    assert [str(t) for block in blocks for t in block.texts["name"]] == names
-    expected = {
-        i: (name or None, name[::-1], tuple(c for c, bit in zip(CLASSES, (1, 2, 4), strict=True) if n & bit))
-        for i, name, n in zip(ids, names, on, strict=True)
-    }
-    for i, item in zip(asked.tolist(), found, strict=True):
-        got = None if item is None else (item.name, item.texts["title"], item.labels)
-        assert got == expected.get(i)
+            list(items)
+            items.lookup(np.array([3, 5, 9]))
+    except DataError as error:
+        return str(error)
+    return None
 
 
-def test_ids_that_count_up_take_no_table(tmp_path: Path) -> None:
-    n = 50_000
-    names = [f"images/2024/class-{i % 100:03d}/photo-{i:07d}.jpg" for i in range(n)]
-    labels = np.zeros((n, 1), np.uint8)
-    write(tmp_path / "a.h5", np.arange(n), names, labels, 4096)
-    with h5py.File(tmp_path / "a.h5") as h5:
-        assert "ids" not in h5
-    # The names have 40 bytes each; what is stored is a fraction of that.
-    assert (tmp_path / "a.h5").stat().st_size < 2 * 40 * n / 3
-    with Items(tmp_path / "a.h5") as items:
-        assert [item and item.name for item in items.lookup(np.array([49_999, 3, 50_000]))] == [
-            names[-1],
-            names[3],
-            None,
-        ]
-
-
-def test_where_the_items_of_an_index_lie() -> None:
-    assert items_path("x/index.faiss") == Path("x/index.faiss.items.h5")
-
-
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.integers(0, 10**9), st.integers(0, 255))
-def test_a_damaged_file_is_an_error_or_gives_texts(at: int, value: int) -> None:
+def test_a_damaged_file_is_one_error_or_gives_texts(at: int, value: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        path = write(
-            Path(folder) / "i.h5", np.array([5, 3, 9]), ["a", "bb", ""], np.zeros((3, 1), np.uint8), 2
-        )
+        path = Path(folder) / "items"
+        write_items(path, ((i, Item({"name": "a" * i}, ())) for i in (5, 3, 9)), "mine")
         raw = bytearray(path.read_bytes())
         raw[at % len(raw)] = value
         path.write_bytes(raw)
-        try:
-            with Items(path) as items:
-                items.lookup(np.array([3, 5, 9]))
-        except DataError as error:
-            said = str(error)
-        else:
-            said = str(path)
-        assert str(path) in said
+        error = damaged(path)
+        assert error is None or (str(path) in error and "\n" not in error)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ("DROP TABLE about", "is not the names and labels"),
+        ("DELETE FROM about", "damaged"),
+        ("PRAGMA user_version = 3", "is not the names and labels"),
+        (
+            "ALTER TABLE items RENAME TO x; CREATE VIEW items AS SELECT * FROM x",
+            "is not the names and labels",
+        ),
+        ("UPDATE items SET labels = '{}'", "another type"),
+        ("UPDATE items SET labels = '[1]'", "is no text"),
+        ("UPDATE items SET labels = '['", "damaged"),
+        ("UPDATE items SET columns = '[\"x\"]'", "another type"),
+        ("UPDATE items SET name = x'ff00'", "is no text"),
+        ("UPDATE items SET name = CAST(x'ff' AS TEXT)", "decode"),
+        ("UPDATE items SET name = hex(zeroblob(9 << 20))", "too big"),
+    ],
+)
+def test_a_foreign_file_is_one_error(tmp_path: Path, damage: str, message: str) -> None:
+    path = tmp_path / "items"
+    write_items(path, [(5, Item({"name": "a"}, ("b",)))], "mine")
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.executescript(damage)
+    error = damaged(path)
+    assert error is not None
+    assert message in error
+
+
+@pytest.mark.parametrize("content", [b"", b"SQLite format 3\0", b"x" * 5000, None])
+def test_what_is_no_database_is_one_error(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "items"
+    path.mkdir() if content is None else path.write_bytes(content)
+    error = damaged(path)
+    assert error is not None
+    assert "items" in error
+    write_items(tmp_path / "whole", ((i, Item({"name": "a" * 99}, ())) for i in range(999)), "mine")
+    cut = (tmp_path / "whole").read_bytes()[:20_000]
+    (tmp_path / "whole").write_bytes(cut)
+    assert "truncated or damaged" in (damaged(tmp_path / "whole") or "")
+
+
+def test_a_text_that_is_too_large_is_not_written(tmp_path: Path) -> None:
+    with (
+        pytest.raises(DataError, match=r"cannot write .*items: "),
+        atomic_path(tmp_path / "items") as temporary,
+    ):
+        write_items(temporary, [(1, Item({"name": "x" * (17 << 20)}))], "mine")
+    assert not list(tmp_path.iterdir())
 
 
 def test_rows_hold_texts(tmp_path: Path) -> None:
@@ -133,35 +171,26 @@ def test_a_text_that_is_too_long_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "codes.h5").exists()
 
 
-def test_bytes_that_are_no_text_become_one() -> None:
-    assert as_texts([b"caf\xe9.jpg".decode("utf-8", "surrogateescape")]).tolist() == ["caf\\xe9.jpg"]
-
-
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("name", "values", "message"),
     [
-        (lambda h5: h5.attrs.pop("key"), "has no attribute 'key'"),
-        (lambda h5: h5.attrs.__setitem__("kind", np.bytes_("rows")), "is not "),
-        (lambda h5: _replace(h5, "ids", np.zeros(2, np.int64)), "is not int64 \\[3\\]: damaged"),
-        (lambda h5: _replace(h5, "labels", np.zeros((3, 2), np.uint8)), "labels are \\[3, 2\\]: damaged"),
-        (lambda h5: _replace(h5, "rows", np.array([0, 9, 1])), "a row 9 of 3: damaged"),
-        (lambda h5: _replace(h5, "text.name.ends", np.zeros(2, np.int64)), "not a column of 3 texts"),
-        (lambda h5: _replace(h5, "text.name.ends", np.array([9, 4, 2])), "texts of impossible lengths"),
-        (lambda h5: _replace(h5, "text.name", np.full(6, 255, np.uint8)), "not valid UTF-8"),
+        ("text.name.ends", np.zeros(2, np.int64), "not a column of 3 texts"),
+        ("text.name.ends", np.array([9, 4, 2]), "texts of impossible lengths"),
+        ("text.name", np.full(6, 255, np.uint8), "not valid UTF-8"),
     ],
 )
-def test_a_damaged_file_of_items_is_one_error(
-    tmp_path: Path, damage: Callable[[h5py.File], object], message: str
+def test_damaged_texts_of_rows_are_one_error(
+    tmp_path: Path, name: str, values: NDArray[np.generic], message: str
 ) -> None:
-    ids = np.array([30, 10, 20])
-    path = write(tmp_path / "i.h5", ids, ["ab", "cd", "ef"], np.zeros((3, 1), np.uint8), 2)
-    with h5py.File(path, "r+") as h5:
-        damage(h5)
-    with pytest.raises(DataError, match=message), Items(path) as items:
-        items.lookup(ids)
+    with RowWriter(tmp_path / "codes.h5", header()) as writer:
+        writer.append(np.zeros((3, 1), np.uint8), np.arange(3), np.zeros((3, 1), np.uint8))
+        writer.finish({"name": lambda asked: as_texts(["ab"] * len(asked))})
+    with h5py.File(tmp_path / "codes.h5", "r+") as h5:
+        del h5[name]
+        h5[name] = values
+    with pytest.raises(DataError, match=message), RowReader(tmp_path / "codes.h5") as reader:
+        reader.texts()
 
 
-def _replace(h5: h5py.File, name: str, values: NDArray[np.generic]) -> None:
-    assert name in h5
-    del h5[name]
-    h5[name] = values
+def test_bytes_that_are_no_text_become_one() -> None:
+    assert as_texts([b"caf\xe9.jpg".decode("utf-8", "surrogateescape")]).tolist() == ["caf\\xe9.jpg"]
