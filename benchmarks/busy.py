@@ -9,7 +9,6 @@ average before each run is noted.
 from __future__ import annotations
 
 import os
-import shlex
 import statistics
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common import describe_machine, make_parser, run_main, save
+from common import describe_machine, machine_line, make_parser, own_command, run_main, save
 
 from gpq_faiss.errors import DataError
 
@@ -43,7 +42,7 @@ def seconds(arguments: list[str]) -> float:
 
 def main() -> None:
     """Parse the command line, measure, write the results."""
-    parser = make_parser(__doc__, "busy.json", whole=True)
+    parser = make_parser(__doc__, "busy.json")
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
     runs: dict[str, dict[str, list[float]]] = {}
@@ -96,7 +95,7 @@ def main() -> None:
             name: os.environ[name] for name in sorted(os.environ) if name.startswith(("OMP_", "OPENBLAS_"))
         },
         "machine": describe_machine(),
-        "command": shlex.join(["python", "benchmarks/busy.py", *sys.argv[1:]]),
+        "command": own_command(),
     }
     save(results, args.out, markdown)
 
@@ -118,14 +117,7 @@ def markdown(results: dict[str, Any]) -> str:
     ]
     for row in results["rows"]:
         lines.append(f"| {row['command']} | {row['alone']:.1f} | {row['beside']:.1f} | {row['ratio']:.2f} |")
-    machine = results["machine"]
-    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    lines += [
-        "",
-        f"Machine: {machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, {machine['gpu'] or 'no GPU'}, {machine['os']}; "
-        f"{versions}. Command: `{results['command']}`",
-        "",
-    ]
+    lines += ["", machine_line(results["machine"], results["command"]), ""]
     return "\n".join(lines)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -11,50 +12,48 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import faiss
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from gpq_faiss.data.base import FeatureDataset
+from gpq_faiss.data.base import Dataset, FeatureDataset
+from gpq_faiss.data.labels import Labels
 from gpq_faiss.data.open import open_data
+from gpq_faiss.data.reader import Reader
 from gpq_faiss.errors import DataError, GpqError, UsageError
+from gpq_faiss.evaluation.ranking import RankingResult, rank_codes
 from gpq_faiss.experiment.machine import describe_machine
 from gpq_faiss.files import read_json, write_json, write_text
+from gpq_faiss.methods.base import Coder
+from gpq_faiss.training.loop import Fitted
+from gpq_faiss.training.vectors import embed_rows
 
 __all__ = [
-    "RESULTS",
     "data_path",
     "describe_machine",
+    "machine_line",
     "make_parser",
     "numbers",
     "open_features",
+    "own_command",
+    "rank_vectors",
     "read_results",
     "require_data",
     "run_main",
     "save",
     "timed",
     "use_threads",
+    "vectors",
 ]
 
 RESULTS = Path(__file__).parent / "results"
 Value = TypeVar("Value")
 
 
-def make_parser(
-    doc: str | None, out: str, *, whole: bool = False, out_help: str = ".md lies beside it"
-) -> argparse.ArgumentParser:
-    """A parser with ``--out``.
-
-    Args:
-        doc: the script's docstring.
-        out: name of the results file.
-        whole: show the whole docstring in ``--help``, not only its first line.
-        out_help: of ``--out``.
-    """
-    text = doc or ""
-    parser = argparse.ArgumentParser(
-        description=text if whole else text.split("\n", 1)[0],
-        formatter_class=argparse.RawDescriptionHelpFormatter if whole else argparse.HelpFormatter,
-    )
-    parser.add_argument("--out", type=Path, default=RESULTS / out, help=out_help)
+def make_parser(doc: str | None, out: str) -> argparse.ArgumentParser:
+    """A parser with ``--out``, by default the file ``out`` of the results; ``doc`` is the script's docstring."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=RESULTS / out, help=".md lies beside it")
     return parser
 
 
@@ -98,6 +97,43 @@ def timed(call: Callable[[], Value]) -> tuple[Value, float, float]:
     wall, cpu = time.perf_counter(), time.process_time()
     result = call()
     return result, time.perf_counter() - wall, time.process_time() - cpu
+
+
+def vectors(
+    fitted: Fitted, data: Dataset, rows: NDArray[np.int64], *, queries: bool = False
+) -> NDArray[np.float32]:
+    """Vectors of items or queries by the network of a training, on the CPU."""
+    with Reader(data, fitted.image_size) as reader:
+        return embed_rows(fitted.method, reader, rows, torch.device("cpu"), queries=queries)[0]
+
+
+def rank_vectors(
+    coder: Coder,
+    xq: NDArray[np.float32],
+    xb: NDArray[np.float32],
+    query_labels: Labels,
+    labels: Labels,
+    **options: Any,
+) -> RankingResult:
+    """The ranking of all items for all queries, by the codes of the items."""
+    return rank_codes(
+        lambda rows, codes: coder.score(xq[rows], codes), coder.encode(xb), query_labels, labels, **options
+    )
+
+
+def own_command() -> str:
+    """The command line of this script."""
+    return shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+
+
+def machine_line(machine: dict[str, Any], command: str = "") -> str:
+    """Machine and versions in a line, and the command if there is one."""
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    line = (
+        f"Machine: {machine['cpu']}, {machine['cores']} cores ({machine['threads']['torch']} used), "
+        f"{machine['memory_gib']} GiB, {machine['gpu'] or 'no GPU'}, {machine['os']}; {versions}."
+    )
+    return f"{line} Command: `{command}`" if command else line
 
 
 def read_results(out: Path, fresh: dict[str, Any]) -> dict[str, Any]:

@@ -276,7 +276,7 @@ def markdown(result: dict[str, Any]) -> str:
 
 def main() -> None:
     """Parse options, compute missing groups, write results."""
-    parser = make_parser(__doc__, "gpu.json", whole=True)
+    parser = make_parser(__doc__, "gpu.json")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--items", type=numbers, default=(10_000_000, 100_000_000, 1_000_000_000))
     parser.add_argument("--bits", type=numbers, default=(12, 24, 32, 48))

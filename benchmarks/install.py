@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import describe_machine, make_parser, run_main, save
+from common import describe_machine, machine_line, make_parser, run_main, save
 from sklearn.datasets import load_digits
 
 from gpq_faiss.errors import DataError
@@ -107,7 +107,7 @@ def try_out(here: Path, gpq: list[str | Path], model: str, name: str) -> dict[st
 
 
 def main() -> None:
-    parser = make_parser(__doc__, "install.json", whole=True)
+    parser = make_parser(__doc__, "install.json")
     out = parser.parse_args().out
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)
@@ -131,8 +131,9 @@ def main() -> None:
         if refused.returncode != 2 or "pip install 'gpq-faiss[train]'" not in refused.stderr:
             raise DataError(f"gpq encode without torch: {refused.stderr.strip()[-300:]}")
     figures = {"same_results": same, "map_without_torch": answers["map"], "map": whole["map"]}
-    save({"machine": describe_machine(), "installations": sizes, **figures}, out, markdown)
-    print(markdown({"installations": sizes}))
+    results = {"machine": describe_machine(), "installations": sizes, **figures}
+    save(results, out, markdown)
+    print(markdown(results))
 
 
 def markdown(results: dict[str, Any]) -> str:
@@ -148,7 +149,7 @@ def markdown(results: dict[str, Any]) -> str:
             f"{name} {megabytes:,} MB" for name, megabytes in list(row["largest"].items())[:4]
         )
         lines.append(f"| `{extra}` | {row['megabytes']:,} MB | {row['packages']} | {largest} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", machine_line(results["machine"]), ""])
 
 
 if __name__ == "__main__":

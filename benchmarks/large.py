@@ -229,7 +229,7 @@ def _equal(sizes: dict[str, Any]) -> str:
 
 def main() -> None:
     """Parse options, compute missing sizes, write results."""
-    parser = make_parser(__doc__, "large.json", whole=True)
+    parser = make_parser(__doc__, "large.json")
     parser.add_argument("--codes", type=Path, required=True)
     parser.add_argument("--items", type=numbers, default=(1_000_000, 10_000_000, 100_000_000))
     parser.add_argument("--folder", type=Path, required=True, help="for the files, which are removed")

@@ -10,16 +10,25 @@ sample of the queries, in rounds between the full runs, and its time for all of 
 from __future__ import annotations
 
 import argparse
-import tracemalloc
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import data_path, describe_machine, make_parser, run_main, save, timed
+from common import (
+    data_path,
+    describe_machine,
+    machine_line,
+    make_parser,
+    numbers,
+    own_command,
+    run_main,
+    save,
+    timed,
+)
 from numpy.typing import NDArray
-from nuswide_data import SIMULATED, read_labels, simulate
+from nuswide import SIMULATED, read_labels, simulate
 
 from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.data.labels import Labels
@@ -32,7 +41,6 @@ from gpq_faiss.methods.pq import PQ
 QUERIES, DATABASE = 35_272, 85_415
 TITLE = "Whole-ranking mAP at the size of NUS-WIDE, protocol 2"
 _BLOCK = 32  # queries per matrix product
-_TRACED = 2048  # queries whose memory is traced, outside the timed runs
 
 Floats = NDArray[np.float32]
 Cell = dict[str, Any]
@@ -146,15 +154,6 @@ def bit_masks(labels: Labels) -> NDArray[np.uint32]:
     return masks
 
 
-def added_mib(rank: Callable[..., Any], tables: Floats, *others: Any) -> float:
-    """Peak memory for ranking :data:`_TRACED` queries, without inputs; numpy reports every array."""
-    tracemalloc.start()
-    rank(tables, *others)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    return peak / 2**20
-
-
 def measure(
     bits: int,
     x: Floats,
@@ -185,9 +184,6 @@ def measure(
                 "threads": threads,
                 "seconds": clock.wall,
                 "cpu_seconds": clock.cpu,
-                "added_mib": added_mib(
-                    partial(rank_codes, threads=threads), tables[:_TRACED], codes, yq.take(slice(_TRACED)), yb
-                ),
             }
         )
         reference.append(numpy_way.rank(part, *masks, ties, plain))
@@ -230,12 +226,9 @@ def markdown(results: dict[str, Any]) -> str:
                     "times faster": f"{reference['seconds'] / run['seconds']:.1f}",
                     "per CPU second": f"{reference['cpu_seconds'] / run['cpu_seconds']:.1f}",
                     "than numpy without ties": f"{reference['seconds_without_ties'] / run['seconds']:.1f}",
-                    **({"memory (MiB)": f"{run['added_mib']:.0f}"} if "added_mib" in run else {}),
                     "mAP": f"{cell['map']:.4f}",
                 }
             )
-    machine = results["machine"]
-    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     cells = results["cells"]
     return "\n".join(
         [
@@ -256,41 +249,25 @@ def markdown(results: dict[str, Any]) -> str:
             "",
             f"Largest difference of an AP between the two: {max(c['largest_difference'] for c in cells):.0e} (numpy adds float32 scores, "
             "so that near scores change places; ours are exact sums). Every number of threads gives the same bits.",
-            *(
-                [
-                    "",
-                    f"Memory: most that all arrays beside the inputs took, for {_TRACED:,} queries, traced apart from the timed "
-                    "runs; more queries add a few numbers each.",
-                ]
-                if all("added_mib" in run for cell in cells for run in cell["runs"])
-                else []
-            ),
             "",
             "The machine was shared with other work during the run: wall times are longer than on an idle one, and with two threads "
             "fewer than two cores were had (CPU seconds / seconds). *per CPU second* compares work alone.",
             "",
-            f"Machine: {machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, {machine['os']}; {versions}.",
-            "",
-            f"Command: `{results['command']}`",
+            machine_line(results["machine"], results["command"]),
             "",
         ]
     )
 
 
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+def main() -> None:
+    """Run all code lengths; results are written after each."""
     parser = make_parser(__doc__, "ranking.json")
-    parser.add_argument("--bits", type=int, nargs="+", default=[12, 24, 32, 48])
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--bits", type=numbers, default=(12, 24, 32, 48))
+    parser.add_argument("--threads", type=numbers, default=(1, 2))
     parser.add_argument("--numpy-queries", type=int, default=384, help="queries that numpy ranks")
     parser.add_argument("--queries", type=int, default=QUERIES)
     parser.add_argument("--data", type=Path, default=data_path("nuswide"), help="default: $GPQ_DATA/nuswide")
-    return parser.parse_args(arguments)
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Run all code lengths; results are written after each."""
-    options = parse(arguments)
+    options = parser.parse_args()
     labels = read_labels(options.data)
     x = simulate(labels)
     split = protocol2(labels)
@@ -300,7 +277,7 @@ def main(arguments: list[str] | None = None) -> None:
     results: dict[str, Any] = {
         "title": TITLE,
         "machine": describe_machine(),
-        "command": "OMP_NUM_THREADS=1 python benchmarks/ranking.py",
+        "command": own_command(),
         "queries": len(query),
         "database": len(base),
         "label_sets": len(np.unique(bit_masks(labels.take(query)))),

@@ -175,7 +175,7 @@ def markdown(results: dict[str, Any]) -> str:
 
 def main() -> None:
     """The script."""
-    parser = make_parser(__doc__, "ray-kills.json", whole=True)
+    parser = make_parser(__doc__, "ray-kills.json")
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()

@@ -12,11 +12,8 @@ classifier also use the labels of labelled items. Two images are relevant to eac
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 import tarfile
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,40 +23,40 @@ import torch
 from common import (
     data_path,
     describe_machine,
+    machine_line,
     make_parser,
+    numbers,
     open_features,
+    own_command,
+    rank_vectors,
+    read_results,
     require_data,
     run_main,
     save,
     use_threads,
+    vectors,
 )
 from numpy.typing import NDArray
 
-from gpq_faiss.codes.bits import unpack_codes
-from gpq_faiss.codes.encode import encode as encode_vectors
-from gpq_faiss.codes.scores import score_tables
-from gpq_faiss.config import PRESETS, codebooks_for_bits, preset, to_dict, validate
+from gpq_faiss.config import codebooks_for_bits, merge, preset, to_dict, validate
 from gpq_faiss.data.base import FeatureDataset
 from gpq_faiss.data.open import open_data
 from gpq_faiss.data.protocols import make_split
 from gpq_faiss.data.reader import Reader
 from gpq_faiss.errors import DataError, UsageError
-from gpq_faiss.evaluation.ranking import RankingResult, rank_codes
+from gpq_faiss.evaluation.ranking import RankingResult
 from gpq_faiss.evaluation.tables import pivot, render, summarise
-from gpq_faiss.methods.coders import ProductCoder
 from gpq_faiss.methods.gpq import build_gpq
 from gpq_faiss.methods.registry import METHODS, make_method
-from gpq_faiss.training.loop import Fitted, fit
-from gpq_faiss.training.vectors import embed_rows
+from gpq_faiss.training.loop import fit
 
 TITLE = "Natural scenes (multi-label), EfficientNet-Lite0 features: mAP of the full ranking"
 IMAGE_SIZE, WIDTH = 224, 256
 DATABASE = 1000
+ARCHIVE = "multilabel-scenes.tar.gz"
 TRAINED = {"posterior": "recommended", "gpq-paper": "paper"}
 """Name of a row -> preset."""
 UNSUPERVISED = ("pq", "opq", "itq", "float")
-
-Cell = dict[str, Any]
 
 
 def unpack(archive: Path, folder: Path) -> Path:
@@ -154,57 +151,35 @@ def draw(folder: Path, data: FeatureDataset, queries: FeatureDataset, n_labelled
     return Task(folder, data, queries, labelled, database, seed)
 
 
-def run_trained(name: str, bits: int, task: Task, earlier: Fitted | None) -> tuple[RankingResult, Fitted]:
-    """Train, encode and rank with a preset; ``earlier`` is the training of another length. Without a validation share: a tenth of 100 items
-    would choose at random."""
-    base = preset(TRAINED[name])
-    config = dataclasses.replace(
-        base,
-        quantizer=dataclasses.replace(
-            base.quantizer, codebooks=codebooks_for_bits(bits, base.quantizer.codewords)
-        ),
-        training=dataclasses.replace(base.training, seed=task.seed, validation=0.0),
-    )
+def run_trained(name: str, bits: int, task: Task) -> RankingResult:
+    """Train, encode and rank with a preset. Without a validation share: a tenth of 100 items would choose at random."""
+    changes = {
+        "quantizer": {"codebooks": codebooks_for_bits(bits)},
+        "training": {"seed": task.seed, "validation": 0.0},
+    }
+    config = validate(merge(preset(TRAINED[name]), changes))
     names = task.folder / "labelled.txt"
     names.write_text("".join(f"{row}\n" for row in task.labelled))
     split = make_split(task.data, "none", seed=task.seed, labelled=str(names))
-    cpu = torch.device("cpu")
     with tempfile.TemporaryDirectory(dir=task.folder) as scratch:
-        fitted = fit(
-            build_gpq,
-            task.data,
-            split,
-            validate(config),
-            folder=Path(scratch),
-            identity="",
-            earlier=earlier,
-        )
-    with Reader(task.queries, 0) as reader:
-        xq, _ = embed_rows(fitted.method, reader, np.arange(len(task.queries)), cpu, queries=True)
-    with Reader(task.data, 0) as reader:
-        xb, _ = embed_rows(fitted.method, reader, task.database, cpu)
-    coder = fitted.method.coder()
-    assert isinstance(coder, ProductCoder)
-    Z = coder.codebooks
-    M, K, _ = Z.shape
-    ranking = rank_codes(
-        score_tables(xq, Z),
-        unpack_codes(encode_vectors(xb, Z), M, K),
+        fitted = fit(build_gpq, task.data, split, config, folder=Path(scratch), identity="")
+    return rank_vectors(
+        fitted.method.coder(),
+        vectors(fitted, task.queries, np.arange(len(task.queries)), queries=True),
+        vectors(fitted, task.data, task.database),
         task.queries.require_labels(),
         task.data.require_labels().take(task.database),
     )
-    return ranking, fitted
 
 
 def run_other(name: str, bits: int, task: Task) -> RankingResult:
     """The same with another method."""
-    x = task.data.read(slice(None))
-    labels = task.data.require_labels()
+    x, labels = task.data.read(slice(None)), task.data.require_labels()
     method = make_method(name, bits, task.seed).fit(x, labels.masked(task.labelled))
-    xq = task.queries.read(slice(None))
-    return rank_codes(
-        lambda rows, distinct: method.score(xq[rows], distinct),
-        method.encode(x[task.database]),
+    return rank_vectors(
+        method,
+        task.queries.read(slice(None)),
+        x[task.database],
         task.queries.require_labels(),
         labels.take(task.database),
     )
@@ -235,8 +210,6 @@ def markdown(results: dict[str, Any]) -> str:
             order.index(line["method"].split(" ")[0]),
         )
     )
-    machine = results["machine"]
-    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     # The seeds of the cells; fewer than requested after an interruption.
     seeds = sorted({int(cell["seed"]) for cell in results["cells"]})
     over = (
@@ -259,30 +232,9 @@ def markdown(results: dict[str, Any]) -> str:
             "",
             "Presets as they are but for the validation share, which is 0.",
             "",
-            f"Machine: {machine['cpu']}, {machine['cores']} cores ({machine['threads']['torch']} used), {machine['memory_gib']} GiB, "
-            f"{machine['gpu'] or 'no GPU'}, {machine['os']}; {versions}.",
-            "",
-            f"Command: `{results['command']}`",
+            machine_line(results["machine"], results["command"]),
         ]
     ) + "\n"  # fmt: skip
-
-
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
-    parser = make_parser(__doc__, "scenes.json")
-    parser.add_argument("--bits", type=int, nargs="+", default=[12, 24, 32, 48])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument(
-        "--labelled", type=int, nargs="+", default=[500, 100], help="how many labels are seen"
-    )
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument(
-        "--data",
-        type=Path,
-        default=data_path("multilabel-scenes.tar.gz"),
-        help="default: $GPQ_DATA/multilabel-scenes.tar.gz",
-    )
-    return parser.parse_args(arguments)
 
 
 def _features(folder: Path, name: str, x: NDArray[np.float32], y: NDArray[np.float32]) -> FeatureDataset:
@@ -291,52 +243,37 @@ def _features(folder: Path, name: str, x: NDArray[np.float32], y: NDArray[np.flo
     return open_features(folder / f"{name}.npy", folder / f"{name}-labels.npy")
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Compute missing results; written after every split."""
-    options = parse(arguments)
-    require_data(options.data, "ARCHIVE", "multilabel-scenes.tar.gz")
+def main() -> None:
+    """Compute missing results; written after every run."""
+    parser = make_parser(__doc__, "scenes.json")
+    parser.add_argument("--bits", type=numbers, default=(12, 24, 48))
+    parser.add_argument("--seeds", type=numbers, default=(0, 1, 2))
+    parser.add_argument("--labelled", type=numbers, default=(500, 100), help="how many labels are seen")
+    archive = data_path(ARCHIVE)
+    parser.add_argument("--data", type=Path, default=archive, help=f"default: $GPQ_DATA/{ARCHIVE}")
+    options = parser.parse_args()
+    require_data(options.data, "ARCHIVE", ARCHIVE)
     if not all(1 <= n <= 500 for n in options.labelled):
         raise UsageError("--labelled: 1 to 500 are not in the database")
-    use_threads(options.threads)
+    use_threads(1)
     with tempfile.TemporaryDirectory(prefix="gpq-scenes-") as scratch:
         folder = Path(scratch)
         root = unpack(options.data, folder)
         network = build_extractor()
-        train_x, train_y, names = extract(network, f"list:{root / 'train.txt'}")
+        train_x, train_y, _ = extract(network, f"list:{root / 'train.txt'}")
         test_x, test_y, _ = extract(network, f"list:{root / 'test.txt'}")
         train_x, test_x, kept = reduce_width(train_x, test_x)
-        data, queries = (
-            _features(folder, "train", train_x, train_y),
-            _features(folder, "test", test_x, test_y),
-        )
-        results: dict[str, Any] = {
-            "title": TITLE,
+        data = _features(folder, "train", train_x, train_y)
+        queries = _features(folder, "test", test_x, test_y)
+        results = read_results(options.out, {"title": TITLE, "variance_kept": kept, "cells": []})
+        results |= {
             "machine": describe_machine(),
-            "command": f"python benchmarks/scenes.py --bits {' '.join(map(str, options.bits))} "
-            f"--seeds {' '.join(map(str, options.seeds))}",
-            "data": {
-                "name": "multilabel-scenes",
-                "classes": list(names),
-                "train": len(data),
-                "test": len(queries),
-            },
-            "variance_kept": kept,
+            "command": own_command(),
             "bits": options.bits,
-            "seeds": options.seeds,
-            "presets": {name: to_dict(PRESETS[name]) for name in TRAINED.values() if name in PRESETS},
-            "convention": "",
-            "cells": [],
+            "presets": {name: to_dict(preset(name)) for name in TRAINED.values()},
         }
-        # Results of the same presets and versions are kept.
-        if options.out.exists():
-            held = json.loads(options.out.read_text(encoding="utf-8"))
-            now = json.loads(json.dumps(results))
-            same = all(held[key] == now[key] for key in ("data", "presets"))
-            if same and held["machine"]["versions"] == now["machine"]["versions"]:
-                results["cells"], results["convention"] = held["cells"], held["convention"]
         for seed in options.seeds:
             fill(results, folder, data, queries, seed, options)
-            save(results, options.out, markdown)
     print(options.out.with_suffix(".md").read_text(encoding="utf-8"))
 
 
@@ -348,34 +285,24 @@ def fill(
     seed: int,
     options: argparse.Namespace,
 ) -> None:
-    """All methods on the split of one seed."""
+    """The missing methods on the split of one seed."""
     jobs = [(name, bits, 0) for name in UNSUPERVISED if METHODS[name].any_length for bits in options.bits]
     jobs += [(name, 0, 0) for name in UNSUPERVISED if not METHODS[name].any_length]
     for n in options.labelled:
         jobs += [("classifier", 0, n), ("classifier-6", 0, n)]
         jobs += [(name, bits, n) for name in TRAINED for bits in options.bits]
     done = {(c["method"], c["bits"], c["labelled"], c["seed"]) for c in results["cells"]}
-    shared: dict[tuple[str, int], Fitted] = {}
     for name, bits, n in jobs:
         if (name, bits, n, seed) in done:
             continue
         task = draw(folder, data, queries, n or max(options.labelled), seed)
-        start = time.perf_counter()
-        if name in TRAINED:
-            result, fitted = run_trained(name, bits, task, shared.get((name, n)))
-            if type(fitted.method).codes_only:
-                shared[name, n] = fitted
-        else:
-            result = run_other(name, bits or options.bits[0], task)
-        seconds = round(time.perf_counter() - start, 2)
+        run = run_trained if name in TRAINED else run_other
+        result = run(name, bits or options.bits[0], task)
         results["convention"] = result.convention
-        cell: Cell = {
-            "method": name, "bits": bits, "labelled": n, "seed": seed, "map": result.map,
-            "distinct_codes": result.n_distinct, "queries": result.n_queries, "database": result.n_database,
-            "seconds": seconds,
-        }  # fmt: skip
+        cell = {"method": name, "bits": bits, "labelled": n, "seed": seed, "map": result.map}
         results["cells"].append(cell)
-        print(json.dumps(cell), flush=True)
+        print(cell, flush=True)
+        save(results, options.out, markdown)
 
 
 if __name__ == "__main__":

@@ -210,7 +210,7 @@ def markdown(result: dict[str, Any]) -> str:
 
 def main() -> None:
     """Parse options, compute missing groups, write results."""
-    parser = make_parser(__doc__, "search.json", whole=True)
+    parser = make_parser(__doc__, "search.json")
     parser.add_argument(
         "--codes", default="", help="NAME=FOLDER,...: trained codes; without it, random ones only"
     )

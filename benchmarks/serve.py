@@ -29,7 +29,7 @@ from typing import Any
 
 import faiss
 import numpy as np
-from machine import describe_machine
+from common import describe_machine
 from numpy.typing import NDArray
 
 from gpq_faiss.codes.bits import pack_codes

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import statistics
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import describe_machine, make_parser, numbers, run_main, save
+from common import describe_machine, machine_line, make_parser, numbers, own_command, run_main, save
 
 from gpq_faiss.config import Config, merge, preset
 from gpq_faiss.data.base import Dataset
@@ -81,7 +80,7 @@ def measure(setup: str, processes: int, folder: Path, args: argparse.Namespace) 
 
 def main() -> None:
     """Measure interleaved, and write JSON and Markdown."""
-    parser = make_parser(__doc__, "torchrun.json", whole=True)
+    parser = make_parser(__doc__, "torchrun.json")
     parser.add_argument("--processes", type=numbers, default=(1, 2))
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument(
@@ -127,7 +126,7 @@ def main() -> None:
         "rows": rows,
         "load_average": [min(loads), max(loads)],
         "machine": describe_machine(),
-        "command": shlex.join(["python", "benchmarks/torchrun.py", *sys.argv[1:]]),
+        "command": own_command(),
     }
     save(results, args.out, markdown)
 
@@ -151,14 +150,7 @@ def markdown(results: dict[str, Any]) -> str:
             f"| {row['setup']} | {row['processes']} | {row['steps_per_second']:.2f} | {row['faster_by_wall']:.2f} | "
             f"{row['cpu_seconds']:.3f} | {row['faster_by_cpu']:.2f} |"
         )
-    machine = results["machine"]
-    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    lines += [
-        "",
-        f"Machine: {machine['cpu']}, {machine['cores']} cores (one a process), {machine['memory_gib']} GiB, "
-        f"{machine['gpu'] or 'no GPU'}, {machine['os']}; {versions}. Command: `{results['command']}`",
-        "",
-    ]
+    lines += ["", machine_line(results["machine"], results["command"]), ""]
     return "\n".join(lines)
 
 

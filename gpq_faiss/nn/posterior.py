@@ -38,7 +38,7 @@ LEAST_POWER = 0.25
 """Minimum power: lower ones keep little but the order, and a few labels give no reliable accuracy."""
 _HALVINGS = 20
 _CLASS_CODEBOOKS_PER_BIT = 1.2
-"""Class codebooks per bit of the class, log2 C: 4 for 10 classes, 8 for 100. Compared in ``benchmarks/posterior.py``."""
+"""Class codebooks per bit of the class, log2 C: 4 for 10 classes, 8 for 100."""
 
 
 def count_class_codebooks(M: int, C: int) -> int:

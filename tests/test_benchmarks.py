@@ -1,0 +1,74 @@
+"""The benchmarks: every script starts, and what they compute of their own is that of a plain loop."""
+
+from __future__ import annotations
+
+import importlib
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gpq_faiss.data.labels import Labels
+from gpq_faiss.methods.trainable import TrainingBatch
+
+FOLDER = Path(__file__).parent.parent / "benchmarks"
+SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in ("common", "ray_nodes"))
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_every_script_says_how_to_call_it(
+    load: Any, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if name == "ray_kills":
+        pytest.importorskip("ray")
+    monkeypatch.setattr("sys.argv", [f"{name}.py", "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        load(name).main()
+    assert f"python benchmarks/{name}.py" in capsys.readouterr().out
+
+
+def test_probabilities_are_ranked_by_the_chance_of_one_class(load: Any) -> None:
+    rng = np.random.default_rng(0)
+    x, xq = (rng.dirichlet(np.ones(7), n).astype(np.float32) for n in (50, 4))
+    coder = load("images").ProbabilityCoder(7)
+    codes = coder.encode(x)
+    assert codes.shape == (50, coder.code_size)
+    np.testing.assert_allclose(coder.score(xq, codes), xq @ x.T, rtol=1e-5)
+
+
+def test_the_classifier_learns_the_shares_of_the_labels(load: Any) -> None:
+    images = load("images")
+    torch.manual_seed(0)
+    method = images.SupervisedClassifier(images.ClassNetwork(torch.nn.Linear(5, 3)), 3)
+    x = torch.randn(6, 5)
+    y = torch.tensor([[1.0, 0, 0], [0, 1, 1], [1, 1, 1], [0, 0, 1], [0, 1, 0], [1, 0, 1]])
+    p = method.exported()(x).detach()
+    torch.testing.assert_close(p.sum(dim=1), torch.ones(6))
+    naive = -sum(float(y[i, c] / y[i].sum()) * float(p[i, c].log()) for i in range(6) for c in range(3)) / 6
+    loss = method.losses(TrainingBatch(x, y, 0, 1, torch.Generator()), amp=False)["total"]
+    assert float(loss.detach()) == pytest.approx(naive, rel=1e-5)
+
+
+def test_rules_of_nuswide_are_counted_over_all_choices(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    nuswide = load("nuswide")
+    monkeypatch.setattr(nuswide, "SEEN", 3)
+    dense = np.random.default_rng(0).random((40, 5)) < 0.4
+    dense[:, 0] |= ~dense.any(axis=1)
+    rows = {row["rule"]: row for row in nuswide.count_rules(Labels.from_multihot(dense, list("abcde")))}
+    for rule, least in (("any", 1e-9), ("half", 0.5), ("all", 1.0)):
+        shares = [
+            np.mean(dense[:, list(unseen)].sum(axis=1) / dense.sum(axis=1) >= least)
+            for unseen in combinations(range(5), 2)
+        ]
+        assert rows[rule]["choices"] == len(shares) == 10
+        assert rows[rule]["queries / database"] == pytest.approx(np.mean(shares))
+        assert rows[rule]["deviation"] == pytest.approx(np.std(shares))
