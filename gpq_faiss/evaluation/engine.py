@@ -1,11 +1,11 @@
 """The sort behind a ranking: blocks of queries in; average precisions, or tie groups, out.
 
-Scores are 32-bit integers (:mod:`.scorers`). There are two ways of sorting:
+Scores are 32-bit integers (:mod:`.scorers`) of *entries*, which are distinct codes or single items. There are two ways of sorting:
 
-* by entry (a distinct code): a 64-bit key of the score and, in the low bits, the entry's number, so that a plain
-  sort gives the permutation; several times faster than ``argsort``. Best if codes repeat.
-* by item: a 32-bit key of the score and, in the last bit, the item's relevance, which is all that average
-  precision needs. Best if codes hardly repeat.
+* by a 64-bit key of the score and, in the low bits, the entry's number, so that a plain sort gives the permutation; several
+  times faster than ``argsort``. Best if codes repeat.
+* by a 32-bit key of an item's score and, in the last bit, its relevance, which is all that average precision needs. Best if
+  codes hardly repeat.
 
 Full rankings with the expected value over ties, the usual case, need no list of tie groups. The closed form of
 :mod:`.ties` for a group of n items, r of them relevant, with A items and B relevant items up to and including the
@@ -20,16 +20,16 @@ which is rare, their terms are replaced by that of their joint group.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .grouping import Bytes, Relevance, distinct_rows
-from .scorers import LAST, Keys, Scorer
-from .ties import Floats, Groups, Ints, precision_sums
+from .scorers import LAST, Fill, Keys
+from .ties import Floats, Groups, Ints, harmonic_numbers, precision_sums
 
 _LOW = np.int64((1 << 32) - 1)
 _CACHE = 1 << 16  # scores sorted and summed per block, so that buffers fit a core's cache
@@ -37,43 +37,9 @@ _TOGETHER = 8  # minimum queries scored together, sharing look-ups
 _BYTES = 72  # of all buffers, per score
 
 
-class _Workspace:
-    """Buffers of one thread, allocated once and reused."""
+class Found(NamedTuple):
+    """Measures of some queries."""
 
-    def __init__(self) -> None:
-        self._arrays: dict[str, NDArray[Any]] = {}
-
-    def __call__(self, name: str, dtype: type, rows: int, width: int) -> NDArray[Any]:
-        array = self._arrays.get(name)
-        if array is None or array.shape[0] < rows:
-            array = self._arrays[name] = np.empty((rows, width), dtype=dtype)
-        return array[:rows]
-
-
-class Worker:
-    """State of one thread: buffers, and counts of the last label set."""
-
-    def __init__(self) -> None:
-        self.buffer = _Workspace()
-        self.label_set = -1
-        self.total = 0
-        """Relevant items."""
-        self.counts: NDArray[Any] = np.zeros(0)
-        """By entry: int64 [U], relevant items << 32 | items. By item: int32 [N], 1 if relevant."""
-        self.share: Floats = np.zeros(0)
-        """By entry: r/n."""
-        self.slope: Floats = np.zeros(0)
-        """By entry: r/n * p."""
-        self.constant = 0.0
-        """Sum of r p."""
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Measures of a block of queries."""
-
-    rows: Ints
-    """[q] the queries."""
     relevant: Ints
     """[q] relevant items in the database."""
     ap: Floats | None
@@ -82,54 +48,76 @@ class Measured:
     """The tie groups, where requested."""
 
 
+class _Counts(NamedTuple):
+    """The database as a label set sees it."""
+
+    total: int
+    """Relevant items."""
+    packed: NDArray[Any]
+    """[U] relevant items << 32 | items, for a single look-up and sum; with relevance in the keys int32 [N], 1 if relevant, and
+    nothing else."""
+    share: Floats
+    """[U] r/n."""
+    slope: Floats
+    """[U] r/n * p."""
+    constant: float
+    """Sum of r p."""
+
+
+class _Thread(threading.local):
+    """Buffers of one thread, allocated once and reused, and the counts of its last label set."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, NDArray[Any]] = {}
+        self.label_set = -1
+        self.counts: _Counts
+
+    def buffer(self, name: str, dtype: type, rows: int, width: int) -> NDArray[Any]:
+        """Scratch [rows, width] of this name."""
+        array = self.arrays.get(name)
+        if array is None or len(array) < rows:
+            array = self.arrays[name] = np.empty((rows, width), dtype=dtype)
+        return array[:rows]
+
+
 class Engine:
-    """Ranks blocks of queries over one database."""
+    """Ranks blocks of queries over one database of N items, which are U entries."""
 
     def __init__(
         self,
-        scorer: Scorer,
-        code_of: Ints,
-        n_codes: int,
+        scores: Fill,
+        entry_of: Ints,
+        width: int,
         labels: Bytes,
         queries: Bytes,
-        harmonic: Floats,
-        *,
-        order: Ints | None,
         exclude: Ints | None,
+        *,
+        relevance_in_keys: bool,
+        ordered: bool,
     ) -> None:
         """Count the database.
 
         Args:
-            scorer: of the distinct codes.
-            code_of: [N] code of each item.
+            scores: of the entries.
+            entry_of: [N] entry of each item.
+            width: U.
             labels, queries: packed label rows [N, W] and [Q, W].
-            harmonic: the harmonic numbers up to N.
-            order: None, or all items in the order of ties.
             exclude: None, or [Q] the item excluded for each query, or -1.
+            relevance_in_keys: sort items by keys with their relevance; the last bit of all scores must be 0.
+            ordered: equal scores are in the order of the entries, which are items.
         """
+        self._scores, self._entry_of, self._width = scores, entry_of, width
+        self._labels, self._queries, self._exclude = labels, queries, exclude
+        self._relevance_in_keys, self._ordered = relevance_in_keys, ordered
         _, self._set_of = distinct_rows(queries)
-        self._labels, self._queries, self._exclude, self._n_codes = labels, queries, exclude, n_codes
-        self._harmonic = harmonic
-        self._expand: Ints | None = None
-        self._by_id = order is not None
-        by_item = None if self._by_id else scorer.expand(code_of)
-        self._by_item = by_item is not None
-        self._scorer = scorer if by_item is None else by_item
-        n = len(code_of)
-        if order is not None:
-            self._entry_of = np.empty(n, dtype=np.int64)
-            self._entry_of[order] = np.arange(n)
-            self._expand, self._width = code_of[order], n
-        elif self._by_item:
-            self._entry_of, self._width = np.arange(n, dtype=np.int64), n
-        else:
-            self._entry_of, self._width = code_of, n_codes
-        self._sizes = np.bincount(self._entry_of, minlength=self._width).astype(np.int64)
-        self._relevance = Relevance.count(labels, self._entry_of, self._width)
-        self._numbers = np.arange(self._width, dtype=np.int64)
-        self._ranks = np.arange(1, n + 1, dtype=np.float64)
+        self._sizes = np.bincount(entry_of, minlength=width).astype(np.int64)
+        self._relevance = Relevance(labels, entry_of, width)
+        self._numbers = np.arange(width, dtype=np.int64)
+        self._ranks = np.arange(1, len(entry_of) + 1, dtype=np.float64)
         self._inverse = 1.0 / self._ranks
-        self._single = self._width == n
+        self._single = width == len(entry_of)
+        self.harmonic = harmonic_numbers(len(entry_of))
+        self._thread = _Thread()
 
     def order_of_queries(self) -> Ints:
         """All queries, sorted by label set, so that relevant items are counted once per set."""
@@ -140,158 +128,147 @@ class Engine:
         best = max(_CACHE // self._width, _TOGETHER)
         return int(np.clip(min(best, memory // (_BYTES * self._width)), 1, 64))
 
-    def measure(self, block: Ints, worker: Worker, *, ap: bool, groups: bool) -> Iterator[Measured]:
+    def measure(self, block: Ints, *, ap: bool, groups: bool) -> Iterator[Found]:
         """Rank the queries ``block`` (in :meth:`order_of_queries`) and yield measures of a few at a time.
 
         Args:
             ap: compute the expected average precision of the full ranking.
             groups: compute the tie groups.
         """
-        scores: Keys = worker.buffer("scores", np.int32, len(block), self._n_columns)
-        self._scorer.fill(block, scores, worker.buffer("spare", np.int32, len(block), self._n_columns))
-        part = 1 if self._by_item else max(1, _CACHE // self._width)
-        one = self._items if self._by_item else self._entries
+        scores = self._buffer("scores", np.int32, len(block))
+        self._scores(block, scores)
+        part = 1 if self._relevance_in_keys else max(1, _CACHE // self._width)
+        one = self._items if self._relevance_in_keys else self._entries
         for start in range(0, len(block), part):
-            rows = slice(start, min(len(block), start + part))
-            yield one(block[rows], scores[rows], worker, ap, groups)
+            rows = slice(start, start + part)
+            yield one(block[rows], scores[rows], ap, groups)
 
-    @property
-    def _n_columns(self) -> int:
-        return self._width if self._by_item else self._n_codes
+    def _buffer(self, name: str, dtype: type, rows: int = 1) -> NDArray[Any]:
+        return self._thread.buffer(name, dtype, rows, self._width)
 
-    def _select(self, label_set: int, query: int, worker: Worker) -> None:
-        """Update the counts of ``worker`` for the label set of ``query``."""
-        if worker.label_set == label_set:
-            return
-        hits = self._relevance.hits(self._queries[query])
-        worker.total = int(hits.sum())
-        if self._by_item:
-            worker.counts = hits.astype(np.int32)
-        else:
-            # Both counts of an entry in one integer, for a single look-up and sum.
-            worker.counts = (hits << 32) | self._sizes
-            worker.share, worker.slope, repeated = _shares(hits, self._sizes)
-            worker.constant = float(repeated.sum())
-        worker.label_set = label_set
-
-    def _runs(self, block: Ints, worker: Worker) -> Iterator[tuple[int, int]]:
-        """Each run (start, stop) of queries with equal label sets, with the set's counts in ``worker``."""
-        start = 0
-        while start < len(block):
-            label_set = int(self._set_of[block[start]])
-            stop = start + 1
-            while stop < len(block) and self._set_of[block[stop]] == label_set:
-                stop += 1
-            self._select(label_set, int(block[start]), worker)
-            yield start, stop
-            start = stop
+    def _counts(self, query: int) -> _Counts:
+        thread = self._thread
+        if thread.label_set != self._set_of[query]:
+            hits = self._relevance.hits(self._queries[query])
+            if self._relevance_in_keys:
+                none = np.zeros(0)
+                thread.counts = _Counts(int(hits.sum()), hits.astype(np.int32), none, none, 0.0)
+            else:
+                share, slope, repeated = _shares(hits, self._sizes)
+                packed = (hits << 32) | self._sizes
+                thread.counts = _Counts(int(hits.sum()), packed, share, slope, float(repeated.sum()))
+            thread.label_set = int(self._set_of[query])
+        return thread.counts
 
     def _excluded(self, query: int) -> tuple[int, int]:
         """The item excluded for a query (or -1), and 1 if it would be relevant."""
         item = -1 if self._exclude is None else int(self._exclude[query])
         return item, int(item >= 0 and bool((self._labels[item] & self._queries[query]).any()))
 
-    # ---- by item
+    # ---- items, by keys with their relevance
 
-    def _items(self, block: Ints, scores: Keys, worker: Worker, ap: bool, groups: bool) -> Measured:
-        """Convert one query's scores [1, N] to keys, in place."""
-        query = int(block[0])
-        self._select(int(self._set_of[query]), query, worker)
-        keys = scores[0]
-        keys |= worker.counts
-        item, hit = self._excluded(query)
-        relevant = worker.total - hit
+    def _items(self, block: Ints, scores: Keys, ap: bool, groups: bool) -> Found:
+        """Rank by one query's scores [1, N], which become the keys."""
+        query, keys = int(block[0]), scores[0]
+        counts, (item, hit) = self._counts(query), self._excluded(query)
+        relevant = counts.total - hit
+        keys |= counts.packed
         if item >= 0:
             keys[item] = LAST - 1  # behind all others and not relevant: as if absent
         keys.sort()
-        hit_bits: NDArray[np.bool_] = worker.buffer("hit", bool, 1, self._width)[0]
+        hit_bits = self._buffer("hit", bool)[0]
         np.bitwise_and(keys, 1, out=hit_bits.view(np.int8), casting="unsafe")
         places = np.flatnonzero(hit_bits)
-        ties = _Ties.find(keys, places, worker.buffer("spare", np.int32, 1, self._width)[0])
-        value = self._item_ap(places, ties, relevant) if ap else 0.0
-        return Measured(
-            block,
-            np.array([relevant]),
+        # Relevant items come last within a score, so a run of equal scores with both has one step, in the last bit only.
+        step = self._buffer("step", np.int32)[0]
+        np.bitwise_xor(keys[1:], keys[:-1], out=step[1:])
+        step[:1] = 0
+        low = np.flatnonzero(step.take(places) == 1)
+        middle = places[low]
+        first = np.searchsorted(keys, keys[middle] - 1)
+        last = np.searchsorted(keys, keys[middle], side="right") - 1
+        hits = last - middle + 1
+        zeros = np.zeros(len(low), dtype=np.int64)
+        mixed = Groups(1, zeros, first, last - first + 1, low, hits, np.array([relevant]))
+        value = self._item_ap(places, mixed) if ap else 0.0
+        return Found(
+            mixed.relevant,
             np.array([value]) if ap else None,
-            _item_groups(places, ties, relevant) if groups else None,
+            _item_groups(places, mixed) if groups else None,
         )
 
-    def _item_ap(self, places: Ints, ties: _Ties, relevant: int) -> float:
+    def _item_ap(self, places: Ints, mixed: Groups) -> float:
+        """From the ranks of relevant items, and the ties with other items."""
+        relevant = int(mixed.relevant[0])
         if not relevant:
             return 0.0
         terms = self._inverse.take(places)
         terms *= self._ranks[: len(places)]
         total = float(terms.sum())
-        if len(ties.first):
-            bounds = np.stack([ties.low, ties.high], axis=1).ravel()
+        if len(mixed.row):
+            low = mixed.hits_before
+            bounds = np.stack([low, low + mixed.hits], axis=1).ravel()
             inside = np.add.reduceat(np.append(terms, 0.0), bounds)[::2]
-            zeros = np.zeros(len(bounds) // 2, dtype=np.int64)
-            tied = Groups(
-                1, zeros, ties.first, ties.last - ties.first + 1, ties.low, ties.high - ties.low, zeros
-            )
-            total += float((precision_sums(tied, self._harmonic) - inside).sum())
+            total += float((precision_sums(mixed, self.harmonic) - inside).sum())
         return total / relevant
 
-    # ---- by entry
+    # ---- entries, by keys with their numbers
 
-    def _entries(self, block: Ints, scores: Keys, worker: Worker, ap: bool, groups: bool) -> Measured:
-        b, width = len(block), self._width
-        if self._expand is not None:
-            out = worker.buffer("items", np.int32, b, width)
-            scores = np.take(scores, self._expand, axis=1, out=out, mode="clip")
-        keys: Ints = worker.buffer("keys", np.int64, b, width)
+    def _entries(self, block: Ints, scores: Keys, ap: bool, groups: bool) -> Found:
+        b = len(block)
+        keys: Ints = self._buffer("keys", np.int64, b)
         np.left_shift(scores, 32, out=keys, dtype=np.int64)
         keys |= self._numbers
         keys.sort(axis=1)
-        index: Ints = worker.buffer("index", np.int64, b, width)
+        index: Ints = self._buffer("index", np.int64, b)
         np.bitwise_and(keys, _LOW, out=index)
-        packed: Ints = worker.buffer("packed", np.int64, b, width)
-        share: Floats = worker.buffer("share", np.float64, b, width)
-        slope: Floats = worker.buffer("slope", np.float64, b, width)
+        packed: Ints = self._buffer("packed", np.int64, b)
+        share: Floats = self._buffer("share", np.float64, b)
+        slope: Floats = self._buffer("slope", np.float64, b)
         relevant, constant = np.zeros(b, dtype=np.int64), np.zeros(b)
-        for start, stop in self._runs(block, worker):
-            parts = (
-                (slice(start, stop),)
-                if self._exclude is None
-                else (slice(i, i + 1) for i in range(start, stop))
-            )
-            for part in parts:
-                with _LeftOut(worker, self._entry_of, *self._excluded(int(block[part.start]))):
-                    relevant[part], constant[part] = worker.total, worker.constant
-                    np.take(worker.counts, index[part], out=packed[part], mode="clip")
-                    if ap:
-                        np.take(worker.share, index[part], out=share[part], mode="clip")
-                        if not self._single:
-                            np.take(worker.slope, index[part], out=slope[part], mode="clip")
+        for i, query in enumerate(block.tolist()):
+            counts, (item, hit) = self._counts(query), self._excluded(query)
+            relevant[i], constant[i] = counts.total - hit, counts.constant
+            np.take(counts.packed, index[i], out=packed[i], mode="clip")
+            if ap:
+                np.take(counts.share, index[i], out=share[i], mode="clip")
+                if not self._single:
+                    np.take(counts.slope, index[i], out=slope[i], mode="clip")
+            if item >= 0:
+                entry = self._entry_of[item]
+                at = int((index[i] == entry).argmax())
+                had, size = int(counts.packed[entry] >> 32), int(counts.packed[entry] & _LOW)
+                shares, slopes, repeated = _shares(np.array([had - hit, had]), np.array([size - 1, size]))
+                packed[i, at] -= (hit << 32) + 1
+                share[i, at], slope[i, at] = shares[0], slopes[0]
+                constant[i] += repeated[0] - repeated[1]
         sums: Ints = index  # no longer needed
         np.cumsum(packed, axis=1, out=sums)
         tied = np.zeros(0, dtype=np.int64)
-        if not self._by_id:
-            change: Ints = worker.buffer("change", np.int64, b, width)
+        if not self._ordered:
+            change: Ints = self._buffer("change", np.int64, b)
             np.bitwise_xor(keys[:, 1:], keys[:, :-1], out=change[:, :-1])
             change[:, -1] = -1
-            same: NDArray[np.bool_] = worker.buffer("same", bool, b, width)
+            same: NDArray[np.bool_] = self._buffer("same", bool, b)
             np.less_equal(change.view(np.uint64), np.uint64(_LOW), out=same)
             tied = np.flatnonzero(same)
         values = None
         if ap:
-            terms = self._entry_terms(sums, share, slope, worker)
+            terms = self._entry_terms(sums, share, slope)
             values = terms.sum(axis=1)
             values += constant
             if len(tied):
                 values += self._tie_corrections(tied, terms, packed, sums)
             np.divide(values, relevant, out=values, where=relevant > 0)
             values[relevant == 0] = 0.0
-        return Measured(
-            block, relevant, values, _entry_groups(tied, packed, sums, relevant) if groups else None
-        )
+        return Found(relevant, values, _entry_groups(tied, packed, sums, relevant) if groups else None)
 
-    def _entry_terms(self, sums: Ints, share: Floats, slope: Floats, worker: Worker) -> Floats:
+    def _entry_terms(self, sums: Ints, share: Floats, slope: Floats) -> Floats:
         """[b, U] the part of each entry's closed form that depends on its rank. Overwrites ``share``."""
-        b, width = sums.shape
-        whole: Ints = worker.buffer("whole", np.int64, b, width)
-        number: Floats = worker.buffer("number", np.float64, b, width)
-        step: Floats = worker.buffer("step", np.float64, b, width)
+        b = len(sums)
+        whole: Ints = self._buffer("whole", np.int64, b)
+        number: Floats = self._buffer("number", np.float64, b)
+        step: Floats = self._buffer("difference", np.float64, b)
         np.right_shift(sums, 32, out=whole)
         np.copyto(number, whole)
         share *= number
@@ -303,7 +280,7 @@ class Engine:
         np.copyto(number, whole)
         slope *= number
         share -= slope
-        np.take(self._harmonic, whole, out=step, mode="clip")
+        np.take(self.harmonic, whole, out=step, mode="clip")
         np.subtract(step[:, 1:], step[:, :-1], out=number[:, 1:])
         number[:, 0] = step[:, 0]
         share *= number
@@ -328,37 +305,11 @@ class Engine:
         some = here > _LOW
         row, before, here = first[some] // width, before[some], here[some]
         group = Groups(b, row, before & _LOW, here & _LOW, before >> 32, here >> 32, row)
-        together = precision_sums(group, self._harmonic)
+        together = precision_sums(group, self.harmonic)
         # an empty bincount has integer type
         result = np.bincount(row, weights=together, minlength=b).astype(np.float64)
         result -= np.bincount(members // width, weights=single, minlength=b)
         return result
-
-
-class _LeftOut:
-    """Context in which the counts of ``worker`` exclude one item."""
-
-    def __init__(self, worker: Worker, entry_of: Ints, item: int, hit: int) -> None:
-        self._worker, self._item, self._hit = worker, item, hit
-        self._entry = int(entry_of[item])
-
-    def __enter__(self) -> None:
-        if self._item >= 0:
-            worker, e = self._worker, self._entry
-            self._kept = worker.total, worker.constant, worker.counts[e], worker.share[e], worker.slope[e]
-            had, size = int(worker.counts[e] >> 32), int(worker.counts[e] & _LOW)
-            worker.counts[e] -= (self._hit << 32) + 1
-            share, slope, repeated = _shares(
-                np.array([had - self._hit, had]), np.array([size - 1, size], dtype=np.int64)
-            )
-            worker.share[e], worker.slope[e] = share[0], slope[0]
-            worker.total -= self._hit
-            worker.constant += float(repeated[0] - repeated[1])
-
-    def __exit__(self, *_: object) -> None:
-        if self._item >= 0:
-            w, e = self._worker, self._entry
-            w.total, w.constant, w.counts[e], w.share[e], w.slope[e] = self._kept
 
 
 def _shares(hits: Ints, sizes: Ints) -> tuple[Floats, Floats, Floats]:
@@ -369,82 +320,37 @@ def _shares(hits: Ints, sizes: Ints) -> tuple[Floats, Floats, Floats]:
     return share, share * p, r * p
 
 
-@dataclass(frozen=True)
-class _Ties:
-    """Runs of equal scores with both relevant and other items. In other runs the order does not matter."""
-
-    first: Ints
-    """Rank of the first item of each run."""
-    last: Ints
-    """Rank of its last item."""
-    low: Ints
-    """Relevant items before it."""
-    high: Ints
-    """Relevant items up to its end; above ``low``."""
-
-    @classmethod
-    def find(cls, keys: Keys, places: Ints, spare: Keys) -> _Ties:
-        """From the sorted keys [N] and the ranks of relevant items; ``spare`` is scratch [N]."""
-        # Relevant items come last within a score, so a mixed run has one step, in the last bit only.
-        np.bitwise_xor(keys[1:], keys[:-1], out=spare[1:])
-        spare[:1] = 0
-        low = np.flatnonzero(spare.take(places) == 1)
-        middle = places[low]
-        score = keys[middle]
-        first = np.searchsorted(keys, score - 1)
-        last = np.searchsorted(keys, score, side="right") - 1
-        return cls(first, last, low, low + (last - middle + 1))
-
-
-def _item_groups(places: Ints, ties: _Ties, relevant: int) -> Groups:
-    """Tie groups of a ranking of items, given the ranks of relevant items."""
-    n = len(places)
-    row, before, hits_before = np.zeros(n, dtype=np.int64), places, np.arange(n)
-    size, hits = np.ones(n, dtype=np.int64), np.ones(n, dtype=np.int64)
-    total = np.array([relevant])
-    if not len(ties.first):
-        return Groups(1, row, before, size, hits_before, hits, total)
-    before[ties.low] = ties.first
-    size[ties.low] = ties.last - ties.first + 1
-    hits[ties.low] = ties.high - ties.low
-    step = np.zeros(n + 1, dtype=np.int64)  # each tie is represented by its first relevant item
-    step[ties.low + 1] -= 1
-    step[ties.high] += 1
+def _item_groups(places: Ints, mixed: Groups) -> Groups:
+    """Tie groups of a ranking of items, given the ranks of relevant items and the ties with other items."""
+    n, low = len(places), mixed.hits_before
+    before, size, hits = places, np.ones(n, dtype=np.int64), np.ones(n, dtype=np.int64)
+    before[low], size[low], hits[low] = mixed.before, mixed.size, mixed.hits
+    # each tie is represented by its first relevant item
+    step = np.zeros(n + 1, dtype=np.int64)
+    step[low + 1] -= 1
+    step[low + mixed.hits] += 1
     kept = np.cumsum(step)[:-1] >= 0
-    return Groups(1, row[kept], before[kept], size[kept], hits_before[kept], hits[kept], total)
+    zeros, hits_before = np.zeros(n, dtype=np.int64), np.arange(n)
+    return Groups(1, zeros[kept], before[kept], size[kept], hits_before[kept], hits[kept], mixed.relevant)
 
 
 def _entry_groups(tied: Ints, packed: Ints, sums: Ints, relevant: Ints) -> Groups:
     """Tie groups of rankings of entries [b, U]. Changes ``packed``."""
     b, width = packed.shape
     flat, flat_sums = packed.reshape(-1), sums.reshape(-1)
-    _merge_ties(tied, flat, flat_sums)
+    first, last = _runs_of(tied)
+    # The counts of each run of equal scores move to its last entry; only the few tied entries are touched.
+    total = flat_sums[last] - flat_sums[first] + flat[first]
+    flat[tied] = 0
+    flat[last] = total
     places = np.flatnonzero(flat > _LOW)
     here = flat.take(places)
     before = flat_sums.take(places) - here
-    bounds = np.searchsorted(places, np.arange(b + 1) * width)
-    row = np.repeat(np.arange(b), np.diff(bounds))
-    return Groups(b, row, before & _LOW, here & _LOW, before >> 32, here >> 32, relevant)
+    return Groups(b, places // width, before & _LOW, here & _LOW, before >> 32, here >> 32, relevant)
 
 
 def _runs_of(tied: Ints) -> tuple[Ints, Ints]:
     """First and last index of each run of equal scores; ``tied`` are the indices that equal the next one."""
-    if not len(tied):
-        return tied, tied
     new = np.ones(len(tied), dtype=bool)
     new[1:] = tied[1:] != tied[:-1] + 1
-    ends = np.append(np.flatnonzero(new)[1:] - 1, len(tied) - 1)
-    return tied[new], tied[ends] + 1
-
-
-def _merge_ties(tied: Ints, counts: Ints, sums: Ints) -> None:
-    """Move the counts of each run of equal scores to its last entry, in place.
-
-    Only the few different codes with equal scores are touched.
-    """
-    if not len(tied):
-        return
-    first, last = _runs_of(tied)
-    total = sums[last] - sums[first] + counts[first]
-    counts[tied] = 0
-    counts[last] = total
+    return tied[new], tied[np.append(new[1:], True)[: len(tied)]] + 1

@@ -1,8 +1,7 @@
-"""Group equal rows: distinct codes, distinct label sets, and the number of items with both."""
+"""Equal rows as one: distinct codes, distinct label sets, and the number of items with both."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -33,22 +32,20 @@ def distinct_rows(rows: Bytes) -> tuple[Bytes, Ints]:
     """
     n, width = rows.shape
     inverse = np.zeros(n, dtype=np.int64)
-    if not n:
-        return rows, inverse
-    groups = 1
-    for start in range(0, width, 8):
+    groups = min(n, 1)
+    for start in range(0, width if n else 0, 8):
         piece = np.zeros((n, 8), dtype=np.uint8)
         piece[:, : min(8, width - start)] = rows[:, start : start + 8]
         words = piece.view(">u8").ravel().astype(np.uint64)
         values, part = np.unique(words, return_inverse=True)
-        if groups == 1:
-            groups, inverse = len(values), part.astype(np.int64)
-        else:  # a pair (group so far, word) is below n^2, so it fits 63 bits for any n that fits in memory
-            pairs, joined = np.unique(inverse * len(values) + part, return_inverse=True)
-            groups, inverse = len(pairs), joined.astype(np.int64)
+        # a pair (group so far, word) is below n^2, so it fits 63 bits for any n that fits in memory
+        pairs, inverse = (
+            (values, part) if groups == 1 else np.unique(inverse * len(values) + part, return_inverse=True)
+        )
+        groups = len(pairs)
     first = np.full(groups, n, dtype=np.int64)
     np.minimum.at(first, inverse, np.arange(n))
-    return rows[first], inverse
+    return rows[first], inverse.astype(np.int64)
 
 
 def label_rows(labels: LabelsLike, what: str, length: int) -> Bytes:
@@ -63,8 +60,8 @@ def label_rows(labels: LabelsLike, what: str, length: int) -> Bytes:
     Raises:
         DataError: another shape or type, or a negative class number other than -1.
     """
-    array = np.asarray(labels.packed) if isinstance(labels, PackedLabels) else np.asarray(labels)
-    if len(array.shape) not in (1, 2) or array.shape[0] != length:
+    array = np.asarray(labels.packed if isinstance(labels, PackedLabels) else labels)
+    if array.ndim not in (1, 2) or array.shape[0] != length:
         raise DataError(f"{what}: shape {array.shape} does not fit {length:,} items: give one row per item")
     if array.ndim == 2:
         if array.dtype == bool:
@@ -78,23 +75,24 @@ def label_rows(labels: LabelsLike, what: str, length: int) -> Bytes:
         raise DataError(f"{what}: 1-D labels must be class numbers, not {array.dtype}")
     if length and array.min() < -1:
         raise DataError(f"{what}: class {array.min()} is negative: only -1 (unlabelled) is allowed")
-    return one_bit_rows(array.astype(np.int64))
-
-
-def one_bit_rows(classes: Ints) -> Bytes:
-    """Class numbers [N] as packed one-hot rows; -1 gives a zero row."""
+    classes = array.astype(np.int64)
     width = int(classes.max(initial=0)) // 8 + 1
-    if len(classes) * width > 1 << 32:
+    if length * width > 1 << 32:
         raise DataError(
             f"{classes.max() + 1:,} classes are too many to pack: renumber them from 0 without gaps"
         )
-    rows = np.zeros((len(classes), width), dtype=np.uint8)
+    rows = np.zeros((length, width), dtype=np.uint8)
     known = np.flatnonzero(classes >= 0)
     rows[known, classes[known] // 8] = 128 >> (classes[known] % 8)
     return rows
 
 
-@dataclass(frozen=True)
+def same_width(a: Bytes, b: Bytes) -> tuple[Bytes, Bytes]:
+    """Zero-pad the narrower packed rows."""
+    width = max(a.shape[1], b.shape[1])
+    return tuple(np.pad(x, ((0, 0), (0, width - x.shape[1]))) if x.shape[1] < width else x for x in (a, b))  # type: ignore[return-value]
+
+
 class Relevance:
     """Number of relevant items per code, for any label set of a query.
 
@@ -103,51 +101,34 @@ class Relevance:
     codes.
     """
 
-    sets: NDArray[np.uint64]
-    """[W, S] distinct label sets of the database, in words of 64 bits."""
-    starts: Ints
-    """[S + 1] offsets of each set's entries."""
-    codes: Ints
-    """[P] code of each entry, in the order of the sets."""
-    counts: Ints
-    """[P] number of items."""
-    code_starts: Ints
-    """[U + 1] offsets of each code's entries, in the order of the codes."""
-    code_sets: Ints
-    """[P] label set of each entry, in the order of the codes."""
-    code_counts: Ints
-    """[P] number of items, in the order of the codes."""
-
-    @classmethod
-    def count(cls, labels: Bytes, code_of: Ints, n_codes: int) -> Relevance:
+    def __init__(self, labels: Bytes, code_of: Ints, n_codes: int) -> None:
         """Count the items of a database: ``labels`` [N, W] packed rows, ``code_of`` [N] the code of each."""
         sets, set_of = distinct_rows(labels)
         pairs, counts = np.unique(set_of * max(n_codes, 1) + code_of, return_counts=True)
-        owner, codes = np.divmod(pairs, max(n_codes, 1))
-        starts = np.searchsorted(owner, np.arange(len(sets) + 1)).astype(np.int64)
-        counts = counts.astype(np.int64)
-        by_code = np.argsort(codes, kind="stable")
-        code_starts = np.searchsorted(codes[by_code], np.arange(n_codes + 1)).astype(np.int64)
-        return cls(_words(sets), starts, codes, counts, code_starts, owner[by_code], counts[by_code])
+        owner, self._codes = np.divmod(pairs, max(n_codes, 1))
+        self._sets = _words(sets)
+        self._starts = np.searchsorted(owner, np.arange(len(sets) + 1))
+        self._counts = counts.astype(np.int64)
+        by_code = np.argsort(self._codes, kind="stable")
+        self._code_starts = np.searchsorted(self._codes[by_code], np.arange(n_codes + 1))
+        self._code_sets, self._code_counts = owner[by_code], self._counts[by_code]
 
     def hits(self, query: Bytes) -> Ints:
         """[U] items of each code that share a label with ``query`` (packed [W])."""
-        meets = np.zeros(self.sets.shape[1], dtype=bool)
-        for words, word in zip(self.sets, _words(query[None])[:, 0], strict=True):
+        meets = np.zeros(self._sets.shape[1], dtype=bool)
+        for words, word in zip(self._sets, _words(query[None])[:, 0], strict=True):
             meets |= (words & word) != 0
         some = np.flatnonzero(meets)
-        n_codes = len(self.code_starts) - 1
+        n_codes = len(self._code_starts) - 1
         result = np.zeros(n_codes, dtype=np.int64)
-        if not len(some):
-            return result
         if len(some) == 1:
-            entries = slice(int(self.starts[some[0]]), int(self.starts[some[0] + 1]))
-            result[self.codes[entries]] = self.counts[entries]  # at most one entry per code and set
-            return result
-        found = self.code_counts * meets.take(self.code_sets)
-        if len(found) == n_codes:  # one entry for every code, as every code has an item
-            return found
-        np.add.reduceat(found, self.code_starts[:-1], out=result)
+            entries = slice(self._starts[some[0]], self._starts[some[0] + 1])
+            result[self._codes[entries]] = self._counts[entries]  # at most one entry per code and set
+        elif len(some):
+            found: Ints = self._code_counts * meets.take(self._code_sets)
+            if len(found) == n_codes:  # one entry for every code, as every code has an item
+                return found
+            np.add.reduceat(found, self._code_starts[:-1], out=result)
         return result
 
 
@@ -157,9 +138,3 @@ def _words(rows: Bytes) -> NDArray[np.uint64]:
     padded = np.zeros((n, -(-width // 8) * 8), dtype=np.uint8)
     padded[:, :width] = rows
     return np.ascontiguousarray(padded.view(np.uint64).T)
-
-
-def same_width(a: Bytes, b: Bytes) -> tuple[Bytes, Bytes]:
-    """Zero-pad the narrower packed rows."""
-    width = max(a.shape[1], b.shape[1])
-    return tuple(np.pad(x, ((0, 0), (0, width - x.shape[1]))) if x.shape[1] < width else x for x in (a, b))  # type: ignore[return-value]

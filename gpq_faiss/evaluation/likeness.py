@@ -14,7 +14,7 @@ If rank k is inside a group of n items with equal score, after a items, each of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..errors import DataError, UsageError
 from .grouping import Bytes, LabelsLike, distinct_rows, label_rows, same_width
-from .scorers import FunctionScorer, Keys, Scorer, TableScorer
+from .scorers import Keys, ScoreFunction, Tables, scores_of
 from .ties import Ints
 
 MOST_QUERIES = 400
@@ -175,7 +175,7 @@ def _best(best: Ints, keys: Ints) -> Ints:
 
 
 def likeness(
-    scorer: NDArray[np.float32] | Callable[[Ints, Bytes], NDArray[Any]],
+    scorer: Tables | ScoreFunction,
     codes: Bytes,
     neighbours: Neighbours,
     *,
@@ -209,7 +209,7 @@ def likeness(
     if k < 1:
         raise UsageError(f"k = {k}: it must be at least 1")
     distinct, code_of = distinct_rows(np.ascontiguousarray(codes))
-    prepared = _scorer(scorer, distinct)
+    fill = scores_of(scorer, distinct)
     counts = np.bincount(code_of, minlength=len(distinct))
     by_id = np.arange(n) if ids is None else np.argsort(np.asarray(ids), kind="stable")
     code_by_id = code_of[by_id]
@@ -218,8 +218,8 @@ def likeness(
     step = max(1, memory // (8 * len(distinct)))
     for start in range(0, len(queries), step):
         rows = queries[start : start + step]
-        scores, spare = (np.empty((len(rows), len(distinct)), dtype=np.int32) for _ in range(2))
-        prepared.fill(rows, scores, spare)
+        scores = np.empty((len(rows), len(distinct)), dtype=np.int32)
+        fill(rows, scores)
         for i, keys in enumerate(scores, start):
             found.append(_share(keys, counts, code_of, neighbours.overall[i], k))
             same = code_of[neighbours.meets[i][neighbours.set_of]]
@@ -234,13 +234,6 @@ def likeness(
         queries=len(queries),
         definition=definition(len(queries), n_queries, k),
     )
-
-
-def _scorer(scorer: NDArray[np.float32] | Callable[[Ints, Bytes], NDArray[Any]], distinct: Bytes) -> Scorer:
-    if callable(scorer):
-        function = scorer
-        return FunctionScorer(lambda q: function(q, distinct))
-    return TableScorer(scorer, distinct)
 
 
 def _cut(keys: Keys, counts: Ints, k: int) -> tuple[int, int, int]:

@@ -8,43 +8,55 @@ are counted by (label set, code), and queries, sorted by label set, are scored, 
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import DataError, UsageError
 from ..progress import stage
-from .engine import Engine, Worker
-from .grouping import Bytes, LabelsLike, distinct_rows, label_rows, same_width
-from .metrics import RECALL_LEVELS, check_ks, check_levels, precision_of, recall_of
-from .scorers import FunctionScorer, Scorer, TableScorer
+from .engine import Engine
+from .grouping import Bytes, LabelsLike, PackedLabels, distinct_rows, label_rows, same_width
+from .scorers import Fill, Keys, ScoreFunction, Tables, scores_of
 from .tables import Shown
 from .ties import (
+    RECALL_LEVELS,
+    Convention,
     Denominator,
     Floats,
     Ints,
     Ties,
     average_precisions,
-    check_cut,
-    check_ties,
-    convention,
-    harmonic_numbers,
     interpolated_precision,
+    precision_and_recall,
 )
 
-ScoreFunction = Callable[[Ints, Bytes], NDArray[Any]]
-"""``(query rows int64 [q], distinct codes uint8 [U, W]) -> scores [q, U]``, larger is better."""
-Spread = Callable[[Sequence[int]], Sequence["Measured"]]
-"""Maps tasks to their measures, in order, for example on other machines by :func:`measure_codes`."""
 RowFunction = Callable[[Ints], NDArray[Any]]
 """``(query rows int64 [q]) -> scores [q, N]`` for all database rows, larger is better."""
 
 _TASK = 128  # queries per task; fixed, so that results do not depend on the number of threads
+_BY_ITEM = 0.6  # minimum share of distinct codes for which sorting items is faster (measured)
+
+
+class Options(TypedDict, total=False):
+    """Options of all rankings: those of :class:`.ties.Convention`, and these."""
+
+    ties: Ties
+    k: int | None
+    denominator: Denominator
+    ks: Sequence[int]
+    levels: ArrayLike | None
+    ids: ArrayLike | None
+    """int64 [N], order within ties for ties="id" (default: the row number)."""
+    exclude: ArrayLike | None
+    """int64 [Q], a database row to exclude per query (itself, in leave-one-out), or -1."""
+    memory: int
+    """Bytes for all concurrent blocks; at least one query per block and thread."""
+    threads: int
+    """Number of threads; the result does not depend on it."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -101,251 +113,9 @@ class RankingResult(Shown):
         }
 
 
-def usable_cores() -> int:
-    """Number of cores available to this process: the default of ``threads`` on the command line."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on Linux
-        return os.cpu_count() or 1
-
-
-def rank_codes(  # noqa: PLR0913
-    scorer: NDArray[np.float32] | ScoreFunction,
-    codes: Bytes,
-    query_labels: LabelsLike,
-    database_labels: LabelsLike,
-    *,
-    ties: Ties = "expected",
-    k: int | None = None,
-    denominator: Denominator = "relevant",
-    ks: Sequence[int] = (),
-    levels: ArrayLike | None = None,
-    ids: ArrayLike | None = None,
-    rows: ArrayLike | None = None,
-    exclude: ArrayLike | None = None,
-    memory: int = 256 << 20,
-    threads: int = 1,
-    spread: Spread | None = None,
-) -> RankingResult:
-    """Rank a database of codes for every query and measure the rankings. Items are relevant if they share a label with
-    the query.
-
-    Args:
-        scorer: tables float32 [Q, M, K] (score = sum over m of tables[q, m, code_m]), or a
-            :data:`ScoreFunction` for other codes. Each distinct code is scored once, so equal codes have equal
-            scores. Table entries are rounded to 2^-29 of the query's largest possible score and summed exactly
-            (float32 sums are 32 times coarser).
-        codes: uint8 [N, W]. With tables, W = M codeword numbers below K; with a function, its input.
-        query_labels, database_labels: see :func:`gpq_faiss.evaluation.grouping.label_rows`; unlabelled items
-            are not relevant.
-        ties, k, denominator: as in :func:`gpq_faiss.evaluation.metrics.average_precision`.
-        ks: the k of precision and recall.
-        levels: recall levels of the mean PR curve; usually
-            :data:`RECALL_LEVELS`; None: no curve.
-        ids: int64 [N], order within ties for ties="id" (default: the row number).
-        rows: int64, database rows to rank (default: all). ``exclude`` still refers to the whole database.
-        exclude: int64 [Q], a database row to exclude per query (itself, in leave-one-out), or -1.
-        memory: bytes for all concurrent blocks; at least one query per block and thread.
-        threads: number of threads; the result does not depend on it.
-        spread: runs the tasks elsewhere; the result does not depend on it.
-
-    Raises:
-        UsageError: an unknown convention, a k below 1, codes of another width than the tables.
-        DataError: inconsistent shapes, codes out of range, or scores that are not finite.
-
-    Examples:
-        >>> codes = np.array([[0], [0], [1], [2]], np.uint8)  # one codebook: the first two items tie
-        >>> tables = np.array([[[3.0, 2.0, 1.0]]], np.float32)  # of one query
-        >>> result = rank_codes(tables, codes, query_labels=[1], database_labels=[0, 1, 1, 0])
-        >>> round(result.map, 4), result.n_distinct
-        (0.7083, 3)
-    """
-    plan = _Plan(ties, k, denominator, check_ks(ks), levels, memory, threads)
-    ranking = _of_codes(plan, scorer, codes, query_labels, database_labels, ids, rows, exclude)
-    return ranking.result((spread or ranking.measure)(ranking.tasks))
-
-
-def measure_codes(
-    scorer: NDArray[np.float32] | ScoreFunction,
-    codes: Bytes,
-    query_labels: LabelsLike,
-    database_labels: LabelsLike,
-    options: Mapping[str, Any],
-    tasks: Sequence[int],
-) -> list[Measured]:
-    """Measures of some tasks of :func:`rank_codes` with these arguments and options."""
-    known = {"ids": None, "rows": None, "exclude": None, "memory": 256 << 20, "threads": 1, **options}
-    chosen = known.pop("ids"), known.pop("rows"), known.pop("exclude")
-    known["ks"] = check_ks(known["ks"])
-    return _of_codes(_Plan(**known), scorer, codes, query_labels, database_labels, *chosen).measure(tasks)
-
-
-def _of_codes(
-    plan: _Plan,
-    scorer: NDArray[np.float32] | ScoreFunction,
-    codes: Bytes,
-    query_labels: LabelsLike,
-    database_labels: LabelsLike,
-    ids: ArrayLike | None,
-    rows: ArrayLike | None,
-    exclude: ArrayLike | None,
-) -> _Ranking:
-    codes = np.asarray(codes)
-    if codes.ndim != 2 or codes.dtype != np.uint8:
-        raise DataError(f"codes must be uint8 [N, W], not {codes.dtype} {codes.shape}")
-    database = _Database.prepare(len(codes), database_labels, rows, ids)
-    distinct, code_of = distinct_rows(np.ascontiguousarray(codes[database.rows]))
-    prepared: Scorer
-    if callable(scorer):
-        function = scorer
-        prepared, n_queries = FunctionScorer(lambda q: function(q, distinct)), None
-    else:
-        prepared, n_queries = TableScorer(scorer, distinct), len(scorer)
-    return _Ranking(plan, prepared, n_queries, len(distinct), code_of, query_labels, database, exclude)
-
-
-def rank_scores(  # noqa: PLR0913
-    scores: NDArray[Any] | RowFunction,
-    query_labels: LabelsLike,
-    database_labels: LabelsLike,
-    *,
-    ties: Ties = "expected",
-    k: int | None = None,
-    denominator: Denominator = "relevant",
-    ks: Sequence[int] = (),
-    levels: ArrayLike | None = None,
-    ids: ArrayLike | None = None,
-    rows: ArrayLike | None = None,
-    exclude: ArrayLike | None = None,
-    memory: int = 256 << 20,
-    threads: int = 1,
-) -> RankingResult:
-    """:func:`rank_codes` from scores, without codes: for float features, class probabilities or distances.
-
-    ``scores`` is [Q, N], or a :data:`RowFunction` called for blocks of queries, which scores *all* N database rows
-    (``rows`` selects among them afterwards). Scores must fit float32 exactly (float32, float16, small integers), as
-    rounding would create ties. Negate distances.
-
-    Examples:
-        >>> scores = np.array([[3.0, 2.0, 1.0]], np.float32)
-        >>> rank_scores(scores, query_labels=[1], database_labels=[0, 1, 1], ks=[2]).precision
-        {2: 0.5}
-    """
-    n = _length(database_labels)
-    database = _Database.prepare(n, database_labels, rows, ids)
-    whole = len(database.rows) == n
-    n_queries: int | None = None
-    if callable(scores):
-        function = scores
-    else:
-        table = np.asarray(scores)
-        if table.ndim != 2 or table.shape[1] != n:
-            raise DataError(f"scores {table.shape} must be [queries, {n:,} database items]")
-        n_queries = len(table)
-        function = table.__getitem__
-
-    def picked(q: Ints) -> NDArray[Any]:
-        block = np.asarray(function(q))
-        if block.shape != (len(q), n):
-            raise DataError(
-                f"the score function returned {block.shape} for {len(q)} queries: expected ({len(q)}, {n})"
-            )
-        return block if whole else block[:, database.rows]
-
-    plan = _Plan(ties, k, denominator, check_ks(ks), levels, memory, threads)
-    code_of = np.arange(len(database.rows), dtype=np.int64)
-    scorer = FunctionScorer(picked)
-    ranking = _Ranking(plan, scorer, n_queries, len(code_of), code_of, query_labels, database, exclude)
-    return ranking.result(ranking.measure(ranking.tasks))
-
-
-def rank_features(
-    queries: NDArray[np.float32],
-    database: NDArray[np.float32],
-    query_labels: LabelsLike,
-    database_labels: LabelsLike,
-    **options: Any,
-) -> RankingResult:
-    """:func:`rank_scores` by inner product of float32 features [Q, D] and [N, D]; normalise them for
-    cosines.
-
-    Scores of equal database rows may differ in the last bit, as the order of BLAS sums depends on the row.
-    """
-    xq, xb = np.asarray(queries, dtype=np.float32), np.asarray(database, dtype=np.float32)
-    if xq.ndim != 2 or xb.ndim != 2 or xq.shape[1] != xb.shape[1]:
-        raise DataError(
-            f"features of queries {xq.shape} and database {xb.shape} must be 2-D and of equal width"
-        )
-    return rank_scores(lambda q: xq[q] @ xb.T, query_labels, database_labels, **options)
-
-
-# ---- preparation
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """What to measure, and with which resources."""
-
-    ties: Ties
-    k: int | None
-    denominator: Denominator
-    ks: list[int]
-    levels: ArrayLike | None
-    memory: int
-    threads: int
-
-    def __post_init__(self) -> None:
-        check_ties(self.ties)
-        check_cut(self.k, self.denominator)
-        if self.threads < 1 or self.memory < 1:
-            raise UsageError(f"threads={self.threads} and memory={self.memory} must be at least 1")
-
-
-@dataclass(frozen=True)
-class _Database:
-    """The ranked database rows, with their labels."""
-
-    total: int
-    rows: Ints
-    labels: Bytes
-    ids: Ints | None
-
-    @classmethod
-    def prepare(
-        cls, total: int, labels: LabelsLike, rows: ArrayLike | None, ids: ArrayLike | None
-    ) -> _Database:
-        packed = label_rows(labels, "database labels", total)
-        chosen = np.arange(total) if rows is None else np.asarray(rows)
-        if chosen.dtype == bool:
-            chosen = np.flatnonzero(chosen)
-        if chosen.ndim != 1 or (
-            len(chosen) and (chosen.dtype.kind not in "iu" or chosen.min() < 0 or chosen.max() >= total)
-        ):
-            raise DataError(f"rows must be row numbers below {total:,}")
-        if len(np.unique(chosen)) != len(chosen):
-            raise DataError("rows contains a database row twice: give each once")
-        if not len(chosen):
-            raise DataError("the database is empty: nothing to rank")
-        if len(chosen) > 1 << 31:
-            raise DataError(f"{len(chosen):,} database rows are more than 2^31: rank it in parts")
-        key = None
-        if ids is not None:
-            key = np.asarray(ids)
-            if key.shape != (total,) or key.dtype.kind not in "iu":
-                raise DataError(f"ids must be {total:,} integers, one per database row")
-            key = key[chosen]
-            if len(np.unique(key)) != len(key):
-                raise DataError("ids must differ: ties cannot be ordered by equal ids")
-        return cls(total, chosen.astype(np.int64), packed[chosen], key)
-
-
-def _length(labels: LabelsLike) -> int:
-    return len(labels.packed) if hasattr(labels, "packed") else len(labels)
-
-
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """Measures of some queries.
+    """Measures of some queries, zero where not measured yet.
 
     Attributes:
         rows: int64 [q], the queries.
@@ -361,38 +131,164 @@ class Measured:
     recall: Floats
     curve: Floats
 
+    @classmethod
+    def empty(cls, rows: Ints, convention: Convention) -> Self:
+        """For these queries."""
+        n, at = len(rows), len(convention.ks)
+        precision, recall = np.zeros((n, at)), np.zeros((n, at))
+        return cls(rows, np.zeros(n), np.zeros(n, bool), precision, recall, np.zeros(len(convention.points)))
 
-class _Ranking:
+
+def usable_cores() -> int:
+    """Number of cores available to this process: the default of ``threads`` on the command line."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on Linux
+        return os.cpu_count() or 1
+
+
+def rank_codes(
+    scorer: Tables | ScoreFunction,
+    codes: Bytes,
+    query_labels: LabelsLike,
+    database_labels: LabelsLike,
+    **options: Unpack[Options],
+) -> RankingResult:
+    """Rank a database of codes for every query and measure the rankings. Items are relevant if they share a label with
+    the query.
+
+    Args:
+        scorer: tables float32 [Q, M, K] (score = sum over m of tables[q, m, code_m]), or a function
+            ``(query rows int64 [q], distinct codes uint8 [U, W]) -> scores [q, U]``, larger is better, for other codes. Each distinct
+            code is scored once, so equal codes have equal scores. Table entries are rounded to 2^-29 of the query's largest
+            possible score and summed exactly (float32 sums are 32 times coarser).
+        codes: uint8 [N, W]. With tables, W = M codeword numbers below K; with a function, its input.
+        query_labels, database_labels: see :func:`gpq_faiss.evaluation.grouping.label_rows`; unlabelled items
+            are not relevant.
+        options: ``ties`` ("expected" value over random order within equal scores, by "id", "best" or "worst" case), ``k`` (mAP@k instead
+            of the full ranking), its ``denominator`` ("relevant", "relevant-in-top-k" or "min(k, relevant)"), ``ks`` of precision and
+            recall, recall ``levels`` of the mean precision-recall curve, ``ids`` int64 [N] (order of ties="id", default: the row number),
+            ``exclude`` int64 [Q] (a database row to leave out per query, or -1), ``memory`` in bytes, ``threads``. The result does
+            not depend on the last two.
+
+    Raises:
+        UsageError: an unknown convention, a k below 1, codes of another width than the tables.
+        DataError: inconsistent shapes, codes out of range, or scores that are not finite.
+
+    Examples:
+        >>> codes = np.array([[0], [0], [1], [2]], np.uint8)  # one codebook: the first two items tie
+        >>> tables = np.array([[[3.0, 2.0, 1.0]]], np.float32)  # of one query
+        >>> result = rank_codes(tables, codes, query_labels=[1], database_labels=[0, 1, 1, 0])
+        >>> round(result.map, 4), result.n_distinct
+        (0.7083, 3)
+    """
+    ranking = Ranking(scorer, codes, query_labels, database_labels, **options)
+    return ranking.result(ranking.measure(ranking.tasks))
+
+
+def rank_scores(
+    scores: NDArray[Any] | RowFunction,
+    query_labels: LabelsLike,
+    database_labels: LabelsLike,
+    **options: Unpack[Options],
+) -> RankingResult:
+    """:func:`rank_codes` from scores, without codes: for float features, class probabilities or distances.
+
+    ``scores`` is [Q, N], or a function ``(query rows int64 [q]) -> scores [q, N]`` called for blocks of queries. Scores must fit
+    float32 exactly (float32, float16, small integers), as rounding would create ties. Negate distances.
+
+    Examples:
+        >>> scores = np.array([[3.0, 2.0, 1.0]], np.float32)
+        >>> rank_scores(scores, query_labels=[1], database_labels=[0, 1, 1], ks=[2]).precision
+        {2: 0.5}
+    """
+    n = _length(database_labels)
+    function: RowFunction
+    if callable(scores):
+        function = scores
+    else:
+        table = np.asarray(scores)
+        if table.shape != (_length(query_labels), n):
+            raise DataError(
+                f"scores {table.shape} must be [{_length(query_labels):,} queries, {n:,} database items]"
+            )
+        function = table.__getitem__
+    # Every item has a code of its own: its number, whose bytes are in the order of the numbers.
+    codes = np.arange(n, dtype=">u4").view(np.uint8).reshape(n, 4)
+    return rank_codes(lambda queries, _: function(queries), codes, query_labels, database_labels, **options)
+
+
+def average_precision(scores: ArrayLike, relevant: ArrayLike, **options: Unpack[Options]) -> Floats:
+    """Average precision float64 [Q] for scores [Q, N], larger is better, and relevance bool [Q, N]; options as for :func:`rank_codes`.
+
+    Examples:
+        >>> scores, relevant = [[3.0, 2.0, 2.0, 1.0]], [[False, True, False, True]]
+        >>> [round(float(average_precision(scores, relevant, ties=ties)[0]), 4) for ties in ("worst", "expected", "best")]
+        [0.4167, 0.4583, 0.5]
+
+        The tie is at ranks 2 and 3, so the expected value is the mean of (1/2 + 2/4)/2 and (1/3 + 2/4)/2.
+    """
+    hits = np.asarray(relevant, dtype=bool)
+    return rank_scores(np.asarray(scores), np.eye(len(hits), dtype=bool), hits.T, **options).ap
+
+
+class Ranking:
     """A ranking split into tasks of some queries each, to run here or elsewhere."""
 
     def __init__(
         self,
-        plan: _Plan,
-        scorer: Scorer,
-        n_queries: int | None,
-        n_distinct: int,
-        code_of: Ints,
+        scorer: Tables | ScoreFunction,
+        codes: Bytes,
         query_labels: LabelsLike,
-        database: _Database,
-        exclude: ArrayLike | None,
+        database_labels: LabelsLike,
+        *,
+        ids: ArrayLike | None = None,
+        exclude: ArrayLike | None = None,
+        memory: int = 256 << 20,
+        threads: int = 1,
+        **convention: Any,
     ) -> None:
-        self.plan, self.n_distinct, self.n = plan, n_distinct, len(database.rows)
-        self.n_queries = _length(query_labels) if n_queries is None else n_queries
-        query_sets, labels = same_width(
-            label_rows(query_labels, "query labels", self.n_queries), database.labels
+        """Check and count the database. Arguments and errors as for :func:`rank_codes`."""
+        self.convention = Convention(**convention)
+        if threads < 1 or memory < 1:
+            raise UsageError(f"threads={threads} and memory={memory} must be at least 1")
+        codes = np.asarray(codes)
+        if codes.ndim != 2 or codes.dtype != np.uint8:
+            raise DataError(f"codes must be uint8 [N, W], not {codes.dtype} {codes.shape}")
+        if not 0 < len(codes) <= 1 << 31:
+            raise DataError(f"{len(codes):,} database items: 1 to 2^31 can be ranked")
+        self.n, self._threads = len(codes), threads
+        self.n_queries = _length(query_labels) if callable(scorer) else len(scorer)
+        queries, labels = same_width(
+            label_rows(query_labels, "query labels", self.n_queries),
+            label_rows(database_labels, "database labels", self.n),
         )
-        order = None
-        if plan.ties == "id":
-            order = np.argsort(database.rows if database.ids is None else database.ids)
-        excluded = _excluded(exclude, self.n_queries, database)
-        self._harmonic = harmonic_numbers(self.n)
+        distinct, entry_of = distinct_rows(np.ascontiguousarray(codes))
+        self.n_distinct, excluded = len(distinct), _excluded(exclude, self.n_queries, self.n)
+        ordered = self.convention.ties == "id"
+        by_item = not (callable(scorer) or ordered) and len(distinct) >= _BY_ITEM * self.n
+        if ordered:  # the items are numbered in the order of ties
+            order = _order(ids, self.n)
+            fill = _of_items(scores_of(scorer, distinct), len(distinct), entry_of[order])
+            labels, place = labels[order], np.argsort(order)
+            excluded = None if excluded is None else np.where(excluded < 0, -1, place[excluded])
+        else:
+            fill = scores_of(scorer, codes if by_item else distinct)
+        width = len(distinct)
+        if ordered or by_item:
+            entry_of, width = np.arange(self.n), self.n
         self._engine = Engine(
-            scorer, code_of, n_distinct, labels, query_sets, self._harmonic, order=order, exclude=excluded
+            fill,
+            entry_of,
+            width,
+            labels,
+            queries,
+            excluded,
+            relevance_in_keys=by_item,
+            ordered=ordered,
         )
         self._by_set = self._engine.order_of_queries()
-        self._block = self._engine.block_size(plan.memory // plan.threads)
-        self._levels = np.zeros(0) if plan.levels is None else check_levels(plan.levels)
-        self._local = threading.local()
+        self._block = self._engine.block_size(memory // threads)
 
     @property
     def tasks(self) -> range:
@@ -403,143 +299,118 @@ class _Ranking:
         """Measures of these tasks, in order."""
         found = []
         queries = sum(min(_TASK, self.n_queries - start) for start in tasks)
-        with (
-            ThreadPoolExecutor(self.plan.threads) as pool,
-            stage("ranking", queries, "query") as ranking,
-        ):
-            for one in map(self._task, tasks) if self.plan.threads == 1 else pool.map(self._task, tasks):
+        with ThreadPoolExecutor(self._threads) as pool, stage("ranking", queries, "query") as ranking:
+            for one in map(self._task, tasks) if self._threads == 1 else pool.map(self._task, tasks):
                 found.append(one)
                 ranking.advance(len(one.rows))
         return found
 
     def _task(self, start: int) -> Measured:
-        plan, levels = self.plan, self._levels
-        plain = plan.ties == "expected" and plan.k is None  # the engine computes this average precision
-        listed = not plain or bool(plan.ks) or bool(len(levels))
-        if not hasattr(self._local, "worker"):
-            self._local.worker = Worker()
-        rows = self._by_set[start : start + _TASK]
-        place = np.zeros(self.n_queries, np.int64)
-        place[rows] = np.arange(len(rows))
-        ap, without = np.zeros(len(rows)), np.zeros(len(rows), dtype=bool)
-        precision, recall = np.zeros((len(rows), len(plan.ks))), np.zeros((len(rows), len(plan.ks)))
-        curve = np.zeros(len(levels))
-        for first in range(0, len(rows), self._block):
-            for found in self._engine.measure(
-                rows[first : first + self._block], self._local.worker, ap=plain, groups=listed
-            ):
-                at = place[found.rows]
-                without[at] = found.relevant == 0
-                if found.ap is not None:
-                    ap[at] = found.ap
-                if found.groups is None:
+        wanted = self.convention
+        plain = wanted.ties == "expected" and wanted.k is None  # the engine computes this average precision
+        listed = not plain or bool(wanted.ks) or bool(len(wanted.points))
+        out = Measured.empty(self._by_set[start : start + _TASK], wanted)
+        at = slice(0, 0)
+        for first in range(0, len(out.rows), self._block):
+            block = out.rows[first : first + self._block]
+            for relevant, ap, tied in self._engine.measure(block, ap=plain, groups=listed):
+                at = slice(at.stop, at.stop + len(relevant))
+                out.without[at] = relevant == 0
+                if ap is not None:
+                    out.ap[at] = ap
+                if tied is None:
                     continue
-                groups = found.groups.arranged(plan.ties)
+                groups = tied.arranged(wanted.ties)
                 if not plain:
-                    ap[at] = average_precisions(groups, self._harmonic, plan.k, plan.denominator)
-                if plan.ks:
-                    top = groups.top(max(plan.ks))
-                    precision[at] = precision_of(top, plan.ks)
-                    recall[at] = recall_of(top, plan.ks)
-                if len(levels):
-                    for line in interpolated_precision(
-                        groups, levels
-                    ):  # one by one, so that results do not depend on blocks
-                        curve += line
-        return Measured(rows, ap, without, precision, recall, curve)
+                    out.ap[at] = average_precisions(
+                        groups, self._engine.harmonic, wanted.k, wanted.denominator
+                    )
+                if wanted.ks:
+                    out.precision[at], out.recall[at] = precision_and_recall(groups, wanted.ks)
+                if len(wanted.points):
+                    # added one by one, so that results do not depend on blocks
+                    for line in interpolated_precision(groups, wanted.points):
+                        out.curve[:] += line
+        return out
 
     def result(self, measured: Sequence[Measured]) -> RankingResult:
         """Combine the measures of all tasks, in order."""
-        plan, n_queries = self.plan, self.n_queries
-        ap, without = np.zeros(n_queries), np.zeros(n_queries, dtype=bool)
-        precision, recall = np.zeros((n_queries, len(plan.ks))), np.zeros((n_queries, len(plan.ks)))
-        for one in measured:
-            ap[one.rows], without[one.rows] = one.ap, one.without
-            precision[one.rows], recall[one.rows] = one.precision, one.recall
-        curves = [one.curve for one in measured]
-        return result_of(
-            ap,
-            without,
-            precision,
-            recall,
-            plan.ks,
-            self._levels,
-            np.sum(curves, axis=0) / n_queries if curves else np.zeros(len(self._levels)),
-            n_database=self.n,
-            n_distinct=self.n_distinct,
-            ties=plan.ties,
-            k=plan.k,
-            denominator=plan.denominator,
-        )
+        return result_of(measured, self.convention, self.n_queries, self.n, self.n_distinct)
 
 
-def result_of(  # noqa: PLR0913
-    ap: Floats,
-    without: NDArray[np.bool_],
-    precision: Floats,
-    recall: Floats,
-    ks: Sequence[int],
-    levels: Floats,
-    curve: Floats,
-    *,
-    n_database: int,
-    n_distinct: int,
-    ties: Ties,
-    k: int | None,
-    denominator: Denominator,
+def result_of(
+    measured: Sequence[Measured], convention: Convention, n_queries: int, n_database: int, n_distinct: int
 ) -> RankingResult:
-    """Combine measures per query into one result.
-
-    Args:
-        ap: [Q]. without: [Q], queries without any relevant item.
-        precision, recall: [Q, len(ks)].
-        levels, curve: [L], the mean precision-recall curve.
-    """
-    n_queries, missing = len(ap), int(without.sum())
-    notes = (f"{missing:,} of {n_queries:,} queries have no relevant item and count 0",) if missing else ()
+    """Combine measures of all queries, in parts, into one result."""
+    whole = Measured.empty(np.arange(n_queries), convention)
+    for one in measured:
+        whole.ap[one.rows], whole.without[one.rows] = one.ap, one.without
+        whole.precision[one.rows], whole.recall[one.rows] = one.precision, one.recall
+    missing, some = int(whole.without.sum()), max(n_queries, 1)
     return RankingResult(
-        map=float(ap.mean()) if n_queries else 0.0,
-        ap=ap,
-        precision={at: float(v) for at, v in zip(ks, _means(precision), strict=True)},
-        recall={at: float(v) for at, v in zip(ks, _means(recall), strict=True)},
-        pr_recall=levels,
-        pr_precision=curve,
+        map=float(whole.ap.sum() / some),
+        ap=whole.ap,
+        precision=dict(zip(convention.ks, (whole.precision.sum(axis=0) / some).tolist(), strict=True)),
+        recall=dict(zip(convention.ks, (whole.recall.sum(axis=0) / some).tolist(), strict=True)),
+        pr_recall=convention.points,
+        pr_precision=sum((one.curve for one in measured), start=whole.curve) / some,
         n_queries=n_queries,
         n_database=n_database,
         n_distinct=n_distinct,
         queries_without_relevant=missing,
-        convention=convention("mAP", ties, k, denominator),
-        notes=notes,
+        convention=str(convention),
+        notes=(f"{missing:,} of {n_queries:,} queries have no relevant item and count 0",) if missing else (),
     )
 
 
-def _means(values: Floats) -> Floats:
-    result: Floats = values.mean(axis=0) if len(values) else np.zeros(values.shape[1])
-    return result
+def _length(labels: LabelsLike) -> int:
+    return len(labels.packed if isinstance(labels, PackedLabels) else labels)
 
 
-def _excluded(exclude: ArrayLike | None, n_queries: int, database: _Database) -> Ints | None:
-    """Excluded rows as indices into the ranked rows; -1 if none (or not ranked anyway)."""
+def _of_items(scores: Fill, n_codes: int, code_of: Ints) -> Fill:
+    """The scores of items, from those of their codes."""
+
+    def fill(queries: Ints, out: Keys) -> None:
+        of_codes = np.empty((len(queries), n_codes), dtype=np.int32)
+        scores(queries, of_codes)
+        np.take(of_codes, code_of, axis=1, out=out, mode="clip")
+
+    return fill
+
+
+def _order(ids: ArrayLike | None, n: int) -> Ints:
+    """The items in the order of their ids."""
+    if ids is None:
+        return np.arange(n)
+    key = np.asarray(ids)
+    if key.shape != (n,) or key.dtype.kind not in "iu":
+        raise DataError(f"ids must be {n:,} integers, one per database row")
+    if len(np.unique(key)) != n:
+        raise DataError("ids must differ: ties cannot be ordered by equal ids")
+    return np.argsort(key)
+
+
+def _excluded(exclude: ArrayLike | None, n_queries: int, n: int) -> Ints | None:
     if exclude is None:
         return None
     given = np.asarray(exclude)
     if given.shape != (n_queries,) or given.dtype.kind not in "iu":
         raise DataError(f"exclude must be {n_queries:,} database rows (or -1), one per query")
-    if n_queries and (given.min() < -1 or given.max() >= database.total):
-        raise DataError(f"exclude names rows outside the database of {database.total:,}")
-    position = np.full(database.total + 1, -1, dtype=np.int64)  # the last entry is for -1
-    position[database.rows] = np.arange(len(database.rows))
-    result: Ints = position[given]
-    return result
+    if n_queries and (given.min() < -1 or given.max() >= n):
+        raise DataError(f"exclude names rows outside the database of {n:,}")
+    return given.astype(np.int64)
 
 
 __all__ = [
     "RECALL_LEVELS",
+    "Convention",
     "Measured",
+    "Options",
+    "Ranking",
     "RankingResult",
-    "measure_codes",
+    "ScoreFunction",
+    "average_precision",
     "rank_codes",
-    "rank_features",
     "rank_scores",
     "result_of",
     "usable_cores",

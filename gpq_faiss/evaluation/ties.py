@@ -16,11 +16,12 @@ both terms end at ``t = min(n, k-a)``.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from ..errors import UsageError
 
@@ -42,31 +43,50 @@ _DENOMINATOR_NAMES = {
     "min(k, relevant)": "min(k, all relevant items)",
 }
 
-
-def check_ties(ties: str) -> None:
-    """Raises UsageError: an unknown order of ties."""
-    if ties not in get_args(Ties):
-        raise UsageError(f"ties={ties!r} is unknown: use one of {', '.join(get_args(Ties))}")
+RECALL_LEVELS: Floats = np.linspace(0.0, 1.0, 21)
 
 
-def check_cut(k: int | None, denominator: str) -> None:
-    """Raises UsageError: an unknown denominator, one that needs ``k`` without it, or a ``k`` below 1."""
-    if denominator not in get_args(Denominator):
-        raise UsageError(f"denominator={denominator!r} is unknown: use one of {get_args(Denominator)}")
-    if k is not None and k < 1:
-        raise UsageError(f"k={k} is below 1: it must be at least 1")
-    if k is None and denominator != "relevant":
-        raise UsageError(f"denominator={denominator!r} belongs to mAP@k: give k, or use 'relevant'")
+@dataclass
+class Convention:
+    """What is measured of rankings, and how.
 
+    Raises:
+        UsageError: an unknown or contradictory value.
+    """
 
-def convention(what: str, ties: str, k: int | None = None, denominator: str | None = None) -> str:
-    """One line that describes how a figure is computed, for output."""
-    parts = [what if k is None else f"{what}@{k}"]
-    if denominator is not None:
-        parts.append("full ranking" if k is None else f"top {k} of the ranking")
-        parts.append(f"divided by {_DENOMINATOR_NAMES[denominator]}")
-    parts.append(_TIE_NAMES[ties])
-    return ", ".join(parts)
+    ties: Ties = "expected"
+    """"expected" value over random order within equal scores, order of "id", or relevant items first ("best") or last ("worst")."""
+    k: int | None = None
+    """Average precision of the first k ranks (mAP@k) instead of the full ranking."""
+    denominator: Denominator = "relevant"
+    """Of average precision: all "relevant" items; or with ``k`` "relevant-in-top-k" or "min(k, relevant)"."""
+    ks: Sequence[int] = ()
+    """The k of precision and recall."""
+    levels: ArrayLike | None = None
+    """Rising recall levels in [0, 1] of the mean precision-recall curve, such as :data:`RECALL_LEVELS`; None: no curve."""
+
+    def __post_init__(self) -> None:
+        self.ks = [int(k) for k in self.ks]
+        self.points: Floats = np.asarray(() if self.levels is None else self.levels, dtype=np.float64)
+        if self.ties not in get_args(Ties):
+            raise UsageError(f"ties={self.ties!r} is unknown: use one of {', '.join(get_args(Ties))}")
+        if self.denominator not in get_args(Denominator):
+            raise UsageError(
+                f"denominator={self.denominator!r} is unknown: use one of {get_args(Denominator)}"
+            )
+        for k in (*self.ks, *([] if self.k is None else [self.k])):
+            if k < 1:
+                raise UsageError(f"k={k} is below 1: it must be at least 1")
+        if self.k is None and self.denominator != "relevant":
+            raise UsageError(f"denominator={self.denominator!r} belongs to mAP@k: give k, or use 'relevant'")
+        p = self.points
+        if p.ndim != 1 or not ((p >= 0) & (p <= 1)).all() or not (np.diff(p) > 0).all():
+            raise UsageError("recall levels must rise within [0, 1], such as 0, 0.05, ..., 1")
+
+    def __str__(self) -> str:
+        """One line for output."""
+        start = "mAP, full ranking" if self.k is None else f"mAP@{self.k}, top {self.k} of the ranking"
+        return f"{start}, divided by {_DENOMINATOR_NAMES[self.denominator]}, {_TIE_NAMES[self.ties]}"
 
 
 def harmonic_numbers(n: int) -> Floats:
@@ -104,6 +124,11 @@ class Groups:
     relevant: Ints
     """[rows] relevant items in the whole ranking (R)."""
 
+    @property
+    def fields(self) -> tuple[Ints, Ints, Ints, Ints]:
+        """a, n, b and r."""
+        return self.before, self.size, self.hits_before, self.hits
+
     def top(self, k: int) -> Groups:
         """The groups that overlap the first ``k`` ranks, on which measures at ``k`` depend."""
         near = np.flatnonzero(self.before < k)
@@ -123,34 +148,6 @@ class Groups:
         else:
             return self
         return Groups(self.rows, self.row, before, self.hits, self.hits_before, self.hits, self.relevant)
-
-
-def groups_of_row(
-    scores: NDArray[np.floating], counts: Ints | None, hits: Ints, *, by_position: bool
-) -> tuple[Ints, Ints, Ints, Ints]:
-    """``(before, size, hits_before, hits)`` of one ranking; the simple reference for the fast engine.
-
-    Args:
-        scores: [U], larger is better, finite.
-        counts: [U] items per score; None: one each.
-        hits: [U] relevant items among them.
-        by_position: order equal scores by position instead of grouping them.
-    """
-    order = np.argsort(-scores, kind="stable")
-    ranked = scores[order]
-    sizes = np.ones(len(order), dtype=np.int64) if counts is None else counts[order].astype(np.int64)
-    found = hits[order].astype(np.int64)
-    first = np.ones(len(order), dtype=bool)
-    if not by_position:
-        first[1:] = ranked[1:] != ranked[:-1]
-    starts = np.flatnonzero(first)
-    if not len(starts):
-        empty = np.zeros(0, dtype=np.int64)
-        return empty, empty, empty, empty
-    size, hit = np.add.reduceat(sizes, starts), np.add.reduceat(found, starts)
-    before, hits_before = np.cumsum(size) - size, np.cumsum(hit) - hit
-    keep = hit > 0
-    return before[keep], size[keep], hits_before[keep], hit[keep]
 
 
 def precision_sums(groups: Groups, harmonic: Floats, k: int | None = None) -> Floats:
@@ -199,6 +196,15 @@ def found_at(groups: Groups, k: int) -> Floats:
     return np.bincount(near.row, weights=weights, minlength=groups.rows).astype(np.float64)
 
 
+def precision_and_recall(groups: Groups, ks: Sequence[int]) -> tuple[Floats, Floats]:
+    """Expected precision and recall at each k, [rows, len(ks)] each; 0 without relevant items."""
+    found = np.zeros((groups.rows, len(ks)))
+    near = groups.top(max(ks, default=0))
+    for column, k in enumerate(ks):
+        found[:, column] = found_at(near, k)
+    return found / np.asarray(ks, dtype=np.float64), found / np.maximum(groups.relevant, 1)[:, None]
+
+
 def average_precisions(groups: Groups, harmonic: Floats, k: int | None, denominator: Denominator) -> Floats:
     """[rows] expected average precision; 0 for rankings without relevant items (in the top k).
 
@@ -224,14 +230,10 @@ def average_precisions(groups: Groups, harmonic: Floats, k: int | None, denomina
     return result
 
 
-def _fields(groups: Groups) -> tuple[Ints, Ints, Ints, Ints]:
-    return groups.before, groups.size, groups.hits_before, groups.hits
-
-
 def _cut_group(groups: Groups, g: int, above: float, harmonic: Floats, k: int) -> float:
     """E[AP@k / relevant in the top k] of the ranking whose group ``g`` straddles rank ``k``; ``above``: sum
     before it."""
-    a, n, b, r = (int(field[g]) for field in _fields(groups))
+    a, n, b, r = (int(field[g]) for field in groups.fields)
     t = k - a
     h = np.arange(max(0, t - (n - r)), min(r, t) + 1, dtype=np.int64)
     log_factorial = np.concatenate(([0.0], np.cumsum(np.log(np.arange(1, n + 1, dtype=np.float64)))))
@@ -262,7 +264,7 @@ def interpolated_precision(groups: Groups, levels: Floats) -> Floats:
     result = np.zeros((rows, n_levels))
     if not len(groups.row):
         return result
-    a, n, b, r = _fields(groups)
+    a, n, b, r = groups.fields
     ends = (b + r) / (a + n)
     best = np.maximum(ends, (b + r / n) / (a + 1))
     later = np.empty_like(best)  # suffix maxima within each ranking

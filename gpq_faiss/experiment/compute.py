@@ -26,8 +26,8 @@ from ..data.protocols import Split
 from ..data.reader import Reader
 from ..errors import DataError, UsageError
 from ..evaluation.grouping import distinct_rows
-from ..evaluation.metrics import RECALL_LEVELS
 from ..evaluation.ranking import RankingResult, ScoreFunction
+from ..evaluation.ties import RECALL_LEVELS
 from ..faissio.blob import to_bytes
 from ..methods.base import Floats
 from ..methods.coders import ProductCoder

@@ -20,16 +20,15 @@ from torch import Tensor
 from ..codes.groups import Groups as Distinct
 from ..errors import DataError, UsageError
 from ..evaluation.grouping import LabelsLike, distinct_rows, label_rows, same_width
-from ..evaluation.metrics import check_ks, check_levels, precision_of, recall_of
-from ..evaluation.ranking import RankingResult, result_of
+from ..evaluation.ranking import Measured, RankingResult, result_of
 from ..evaluation.ties import (
+    Convention,
     Denominator,
     Groups,
     Ties,
     average_precisions,
-    check_cut,
-    check_ties,
     harmonic_numbers,
+    precision_and_recall,
 )
 from .memory import MEMORY
 from .tensors import device_of, tensor_of
@@ -75,10 +74,7 @@ def rank_on_device(  # noqa: PLR0913
             query.
     """
     place = device_of(device)
-    check_ties(ties)
-    check_cut(k, denominator)
-    ks = check_ks(ks)
-    points = np.zeros(0) if levels is None else check_levels(levels)
+    wanted = Convention(ties, k, denominator, ks, levels)
     given, array = _checked(tables, codes)
     Q, M, K = given.shape
     total = len(array)
@@ -104,41 +100,27 @@ def rank_on_device(  # noqa: PLR0913
     )
     query_words = torch.from_numpy(_words(queries, wide)).to(place)
     harmonic = _Harmonic(total, place)
-    at_most = max((*ks, *([] if k is None else [k])), default=0)
+    at_most = max((*wanted.ks, *([] if k is None else [k])), default=0)
     first_harmonic = harmonic_numbers(min(total, at_most))
-    ap, without = np.zeros(Q), np.zeros(Q, dtype=bool)
-    precision, recall = np.zeros((Q, len(ks))), np.zeros((Q, len(ks)))
-    curve = np.zeros(len(points))
+    points = torch.from_numpy(wanted.points).to(place)
+    out = Measured.empty(np.arange(Q), wanted)
     step = max(1, min(_ROWS, memory // (_CELL * P), _CELLS // P))
     for start in range(0, Q, step):
         rows = slice(start, min(Q, start + step))
         tied = held.rank(_whole(given[rows].to(place), start), query_words[rows]).arranged(ties)
-        without[rows] = (tied.relevant == 0).cpu().numpy()
+        out.without[rows] = (tied.relevant == 0).cpu().numpy()
         if k is None:
-            ap[rows] = tied.average_precisions(harmonic).cpu().numpy()
+            out.ap[rows] = tied.average_precisions(harmonic).cpu().numpy()
         if at_most:
             top = tied.top(at_most)
             if k is not None:
-                ap[rows] = average_precisions(top, first_harmonic, k, denominator)
-            precision[rows], recall[rows] = precision_of(top, ks), recall_of(top, ks)
+                out.ap[rows] = average_precisions(top, first_harmonic, k, denominator)
+            out.precision[rows], out.recall[rows] = precision_and_recall(top, wanted.ks)
         if len(points):
-            lines = tied.interpolated_precision(torch.from_numpy(points).to(place)).cpu().numpy()
-            for line in lines:  # one by one, so that results do not depend on blocks
-                curve += line
-    return result_of(
-        ap,
-        without,
-        precision,
-        recall,
-        ks,
-        points,
-        curve / max(1, Q),
-        n_database=total,
-        n_distinct=len(distinct_rows(np.ascontiguousarray(code_rows))[0]),
-        ties=ties,
-        k=k,
-        denominator=denominator,
-    )
+            # added one by one, so that results do not depend on blocks
+            for line in tied.interpolated_precision(points).cpu().numpy():
+                out.curve[:] += line
+    return result_of([out], wanted, Q, total, len(distinct_rows(np.ascontiguousarray(code_rows))[0]))
 
 
 def _checked(tables: ArrayLike | Tensor, codes: NDArray[np.uint8]) -> tuple[Tensor, NDArray[np.uint8]]:

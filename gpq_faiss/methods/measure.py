@@ -20,7 +20,7 @@ from ..data.protocols import Split
 from ..data.reader import Reader
 from ..errors import UsageError
 from ..evaluation.likeness import Likeness, Neighbours, likeness, nearest, spaced_queries
-from ..evaluation.ranking import Measured, RankingResult, ScoreFunction, measure_codes, rank_codes
+from ..evaluation.ranking import Measured, Ranking, RankingResult, ScoreFunction, rank_codes
 from ..progress import stage
 from .base import Coder, Codes, Floats
 from .registry import make_method
@@ -86,25 +86,28 @@ class Coded:
         query, base = labels.take(self.query_rows), labels.take(self.base_rows)
         if ray is None:
             return rank_codes(*self.scorer, query, base, **options)
-        here: dict[str, Any] = {**options, "threads": 1}
-        there = {"ties": "expected", "k": None, "denominator": "relevant", "ks": (), "levels": None, **here}
-
-        def spread(tasks: Sequence[int]) -> list[Measured]:
-            # Each call prepares the whole database, so a core gets its tasks in one call.
-            parts = split(tasks, ray)
-            found = run_all(
-                measure_codes, [(part,) for part in parts], ray, shared=(*self.scorer, query, base, there)
-            )
-            by_task = dict(zip(chain(*parts), chain(*found), strict=True))
-            return [by_task[task] for task in tasks]
-
-        return rank_codes(*self.scorer, query, base, **here, spread=spread)
+        options["threads"] = 1
+        ranking = Ranking(*self.scorer, query, base, **options)
+        # Each call prepares the whole database, so a core gets its tasks in one call.
+        parts = split(ranking.tasks, ray)
+        found = run_all(
+            _measure, [(part,) for part in parts], ray, shared=(*self.scorer, query, base, options)
+        )
+        by_task = dict(zip(chain(*parts), chain(*found), strict=True))
+        return ranking.result([by_task[task] for task in ranking.tasks])
 
     def likeness(self, neighbours: Neighbours, dataset: Dataset) -> Likeness:
         """Compare the ranking with the input neighbours of :func:`input_neighbours`."""
         with stage("likeness"):
             ids = dataset.ids[self.base_rows]
             return likeness(*self.scorer, neighbours, n_queries=len(self.query_rows), ids=ids)
+
+
+def _measure(
+    scorer: Any, codes: Codes, query: Labels, base: Labels, options: dict[str, Any], tasks: Sequence[int]
+) -> list[Measured]:
+    """Measures of some tasks of a ranking."""
+    return Ranking(scorer, codes, query, base, **options).measure(tasks)
 
 
 def fit_and_encode(  # noqa: PLR0913

@@ -26,9 +26,8 @@ from ..data.protocols import Split
 from ..encoder import Encoder, is_onnx, open_encoder
 from ..errors import DataError, MismatchError, UsageError
 from ..evaluation.likeness import Likeness, Neighbours
-from ..evaluation.metrics import RECALL_LEVELS
 from ..evaluation.ranking import RankingResult, rank_codes, usable_cores
-from ..evaluation.ties import Denominator, Ties
+from ..evaluation.ties import RECALL_LEVELS, Denominator, Ties
 from ..faissio.io import load_index
 from ..indexes.memory import MemoryIndex
 from ..indexes.opening import open_index
@@ -346,7 +345,7 @@ def evaluate(
         index: an index file of the model, of which to measure what plain Faiss finds of the exact top 10, for the queries of the split.
         ks: k of precision and recall; those larger than the database are left out.
         k: mAP@k instead of the full ranking.
-        ties, denominator: conventions, see :mod:`gpq_faiss.evaluation.metrics`.
+        ties, denominator: conventions, see :class:`gpq_faiss.evaluation.ties.Convention`.
         device: where networks run and models are ranked. Compared methods are fitted and ranked on the CPU.
         on_device: rank with the GPU algorithm; with the device ``cpu``, torch runs it on the CPU. The figures are the same.
         threads: of the ranking on the CPU (default: all cores); the figures do not depend on it.
