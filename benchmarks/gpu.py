@@ -1,4 +1,4 @@
-"""Speed on one GPU: search by Faiss, torch and both, encoding, ranking; and equality of the results with the CPU's.
+"""Speed on one GPU: exact search by torch, search by Faiss, encoding, ranking; and equality of the results with the CPU's.
 
     python benchmarks/gpu.py --out benchmarks/results/gpu.json
 
@@ -27,11 +27,10 @@ from gpq_faiss.codes.encode import encode
 from gpq_faiss.codes.scores import score_tables
 from gpq_faiss.errors import DataError
 from gpq_faiss.evaluation.ranking import rank_codes
-from gpq_faiss.gpu.forms import check_gpu, clone_to_gpu, zero_lists
-from gpq_faiss.gpu.index import DeviceIndex, Part, Raw, Shortlisted
-from gpq_faiss.gpu.memory import FaissBudget
+from gpq_faiss.gpu.faiss_form import FaissLists, check_gpu
+from gpq_faiss.gpu.index import DeviceIndex
+from gpq_faiss.gpu.lists import DeviceLists
 from gpq_faiss.gpu.ranking import rank_on_device
-from gpq_faiss.gpu.scan import Scan
 from gpq_faiss.gpu.tensors import device_of, encode_torch
 from gpq_faiss.indexes.memory import MemoryIndex
 
@@ -92,22 +91,12 @@ def draw(bits: int, n: int, queries: int, device: torch.device) -> tuple[Floats,
 def ways(
     Z: Floats, codes: Tensor, device: torch.device, memory: int, faiss_up_to: int
 ) -> dict[str, DeviceIndex]:
-    """All searches: ``torch``; ``faiss``; ``exact``, where Faiss selects candidates that torch scores."""
-    scan = Scan(codes, Z, device, memory)
-    n = len(scan)
-    found = {"torch": DeviceIndex([Part(device, scan, n)], Z, None, memory=memory)}
+    """All searches: ``exact``, by torch; ``faiss``."""
+    n = len(codes)
+    found = {"exact": DeviceIndex([DeviceLists(codes, Z, device, memory)], Z, n, memory=memory)}
     if n <= faiss_up_to:
-        form = zero_lists(codes.cpu().numpy(), Z)
-        budget = FaissBudget.of(form, memory)
-        index, resources = (
-            (form, None)
-            if device.type == "cpu"
-            else clone_to_gpu(form, int(device.index), memory, positions=True)
-        )
-        del form
-        for name, searcher in (("faiss", Raw(index, budget)), ("exact", Shortlisted(scan, index, budget))):
-            part = Part(device, searcher, n, resources=resources)
-            found[name] = DeviceIndex([part], Z, None, memory=memory)
+        alone = FaissLists(codes.cpu().numpy(), Z, device, memory)
+        found["faiss"] = DeviceIndex([alone], Z, n, memory=memory)
     return found
 
 
@@ -138,7 +127,6 @@ def speed(
                     "queries_per_s": asked / seconds,
                     "codes_per_s": asked * n / seconds,
                     "code_bytes_over_copy_bytes": asked * n * size / seconds / bandwidth,
-                    **index.stats(),
                 }
             )
     return {"copy_bytes_per_s": bandwidth, "build_seconds": building, "k": k, "cells": cells}
@@ -214,7 +202,7 @@ def parity(bits: int, n: int, device: torch.device, memory: int) -> Cell:
     return {
         "items": n,
         "queries": PARITY_QUERIES,
-        "exact_and_torch": "equal to the bit",
+        "exact": "equal to the bit",
         "faiss_largest_difference": largest,
     }
 
@@ -264,12 +252,12 @@ def markdown(result: dict[str, Any]) -> str:
         "",
         "## Parity with the CPU",
         "",
-        "| bits | items | exact and torch | Faiss alone, scores off by |",
+        "| bits | items | exact | Faiss alone, scores off by |",
         "|--:|--:|---|--:|",
     ]
     for bits, cell in result["parity"].items():
         lines.append(
-            f"| {bits} | {cell['items']:,} | {cell['exact_and_torch']} | {cell['faiss_largest_difference']:.1e} |"
+            f"| {bits} | {cell['items']:,} | {cell['exact']} | {cell['faiss_largest_difference']:.1e} |"
         )
     return "\n".join([*lines, ""])
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .experiment.pictures import draw_experiment
     from .experiment.report import report_experiment
     from .experiment.run import run_experiment
-    from .gpu.placing import to_gpu, to_torch
+    from .gpu.index import to_gpu, to_torch
     from .indexes.filters import Allow, Deny
     from .indexes.memory import MemoryIndex
     from .indexes.opening import open_index
@@ -110,8 +110,8 @@ _WHERE = {
     "report_experiment": "experiment.report",
     "run_experiment": "experiment.run",
     "search": "stages.search",
-    "to_gpu": "gpu.placing",
-    "to_torch": "gpu.placing",
+    "to_gpu": "gpu.index",
+    "to_torch": "gpu.index",
     "train": "stages.train",
 }
 

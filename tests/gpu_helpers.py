@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Literal
 
 import faiss
@@ -12,9 +13,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from gpq_faiss.codes.bits import pack_codes
-from gpq_faiss.gpu.forms import clone_to_gpu
-from gpq_faiss.gpu.index import DeviceIndex
-from gpq_faiss.gpu.placing import Source, spread
+from gpq_faiss.gpu.faiss_form import FaissLists
+from gpq_faiss.gpu.index import DeviceIndex, Mode, spread
+from gpq_faiss.gpu.lists import DeviceLists
 from gpq_faiss.gpu.tensors import device_of
 
 HAS_GPU = torch.cuda.is_available() and hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus() > 0
@@ -49,28 +50,14 @@ def put(
     device: str,
     *,
     parts: int = 1,
-    mode: str = "shard",
-    via: Literal["auto", "faiss", "torch"] = "auto",
-    group: bool | None = None,
+    mode: Mode = "shard",
+    via: Literal["torch", "faiss"] = "torch",
     memory: int = MEMORY,
     lists: int | None = None,
 ) -> DeviceIndex:
-    """As ``to_gpu`` (``auto``; ``faiss``: approximate) and ``to_torch``, but on any device, and several parts on one; on the CPU,
-    Faiss' part stays as it is."""
-    place = device_of(device)
-
-    def clone(form: Any, at: Any) -> tuple[Any, Any]:
-        return (form, None) if at.type == "cpu" else clone_to_gpu(form, at.index)
-
-    return spread(
-        Source.of(source, group),
-        [place] * parts,
-        mode,
-        lists,
-        memory,
-        None if via == "torch" else clone,
-        approximate=via == "faiss",
-    )
+    """As ``to_torch``, or ``to_gpu`` with an approximate search, but on any device, and several parts on one."""
+    place = DeviceLists if via == "torch" else functools.partial(FaissLists, lists=lists)
+    return spread(source, [device_of(device)] * parts, mode, memory, place)
 
 
 def same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
@@ -91,8 +78,6 @@ forms = st.fixed_dictionaries(
     {
         "parts": st.integers(1, 3),
         "mode": st.sampled_from(["shard", "replica"]),
-        "via": st.sampled_from(["auto", "torch"]),
-        "group": st.booleans(),
         "memory": st.sampled_from([1 << 18, 1 << 20, 1 << 26]),
     }
 )

@@ -1,205 +1,145 @@
-"""An index on one or several devices: Faiss shortlists on the GPU, torch re-scores exactly; arrays or tensors out.
-
-Faiss' GPU kernels are fast, but their rounding depends on the order of additions, and they keep any of the items tied at rank k. So they
-only shortlist: candidates are re-scored in a fixed order, and if that does not prove the top k, torch scores all codes for that query.
-Results are therefore bit-equal to those of :mod:`..indexes.memory`.
-
-Filters bypass Faiss, whose GPU kernels silently ignore selectors (except cuVS, which is not used here). If enough of the shortlist
-passes, that is the result; else torch scores the passing codes on the same device.
-"""
+"""An index on one or several devices: a snapshot of the items, arrays or tensors out."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor
 
-from ..codes.checks import Floats, Ids
+from ..codes.checks import Codes, Floats, Ids
 from ..errors import DataError, UsageError
-from ..indexes.filters import Filter, FilterCache, mask_of, over_fetch
+from ..faissio.layout import layout_of
+from ..indexes.filters import Filter, mask_of
 from ..indexes.items import IdMap
+from ..indexes.memory import MemoryIndex
 from ..indexes.ranges import LIMIT, check_min_score, too_many
 from ..indexes.threads import check_k, check_threads
 from ..store import codebooks_fingerprint
-from .calls import faiss_within
-from .memory import MAX_K, MEMORY, FaissBudget, Mode
-from .proof import SPARE, decide
-from .scan import DeviceGroups, Scan
-from .tensors import EMPTY_KEY, MAX_ROWS, best_of, keys_of, split_keys, vectors_on
+from .faiss_form import FaissLists, check_gpu
+from .lists import MEMORY, DeviceLists, by_row
+from .tensors import MAX_ROWS, device_of, split_keys, vectors_on
 
-_BLOCK = 1024  # queries per block
 _RESULT = 64  # bytes per result for merging parts and looking up ids
-_TRIED = 256  # queries after which shortlisting may be disabled
+_BLOCK = 1024  # queries per block and device
+
+Mode = Literal["shard", "replica"]
+Part = DeviceLists | FaissLists
+"""The items of one device; keys contain row numbers in the whole index."""
 
 
-class Shortlisted:
-    """Faiss shortlists from all codes; :class:`.scan.Scan` searches queries whose result exact scores do not prove.
-
-    Args:
-        scan: the codes.
-        index: the same codes as a Faiss index on the same device; ids are row numbers.
-        budget: of Faiss' working memory.
-
-    Attributes:
-        tried, proven: shortlisted queries, and those with proven results.
-    """
-
-    def __init__(self, scan: Scan, index: Any, budget: FaissBudget | None = None) -> None:
-        self.scan = scan
-        self.index = index
-        self.budget = budget
-        self.tried = 0
-        self.proven = 0
-        self._lock = threading.Lock()  # Faiss' GPU resources serve one search at a time
-
-    def __len__(self) -> int:
-        return len(self.scan)
-
-    def search_keys(self, queries: Tensor, k: int) -> Tensor:
-        n = len(self)
-        k = min(k, n)
-        wanted = min(n, MAX_K, k + max(SPARE, k // 4))
-        seldom = self.tried >= _TRIED and 2 * self.proven < self.tried
-        if k > MAX_K or (k == wanted and k < n) or seldom:
-            return self.scan.search_keys(queries, k)
-        with self._lock:
-            found = faiss_within(self.index, queries, wanted, self.budget)
-        held = torch.full((len(queries),), n, dtype=torch.int64, device=queries.device)
-        best, proven = decide(self.scan, queries, self.scan.tables(queries), found, k, held)
-        self.tried += len(queries)
-        open_ = (~proven).nonzero()[:, 0]
-        self.proven += len(queries) - len(open_)
-        if len(open_):
-            best[open_] = self.scan.search_keys(queries[open_], k)
-        return best
-
-
-class Raw:
-    """Faiss alone: its own scores, any of the items tied at rank k, at most 2,048 results.
-
-    No second copy of the codes.
-    """
-
-    def __init__(self, index: Any, budget: FaissBudget | None = None) -> None:
-        self.index = index
-        self.budget = budget
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return int(self.index.ntotal)
-
-    def search_keys(self, queries: Tensor, k: int) -> Tensor:
-        k = min(k, len(self))
-        if k > MAX_K:
-            raise UsageError(f"k = {k}: Faiss returns at most {MAX_K} on a GPU; search='exact' has no limit")
-        with self._lock:
-            scores, found = faiss_within(self.index, queries, k, self.budget)
-        return best_of(torch.where(found >= 0, keys_of(scores, found), EMPTY_KEY), k)
-
-
-class Filtered:
-    """The passing codes: shortlisted among all codes if most pass, else scanned.
+def to_gpu(
+    source: Any,
+    *,
+    device: int = 0,
+    devices: Sequence[int] | None = None,
+    mode: Mode = "shard",
+    search: Literal["exact", "approximate"] = "exact",
+    lists: int | None = None,
+    memory: int = MEMORY,
+) -> DeviceIndex:
+    """Copy an index to one or several GPUs.
 
     Args:
-        inner: searcher of all codes.
-        scan: the passing codes.
-        allowed: their number.
+        source: a Faiss index in any form of :mod:`..faissio.storage`, or an :class:`..indexes.memory.MemoryIndex`. Codes of any
+            packing are searched *exactly*, also FastScan's.
+        device: number of the GPU.
+        devices: several GPUs; with ``mode`` ``shard`` each gets a part of the items, with ``replica`` all items and a part of the
+            queries.
+        search: ``exact``: by torch, as :func:`to_torch`; results are bit-equal to the CPU. ``approximate``: by Faiss' ``GpuIndexIVFPQ``
+            with zero centroids and byte-fused codebooks, with its own scores and order of ties, k up to 2,048, without filters and
+            ranges.
+        lists: lists of Faiss' form (default: by the number of items).
+        memory: bytes that a search may use on a device in addition to codes, ids and results; Faiss uses as much as one query needs.
+
+    Raises:
+        DeviceError: no such GPU, or Faiss left an index on the CPU (there is no silent fall-back).
+        DataError: the index is empty or invalid.
+        UsageError: an option out of range; ``approximate`` for codes that Faiss does not support on a GPU.
     """
+    if search not in ("exact", "approximate"):
+        raise UsageError(f"search {search!r}: choose exact or approximate")
+    numbers = [device] if devices is None else list(devices)
+    if not numbers or len(set(numbers)) != len(numbers):
+        raise UsageError(f"devices {numbers}: name at least one GPU, each once")
+    if search == "exact":
+        return to_torch(source, device=numbers, mode=mode, memory=memory)
+    _check_mode(mode)
+    for number in numbers:
+        check_gpu(number)
 
-    def __init__(self, inner: Shortlisted, scan: Scan, allowed: int) -> None:
-        self.inner, self.scan, self.allowed = inner, scan, allowed
+    def place(codes: Codes, Z: Floats, at: torch.device, memory: int, first: int) -> FaissLists:
+        return FaissLists(codes, Z, at, memory, first, lists=lists)
 
-    def __len__(self) -> int:
-        return self.allowed
-
-    def search_keys(self, queries: Tensor, k: int) -> Tensor:
-        n = len(self.scan)
-        k = min(k, self.allowed)
-        more = over_fetch(k, n, self.allowed)
-        if more is None or more + max(SPARE, more // 4) > min(n, MAX_K):
-            return self.scan.search_keys(queries, k)
-        found = self.inner.search_keys(queries, more)
-        assert self.scan.mask is not None
-        passed = self.scan.mask[split_keys(found)[1]]
-        count = passed.cumsum(dim=1)
-        enough = count[:, -1] >= k
-        out = torch.empty((len(queries), k), dtype=torch.int64, device=queries.device)
-        out[enough] = found[passed & (count <= k) & enough[:, None]].reshape(-1, k)
-        open_ = (~enough).nonzero()[:, 0]
-        if len(open_):
-            out[open_] = self.scan.search_keys(queries[open_], k)
-        return out
+    return spread(source, [device_of(int(number)) for number in numbers], mode, memory, place)
 
 
-Searcher = Scan | Shortlisted | Raw | Filtered
-"""Searches the codes of one device; keys contain row numbers there."""
+def to_torch(
+    source: Any,
+    *,
+    device: str | int | Sequence[str | int],
+    mode: Mode = "shard",
+    memory: int = MEMORY,
+) -> DeviceIndex:
+    """Copy an index to one or several devices for exact search by torch, for any K and code length.
 
+    Args:
+        device: ``cuda:0``, or ``cpu`` to run the GPU algorithm on the CPU.
+        source, mode, memory: as :func:`to_gpu`.
 
-@dataclass(frozen=True)
-class Part:
-    """The part of an index on one device.
-
-    Attributes:
-        device: the device.
-        searcher: of items, or of distinct codes if there are ``groups``.
-        items: number of items.
-        first: row of its first item in the whole index (0 for a replica).
-        groups: the items of each distinct code.
-        resources: Faiss objects to keep alive.
+    Raises:
+        DeviceError, DataError, UsageError: see :func:`to_gpu`.
     """
+    _check_mode(mode)
+    places = [device_of(one) for one in ([device] if isinstance(device, str | int) else device)]
+    return spread(source, places, mode, memory, DeviceLists)
 
-    device: torch.device
-    searcher: Searcher
-    items: int
-    first: int = 0
-    groups: DeviceGroups | None = None
-    resources: Any = None
 
-    def search_keys(self, queries: Tensor, k: int) -> Tensor:
-        """int64 keys [q, min(k, items)] with row numbers in the whole index."""
-        keys = self.searcher.search_keys(queries, k)
-        if self.groups is not None:
-            keys = self.groups.expand(keys, min(k, self.items))
-        # keys contain 2^32 - 1 minus the row number
-        return torch.where(keys == EMPTY_KEY, keys, keys - self.first) if self.first else keys
+def _check_mode(mode: str) -> None:
+    if mode not in ("shard", "replica"):
+        raise UsageError(f"mode {mode!r}: choose shard or replica")
 
-    def range_keys(self, queries: Tensor, min_score: float, limit: int) -> tuple[Tensor, Tensor]:
-        """Query rows and keys of all items with at least ``min_score``."""
-        rows, keys = self.scan("a range search").range_keys(queries, min_score, limit)
-        if self.groups is not None:
-            rows, keys = self.groups.expand_all(rows, keys, min_score, limit)
-        return rows, keys - self.first
 
-    def restricted(self, mask: NDArray[np.bool_]) -> Part:
-        """Only the items where ``mask``, bool [items], is set; row numbers are kept."""
-        scan = self.scan("a filter")
-        allowed = int(mask.sum())
-        there = torch.from_numpy(np.array(mask)).to(self.device)  # a copy, as it may belong to the caller
-        if self.groups is None:
-            held, passing = self.searcher, scan.restricted(there)
-            searcher = Filtered(held, passing, allowed) if isinstance(held, Shortlisted) else passing
-            return replace(self, searcher=searcher, items=allowed)
-        rows, groups = self.groups.restricted(there)
-        return replace(self, searcher=scan.taken(rows), items=allowed, groups=groups)
-
-    def scan(self, what: str) -> Scan:
-        """The scan of all codes, for operations (``what``) that need exact scores. Raises UsageError: Faiss alone."""
-        scan = self.searcher if isinstance(self.searcher, Scan) else getattr(self.searcher, "scan", None)
-        if scan is None:
-            raise UsageError(f"{what} needs exact scores: create the index with search='exact'")
-        assert isinstance(scan, Scan)
-        return scan
+def spread(
+    source: Any,
+    places: Sequence[torch.device],
+    mode: Mode,
+    memory: int,
+    place: Callable[[Codes, Floats, torch.device, int, int], Part],
+) -> DeviceIndex:
+    """The items of ``source`` on devices; ``place`` puts codes, of row numbers from its last argument on, on one of them."""
+    description = ""
+    ids: Ids | None
+    if isinstance(source, MemoryIndex):
+        codes, ids, Z, description = source.codes, source.ids, source.codebooks, source.describe()
+    else:
+        layout = layout_of(source, deep=True)
+        if layout.ntotal == 0:
+            raise DataError("the index is empty: add codes first (gpq index)")
+        (codes, ids), Z = layout.ordered(), layout.codebooks
+    n = len(codes)
+    if n > MAX_ROWS:  # row numbers share a key with the score
+        raise DataError(f"{n:,} items: at most {MAX_ROWS:,} over all devices: use several indexes")
+    if mode == "shard" and len(places) > n:
+        raise UsageError(f"{n} items cannot be split over {len(places)} devices: use fewer, or replicas")
+    parts = []
+    for number, at in enumerate(places):
+        first, stop = 0, n
+        if mode == "shard":
+            first, stop = number * n // len(places), (number + 1) * n // len(places)
+        parts.append(place(codes[first:stop], Z, at, memory, first))
+    if ids is not None and ids[0] == 0 and ids[-1] == n - 1:
+        ids = None  # they are row numbers
+    return DeviceIndex(parts, Z, n, ids, mode, memory, source=description)
 
 
 class DeviceIndex:
-    """An index on one or several devices, created by :func:`.placing.to_gpu` and :func:`.placing.to_torch`.
+    """An index on one or several devices, created by :func:`to_gpu` and :func:`to_torch`.
 
     Search is thread-safe. The index is a snapshot: later changes of its source have no effect.
 
@@ -209,24 +149,22 @@ class DeviceIndex:
         codebooks: float32 [M, K, d].
         fingerprint: of the codebooks.
         device: device of query tensors and results (the first, if several).
-        parts: the part on each device.
+        parts: the items on each device.
         mode: ``shard`` (each device has a part of the items) or ``replica`` (each has all, and a part of the queries).
-
-    Raises:
-        DataError: more than 2^32 - 1 items.
     """
 
     def __init__(
         self,
-        parts: list[Part],
+        parts: Sequence[Part],
         codebooks: Floats,
-        ids: Ids | None,
+        ntotal: int,
+        ids: Ids | None = None,
         mode: Mode = "shard",
         memory: int = MEMORY,
         *,
         source: str = "",
     ) -> None:
-        self.parts = parts
+        self.parts = list(parts)
         self.codebooks = codebooks
         self.fingerprint = codebooks_fingerprint(codebooks)
         self.width = int(codebooks.shape[0] * codebooks.shape[2])
@@ -234,27 +172,18 @@ class DeviceIndex:
         self.memory = memory
         self.mode: Mode = mode
         self.device = parts[0].device
-        self.ntotal = sum(part.items for part in parts) if mode == "shard" else parts[0].items
-        if self.ntotal > MAX_ROWS:  # row numbers share a key with the score
-            raise DataError(
-                f"{self.ntotal:,} items: at most {MAX_ROWS:,} over all devices: use several indexes"
-            )
+        self.ntotal = ntotal
         # A copy, as the ids may belong to the caller; also on the host, for filters.
         own = None if ids is None else np.array(ids, np.int64)
         self._names = IdMap(self.ntotal, own)
         self._ids = None if own is None else torch.from_numpy(own).to(self.device)
-        self._filtered: FilterCache[list[Part]] = FilterCache()
+        self._filtered: tuple[bytes, list[DeviceLists]] = b"", []
+        self._lock = threading.Lock()
 
     @property
     def faiss_indexes(self) -> list[Any]:
-        """The Faiss index of each device, with row numbers as ids; empty for torch alone."""
-        found = (getattr(part.searcher, "index", None) for part in self.parts)
-        return [index for index in found if index is not None]
-
-    def stats(self) -> dict[str, int]:
-        """Number of queries shortlisted by Faiss (``tried``), and of those with proven results (``proven``)."""
-        parts = [p.searcher for p in self.parts if isinstance(p.searcher, Shortlisted)]
-        return {"tried": sum(p.tried for p in parts), "proven": sum(p.proven for p in parts)}
+        """The Faiss index of each device, with row numbers as ids; empty for exact search."""
+        return [part.index for part in self.parts if isinstance(part, FaissLists)]
 
     def describe(self) -> str:
         """One-line description of the search."""
@@ -276,7 +205,7 @@ class DeviceIndex:
         """The ``k`` best items of every query, for any k.
 
         Scores are those of :func:`..codes.scores.score_codes`, ties are in ascending order of id (with ``search="approximate"``:
-        Faiss' own). For k above 2,048 torch is used alone.
+        Faiss' own).
 
         Args:
             xq: [Q, M*d]. For an array, results are arrays. For a tensor on :attr:`device`, results are tensors there, without host
@@ -285,11 +214,10 @@ class DeviceIndex:
             nprobe: must be None: the search is exact.
             threads: ignored.
             where: search only items that pass this filter, as in :meth:`..indexes.memory.MemoryIndex.search`. It is evaluated on the
-                host and cached, and takes a byte per item on the device (temporarily about 30 with distinct codes or lists).
+                host; the passing codes are copied on the device and kept for the next search with the same filter.
 
         Returns:
-            D float32 [Q, k], descending; I int64 [Q, k]; padded with -inf and -1 if fewer items pass (with ``search="approximate"`` also
-            if the probed lists have fewer).
+            D float32 [Q, k], descending; I int64 [Q, k]; padded with -inf and -1 if fewer items pass.
 
         Raises:
             UsageError: ``k`` or ``nprobe`` out of range, or too large for the working memory; a tensor on another device; ``where`` is not
@@ -301,19 +229,14 @@ class DeviceIndex:
         if nprobe is not None:
             raise UsageError("nprobe limits a search on the CPU; on a device it is exact: leave it out")
         queries = vectors_on(xq, self.width, self.device)
-        parts = self._parts(where)
-        n = min(k, self._items(parts))
-        if isinstance(xq, Tensor):
-            D = torch.full((len(queries), k), -torch.inf, dtype=torch.float32, device=self.device)
-            found = torch.full((len(queries), k), -1, dtype=torch.int64, device=self.device)
-            for rows, scores, ids in self._blocks(parts, queries, n):
-                D[rows, :n], found[rows, :n] = scores, ids
-            return D, found
-        scores_out = np.full((len(queries), k), -np.inf, np.float32)
-        ids_out = np.full((len(queries), k), -1, np.int64)
-        for rows, scores, ids in self._blocks(parts, queries, n):
-            scores_out[rows, :n], ids_out[rows, :n] = scores.cpu().numpy(), ids.cpu().numpy()
-        return scores_out, ids_out
+        parts = self.parts if where is None else self._exact("a filter", where)
+        on = self.device if isinstance(xq, Tensor) else torch.device("cpu")
+        D = torch.full((len(queries), k), -torch.inf, dtype=torch.float32, device=on)
+        found = torch.full((len(queries), k), -1, dtype=torch.int64, device=on)
+        for rows, keys in self._blocks(parts, queries, k):
+            there = keys.shape[1]
+            D[rows, :there], found[rows, :there] = self._read(keys)
+        return (D, found) if isinstance(xq, Tensor) else (D.numpy(), found.numpy())
 
     def range_search(
         self,
@@ -341,74 +264,55 @@ class DeviceIndex:
         min_score = check_min_score(min_score)
         check_threads(threads)
         queries = vectors_on(xq, self.width, self.device)
-
-        def run(part: Part, block: Tensor) -> tuple[Tensor, Tensor]:
-            return part.range_keys(block, min_score, limit)
-
-        parts = self._parts(where)
-        parts = [part for part in (parts if self.mode == "shard" else parts[:1]) if part.items]
-        found = self._on_all(run, parts, [queries] * len(parts))
-        none = torch.empty(0, dtype=torch.int64, device=self.device)
-        rows, keys = (torch.cat([none, *(f[i].to(self.device) for f in found)]) for i in (0, 1))
+        parts = self._exact("a range search", where)[: None if self.mode == "shard" else 1]
+        pairs = self._on_all(
+            lambda part, block: part.range_keys(block, min_score, limit), parts, [queries] * len(parts)
+        )
+        rows, keys = (torch.cat([pair[i].to(self.device) for pair in pairs]) for i in (0, 1))
         if len(keys) > limit:
             raise too_many(min_score, limit)
-        order = keys.argsort(descending=True)
-        order = order[rows[order].argsort(stable=True)]
+        rows, keys = by_row(rows, keys)
         lims = torch.zeros(len(queries) + 1, dtype=torch.int64, device=self.device)
         lims[1:] = torch.bincount(rows, minlength=len(queries)).cumsum(0)
-        scores, ids = self._read(keys[order])
+        D, found = self._read(keys)
         if isinstance(xq, Tensor):
-            return lims, scores, ids
-        return lims.cpu().numpy(), scores.cpu().numpy(), ids.cpu().numpy()
+            return lims, D, found
+        return lims.cpu().numpy(), D.cpu().numpy(), found.cpu().numpy()
 
-    def _parts(self, where: Filter | None) -> list[Part]:
-        """The parts to search; those of the last filter are cached."""
+    def _exact(self, what: str, where: Filter | None) -> list[DeviceLists]:
+        """The parts to search, of the items that pass; those of the last filter are kept. Raises UsageError: Faiss' own search."""
+        parts = [part for part in self.parts if isinstance(part, DeviceLists)]
+        if not parts:
+            raise UsageError(f"{what} needs exact scores: create the index with search='exact'")
         if where is None:
-            return self.parts
-        for part in self.parts:
-            part.scan("a filter")
-        mask = mask_of(where, self._names)
+            return parts
+        bits = np.packbits(mask_of(where, self._names))
+        with self._lock:
+            if self._filtered[0] != bits.tobytes():
+                self._filtered = b"", []  # free its memory before allocating more
+                mask = torch.from_numpy(np.unpackbits(bits, count=self.ntotal).view(np.bool_))
+                self._filtered = bits.tobytes(), [part.restricted(mask.to(part.device)) for part in parts]
+            return self._filtered[1]
 
-        def make() -> list[Part]:
-            return [part.restricted(mask[part.first : part.first + part.items]) for part in self.parts]
-
-        return self._filtered.get(mask, make)
-
-    def _items(self, parts: list[Part]) -> int:
-        return sum(part.items for part in parts) if self.mode == "shard" else parts[0].items
-
-    def _blocks(self, parts: list[Part], queries: Tensor, k: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Yield rows, scores and ids in blocks of queries; smaller blocks for large k limit memory."""
-        if k == 0:
-            return
-        step = _BLOCK * (len(self.parts) if self.mode == "replica" else 1)
-        step = max(1, min(step, self.memory // (_RESULT * k)))
+    def _blocks(self, parts: Sequence[Part], queries: Tensor, k: int) -> Iterator[tuple[slice, Tensor]]:
+        """Yield rows and keys int64 [q, k or fewer] of blocks of queries; smaller blocks for large k limit memory."""
+        split = self.mode == "replica"
+        step = max(1, min(_BLOCK * (len(parts) if split else 1), self.memory // (_RESULT * k)))
         for start in range(0, len(queries), step):
             block = queries[start : start + step]
-            scores, ids = self._read(self._search_keys(parts, block, k))
-            yield slice(start, start + len(block)), scores, ids
-
-    def _search_keys(self, parts: list[Part], queries: Tensor, k: int) -> Tensor:
-        if len(parts) == 1:
-            return parts[0].search_keys(queries, k)
-
-        def run(part: Part, block: Tensor) -> Tensor:
-            return part.search_keys(block, k)
-
-        if self.mode == "shard":
-            parts = [part for part in parts if part.items]
-            found = self._on_all(run, parts, [queries] * len(parts))
-            return best_of(torch.cat([keys.to(self.device) for keys in found], dim=1), k)
-        blocks = [block for block in queries.tensor_split(len(parts)) if len(block)]
-        found = self._on_all(run, parts[: len(blocks)], blocks)  # a replica without queries stays idle
-        return torch.cat([keys.to(self.device) for keys in found])
+            blocks = [*block.tensor_split(len(parts))] if split else [block] * len(parts)
+            found = self._on_all(lambda part, own: part.search_keys(own, k), parts, blocks)
+            keys = torch.cat([one.to(self.device) for one in found], dim=0 if split else 1)
+            if len(parts) > 1 and not split:
+                keys = keys.sort(dim=1, descending=True).values[:, :k]
+            yield slice(start, start + len(block)), keys
 
     def _on_all(
-        self, run: Callable[[Part, Tensor], Any], parts: list[Part], blocks: list[Tensor]
+        self, run: Callable[[Any, Tensor], Any], parts: Sequence[Part], blocks: Sequence[Tensor]
     ) -> list[Any]:
         """``run`` each part with its block in parallel, one thread per device."""
-        if not parts:
-            return []
+        if len(parts) == 1:
+            return [run(parts[0], blocks[0])]
         # Threads start on the default stream; use the caller's, so that freed memory is not reused while the other reads it.
         streams = [
             torch.cuda.current_stream(part.device) if part.device.type == "cuda" else None for part in parts
@@ -424,7 +328,7 @@ class DeviceIndex:
                 stream.synchronize()
             return result
 
-        with ThreadPoolExecutor(len(blocks)) as pool:
+        with ThreadPoolExecutor(len(parts)) as pool:
             return list(pool.map(one, parts, blocks, streams))
 
     def _read(self, keys: Tensor) -> tuple[Tensor, Tensor]:

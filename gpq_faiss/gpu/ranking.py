@@ -30,7 +30,7 @@ from ..evaluation.ties import (
     harmonic_numbers,
     precision_and_recall,
 )
-from .memory import MEMORY
+from .lists import MEMORY
 from .tensors import device_of, tensor_of
 
 _ENTRIES = 4096  # entries of a look-up table of several codebooks
@@ -38,8 +38,7 @@ _CELL = 256
 """Maximum bytes per entry and query: score, sort, counts, sums, tie groups, dense results."""
 _ROWS = 1024
 _CELLS = 1 << 30  # maximum entries per block: torch's nonzero supports fewer than 2^31
-_TABLE = 1 << 20  # harmonic numbers from a table; beyond it their expansion is exact in float64
-_EULER = 0.5772156649015329
+_FAR = 4096  # ranks from which the expansion of harmonic numbers is exact in float64
 _LEAST = float(np.finfo(np.float64).tiny)
 
 
@@ -99,7 +98,6 @@ def rank_on_device(  # noqa: PLR0913
         each=ties == "id",
     )
     query_words = torch.from_numpy(_words(queries, wide)).to(place)
-    harmonic = _Harmonic(total, place)
     at_most = max((*wanted.ks, *([] if k is None else [k])), default=0)
     first_harmonic = harmonic_numbers(min(total, at_most))
     points = torch.from_numpy(wanted.points).to(place)
@@ -110,7 +108,7 @@ def rank_on_device(  # noqa: PLR0913
         tied = held.rank(_whole(given[rows].to(place), start), query_words[rows]).arranged(ties)
         out.without[rows] = (tied.relevant == 0).cpu().numpy()
         if k is None:
-            out.ap[rows] = tied.average_precisions(harmonic).cpu().numpy()
+            out.ap[rows] = tied.average_precisions().cpu().numpy()
         if at_most:
             top = tied.top(at_most)
             if k is not None:
@@ -183,31 +181,15 @@ def _whole(tables: Tensor, first: int) -> Tensor:
     return scaled.round().int()
 
 
-class _Harmonic:
-    """Differences of harmonic numbers H(a + t) - H(a), float64, for rankings of up to ``n`` items."""
-
-    def __init__(self, n: int, device: torch.device) -> None:
-        size = min(n, _TABLE)
-        sums = np.cumsum(1 / np.arange(1, size + 1, dtype=np.longdouble))
-        table = np.concatenate([[0.0], sums]).astype(np.float64)
-        self.size = size
-        self.table = torch.from_numpy(table).to(device)
-
-    def _at(self, n: Tensor) -> Tensor:
-        x = n.clamp_min(self.size).double()
-        # the next term is below 1e-26
-        beyond = x.log() + _EULER + 0.5 / x - 1 / (12 * x * x)
-        return torch.where(n <= self.size, self.table[n.clamp_max(self.size)], beyond)
-
-    def between(self, a: Tensor, t: Tensor) -> Tensor:
-        """H(a + t) - H(a) for int64 ``a`` >= 0 and ``t`` >= 1, of one shape."""
-        low, high = a.double(), (a + t).double()
-        above = low.clamp_min(1.0)
-        far = torch.log1p(t / above) + 0.5 * (1 / high - 1 / above)
-        far -= (1 / (high * high) - 1 / (above * above)) / 12
-        near = self._at(a + t) - self._at(a)
-        spread = torch.where(a >= self.size, far, near)
-        return torch.where(t == 1, 1 / high, spread)
+def _harmonic_between(a: Tensor, t: Tensor) -> Tensor:
+    """Differences of harmonic numbers H(a + t) - H(a), float64, for int64 ``a`` >= 0 and ``t`` >= 1 of one shape."""
+    low, high = a.double(), (a + t).double()
+    above = low.clamp_min(1.0)
+    # the difference of their expansions; the next term is below 1e-16
+    far = torch.log1p(t / above) + 0.5 * (1 / high - 1 / above)
+    far -= (1 / (high * high) - 1 / (above * above)) / 12
+    near = torch.special.digamma(high + 1) - torch.special.digamma(low + 1)
+    return torch.where(t == 1, 1 / high, torch.where(a >= _FAR, far, near))
 
 
 @dataclass(frozen=True)
@@ -250,11 +232,11 @@ class _Tied:
         dense[self.row, self.place] = values
         return dense
 
-    def average_precisions(self, harmonic: _Harmonic) -> Tensor:
+    def average_precisions(self) -> Tensor:
         """Expected average precision of the full rankings, float64 [q]; 0 without relevant items."""
         a, n, b, r = self.before, self.size, self.hits_before, self.hits
         slope = (r - 1).double() / (n - 1).clamp_min(1)
-        sums = (b + 1 - slope * (a + 1)) * harmonic.between(a, n) + slope * n
+        sums = (b + 1 - slope * (a + 1)) * _harmonic_between(a, n) + slope * n
         # summed by row from a dense array, as atomic additions have no fixed order
         return self._dense(sums * (r.double() / n)).sum(dim=1) / self.relevant.clamp_min(1)
 

@@ -9,6 +9,7 @@ Imports torch at the top, so only this package imports this module.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,7 +20,8 @@ from ..codes.bits import bits_per_code, code_size
 from ..codes.checks import check_codebooks, check_vectors, named_rows
 from ..codes.encode import ORDINARY, encode
 from ..codes.nearest import tolerance
-from ..errors import DataError, DeviceError, UsageError
+from ..errors import DataError, UsageError
+from ..nn.device import resolve_device
 
 EMPTY_KEY = torch.iinfo(torch.int64).min
 """The key of a missing result."""
@@ -34,28 +36,8 @@ _ENCODE_ENTRIES = 32 << 20  # scores per block
 
 
 def device_of(device: str | int | torch.device) -> torch.device:
-    """A torch device by name or GPU number.
-
-    Raises:
-        UsageError: not ``cpu``, ``cuda`` or ``cuda:N``.
-        DeviceError: torch sees no such GPU.
-    """
-    try:
-        found = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-    except RuntimeError:
-        raise UsageError(f"no device is called {device!r}: use cuda:N, or cpu") from None
-    if found.type == "cpu":
-        return torch.device("cpu")
-    if found.type != "cuda":
-        raise UsageError(f"device {str(found)!r} is not supported: use cuda:N, or cpu")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    number = found.index or 0
-    if not 0 <= number < count:
-        have = f"only {count}" if count else "none"
-        raise DeviceError(
-            f"GPU {number} was requested, but torch sees {have} here: choose another, or use the CPU"
-        )
-    return torch.device("cuda", number)
+    """A torch device by name or GPU number. Raises as :func:`..nn.device.resolve_device`; there is no fall-back."""
+    return resolve_device(f"cuda:{device}" if isinstance(device, int) else str(device))
 
 
 def tensor_of(array: NDArray[Any]) -> Tensor:
@@ -220,38 +202,34 @@ def columns_of(codes: Tensor, M: int, K: int) -> Tensor:
     """Packed codes [n, code_size] -> indices into :func:`fused_tables`, uint8 [T, n]; for K = 16 the bytes themselves."""
     if is_paired(M, K) and K == 16:
         return codes.t().clone(memory_format=torch.contiguous_format)
-    paired = is_paired(M, K)
-    T = (M + 1) // 2 if paired else M
-    out = torch.empty((T, len(codes)), dtype=torch.uint8, device=codes.device)
-    for t in range(T):
-        m = 2 * t if paired else t
-        out[t] = unpack_column(codes, m, K)
-        if paired and m + 1 < M:
-            out[t] += K * unpack_column(codes, m + 1, K)
-    return out
+    columns = [unpack_column(codes, m, K) for m in range(M)]
+    if is_paired(M, K):
+        columns = [columns[m] + K * columns[m + 1] if m + 1 < M else columns[m] for m in range(0, M, 2)]
+    return torch.stack(columns)
 
 
 def score_columns(tables: Tensor, columns: Tensor, *, paired: bool) -> Tensor:
     """Scores float32 [Q, n] of all queries and codes: tables [Q, T, entries], columns uint8 [T, n]."""
-    total = torch.zeros((len(tables), columns.shape[1]), dtype=torch.float32, device=tables.device)
-    step = 1 if paired else 2
-    for t in range(0, len(columns), step):
-        part = tables[:, t].index_select(1, columns[t].int())
-        if not paired and t + 1 < len(columns):
-            part += tables[:, t + 1].index_select(1, columns[t + 1].int())
-        total += part
-    return total
+    return _summed(lambda t: tables[:, t].index_select(1, columns[t].int()), len(columns), paired=paired)
 
 
-def score_places(tables: Tensor, columns: Tensor, positions: Tensor, *, paired: bool) -> Tensor:
-    """Scores float32 [Q, c] of each query's own codes at ``positions`` int64 [Q, c], as :func:`score_columns`."""
-    total = torch.zeros(positions.shape, dtype=torch.float32, device=tables.device)
+def score_places(tables: Tensor, rows: Tensor, columns: Tensor, *, paired: bool) -> Tensor:
+    """Scores float32 [r] of codes, columns uint8 [T, r], for one query each, ``rows`` int64 [r]."""
+    _, T, entries = tables.shape
+    first = rows * (T * entries)
+    return _summed(lambda t: torch.take(tables, first + (columns[t].long() + t * entries)), T, paired=paired)
+
+
+def _summed(entry: Callable[[int], Tensor], T: int, *, paired: bool) -> Tensor:
+    """Sum over tables in the order of :func:`..codes.scores.lookup`."""
+    total: Tensor | None = None
     step = 1 if paired else 2
-    for t in range(0, len(columns), step):
-        part = tables[:, t].gather(1, columns[t][positions].long())
-        if not paired and t + 1 < len(columns):
-            part += tables[:, t + 1].gather(1, columns[t + 1][positions].long())
-        total += part
+    for t in range(0, T, step):
+        part = entry(t)
+        if not paired and t + 1 < T:
+            part += entry(t + 1)
+        total = part if total is None else total.add_(part)
+    assert total is not None
     return total
 
 
@@ -269,10 +247,3 @@ def split_keys(keys: Tensor) -> tuple[Tensor, Tensor]:
     positions = _LOW - (keys & _LOW)
     none = keys == EMPTY_KEY
     return scores.masked_fill(none, -torch.inf), positions.masked_fill(none, -1)
-
-
-def best_of(keys: Tensor, k: int) -> Tensor:
-    """The ``k`` largest keys of each row, descending (all, if fewer)."""
-    if k >= keys.shape[1]:
-        return keys.sort(dim=1, descending=True).values
-    return keys.topk(k, dim=1).values

@@ -57,21 +57,14 @@ def open_on_device(
 
     Raises:
         UsageError: too little ``memory``.
-        DeviceError: no such GPU, Faiss without GPU support, or an index too large for the GPU.
+        DeviceError: no such GPU, or an index too large for it.
         DataError, MismatchError: as :func:`open_index`.
     """
-    from ..gpu.forms import check_gpu
-    from ..gpu.memory import MEMORY
-    from ..gpu.placing import to_gpu, to_torch
+    from ..gpu.index import to_torch
+    from ..gpu.lists import MEMORY
 
-    place = resolve_device(device)
-    budget = MEMORY if memory is None else parse_bytes(memory)
-    if place.type == "cuda":
-        check_gpu(place.index)
-    opened = open_index(index)
-    if place.type == "cuda":
-        return to_gpu(opened, device=place.index, memory=budget)
-    return to_torch(opened, device="cpu", memory=budget)
+    place = str(resolve_device(device))
+    return to_torch(open_index(index), device=place, memory=MEMORY if memory is None else parse_bytes(memory))
 
 
 def search(

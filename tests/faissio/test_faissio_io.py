@@ -349,7 +349,7 @@ def test_mutated_files_never_crash(tmp_path: Path) -> None:
 def test_reading_an_index_needs_no_torch(saved: Path) -> None:
     script = f"""
         import sys
-        import gpq_faiss.stages.index, gpq_faiss.gpu.forms
+        import gpq_faiss.stages.index
         from gpq_faiss.faissio.io import load_index
         load_index({str(saved)!r})
         assert "torch" not in sys.modules

@@ -148,10 +148,9 @@ def test_real_codes(device: str, bits: int) -> None:
     codes, Z, vectors, classes = trained(bits)
     xq = vectors[:200]
     engine = MemoryIndex.build(codes, Z)
-    for via in ("auto", "torch"):
-        index = put(engine, device, via=via, memory=1 << 26)
-        for k in (1, 100, 5000):
-            assert same(index.search(xq[:20], k), engine.search(xq[:20], k))
+    index = put(engine, device, memory=1 << 26)
+    for k in (1, 100, 5000):
+        assert same(index.search(xq[:20], k), engine.search(xq[:20], k))
     there = torch.from_numpy(vectors[200:]).to(device)
     assert np.array_equal(encode_torch(there, Z).cpu().numpy(), codes)
     M, K = Z.shape[:2]

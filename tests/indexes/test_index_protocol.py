@@ -15,8 +15,7 @@ from gpq_faiss.codes.bits import pack_codes
 from gpq_faiss.codes.codebooks import inject
 from gpq_faiss.errors import UsageError
 from gpq_faiss.faissio.storage import FORMS
-from gpq_faiss.gpu.index import DeviceIndex
-from gpq_faiss.gpu.placing import to_torch
+from gpq_faiss.gpu.index import DeviceIndex, to_torch
 from gpq_faiss.indexes.file import FileIndex, open_file
 from gpq_faiss.indexes.filters import Deny
 from gpq_faiss.indexes.memory import MemoryIndex
