@@ -12,26 +12,11 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from ..codes.bits import pack_codes, unpack_codes
-from ..errors import DataError
+from ..codes.bits import pack_codes
 from .base import Codes, Floats
-from .coders import TableCoder
+from .coders import TableCoder, checked_codebooks, index_pq
 
 _BLOCK = 4096  # rows; fixed, so that a code hardly depends on the batch
-
-
-def check_additive(codebooks: Floats) -> Floats:
-    """Codebooks as contiguous float32 [M, K, D].
-
-    Raises:
-        DataError: another shape, K not a power of two from 4 to 256, or not finite.
-    """
-    C = np.ascontiguousarray(codebooks, dtype=np.float32)
-    if C.ndim != 3 or not 4 <= C.shape[1] <= 256 or C.shape[1] & (C.shape[1] - 1) or not np.isfinite(C).all():
-        raise DataError(
-            f"codebooks {list(C.shape)}: finite [M, K, D] with K a power of two, 4 to 256, are needed"
-        )
-    return C
 
 
 def reconstruct(assignment: NDArray[np.uint8], C: Floats) -> Floats:
@@ -129,31 +114,27 @@ def update_codebooks(
 
 
 class AdditiveCoder(TableCoder):
-    """Items are sums of M codewords, one per codebook, scored by inner product with the query.
+    """Items are sums of M full-width codewords, one per codebook, scored by inner product with the query.
+
+    Product codes are the special case of codebooks with disjoint supports.
 
     Args:
         codebooks: float32 [M, K, D], K a power of two from 4 to 256.
-        sweeps: see :func:`iterated_conditional_modes`.
 
     Raises:
-        DataError: see :func:`check_additive`.
+        DataError: codebooks of another shape, or not finite.
     """
 
     name = "additive codes"
 
-    def __init__(self, codebooks: Floats, sweeps: int = 10) -> None:
-        self.codebooks = check_additive(codebooks)
-        self.sweeps = sweeps
+    def __init__(self, codebooks: Floats) -> None:
+        self.codebooks = checked_codebooks(codebooks)
         self.M, self.K, self.width = (int(n) for n in self.codebooks.shape)
         super().__init__(self.M * (self.K.bit_length() - 1))
         self.code_size = (self.bits + 7) // 8
 
     def _encode(self, x: Floats) -> Codes:
-        return pack_codes(iterated_conditional_modes(x, self.codebooks, self.sweeps), self.K)
-
-    def decode(self, codes: Codes) -> Floats:
-        """Sums of the coded codewords, float32 [n, D]."""
-        return reconstruct(unpack_codes(codes, self.M, self.K), self.codebooks)
+        return pack_codes(iterated_conditional_modes(x, self.codebooks), self.K)
 
     def score_tables(self, xq: NDArray[Any]) -> Floats:
         x = self._inputs(xq, "queries")
@@ -163,12 +144,7 @@ class AdditiveCoder(TableCoder):
     def index(self) -> Any:
         """``faiss.IndexPQ`` over M copies of the space, so that the query repeated M times has the inner product of the sum. Add codes
         with ``add_sa_codes`` only: ``add`` would quantise each copy independently."""
-        index = faiss.IndexPQ(
-            self.M * self.width, self.M, self.K.bit_length() - 1, faiss.METRIC_INNER_PRODUCT
-        )
-        faiss.copy_array_to_vector(self.codebooks.ravel(), index.pq.centroids)
-        index.is_trained = True
-        return index
+        return index_pq(self.codebooks, faiss.METRIC_INNER_PRODUCT)
 
     def search_input(self, xq: NDArray[Any]) -> NDArray[Any]:
         """Each query repeated M times."""

@@ -20,10 +20,8 @@ Codes = NDArray[np.uint8]
 
 
 class Coder(ABC):
-    """Codes for similarity search.
-
-    Methods that learn from a matrix of vectors (PQ, ITQ ...) implement :meth:`_fit`. Coders made from a trained network's codebooks
-    (:mod:`gpq_faiss.methods.coders`) need no fit. Sub-classes implement :meth:`_encode` and :meth:`_score`; their arguments are checked.
+    """Codes for similarity search. Sub-classes implement ``_fit`` (unless their codewords are given), ``_encode`` and ``_score``; their
+    arguments are checked.
 
     Args:
         bits: code length in bits. ``float`` and ``classifier`` ignore it; their :attr:`bits` is set by :meth:`fit`.
@@ -50,24 +48,17 @@ class Coder(ABC):
         self.bits = bits
         self.seed = seed
 
-    # ------------------------------------------------------------------------------------------------ what users call
-
-    def fit(self, x: NDArray[Any], labels: Labels | None = None, *, seed: int | None = None) -> Self:
+    def fit(self, x: NDArray[Any], labels: Labels | None = None) -> Self:
         """Learn from a training set.
 
         Args:
             x: float32 [N, width], labelled and unlabelled rows of the training set.
             labels: of these rows (unlabelled rows have none); unsupervised methods ignore them.
-            seed: overrides the constructor's.
 
         Raises:
             DataError: rows that are not finite, too few rows, or missing labels.
             UsageError: a code length that vectors of this width cannot have.
         """
-        if seed is not None:
-            if seed < 0:
-                raise UsageError(f"{self.name}: seed {seed}: it must not be negative")
-            self.seed = seed
         x = _check(x, self.name, "training vectors")
         if not len(x) or not x.shape[1]:
             raise DataError(f"{self.name}: training vectors are {list(x.shape)}: nothing to learn from")
@@ -89,11 +80,7 @@ class Coder(ABC):
         return self._encode(self._inputs(x, "vectors"))
 
     def score(self, xq: NDArray[Any], codes: NDArray[Any]) -> Floats:
-        """Scores float32 [Q, n] of each code for each query; higher is nearer, equal codes have bit-equal scores.
-
-        Args:
-            xq: float32 [Q, width], queries.
-            codes: uint8 [n, code_size] of :meth:`encode`.
+        """Scores float32 [Q, n] of codes uint8 [n, code_size] for queries float32 [Q, width]; higher is nearer.
 
         Raises:
             UsageError, DataError, MismatchError: as for :meth:`encode`, or codes of another size.
@@ -112,41 +99,26 @@ class Coder(ABC):
         return self._score(xq, np.ascontiguousarray(codes))
 
     def score_tables(self, xq: NDArray[Any]) -> Floats | None:
-        """Scores of codewords per query, float32 [Q, M, K], if the score of a code is a sum of M entries; else None.
-
-        Args:
-            xq: float32 [Q, width], queries.
-
-        Raises:
-            UsageError, DataError, MismatchError: as for :meth:`encode`.
-        """
+        """Scores of codewords per query, float32 [Q, M, K], if the score of a code is a sum of M entries; else None."""
         del xq
         return None
 
-    @abstractmethod
     def index(self) -> Any:
-        """A trained, empty ``faiss.Index`` (or ``faiss.IndexBinary``) that ranks as :meth:`score` does.
-
-        Search it with :meth:`search_input`. :func:`gpq_faiss.methods.coders.fill` adds codes; indexes of fitted coders also accept
-        :meth:`search_input` of vectors in ``add``.
+        """A trained, empty ``faiss.Index`` (or ``faiss.IndexBinary``) for codes, which ranks queries :meth:`search_input` as
+        :meth:`score` does.
 
         Raises:
-            UsageError: not fitted yet.
+            DataError: not fitted yet, or Faiss has no such index that it can write.
         """
+        raise DataError(f"{self.name}: Faiss has no index of such codes")
 
     def search_input(self, xq: NDArray[Any]) -> NDArray[Any]:
-        """Input to search :meth:`index` with, for query vectors float32 [Q, width]; by default the vectors themselves.
-
-        Raises:
-            UsageError, DataError, MismatchError: as for :meth:`encode`.
-        """
+        """Input to search :meth:`index` with, for query vectors float32 [Q, width]; by default the vectors themselves."""
         return self._inputs(xq, "vectors")
 
     def settings(self) -> dict[str, Any]:
-        """All hyper-parameters, JSON-serialisable: equal settings and data give equal codes."""
-        return {"method": self.name, "seed": self.seed}
-
-    # ------------------------------------------------------------------------------------------- what sub-classes implement
+        """What determines the codes of a training set, JSON-serialisable; the rest is fixed (see ``revision`` in the registry)."""
+        return {"method": self.name, "bits": self.bits, "seed": self.seed}
 
     def _fit(self, x: Floats, labels: Labels | None) -> None:
         raise UsageError(f"{self.name}: its codewords are fixed: there is nothing to fit")
@@ -156,8 +128,6 @@ class Coder(ABC):
 
     @abstractmethod
     def _score(self, xq: Floats, codes: Codes) -> Floats: ...
-
-    # --------------------------------------------------------------------------------------------------------- checks
 
     def _require_fit(self) -> None:
         if not self.width:
@@ -172,6 +142,19 @@ class Coder(ABC):
                 "use vectors from the same extractor"
             )
         return x
+
+
+def labelled_rows(labels: Labels | None, name: str) -> NDArray[np.int64]:
+    """Rows with labels, int64, ascending.
+
+    Raises:
+        DataError: there are none.
+    """
+    if labels is None or not labels.has().any():
+        raise DataError(
+            f"{name}: it learns from labels alone, but no item has one: label some items, or leave the method out"
+        )
+    return np.flatnonzero(labels.has())
 
 
 def _check(x: NDArray[Any], name: str, what: str) -> Floats:
@@ -190,26 +173,10 @@ def _check(x: NDArray[Any], name: str, what: str) -> Floats:
     return x
 
 
-def _norms(x: Floats) -> NDArray[np.float64]:
-    # float64: a float32 square overflows at 1e19 and vanishes at 1e-23.
-    norms: NDArray[np.float64] = np.sqrt(np.einsum("nd,nd->n", x, x, dtype=np.float64))
-    return norms
-
-
 def scaled_rows(x: Floats) -> Floats:
     """Rows of ``x`` scaled to unit length, float32; zero rows stay zero."""
-    norms = _norms(x)
+    # float64: a float32 square overflows at 1e19 and vanishes at 1e-23.
+    norms = np.sqrt(np.einsum("nd,nd->n", x, x, dtype=np.float64))
     norms[norms == 0] = 1
-    return np.divide(x, norms[:, None], out=np.empty_like(x), casting="same_kind")
-
-
-def unit_rows(x: Floats, name: str) -> Floats:
-    """As :func:`scaled_rows`, but zero rows are errors.
-
-    Raises:
-        DataError: a zero row.
-    """
-    zero = np.flatnonzero(~x.any(axis=1))
-    if zero.size:
-        raise DataError(f"{name}: {rows_that(zero, 'are')} all zero and have no direction: leave them out")
-    return scaled_rows(x)
+    scaled: Floats = np.divide(x, norms[:, None], out=np.empty_like(x), casting="same_kind")
+    return scaled

@@ -25,103 +25,40 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..data.labels import Labels
-from ..errors import DataError, UsageError
+from ..errors import UsageError
 from ..nn.adam import Adam
-from .base import Coder, Codes, Floats
+from .base import Coder, Codes, Floats, labelled_rows
 from .float_features import dot_rows
 from .leave_one_out import MOST_ROWS, leave_one_out
 from .posterior import LEAST_SHARE
 from .propagation import items_to_compare, propagate
 
+_RATE, _DECAY = 1e-3, 1e-2  # learning rate and weight decay
+_DROPOUT, _INPUT_DROPOUT = 0.5, 0.2
 _ENCODE_ROWS = 4096  # fixed, so that probabilities do not depend on the number of vectors
 
 
 class Classifier(Coder):
     """Linear - ReLU - dropout - linear - softmax on standardised, noisy inputs, trained with AdamW on the labelled rows.
 
+    The learning rate decays to 0 along a half cosine; the noise is estimated from the labels (:mod:`.leave_one_out`).
+
     Args:
         bits: ignored; :attr:`bits` is 32 · C after :meth:`fit`.
-        hidden: width of the hidden layer.
-        steps: optimiser steps.
-        batch: rows per step (all, if there are fewer).
-        learning_rate: initial value; decays to 0 along a half cosine.
-        weight_decay: of AdamW.
-        dropout: dropout rate of the hidden units.
-        input_dropout: dropout rate of the inputs.
-        noise: standard deviation of Gaussian noise on the standardised inputs; None: estimated from the labels
-            (:mod:`.leave_one_out`).
-        networks: number of networks whose probabilities are averaged.
-        propagation: weight of labels propagated to unlabelled rows (:mod:`.propagation`), in labels per class, as the
-            setting ``posterior.propagation``; 0: no propagation.
-
-    Raises:
-        UsageError: a hyper-parameter out of range.
     """
 
     name = "classifier"
+    hidden, steps, batch = 512, 1000, 500
+    networks = 1
+    """Number of networks whose probabilities are averaged."""
+    propagation = 0.0
+    """Weight of labels propagated to unlabelled rows, in labels per class, as the setting ``posterior.propagation``."""
 
-    def __init__(  # noqa: PLR0913
-        self,
-        bits: int = 1,
-        *,
-        seed: int = 0,
-        hidden: int = 512,
-        steps: int = 1000,
-        batch: int = 500,
-        learning_rate: float = 1e-3,
-        weight_decay: float = 1e-2,
-        dropout: float = 0.5,
-        input_dropout: float = 0.2,
-        noise: float | None = None,
-        networks: int = 1,
-        propagation: float = 0.0,
-    ) -> None:
+    def __init__(self, bits: int = 1, *, seed: int = 0) -> None:
         super().__init__(bits, seed=seed)
-        if (
-            min(hidden, steps, batch, networks) < 1
-            or learning_rate <= 0
-            or min(weight_decay, propagation) < 0
-        ):
-            raise UsageError(
-                f"{self.name}: hidden, steps, batch, networks and learning_rate must be above 0, weight_decay and propagation not "
-                "negative"
-            )
-        if not (0 <= dropout < 1 and 0 <= input_dropout < 1):
-            raise UsageError(
-                f"{self.name}: dropout {dropout} and input_dropout {input_dropout} must be in [0, 1)"
-            )
-        self.hidden = hidden
-        self.steps = steps
-        self.batch = batch
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.dropout = dropout
-        if noise is not None and not noise >= 0:
-            raise UsageError(f"{self.name}: noise {noise} must not be negative")
-        self.input_dropout = input_dropout
-        self.noise = noise
-        self.losses: list[float] = []
-        """Loss of each step of the last :meth:`fit`."""
-        self.networks = networks
-        self.propagation = propagation
         self._nets: list[nn.Sequential] = []
         self._mean: Floats = np.empty(0, np.float32)
         self._scale = 1.0
-
-    def settings(self) -> dict[str, Any]:
-        names = (
-            "hidden",
-            "steps",
-            "batch",
-            "learning_rate",
-            "weight_decay",
-            "dropout",
-            "input_dropout",
-            "noise",
-            "networks",
-            "propagation",
-        )
-        return {**super().settings(), **{name: getattr(self, name) for name in names}}
 
     def probabilities(self, x: NDArray[Any]) -> Floats:
         """Class probabilities float32 [n, C] of vectors float32 [n, width]."""
@@ -137,11 +74,8 @@ class Classifier(Coder):
         return self.probabilities(xq)
 
     def _fit(self, x: Floats, labels: Labels | None) -> None:
-        if labels is None or not labels.has().any():
-            raise DataError(
-                f"{self.name}: it learns from labels alone, but no item has one: label some items, or leave the method out"
-            )
-        rows = np.flatnonzero(labels.has())
+        rows = labelled_rows(labels, self.name)
+        assert labels is not None
         y = labels.dense(rows)
         # One scale for all dimensions keeps their proportions, which carry information.
         self._mean = x.mean(axis=0, dtype=np.float64).astype(np.float32)
@@ -153,11 +87,11 @@ class Classifier(Coder):
             torch.manual_seed(self.seed)
             learnt = self._standardised(x[rows])
             found = leave_one_out(*(a[:: -(-len(rows) // MOST_ROWS)] for a in (learnt.numpy(), y)))
-            noise = found.noise if self.noise is None else self.noise
             pseudo_labels = self._propagated(x, rows, y, found.accuracy)
             targets = torch.from_numpy(y / y.sum(axis=1, keepdims=True))
-            self.losses = []
-            self._nets = [self._train(learnt, targets, noise, pseudo_labels) for _ in range(self.networks)]
+            self._nets = [
+                self._train(learnt, targets, found.noise, pseudo_labels) for _ in range(self.networks)
+            ]
 
     def _propagated(
         self, x: Floats, labelled: NDArray[np.int64], y: Floats, accuracy: float
@@ -182,13 +116,13 @@ class Classifier(Coder):
         self, x: Tensor, y: Tensor, noise: float, pseudo_labels: tuple[Tensor, Tensor, float] | None
     ) -> nn.Sequential:
         net = nn.Sequential(
-            nn.Dropout(self.input_dropout),
+            nn.Dropout(_INPUT_DROPOUT),
             nn.Linear(x.shape[1], self.hidden),
             nn.ReLU(),
-            nn.Dropout(self.dropout),
+            nn.Dropout(_DROPOUT),
             nn.Linear(self.hidden, y.shape[1]),
         )
-        optimizer = Adam(net.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay)
+        optimizer = Adam(net.parameters(), lr=_RATE, weight_decay=_DECAY)
 
         def seen(rows: Tensor) -> Tensor:
             return rows + noise * torch.randn(rows.shape) if noise else rows
@@ -210,7 +144,6 @@ class Classifier(Coder):
             optimizer.step()
             done, before = (1 + math.cos(math.pi * i / self.steps) for i in (step, step - 1))
             optimizer.param_groups[0]["lr"] *= done / before
-            self.losses.append(float(loss.detach()))
         return net.eval()
 
     def _standardised(self, x: Floats) -> Tensor:
@@ -237,18 +170,14 @@ class SixClassifiers(Classifier):
     """Mean of six networks, as many as class-posterior codes have."""
 
     name = "classifier-6"
-
-    def __init__(self, bits: int = 1, *, seed: int = 0) -> None:
-        super().__init__(bits, seed=seed, networks=6)
+    networks = 6
 
 
 class PropagatedClassifier(Classifier):
     """With labels propagated to unlabelled items, weighted as in class-posterior codes."""
 
     name = "classifier-propagated"
-
-    def __init__(self, bits: int = 1, *, seed: int = 0) -> None:
-        super().__init__(bits, seed=seed, propagation=20.0)
+    propagation = 20.0
 
 
 class ClassConfidence(Coder):
@@ -273,24 +202,13 @@ class ClassConfidence(Coder):
         self.code_size = 8  # stored as two int32 numbers, of which ``bits`` bits are used
         self._levels = 1
 
-    def settings(self) -> dict[str, Any]:
-        return {**self.classifier.settings(), **super().settings(), "bits": self.bits}
-
-    def index(self) -> Any:
-        """``faiss.IndexFlatIP`` over the decoded class probabilities; search it with :meth:`search_input`."""
-        self._require_fit()
-        return faiss.IndexFlatIP(self.classifier.code_size // 4)
-
-    def search_input(self, xq: NDArray[Any]) -> NDArray[Any]:
-        """The class probabilities."""
-        return self.classifier.probabilities(xq)
-
     def _fit(self, x: Floats, labels: Labels | None) -> None:
         classes = 0 if labels is None else labels.n_classes
         left = self.bits - max(0, classes - 1).bit_length()
         if left < 0:
             raise UsageError(f"{self.name}: {self.bits} bits are too few to name one of {classes} classes")
-        self.classifier.fit(x, labels, seed=self.seed)
+        self.classifier.seed = self.seed
+        self.classifier.fit(x, labels)
         self._levels = 2 ** min(left, 16)
 
     def _encode(self, x: Floats) -> Codes:

@@ -11,8 +11,9 @@ from typing import Any
 import faiss
 import numpy as np
 
-from ..data.labels import Labels
-from .base import Coder, Codes, Floats, unit_rows
+from ..data.labels import Labels, rows_that
+from ..errors import DataError
+from .base import Coder, Codes, Floats, scaled_rows
 from .pq import behind
 
 
@@ -36,10 +37,18 @@ class FloatFeatures(Coder):
         return behind([faiss.NormalizationTransform(self.width, 2.0)], faiss.IndexFlatIP(self.width))
 
     def _encode(self, x: Floats) -> Codes:
-        return unit_rows(x, self.name).view(np.uint8)
+        return self._unit(x).view(np.uint8)
 
     def _score(self, xq: Floats, codes: Codes) -> Floats:
-        return dot_rows(unit_rows(xq, self.name), codes.view(np.float32))
+        return dot_rows(self._unit(xq), codes.view(np.float32))
+
+    def _unit(self, x: Floats) -> Floats:
+        zero = np.flatnonzero(~x.any(axis=1))
+        if zero.size:
+            raise DataError(
+                f"{self.name}: {rows_that(zero, 'are')} all zero and have no direction: leave them out"
+            )
+        return scaled_rows(x)
 
 
 def dot_rows(xq: Floats, xb: Floats) -> Floats:

@@ -17,60 +17,39 @@ import faiss
 import numpy as np
 
 from ..data.labels import Labels
-from ..errors import UsageError
-from .base import Floats
-from .pq import PQ, pad
+from .base import Floats, scaled_rows
+from .pq import PQ, check_fit, pad, product_quantizer, untrained_quantizer
 
 
 class OPQ(PQ):
     """Rotation and product quantiser.
-
-    Args:
-        iterations: of the final k-means.
-        normalize: scale vectors to unit length, as :class:`~gpq_faiss.methods.pq.PQ` does.
-        rotations: alternations between rotation and codebooks.
 
     Attributes:
         rotation: float32 [padded, width] with orthonormal columns; a scaled vector x is quantised as ``rotation @ x``.
     """
 
     name = "opq"
-
-    def __init__(
-        self, bits: int, *, seed: int = 0, iterations: int = 25, normalize: bool = True, rotations: int = 50
-    ) -> None:
-        super().__init__(bits, seed=seed, iterations=iterations, normalize=normalize)
-        if rotations < 0:
-            raise UsageError(f"{self.name}: {rotations} rotations: it must not be negative")
-        self.rotations = rotations
-        self.rotation: Floats = np.empty((0, 0), np.float32)
-
-    def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "rotations": self.rotations}
+    rotation: Floats
 
     def _fit(self, x: Floats, labels: Labels | None) -> None:
         del labels
-        self._check_fit(x)
-        x = self._scaled(x)
+        check_fit(x, self.bits, self.name)
+        x = scaled_rows(x)
         width = self.padded(x.shape[1])
-        wide = pad(x, width)
         draw = np.random.default_rng([self.seed, 0]).standard_normal((width, width))
-        start = np.linalg.qr(draw)[0].astype(np.float32)
         matrix = faiss.OPQMatrix(width, self.M)
-        faiss.copy_array_to_vector(start.ravel(), matrix.A)
-        matrix.niter = self.rotations
-        matrix.max_train_points = len(wide)  # Faiss' default: 65,536
-        inner = self._quantizer(width)
+        faiss.copy_array_to_vector(np.linalg.qr(draw)[0].astype(np.float32).ravel(), matrix.A)
+        matrix.max_train_points = len(x)  # Faiss' default: 65,536
+        inner = untrained_quantizer(width, self.M, self.seed)
         matrix.pq = inner
         try:
-            if self.rotations:
-                matrix.train(wide)
+            matrix.train(pad(x, width))
         finally:
             matrix.pq = None  # Python frees it
         full = faiss.vector_to_array(matrix.A).reshape(width, width)
         # The padded dimensions are always 0, so their columns have no effect.
         self.rotation = np.ascontiguousarray(full[:, : x.shape[1]])
-        self.pq = self._trained(self._to_quantizer(x))
+        self.pq = product_quantizer(self._to_quantizer(x), self.M, self.seed)
 
     def _transforms(self) -> list[Any]:
         transform = faiss.LinearTransform(self.width, self.pq.d, False)
@@ -81,6 +60,3 @@ class OPQ(PQ):
 
     def _to_quantizer(self, x: Floats) -> Floats:
         return np.ascontiguousarray(x @ self.rotation.T)
-
-    def _from_quantizer(self, y: Floats) -> Floats:
-        return np.ascontiguousarray(y @ self.rotation)

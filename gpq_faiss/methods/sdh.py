@@ -17,138 +17,69 @@ only labelled rows are used, also for anchors.
 Deviations, with reasons (mAP on a held-out tenth of the labelled CIFAR-10 features, at 12 and 48 bits):
 
 * 2,000 anchors; the paper has 1,000: 0.56 and 0.63 instead of 0.53 and 0.62. All labelled rows, if there are fewer.
-* The paper gives a kernel width for each of its data sets. Here σ is the mean squared distance of items and anchors times ``width``, and
+* The paper gives a kernel width for each of its data sets. Here σ is the mean squared distance of items and anchors and
   vectors are scaled to unit length first; 0.7 to 1.5 work equally well, 0.25 loses 0.03 (with 1,000 anchors).
-* Least squares with this many similar kernels is nearly singular: P is a ridge regression with weight ``ridge`` (times the mean
+* Least squares with this many similar kernels is nearly singular: P is a ridge regression with weight 1e-3 (times the mean
   squared kernel). It changes little here; ten times as much loses 0.01.
 * Kernels are centred, which gives F a constant.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from ..data.labels import Labels
-from ..errors import DataError, UsageError
-from .base import Floats, scaled_rows
-from .itq import BinaryMethod
+from .base import Floats, labelled_rows, scaled_rows
+from .coders import BinaryMethod
 
 Doubles = NDArray[np.float64]
 
+_ANCHORS, _ITERATIONS = 2000, 5
+_LAMBDA, _NU, _RIDGE = 1.0, 1e-5, 1e-3
 _BLOCK_ROWS = 4096  # of kernels per block
 _SWEEPS = 10  # over all bits per iteration; stops early if none changes
 
 
 class SDH(BinaryMethod):
-    """Supervised discrete hashing with RBF kernels.
-
-    Args:
-        anchors: m, drawn from the labelled rows (all of them, if there are fewer).
-        width: σ of the kernels, in mean squared distances of items and anchors.
-        lambda_: weight of ||W||².
-        nu: ν, weight of the distance of codes and hash functions.
-        ridge: weight of ||P||², in mean squared kernels of all items.
-        iterations: alternations of P, W and B.
-        normalize: scale vectors to unit length (a zero vector stays zero).
-
-    Attributes:
-        objectives: objective (without the ridge on P) after each iteration of the last :meth:`fit`.
-
-    Raises:
-        UsageError: a hyper-parameter out of range.
-    """
+    """Supervised discrete hashing with RBF kernels."""
 
     name = "sdh"
-
-    def __init__(  # noqa: PLR0913
-        self,
-        bits: int,
-        *,
-        seed: int = 0,
-        anchors: int = 2000,
-        width: float = 1.0,
-        lambda_: float = 1.0,
-        nu: float = 1e-5,
-        ridge: float = 1e-3,
-        iterations: int = 5,
-        normalize: bool = True,
-    ) -> None:
-        super().__init__(bits, seed=seed)
-        if min(anchors, iterations) < 1 or min(width, lambda_, nu) <= 0 or ridge < 0:
-            raise UsageError(
-                f"{self.name}: anchors, iterations, width, lambda_ and nu must be above 0, ridge not negative"
-            )
-        self.anchors = anchors
-        self.width_factor = width
-        self.lambda_ = lambda_
-        self.nu = nu
-        self.ridge = ridge
-        self.iterations = iterations
-        self.normalize = normalize
-        self.objectives: list[float] = []
-        self._anchors: Floats = np.empty((0, 0), np.float32)
-        self._sigma = 1.0
-        self._mean: Doubles = np.empty(0)
-        self._P: Doubles = np.empty((0, 0))
-
-    def settings(self) -> dict[str, Any]:
-        return {
-            **super().settings(),
-            "bits": self.bits,
-            "anchors": self.anchors,
-            "width": self.width_factor,
-            "lambda_": self.lambda_,
-            "nu": self.nu,
-            "ridge": self.ridge,
-            "iterations": self.iterations,
-            "normalize": self.normalize,
-        }
+    _anchors: Floats
+    _sigma: float
+    _mean: Doubles
+    _P: Doubles
 
     def _fit(self, x: Floats, labels: Labels | None) -> None:
-        if labels is None or not labels.has().any():
-            raise DataError(
-                f"{self.name}: it learns from labels alone, but no item has one: label some items, or leave the method out"
-            )
-        rows = np.flatnonzero(labels.has())
+        rows = labelled_rows(labels, self.name)
+        assert labels is not None
         y = labels.dense(rows).astype(np.float64)
-        x = self._scaled(x[rows])
+        x = scaled_rows(x[rows])
         rng = np.random.default_rng([self.seed, 0])
-        self._anchors = x[np.sort(rng.permutation(len(x))[: self.anchors])]
+        self._anchors = x[np.sort(rng.permutation(len(x))[:_ANCHORS])]
         distances = squared_distances(x, self._anchors)
-        self._sigma = self.width_factor * float(distances.mean()) or 1.0
+        self._sigma = float(distances.mean()) or 1.0
         kernels = np.exp(distances / -self._sigma)
         self._mean = kernels.mean(axis=0)
         kernels -= self._mean
         gram = kernels.T @ kernels
         # Relative to the mean of the diagonal, so independent of the number of items; with a floor for equal kernels.
-        weight = self.ridge * max(float(np.trace(gram)) / len(gram), np.finfo(np.float64).tiny)
+        weight = _RIDGE * max(float(np.trace(gram)) / len(gram), np.finfo(np.float64).tiny)
         gram[np.diag_indices(len(gram))] += max(weight, 1e-10)
         # One factorisation for all iterations: P = solver @ B.
         solver = np.linalg.solve(gram, kernels.T)
         codes = np.where(rng.random((len(x), self.bits)) < 0.5, -1.0, 1.0)
-        self.objectives = []
-        for _ in range(self.iterations):
+        for _ in range(_ITERATIONS):
             self._P = solver @ codes
             reached = kernels @ self._P
-            W = ridge_regression(codes, y, self.lambda_)
-            codes = discrete_codes(codes, W, y @ W.T + self.nu * reached)
-            self.objectives.append(self._objective(y, codes, W, reached))
+            W = ridge_regression(codes, y, _LAMBDA)
+            codes = discrete_codes(codes, W, y @ W.T + _NU * reached)
         self._P = solver @ codes
-
-    def _objective(self, y: Doubles, codes: Doubles, W: Doubles, reached: Doubles) -> float:
-        fit, code = y - codes @ W, codes - reached
-        return float(np.sum(fit * fit) + self.lambda_ * np.sum(W * W) + self.nu * np.sum(code * code))
-
-    def _scaled(self, x: Floats) -> Floats:
-        return scaled_rows(x) if self.normalize else x
 
     def _project(self, x: Floats) -> Floats:
         out = np.empty((len(x), self.bits), np.float32)
         for i in range(0, len(x), _BLOCK_ROWS):
-            block = squared_distances(self._scaled(x[i : i + _BLOCK_ROWS]), self._anchors)
+            block = squared_distances(scaled_rows(x[i : i + _BLOCK_ROWS]), self._anchors)
             out[i : i + _BLOCK_ROWS] = (np.exp(block / -self._sigma) - self._mean) @ self._P
         return out
 

@@ -12,7 +12,7 @@ A bit is the sign of its function; codes are compared by Hamming distance. ε do
 Unsupervised.
 
 As in the authors' description, at most ``bits`` principal components are used. Deviation, in this method's favour, as for
-other unsupervised methods: vectors are scaled to unit length first (``normalize=False`` disables it).
+other unsupervised methods: vectors are scaled to unit length first.
 """
 
 from __future__ import annotations
@@ -25,14 +25,11 @@ from numpy.typing import NDArray
 from ..data.labels import Labels
 from ..errors import DataError
 from .base import Floats, scaled_rows
-from .itq import BinaryMethod
+from .coders import BinaryMethod
 
 
 class SH(BinaryMethod):
     """Spectral hashing. Deterministic: the seed has no effect.
-
-    Args:
-        normalize: scale vectors to unit length (a zero vector stays zero).
 
     Attributes:
         axes: float32 [P, width], orthonormal rows: the principal components with bits, by falling variance.
@@ -42,22 +39,16 @@ class SH(BinaryMethod):
 
     name = "sh"
 
-    def __init__(self, bits: int, *, seed: int = 0, normalize: bool = True) -> None:
-        super().__init__(bits, seed=seed)
-        self.normalize = normalize
-        self.axes: Floats = np.empty((0, 0), np.float32)
-        self.box: Floats = np.empty((0, 2), np.float32)
-        self.modes: NDArray[np.int64] = np.empty((0, 2), np.int64)
-        self._mean: Floats = np.empty(0, np.float32)
-
-    def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "bits": self.bits, "normalize": self.normalize}
+    axes: Floats
+    box: Floats
+    modes: NDArray[np.int64]
+    _mean: Floats
 
     def _fit(self, x: Floats, labels: Labels | None) -> None:
         del labels
         if len(x) < 2:
             raise DataError(f"{self.name}: {len(x)} training vector: give at least 2")
-        x = scaled_rows(x) if self.normalize else x
+        x = scaled_rows(x)
         mean: NDArray[np.float64] = x.mean(axis=0, dtype=np.float64)
         # From centred rows, in blocks: E[xx'] - mm' would lose small variances far from the origin.
         covariance = np.zeros((x.shape[1], x.shape[1]))
@@ -87,7 +78,7 @@ class SH(BinaryMethod):
         return np.asarray((x - self._mean) @ self.axes.T, dtype=np.float32)
 
     def _project(self, x: Floats) -> Floats:
-        y = self._coordinates(scaled_rows(x) if self.normalize else x)
+        y = self._coordinates(scaled_rows(x))
         axis, k = self.modes.T
         low, high = self.box[axis].T
         return eigenfunction(y[:, axis], k, low, high)

@@ -1,0 +1,544 @@
+"""Methods that learn from a matrix of vectors: what all have in common, and what makes each of them that method."""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+
+import faiss
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from sklearn.datasets import load_digits
+from sklearn.decomposition import PCA
+
+from gpq_faiss.codes.bits import unpack_codes
+from gpq_faiss.data.labels import Labels
+from gpq_faiss.errors import DataError, MismatchError, UsageError
+from gpq_faiss.evaluation.ranking import rank_codes
+from gpq_faiss.methods.base import Coder, scaled_rows
+from gpq_faiss.methods.classifier import ClassConfidence, Classifier
+from gpq_faiss.methods.float_features import FloatFeatures, dot_rows
+from gpq_faiss.methods.itq import ITQ
+from gpq_faiss.methods.lopq import LEAST, LOPQ, local_rotation
+from gpq_faiss.methods.opq import OPQ
+from gpq_faiss.methods.pq import PQ, pad
+from gpq_faiss.methods.registry import ARRAY_METHODS, METHODS, make_builder, make_method
+from gpq_faiss.methods.sdh import SDH, discrete_codes, ridge_regression, squared_distances
+from gpq_faiss.methods.sh import SH, eigenfunction, smallest_modes
+
+Floats, Doubles = NDArray[np.float32], NDArray[np.float64]
+WIDTH, CLASSES = 20, 3
+CASES = [
+    *[("pq", bits) for bits in (4, 12, 16)],  # 12: zero-padded
+    *[("opq", bits) for bits in (12, 16)],
+    *[("itq", bits) for bits in (5, 12)],
+    *[(name, 12) for name in ARRAY_METHODS if name not in ("pq", "opq", "itq")],
+]
+
+
+def clusters(n: int, seed: int, width: int = WIDTH) -> tuple[Floats, Labels]:
+    """Vectors around three centres with correlated noise, and their classes."""
+    centres = np.random.default_rng(99).standard_normal((CLASSES, width)) * 1.5
+    mix = np.random.default_rng(98).standard_normal((width, width)) / np.sqrt(width)
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(0, CLASSES, n)
+    x = centres[ids] + rng.standard_normal((n, width)) @ mix
+    return x.astype(np.float32), Labels.from_ids(ids, "abc")
+
+
+X, Y = clusters(900, 0)
+XB, YB = clusters(300, 1)
+XQ, YQ = clusters(15, 2)
+
+
+def quick(name: str, bits: int, seed: int = 0, steps: int = 60) -> Coder:
+    """The method, with few steps where it trains a network."""
+    method = make_method(name, bits, seed)
+    network = method.classifier if isinstance(method, ClassConfidence) else method
+    if isinstance(network, Classifier):
+        network.steps, network.batch, network.hidden = steps, 64, 64
+    return method
+
+
+@cache
+def fitted(name: str, bits: int) -> Coder:
+    return quick(name, bits).fit(X, Y)
+
+
+every_case = pytest.mark.parametrize(("name", "bits"), CASES)
+
+
+@every_case
+def test_score_is_the_distance_of_the_faiss_index(name: str, bits: int) -> None:
+    method = fitted(name, bits)
+    if name in ("lopq", "class-confidence"):
+        with pytest.raises(DataError, match="Faiss has no index"):
+            method.index()
+        return
+    index = method.index()
+    assert (index.is_trained, index.ntotal) == (True, 0)
+    index.add(method.search_input(XB))
+    distances, ids = index.search(method.search_input(XQ), len(XB))
+    scores = np.take_along_axis(method.score(XQ, method.encode(XB)), ids, axis=1)
+    sign = 1 if index.metric_type == faiss.METRIC_INNER_PRODUCT else -1
+    exact = isinstance(index, faiss.IndexBinary)
+    np.testing.assert_allclose(scores, sign * distances, rtol=0, atol=0 if exact else 2e-5)
+    # All of the base is there, so this is the whole ranking.
+    assert (np.sort(ids, axis=1) == np.arange(len(XB))).all()
+
+
+@every_case
+def test_equal_codes_have_bit_equal_scores_whatever_lies_around(name: str, bits: int) -> None:
+    method = fitted(name, bits)
+    codes = method.encode(XB)
+    assert (codes.dtype, codes.shape) == (np.uint8, (len(XB), method.code_size))
+    rows = np.random.default_rng(5).integers(0, len(codes), 500)
+    alone = method.score(XQ, codes)
+    assert alone.dtype == np.float32
+    np.testing.assert_array_equal(method.score(XQ, codes[rows]), alone[:, rows])
+    np.testing.assert_array_equal(method.score(XQ, codes[7:8])[:, 0], alone[:, 7])
+    assert method.score(XQ, codes[:0]).shape == (len(XQ), 0)
+    parts = np.concatenate([method.encode(XB[:0]), method.encode(XB[:1]), method.encode(XB[1:])])
+    if isinstance(method, Classifier):  # torch's sums follow the batch in the last bits
+        np.testing.assert_allclose(parts.view(np.float32), codes.view(np.float32), rtol=1e-4, atol=1e-6)
+    else:
+        assert (parts != codes).any(axis=1).mean() <= 0.01
+
+
+@every_case
+def test_codes_repeat_by_seed_and_rank_well_above_chance(name: str, bits: int) -> None:
+    method = fitted(name, bits)
+    of_torch, of_numpy = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    again = quick(name, bits).fit(X, Y)
+    np.testing.assert_array_equal(method.encode(XB), again.encode(XB))
+    assert torch.equal(of_torch, torch.get_rng_state())
+    assert (of_numpy == np.random.get_state()[1]).all()  # noqa: NPY002
+    other = quick(name, bits, 7).fit(X, Y)
+    assert other.settings() == {**method.settings(), "seed": 7}
+    if name not in ("float", "sh"):  # which have nothing to draw
+        assert (method.encode(XB) != other.encode(XB)).any()
+    result = rank_codes(lambda q, codes: method.score(XQ[q], codes), method.encode(XB), YQ, YB)
+    assert result.map > (0.9 if name.startswith(("class", "sdh")) else 0.45)
+
+
+@pytest.mark.parametrize("name", ARRAY_METHODS)
+def test_refuses_what_cannot_be(name: str) -> None:
+    assert make_method(name, 24, seed=5).name == name
+    assert make_method(name, 24, seed=5).seed == 5
+    with pytest.raises(UsageError, match=f"{name} trains no network"):
+        make_builder(name)
+    with pytest.raises(UsageError, match="bits"):
+        make_method(name, 0)
+    with pytest.raises(UsageError, match="seed"):
+        make_method(name, 12, -1)
+    with pytest.raises(UsageError, match="fit first"):
+        make_method(name, 12).encode(XB)
+    bad = X.copy()
+    bad[[4, 9], 3] = np.nan, np.inf
+    for x, y, match in (
+        (bad, Y, "rows 4, 9 hold NaN or infinity"),
+        (X[:0], None, "nothing to learn from"),
+        (X, YB, "900 training vectors but 300 labels"),
+        (X[0], None, "numbers"),
+    ):
+        with pytest.raises(DataError, match=match):
+            make_method(name, 12).fit(x, y)
+    method = next(fitted(*case) for case in CASES if case[0] == name)
+    assert METHODS[name].any_length == (method.bits in (4, 5, 12))
+    with pytest.raises(MismatchError, match="width 19"):
+        method.encode(XB[:, :19])
+    with pytest.raises(MismatchError, match="codes of"):
+        method.score(XQ, np.zeros((3, method.code_size + 1), np.uint8))
+    with pytest.raises(DataError, match="uint8"):
+        method.score(XQ, np.zeros((3, method.code_size), np.int64))
+    if METHODS[name].learns == "supervised":
+        with pytest.raises((DataError, UsageError), match="no item has one"):
+            make_method(name, 12).fit(X, Y.masked(np.arange(0)))
+
+
+def test_registry_describes_and_makes() -> None:
+    for name, entry in METHODS.items():
+        assert entry.summary
+        assert entry.citation
+        if entry.deep:
+            with pytest.raises(UsageError, match=f"{name} trains a network: .* gpq experiment run"):
+                make_method(name, 24)
+    with pytest.raises(UsageError, match=r"no method 'lsh': choose one of .*pq.*itq.*classifier"):
+        make_method("lsh", 24)
+
+
+def test_refuses_codes_that_the_vectors_cannot_have() -> None:
+    for kind in (PQ, OPQ, LOPQ):
+        with pytest.raises(UsageError, match="multiple of 4"):
+            kind(13)
+        with pytest.raises(DataError, match="at least 16"):
+            kind(12).fit(X[:15])
+        with pytest.raises(UsageError, match="width 2"):
+            kind(12).fit(X[:, :2])
+        # A zero vector has a nearest codeword all the same.
+        assert kind(12).fit(X).encode(np.zeros((1, WIDTH), np.float32)).shape[0] == 1
+    with pytest.raises(UsageError, match="at most 20 bits"):
+        ITQ(21).fit(X)
+    with pytest.raises(DataError, match="at least 13"):
+        ITQ(12).fit(X[:12])
+    with pytest.raises(DataError, match="are equal"):
+        SH(4).fit(np.ones((9, 4), np.float32))
+    with pytest.raises(DataError, match="give at least 2"):
+        SH(4).fit(X[:1])
+    zero = XB.copy()
+    zero[6] = 0
+    with pytest.raises(DataError, match="row 6 is all zero"):
+        FloatFeatures(12).fit(X).encode(zero)
+
+
+@cache
+def digits() -> tuple[Floats, Labels]:
+    source = load_digits()
+    order = np.random.default_rng(0).permutation(len(source.data))
+    return source.data[order].astype(np.float32), Labels.from_ids(source.target[order])
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    {"pq": 0.55, "opq": 0.55, "lopq": 0.6, "itq": 0.45, "sh": 0.35, "float": 0.6, "sdh": 0.8, "classifier": 0.85}.items(),
+)  # fmt: skip
+def test_works_on_digits(name: str, least: float) -> None:
+    """Chance is 0.1."""
+    x, y = digits()
+    method = quick(name, 24, steps=300).fit(x[100:], y.take(slice(100, None)).masked(np.arange(600)))
+    codes = method.encode(x[100:])
+    found = rank_codes(
+        lambda q, c: method.score(x[:100][q], c), codes, y.take(slice(100)), y.take(slice(100, None))
+    )
+    assert found.map > least
+
+
+# PQ, OPQ and LOPQ -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bits", [4, 12, 16, 24])
+def test_pq_is_faiss_trained_on_all_padded_vectors(bits: int) -> None:
+    method = PQ(bits, seed=3).fit(X)
+    wide = method.padded(WIDTH)
+    assert wide % (bits // 4) == 0
+    assert 0 <= wide - WIDTH < bits // 4
+    theirs = faiss.IndexPQ(wide, bits // 4, 4)
+    theirs.pq.cp.seed = 4
+    theirs.pq.cp.max_points_per_centroid = 10**6
+    theirs.train(pad(scaled_rows(X), wide))
+    theirs.add(pad(scaled_rows(XB), wide))
+    np.testing.assert_array_equal(faiss.vector_to_array(theirs.codes).reshape(len(XB), -1), method.encode(XB))
+
+
+def test_pq_trains_on_every_row() -> None:
+    # Faiss's own limit would leave out all but 4,096 rows: put what matters behind them.
+    near = np.eye(2, 4, dtype=np.float32)[np.zeros(9000, int)] + np.float32(0.01)
+    method = PQ(4).fit(np.concatenate([near, -near[:600]]))
+    assert (method.codebooks()[0] @ near[0] < -0.9).any()
+
+
+@pytest.mark.parametrize("M", [1, 2, 3, 5])
+def test_faiss_packs_as_unpack_codes_reads(M: int) -> None:
+    expected = np.array(list(itertools.islice(itertools.product(range(16), repeat=M), 0, 5000, 7)), np.uint8)
+    pq = faiss.ProductQuantizer(M, M, 4)
+    faiss.copy_array_to_vector(np.tile(np.arange(16, dtype=np.float32), M), pq.centroids)
+    codes = pq.compute_codes(expected.astype(np.float32))
+    np.testing.assert_array_equal(unpack_codes(codes, M, 16), expected)
+
+
+def quantisation_error(method: PQ, x: Floats) -> float:
+    y = method._to_quantizer(scaled_rows(x))
+    return float(((y - method.pq.decode(method.encode(x))) ** 2).sum(axis=1).mean())
+
+
+def test_opq_rotates_and_lowers_the_quantisation_error() -> None:
+    for bits in (12, 16):  # with and without padding
+        method = OPQ(bits).fit(X)
+        assert method.rotation.shape == (method.padded(WIDTH), WIDTH)
+        np.testing.assert_allclose(method.rotation.T @ method.rotation, np.eye(WIDTH), atol=1e-5)
+    # Two strong directions in one part of the vector: without a rotation, four codewords each.
+    scale = np.array([10, 10, 5, 5, 0.1, 0.1, 0.1, 0.1])
+    x = (np.random.default_rng(0).standard_normal((1500, 8)) * scale).astype(np.float32)
+    assert quantisation_error(OPQ(8).fit(x), x) < 0.8 * quantisation_error(PQ(8).fit(x), x)
+
+
+CENTRES = np.random.default_rng(9).standard_normal((4, 10)) * 6
+MIXES = np.random.default_rng(8).standard_normal((4, 10, 10)) * np.geomspace(3, 0.1, 10)[:, None]
+
+
+def long_clusters(n: int, seed: int) -> Floats:
+    """Four clusters, each long in directions of its own."""
+    rng = np.random.default_rng(seed)
+    c = rng.integers(0, 4, n)
+    return (CENTRES[c] + np.einsum("nw,nwv->nv", rng.standard_normal((n, 10)), MIXES[c])).astype(np.float32)
+
+
+@pytest.mark.parametrize("bits", [12, 16])
+def test_lopq_codes_and_scores_by_hand(bits: int) -> None:
+    x, base, queries = (scaled_rows(long_clusters(n, seed)) for seed, n in enumerate((1200, 200, 12)))
+    method = LOPQ(bits).fit(x)
+    codes = method.encode(base)
+    assert (method.extra_bits, codes.shape) == (2, (200, (bits + 7) // 8 + 1))
+    decoded = np.empty((200, 10))
+    for i, (row, code) in enumerate(zip(base, codes, strict=True)):
+        distances = ((row - method.centroids) ** 2).sum(axis=1)
+        cell = code[-1]
+        assert distances[cell] == pytest.approx(distances.min(), rel=1e-4)
+        local = (method.rotations[cell] @ (row - method.centroids[cell])).reshape(method.M, 1, -1)
+        to_words = ((local - method.codebooks[cell]) ** 2).sum(axis=2)
+        words = [int(code[m // 2] >> (4 * (m % 2)) & 15) for m in range(method.M)]
+        for m, word in enumerate(words):
+            assert to_words[m, word] == pytest.approx(to_words[m].min(), rel=1e-3, abs=1e-6)
+        coded = method.codebooks[cell][np.arange(method.M), words].ravel()
+        decoded[i] = method.centroids[cell] + coded @ method.rotations[cell]
+    # Zero rows of the rotation carry codewords of 0: nothing is lost to the padding.
+    expected = -((queries[:, None] - decoded) ** 2).sum(axis=2)
+    np.testing.assert_allclose(method.score(queries, codes), expected, rtol=1e-3, atol=1e-4)
+    assert ((base - decoded) ** 2).sum(axis=1).mean() < quantisation_error(OPQ(bits).fit(x), base)
+    cells = method._cell_of(x)
+    large = np.flatnonzero(np.bincount(cells, minlength=4) >= LEAST)
+    assert len(large) >= 2
+    for c in large:
+        rotation = method.rotations[c].astype(np.float64)
+        np.testing.assert_allclose(rotation.T @ rotation, np.eye(10), atol=1e-5)
+        covariance = np.cov(((x[cells == c] - method.centroids[c]) @ rotation.T).T)
+        assert np.abs(covariance - np.diag(np.diag(covariance))).max() < 1e-3 * np.abs(covariance).max()
+    foreign = codes.copy()
+    foreign[0, -1] = 255
+    with pytest.raises(DataError, match="cell 255"):
+        method.score(queries, foreign)
+
+
+def test_small_cells_take_the_codebooks_of_all_residuals() -> None:
+    x = np.concatenate([long_clusters(1200, 0), -20 * CENTRES[:1].astype(np.float32) + 0.1])
+    method = LOPQ(8).fit(x)
+    scaled = scaled_rows(x)
+    cell = method._cell_of(scaled)
+    small = np.flatnonzero(np.bincount(cell, minlength=4) < LEAST)
+    common = local_rotation(scaled - method.centroids[cell], method.M, method.rotations.shape[1])
+    for c in small:
+        np.testing.assert_allclose(np.abs(method.rotations[c]), np.abs(common), atol=1e-4)
+    assert LOPQ(12).fit(x[:40]).extra_bits == 0
+
+
+def test_eigenvalues_are_dealt_out_evenly() -> None:
+    """Variances 64, 32, 16, 4, 2, 1 to two parts, by hand."""
+    variances = np.array([4.0, 64.0, 1.0, 32.0, 2.0, 16.0])
+    x = np.random.default_rng(0).standard_normal((4000, 6))
+    x = np.linalg.qr(x - x.mean(axis=0))[0] * np.sqrt(4000 * variances)
+    rotation = local_rotation(x.astype(np.float32), 2, 6)
+    got = [np.sort(np.round((x @ rotation[p].T).var(axis=0))) for p in (slice(0, 3), slice(3, 6))]
+    # 64 | 32; 16 to the smaller product: 64 | 512; 4 -> 256 | 512; 2 -> 512 | 512, and the first is full.
+    assert sorted(part.tolist() for part in got) == [[1, 16, 32], [2, 4, 64]]
+    # Small variances are no reason to fill one part alone: in units of 1e-6 it is the same.
+    tiny = local_rotation((x * 1e-3).astype(np.float32), 2, 6)
+    np.testing.assert_allclose(np.abs(tiny), np.abs(rotation), atol=1e-3)
+
+
+# Bits -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bits", [5, 12, 16])
+def test_itq_codes_are_signs_near_the_rotated_components(bits: int) -> None:
+    method = ITQ(bits).fit(X)
+    rotation = faiss.vector_to_array(method._transform.pca_then_itq.A).reshape(bits, WIDTH)
+    np.testing.assert_allclose(rotation @ rotation.T, np.eye(bits), atol=1e-4)
+    y = scaled_rows(X - X.mean(axis=0))
+    coordinates = y @ rotation.T
+    np.testing.assert_allclose(method.project(X), coordinates, atol=1e-4)
+    _, _, axes = np.linalg.svd(y - y.mean(axis=0), full_matrices=False)
+    np.testing.assert_allclose(np.linalg.norm(rotation @ axes[:bits].T, axis=1), 1, atol=1e-2)
+    start = y @ axes[:bits].T
+
+    def loss(v: Floats) -> float:
+        return float(((np.sign(v) - v) ** 2).sum(axis=1).mean())
+
+    assert loss(method.project(X)) < loss(start)
+
+
+@given(lengths=st.lists(st.floats(0.01, 10), min_size=1, max_size=6), count=st.integers(1, 20))
+@settings(deadline=None, max_examples=80)
+def test_modes_have_the_smallest_eigenvalues_of_all(lengths: list[float], count: int) -> None:
+    modes = smallest_modes(np.array(lengths), count)
+    assert modes.shape == (count, 2)
+    assert len({tuple(m) for m in modes.tolist()}) == count
+    # In logs: 1 - exp(-t) runs into 1 where t is large. A small ε keeps the order.
+    chosen = [(k * np.pi / lengths[axis]) ** 2 for axis, k in modes.tolist()]
+    assert chosen == sorted(chosen)
+    every = sorted((k * np.pi / length) ** 2 for length in lengths for k in range(1, count + 1))
+    np.testing.assert_allclose(chosen, every[:count], rtol=1e-9)
+
+
+def test_the_functions_solve_the_boxes_equation() -> None:
+    """Φ'' = -(kπ / (b - a))² Φ inside, Φ' = 0 on the border: the Laplacian's eigenfunctions with Neumann's condition."""
+    low, high = np.array([-1.0, 2.0, 0.0]), np.array([3.0, 2.5, 7.0])
+    k = np.array([1, 2, 5])
+    h = 1e-3 * (high - low)
+    x = low + (high - low) * np.linspace(0.05, 0.95, 19)[:, None]
+
+    def f(at: Doubles) -> Doubles:
+        return np.asarray(eigenfunction(at, k, low, high), dtype=np.float64)
+
+    second = (f(x + h) - 2 * f(x) + f(x - h)) / h**2
+    np.testing.assert_allclose(second / (k * np.pi / (high - low)) ** 2, -f(x), atol=0.05)
+    for border in (low, high):
+        np.testing.assert_allclose(np.abs(f(border[None])), 1, atol=1e-6)
+
+
+@pytest.mark.parametrize("bits", [6, 12, 30])
+def test_sh_bits_are_signs_of_sines_along_principal_axes(bits: int) -> None:
+    train, base = (scaled_rows(a[:, :10] + 5).astype(np.float64) for a in (X, XB))
+    method = SH(bits).fit(X[:, :10] + 5)
+    pca = PCA(min(bits, 10), svd_solver="full").fit(train)
+    train, base = pca.transform(train), pca.transform(base)
+    # The sign of an axis is free, and a sine of even k does not change with it, one of odd k turns over.
+    turn = np.sign((pca.components_[: len(method.axes)] * method.axes).sum(axis=1))
+    train, base = (a[:, : len(turn)] * turn for a in (train, base))
+    low, high = train.min(axis=0), train.max(axis=0)
+    np.testing.assert_allclose(method.box, np.stack([low, high], axis=1), atol=1e-4)
+    codes = method.encode(XB[:, :10] + 5)
+    for bit, (axis, k) in enumerate(smallest_modes(high - low, bits).tolist()):
+        value = np.sin(np.pi / 2 + k * np.pi / (high[axis] - low[axis]) * (base[:, axis] - low[axis]))
+        clear = np.abs(value) > 1e-2
+        np.testing.assert_array_equal((codes[:, bit // 8] >> (bit % 8) & 1)[clear], (value > 0)[clear])
+    assert method.modes[0].tolist() == [0, 1], "the first bit halves the longest axis' range"
+    # An axis without extent has no bit.
+    flat = X.copy()
+    flat[:, 3:] = 0
+    assert len(SH(24).fit(flat).axes) <= 3
+
+
+def test_no_single_bit_of_sdh_can_be_bettered_after_the_descent() -> None:
+    rng = np.random.default_rng(0)
+    W, Q = rng.standard_normal((6, 4)), rng.standard_normal((8, 6)) * 3
+    start = np.where(rng.random((8, 6)) < 0.5, -1.0, 1.0)
+
+    def objective(B: Doubles) -> float:
+        return float(((B @ W) ** 2).sum() - 2 * (B * Q).sum())
+
+    B = discrete_codes(start, W, Q, sweeps=50)
+    assert set(np.unique(B)) == {-1.0, 1.0}
+    assert objective(B) < objective(start)
+    for i, j in itertools.product(range(8), range(6)):
+        other = B.copy()
+        other[i, j] *= -1
+        assert objective(other) >= objective(B) - 1e-9
+    # A single sweep is the paper's update, bit by bit: z = sgn(q - B' W' w).
+    one = start.copy()
+    for j in range(6):
+        rest = [m for m in range(6) if m != j]
+        one[:, j] = np.sign(Q[:, j] - one[:, rest] @ W[rest] @ W[j])
+    np.testing.assert_array_equal(discrete_codes(start, W, Q, sweeps=1), one)
+    np.testing.assert_array_equal(discrete_codes(B, 0 * W, 0 * Q), B)
+
+
+def test_sdh_by_hand() -> None:
+    rng = np.random.default_rng(1)
+    B, y = np.sign(rng.standard_normal((40, 5))), rng.random((40, 3))
+
+    def value(W: Doubles) -> float:
+        return float(((y - B @ W) ** 2).sum() + 2.5 * (W**2).sum())
+
+    W = ridge_regression(B, y, 2.5)
+    assert all(value(W + 1e-3 * rng.standard_normal(W.shape)) > value(W) for _ in range(20))
+    expected = [[float(((a.astype(float) - b.astype(float)) ** 2).sum()) for b in XB[:7]] for a in X[:9]]
+    np.testing.assert_allclose(squared_distances(X[:9], XB[:7]), expected, rtol=1e-9)
+    method = SDH(8).fit(X, Y)
+    kernels = np.exp(-squared_distances(scaled_rows(XB), method._anchors) / method._sigma)
+    np.testing.assert_allclose(method.project(XB), (kernels - method._mean) @ method._P, atol=1e-4)
+
+
+def test_supervised_methods_read_labelled_rows_alone() -> None:
+    seen = np.arange(0, len(X), 3)
+    others = np.setdiff1d(np.arange(len(X)), seen)
+    ids = Y.class_ids()
+    ids[others] = -1
+    blank = X.copy()
+    blank[others] = 0
+    np.testing.assert_array_equal(
+        SDH(8).fit(X, Y.masked(seen)).encode(XB), SDH(8).fit(blank, Y.masked(seen)).encode(XB)
+    )
+    # The other rows count for the scale of the classifier's inputs, whatever their labels.
+    one, two = (
+        quick("classifier", 12).fit(X, Y.masked(seen)),
+        quick("classifier", 12).fit(X, Labels.from_ids(ids, "abc")),
+    )
+    np.testing.assert_array_equal(one.encode(XB), two.encode(XB))
+
+
+# float and classifier -------------------------------------------------------------------------------------------------
+
+
+def test_float_is_the_cosine() -> None:
+    method = FloatFeatures(1).fit(X)
+    assert method.bits == 32 * WIDTH
+    expected = np.array([[np.dot(q, b) / np.linalg.norm(q) / np.linalg.norm(b) for b in XB] for q in XQ])
+    np.testing.assert_allclose(method.score(XQ, method.encode(XB)), expected, atol=1e-5)
+    np.testing.assert_allclose(method.score(XQ * 1e18, method.encode(XB * 1e-20)), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("width", [1, 3, 10, 256, 9000])
+def test_inner_products_do_not_depend_on_the_place(width: int) -> None:
+    rng = np.random.default_rng(width)
+    xb = rng.standard_normal((101, width), dtype=np.float32)
+    xb[[0, 13, 50, 100]] = xb[77]
+    for n in (1, 2, 9):
+        scores = dot_rows(rng.standard_normal((n, width), dtype=np.float32), xb)
+        assert (scores[:, [0, 13, 50, 100]] == scores[:, 77:78]).all()
+
+
+def probabilities(name: str, labels: Labels, steps: int = 60) -> Floats:
+    method = quick(name, 12, steps=steps).fit(X, labels)
+    assert isinstance(method, Classifier)
+    return method.probabilities(XB)
+
+
+def test_classifiers() -> None:
+    p = probabilities("classifier", Y)
+    np.testing.assert_allclose(p.sum(axis=1), 1, atol=1e-5)
+    assert (p.argmax(axis=1) == YB.class_ids()).mean() > 0.95
+    one = fitted("classifier", 12)
+    np.testing.assert_allclose(one.score(XB[:9], one.encode(XB)), p[:9] @ p.T, atol=1e-6)
+    six = fitted("classifier-6", 12)
+    assert isinstance(six, Classifier)
+    assert len(six._nets) == 6
+    # The first is the one that is trained alone, and the mean of all is none of them.
+    with torch.inference_mode():
+        each = [net(six._standardised(XB)).softmax(dim=1).numpy() for net in six._nets]
+    np.testing.assert_allclose(each[0], p, atol=1e-5)
+    np.testing.assert_allclose(six.probabilities(XB), np.mean(each, axis=0), atol=1e-5)
+    both = Y.dense(dtype=bool)
+    both[both[:, 0], 1] = True  # class 0 always comes with class 1
+    shared = probabilities("classifier", Labels.from_multihot(both, "abc"), 300)[YB.column(0)].mean(axis=0)
+    assert shared[:2] == pytest.approx([0.5, 0.5], abs=0.1)
+
+
+def test_a_classifier_learns_from_propagated_labels() -> None:
+    few = Y.masked(np.array([int(np.flatnonzero(Y.class_ids() == c)[0]) for c in range(CLASSES)]))
+    right = [
+        (probabilities(name, few).argmax(axis=1) == YB.class_ids()).mean()
+        for name in ("classifier", "classifier-propagated")
+    ]
+    assert right[1] > right[0]
+
+
+@pytest.mark.parametrize("bits", [2, 4, 12, 48])
+def test_class_confidence_is_the_probability_that_its_code_stands_for(bits: int) -> None:
+    method = quick("class-confidence", bits).fit(X, Y)
+    assert isinstance(method, ClassConfidence)
+    codes = method.encode(XB)
+    levels = 2 ** min(bits - 2, 16)  # two bits name three classes
+    p, asked = method.classifier.probabilities(XB), method.classifier.probabilities(XQ)
+    stands_for = np.empty_like(p)
+    for row, of in zip(stands_for, p, strict=True):
+        middle = (min(int(of.max() * levels), levels - 1) + 0.5) / levels
+        row[:] = (1 - middle) / (CLASSES - 1)
+        row[of.argmax()] = middle
+    np.testing.assert_allclose(method.score(XQ, codes), asked @ stands_for.T, atol=1e-6)
+    assert len(np.unique(codes, axis=0)) <= CLASSES * levels
+    with pytest.raises(UsageError, match="1 bits are too few to name one of 3 classes"):
+        ClassConfidence(1).fit(X, Y)
