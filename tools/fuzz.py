@@ -105,11 +105,16 @@ def _rows(path: Path, _: int) -> str:
         return _digest(reader.header.codebooks, reader.header.fingerprint().encode(), *parts)
 
 
-def _features(path: Path, _: int) -> str:
-    from gpq_faiss.data.embeddings import open_features
+def _read(data: str, most: int | None = None, **options: Any) -> Any:
+    """The first items of a data set."""
+    from gpq_faiss.data.open import open_data
 
-    data = open_features(path)
-    return _digest(data.read(slice(0, len(data))))
+    dataset = open_data(data, **options)
+    return dataset.read(slice(0, most))
+
+
+def _features(path: Path, _: int) -> str:
+    return _digest(_read(f"features:{path}"))
 
 
 def _unchecked(use: Callable[[Path, int], str]) -> Callable[[Path, int], str]:
@@ -140,44 +145,27 @@ def _codes_in_parquet(path: Path, _: int) -> str:
 
 
 def _table(path: Path, _: int) -> str:
-    from gpq_faiss.data.tables import open_table
-
-    data = open_table(
-        path, form="csv" if path.suffix == ".csv" else "parquet", root=str(path.parent), max_bad=0.5
-    )
-    data.read(np.arange(min(5, len(data))))
+    form = "csv" if path.suffix == ".csv" else "parquet"
+    _read(f"{form}:{path}", 5, root=str(path.parent), max_bad=0.5)
     return ""
 
 
 def _list(path: Path, _: int) -> str:
-    from gpq_faiss.data.lists import open_list
-
-    open_list(path, max_bad=0.5)
+    _read(f"list:{path}", 0, max_bad=0.5)
     return ""
 
 
 def _images(path: Path, _: int) -> str:
-    from gpq_faiss.data.folder import open_folder
-
-    data = open_folder(path, max_bad=1.0)
-    assert hasattr(data, "read")
-    images = [image for image in data.read(np.arange(len(data))) if image is not None]
-    return _digest(*images, data.ids)
+    return _digest(*(image for image in _read(f"folder:{path}", max_bad=1.0) if image is not None))
 
 
 def _shards(path: Path, _: int) -> str:
-    from gpq_faiss.data.webdataset import open_webdataset
-
-    data = open_webdataset(str(path), max_bad=1.0)
-    data.read(np.arange(len(data)))
+    _read(f"webdataset:{path}", max_bad=1.0)
     return ""
 
 
 def _hub(path: Path, _: int) -> str:
-    from gpq_faiss.data.hf import open_hf
-
-    data = open_hf(str(path.parent), max_bad=1.0)
-    data.read(np.arange(len(data)))
+    _read(f"hf:{path.parent}", max_bad=1.0)
     return ""
 
 
@@ -196,7 +184,7 @@ def _ids(path: Path, case: int) -> str:
     if case % 3 == 0:
         read_ids(path)
     elif case % 3 == 1:
-        read_labels(path, N)
+        read_labels(str(path), N)
     else:
         read_rows(path, np.arange(N))
     return ""

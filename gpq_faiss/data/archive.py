@@ -8,7 +8,7 @@ import io
 import itertools
 import tarfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -18,19 +18,17 @@ from numpy.typing import NDArray
 
 from ..errors import DataError
 from ..inputs import available_memory
-from .images import FileImages, is_image_name, sampled_content, shown
+from .images import is_image_name, sampled_content, shown
 
 MAX_UNPACKED = 4 << 30
 """Maximum decompressed size in bytes of a compressed archive in memory."""
-
 MAX_RATIO = 100
 """Maximum ratio of decompressed to compressed size beyond :data:`SMALL_UNPACKED` bytes. Images hardly compress, bombs a thousandfold."""
-
 SMALL_UNPACKED = 64 << 20
-
 MAX_MEMBERS = 5_000_000
 MAX_MEMBER_BYTES = 256 << 20
-
+TAR_ERRORS = (tarfile.TarError, OSError, EOFError, zlib.error, ValueError, RecursionError)
+"""Exceptions of the standard library for damaged archives."""
 _BLOCK = 1 << 20
 
 
@@ -44,7 +42,6 @@ class Archive:
         offsets, sizes: int64 [N], offset and length in ``buffer``, or in the file if ``buffer`` is None.
         buffer: the decompressed archive, if it is compressed (gzip has no random access).
         others: number of other regular members.
-        digest: SHA-256 of the decompressed archive; empty if it is read from the file.
     """
 
     path: Path
@@ -53,19 +50,16 @@ class Archive:
     sizes: NDArray[np.int64]
     buffer: memoryview | None = field(repr=False)
     others: int
-    digest: str
 
     def content(self, members: NDArray[np.int64]) -> str:
         """Hash over the members, see :func:`.images.sampled_content`; over all bytes where they are in memory."""
-        path, pieces = str(self.path), zip(self.offsets[members], self.sizes[members], strict=True)
-        return self.digest or sampled_content((path, int(start), int(size)) for start, size in pieces)
+        if self.buffer is not None:
+            return hashlib.sha256(self.buffer).hexdigest()
+        pieces = zip(self.offsets[members].tolist(), self.sizes[members].tolist(), strict=True)
+        return sampled_content((str(self.path), start, size) for start, size in pieces)
 
     def read(self, i: int) -> bytes:
-        """Bytes of member ``i``.
-
-        Raises:
-            DataError: the file has gone or shrunk since it was opened.
-        """
+        """Bytes of member ``i``. Raises DataError: the file has gone or shrunk since it was opened."""
         offset, size = int(self.offsets[i]), int(self.sizes[i])
         if self.buffer is not None:
             return bytes(self.buffer[offset : offset + size])
@@ -80,7 +74,27 @@ class Archive:
         return data
 
 
-def _unpack(path: Path, limit: int) -> io.BytesIO:
+@dataclass(frozen=True)
+class Members:
+    """Contents of chosen members by row, for :class:`.images.FileImages`.
+
+    Attributes:
+        archives: the archives.
+        chosen: (archive, member) of each row.
+    """
+
+    archives: Sequence[Archive]
+    chosen: Sequence[tuple[int, int]]
+
+    def __call__(self, row: int) -> bytes:
+        archive, member = self.chosen[row]
+        return self.archives[archive].read(member)
+
+
+def _unpack(path: Path) -> io.BytesIO:
+    free = available_memory()
+    most = min(MAX_UNPACKED, max(SMALL_UNPACKED, MAX_RATIO * path.stat().st_size))
+    limit = most if free is None else min(most, free)
     out = io.BytesIO()
     with gzip.open(path, "rb") as stream:
         while block := stream.read(_BLOCK):
@@ -102,10 +116,12 @@ def _member_name(name: str, path: Path) -> str:
 
 
 def _index(
-    path: Path, stream: IO[bytes], length: int, wanted: Callable[[str], bool]
+    path: Path, stream: IO[bytes], wanted: Callable[[str], bool]
 ) -> tuple[list[tuple[str, int, int]], int]:
+    """Name, offset and size of the wanted members, sorted; and the number of others."""
     found: list[tuple[str, int, int]] = []
-    others = 0
+    others, length = 0, stream.seek(0, io.SEEK_END)
+    stream.seek(0)
     with tarfile.open(fileobj=stream, mode="r:") as archive:
         for count, member in enumerate(archive):
             if count >= MAX_MEMBERS:
@@ -114,84 +130,46 @@ def _index(
             archive.members = []  # type: ignore[attr-defined]
             if not member.isreg() or member.issparse():
                 continue
-            name = _member_name(member.name, path)
+            name, size = _member_name(member.name, path), member.size
             if not wanted(name):
                 others += 1
                 continue
-            if member.size > MAX_MEMBER_BYTES:
+            if size > MAX_MEMBER_BYTES:
                 raise DataError(
-                    f"{path}: {shown(name)} has {member.size:,} bytes: too large for an image or a label"
+                    f"{path}: {shown(name)} has {size:,} bytes: too large for an image or a label"
                 )
-            if member.offset_data + member.size > length:
+            if member.offset_data + size > length:
                 raise DataError(f"{path} is truncated inside {shown(name)}: get it again")
-            found.append((name, member.offset_data, member.size))
-    return found, others
+            found.append((name, member.offset_data, size))
+    return sorted(found), others
 
 
-def open_archive(
-    path: Path, *, wanted: Callable[[str], bool] = is_image_name, limit: int = MAX_UNPACKED
-) -> Archive:
+def open_archive(path: Path, wanted: Callable[[str], bool] = is_image_name) -> Archive:
     """Index the members of a ``.tar`` or ``.tar.gz`` (recognised by the content) whose names are ``wanted``; default: images.
 
-    A plain tar stays on disk; a gzipped one is decompressed into memory, up to ``limit`` bytes and :data:`MAX_RATIO` times its size.
+    A plain tar stays on disk; a gzipped one is decompressed into memory, within the limits above and of free memory.
 
     Raises:
         DataError: missing, not a tar archive, damaged, truncated, too large, or with member names that point outside.
     """
+    buffer = None
     try:
         with path.open("rb") as stream:
-            packed = stream.read(2) == b"\x1f\x8b"
-        if packed:
-            free = available_memory()
-            most = max(SMALL_UNPACKED, MAX_RATIO * path.stat().st_size)
-            memory = _unpack(path, min(limit, most, limit if free is None else free))
-            buffer = memory.getbuffer()
-            found, others = _index(path, memory, len(buffer), wanted)
-            digest = hashlib.sha256(buffer).hexdigest()
-        else:
-            buffer, digest = None, ""
-            with path.open("rb") as stream:
-                found, others = _index(path, stream, path.stat().st_size, wanted)
+            if stream.read(2) == b"\x1f\x8b":
+                memory = _unpack(path)
+                buffer = memory.getbuffer()
+                found, others = _index(path, memory, wanted)
+            else:
+                found, others = _index(path, stream, wanted)
     except DataError:
         raise
     except FileNotFoundError:
         raise DataError(f"{path} not found: give an archive of images") from None
-    except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
+    except TAR_ERRORS as error:
         why = " ".join(str(error).split()) or type(error).__name__
         raise DataError(f"{path} is not a readable tar archive ({shown(why)}): damaged or foreign") from None
-    found.sort()
     twice = next((a[0] for a, b in itertools.pairwise(found) if a[0] == b[0]), None)
     if twice is not None:
         raise DataError(f"{path} has two members named {shown(twice)}: damaged or foreign")
-    return Archive(
-        path=path,
-        names=[name for name, _, _ in found],
-        offsets=np.array([offset for _, offset, _ in found], dtype=np.int64),
-        sizes=np.array([size for _, _, size in found], dtype=np.int64),
-        buffer=buffer,
-        others=others,
-        digest=digest,
-    )
-
-
-@dataclass(kw_only=True)
-class ArchiveImages(FileImages):
-    """Images decoded from archives; ``paths`` hold ``ARCHIVE!member`` for the messages.
-
-    Attributes:
-        archives: the archives.
-        members: int64 [N, 2], archive and member number of each image.
-    """
-
-    archives: list[Archive] = field(repr=False)
-    members: NDArray[np.int64] = field(repr=False)
-
-    def source(self, i: int) -> bytes | str:
-        """Encoded bytes of image ``i``."""
-        archive, member = self.members[i]
-        return self.archives[int(archive)].read(int(member))
-
-    def image_path(self, i: int) -> str | None:
-        """None: images in archives have no path."""
-        del i
-        return None
+    offsets, sizes = (np.array([one[k] for one in found], dtype=np.int64) for k in (1, 2))
+    return Archive(path, [name for name, _, _ in found], offsets, sizes, buffer, others)

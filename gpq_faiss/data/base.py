@@ -17,27 +17,22 @@ from .labels import Labels, Rows, rows_that
 
 
 class BadItems:
-    """Counts unreadable items and raises beyond a limit.
-
-    An item counts once, however often it is read. Thread-safe.
+    """Counts unreadable images, each once however often it is read, and raises beyond a limit. Thread-safe.
 
     Args:
-        total: N, the number of items.
-        limit: allowed fraction of bad items (0.01 = 1 %).
-        what: plural noun for messages.
+        total: N, the number of images.
+        limit: allowed fraction of bad ones (0.01 = 1 %).
     """
 
-    def __init__(self, total: int, limit: float = 0.01, what: str = "images") -> None:
-        self.total = total
-        self.limit = limit
-        self.what = what
+    def __init__(self, total: int, limit: float = 0.01) -> None:
+        self.total, self.limit = total, limit
         self.first: list[str] = []
         self._seen: set[int] = set()
         self._lock = threading.Lock()
 
     @property
     def count(self) -> int:
-        """Number of bad items so far."""
+        """Number of bad images so far."""
         return len(self._seen)
 
     @property
@@ -46,10 +41,10 @@ class BadItems:
         return sorted(self._seen)
 
     def add(self, position: int, name: str, why: str) -> None:
-        """Record a bad item.
+        """Record a bad image.
 
         Raises:
-            DataError: more than ``limit`` of the items are bad; names the first few.
+            DataError: more than ``limit`` of the images are bad; names the first few.
         """
         with self._lock:
             if position in self._seen:
@@ -61,17 +56,19 @@ class BadItems:
         if over and self.total == 1:
             raise DataError(f"{name}: {why}")
         if over:
-            raise DataError(
-                f"{self.summary()}; that is above the limit of {100 * self.limit:g} %: "
-                "repair them, or raise --max-unreadable"
-            )
+            raise DataError(f"{self.summary()}; that is {above(self.limit)}")
 
     def summary(self) -> str:
         """``"3 of 1,000 images cannot be read (a.jpg: not found; ...)"``; empty when none is bad."""
         if not self._seen:
             return ""
         more = "; ..." if len(self._seen) > len(self.first) else ""
-        return f"{self.count:,} of {self.total:,} {self.what} cannot be read ({'; '.join(self.first)}{more})"
+        return f"{self.count:,} of {self.total:,} images cannot be read ({'; '.join(self.first)}{more})"
+
+
+def above(limit: float, remedy: str = "repair them") -> str:
+    """The end of an error on too many bad items."""
+    return f"above the limit of {100 * limit:g} %: {remedy}, or raise --max-unreadable"
 
 
 @dataclass(kw_only=True)
@@ -118,8 +115,6 @@ class Dataset(ABC):
 
     def texts_of_ids(self) -> dict[str, Callable[[NDArray[np.int64]], Texts]]:
         """Column name -> function from ids [n] to texts; of repeated ids the first item counts."""
-        if not self.texts:
-            return {}
         order = np.argsort(self.ids, kind="stable")
         known = self.ids[order]
 
@@ -166,18 +161,14 @@ class FeatureDataset(Dataset):
         # The sum of squares is 0 for a zero row and not finite for NaN and infinity; float64 avoids overflow and
         # underflow.
         square = np.einsum("nd,nd->n", x, x, dtype=np.float64)
-        bad = np.flatnonzero(~np.isfinite(square) | (square == 0.0))
-        if bad.size:
-            positions = np.arange(len(self))[rows][bad]
-            infinite = ~np.isfinite(square[bad])
-            for mask, verb, why in (
-                (infinite, "hold", "NaN or infinity"),
-                (~infinite, "are", "all zero (no direction)"),
-            ):
-                if mask.any():
-                    raise DataError(
-                        f"{self.name}: {rows_that(positions[mask], verb)} {why}: repair such rows or leave them out"
-                    )
+        infinite = ~np.isfinite(square)
+        for mask, verb, why in (
+            (infinite, "hold", "NaN or infinity"),
+            (square == 0.0, "are", "all zero (no direction)"),
+        ):
+            if mask.any():
+                rows_ = rows_that(np.arange(len(self))[rows][mask], verb)
+                raise DataError(f"{self.name}: {rows_} {why}: repair such rows or leave them out")
         return x
 
 
@@ -199,7 +190,7 @@ class ImageDataset(Dataset):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.bad.total == 0:
-            self.bad = BadItems(len(self), self.bad.limit, self.bad.what)
+            self.bad = BadItems(len(self), self.bad.limit)
 
     @abstractmethod
     def read(self, rows: Rows) -> list[NDArray[np.uint8] | None]:

@@ -1,10 +1,10 @@
-"""``features:FILE``: existing embeddings (CLIP, DINO, EfficientNet ...) in several file formats."""
+"""``features:FILES``: existing embeddings (CLIP, DINO, EfficientNet ...) in several file formats."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,252 +14,195 @@ from numpy.typing import NDArray
 from ..errors import DataError, UsageError
 from ..files import fingerprint
 from ..inputs import check_file, check_memory
-from ..store import RowReader, Texts, as_texts, read_hdf5_array
-from .arrays import npz_array, npz_arrays
-from .base import FeatureDataset
-from .id_files import read_ids
-from .label_files import label_cell, labels_from_array, labels_from_cells, read_labels
-from .labels import Labels, Rows
-from .parquet import decoded_bytes, is_list, is_text, open_parquet, read_cells
-from .paths import files_of, without_secrets
-from .table_files import missing_column
+from ..store import Hdf5Array, RowReader, as_texts, read_hdf5_array
+from .arrays import NpyHeader, npz_array, npz_arrays
+from .columns import (
+    CLASS_NAMES,
+    FEATURES,
+    IDS,
+    LABELS,
+    NAMES,
+    Described,
+    first_of,
+    parquet_columns,
+    texts_for_ids,
+)
+from .id_files import read_ids, whole_numbers
+from .label_files import labels_from_array, read_labels
+from .labels import Labels, class_order
+from .paths import file_fingerprint, files_of, without_secrets
 from .vectors import (
     ArrayVectors,
     ConcatVectors,
+    FileFeatures,
     Hdf5Vectors,
     NpyVectors,
     ParquetVectors,
     Vectors,
-    file_fingerprint,
-    first_of,
+    file_features,
 )
 
-FEATURES = ("features", "x", "data", "embeddings", "embedding", "vectors", "vector", "emb")
-LABELS = ("labels", "label", "y")
-IDS = ("ids", "id")
-CLASS_NAMES = ("class_names", "classes")
-NAMES = ("name", "names", "path", "paths", "key", "keys")
-"""Column names of item names, which results show."""
+_PARQUET = "a Parquet file of vectors"
+_Contents = tuple[Vectors, Described]
 
-SUFFIXES = {
-    ".npy": "npy",
-    ".npz": "npz",
-    ".h5": "hdf5",
-    ".hdf5": "hdf5",
-    ".parquet": "parquet",
-    ".pq": "parquet",
-}
+
+def _npy(path: Path, want_labels: bool, memory: int | None, keep: Sequence[str]) -> _Contents:
+    del want_labels, memory
+    if keep:
+        raise UsageError(f"--keep {','.join(keep)}: {path} has no columns to keep: use CSV, Parquet or .npz")
+    return NpyVectors(path), Described()
 
 
 @dataclass
-class _Source:
-    """Contents of a file."""
+class _Member:
+    """An array of an ``.npz``, as :class:`..store.Hdf5Array`."""
 
-    vectors: Vectors
-    labels: Labels | None = None
-    ids: NDArray[np.int64] | None = None
-    texts: dict[str, Texts] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    path: Path
+    name: str
+    header: NpyHeader
+    memory: int | None
 
+    def __post_init__(self) -> None:
+        self.shape, self.dtype = self.header.shape, self.header.dtype
 
-@dataclass(kw_only=True)
-class FileFeatures(FeatureDataset):
-    """Vectors in a file, streamed.
+    def __len__(self) -> int:
+        return self.shape[0] if self.shape else 0
 
-    Attributes:
-        vectors: their source.
-    """
-
-    vectors: Vectors
-
-    def _read(self, rows: Rows) -> NDArray[np.float32]:
-        # float64 beyond the range of float32 becomes infinity, which the caller reports.
-        with np.errstate(over="ignore"):
-            return self.vectors.read(rows).astype(np.float32, copy=False)
+    def read(self, rows: slice) -> NDArray[Any]:
+        return npz_array(self.path, self.name, self.memory)[rows]
 
 
-def _ids(array: NDArray[Any], where: str) -> NDArray[np.int64]:
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise DataError(f"{where} are {array.dtype} {list(array.shape)}: whole numbers [N] are needed")
-    if array.dtype == np.uint64 and array.size and int(array.max()) > np.iinfo(np.int64).max:
-        raise DataError(f"{where} go up to {int(array.max())}: ids are signed 64-bit numbers")
-    return array.astype(np.int64)
+_Find = Callable[[Sequence[str]], "_Member | Hdf5Array | None"]
 
 
-def texts_for_ids(ids: str, names: str | None) -> str:
-    """The note on a column of ids that holds texts; ``names``: the column of names."""
-    what = "they are the names" if names == ids else f"names are {names!r}, --keep {ids} shows them too"
-    return f"{ids!r} holds texts: {what}; ids are row numbers (--id-from path: ids from the names)"
+def _numbers(
+    path: Path, find: _Find, want_labels: bool, memory: int | None, names: Sequence[str] | None = None
+) -> Described:
+    """Labels and ids of arrays."""
+    found = Described()
+    if want_labels and (labels := find(LABELS)) is not None:
+        check_memory(16 * len(labels), f"{path}: {labels.name!r}", memory)
+        found.labels = labels_from_array(labels.shape, labels.read, f"{path}: {labels.name!r}", names)
+    if (ids := find(IDS)) is not None and ids.dtype.kind != "U":
+        check_memory(16 * len(ids), f"{path}: {ids.name!r}", memory)
+        found.ids = whole_numbers(ids.read(slice(0, len(ids))), f"{path}: {ids.name!r}")
+    return found
 
 
-def _npz(path: Path, want_labels: bool, memory: int | None, keep: Sequence[str] = ()) -> _Source:
+def _npz(path: Path, want_labels: bool, memory: int | None, keep: Sequence[str]) -> _Contents:
     there = npz_arrays(path)
-    matrices = [name for name, head in there.items() if len(head.shape) == 2 and head.dtype.kind in "fiu"]
-    name = first_of(FEATURES, list(there))
+    load = partial(npz_array, path, memory=memory)
+
+    def find(names: Sequence[str]) -> _Member | None:
+        name = first_of(names, list(there))
+        return None if name is None else _Member(path, name, there[name], memory)
+
+    matrices = [n for n, head in there.items() if len(head.shape) == 2 and head.dtype.kind in "fiu"]
+    free = [name for name in matrices if name not in LABELS]
+    name = first_of(FEATURES, list(there)) or (free[0] if len(free) == 1 else None)
     if name is None:
-        free = [m for m in matrices if m not in LABELS]
-        if len(free) != 1:
-            known = ", ".join(there) or "none"
-            raise DataError(
-                f"{path}: which array holds the features? Name it 'features' (there are: {known})"
-            )
-        name = free[0]
-    source = _Source(ArrayVectors(npz_array(path, name, memory), f"{path}: {name!r}"))
-    if want_labels and (label := first_of(LABELS, list(there))) is not None:
-        names = first_of(CLASS_NAMES, list(there))
-        class_names = None if names is None else [str(text) for text in npz_array(path, names, memory)]
-        array = npz_array(path, label, memory)
-        source.labels = labels_from_array(array.shape, array.__getitem__, f"{path}: {label!r}", class_names)
-    texts, names_of = {column: column for column in keep}, first_of(NAMES, list(there))
-    if (ids := first_of(IDS, list(there))) is not None and there[ids].dtype.kind == "U":
-        names_of = names_of or ids
-        source.notes.append(texts_for_ids(ids, names_of))
-    elif ids is not None:
-        source.ids = _ids(npz_array(path, ids, memory), f"{path}: {ids!r}")
-    if names_of is not None:
-        texts["name"] = names_of
-    for column, array_name in texts.items():
-        if array_name not in there:
-            raise missing_column(path, array_name, list(there))
-        if there[array_name].dtype.kind != "U":
-            raise DataError(f"{path}: {array_name!r} is {there[array_name].dtype}: texts are needed")
-        source.texts[column] = as_texts(npz_array(path, array_name, memory).astype(str).tolist())
-    return source
+        known = ", ".join(there) or "none"
+        raise DataError(f"{path}: which array holds the features? Name it 'features' (there are: {known})")
+    vectors = ArrayVectors(load(name), f"{path}: {name!r}")
+    classes = first_of(CLASS_NAMES, list(there))
+    found = _numbers(
+        path, find, want_labels, memory, None if classes is None else load(classes).astype(str).tolist()
+    )
+    texts, named, ids = (
+        {column: column for column in keep},
+        first_of(NAMES, list(there)),
+        first_of(IDS, list(there)),
+    )
+    if ids is not None and there[ids].dtype.kind == "U":
+        named = named or ids
+        found.notes.append(texts_for_ids(ids, named))
+    for column, array in (texts if named is None else texts | {"name": named}).items():
+        if array not in there:
+            raise DataError(f"{path} has no array {array!r} (it has {', '.join(there)}): name it with --keep")
+        if there[array].dtype.kind != "U":
+            raise DataError(f"{path}: {array!r} is {there[array].dtype}: texts are needed")
+        found.texts[column] = as_texts(load(array).tolist())
+    return vectors, found
 
 
-def _hdf5(path: Path, want_labels: bool, memory: int | None, keep: Sequence[str] = ()) -> _Source:
+def _hdf5(path: Path, want_labels: bool, memory: int | None, keep: Sequence[str]) -> _Contents:
     features = read_hdf5_array(path, FEATURES)
     assert features is not None
-    source = _Source(Hdf5Vectors(features))
+    vectors = Hdf5Vectors(features)
     if keep:
         raise UsageError(f"--keep {','.join(keep)}: {path} has no columns to keep: use CSV, Parquet or .npz")
     check_memory(16 * len(features), f"{path}: ids and labels", memory)
-    if features.name == "features" and read_hdf5_array(path, ["codebooks"], required=False) is not None:
-        # Our features.h5: its labels are packed, so their form is known.
-        with RowReader(path, kind="features") as reader:
-            source.ids = reader.ids()
-            source.texts = reader.texts()
-            packed = reader.labels() if want_labels else None
-            if packed is not None:
-                source.labels = Labels(packed, reader.header.class_names)
-        return source
-    labels = read_hdf5_array(path, LABELS, required=False) if want_labels else None
-    if labels is not None:
-        check_memory(16 * len(labels), f"{path}: {labels.name!r}", memory)
-        source.labels = labels_from_array(labels.shape, labels.read, f"{path}: {labels.name!r}")
-    ids = read_hdf5_array(path, IDS, required=False)
-    if ids is not None:
-        check_memory(16 * len(ids), f"{path}: {ids.name!r}", memory)
-        source.ids = _ids(ids.read(slice(0, len(ids))), f"{path}: {ids.name!r}")
-    return source
+    if features.name != "features" or read_hdf5_array(path, ["codebooks"], required=False) is None:
+        return vectors, _numbers(path, partial(read_hdf5_array, path, required=False), want_labels, memory)
+    # Our features.h5: its labels are packed, so their form is known.
+    with RowReader(path, kind="features") as reader:
+        found = Described(ids=reader.ids(), texts=reader.texts())
+        packed = reader.labels() if want_labels else None
+        if packed is not None:
+            found.labels = Labels(packed, reader.header.class_names)
+    return vectors, found
 
 
-def _parquet(path: Path, want_labels: bool, memory: int | None, keep: Sequence[str] = ()) -> _Source:
-    what = "a Parquet file of vectors"
-    with open_parquet(path, what) as file:
-        schema = file.schema_arrow
-        lists = [field.name for field in schema if is_list(field.type)]
-        name = first_of(FEATURES, lists)
-        if name is None:
-            free = [column for column in lists if column not in LABELS]
-            if len(free) != 1:
-                raise DataError(
-                    f"{path}: which column holds the vectors? A list column 'features' is expected "
-                    f"(there are: {', '.join(schema.names[:20])})"
-                )
-            name = free[0]
-        label = first_of(LABELS, schema.names) if want_labels else None
-        ids = first_of(IDS, schema.names)
-        named = first_of(NAMES, schema.names)
-        there = list(schema.names)
-        are_texts = ids is not None and is_text(schema.field(ids).type)
-    source = _Source(ParquetVectors(path, name, memory))
-    if ids is not None and are_texts:
-        named = named or ids
-        source.notes.append(texts_for_ids(ids, named))
-    if label is not None:
-        cells = [label_cell(value) for value in read_cells(path, label, what, memory)]
-        if any(cells):
-            source.labels = labels_from_cells(cells, f"{path}: {label!r}")
-    if ids is not None and not are_texts:
-        source.ids = _parquet_ids(path, ids, what, memory)
-    for column, cells_of in {**{c: c for c in keep}, **({"name": named} if named else {})}.items():
-        if cells_of not in there:
-            raise missing_column(path, cells_of, there)
-        source.texts[column] = as_texts(
-            "" if v is None else str(v) for v in read_cells(path, cells_of, what, memory)
-        )
-    return source
+def _parquet(path: Path, want_labels: bool, memory: int | None, keep: Sequence[str]) -> _Contents:
+    columns = parquet_columns(path, _PARQUET, memory)
+    free = [name for name in columns.names if name not in LABELS]
+    name = columns.vectors(None, free, "name a column of lists 'features'")
+    if name is None:
+        raise DataError(f"{path} has no column of vectors (it has {', '.join(columns.names[:20])})")
+    label = first_of(LABELS, columns.names) if want_labels else None
+    return ParquetVectors(path, name, memory), columns.describe(label, keep=keep)
 
 
-def _parquet_ids(path: Path, name: str, what: str, memory: int | None) -> NDArray[np.int64]:
-    with open_parquet(path, what) as file:
-        check_memory(decoded_bytes(file, name), f"{path}: {name!r}", memory)
-        column = file.read(columns=[name])[name]
-        if column.null_count:
-            raise DataError(f"{path}: {name!r} has {column.null_count:,} empty cells: every row needs its id")
-        return _ids(column.to_numpy(), f"{path}: {name!r}")
+SUFFIXES = {".npy": _npy, ".npz": _npz, ".h5": _hdf5, ".hdf5": _hdf5, ".parquet": _parquet, ".pq": _parquet}
+"""Readers by the ending of a file."""
 
 
-def _open(file: Path, want_labels: bool, memory: int | None, keep: Sequence[str]) -> tuple[_Source, str]:
+def _open(file: Path, want_labels: bool, memory: int | None, keep: Sequence[str]) -> tuple[_Contents, str]:
     """Contents of one file, and their hash. Raises as :func:`open_features`."""
-    form = SUFFIXES.get(file.suffix.lower(), "")
-    if not form and file.exists():
+    read = SUFFIXES.get(file.suffix.lower())
+    if read is None and file.exists():
         raise DataError(
             f"{file}: features are read from {', '.join(SUFFIXES)}, not from {file.suffix or 'this'}"
         )
     try:
         if check_file(file, "a file of features") == 0:
             raise DataError(f"{file} is empty (0 bytes)")
-        if form == "npy":
-            if keep:
-                raise UsageError(
-                    f"--keep {','.join(keep)}: {file} has no columns to keep: use CSV, Parquet or .npz"
-                )
-            source = _Source(NpyVectors(file))
-        else:
-            source = {"npz": _npz, "hdf5": _hdf5, "parquet": _parquet}[form](file, want_labels, memory, keep)
-        return source, file_fingerprint(file)
+        assert read is not None
+        return read(file, want_labels, memory, keep), file_fingerprint(file)
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror or error}") from None
 
 
-def _joined(files: Sequence[Path], parts: Sequence[_Source]) -> _Source:
-    """Concatenated rows of several files."""
+def _joined(files: Sequence[Path], parts: Sequence[_Contents]) -> _Contents:
+    """Concatenated rows of several files. Raises DataError: they do not fit."""
+    vectors = ConcatVectors([part for part, _ in parts], [str(file) for file in files])
+    found = [part for _, part in parts]
     for what, has in (
-        ("labels", [part.labels is not None for part in parts]),
-        ("ids", [part.ids is not None for part in parts]),
-        ("names", ["name" in part.texts for part in parts]),
+        ("labels", [part.labels is not None for part in found]),
+        ("ids", [part.ids is not None for part in found]),
+        ("names", ["name" in part.texts for part in found]),
     ):
         if any(has) and not all(has):
-            raise DataError(
-                f"{files[has.index(True)]} has {what}, {files[has.index(False)]} has none: either all files or none may have them"
-            )
-    joined = _Source(ConcatVectors([part.vectors for part in parts], [str(file) for file in files]))
-    labels = [part.labels for part in parts if part.labels is not None]
+            one, other = files[has.index(True)], files[has.index(False)]
+            raise DataError(f"{one} has {what}, {other} has none: either all files or none may have them")
+    joined = Described(notes=list(dict.fromkeys(note for part in found for note in part.notes)))
+    labels = [part.labels for part in found if part.labels is not None]
     if labels:
-        every = set().union(*(part.class_names for part in labels))
-        numbers = all(name.isascii() and name.isdigit() for name in every)
-        names = sorted(every, key=lambda name: (int(name), name) if numbers else (0, name))
-        joined.labels = Labels.concatenate(labels, names)
-    ids = [part.ids for part in parts if part.ids is not None]
+        joined.labels = Labels.concatenate(
+            labels, class_order(name for part in labels for name in part.class_names)
+        )
+    ids = [part.ids for part in found if part.ids is not None]
     if ids:
         joined.ids = np.concatenate(ids)
-    joined.notes = list(dict.fromkeys(note for part in parts for note in part.notes))
-    for name in sorted(set.intersection(*(set(part.texts) for part in parts))):
-        joined.texts[name] = np.concatenate([part.texts[name] for part in parts])
-    return joined
+    for name in sorted(set.intersection(*(set(part.texts) for part in found))):
+        joined.texts[name] = np.concatenate([part.texts[name] for part in found])
+    return vectors, joined
 
 
 def open_features(
-    path: str | os.PathLike[str],
-    *,
-    labels: str | os.PathLike[str] | None = None,
-    ids: str | os.PathLike[str] | None = None,
-    keep: Sequence[str] = (),
-    memory: int | None = None,
+    path: str, *, labels: str | None, ids: str | None, keep: Sequence[str], memory: int | None
 ) -> FileFeatures:
-    """Open a file of vectors as a data set; rows are checked when read.
+    """Open files of vectors as a data set; rows are checked when read.
 
     ====================  ======================================================================================
     ``.npy``              a matrix of numbers of 1 to 8 bytes, stored by rows; streamed
@@ -272,8 +215,7 @@ def open_features(
 
     Args:
         path: the file, or a pattern of several files, concatenated (:func:`.paths.files_of`: ``shard-*.npy``, URLs).
-        labels: a file of labels instead of those inside: see :func:`~gpq_faiss.data.label_files.read_labels`.
-        ids: a file of ids instead of those inside: see :func:`~gpq_faiss.data.id_files.read_ids`.
+        labels, ids: files of labels and ids instead of those inside (:func:`.label_files.read_labels`, :func:`.id_files.read_ids`).
         keep: text columns to store with the items, besides their names (:data:`NAMES`).
         memory: budget in bytes for the decompressed size of a compressed file (default: free memory).
 
@@ -283,36 +225,27 @@ def open_features(
             do not fit.
     """
     files = files_of(path)
-    wanted = labels is None
-    opened = [_open(file, wanted, memory, keep) for file in files]
-    source = opened[0][0] if len(opened) == 1 else _joined(files, [part for part, _ in opened])
-    content = opened[0][1] if len(opened) == 1 else fingerprint("several", *(mark for _, mark in opened))
-    file = files[0] if len(files) == 1 else Path(path)
-    n, width = source.vectors.n, source.vectors.width
+    opened = [_open(file, labels is None, memory, keep) for file in files]
+    several = len(opened) > 1
+    vectors, found = _joined(files, [part for part, _ in opened]) if several else opened[0][0]
+    content = fingerprint("several", *(mark for _, mark in opened)) if several else opened[0][1]
+    file, n = Path(path) if several else files[0], vectors.n
     check_memory(8 * n, f"{file}: the ids of its {n:,} rows", memory)
-    notes = source.notes
     if labels is not None:
-        source.labels = read_labels(labels, n)
+        found.labels = read_labels(labels, n)
     if ids is not None:
-        source.ids = read_ids(ids)
-    for what, column in (("labels", source.labels), ("ids", source.ids), *source.texts.items()):
+        found.ids = read_ids(ids)
+    for what, column in (("labels", found.labels), ("ids", found.ids), *found.texts.items()):
         if column is not None and len(column) != n:
             raise DataError(f"{file} has {n:,} rows but {len(column):,} {what}: one each is needed")
-    own = np.arange(n, dtype=np.int64) if source.ids is None else source.ids
-    if source.ids is not None and len(np.unique(own)) < n:
-        notes.append(f"{n - len(np.unique(own)):,} of the {n:,} ids are repeated")
-    if source.labels is None:
-        notes.append("no labels")
-    elif bare := int((~source.labels.has()).sum()):
-        notes.append(f"{bare:,} of {n:,} items are unlabelled")
-    mark = "" if source.labels is None else source.labels.fingerprint()
-    return FileFeatures(
-        name=f"features:{without_secrets(os.fspath(path))}",
-        ids=own,
-        fingerprint=fingerprint("features", content, str((n, width)), mark, own.tobytes()),
-        labels=source.labels,
-        texts=source.texts,
-        notes=notes,
-        width=width,
-        vectors=source.vectors,
+    if found.ids is not None and (repeated := n - len(np.unique(found.ids))):
+        found.notes.append(f"{repeated:,} of the {n:,} ids are repeated")
+    return file_features(
+        f"features:{without_secrets(path)}",
+        vectors,
+        content,
+        labels=found.labels,
+        ids=found.ids,
+        texts=found.texts,
+        notes=found.notes,
     )

@@ -7,27 +7,17 @@ import itertools
 import os
 import stat
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
 from ..files import fingerprint
-from ..store import as_texts
-from .archive import ArchiveImages, open_archive
-from .base import BadItems
-from .images import (
-    BrokenImageError,
-    FileImages,
-    check_max_bad,
-    is_image_name,
-    list_fingerprint,
-    sampled_content,
-    shown,
-)
+from .archive import Members, open_archive
+from .images import BrokenImageError, FileImages, file_images, is_image_name, sampled_content, shown
 from .labels import Labels, composed
 from .paths import is_url, local_path, remote_error, remote_reason, remote_system, version_of, without_secrets
 
@@ -36,8 +26,7 @@ _VALIDATION = {"val", "valid", "validation"}
 _ARCHIVES = (".tar", ".tar.gz", ".tgz")
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """Labels and split derived from image names.
 
     Attributes:
@@ -76,21 +65,16 @@ def layout_of(names: Sequence[str]) -> Layout:
     tops = {p[0].lower() for p in parts if len(p) > 1}
     # A class may be called "train" (vehicles): only folders of folders, and only these alone, make a split.
     is_split = bool(tops) and tops <= splits and any(len(p) > 2 for p in parts)
-    classes: list[str | None] = []
-    marks = np.zeros(len(parts), dtype=np.uint8)
-    if is_split:
-        for i, p in enumerate(parts):
-            marks[i] = is_test_split(p[0] if len(p) > 1 else "", tops)
-            classes.append(p[1] if len(p) > 2 else None)
-        if tops & _VALIDATION:
-            joined = "train, beside the test part" if tops & _TEST else "test"
-            notes.append(f"the validation folder counts as {joined}")
-    else:
-        classes = [p[0] if len(p) > 1 else None for p in parts]
+    at = int(is_split)  # the place of the class in a name
+    classes = [p[at] if len(p) > at + 1 else None for p in parts]
+    marks = np.array([is_split and len(p) > 1 and is_test_split(p[0], tops) for p in parts], dtype=np.uint8)
+    if is_split and tops & _VALIDATION:
+        joined = "train, beside the test part" if tops & _TEST else "test"
+        notes.append(f"the validation folder counts as {joined}")
     keys = [(int(marks[i]), classes[i] is None, classes[i] or "", parts[i]) for i in range(len(parts))]
     order = np.array(sorted(range(len(parts)), key=keys.__getitem__), dtype=np.int64)
-    official = marks[order] if is_split and marks.any() and not marks.all() else None
-    return Layout(order, [classes[int(i)] for i in order], official, notes)
+    official = marks[order] if marks.any() and not marks.all() else None
+    return Layout(order, [classes[i] for i in order], official, notes)
 
 
 def _walk(root: Path) -> tuple[list[str], list[int], int]:
@@ -102,66 +86,31 @@ def _walk(root: Path) -> tuple[list[str], list[int], int]:
     sizes: list[int] = []
     others = 0
     seen: set[tuple[int, int]] = set()
-    todo = [""]
-    while todo:
-        inside = todo.pop()
-        folder = os.path.join(root, inside) if inside else os.fspath(root)
-        try:
-            status = os.stat(folder)
-            if (status.st_dev, status.st_ino) in seen:
-                continue
-            seen.add((status.st_dev, status.st_ino))
-            # Sorted, so that the choice between two links to one folder is deterministic.
-            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-        except OSError as error:
-            raise DataError(f"cannot read the folder {shown(folder)}: {error.strerror}") from None
-        below = []
-        for entry in entries:
-            name = f"{inside}/{entry.name}" if inside else entry.name
-            if entry.name.startswith("."):
-                continue
+    prefix = os.path.join(root, "")
+
+    def stop(error: OSError) -> None:
+        raise DataError(f"cannot read the folder {shown(str(error.filename))}: {error.strerror}") from None
+
+    for folder, below, files in os.walk(root, onerror=stop, followlinks=True):
+        status = os.stat(folder)
+        known = (status.st_dev, status.st_ino) in seen
+        seen.add((status.st_dev, status.st_ino))
+        # Sorted, so that the choice between two links to one folder is deterministic.
+        below[:] = [] if known else sorted(name for name in below if not name.startswith("."))
+        for file in () if known else sorted(name for name in files if not name.startswith(".")):
+            path = os.path.join(folder, file)
             try:
-                found = entry.stat()
-                mode, size = found.st_mode, found.st_size
+                found = os.stat(path)
+                regular, size = stat.S_ISREG(found.st_mode), found.st_size
             except OSError:
                 # A dangling or cyclic link with an image name counts as a broken image.
-                mode, size = stat.S_IFREG, -1
-            if stat.S_ISDIR(mode):
-                below.append(name)
-            elif is_image_name(entry.name) and stat.S_ISREG(mode):
-                names.append(name)
+                regular, size = True, -1
+            if is_image_name(file) and regular:
+                names.append(path[len(prefix) :])
                 sizes.append(size)
             else:
                 others += 1
-        todo.extend(reversed(below))
     return names, sizes, others
-
-
-@dataclass(kw_only=True)
-class RemoteImages(FileImages):
-    """Images below a URL, downloaded at each read without caching.
-
-    Attributes:
-        system: the file system of fsspec that ``paths`` are in.
-    """
-
-    system: Any = field(repr=False)
-
-    def source(self, i: int) -> bytes | str:
-        """Encoded bytes of image ``i``. Raises BrokenImageError: it cannot be fetched."""
-        try:
-            return bytes(self.system.cat_file(self.paths[i]))
-        except Exception as error:  # each file system has its own
-            raise BrokenImageError(self.item_name(i), remote_reason(error)) from None
-
-    def item_name(self, i: int) -> str:
-        """Name without secrets of the URL."""
-        return shown(without_secrets(self.paths[i]))
-
-    def image_path(self, i: int) -> str | None:
-        """None: not a local file."""
-        del i
-        return None
 
 
 def _walk_url(url: str) -> tuple[Any, str, list[str], list[int], int, str]:
@@ -172,18 +121,20 @@ def _walk_url(url: str) -> tuple[Any, str, list[str], list[int], int, str]:
         found = system.find(root + "/", detail=True)
     except Exception as error:
         raise remote_error(url, error) from None
-    names, sizes, versions, others = [], [], [], 0
-    for path in sorted(found):
-        name = path.removeprefix(root).lstrip("/")
-        if any(part.startswith(".") for part in name.split("/")):
-            continue
-        if is_image_name(name):
-            names.append(name)
-            sizes.append(int(found[path].get("size") or -1))
-            versions.append(str(version_of(found[path])))
-        else:
-            others += 1
-    return system, root, names, sizes, others, fingerprint(*versions)
+    of_name = {path.removeprefix(root).lstrip("/"): found[path] for path in sorted(found)}
+    plain = [name for name in of_name if not any(part.startswith(".") for part in name.split("/"))]
+    names = [name for name in plain if is_image_name(name)]
+    sizes = [int(of_name[name].get("size") or -1) for name in names]
+    versions = fingerprint(*(str(version_of(of_name[name])) for name in names))
+    return system, root, names, sizes, len(plain) - len(names), versions
+
+
+def _fetch(system: Any, paths: Sequence[str], i: int) -> bytes:
+    """Encoded bytes of an image at a URL, downloaded at each read."""
+    try:
+        return bytes(system.cat_file(paths[i]))
+    except Exception as error:  # each file system has its own
+        raise BrokenImageError(paths[i], remote_reason(error)) from None
 
 
 def _labels(classes: Sequence[str | None], name: str) -> Labels | None:
@@ -207,61 +158,50 @@ def open_folder(path: str | os.PathLike[str], *, max_bad: float = 0.01) -> FileI
 
     Raises:
         DataError: missing, unreadable, without any image, or a damaged archive.
-        UsageError: ``max_bad`` out of range.
     """
-    check_max_bad(max_bad)
-    name = f"folder:{without_secrets(os.fspath(path))}"
-    remote = is_url(path) and not without_secrets(os.fspath(path)).lower().endswith(_ARCHIVES)
-    root = Path(path) if remote else local_path(path)
+    path = os.fspath(path)
+    bare = without_secrets(path)
     archive = system = None
-    content = ""
-    base = os.fspath(root)
-    if remote:
-        system, base, names, size_list, others, content = _walk_url(os.fspath(path))
-        sizes = np.array(size_list, dtype=np.int64)
-    elif root.is_dir():
-        names, size_list, others = _walk(root)
-        sizes = np.array(size_list, dtype=np.int64)
-    elif root.is_file():
+    if is_url(path) and not bare.lower().endswith(_ARCHIVES):
+        system, base, names, lengths, others, content = _walk_url(path)
+        sizes = np.array(lengths, dtype=np.int64)
+    elif (root := local_path(path)).is_dir():
+        base = str(root)
+        names, lengths, others = _walk(root)
+        sizes = np.array(lengths, dtype=np.int64)
+    else:
         archive = open_archive(root)
         names, sizes, others = archive.names, archive.sizes, archive.others
-    else:
-        raise DataError(f"{root} not found: give a folder of images, or a .tar.gz of one")
     if not names:
-        raise DataError(
-            f"{name.partition(':')[2]} contains no images ({others:,} other files): a folder per class is expected"
-        )
+        raise DataError(f"{bare} contains no images ({others:,} other files): a folder per class is expected")
     layout = layout_of(names)
-    labels = _labels(layout.classes, name)
     notes = list(layout.notes)
     if others:
         notes.append(f"{others:,} files without an image extension, left out")
     unlabelled = sum(cls is None for cls in layout.classes)
     if unlabelled:
         notes.append(f"{unlabelled:,} of {len(names):,} images are in no class folder: unlabelled")
-    ids = np.arange(len(names), dtype=np.int64)
-    own = [names[int(i)] for i in layout.order]
-    ordered = [composed(name) for name in own]
-    paths = [os.path.join(base, *member.split("/")) for member in own]
+    own, sizes = [names[i] for i in layout.order], sizes[layout.order]
+    fetch: Any = None
     if archive is not None:
-        content = archive.content(layout.order)
-    elif system is None:
-        content = sampled_content(zip(paths, itertools.repeat(0), sizes[layout.order].tolist(), strict=False))
-    shared: dict[str, Any] = {
-        "name": name,
-        "ids": ids,
-        "labels": labels,
-        "official": layout.official,
-        "fingerprint": list_fingerprint("folder", ordered, sizes[layout.order], labels, ids, content=content),
-        "notes": notes,
-        "bad": BadItems(len(names), max_bad),
-        "texts": {"name": as_texts(ordered)},
-    }
-    if archive is not None:
-        members = np.column_stack([np.zeros_like(layout.order), layout.order])
-        return ArchiveImages(
-            **shared, paths=[f"{root}!{member}" for member in ordered], archives=[archive], members=members
-        )
-    if system is not None:
-        return RemoteImages(**shared, paths=[f"{base}/{member}" for member in own], system=system)
-    return FileImages(**shared, paths=paths)
+        paths = [f"{root}!{composed(member)}" for member in own]
+        fetch, content = Members([archive], [(0, i) for i in layout.order]), archive.content(layout.order)
+    elif system is not None:
+        paths = [f"{base}/{member}" for member in own]
+        fetch = partial(_fetch, system, paths)
+    else:
+        paths = [os.path.join(base, member) for member in own]
+        content = sampled_content(zip(paths, itertools.repeat(0), sizes.tolist(), strict=False))
+    return file_images(
+        f"folder:{bare}",
+        "folder",
+        [composed(member) for member in own],
+        sizes,
+        content,
+        paths=paths if system is None else [without_secrets(one) for one in paths],
+        labels=_labels(layout.classes, f"folder:{bare}"),
+        official=layout.official,
+        notes=notes,
+        max_bad=max_bad,
+        fetch=fetch,
+    )

@@ -1,261 +1,251 @@
-"""Tables in memory (pyarrow, pandas, polars ...) and arrays, as data sets of vectors."""
+"""Tables in memory (pyarrow, pandas, polars, DuckDB), and ``hf:FOLDER``: Hugging Face data sets, on disk or in memory."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError, UsageError
+from ..errors import DataError
 from ..files import fingerprint
-from ..store import Texts, as_texts
-from .arrays import without_gradient
-from .embeddings import FEATURES, IDS, LABELS, NAMES, FileFeatures, texts_for_ids
-from .id_files import as_int64
-from .label_files import label_cell, labels_from_array, labels_from_cells
-from .labels import Labels
-from .parquet import is_list, is_text, matrix_of
-from .vectors import ArrayVectors, first_of
+from .columns import LABELS, Columns, first_of
+from .folder import is_test_split
+from .images import BrokenImageError, FileImages, file_images
+from .label_files import DEFAULT_LABEL_COLUMN
+from .parquet import is_list, matrix_of
+from .paths import file_fingerprint
+from .vectors import FileFeatures, Vectors, check_array, features_in_memory, file_features
 
-
-def as_table(source: Any) -> Any:
-    """Convert an Arrow-compatible table (pandas, polars, pyarrow, DuckDB) to a ``pyarrow.Table``.
-
-    Raises:
-        DataError: pyarrow is not installed, or a column cannot be converted.
-    """
-    try:
-        import pyarrow
-    except ImportError:
-        raise DataError("reading a table needs pyarrow: pip install 'gpq-faiss[parquet]'") from None
-    if isinstance(source, pyarrow.Table):
-        return source
-    try:
-        return pyarrow.table(source)
-    except Exception as error:  # from pyarrow, or the table's library
-        why = " ".join(str(error).split())[:160]
-        raise DataError(
-            f"the {type(source).__name__} has a column that cannot be converted ({why}): leave out those of mixed types"
-        ) from None
-
-
-class Columns:
-    """The columns of a table, read lazily.
-
-    Args:
-        schema: ``pyarrow.Schema``.
-        read: name -> ``pyarrow.ChunkedArray``.
-        where: name of the table in errors.
-    """
-
-    def __init__(self, schema: Any, read: Callable[[str], Any], where: str) -> None:
-        self.names: list[str] = list(schema.names)
-        self.types: dict[str, Any] = {field.name: field.type for field in schema}
-        self._read, self.where = read, where
-
-    def check(self, name: str) -> None:
-        """Raises DataError: no such column, or two."""
-        if self.names.count(name) != 1:
-            there = ", ".join(repr(known[:40]) for known in self.names[:20])
-            what = f"has the column {name!r} twice" if name in self.names else f"has no column {name!r}"
-            raise DataError(f"{self.where} {what} (it has {there})")
-
-    def column(self, name: str) -> Any:
-        """A ``pyarrow.ChunkedArray``. Raises DataError: see :meth:`check`."""
-        self.check(name)
-        return self._read(name)
-
-    def is_numeric(self, name: str) -> bool:
-        """Whether a column has a number in each row. Raises DataError: see :meth:`check`."""
-        import pyarrow
-
-        self.check(name)
-        kind = self.types[name]
-        return bool(pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind))
-
-    def labels(self, name: str, class_names: Sequence[str] | None = None) -> Labels | None:
-        """Labels from class numbers (-1 or empty: none), names, or lists of these; None if no item has any."""
-        cells = [label_cell(value) for value in self.column(name).to_pylist()]
-        if not any(cells):
-            return None
-        where = f"{self.where}: {name!r}"
-        if class_names is None:
-            return labels_from_cells(cells, where)
-        known = {str(i): text for i, text in enumerate(class_names)}
-        unknown = next((text for cell in cells for text in cell if text not in known), None)
-        if unknown is not None:
-            raise DataError(
-                f"{where}: class {unknown} of {len(known)}: the labels do not fit their class names"
-            )
-        return Labels.from_names([tuple(known[text] for text in cell) for cell in cells], list(class_names))
-
-    def ids(self, name: str) -> NDArray[np.int64]:
-        """Raises DataError: not whole numbers of 64 bits, or one is missing."""
-        import pyarrow
-
-        column = self.column(name)
-        where = f"{self.where}: {name!r}"
-        if not pyarrow.types.is_integer(column.type):
-            raise DataError(
-                f"{where} is {column.type}: ids are whole numbers; texts may be names (names=...)"
-            )
-        if column.null_count:
-            raise DataError(f"{where} has {column.null_count:,} empty cells: every row needs its id")
-        return as_int64(column.to_numpy(), where)
-
-    def guess_ids(self) -> str | None:
-        """The column of ids by its name."""
-        import pyarrow
-
-        found = first_of(IDS, self.names)
-        return found if found is not None and pyarrow.types.is_integer(self.types[found]) else None
-
-    def guess_names(self) -> str | None:
-        """The column of item names: one of the usual names, or ``id`` if it is text."""
-        return next((n for n in (*NAMES, *IDS) if n in self.types and is_text(self.types[n])), None)
-
-    def notes(self, ids: str | None, names: str | None) -> list[str]:
-        """On a column of ids that holds texts."""
-        found = first_of(IDS, self.names) if ids is None else None
-        return [texts_for_ids(found, names)] if found is not None and is_text(self.types[found]) else []
-
-    def text(self, name: str) -> Texts:
-        """A column as texts; empty cells become empty texts."""
-        return as_texts("" if value is None else str(value) for value in self.column(name).to_pylist())
+_IMAGES = ("image", "img")
+_MORE_LABELS = ("fine_label", "class", "category", "target")
 
 
 def open_frame(
     source: Any,
     *,
-    labels: str | None = None,
-    ids: str | None = None,
-    names: str | None = None,
-    vectors: str | Sequence[str] | None = None,
-    keep: Sequence[str] = (),
+    label_column: str,
+    ids: str | None,
+    names: str | None,
+    vectors: str | Sequence[str] | None,
+    keep: Sequence[str],
 ) -> FileFeatures:
-    """Vectors in a table, with columns of labels, ids and names.
+    """Vectors in an Arrow-compatible table, with columns of labels, ids and names (default: by the usual names).
 
     Args:
-        source: see :func:`as_table`.
-        labels, ids, names: columns; default: the usual names (:data:`.embeddings.LABELS` ...).
         vectors: a column of lists, or columns of numbers, one per dimension; default: the only column of lists, or one called
             ``features``, ``embedding`` ...; else all remaining columns of numbers.
-        keep: further text columns to store with the items.
 
     Raises:
-        DataError: no such column, or unusable contents.
+        DataError: pyarrow is not installed, no such column, or unusable contents.
     """
-    table = as_table(source)
-    where = f"the {type(source).__name__}"
-    columns = Columns(table.schema, table.column, where)
-    labels = labels or first_of(LABELS, columns.names)
-    ids = ids or columns.guess_ids()
-    names = names or columns.guess_names()
-    others = {labels, ids, names, *keep, *_index_of(table)}
-    matrix = _matrix(columns, vectors, [name for name in columns.names if name not in others])
-    content = hashlib.sha256(np.ascontiguousarray(matrix).tobytes()).hexdigest()
-    texts = {name: columns.text(name) for name in keep}
-    if names is not None:
-        texts["name"] = columns.text(names)
-    found = features_in_memory(
-        type(source).__name__,
-        matrix,
-        content,
-        labels=None if labels is None else columns.labels(labels),
-        ids=None if ids is None else columns.ids(ids),
-        texts=texts,
+    name = type(source).__name__
+    try:
+        import pyarrow
+    except ImportError:
+        raise DataError("reading a table needs pyarrow: pip install 'gpq-faiss[parquet]'") from None
+    try:
+        table = source if isinstance(source, pyarrow.Table) else pyarrow.table(source)
+    except Exception as error:  # from pyarrow, or the table's library
+        why = " ".join(str(error).split())[:160]
+        remedy = "leave out those of mixed types"
+        raise DataError(f"the {name} has a column that cannot be converted ({why}): {remedy}") from None
+    columns = Columns(table.schema, table.column, f"the {name}")
+    label = first_of(LABELS, columns.names) if label_column == DEFAULT_LABEL_COLUMN else label_column
+    found = columns.describe(label, ids=ids, names=names, keep=keep)
+    index = (table.schema.pandas_metadata or {}).get("index_columns", [])  # of pandas
+    free = [one for one in columns.names if one not in found.used and one not in index]
+    matrix = _matrix(columns, vectors, free)
+    return features_in_memory(
+        name, matrix, labels=found.labels, ids=found.ids, texts=found.texts, notes=found.notes
     )
-    found.notes += columns.notes(ids, names)
-    return found
-
-
-def features_in_memory(
-    name: str,
-    matrix: NDArray[Any],
-    content: str,
-    *,
-    labels: Labels | None = None,
-    ids: NDArray[np.int64] | None = None,
-    texts: dict[str, Texts] | None = None,
-) -> FileFeatures:
-    """A data set of the rows of ``matrix``.
-
-    Args:
-        content: hash of the matrix.
-
-    Raises:
-        DataError: not numbers [N, width].
-    """
-    found = ArrayVectors(matrix, name)
-    own = np.arange(found.n, dtype=np.int64) if ids is None else ids
-    mark = "" if labels is None else labels.fingerprint()
-    bare = 0 if labels is None else int((~labels.has()).sum())
-    notes = ["no labels"] if labels is None else []
-    return FileFeatures(
-        name=name,
-        ids=own,
-        fingerprint=fingerprint("features", content, str((found.n, found.width)), mark, own.tobytes()),
-        labels=labels,
-        texts=texts or {},
-        notes=[f"{bare:,} of {found.n:,} items are unlabelled"] if bare else notes,
-        width=found.width,
-        vectors=found,
-    )
-
-
-def _index_of(table: Any) -> list[str]:
-    """Columns that were the index of a pandas frame."""
-    about = table.schema.pandas_metadata or {}
-    return [name for name in about.get("index_columns", []) if isinstance(name, str)]
 
 
 def _matrix(columns: Columns, vectors: str | Sequence[str] | None, free: Sequence[str]) -> NDArray[Any]:
     if vectors is None:
-        lists = [name for name in free if is_list(columns.types[name])]
-        vectors = first_of(FEATURES, lists) or (lists[0] if len(lists) == 1 else None)
-        if vectors is None and lists:
-            raise DataError(
-                f"{columns.where}: which column holds the vectors, {', '.join(lists[:20])}? Name it: vectors=..."
-            )
+        vectors = columns.vectors(None, free, "name it, vectors=...")
         vectors = vectors or [name for name in free if columns.is_numeric(name)]
-    if isinstance(vectors, str):
-        columns.check(vectors)
-        if is_list(columns.types[vectors]):
-            return matrix_of(columns.column(vectors), f"{columns.where}: {vectors!r}")
     names = [vectors] if isinstance(vectors, str) else list(vectors)
+    for name in names:
+        columns.check(name)
+    if len(names) == 1 and is_list(columns.types[names[0]]):
+        return matrix_of(columns.column(names[0]), f"{columns.where}: {names[0]!r}")
     wrong = next((name for name in names if not columns.is_numeric(name)), None)
     if wrong is not None:
-        raise DataError(
-            f"{columns.where}: {wrong!r} is {columns.types[wrong]}: a column of lists, or columns of numbers, are needed"
-        )
+        what = "a column of lists, or columns of numbers, are needed"
+        raise DataError(f"{columns.where}: {wrong!r} is {columns.types[wrong]}: {what}")
     if not names:
         raise DataError(f"{columns.where} has no column of vectors: lists of numbers, or numbers, are needed")
     return np.column_stack([columns.column(name).to_numpy() for name in names])
 
 
-def labels_of(values: Any, n: int) -> Labels:
-    """Labels from an array or tensor of class numbers [N] (-1: none) or 0/1 [N, C], or from a list of names or numbers.
+class HubVectors(Vectors):
+    """Vectors of a column of a Hugging Face data set. Raises DataError: not lists of numbers of one width."""
+
+    def __init__(self, column: Any, name: str, where: str) -> None:
+        self.name, self.where = name, f"{where}: {name!r}"
+        self.column = _only(column, name, where).with_format("arrow")
+        self.n, self.width = len(column), 0
+        if not self.n:
+            raise DataError(f"{where} has no rows")
+        first = self._run(0, 1)
+        check_array((self.n, first.shape[1]), first.dtype, self.where)
+        self.width = first.shape[1]
+
+    def _rows(self, chosen: slice | list[int], start: int) -> NDArray[Any]:
+        return matrix_of(self.column[chosen].column(self.name), self.where, start=start, width=self.width)
+
+    def _run(self, start: int, stop: int) -> NDArray[Any]:
+        return self._rows(slice(start, stop), start)
+
+    def _at(self, positions: NDArray[np.int64]) -> NDArray[Any]:
+        return self._rows(positions.tolist(), int(positions[0]))
+
+
+def _image(column: Any, may_open: bool, i: int) -> bytes | str:
+    """Image of a row: bytes, or a path that may be opened (not in a folder from elsewhere)."""
+    value = next(iter(column[i].values()), None)  # a damaged row has none
+    if value is not None and value["bytes"] is not None:
+        return bytes(value["bytes"])
+    if value is not None and value["path"] and may_open:
+        return str(value["path"])
+    raise BrokenImageError(f"row {i}", "there is no image in this row")
+
+
+def _only(rows: Any, name: str, where: str) -> Any:
+    """One column as a data set. Raises DataError: offsets out of range, which Arrow does not check, or a text that is not UTF-8."""
+    import pyarrow
+
+    try:
+        rows.data.table.column(name).validate(full=True)
+    except (pyarrow.ArrowException, OSError) as error:
+        why = " ".join(str(error).split())[:120]
+        raise DataError(f"{where}: column {name!r} is damaged ({why}): write it again") from None
+    return rows.select_columns([name])
+
+
+def _load(folder: Path) -> Any:
+    """Raises DataError: ``datasets`` is not installed, or not such a folder."""
+    try:
+        import datasets
+    except ImportError:
+        raise DataError(f"reading {folder} needs the package datasets: pip install 'gpq-faiss[hf]'") from None
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder: one that save_to_disk wrote is needed")
+    try:
+        return datasets.load_from_disk(str(folder))
+    except Exception as error:  # from pyarrow, json, or datasets
+        why = " ".join(str(error).split())[:160]
+        raise DataError(
+            f"{folder} is not a data set that save_to_disk wrote, or it is damaged ({why})"
+        ) from None
+
+
+def _joined(found: Any, where: str) -> tuple[Any, NDArray[np.uint8] | None, list[str]]:
+    """All rows, marks (0 train, 1 test) if there are both parts, and notes."""
+    import datasets
+
+    if isinstance(found, datasets.Dataset):
+        return found, None, []
+    if not isinstance(found, datasets.DatasetDict) or not found:
+        what = type(found).__name__
+        raise DataError(f"{where}: {what} cannot be read by position: give a Dataset, not a stream")
+    names = sorted(found, key=lambda name: (is_test_split(name, found), name))
+    tests = np.array([is_test_split(name, found) for name in names], dtype=np.uint8)
+    marks = np.repeat(tests, [len(found[name]) for name in names])
+    try:
+        rows = datasets.concatenate_datasets([found[name] for name in names])
+    except Exception as error:
+        why = " ".join(str(error).split())[:160]
+        raise DataError(f"{where}: its parts {', '.join(names)} do not fit together ({why})") from None
+    return rows, marks if marks.any() and not marks.all() else None, [f"parts: {', '.join(names)}"]
+
+
+def _image_column(rows: Any, wanted: str) -> str | None:
+    import datasets
+
+    images = [name for name, kind in rows.features.items() if isinstance(kind, datasets.Image)]
+    if wanted != "image" and wanted not in images:
+        there = ", ".join(images) or "none"
+        raise DataError(f"--image-column {wanted}: no column of images (there are: {there})")
+    return first_of((wanted, *_IMAGES), images) or (images[0] if len(images) == 1 else None)
+
+
+def open_hf(
+    source: Any,
+    *,
+    image_column: str,
+    label_column: str,
+    vectors: str | None,
+    ids: str | None,
+    names: str | None,
+    keep: Sequence[str],
+    max_bad: float,
+) -> FileImages | FileFeatures:
+    """Images or vectors of a data set with their labels. Parts ``train`` and ``test`` are its official split.
+
+    Args:
+        source: the path of a folder, or a ``datasets.Dataset`` or ``DatasetDict``.
+        image_column: of images; default ``image``, ``img`` or the only one.
+        label_column: ``ClassLabel``, numbers, names, or lists of these; default ``label`` (or ``labels``, ``fine_label`` ...).
+        vectors: column of vectors instead of images; default without images: the only column of lists of numbers.
+        ids, names, keep: columns; default: the usual names.
+        max_bad: allowed fraction of broken images.
 
     Raises:
-        DataError: not labels, or not for ``n`` items.
+        DataError: not such a data set, damaged, or without these columns.
     """
-    values = without_gradient(values)
-    if isinstance(values, Labels):
-        found = values
-    elif isinstance(values, np.ndarray) and values.dtype.kind in "biuf" and values.ndim:
-        array = values.astype(np.uint8) if values.dtype.kind == "b" else values
-        found = labels_from_array(array.shape, array.__getitem__, "labels")
+    folder = isinstance(source, str)
+    name = f"hf:{source}" if folder else type(source).__name__
+    rows, official, notes = _joined(_load(Path(source).expanduser()) if folder else source, name)
+    image = None if vectors is not None else _image_column(rows, image_column)
+    columns = Columns(
+        rows.features.arrow_schema, lambda n: _only(rows, n, name).with_format("arrow")[:].column(n), name
+    )
+    given = label_column != DEFAULT_LABEL_COLUMN
+    label = label_column if given else first_of((*LABELS, *_MORE_LABELS), columns.names)
+    kind = rows.features.get(label)
+    classes = getattr(getattr(kind, "feature", kind), "names", None)
+    found = columns.describe(
+        label, ids=ids, names=names, keep=keep, class_names=classes if isinstance(classes, list) else None
+    )
+    notes.append("no labels" if found.labels is None else f"labels from column {label!r}")
+    shared: dict[str, Any] = {
+        "labels": found.labels,
+        "ids": found.ids,
+        "official": official,
+        "notes": [*notes, *found.notes],
+    }
+    made: FileImages | FileFeatures
+    if image is None:
+        free = [one for one in columns.names if one not in found.used]
+        column = columns.vectors(vectors, free, "name it with --vector-column")
+        if column is None:
+            there = ", ".join(columns.names) or "none"
+            raise DataError(f"{name}: which column holds the images or vectors? (there are: {there})")
+        made = file_features(name, HubVectors(rows, column, name), "", **shared)
     else:
-        try:
-            cells = [label_cell(v.tolist() if hasattr(v, "tolist") else v) for v in values]
-        except (TypeError, RecursionError):
-            raise UsageError(
-                f"labels: {type(values).__name__} is not a list of labels: give one per item"
-            ) from None
-        found = labels_from_cells(cells, "labels")
-    if len(found) != n:
-        raise DataError(f"{len(found):,} labels are given, the data has {n:,} items: one each is needed")
-    return found
+        import datasets
+
+        numbered = [f"row {i}" for i in range(len(rows))]
+        own = found.texts["name"].tolist() if "name" in found.texts else numbered
+        images = _only(rows, image, name).cast_column(image, datasets.Image(decode=False))
+        made = file_images(
+            name,
+            "hf",
+            own,
+            np.zeros(len(rows), np.int64),
+            "",
+            paths=[f"{name}!{text}" for text in own],
+            max_bad=max_bad,
+            fetch=partial(_image, images, not folder),
+            **shared,
+        )
+    marks = [file_fingerprint(Path(file["filename"])) for file in rows.cache_files]
+    mark = found.labels.fingerprint() if found.labels else ""
+    made.fingerprint = fingerprint("hf", *marks, rows._fingerprint, mark, made.ids.tobytes())
+    made.texts = found.texts
+    return made

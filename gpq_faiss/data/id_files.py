@@ -24,6 +24,13 @@ def as_int64(ids: NDArray[Any], what: str) -> NDArray[np.int64]:
     return ids.astype(np.int64, copy=False)
 
 
+def whole_numbers(ids: NDArray[Any], what: str) -> NDArray[np.int64]:
+    """An array of integers as int64 [n]. Raises DataError: it is none, or out of range."""
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise DataError(f"{what}: ids are {ids.dtype} {list(ids.shape)}, a list of whole numbers is needed")
+    return as_int64(ids, what)
+
+
 def read_ids(path: str | os.PathLike[str], what: str = "") -> NDArray[np.int64]:
     """Integers int64 [n] from a ``.npy`` file, or from text with one per line; ``#`` starts a comment.
 
@@ -38,10 +45,9 @@ def read_ids(path: str | os.PathLike[str], what: str = "") -> NDArray[np.int64]:
     content = "a list of ids, one whole number per line,"
     try:
         if path.suffix == ".npy":
-            found = read_npy(path, content)
-        else:
-            check_memory(4 * check_file(path, content), str(path))
-            found = _from_text(path)
+            return whole_numbers(read_npy(path, content), str(path))
+        check_memory(4 * check_file(path, content), str(path))
+        return _from_text(path)
     except DataError as error:
         raise DataError(f"{what} {error}".strip()) from None
     except OSError as error:
@@ -49,9 +55,6 @@ def read_ids(path: str | os.PathLike[str], what: str = "") -> NDArray[np.int64]:
     except (ValueError, OverflowError) as error:
         why = " ".join(str(error).split())[:100]
         raise DataError(f"{where} is not a list of ids ({why}): write one whole number per line") from None
-    if found.ndim != 1 or found.dtype.kind not in "iu":
-        raise DataError(f"{where}: {found.dtype} {list(found.shape)}, expected a list of ids (whole numbers)")
-    return as_int64(found, where)
 
 
 def _from_text(path: Path) -> NDArray[np.int64]:

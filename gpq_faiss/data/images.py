@@ -7,28 +7,26 @@ import io
 import itertools
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from ..errors import DataError, UsageError
 from ..files import fingerprint
 from ..store import as_texts
-from .base import BadItems, ImageDataset
-from .labels import Labels, Rows
+from .base import BadItems, ImageDataset, above
+from .labels import Labels, Rows, row_numbers
 
 MAX_PIXELS = 64 * 1024 * 1024
 """Maximum pixels of an image, checked by its header before decoding."""
-
 MIN_SIDE = 2
 """Minimum side in pixels; images of one pixel are placeholders of failed downloads."""
-
 IMAGE_SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pnm")
 )
@@ -36,21 +34,9 @@ IMAGE_SUFFIXES = frozenset(
 
 # Only formats that Pillow decodes itself: EPS would start Ghostscript, PDF and WMF other external code.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-
-_EXIF_ORIENTATION = 0x0112
-_UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-
+_ORIENTATION = 0x0112
 _EIGHT_BITS = ((np.arange(1 << 16) + 128) // 257).astype(np.uint8)
 """16-bit grey to 8 bits, rounded."""
-
 _SAMPLES, _SAMPLE = 4, 4096  # blocks of a file in a fingerprint, and their bytes
 _PROBED = 64  # headers read to determine a common square size
 _CHUNK = 8  # images per thread and step: small enough to balance a batch
@@ -64,6 +50,20 @@ class BrokenImageError(DataError):
         self.why = why
 
 
+def _broken(name: str, error: Exception) -> BrokenImageError:
+    """The error for any exception of a decoder; malformed bytes raise nearly all of them (SyntaxError, struct.error ...)."""
+    if isinstance(error, BrokenImageError):
+        return error
+    if isinstance(error, UnidentifiedImageError):
+        return BrokenImageError(name, "not an image, or of an unknown format")
+    if isinstance(error, (Image.DecompressionBombError, Image.DecompressionBombWarning)):
+        return BrokenImageError(name, f"more pixels than the {MAX_PIXELS:,} allowed")
+    if isinstance(error, MemoryError):
+        return BrokenImageError(name, "too large for the memory of this machine")
+    why = " ".join(str(error).split())[:200] or type(error).__name__
+    return BrokenImageError(name, f"cannot be decoded ({why})")
+
+
 def shown(name: str) -> str:
     """``name`` for a one-line message: escaped if it contains line breaks or invalid UTF-8."""
     return name if name.isprintable() else ascii(name)
@@ -75,14 +75,10 @@ def is_image_name(name: str) -> bool:
     return not base.startswith(".") and os.path.splitext(base)[1].lower() in IMAGE_SUFFIXES
 
 
-def _to_rgb(image: Image.Image) -> NDArray[np.uint8]:
-    """uint8 [H, W, 3] of a loaded image in any mode.
-
-    Raises:
-        ValueError: 32-bit modes, whose range of values is unknown.
-    """
+def _to_rgb(image: Image.Image, form: str | None) -> NDArray[np.uint8]:
+    """uint8 [H, W, 3] of a loaded image in any mode. Raises ValueError: 32-bit modes, whose range of values is unknown."""
     mode = image.mode
-    if mode.startswith("I;16") or (mode == "I" and image.format in {"PNG", "PPM"}):
+    if mode.startswith("I;16") or (mode == "I" and form in {"PNG", "PPM"}):
         # convert("RGB") would clip 16-bit grey at 255: scale it with rounding.
         grey = _EIGHT_BITS[np.clip(np.asarray(image), 0, 65535)]
         return np.repeat(grey[:, :, None], 3, axis=2)
@@ -96,34 +92,34 @@ def _to_rgb(image: Image.Image) -> NDArray[np.uint8]:
     return np.array(image.convert("RGB"), dtype=np.uint8)
 
 
-def pillow_to_rgb(image: Image.Image, name: str = "image") -> NDArray[np.uint8]:
+def pillow_to_rgb(image: Image.Image, name: str = "image", max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
     """An opened Pillow image as upright uint8 [H, W, 3].
 
     Raises:
         BrokenImageError: too large, with a side of one pixel, or it cannot be decoded.
     """
-    if image.width * image.height > MAX_PIXELS or min(image.size) < MIN_SIDE:
+    width, height = image.size
+    if width * height > max_pixels:
+        raise BrokenImageError(name, f"{width} x {height} pixels are more than the {max_pixels:,} allowed")
+    if min(width, height) < MIN_SIDE:
         raise BrokenImageError(
-            name,
-            f"{image.width} x {image.height} pixels: {MIN_SIDE} x {MIN_SIDE} to {MAX_PIXELS:,} are needed",
+            name, f"{width} x {height} pixels: at least {MIN_SIDE} x {MIN_SIDE} are needed"
         )
-    turn = _UPRIGHT.get(_orientation(image))
     try:
         image.load()
-        upright = image if turn is None else image.transpose(turn)
-        upright.format = image.format
-        return _to_rgb(upright)
-    except Exception as error:  # as in decode_image
-        raise BrokenImageError(name, f"cannot be decoded ({' '.join(str(error).split())[:200]})") from None
+        if image.size != (width, height):
+            raise BrokenImageError(name, "its header and its pixels differ in size")
+        return _to_rgb(_upright(image), image.format)
+    except Exception as error:
+        raise _broken(name, error) from None
 
 
-def _orientation(image: Image.Image) -> int:
-    """EXIF orientation 1 .. 8; damaged EXIF data is ignored."""
+def _upright(image: Image.Image) -> Image.Image:
+    """A loaded image turned by its EXIF orientation; damaged EXIF data is ignored."""
     try:
-        value = image.getexif().get(_EXIF_ORIENTATION, 1)
+        return ImageOps.exif_transpose(image) if image.getexif().get(_ORIENTATION, 1) != 1 else image
     except Exception:
-        return 1
-    return value if isinstance(value, int) and 1 <= value <= 8 else 1
+        return image
 
 
 def decode_image(
@@ -151,41 +147,13 @@ def decode_image(
     try:
         stream = io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb")  # noqa: SIM115
     except OSError as error:
-        raise BrokenImageError(
-            name, "not found" if isinstance(error, FileNotFoundError) else str(error.strerror)
-        ) from None
-    with stream:
-        try:
-            with Image.open(stream, formats=_FORMATS) as image:
-                width, height = image.size
-                if width * height > max_pixels:
-                    raise BrokenImageError(
-                        name, f"{width} x {height} pixels are more than the {max_pixels:,} allowed"
-                    )
-                if min(width, height) < MIN_SIDE:
-                    raise BrokenImageError(
-                        name, f"{width} x {height} pixels: at least {MIN_SIDE} x {MIN_SIDE} are needed"
-                    )
-                turn = _UPRIGHT.get(_orientation(image))
-                image.load()
-                if (image.width, image.height) != (width, height):
-                    raise BrokenImageError(name, "its header and its pixels differ in size")
-                format_ = image.format
-                upright = image if turn is None else image.transpose(turn)
-                upright.format = format_
-                return _to_rgb(upright)
-        except BrokenImageError:
-            raise
-        except UnidentifiedImageError:
-            raise BrokenImageError(name, "not an image, or of an unknown format") from None
-        except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-            raise BrokenImageError(name, f"more pixels than the {max_pixels:,} allowed") from None
-        except MemoryError:
-            raise BrokenImageError(name, "too large for the memory of this machine") from None
-        except Exception as error:
-            # Decoders raise nearly any exception for malformed bytes (SyntaxError, struct.error, ...).
-            why = " ".join(str(error).split()) or type(error).__name__
-            raise BrokenImageError(name, f"cannot be decoded ({why[:200]})") from None
+        why = "not found" if isinstance(error, FileNotFoundError) else str(error.strerror)
+        raise BrokenImageError(name, why) from None
+    try:
+        with stream, Image.open(stream, formats=_FORMATS) as image:
+            return pillow_to_rgb(image, name, max_pixels)
+    except Exception as error:
+        raise _broken(name, error) from None
 
 
 def resize_square(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
@@ -217,10 +185,7 @@ def resize_square(image: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
 
 
 def load_batch(
-    dataset: ImageDataset,
-    rows: NDArray[Any] | Sequence[int],
-    size: int,
-    pool: ThreadPoolExecutor | None = None,
+    dataset: ImageDataset, rows: NDArray[Any], size: int, pool: ThreadPoolExecutor | None = None
 ) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
     """Read, decode and resize the images at ``rows``; the result does not depend on the threads.
 
@@ -237,50 +202,20 @@ def load_batch(
         DataError: more images are broken than the data set's limit allows.
         UsageError: ``size`` below 1.
     """
-    positions = np.asarray(rows, dtype=np.int64)
     if isinstance(dataset, ArrayImages) and dataset.images.shape[1:3] == (size, size):
-        return dataset.planes(positions), np.ones(len(positions), dtype=bool)
-    out = np.empty((len(positions), 3, max(size, 0), max(size, 0)), dtype=np.uint8)
-    ok = np.zeros(len(positions), dtype=bool)
+        return dataset.planes(rows), np.ones(len(rows), dtype=bool)
+    out = np.empty((len(rows), 3, max(size, 0), max(size, 0)), dtype=np.uint8)
+    ok = np.zeros(len(rows), dtype=bool)
 
     def work(start: int) -> None:
-        for j, image in enumerate(dataset.read(positions[start : start + _CHUNK]), start):
+        for j, image in enumerate(dataset.read(rows[start : start + _CHUNK]), start):
             if image is not None:
                 out[j] = resize_square(image, size).transpose(2, 0, 1)
                 ok[j] = True
 
-    starts = range(0, len(positions), _CHUNK)
-    if pool is None or len(starts) < 2:
-        for start in starts:
-            work(start)
-    else:
-        futures: list[Future[None]] = [pool.submit(work, start) for start in starts]
-        try:
-            for future in futures:
-                future.result()
-        finally:
-            for future in futures:
-                future.cancel()
+    for _ in (map if pool is None else pool.map)(work, range(0, len(rows), _CHUNK)):
+        pass
     return (out if ok.all() else out[ok]), ok
-
-
-def positions_of(rows: Rows, n: int) -> Iterator[int]:
-    """``rows`` (slice, integers or mask) as row numbers in 0 .. n-1.
-
-    Raises:
-        IndexError: out of range.
-    """
-    if isinstance(rows, slice):
-        yield from range(*rows.indices(n))
-        return
-    array = np.asarray(rows)
-    if array.dtype == np.bool_:
-        array = np.flatnonzero(array)
-    for position in array:
-        i = int(position)
-        if not -n <= i < n:
-            raise IndexError(f"row {i} of {n}")
-        yield i % n
 
 
 @dataclass(kw_only=True)
@@ -307,11 +242,8 @@ class ArrayImages(ImageDataset):
 
     def read(self, rows: Rows) -> list[NDArray[np.uint8] | None]:
         """Images [H, W, 3]; never broken."""
-        out: list[NDArray[np.uint8] | None] = []
-        for i in positions_of(rows, len(self)):
-            image = self.images[i]
-            out.append(np.repeat(image[:, :, None], 3, axis=2) if image.ndim == 2 else image)
-        return out
+        block = self.images[row_numbers(rows, len(self))]
+        return list(np.repeat(block[..., None], 3, axis=3) if block.ndim == 3 else block)
 
     def planes(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
         """The images at ``rows`` as network input: uint8 [n, 3, H, W], C-contiguous."""
@@ -323,22 +255,28 @@ class ArrayImages(ImageDataset):
 
 @dataclass(kw_only=True)
 class FileImages(ImageDataset):
-    """Images decoded from files at each read.
+    """Images decoded at each read.
 
     Attributes:
-        paths: N paths.
+        paths: N paths; with ``fetch``, their names in messages.
+        fetch: row -> encoded bytes, a path, or pixels uint8 [H, W, 3], of images that are no files of their own (members of archives,
+            at URLs, in columns). It raises BrokenImageError for those that cannot be had.
     """
 
     paths: list[str] = field(repr=False)
+    fetch: Callable[[int], bytes | str | NDArray[np.uint8]] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.native_size is None:
             self.native_size = self._common_size()
 
-    def source(self, i: int) -> bytes | str:
-        """What to decode for image ``i``: its path, or its encoded bytes."""
-        return self.paths[i]
+    def source(self, i: int) -> bytes | str | NDArray[np.uint8]:
+        """What to decode for image ``i``, or its pixels. Raises BrokenImageError: it cannot be had."""
+        try:
+            return self.paths[i] if self.fetch is None else self.fetch(i)
+        except BrokenImageError as error:
+            raise BrokenImageError(self.item_name(i), error.why) from None
 
     def item_name(self, i: int) -> str:
         """Name of image ``i`` in messages."""
@@ -351,18 +289,20 @@ class FileImages(ImageDataset):
             DataError: too many are broken.
         """
         out: list[NDArray[np.uint8] | None] = []
-        for i in positions_of(rows, len(self)):
-            name = self.item_name(i)
+        for i in row_numbers(rows, len(self)).tolist():
             try:
-                out.append(decode_image(self.source(i), name=name))
+                source = self.source(i)
+                out.append(
+                    source if isinstance(source, np.ndarray) else decode_image(source, name=self.item_name(i))
+                )
             except BrokenImageError as error:
-                self.bad.add(i, name, error.why)
+                self.bad.add(i, self.item_name(i), error.why)
                 out.append(None)
         return out
 
     def image_path(self, i: int) -> str | None:
-        """Path of image ``i``."""
-        return self.paths[i]
+        """Path of image ``i``, if it is a file."""
+        return self.paths[i] if self.fetch is None else None
 
     def _common_size(self) -> int | None:
         """Side of all images if 64 evenly spaced ones are squares of one size, else None.
@@ -372,19 +312,21 @@ class FileImages(ImageDataset):
         sides: set[tuple[int, int]] = set()
         for i in np.unique(np.linspace(0, len(self) - 1, num=min(_PROBED, len(self))).astype(np.int64)):
             try:
-                source = self.source(int(i))
-                with Image.open(
-                    io.BytesIO(source) if isinstance(source, bytes) else source, formats=_FORMATS
-                ) as image:
-                    sides.add(image.size)
+                sides.add(_size(self.source(int(i))))
             except Exception:  # noqa: S112  (whether it is broken is for read() to find and count)
                 continue
             if len(sides) > 1:
                 return None
-        if len(sides) != 1:
-            return None
-        width, height = sides.pop()
+        width, height = sides.pop() if sides else (0, 0)
         return width if width == height and width >= MIN_SIDE else None
+
+
+def _size(source: bytes | str | NDArray[np.uint8]) -> tuple[int, int]:
+    """Width and height by the header."""
+    if isinstance(source, np.ndarray):
+        return source.shape[1], source.shape[0]
+    with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=_FORMATS) as image:
+        return image.size
 
 
 def array_fingerprint(kind: str, images: NDArray[np.uint8], labels: Labels, ids: NDArray[np.int64]) -> str:
@@ -413,28 +355,69 @@ def sampled_content(pieces: Iterable[tuple[str, int, int]]) -> str:
     return digest.hexdigest()
 
 
-def list_fingerprint(
+def file_images(  # noqa: PLR0913
+    name: str,
     kind: str,
     names: Sequence[str],
     sizes: NDArray[np.int64],
-    labels: Labels | None,
-    ids: NDArray[np.int64],
-    *,
     content: str,
-) -> str:
-    """Hash over names relative to the data's root, file sizes, labels, ids and ``content``, a hash as of :func:`sampled_content`.
+    *,
+    paths: Sequence[str],
+    labels: Labels | None,
+    max_bad: float,
+    notes: Sequence[str] = (),
+    ids: NDArray[np.int64] | None = None,
+    official: NDArray[np.uint8] | None = None,
+    texts: Mapping[str, Sequence[str]] | None = None,
+    fetch: Callable[[int], bytes | str | NDArray[np.uint8]] | None = None,
+) -> FileImages:
+    """A data set of N images. Its fingerprint covers names, sizes, labels, ids and ``content``, not times: a copy elsewhere has the same.
 
-    Times are not included, so a copy elsewhere has the same fingerprint.
+    Args:
+        name: as the user gave it.
+        kind: of the source, for the fingerprint.
+        names: N names relative to the data's root.
+        sizes: int64 [N], of the files.
+        content: hash as of :func:`sampled_content`.
+        paths, fetch: see :class:`FileImages`.
+        ids: default: the row numbers.
+        texts: further columns; a column ``name`` replaces ``names`` in results.
     """
-    joined = b"\0".join(os.fsencode(name) for name in names)
-    return fingerprint(
-        kind,
-        joined,
-        sizes.astype("<i8").tobytes(),
-        labels.fingerprint() if labels else "",
-        ids.tobytes(),
-        content,
+    own = np.arange(len(names), dtype=np.int64) if ids is None else ids
+    joined = b"\0".join(os.fsencode(one) for one in names)
+    mark = "" if labels is None else labels.fingerprint()
+    return FileImages(
+        name=name,
+        ids=own,
+        labels=labels,
+        official=official,
+        fingerprint=fingerprint(kind, joined, sizes.astype("<i8").tobytes(), mark, own.tobytes(), content),
+        notes=list(notes),
+        texts={column: as_texts(values) for column, values in {"name": names, **(texts or {})}.items()},
+        paths=list(paths),
+        bad=BadItems(len(names), max_bad),
+        fetch=fetch,
     )
+
+
+def left_out(
+    name: str,
+    what: str,
+    first: Sequence[str],
+    shares: tuple[int, int],
+    max_bad: float,
+    remedy: str = "repair them",
+) -> str:
+    """A note on items that are left out: ``"3 of 1,000 images missing, left out (a.jpg, ...)"``.
+
+    Raises:
+        DataError: more than ``max_bad`` of them, or all.
+    """
+    bad, total = shares
+    what, examples = f"{bad:,} of {total:,} {what}", "; ".join(first[:3]) + ("; ..." if bad > 3 else "")
+    if bad > max_bad * total or bad == total:
+        raise DataError(f"{name}: {what} ({examples}), {above(max_bad, remedy)}")
+    return f"{what}, left out ({examples})"
 
 
 def check_max_bad(max_bad: float) -> None:
@@ -457,63 +440,41 @@ def listed_images(  # noqa: PLR0913
     texts: Mapping[str, Sequence[str]] | None = None,
     max_bad: float = 0.01,
 ) -> FileImages:
-    """A data set of listed files; missing ones are counted and left out.
-
-    ``max_bad`` limits the fraction of missing files here, and of broken ones among the others when read.
-
-    Args:
-        name: of the data set, as the user gave it.
-        names: N names as listed, for messages and the fingerprint.
-        paths: N paths to open.
-        labels, ids, official: of all N; ids are unaffected by missing files.
-        notes: of the caller; one on missing files is added.
-        texts: further columns of N texts; without a column ``name``, that is ``names``.
-        max_bad: allowed fraction, 0 .. 1.
+    """A data set of listed files, as :func:`file_images`; missing ones are counted and left out, the others keep their ids.
 
     Raises:
         DataError: no images, or more than ``max_bad`` missing (names the first three).
-        UsageError: ``max_bad`` out of range.
     """
-    check_max_bad(max_bad)
-    sizes = np.full(len(paths), -1, dtype=np.int64)
-    for i, path in enumerate(paths):
-        try:
-            status = os.stat(path)
-        except (OSError, ValueError):  # ValueError: a NUL byte in the name
-            continue
-        # A pipe or a device would block or never end.
-        if stat.S_ISREG(status.st_mode):
-            sizes[i] = status.st_size
-    missing = np.flatnonzero(sizes < 0)
     if not len(paths):
         raise DataError(f"{name} lists no images")
+    sizes = np.array([_file_size(path) for path in paths], dtype=np.int64)
+    missing, kept = np.flatnonzero(sizes < 0).tolist(), np.flatnonzero(sizes >= 0).tolist()
     said = list(notes)
     if len(missing):
-        first = ", ".join(shown(paths[int(i)]) for i in missing[:3]) + (", ..." if len(missing) > 3 else "")
-        what = f"{len(missing):,} of {len(paths):,} images missing"
-        if len(missing) > max_bad * len(paths) or len(missing) == len(paths):
-            raise DataError(
-                f"{name}: {what} ({first}), above the limit of {100 * max_bad:g} %: "
-                "check --root and the files, or raise --max-unreadable"
-            )
-        said.append(f"{what}, left out ({first})")
-    kept = np.flatnonzero(sizes >= 0)
-    kept_labels = labels.take(kept) if labels is not None else None
-    kept_ids = np.ascontiguousarray(ids[kept])
-    content = sampled_content((os.fspath(paths[i]), 0, int(sizes[i])) for i in kept.tolist())
-    return FileImages(
-        name=name,
-        ids=kept_ids,
-        labels=kept_labels,
+        first = [shown(paths[i]) for i in missing[:3]]
+        shares = (len(missing), len(paths))
+        said.append(left_out(name, "images missing", first, shares, max_bad, "check --root and the files"))
+    there = [str(Path(paths[i])) for i in kept]
+    return file_images(
+        name,
+        "image files",
+        [names[i] for i in kept],
+        sizes[kept],
+        sampled_content(zip(there, itertools.repeat(0), sizes[kept].tolist(), strict=False)),
+        paths=there,
+        labels=None if labels is None else labels.take(np.array(kept, np.int64)),
+        ids=np.ascontiguousarray(ids[kept]),
         official=None if official is None else official[kept],
-        fingerprint=list_fingerprint(
-            "image files", [names[int(i)] for i in kept], sizes[kept], kept_labels, kept_ids, content=content
-        ),
         notes=said,
-        texts={
-            column: as_texts(values[int(i)] for i in kept)
-            for column, values in {"name": names, **(texts or {})}.items()
-        },
-        paths=[os.fspath(Path(paths[int(i)])) for i in kept],
-        bad=BadItems(len(kept), max_bad),
+        texts={column: [values[i] for i in kept] for column, values in (texts or {}).items()},
+        max_bad=max_bad,
     )
+
+
+def _file_size(path: str) -> int:
+    """Bytes of a regular file, -1 for anything else: a pipe or a device would block or never end."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):  # ValueError: a NUL byte in the name
+        return -1
+    return status.st_size if stat.S_ISREG(status.st_mode) else -1

@@ -1,13 +1,12 @@
-"""Ids that do not depend on the order of items: from names or contents."""
+"""Ids and names of items that are given beside the data, and ids that do not depend on the order of items."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +18,12 @@ from ..progress import stage
 from ..store import as_texts
 from .arrays import read_npy, without_gradient
 from .base import Dataset
-from .id_files import as_int64, read_ids
+from .id_files import read_ids, whole_numbers
 from .images import FileImages
 from .paths import local_path
 
 IdFrom = Literal["position", "path", "content"]
-ID_FROM: tuple[IdFrom, ...] = ("position", "path", "content")
+ID_FROM: tuple[IdFrom, ...] = get_args(IdFrom)
 _BLOCK = 1024
 
 
@@ -48,33 +47,25 @@ def with_ids(dataset: Dataset, ids: Any = None, id_from: IdFrom = "position") ->
     if id_from not in ID_FROM:
         raise UsageError(f"--id-from {id_from}: choose from {', '.join(ID_FROM)}")
     if ids is not None:
-        named = isinstance(ids, str | os.PathLike)
-        new = read_ids(ids, "--ids") if named else _whole_numbers(ids)
+        named = isinstance(ids, str)
+        new = read_ids(ids, "--ids") if named else whole_numbers(np.asarray(without_gradient(ids)), "ids")
         if len(new) != len(dataset):
             what = f"--ids {ids} has" if named else "ids:"
             raise DataError(f"{what} {len(new):,} ids, {dataset.name} has {len(dataset):,} items")
+    elif id_from == "position":
+        return dataset
     elif id_from == "path":
         if "name" not in dataset.texts:
             raise UsageError(f"--id-from path: items of {dataset.name} have no paths: use content or --ids")
         new = np.array([stable_id(name.encode()) for name in dataset.texts["name"].tolist()], dtype=np.int64)
-    elif id_from == "content":
-        with stage("ids from content", len(dataset)) as reading:
-            found = []
-            for content in _contents(dataset):
-                found.append(stable_id(content))
-                reading.done = len(found)
-        new = np.array(found, dtype=np.int64)
     else:
-        return dataset
+        new = np.empty(len(dataset), np.int64)
+        with stage("ids from content", len(dataset)) as reading:
+            for i, content in enumerate(_contents(dataset)):
+                new[i] = stable_id(content)
+                reading.advance()
     _check_different(dataset, new, "the content of" if id_from == "content" else "the id of")
     return replace(dataset, ids=new, fingerprint=fingerprint(dataset.fingerprint, "ids", new.tobytes()))
-
-
-def _whole_numbers(ids: Any) -> NDArray[np.int64]:
-    array = np.asarray(without_gradient(ids))
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise DataError(f"ids are {array.dtype} {list(array.shape)}: whole numbers [N] are needed")
-    return as_int64(array, "ids")
 
 
 def with_names(dataset: Dataset, names: str | Sequence[str]) -> Dataset:
@@ -83,41 +74,38 @@ def with_names(dataset: Dataset, names: str | Sequence[str]) -> Dataset:
     Raises:
         DataError: missing, unreadable, or not one name per item.
     """
+    where = f"--names {names} has" if isinstance(names, str) else "names:"
     if not isinstance(names, str):
-        column, where = as_texts(str(name) for name in names), "names:"
+        listed = [str(name) for name in names]
     elif (path := local_path(names)).suffix == ".npy":
         found = read_npy(path, "names of items")
         if found.ndim != 1 or found.dtype.kind not in "US":
             raise DataError(f"--names {names}: {found.dtype} {list(found.shape)}, expected a list of strings")
-        column, where = as_texts(found.astype(str).tolist()), f"--names {names} has"
+        listed = found.astype(str).tolist()
     else:
-        where = f"--names {names} has"
-        column = as_texts(read_text(path, "text with a name per line").splitlines())
-    if len(column) != len(dataset):
-        raise DataError(f"{where} {len(column):,} names, {dataset.name} has {len(dataset):,} items")
-    print_ = fingerprint(dataset.fingerprint, "names", "\0".join(column.tolist()))
-    repeated = len(column) - len(set(column.tolist()))
-    notes = (
-        [*dataset.notes, f"{repeated:,} of the {len(column):,} names are repeated"]
-        if repeated
-        else dataset.notes
-    )
-    return replace(dataset, texts={**dataset.texts, "name": column}, fingerprint=print_, notes=notes)
+        listed = read_text(path, "text with a name per line").splitlines()
+    n = len(listed)
+    if n != len(dataset):
+        raise DataError(f"{where} {n:,} names, {dataset.name} has {len(dataset):,} items")
+    column = as_texts(listed)
+    mark = fingerprint(dataset.fingerprint, "names", "\0".join(column.tolist()))
+    repeated = n - len(set(listed))
+    notes = [*dataset.notes, *([f"{repeated:,} of the {n:,} names are repeated"] if repeated else ())]
+    return replace(dataset, texts={**dataset.texts, "name": column}, fingerprint=mark, notes=notes)
 
 
 def _contents(dataset: Dataset) -> Iterator[bytes]:
-    if isinstance(dataset, FileImages):
-        for i in range(len(dataset)):
-            source = dataset.source(i)
-            try:
-                yield source if isinstance(source, bytes) else Path(source).read_bytes()
-            except OSError as error:
-                raise DataError(f"{dataset.item_name(i)} cannot be read: {error.strerror}") from None
+    if not isinstance(dataset, FileImages):
+        for rows in dataset.spans(_BLOCK):
+            for row in dataset.read(rows):
+                yield row.tobytes()
         return
-    for rows in dataset.spans(_BLOCK):
-        block = dataset.read(rows)
-        for row in block:
-            yield row.tobytes() if row is not None else b""
+    for i in range(len(dataset)):
+        source = dataset.source(i)
+        try:
+            yield Path(source).read_bytes() if isinstance(source, str) else bytes(source)
+        except OSError as error:
+            raise DataError(f"{dataset.item_name(i)} cannot be read: {error.strerror}") from None
 
 
 def _check_different(dataset: Dataset, ids: NDArray[np.int64], what: str) -> None:
@@ -128,6 +116,5 @@ def _check_different(dataset: Dataset, ids: NDArray[np.int64], what: str) -> Non
     names = dataset.texts.get("name")
     pair = [int(order[twice[0]]), int(order[twice[0] + 1])]
     first, second = (str(names[i]) if names is not None else f"item {i}" for i in pair)
-    raise DataError(
-        f"{dataset.name}: {second} has {what} {first} ({len(twice):,} pairs): leave one out, or give other ids"
-    )
+    pairs = f"({len(twice):,} pairs): leave one out, or give other ids"
+    raise DataError(f"{dataset.name}: {second} has {what} {first} {pairs}")

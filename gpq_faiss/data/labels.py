@@ -32,6 +32,25 @@ def composed(text: str) -> str:
     return unicodedata.normalize("NFC", text)
 
 
+def row_numbers(rows: Rows, n: int) -> NDArray[np.int64]:
+    """``rows`` (a slice, integers or a mask) as numbers in 0 .. n-1. Raises IndexError: out of range."""
+    if isinstance(rows, slice):
+        return np.arange(*rows.indices(n))
+    array = np.asarray(rows)
+    if array.dtype == np.bool_:
+        return np.flatnonzero(array)
+    if array.size and not -n <= array.min() <= array.max() < n:
+        raise IndexError(f"rows {array.min()} to {array.max()} of {n}")
+    return np.where(array < 0, array + n, array).astype(np.int64)
+
+
+def class_order(names: Iterable[str]) -> list[str]:
+    """Different names in sorted order; numbers, if all are, by size: not 1, 10, 2."""
+    every = set(names)
+    numbers = all(name.isascii() and name.isdigit() for name in every)
+    return sorted(every, key=lambda name: (int(name), name) if numbers else (0, name))
+
+
 def named_rows(rows: NDArray[Any] | Sequence[int]) -> str:
     """``"rows 3, 8, 9, 12, 40 and 7 more"``: the first few of ``rows`` and the number of others."""
     first = ", ".join(str(int(row)) for row in rows[:_NAMED])

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,22 +16,19 @@ from ..errors import DataError, GpqError, UsageError
 from ..files import fingerprint
 from ..plugins import Plugin, find_plugin
 from .base import Dataset
-from .cifar10 import open_cifar10
 from .digits import open_digits
 from .embeddings import open_features
-from .fashion_mnist import open_fashion_mnist
 from .folder import open_folder
 from .forms import SCHEMES, TABLES, form_of, is_form, parse_spec
-from .frames import labels_of, open_frame
-from .hf import open_hf
+from .frames import open_frame, open_hf
 from .images import check_max_bad, shown
+from .in_memory import open_array, open_items
 from .item_ids import IdFrom, with_ids, with_names
-from .items import open_array, open_items
-from .label_tables import is_label_table, with_label_table, with_labels
-from .lists import open_list
+from .label_files import DEFAULT_LABEL_COLUMN, is_label_table, labels_of, with_label_table, with_labels
 from .nuswide import open_nuswide
 from .paths import is_url, local_path, without_secrets
-from .tables import DEFAULT_LABEL_COLUMN, open_table
+from .standard import open_cifar10, open_fashion_mnist
+from .tables import open_list, open_table
 from .webdataset import open_webdataset
 
 log = logging.getLogger(__name__)
@@ -42,23 +40,25 @@ _FRAME, _HUB, _ARRAY, _ITEMS, _MADE = (
     "a list of items",
     "a data set",
 )
-_HELD = {_FRAME, _HUB, _ARRAY, _ITEMS, _MADE}
 """In-memory sources."""
-
-
-def _refuse(scheme: str, given: dict[str, tuple[bool, set[str]]]) -> None:
-    """Raises UsageError: options that the source would ignore."""
-    for option, (is_given, schemes) in given.items():
-        if is_given and scheme not in schemes:
-            raise UsageError(f"{option} does not apply to {scheme}: it is for {', '.join(sorted(schemes))}")
+_COLUMNS = TABLES | {"webdataset", "hf", _HUB}
+_SPECIAL: dict[str, tuple[Any, set[str]]] = {
+    "labels": (None, {"features", "list"}),
+    "keep": ([], _COLUMNS | {"features", _FRAME}),
+    "root": (None, TABLES | {"list", "cifar10", "fashion-mnist", "nuswide"}),
+    "image_column": ("image", _COLUMNS),
+    "label_column": (DEFAULT_LABEL_COLUMN, _COLUMNS | {_FRAME}),
+    "vectors": (None, {"hf", _FRAME, _HUB}),
+    "concepts": ("21", {"nuswide"}),
+}
+"""Options that only some sources have, with their defaults."""
 
 
 def _kind_of(source: object) -> str:
-    """The kind of :data:`_HELD` of an object, without importing its library."""
+    """The kind of an object, without importing its library."""
     if isinstance(source, Dataset):
         return _MADE
-    families = {kind.__module__.partition(".")[0] for kind in type(source).__mro__}
-    if "datasets" in families:
+    if any(kind.__module__.partition(".")[0] == "datasets" for kind in type(source).__mro__):
         return _HUB
     if hasattr(source, "__arrow_c_stream__"):
         return _FRAME
@@ -67,26 +67,7 @@ def _kind_of(source: object) -> str:
     return _ITEMS
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Options:
-    """Options of certain sources; see :func:`open_data`."""
-
-    labels: str | None
-    ids: str | None
-    names: str | None
-    vectors: str | Sequence[str] | None
-    keep: Sequence[str]
-    root: str | None
-    image_column: str
-    label_column: str
-    concepts: str | Sequence[str]
-    max_bad: float
-    download: bool
-    memory: int | None
-    look: bool
-
-
-def open_data(  # noqa: PLR0913
+def open_data(  # noqa: PLR0912, PLR0913
     source: object,
     *,
     labels: Any = None,
@@ -110,8 +91,8 @@ def open_data(  # noqa: PLR0913
             Hugging Face data set, an array or tensor (numbers [N, width] or images uint8 [N, H, W(, 3)]), a map-style data set of
             torch, or a :class:`.base.Dataset`.
         labels: file of labels, one per line in the order of the items, for ``features:`` and for a ``list:`` of bare paths; or for any
-            source a table that names items (:func:`.label_tables.with_label_table`). For a table or a Hugging Face data set: a
-            column name. Or the labels themselves (:func:`.frames.labels_of`).
+            source a table that names items (:func:`.label_files.with_label_table`). For a table or a Hugging Face data set: a
+            column name. Or the labels themselves (:func:`.label_files.labels_of`).
         ids: file of ids, one per item (:func:`.id_files.read_ids`); for a table or a Hugging Face data set: a column name. Or the
             ids themselves.
         names: file of names, one per item, replacing those of the source (:func:`.item_ids.with_names`); for a table or a Hugging Face
@@ -140,121 +121,117 @@ def open_data(  # noqa: PLR0913
         path = os.fspath(source)
         source = f"{form_of(path, image_column)}:{path}"
     if isinstance(source, str) and source == "nuswide" and root is not None:
-        source = f"nuswide:{root}"
-        root = None
-    scheme, path = parse_spec(source) if isinstance(source, str) else (_kind_of(source), None)
+        source, root = f"nuswide:{root}", None
+    scheme, where = parse_spec(source) if isinstance(source, str) else (_kind_of(source), None)
     check_max_bad(max_bad)
     keep = [name.strip() for name in keep.split(",")] if isinstance(keep, str) else list(keep)
     if any(not name or "." in name or "/" in name for name in keep) or len(set(keep)) < len(keep):
         raise UsageError(f"--keep {','.join(keep)}: names of columns are needed, each once, without . and /")
-    in_memory, by_column = scheme in _HELD, scheme in {_FRAME, _HUB}
+    if ids is not None and id_from != "position":
+        raise UsageError(f"--ids {ids} and --id-from {id_from} both say which ids: give one of them")
     labels, ids = (os.fspath(x) if isinstance(x, os.PathLike) else x for x in (labels, ids))
-    given = None if isinstance(labels, str) else labels
-    table = file = None
+    by_column = scheme in {_FRAME, _HUB}
+    file = table = None
+    column = label_column
     if isinstance(labels, str) and by_column:
         if label_column != DEFAULT_LABEL_COLUMN:
-            raise UsageError(
-                f"labels {labels} and label_column {label_column} both name the column of labels: give one"
-            )
-        label_column = labels
-    elif labels is not None and given is None:
-        table = labels if is_label_table(labels, label_column) else None
-        file = labels if table is None else None
-    _refuse(
-        scheme,
-        {
-            "--labels": (file is not None, {"features", "list"}),
-            "--keep": (bool(keep), TABLES | {"webdataset", "hf", "features", _FRAME, _HUB}),
-            "--root": (root is not None, TABLES | {"list", "cifar10", "fashion-mnist", "nuswide"}),
-            "--image-column": (image_column != "image", TABLES | {"webdataset", "hf", _HUB}),
-            "--label-column": (
-                label_column != DEFAULT_LABEL_COLUMN and table is None,
-                TABLES | {"webdataset", "hf", _FRAME, _HUB},
-            ),
-            "--vector-column": (vectors is not None, {"hf", _FRAME, _HUB}),
-            "--concepts": (concepts != "21", {"nuswide"}),
-        },
-    )
-    options = _Options(
+            both = f"labels {labels} and label_column {label_column}"
+            raise UsageError(f"{both} both name the column of labels: give one")
+        column = labels
+    elif isinstance(labels, str) and is_label_table(labels, label_column):
+        table, column = labels, DEFAULT_LABEL_COLUMN
+    elif isinstance(labels, str):
+        file = labels
+    chosen = SimpleNamespace(
         labels=file,
         ids=ids if isinstance(ids, str) else None,
-        names=names if isinstance(names, str) else None,
+        names=names if isinstance(names, str) and by_column else None,
         vectors=vectors,
         keep=keep,
         root=root,
         image_column=image_column,
-        label_column=label_column if table is None else DEFAULT_LABEL_COLUMN,
+        label_column=column,
         concepts=concepts,
         max_bad=max_bad,
         download=download,
         memory=memory,
-        look=labels is None,
+        with_labels=labels is None,
     )
-    dataset = _open_held(scheme, source, options) if in_memory else _open(scheme, path, str(source), options)
+    for option, (default, sources) in _SPECIAL.items():
+        if getattr(chosen, option) != default and scheme not in sources:
+            name = "vector-column" if option == "vectors" else option.replace("_", "-")
+            raise UsageError(f"--{name} does not apply to {scheme}: it is for {', '.join(sorted(sources))}")
+    dataset = _open(scheme, where if isinstance(source, str) else source, chosen)
     if file is not None and dataset.labels is not None:
-        labelled = int(dataset.labels.has().sum())
-        dataset.notes.append(
-            f"{Path(file).name}: {labelled:,} of {len(dataset):,} items are labelled, in their order; "
-            f"{dataset.labels.n_classes:,} classes"
-        )
+        share = f"{int(dataset.labels.has().sum()):,} of {len(dataset):,} items are labelled"
+        classes = f"{dataset.labels.n_classes:,} classes"
+        dataset.notes.append(f"{Path(file).name}: {share}, in their order; {classes}")
     if keep:
         texts = (name + "\0" + "\0".join(dataset.texts[name].tolist()) for name in keep)
         dataset = replace(dataset, fingerprint=fingerprint(dataset.fingerprint, "keep", *texts))
-    if names is not None and not (by_column and isinstance(names, str)):
+    if names is not None and chosen.names is None:
         dataset = with_names(dataset, names)
-    if ids is not None and id_from != "position":
-        raise UsageError(f"--ids {ids} and --id-from {id_from} both say which ids: give one of them")
-    read_already = isinstance(ids, str) and (scheme == "features" or by_column)
-    dataset = with_ids(dataset, None if read_already else ids, id_from)
-    if given is not None:
-        dataset = with_labels(dataset, labels_of(given, len(dataset)))
-    elif table is not None:
-        dataset = with_label_table(
-            dataset, table, None if label_column == DEFAULT_LABEL_COLUMN else label_column
-        )
+    dataset = with_ids(dataset, None if chosen.ids and (by_column or scheme == "features") else ids, id_from)
+    if table is not None:
+        given = None if label_column == DEFAULT_LABEL_COLUMN else label_column
+        dataset = with_label_table(dataset, table, given)
+    elif labels is not None and not isinstance(labels, str):
+        dataset = with_labels(dataset, labels_of(labels, len(dataset)))
     if not isinstance(source, Dataset):
         for note in dataset.notes:
             log.info("%s: %s", dataset.name, note)
     return dataset
 
 
-def _open_held(kind: str, source: Any, options: _Options) -> Dataset:
-    """Open an in-memory object. Raises as :func:`open_data`."""
-    vectors, label = options.vectors, options.label_column
-    if isinstance(source, Dataset):
+def _open(scheme: str, source: Any, o: SimpleNamespace) -> Dataset:  # noqa: PLR0911, PLR0912 - one per source
+    """Open an object, or the path of a scheme. Raises as :func:`open_data`."""
+    if scheme == _MADE:
+        assert isinstance(source, Dataset)
         return source
-    if kind == _FRAME:
+    if scheme == _FRAME:
         return open_frame(
-            source,
-            labels=None if label == DEFAULT_LABEL_COLUMN else label,
-            ids=options.ids,
-            names=options.names,
-            vectors=vectors,
-            keep=options.keep,
+            source, label_column=o.label_column, ids=o.ids, names=o.names, vectors=o.vectors, keep=o.keep
         )
-    if kind == _HUB:
-        return _open_hf(source, options)
-    return (
-        open_array(source)
-        if kind == _ARRAY
-        else open_items(source, with_labels=options.look, max_bad=options.max_bad)
-    )
-
-
-def _open_hf(source: Any, options: _Options) -> Dataset:
-    if options.vectors is not None and not isinstance(options.vectors, str):
-        raise UsageError(f"vectors {options.vectors}: one column of vectors is needed")
-    return open_hf(
-        source,
-        image_column=options.image_column,
-        label_column=options.label_column,
-        vectors=options.vectors,
+    if scheme == _ARRAY:
+        return open_array(source)
+    if scheme == _ITEMS:
+        return open_items(source, with_labels=o.with_labels, max_bad=o.max_bad)
+    plugin = find_plugin("data", scheme, SCHEMES)
+    if plugin is not None:
+        return _of_plugin(plugin, source or "", o.max_bad)
+    if scheme == "digits":
+        return open_digits()
+    if scheme in {"cifar10", "fashion-mnist", "nuswide"} and source and o.root is not None:
+        raise UsageError(f"{scheme}:{source} names its folder already: leave out --root {o.root}")
+    if scheme in {"cifar10", "fashion-mnist"}:
+        opener = open_cifar10 if scheme == "cifar10" else open_fashion_mnist
+        return opener(source or o.root, download=o.download)
+    one_path = isinstance(source, str) and scheme not in {"features", "webdataset"} and not is_url(source)
+    if one_path and not os.path.exists(Path(source).expanduser()):
+        raise DataError(f"{shown(source)} not found: give the path of the data after {scheme}:")
+    columns = {"image_column": o.image_column, "label_column": o.label_column, "keep": o.keep}
+    if scheme in {"hf", _HUB}:
+        if o.vectors is not None and not isinstance(o.vectors, str):
+            raise UsageError(f"vectors {o.vectors}: one column of vectors is needed")
         # For a folder, --ids and --names are files.
-        ids=None if isinstance(source, str) else options.ids,
-        names=None if isinstance(source, str) else options.names,
-        keep=options.keep,
-        max_bad=options.max_bad,
-    )
+        ids = None if isinstance(source, str) else o.ids
+        return open_hf(source, vectors=o.vectors, ids=ids, names=o.names, max_bad=o.max_bad, **columns)
+    if scheme == "features":
+        return open_features(source, labels=o.labels, ids=o.ids, keep=o.keep, memory=o.memory)
+    if scheme == "webdataset":
+        return open_webdataset(source, max_bad=o.max_bad, **columns)
+    if scheme == "folder":
+        return open_folder(source, max_bad=o.max_bad)
+    if scheme == "nuswide":
+        return open_nuswide(source, concepts=o.concepts, max_bad=o.max_bad)
+    if is_url(source):
+        if o.root is None:
+            bare = without_secrets(source)
+            raise UsageError(f"{bare}: where are its images? Give their folder with --root DIR")
+        source = str(local_path(source))
+    if scheme == "list":
+        return open_list(source, root=o.root, labels=o.labels, max_bad=o.max_bad)
+    return open_table(source, form=scheme, root=o.root, max_bad=o.max_bad, **columns)
 
 
 def _of_plugin(plugin: Plugin, path: str, max_bad: float) -> Dataset:
@@ -272,53 +249,3 @@ def _of_plugin(plugin: Plugin, path: str, max_bad: float) -> Dataset:
     dataset = open_data(found, max_bad=max_bad)
     dataset.name = f"{plugin.name}:{path}"
     return dataset
-
-
-def _open(scheme: str, path: str | None, spec: str, options: _Options) -> Dataset:  # noqa: PLR0911 - one per scheme
-    """Open the source. Raises as :func:`open_data`."""
-    root, max_bad = options.root, options.max_bad
-    plugin = find_plugin("data", scheme, SCHEMES)
-    if plugin is not None:
-        return _of_plugin(plugin, path or "", max_bad)
-    if scheme == "digits":
-        return open_digits()
-    if scheme in {"cifar10", "fashion-mnist", "nuswide"} and root is not None and path is not None:
-        raise UsageError(f"{spec} names its folder already: leave out --root {root}")
-    if scheme == "cifar10":
-        return open_cifar10(path or root, download=options.download)
-    if scheme == "fashion-mnist":
-        return open_fashion_mnist(path or root, download=options.download)
-    assert path is not None
-    if scheme in TABLES | {"list"} and is_url(path):
-        if root is None:
-            raise UsageError(
-                f"{without_secrets(path)}: where are its images? Give their folder with --root DIR"
-            )
-        path = str(local_path(path))
-    if (
-        scheme not in {"features", "webdataset"}
-        and not is_url(path)
-        and not os.path.exists(Path(path).expanduser())
-    ):
-        raise DataError(f"{shown(path)} not found: give the path of the data after {scheme}:")
-    if scheme == "nuswide":
-        return open_nuswide(path, concepts=options.concepts, max_bad=max_bad)
-    if scheme == "folder":
-        return open_folder(path, max_bad=max_bad)
-    if scheme == "list":
-        return open_list(path, root=root, labels=options.labels, max_bad=max_bad)
-    if scheme == "features":
-        return open_features(
-            path, labels=options.labels, ids=options.ids, keep=options.keep, memory=options.memory
-        )
-    if scheme == "hf":
-        return _open_hf(path, options)
-    columns: dict[str, Any] = {
-        "image_column": options.image_column,
-        "label_column": options.label_column,
-        "keep": options.keep,
-        "max_bad": max_bad,
-    }
-    if scheme == "webdataset":
-        return open_webdataset(path, **columns)
-    return open_table(path, form=scheme, root=root, **columns)

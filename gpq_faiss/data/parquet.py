@@ -20,7 +20,6 @@ from .labels import named_rows
 
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12, "BYTE_ARRAY": 8}
 _LEVELS = 4  # bytes per value for nesting while decoding
-_CELL = 64  # approximate bytes of a Python object and its list entry
 
 
 @contextlib.contextmanager
@@ -74,45 +73,18 @@ def decoded_bytes(file: Any, column: str, groups: Sequence[int] | None = None) -
     return int(total)
 
 
-def read_cells(path: Path, column: str, what: str, memory: int | None = None) -> list[Any]:
-    """A column as Python values, one per row; equal texts of a page are one object.
-
-    Args:
-        memory: budget in bytes (default: free memory).
+def read_column(path: Path, column: str, what: str, memory: int | None = None) -> Any:
+    """A column as ``pyarrow.ChunkedArray``, texts as dictionaries; ``memory`` is the budget in bytes (default: free memory).
 
     Raises:
         DataError: see :func:`open_parquet`; or larger than the budget.
     """
     with open_parquet(path, what) as file:
-        schema = file.schema
-        texts = [schema.column(i) for i in leaves(file, column)]
-        names = [leaf.path for leaf in texts if leaf.physical_type == "BYTE_ARRAY"]
+        stored = [file.schema.column(i) for i in leaves(file, column)]
+        check_memory(decoded_bytes(file, column), f"{path}: {column!r}", memory)
+    names = [leaf.path for leaf in stored if leaf.physical_type == "BYTE_ARRAY"]
     with open_parquet(path, what, names) as file:
-        chunks = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
-        values = sum(chunk.column(i).num_values for chunk in chunks for i in leaves(file, column))
-        check_memory(
-            decoded_bytes(file, column) + (values + file.metadata.num_rows) * _CELL,
-            f"{path}: {column!r}",
-            memory,
-        )
-        return [cell for chunk in file.read(columns=[column])[column].chunks for cell in _cells(chunk)]
-
-
-def _cells(array: Any) -> list[Any]:
-    """Python values of an array; dictionary values are shared."""
-    import pyarrow
-
-    if pyarrow.types.is_dictionary(array.type):
-        words = array.dictionary.to_pylist()
-        return [None if i is None else words[i] for i in array.indices.to_pylist()]
-    if (pyarrow.types.is_list(array.type) or pyarrow.types.is_large_list(array.type)) and (
-        pyarrow.types.is_dictionary(array.type.value_type)
-    ):
-        values, offsets = _cells(array.values), array.offsets.to_pylist()
-        there = array.is_valid().to_pylist()
-        return [values[offsets[i] : offsets[i + 1]] if there[i] else None for i in range(len(array))]
-    cells: list[Any] = array.to_pylist()
-    return cells
+        return file.read(columns=[column])[column]
 
 
 def is_list(kind: Any) -> bool:
@@ -155,7 +127,6 @@ def matrix_of(column: Any, where: str, *, start: int = 0, width: int = 0) -> NDA
         raise DataError(f"{where} has missing numbers inside vectors (from row {start:,}): repair them")
     if not (pyarrow.types.is_floating(flat.type) or pyarrow.types.is_integer(flat.type)):
         raise DataError(f"{where} holds lists of {flat.type}: vectors of numbers are needed")
-    values = flat.to_numpy(zero_copy_only=False)
     if pyarrow.types.is_fixed_size_list(column.type):
         lengths = np.full(len(column), column.type.list_size)
     else:
@@ -163,8 +134,8 @@ def matrix_of(column: Any, where: str, *, start: int = 0, width: int = 0) -> NDA
     width = width or (int(lengths[0]) if len(lengths) else 0)
     wrong = np.flatnonzero(lengths != width)
     if wrong.size:
+        rows = named_rows(wrong + start)
         raise DataError(
-            f"{where} has {int(lengths[wrong[0]])} numbers at {named_rows(wrong + start)}, "
-            f"{width} elsewhere: one width is needed"
+            f"{where} has {int(lengths[wrong[0]])} numbers at {rows}, {width} elsewhere: one width is needed"
         )
-    return np.asarray(values.reshape(len(column), width))
+    return np.asarray(flat.to_numpy(zero_copy_only=False).reshape(len(column), width))

@@ -7,6 +7,7 @@ server for size and, if available, version; an outdated or modified copy is repl
 from __future__ import annotations
 
 import glob
+import hashlib
 import json
 import os
 import re
@@ -18,11 +19,11 @@ from urllib.parse import urlsplit, urlunsplit
 from ..errors import DataError, UsageError
 from ..files import atomic_paths, fingerprint, read_json, write_error
 from ..progress import stage
-from .vectors import file_fingerprint
 
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _MOST_FILES = 100_000
+_SAMPLED, _SAMPLE = 64, 64 << 10  # blocks of a large file in its fingerprint, and their bytes
 _VERSION = (
     "ETag",
     "etag",
@@ -36,6 +37,22 @@ _VERSION = (
 )
 """Keys of a file's version in fsspec file systems."""
 _EXTRA = "pip install 'gpq-faiss[remote]'"
+
+
+def file_fingerprint(path: Path) -> str:
+    """Hash of a file's content up to 64 MiB; of larger files the size and 64 evenly spaced blocks."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        digest.update(str(size).encode())
+        if size <= 64 << 20:
+            while block := file.read(1 << 20):
+                digest.update(block)
+        else:
+            for i in range(_SAMPLED):
+                file.seek(i * (size - _SAMPLE) // (_SAMPLED - 1))
+                digest.update(file.read(_SAMPLE))
+    return digest.hexdigest()[:16]
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:

@@ -10,33 +10,17 @@ from typing import Any
 
 from ..errors import DataError
 from ..inputs import read_text
-from .parquet import open_parquet, read_cells
 
 _SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 
 
-def missing_column(path: Path, column: str, there: Sequence[str], option: str = "--keep") -> DataError:
-    """The error for a missing column."""
-    names = ", ".join(repr(name[:40]) for name in there[:20])
-    return DataError(f"{path} has no column {column!r} (it has {names}): name it with {option}")
-
-
-def column_at(path: Path, column: str, there: Sequence[str], option: str = "--keep") -> int:
-    """Number of a column. Raises DataError: missing, or there twice."""
-    if column not in there:
-        raise missing_column(path, column, there, option)
-    if list(there).count(column) > 1:
-        raise DataError(f"{path} has the column {column!r} twice: rename one of them")
-    return list(there).index(column)
-
-
-def separator_of(line: str, path: Path) -> str:
+def _separator(line: str, path: Path) -> str:
     """What separates the columns of a header line: of commas, semicolons and tabs the one that gives the most columns.
 
     Raises:
         DataError: two of them give as many.
     """
-    if Path(path).suffix.lower() in {".tsv", ".tab"}:
+    if path.suffix.lower() in {".tsv", ".tab"}:
         return "\t"
     if line.startswith("sep=") and len(line) == 5:  # Excel's own mark
         return line[4]
@@ -44,9 +28,8 @@ def separator_of(line: str, path: Path) -> str:
     most = max(columns.values())
     best = [one for one in _SEPARATORS if columns[one] == most]
     if most > 1 and len(best) > 1:
-        raise DataError(
-            f"{path} line 1 may be separated by {' or by '.join(_SEPARATORS[one] for one in best)}: rename its columns"
-        )
+        either = " or by ".join(_SEPARATORS[one] for one in best)
+        raise DataError(f"{path} line 1 may be separated by {either}: rename its columns")
     return best[0]
 
 
@@ -62,15 +45,16 @@ class Table:
     """
 
     def __init__(self, path: Path, what: str, *, parquet: bool) -> None:
-        self.path, self._what, self.separated = path, what, ""
-        self._reader: Any = None
+        self.path, self.separated, self._parquet = path, "", None
         if parquet:
-            with open_parquet(path, what) as file:
-                self.header = list(file.schema_arrow.names)
+            from .columns import parquet_columns
+
+            self._parquet = parquet_columns(path, what)
+            self.header = self._parquet.names
             return
         text = read_text(path, what)
         first = text.partition("\n")[0].rstrip("\r")
-        separator = separator_of(first, path)
+        separator = _separator(first, path)
         self._skipped = int(first == f"sep={separator}")
         stream = io.StringIO(text[(len(first) + 1) * self._skipped :])
         self._reader = csv.reader(stream, delimiter=separator, strict=True)
@@ -87,6 +71,14 @@ class Table:
     def _line(self) -> str:
         return f"line {self._reader.line_num + self._skipped}"
 
+    def check(self, column: str, option: str = "--keep") -> None:
+        """Raises DataError: no such column, or two; ``option`` names one."""
+        if column not in self.header:
+            there = ", ".join(repr(name[:40]) for name in self.header[:20])
+            raise DataError(f"{self.path} has no column {column!r} (it has {there}): name it with {option}")
+        if self.header.count(column) > 1:
+            raise DataError(f"{self.path} has the column {column!r} twice: rename one of them")
+
     def columns(self, names: Sequence[str]) -> tuple[list[list[Any]], list[str]]:
         """Cells of columns, one after another, stripped if they are texts; and where each row is, for errors. To be called once.
 
@@ -95,24 +87,20 @@ class Table:
         Raises:
             DataError: damaged, or a line with another number of cells than the header.
         """
-        if self._reader is None:
-            cells = [[_stripped(v) for v in read_cells(self.path, name, self._what)] for name in names]
-            if len({len(column) for column in cells}) > 1:
+        if self._parquet is not None:
+            found = [[v.strip() if isinstance(v, str) else v for v in self._parquet.cells(n)] for n in names]
+            if len({len(column) for column in found}) > 1:
                 raise DataError(f"{self.path} is damaged: its columns have different numbers of rows")
-            return cells, [f"row {i}" for i in range(len(cells[0]))]
-        at, cells, where = [self.header.index(name) for name in names], [[] for _ in names], []
+            return found, [f"row {i}" for i in range(len(found[0]))]
+        at, where = [self.header.index(name) for name in names], []
+        cells: list[list[Any]] = [[] for _ in names]
         while (row := self._next()) is not None:
             if not any(cell.strip() for cell in row):
                 continue
             if len(row) != len(self.header):
-                raise DataError(
-                    f"{self.path} {self._line()}: {len(row)} fields, the header has {len(self.header)}"
-                )
+                found_, wanted = len(row), len(self.header)
+                raise DataError(f"{self.path} {self._line()}: {found_} fields, the header has {wanted}")
             where.append(self._line())
             for column, i in zip(cells, at, strict=True):
                 column.append(row[i].strip())
         return cells, where
-
-
-def _stripped(value: Any) -> Any:
-    return value.strip() if isinstance(value, str) else value

@@ -1,9 +1,10 @@
-"""``csv:FILE`` and ``parquet:FILE``: tables with a column of image paths and a column of labels."""
+"""Lists of images: ``list:FILE``, text lines of hashing papers; ``csv:FILE`` and ``parquet:FILE``, tables with a column of paths."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,86 +13,180 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from .embeddings import texts_for_ids
-from .images import FileImages, listed_images
-from .label_files import label_cell
-from .labels import Labels
-from .lists import repeated_note, resolve
-from .table_files import Table, column_at
+from ..inputs import read_text
+from .arrays import read_npy
+from .columns import texts_for_ids
+from .images import FileImages, listed_images, shown
+from .label_files import DEFAULT_LABEL_COLUMN, label_cell
+from .labels import Labels, class_order
+from .table_files import Table
 
-DEFAULT_LABEL_COLUMN = "label"
 ID_COLUMN = "id"
 _NUMBER = re.compile(r"[+-]?[0-9_.]+")
+_NAME_FILES = ("classes.txt", "class_names.txt", "classes_names.txt", "concepts.txt")
 
 
-def _read(
-    path: Path, form: str, image_column: str, label_column: str, keep: Sequence[str]
-) -> tuple[dict[str, list[Any]], list[str]]:
-    """The columns of a table by name, as far as they are there, and where each row is. Only the default label column may be missing
-    (unlabelled queries)."""
-    table = Table(path, "a table of images", parquet=form == "parquet")
-    there = table.header
-    if not there:
-        raise DataError(
-            f"{path} is empty, or its first line is: a header line with a column {image_column!r} is expected"
-        )
-    wanted = dict.fromkeys(keep, "--keep") | {image_column: "--image-column"}
-    if label_column in there or label_column != DEFAULT_LABEL_COLUMN:
-        wanted[label_column] = "--label-column"
-    if ID_COLUMN in there:
-        wanted.setdefault(ID_COLUMN, "")
-    for name, option in wanted.items():
-        column_at(path, name, there, option)
-    cells, where = table.columns(list(wanted))
-    return dict(zip(wanted, cells, strict=True)), where
+def read_lines(path: Path, what: str) -> list[tuple[int, str]]:
+    """The non-blank lines of a text with their numbers from 1; ``what`` names its content. Raises DataError: missing, empty or not text."""
+    text = read_text(path, what)
+    if "\0" in text:
+        raise DataError(f"{path} is not a text: {what} was expected")
+    lines = [(i, line.strip()) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if not lines:
+        raise DataError(f"{path} is empty: {what} was expected")
+    return lines
 
 
-def parse_ids(path: Path, values: Sequence[Any], where: Sequence[str]) -> NDArray[np.int64]:
-    """The ``id`` column as unique int64 [N].
+def _is_int(token: str) -> bool:
+    return token.removeprefix("-").isascii() and token.removeprefix("-").isdigit()
+
+
+def _label_columns(line: str, *, with_path: bool) -> int:
+    """Number of label columns at the end of ``line``: 0/1 values, or one class number."""
+    tokens = line.split()[with_path:]
+    count = 0
+    while count < len(tokens) and tokens[-1 - count] in {"0", "1"}:
+        count += 1
+    return count or int(bool(tokens) and _is_int(tokens[-1]))
+
+
+def _class_names(path: Path, n_classes: int, *, exact: bool) -> tuple[str, ...] | None:
+    """Class names from ``classes.txt`` (or similar) in the folder of ``path``, if it exists and fits."""
+    for name in _NAME_FILES:
+        file = path.parent / name
+        if file.is_file():
+            names = tuple(line for _, line in read_lines(file, "class names, one per line"))
+            fits = len(names) == n_classes if exact else len(names) >= n_classes
+            if fits and len(set(names)) == len(names):
+                return names
+    return None
+
+
+def _parse(
+    path: Path, lines: Sequence[tuple[int, str]], *, with_path: bool
+) -> tuple[list[str], Labels | None]:
+    """Paths, and labels in as many columns as the first line has."""
+    columns = _label_columns(lines[0][1], with_path=with_path)
+    if not columns:
+        return [line for _, line in lines], None
+    names: list[str] = []
+    values: list[list[str]] = []
+    for number, line in lines:
+        fields = line.rsplit(maxsplit=columns) if with_path else ["", *line.split()]
+        extra = columns > 1 and with_path and fields[0].rsplit(maxsplit=1)[-1] in {"0", "1"}
+        fits = _is_int if columns == 1 else {"0", "1"}.__contains__
+        if len(fields) != columns + 1 or extra or not all(map(fits, fields[1:])):
+            what = f"{columns} labels of 0 or 1" if columns > 1 else "one class number"
+            first = lines[0][0]
+            raise DataError(f"{path} line {number}: {what} expected as in line {first}, found {line[-60:]!r}")
+        names.append(fields[0])
+        values.append(fields[1:])
+    if columns > 1:
+        return names, Labels.from_multihot(np.array(values) == "1", _class_names(path, columns, exact=True))
+    numbers = [int(value) for (value,) in values]
+    top = max(numbers)
+    if top > np.iinfo(np.int64).max or min(numbers) < -1:
+        found = f"{min(numbers)} .. {top}"
+        raise DataError(f"{path}: class numbers from 0, or -1 for none, are expected, found {found}")
+    return names, Labels.from_ids(np.array(numbers, np.int64), _class_names(path, top + 1, exact=False))
+
+
+def _labels_file(path: Path, n_items: int) -> Labels:
+    """Labels from a separate file: text (0/1 columns or one class number per line) or ``.npy`` (ids or multi-hot).
 
     Raises:
-        DataError: not an integer, out of the 64-bit range, -1 ("no result" in a search) or repeated.
+        DataError: missing, damaged, or not one row for each of the ``n_items``.
     """
+    if path.suffix.lower() == ".npy":
+        array = read_npy(path, "labels, a row for each image,")
+        found: Labels | None = Labels.from_ids(array) if array.ndim == 1 else Labels.from_multihot(array)
+        assert found is not None
+        names = _class_names(path, found.n_classes, exact=True)
+        found = Labels(found.packed, names) if names else found
+    else:
+        found = _parse(path, read_lines(path, "labels, a row for each image"), with_path=False)[1]
+    if found is None:
+        raise DataError(f"{path} holds no labels: 0/1 columns or one class number per line are expected")
+    if len(found) != n_items:
+        raise DataError(f"{path} has labels of {len(found):,} items, but {n_items:,} images are listed")
+    return found
+
+
+def _found(names: Sequence[str], root: str | None, file: Path) -> tuple[list[str], list[str]]:
+    """Paths of listed names, relative ones below ``root``, with back-slashes converted; and a note if a path is listed twice: queries
+    that are also in the database improve all results."""
+    base = file.parent if root is None else Path(root).expanduser()
+    paths = [os.path.join(base, name if os.sep == "\\" else name.replace("\\", "/")) for name in names]
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    return paths, [f"{len(twice):,} paths are listed more than once ({shown(twice[0])})"] if twice else []
+
+
+def open_list(path: str, *, root: str | None, labels: str | None, max_bad: float) -> FileImages:
+    """Images of a text list.
+
+    Each line is a path and 0/1 labels (``images/a.jpg 0 1 0``; all 0 is unlabelled), or a path and one class
+    number (-1 is unlabelled), or a path alone (no labels). Paths may contain blanks. Class names are
+    taken from ``classes.txt`` beside the list if its length fits, else they are numbers. ids are line indices from
+    0, including missing images.
+
+    Args:
+        root: base folder of relative paths (default: the list's).
+        labels: a file of labels, one row per line, for a list of bare paths.
+        max_bad: allowed fraction of missing images, and of broken ones among the others.
+
+    Raises:
+        DataError: missing, not text, lines of different forms, or too many images missing.
+    """
+    file = Path(path).expanduser()
+    lines = read_lines(file, "a list of images")
+    if labels is None:
+        names, found = _parse(file, lines, with_path=True)
+    else:
+        names = [line for _, line in lines]
+        found = _labels_file(Path(labels).expanduser(), len(names))
+    paths, notes = _found(names, root, file)
+    return listed_images(
+        f"list:{path}",
+        names,
+        paths,
+        labels=found if found is not None and found.has().any() else None,
+        ids=np.arange(len(names), dtype=np.int64),
+        notes=notes,
+        max_bad=max_bad,
+    )
+
+
+def _ids(path: Path, values: Sequence[Any], where: Sequence[str]) -> NDArray[np.int64]:
+    """The ``id`` column as unique int64 [N]; -1 is "no result" in a search."""
     out = np.empty(len(values), dtype=np.int64)
+    seen: dict[int, str] = {}
     for i, value in enumerate(values):
         try:
             number = int(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else None
         except ValueError:
             number = None
+        at = f"{path} {where[i]}: id"
         if number is None or not -(2**63) <= number < 2**63:
             raise DataError(
-                f"{path} {where[i]}: id {value!r} is not a 64-bit integer (for texts, call it name, and --keep name)"
+                f"{at} {value!r} is not a 64-bit integer (for texts, call it name, and --keep name)"
             )
         if number == -1:
-            raise DataError(f"{path} {where[i]}: id -1 stands for 'no result' in a search: give another")
-        out[i] = number
-    order = np.argsort(out, kind="stable")
-    twice = np.flatnonzero(out[order][1:] == out[order][:-1])
-    if twice.size:
-        i, j = int(order[twice[0]]), int(order[twice[0] + 1])
-        raise DataError(f"{path} {where[j]}: id {out[j]} is already that of {where[i]}")
+            raise DataError(f"{at} -1 stands for 'no result' in a search: give another")
+        if number in seen:
+            raise DataError(f"{at} {number} is already that of {seen[number]}")
+        seen[number], out[i] = where[i], number
     return out
 
 
-def _labels(items: Sequence[tuple[str, ...]]) -> Labels | None:
-    names = {name for item in items for name in item}
-    if not names:
-        return None
-    # Class numbers in numeric order, not 1, 10, 2.
-    numeric = all(name.isascii() and name.isdigit() for name in names)
-    ordered = sorted(names, key=lambda name: (int(name), name)) if numeric else sorted(names)
-    return Labels.from_names(items, ordered)
-
-
 def open_table(
-    path: str | os.PathLike[str],
+    path: str,
     *,
-    form: str = "csv",
-    root: str | None = None,
-    image_column: str = "image",
-    label_column: str = DEFAULT_LABEL_COLUMN,
-    keep: Sequence[str] = (),
-    max_bad: float = 0.01,
+    form: str,
+    root: str | None,
+    image_column: str,
+    label_column: str,
+    keep: Sequence[str],
+    max_bad: float,
 ) -> FileImages:
     """Images of a table.
 
@@ -100,21 +195,29 @@ def open_table(
     numbers from 0, including missing images.
 
     Args:
-        path: the table; CSV has a header line; ``.tsv`` files have tabs.
-        form: ``csv`` or ``parquet``.
+        form: ``csv`` (with a header line; ``.tsv`` has tabs) or ``parquet``.
         root: base folder of relative paths (default: the table's).
-        image_column, label_column: names of the columns. If the default ``label`` is missing, all items are
-            unlabelled.
+        image_column, label_column: names of the columns. If the default ``label`` is missing, all items are unlabelled.
         keep: further text columns to store with the items.
         max_bad: allowed fraction of missing images, and of broken ones among the others.
 
     Raises:
-        DataError: missing, damaged, without these columns, a row without a path, bad ids, too many images
-            missing.
-        UsageError: ``max_bad`` out of range.
+        DataError: missing, damaged, without these columns, a row without a path, bad ids, too many images missing.
     """
     file = Path(path).expanduser()
-    columns, where = _read(file, form, image_column, label_column, keep)
+    table = Table(file, "a table of images", parquet=form == "parquet")
+    if not table.header:
+        what = f"a header line with a column {image_column!r} is expected"
+        raise DataError(f"{file} is empty, or its first line is: {what}")
+    wanted = dict.fromkeys(keep, "--keep") | {image_column: "--image-column"}
+    if label_column in table.header or label_column != DEFAULT_LABEL_COLUMN:
+        wanted[label_column] = "--label-column"
+    if ID_COLUMN in table.header:
+        wanted.setdefault(ID_COLUMN, "")
+    for name, option in wanted.items():
+        table.check(name, option)
+    cells, where = table.columns(list(wanted))
+    columns = dict(zip(wanted, cells, strict=True))
     images = columns[image_column]
     if not images:
         raise DataError(f"{file} has no rows: a table of images was expected")
@@ -122,35 +225,21 @@ def open_table(
         if not image:
             raise DataError(f"{file} {where[i]}: no path in column {image_column!r}")
         if not isinstance(image, str):
-            raise DataError(
-                f"{file} {where[i]}: column {image_column!r} holds {type(image).__name__}, a path is expected"
-            )
-    notes = repeated_note(images)
-    labels = (
-        _labels([label_cell(value) for value in columns[label_column]]) if label_column in columns else None
-    )
+            what = type(image).__name__
+            raise DataError(f"{file} {where[i]}: column {image_column!r} holds {what}, a path is expected")
+    paths, notes = _found(images, root, file)
+    items = [label_cell(value) for value in columns.get(label_column, ())]
+    labels = Labels.from_names(items, class_order(n for item in items for n in item)) if any(items) else None
     if labels is None:
-        notes.append(
-            f"column {label_column!r} is empty: all images are unlabelled"
-            if label_column in columns
-            else f"no column {label_column!r}: all images are unlabelled"
-        )
+        what = f"column {label_column!r} is empty" if items else f"no column {label_column!r}"
+        notes.append(f"{what}: all images are unlabelled")
     ids, given = np.arange(len(images), dtype=np.int64), columns.get(ID_COLUMN)
     texts = {name: ["" if value is None else str(value) for value in columns[name]] for name in keep}
-    if given is not None and all(
-        isinstance(one, str) and one and not _NUMBER.fullmatch(one) for one in given
-    ):
+    if given is not None and all(isinstance(v, str) and v and not _NUMBER.fullmatch(v) for v in given):
         texts["name"] = given
         notes.append(texts_for_ids(ID_COLUMN, ID_COLUMN))
     elif given is not None:
-        ids = parse_ids(file, given, where)
+        ids = _ids(file, given, where)
     return listed_images(
-        f"{form}:{path}",
-        images,
-        resolve(images, Path(root).expanduser() if root is not None else file.parent),
-        labels=labels,
-        ids=ids,
-        notes=notes,
-        texts=texts,
-        max_bad=max_bad,
+        f"{form}:{path}", images, paths, labels=labels, ids=ids, notes=notes, texts=texts, max_bad=max_bad
     )

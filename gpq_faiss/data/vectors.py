@@ -6,11 +6,11 @@ Files are not memory-mapped: mapped pages count as the process's memory, which m
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,33 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
+from ..files import fingerprint
 from ..inputs import available_memory, check_file, check_memory
-from ..store import Hdf5Array
+from ..store import Hdf5Array, Texts
 from .arrays import npy_header
-from .labels import Rows
+from .base import FeatureDataset
+from .labels import Labels, Rows, row_numbers
 from .parquet import decoded_bytes, matrix_of, open_parquet
 
 _RUN_BYTES = 16 << 20
 _GAP_BYTES = 64 << 10  # read over rather than seek
-_SAMPLED = 64  # blocks of a large file in its fingerprint
-_SAMPLE = 64 << 10
 _PARQUET = "a Parquet file of vectors"
-
-
-def file_fingerprint(path: Path) -> str:
-    """Hash of a file's content up to 64 MiB; of larger files the size and 64 evenly spaced blocks."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        digest.update(str(size).encode())
-        if size <= 64 << 20:
-            while block := file.read(1 << 20):
-                digest.update(block)
-        else:
-            for i in range(_SAMPLED):
-                file.seek(i * (size - _SAMPLE) // (_SAMPLED - 1))
-                digest.update(file.read(_SAMPLE))
-    return digest.hexdigest()[:16]
 
 
 class Vectors(ABC):
@@ -53,9 +37,33 @@ class Vectors(ABC):
     n: int
     width: int
 
-    @abstractmethod
     def read(self, rows: Rows) -> NDArray[Any]:
         """Rows [n, width] of any number type, in the requested order."""
+        positions = row_numbers(rows, self.n)
+        if len(positions) and (len(positions) == 1 or bool((np.diff(positions) == 1).all())):
+            return self._run(int(positions[0]), int(positions[-1]) + 1)
+        return self._at(positions) if len(positions) else np.empty((0, self.width), np.float32)
+
+    @abstractmethod
+    def _run(self, start: int, stop: int) -> NDArray[Any]:
+        """Rows start:stop."""
+
+    def _at(self, positions: NDArray[np.int64]) -> NDArray[Any]:
+        """Rows in any order, repeats allowed: read as runs in file order."""
+        wanted, inverse = np.unique(positions, return_inverse=True)
+        row_bytes = 8 * self.width
+        gap, longest = max(1, _GAP_BYTES // row_bytes), max(1, _RUN_BYTES // row_bytes)
+        blocks = []
+        first = 0
+        while first < len(wanted):
+            # At most so far, and up to the first large gap.
+            end = int(np.searchsorted(wanted, wanted[first] + longest))
+            jumps = np.flatnonzero(np.diff(wanted[first:end]) > gap)
+            last = first + int(jumps[0]) + 1 if jumps.size else end
+            block = self._run(int(wanted[first]), int(wanted[last - 1]) + 1)
+            blocks.append(block[wanted[first:last] - wanted[first]])
+            first = last
+        return np.concatenate(blocks)[inverse]
 
 
 def check_array(shape: tuple[int, ...], dtype: np.dtype[Any], where: str) -> None:
@@ -66,71 +74,28 @@ def check_array(shape: tuple[int, ...], dtype: np.dtype[Any], where: str) -> Non
         raise DataError(f"{where} is {list(shape)}: there is no row, or no column")
 
 
-def gather(
-    positions: NDArray[np.int64],
-    shape: tuple[int, int],
-    dtype: np.dtype[Any],
-    run: Callable[[int, int], NDArray[Any]],
-) -> NDArray[Any]:
-    """Read rows at ``positions`` (any order, repeats allowed) as runs ``(start, stop)`` in file order."""
-    wanted, inverse = np.unique(positions, return_inverse=True)
-    out = np.empty((len(wanted), shape[1]), dtype)
-    row_bytes = dtype.itemsize * shape[1]
-    gap, longest = max(1, _GAP_BYTES // row_bytes), max(1, _RUN_BYTES // row_bytes)
-    first = 0
-    while first < len(wanted):
-        end = int(
-            np.searchsorted(wanted, wanted[first] + longest)
-        )  # at most so far, and up to the first large gap
-        jumps = np.flatnonzero(np.diff(wanted[first:end]) > gap)
-        last = first + int(jumps[0]) + 1 if jumps.size else end
-        block = run(int(wanted[first]), int(wanted[last - 1]) + 1)
-        out[first:last] = block[wanted[first:last] - wanted[first]]
-        first = last
-    return out[inverse]
-
-
 class NpyVectors(Vectors):
-    """A ``.npy`` file, read by seek and readinto.
-
-    Raises:
-        DataError: not a matrix of numbers, in Fortran order, truncated, or with trailing data.
-    """
+    """A ``.npy`` file. Raises DataError: not a matrix of numbers, in Fortran order, truncated, or with trailing data."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         size = check_file(path, "a .npy file of vectors")
         with path.open("rb") as file:
             header = npy_header(file, str(path), size)
-        self.dtype, self._offset = header.dtype, header.offset
-        check_array(header.shape, self.dtype, str(path))
+        check_array(header.shape, header.dtype, str(path))
         if header.fortran:
-            raise DataError(
-                f"{path} is stored by columns (Fortran order): save it by rows, np.save(path, np.ascontiguousarray(x))"
-            )
+            remedy = "save it by rows, np.save(path, np.ascontiguousarray(x))"
+            raise DataError(f"{path} is stored by columns (Fortran order): {remedy}")
+        self._dtype, self._offset = header.dtype, header.offset
         self.n, self.width = header.shape
-        self._row = self.width * self.dtype.itemsize
 
     def _run(self, start: int, stop: int) -> NDArray[Any]:
-        out = np.empty((stop - start, self.width), self.dtype)
-        view = memoryview(out.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
-        with self.path.open("rb", buffering=0) as file:
-            file.seek(self._offset + start * self._row)
-            while view.nbytes:
-                got = file.readinto(view)
-                if not got:
-                    raise DataError(f"{self.path} was truncated while it was read: start again")
-                view = view[got:]
-        return out
-
-    def read(self, rows: Rows) -> NDArray[Any]:
-        positions = np.arange(self.n)[rows] if not isinstance(rows, slice) else None
-        if positions is None:
-            start, stop, step = rows.indices(self.n)  # type: ignore[union-attr]
-            if step == 1:
-                return self._run(start, max(start, stop))
-            positions = np.arange(start, stop, step)
-        return gather(positions, (self.n, self.width), self.dtype, self._run)
+        offset = self._offset + start * self.width * self._dtype.itemsize
+        count = (stop - start) * self.width
+        out = np.fromfile(self.path, self._dtype, count, offset=offset)
+        if len(out) != count:
+            raise DataError(f"{self.path} was truncated while it was read: start again")
+        return out.reshape(-1, self.width)
 
 
 class ArrayVectors(Vectors):
@@ -141,8 +106,11 @@ class ArrayVectors(Vectors):
         self.array = np.ascontiguousarray(array)
         self.n, self.width = array.shape
 
-    def read(self, rows: Rows) -> NDArray[Any]:
-        return self.array[rows]
+    def _run(self, start: int, stop: int) -> NDArray[Any]:
+        return self.array[start:stop]
+
+    def _at(self, positions: NDArray[np.int64]) -> NDArray[Any]:
+        return self.array[positions]
 
 
 class Hdf5Vectors(Vectors):
@@ -153,10 +121,11 @@ class Hdf5Vectors(Vectors):
         self.array = array
         self.n, self.width = array.shape
 
-    def read(self, rows: Rows) -> NDArray[Any]:
-        if isinstance(rows, slice) and rows.step not in (None, 1):
-            rows = np.arange(self.n)[rows]
-        return self.array.read(rows)
+    def _run(self, start: int, stop: int) -> NDArray[Any]:
+        return self.array.read(slice(start, stop))
+
+    def _at(self, positions: NDArray[np.int64]) -> NDArray[Any]:
+        return self.array.read(positions)
 
 
 class ParquetVectors(Vectors):
@@ -184,26 +153,22 @@ class ParquetVectors(Vectors):
         self.n = int(self._starts[-1])
         self._cache: OrderedDict[int, NDArray[Any]] = OrderedDict()
         self._lock = threading.Lock()
-        self.width = 0
         if self.n == 0:
             raise DataError(f"{path} has no rows")
-        first = next(i for i, size in enumerate(sizes) if size)
-        self.width = self._group(first).shape[1]
+        self.width = 0
+        self.width = self._group(next(i for i, size in enumerate(sizes) if size)).shape[1]
 
     def _group(self, i: int) -> NDArray[Any]:
         with self._lock:
-            if i in self._cache:
-                self._cache.move_to_end(i)
-                return self._cache[i]
-            if len(self._cache) == self._kept:
-                self._cache.popitem(last=False)
-            block = self._decode(i)
-            self._cache[i] = block
-            return block
+            if i not in self._cache:
+                if len(self._cache) == self._kept:
+                    self._cache.popitem(last=False)
+                self._cache[i] = self._decode(i)
+            self._cache.move_to_end(i)
+            return self._cache[i]
 
     def _decode(self, i: int) -> NDArray[Any]:
-        start = int(self._starts[i])
-        where = f"{self.path}: {self.column!r}"
+        start, where = int(self._starts[i]), f"{self.path}: {self.column!r}"
         with open_parquet(self.path, _PARQUET) as file:
             column = file.read_row_group(i, columns=[self.column])[self.column]
             if len(column) != self._starts[i + 1] - start:
@@ -214,56 +179,85 @@ class ParquetVectors(Vectors):
         check_array(block.shape, block.dtype, where)
         return block
 
-    def read(self, rows: Rows) -> NDArray[Any]:
-        positions = np.arange(*rows.indices(self.n)) if isinstance(rows, slice) else np.arange(self.n)[rows]
-        order = np.argsort(positions, kind="stable")
-        group = np.searchsorted(self._starts, positions[order], side="right") - 1
+    def _run(self, start: int, stop: int) -> NDArray[Any]:
+        return self._at(np.arange(start, stop))
+
+    def _at(self, positions: NDArray[np.int64]) -> NDArray[Any]:
+        group = np.searchsorted(self._starts, positions, side="right") - 1
         out = np.empty((len(positions), self.width), np.float32)
         for i in np.unique(group):
-            mine = order[group == i]
+            mine = group == i
             with np.errstate(over="ignore"):
                 out[mine] = self._group(int(i))[positions[mine] - self._starts[i]]
         return out
 
 
-def first_of(names: Sequence[str], there: Sequence[str]) -> str | None:
-    """The first of ``names`` in ``there``."""
-    return next((name for name in names if name in there), None)
-
-
 class ConcatVectors(Vectors):
-    """Concatenated rows of several sources.
-
-    Raises:
-        DataError: different widths (names two).
-    """
+    """Concatenated rows of several sources. Raises DataError: different widths (names two)."""
 
     def __init__(self, parts: Sequence[Vectors], names: Sequence[str]) -> None:
-        self.parts = list(parts)
-        self.width = parts[0].width
+        self.parts, self.width = list(parts), parts[0].width
         for part, name in zip(parts, names, strict=True):
             if part.width != self.width:
                 raise DataError(f"{names[0]} has rows of {self.width} numbers, {name} of {part.width}")
-        self._ends = np.cumsum([part.n for part in parts])
-        self.n = int(self._ends[-1])
+        self._starts = np.concatenate([[0], np.cumsum([part.n for part in parts])]).astype(np.int64)
+        self.n = int(self._starts[-1])
 
-    def read(self, rows: Rows) -> NDArray[Any]:
-        positions = np.arange(self.n)[rows]
-        part_of = np.searchsorted(self._ends, positions, side="right")
-        types = []
-        found = {}
-        for part in np.unique(part_of).tolist():
-            start = int(self._ends[part]) - self.parts[part].n
-            inside = positions[part_of == part] - start
-            whole = (
-                len(inside)
-                and int(inside[-1]) - int(inside[0]) == len(inside) - 1
-                and bool((np.diff(inside) == 1).all())
-            )
-            block = self.parts[part].read(slice(int(inside[0]), int(inside[-1]) + 1) if whole else inside)
-            found[part] = block
-            types.append(block.dtype)
-        out = np.empty((len(positions), self.width), np.result_type(*types) if types else np.float32)
-        for part, block in found.items():
-            out[part_of == part] = block
+    def _run(self, start: int, stop: int) -> NDArray[Any]:
+        return self._at(np.arange(start, stop))
+
+    def _at(self, positions: NDArray[np.int64]) -> NDArray[Any]:
+        part_of = np.searchsorted(self._starts, positions, side="right") - 1
+        masks = {i: part_of == i for i in np.unique(part_of).tolist()}
+        blocks = {i: self.parts[i].read(positions[mask] - self._starts[i]) for i, mask in masks.items()}
+        out = np.empty((len(positions), self.width), np.result_type(*blocks.values()))
+        for i, mask in masks.items():
+            out[mask] = blocks[i]
         return out
+
+
+@dataclass(kw_only=True)
+class FileFeatures(FeatureDataset):
+    """Vectors of any source, streamed where it can be."""
+
+    vectors: Vectors
+
+    def _read(self, rows: Rows) -> NDArray[np.float32]:
+        # float64 beyond the range of float32 becomes infinity, which the caller reports.
+        with np.errstate(over="ignore"):
+            return self.vectors.read(rows).astype(np.float32, copy=False)
+
+
+def file_features(
+    name: str,
+    vectors: Vectors,
+    content: str,
+    *,
+    labels: Labels | None = None,
+    ids: NDArray[np.int64] | None = None,
+    texts: dict[str, Texts] | None = None,
+    notes: Sequence[str] = (),
+    official: NDArray[np.uint8] | None = None,
+) -> FileFeatures:
+    """A data set of vectors; ``content`` is their hash."""
+    own = np.arange(vectors.n, dtype=np.int64) if ids is None else ids
+    bare = 0 if labels is None else int((~labels.has()).sum())
+    mark = "" if labels is None else labels.fingerprint()
+    said = ["no labels"] if labels is None else [f"{bare:,} of {vectors.n:,} items are unlabelled"]
+    return FileFeatures(
+        name=name,
+        ids=own,
+        fingerprint=fingerprint("features", content, str((vectors.n, vectors.width)), mark, own.tobytes()),
+        labels=labels,
+        official=official,
+        texts=texts or {},
+        notes=list(dict.fromkeys([*notes, *(said if labels is None or bare else ())])),
+        width=vectors.width,
+        vectors=vectors,
+    )
+
+
+def features_in_memory(name: str, matrix: NDArray[Any], **described: Any) -> FileFeatures:
+    """:func:`file_features` of the rows of ``matrix``. Raises DataError: not numbers [N, width]."""
+    content = hashlib.sha256(np.ascontiguousarray(matrix).tobytes()).hexdigest()
+    return file_features(name, ArrayVectors(matrix, name), content, **described)

@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from image_files import open_features
 
-from gpq_faiss.data.embeddings import open_features
 from gpq_faiss.data.label_files import read_labels
 from gpq_faiss.data.open import open_data
-from gpq_faiss.data.vectors import file_fingerprint, gather
+from gpq_faiss.data.paths import file_fingerprint
+from gpq_faiss.data.vectors import Vectors
 from gpq_faiss.errors import DataError
 from gpq_faiss.store import Header, RowWriter
 
@@ -94,12 +95,23 @@ def test_every_number_type(tmp_path: Path, dtype: str) -> None:
     np.testing.assert_array_equal(open_features(tmp_path / "a.npy").read(slice(0, N)), x.astype(np.float32))
 
 
+class Wide(Vectors):
+    """An array that is read in runs."""
+
+    def __init__(self, x: np.ndarray) -> None:
+        self.x = x
+        self.n, self.width = x.shape
+
+    def _run(self, start: int, stop: int) -> np.ndarray:
+        return self.x[start:stop]
+
+
 @given(st.lists(st.integers(0, 99), max_size=40), st.integers(1, 3))
 def test_gather_is_indexing(rows: list[int], width: int) -> None:
     x = np.arange(100 * width * 8192, dtype=np.float32).reshape(
         100, -1
     )  # rows of 32 KiB or more: gaps matter
-    got = gather(np.array(rows, np.int64), x.shape, x.dtype, lambda a, b: x[a:b])
+    got = Wide(x).read(np.array(rows, np.int64))
     np.testing.assert_array_equal(got, x[rows] if rows else x[:0])
 
 
@@ -287,7 +299,7 @@ def test_labels_beside_replace_those_inside(tmp_path: Path) -> None:
 )
 def test_label_texts(tmp_path: Path, content: str, expected: list[list[int]]) -> None:
     path = text(tmp_path / "l.csv", content.encode())
-    np.testing.assert_array_equal(read_labels(path, 4).dense(), expected)
+    np.testing.assert_array_equal(read_labels(str(path), 4).dense(), expected)
 
 
 @pytest.mark.parametrize(
@@ -317,7 +329,7 @@ def test_label_texts(tmp_path: Path, content: str, expected: list[list[int]]) ->
 )
 def test_bad_label_files(tmp_path: Path, make: Callable[[Path], Path], message: str) -> None:
     with pytest.raises(DataError, match=message) as caught:
-        read_labels(make(tmp_path), 4)
+        read_labels(str(make(tmp_path)), 4)
     assert "\n" not in str(caught.value)
 
 
@@ -342,8 +354,9 @@ def test_fingerprints_follow_content(tmp_path: Path) -> None:
 
 STREAM = """
     import sys
-    from gpq_faiss.data.embeddings import open_features
-    data = open_features(sys.argv[1])
+    from gpq_faiss.data.open import open_data
+
+    data = open_data("features:" + sys.argv[1])
     total = 0
     for span in data.spans(2000):
         total += len(data.read(span))
@@ -386,7 +399,7 @@ def test_the_real_features(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"ids": np.array([1, 2, 2**63], np.uint64)}, "signed 64-bit"),
+        ({"ids": np.array([1, 2, 2**63], np.uint64)}, "signed 64 bits"),
         ({"title": np.array([1.0, 2.0, 3.0])}, "'title' is float64: texts are needed"),
         ({"other": np.array(["a", "b", "c"])}, "title"),
     ],

@@ -181,7 +181,7 @@ class Stream(IterableDataset[Any]):
     ("source", "options", "why"),
     [
         (frame(), {}, "no column of vectors"),
-        (frame(v=list(X), w=list(X)), {}, "which column holds the vectors, v, w"),
+        (frame(v=list(X), w=list(X)), {}, r"which column holds the vectors\? .there are: v, w"),
         (
             frame(v=list(X)),
             {"labels": "kind"},

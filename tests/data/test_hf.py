@@ -163,7 +163,7 @@ def test_broken_images_follow_the_limit_and_no_path_is_opened(tmp_path: Path) ->
         (
             datasets.Dataset.from_dict({"a": [[1.0]], "b": [[1.0]]}),
             {},
-            "which column holds the images or vectors",
+            "which column holds the vectors",
         ),
         (vectors(label=[f"c{i}" for i in range(N)]), {"ids": "label"}, "ids are whole numbers"),
         (

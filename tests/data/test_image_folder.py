@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from image_files import data_folder, png, put
+from image_files import data_folder, open_folder, png, put
 
 from gpq_faiss.data import archive as archive_module
-from gpq_faiss.data.folder import layout_of, open_folder
+from gpq_faiss.data.folder import layout_of
 from gpq_faiss.data.images import load_batch
 from gpq_faiss.errors import DataError
 
@@ -182,8 +182,10 @@ def test_hostile_archives(data: bytes, why: str, tmp_path: Path) -> None:
 def test_archive_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "bomb.tar.gz"
     file.write_bytes(gzip.compress(raw_tar(("a/x.png", tarfile.REGTYPE, bytes(1 << 22)))))
-    with pytest.raises(DataError, match="unpacks to more than 1,048,576 bytes"):
-        archive_module.open_archive(file, limit=1 << 20)
+    with monkeypatch.context() as small:
+        small.setattr(archive_module, "MAX_UNPACKED", 1 << 20)
+        with pytest.raises(DataError, match="unpacks to more than 1,048,576 bytes"):
+            archive_module.open_archive(file)
     monkeypatch.setattr(archive_module, "MAX_MEMBER_BYTES", 1 << 20)
     with pytest.raises(DataError, match="too large for an image"):
         archive_module.open_archive(file)

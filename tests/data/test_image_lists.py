@@ -10,12 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from image_files import data_folder, put
+from image_files import data_folder, open_list, open_table, put
 
 from gpq_faiss.data.images import load_batch
-from gpq_faiss.data.label_files import split_cell
-from gpq_faiss.data.lists import open_list
-from gpq_faiss.data.tables import open_table
+from gpq_faiss.data.label_files import label_cell
 from gpq_faiss.errors import DataError
 
 # lists
@@ -94,7 +92,7 @@ def test_lists_that_do_not_hold_together(text: str, why: str, tmp_path: Path) ->
 
 
 def test_list_that_is_binary_or_missing(tmp_path: Path) -> None:
-    (tmp_path / "l.txt").write_bytes(b"\xff\xfe\x80a b")
+    (tmp_path / "l.txt").write_bytes(b"\xfe\x80a b")
     with pytest.raises(DataError, match="not UTF-8"):
         open_list(tmp_path / "l.txt")
     with pytest.raises(DataError, match="not found"):
@@ -230,9 +228,9 @@ def test_csv_written_by_the_csv_module_comes_back(tmp_path: Path) -> None:
     assert [os.path.basename(path) for path in dataset.paths] == [name.strip() for name in names]
 
 
-def test_split_cell() -> None:
-    assert split_cell("b| a|b||") == ("b", "a")
-    assert split_cell("  ") == ()
+def test_label_cell() -> None:
+    assert label_cell("b| a|b||") == ("b", "a")
+    assert label_cell("  ") == ()
 
 
 def test_parquet(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from gpq_faiss.data.images import (
     resize_square,
 )
 from gpq_faiss.data.labels import Labels
+from gpq_faiss.data.open import open_data
 from gpq_faiss.errors import DataError, UsageError
 
 
@@ -368,7 +369,7 @@ def test_fingerprint_follows_content_not_place(tmp_path: Path) -> None:
 @pytest.mark.parametrize("limit", [-0.1, 1.1, float("nan")])
 def test_a_limit_that_is_no_fraction(limit: float) -> None:
     with pytest.raises(UsageError, match="max-unreadable"):
-        listed_images("x", ["a"], ["a"], labels=None, ids=np.arange(1), max_bad=limit)
+        open_data("digits", max_bad=limit)
 
 
 def test_native_size_where_all_are_equal_squares(tmp_path: Path) -> None:

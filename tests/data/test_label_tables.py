@@ -163,7 +163,7 @@ def test_the_mark_of_excel_is_no_header(vectors: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("Bild;Klasse\n0;a\n1;b\n2;a\n3;b\n", "a table with a header line that names"),
+        ("Bild;Klasse\n0;a\n1;b\n2;a\n3;b\n", "a table with a column of ids or names"),
         ("id,label,label\n0,a,b\n1,b,a\n", "has the column 'label' twice: rename one of them"),
         ("id;label;id\n0;a;0\n", "has the column 'id' twice: rename one of them"),
         ('id,label\n0,"a\n', "is not CSV"),

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from image_files import put
+from image_files import open_nuswide, put
 from numpy.typing import NDArray
 
-from gpq_faiss.data.cifar10 import open_cifar10
 from gpq_faiss.data.digits import open_digits
-from gpq_faiss.data.fashion_mnist import CLASSES, DEBIAN, open_fashion_mnist, read_idx
 from gpq_faiss.data.images import load_batch
-from gpq_faiss.data.nuswide import choose_concepts, open_nuswide
+from gpq_faiss.data.nuswide import choose_concepts
+from gpq_faiss.data.standard import DEBIAN, FASHION_CLASSES, open_cifar10, open_fashion_mnist, read_idx
 from gpq_faiss.errors import DataError, UsageError
 
 # digits
@@ -175,7 +174,7 @@ def test_fashion_mnist_from_idx_files(packed: bool, inside: str, tmp_path: Path)
     assert np.array_equal(dataset.images, x)
     assert dataset.labels is not None
     assert dataset.labels.class_ids().tolist() == y.tolist()
-    assert dataset.labels.class_names == CLASSES
+    assert dataset.labels.class_names == FASHION_CLASSES
     assert dataset.official is not None
     assert dataset.official.tolist() == [0] * 6 + [1] * 3
     images, _ = load_batch(dataset, np.array([8]), 28)
@@ -303,8 +302,8 @@ def test_nuswide_takes_the_most_frequent_concepts(tmp_path: Path) -> None:
 def test_choose_concepts_ties_and_errors() -> None:
     names, counts = ["b", "a", "c"], np.array([5, 5, 9])
     assert choose_concepts("2", names, counts) == [1, 2]
-    assert choose_concepts("3", names, None) == [0, 1, 2]
-    assert choose_concepts("c, b", names, None) == [0, 2]
+    assert choose_concepts("3", names, counts) == [0, 1, 2]
+    assert choose_concepts("c, b", names, counts) == [0, 2]
     for wrong in ("0", "4", "d", "a,d", "", "-1"):
         with pytest.raises(UsageError, match="concept"):
             choose_concepts(wrong, names, counts)
@@ -385,7 +384,7 @@ def test_nuswide_damaged_parts(file: str, text: str | None, why: str, tmp_path: 
 
 def test_nuswide_without_its_folders(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not a folder"):
-        open_nuswide(tmp_path / "none")
+        open_nuswide(__file__)
     nuswide(tmp_path)
     (tmp_path / "Flickr").rename(tmp_path / "elsewhere")
     with pytest.raises(DataError, match="Flickr not found"):

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from image_files import png
 
-from gpq_faiss.data.archive import ArchiveImages
-from gpq_faiss.data.images import decode_image
+from gpq_faiss.data.images import FileImages, decode_image
 from gpq_faiss.data.open import open_data
 from gpq_faiss.errors import DataError, UsageError
 
@@ -39,7 +38,7 @@ def samples(numbers: range, **of_each: str) -> dict[str, bytes]:
 
 
 def names(dataset: object) -> list[str]:
-    assert isinstance(dataset, ArchiveImages)
+    assert isinstance(dataset, FileImages)
     return [str(name) for name in dataset.texts["name"]]
 
 
@@ -49,7 +48,7 @@ def test_shards_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     wanted = [f"{i:06d}" for i in range(32, 44)]
     for pattern in ("x-{008..010}.tar", "x-*.tar", "x-{008..009}*.tar"):
         dataset = open_data(f"webdataset:{tmp_path}/{pattern}")
-        assert isinstance(dataset, ArchiveImages)
+        assert isinstance(dataset, FileImages)
         n = 8 if "009" in pattern else 12
         assert names(dataset) == wanted[:n]
         assert dataset.labels is not None
