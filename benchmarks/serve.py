@@ -111,9 +111,9 @@ def serve_faiss(engine: str, index: Path, model: Path, port: int) -> None:
     live = LiveIndex(index, encoder.model.codebooks)
     live.snapshot = Snapshot.of(
         FaissIndex(live.snapshot.index, engine),  # type: ignore[arg-type]
-        Changes.none(live.snapshot.index.codes.shape[1]),
+        Changes.of((), live.snapshot.index.codes.shape[1]),
     )
-    run(Service(encoder, live, watch=False), Settings(port=port, rate=0, max_connections=2048))
+    run(Service(encoder, live), Settings(port=port, rate=0, max_connections=2048))
 
 
 def free_port() -> int:

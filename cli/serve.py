@@ -43,7 +43,7 @@ from .options import data_options, device_option, open_dataset, ray_options
     default=10_000,
     show_default=True,
     metavar="N",
-    help="With --writable: rewrite the index file after this many changes. Until then they are in INDEX.log.",
+    help="With --writable: rewrite the index file after this many changes. Until then they are in INDEX.changes.sqlite.",
 )
 @click.option("--threads", type=int, help="Threads of a search.  [default: all cores]")
 @click.option(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
-import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from importlib import resources
@@ -16,12 +14,14 @@ from fastapi import Depends, FastAPI, Path, Query, Request, Response, Security
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from numpy.typing import NDArray
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
-from starlette.types import ASGIApp, Message
+from starlette.types import ASGIApp
 
 from .. import __version__
+from ..codes.checks import Ids
 from ..errors import DataError, GpqError
 from ..store import Item
 from .batches import BusyError
@@ -44,8 +44,6 @@ from .requests import (
 )
 from .requests import Item as Described
 from .service import Input, Service
-
-log = logging.getLogger(__name__)
 
 _BEARER = HTTPBearer(auto_error=False, description="The token that the service was started with.")
 _TYPES = {
@@ -84,10 +82,6 @@ Wished = Annotated[
 ]
 
 
-def _problems(*codes: int) -> dict[int | str, dict[str, Any]]:
-    return {code: {"model": Problem, "description": _WHY[code]} for code in (400, *codes, 429, 503)}
-
-
 def create_app(service: Service, settings: Settings) -> ASGIApp:
     """The complete application, behind :class:`.guard.Guard`.
 
@@ -100,7 +94,6 @@ def create_app(service: Service, settings: Settings) -> ASGIApp:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await service.start()
         try:
-            await _warm_up(app, service, settings)
             yield
         finally:
             await service.close()
@@ -112,6 +105,7 @@ def create_app(service: Service, settings: Settings) -> ASGIApp:
         docs_url=None,
         redoc_url=None,
         lifespan=lifespan,
+        responses={status: {"model": Problem, "description": why} for status, why in _WHY.items()},
         exception_handlers=_handlers(),
     )
 
@@ -144,7 +138,6 @@ def _add_searches(app: FastAPI, service: Service, settings: Settings, read: Sequ
         "/search",
         response_model_exclude_none=True,
         dependencies=read,
-        responses=_problems(401, 404, 413, 415, 422),
         openapi_extra=schemas(SearchRequest, _info(service, settings)),
     )
     async def search(request: Request) -> SearchResponse:
@@ -154,11 +147,7 @@ def _add_searches(app: FastAPI, service: Service, settings: Settings, read: Sequ
             raise DataError(f"k: {asked.k} is more than {settings.max_k}")
         where = _where(service, asked)
         began = time.perf_counter()
-        given = (
-            await service.item(asked.id)
-            if "id" in asked.model_fields_set
-            else await _input(service, asked, image, settings)
-        )
+        given = await _input(service, asked, image, settings)
         scores, ids, best = await service.search(given, asked.k, where)
         took = time.perf_counter() - began
         results = [
@@ -169,7 +158,7 @@ def _add_searches(app: FastAPI, service: Service, settings: Settings, read: Sequ
             results=results, best=best, took_ms=round(1000 * took, 3), ntotal=service.live.snapshot.ntotal
         )
 
-    @app.get("/items", response_model_exclude_none=True, dependencies=read, responses=_problems(401, 422))
+    @app.get("/items", response_model_exclude_none=True, dependencies=read)
     async def items(k: Wanted = 24, label: Wished = ()) -> Listed:
         """Some items to begin with, a few of every label first. They are always the same, and those of a smaller k come first."""
         if k > settings.max_k:
@@ -184,7 +173,6 @@ def _add_searches(app: FastAPI, service: Service, settings: Settings, read: Sequ
         "/items/{id}",
         response_model_exclude_none=True,
         dependencies=read,
-        responses=_problems(401, 404, 422),
     )
     async def item(number: Number) -> Described:
         """An item, with its name and labels if known."""
@@ -203,7 +191,6 @@ def _add_searches(app: FastAPI, service: Service, settings: Settings, read: Sequ
                 },
                 "description": "A small picture of the item.",
             },
-            **_problems(401, 404, 422),
         },
     )
     async def thumbnail(number: Number) -> Response:
@@ -222,7 +209,6 @@ def _add_changes(app: FastAPI, service: Service, settings: Settings, write: Any,
         "/items",
         status_code=201,
         dependencies=[write],
-        responses=_problems(401, 403, 409, 413, 415, 422, 507),
         openapi_extra=schemas(AddRequest, _info(service, settings)),
     )
     async def add(request: Request) -> Changed:
@@ -236,13 +222,13 @@ def _add_changes(app: FastAPI, service: Service, settings: Settings, write: Any,
         about = Item(texts, tuple(dict.fromkeys(asked.labels)) or None) if texts or asked.labels else None
         return Changed(id=await service.add(given, number, about))
 
-    @app.delete("/items/{id}", dependencies=[write], responses=_problems(401, 403, 404, 422, 507))
+    @app.delete("/items/{id}", dependencies=[write])
     async def remove(number: Number) -> Changed:
         """Remove an item. The response means that the removal is on disk and no search finds the item."""
         await service.remove(number)
         return Changed(id=number)
 
-    @app.post("/reload", dependencies=[manage], responses=_problems(401, 422))
+    @app.post("/reload", dependencies=[manage])
     async def reload() -> Reloaded:
         """Reopen the index file. If that fails, the old index stays in use."""
         await service.reload()
@@ -252,12 +238,12 @@ def _add_changes(app: FastAPI, service: Service, settings: Settings, write: Any,
 def _add_facts(app: FastAPI, service: Service, settings: Settings, read: Sequence[Any]) -> None:
     """Routes for information, health and metrics."""
 
-    @app.get("/info", dependencies=read, responses=_problems(401))
+    @app.get("/info", dependencies=read)
     async def about() -> Info:
         """What is served, and its limits."""
         return _info(service, settings).model_copy(update={"label_counts": await service.label_counts()})
 
-    @app.get("/healthz", responses=_problems())
+    @app.get("/healthz")
     async def health() -> Health:
         """Whether the service answers."""
         return Health(status="ok", ntotal=service.live.snapshot.ntotal)
@@ -266,30 +252,11 @@ def _add_facts(app: FastAPI, service: Service, settings: Settings, read: Sequenc
         "/metrics",
         dependencies=read,
         response_class=Response,
-        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **_problems(401)},
+        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
     )
     async def metrics() -> Response:
         """Metrics for Prometheus."""
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-
-async def _warm_up(app: FastAPI, service: Service, settings: Settings) -> None:
-    """Search once as a client does, so that the first client does not wait for what the first search prepares."""
-    ids = await service.some_items(1)
-    body = json.dumps({"id": int(ids[0])} if len(ids) else {"vector": [1.0] * service.width}).encode()
-    headers = [(b"content-type", b"application/json")]
-    if settings.token is not None:
-        headers.append((b"authorization", b"Bearer " + settings.token.encode()))
-    scope = {"type": "http", "method": "POST", "path": "/search", "query_string": b"", "headers": headers}
-
-    async def receive() -> Message:
-        return {"type": "http.request", "body": body}
-
-    async def send(message: Message) -> None:
-        if message.get("status", 200) != 200:
-            log.warning("the search to warm up was answered with status %d", message["status"])
-
-    await app(scope, receive, send)
 
 
 def _page() -> list[tuple[str, bytes, str]]:
@@ -317,9 +284,11 @@ def _check_there(service: Service, number: int) -> None:
 
 
 async def _input(service: Service, asked: Any, image: bytes | None, settings: Settings) -> Input:
-    """The input of a request to encode."""
+    """The input of a request to search by or to add."""
     if image is not None:
         return await service.image(image, settings.max_pixels)
+    if isinstance(asked, SearchRequest) and "id" in asked.model_fields_set:
+        return await service.item(asked.id)
     if "vector" in asked.model_fields_set:
         return service.vector(asked.vector)
     return service.features(asked.features)
@@ -327,42 +296,27 @@ async def _input(service: Service, asked: Any, image: bytes | None, settings: Se
 
 def _where(service: Service, asked: SearchRequest) -> Where:
     """The filter of a request. Raises DataError: a label that no item has."""
-    given = {
-        name: tuple(sorted(set(getattr(asked, name))))
-        for name in ("allow_ids", "deny_ids", "allow_labels", "deny_labels")
-        if name in asked.model_fields_set
-    }
+    names = {"allow_ids", "deny_ids", "allow_labels", "deny_labels"}
+    given: dict[str, Any] = asked.model_dump(include=names, exclude_unset=True)
     if not given:
         return EVERYTHING
-    catalogue = service.catalogue
-    known = () if catalogue is None else catalogue.classes
-    passing: list[Callable[[Any], Any]] = []
-    for name in ("allow_labels", "deny_labels"):
-        if name not in given:
-            continue
-        unknown = next((label for label in given[name] if label not in known), None)
-        if unknown is not None:
-            raise DataError(f"{name}: no item has the label {unknown[:100]!r}")
-        assert catalogue is not None or not given[name]
-        if catalogue is not None and catalogue.dataset.labels is not None:
-            have = functools.partial(catalogue.have_label, names=given[name])
-            passing.append(have if name == "allow_labels" else functools.partial(_not, have))
-        elif name == "allow_labels":
-            passing.append(lambda ids: np.zeros(len(ids), np.bool_))
+    for name in names & {"allow_labels", "deny_labels"} & given.keys():
+        service.check_labels(given[name], name)
 
-    def passes(ids: Any) -> Any:
-        return functools.reduce(np.logical_and, [one(ids) for one in passing])
+    def passes(ids: Ids) -> NDArray[np.bool_]:
+        mask = np.ones(len(ids), np.bool_)
+        if "allow_labels" in given:
+            mask &= service.have_label(ids, given["allow_labels"])
+        if "deny_labels" in given:
+            mask &= ~service.have_label(ids, given["deny_labels"])
+        return mask
 
     return Where(
         allow=np.array(given["allow_ids"], np.int64) if "allow_ids" in given else None,
         deny=np.array(given["deny_ids"], np.int64) if "deny_ids" in given else None,
-        passes=passes if passing else None,
-        key=tuple(given.items()),
+        passes=passes if given.keys() & {"allow_labels", "deny_labels"} else None,
+        key=repr(given),
     )
-
-
-def _not(have: Callable[[Any], Any], ids: Any) -> Any:
-    return ~have(ids)
 
 
 def _info(service: Service, settings: Settings) -> Info:

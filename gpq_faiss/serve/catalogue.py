@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import io
 import os
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,7 +21,7 @@ from ..indexes.items import IdMap
 THUMBNAIL = 192
 """Longer side of thumbnails in pixels."""
 _PIXELATED = 64  # up to this side PNG is smaller than JPEG, and exact
-_CACHED = 32 << 20  # bytes of thumbnails
+_CACHED = 2000  # thumbnails, some 10 KB each
 
 
 class Catalogue:
@@ -42,9 +40,7 @@ class Catalogue:
         ids = dataset.ids[self._order]
         plain = not len(ids) or (ids[0] == 0 and ids[-1] == len(ids) - 1)
         self._map = IdMap(len(ids), None if plain else ids)
-        self._lock = threading.Lock()
-        self._cache: OrderedDict[int, tuple[bytes, str]] = OrderedDict()
-        self._bytes = 0
+        self._thumbnails = lru_cache(_CACHED)(self._thumbnail)
 
     def rows(self, ids: Ids) -> Ids:
         """Row of each id in the data, -1 if missing: int64 [n]."""
@@ -81,13 +77,12 @@ class Catalogue:
 
     def have_label(self, ids: Ids, names: Sequence[str]) -> NDArray[np.bool_]:
         """bool [n]: whether the item of each id has one of these labels."""
-        labels = self.dataset.labels
-        assert labels is not None
-        rows = self.rows(ids)
-        one_of = np.zeros(len(self.dataset), np.bool_)
+        labels, rows = self.dataset.labels, self.rows(ids)
+        one_of = np.zeros(len(self.dataset) + 1, np.bool_)  # the last one for row -1
         for name in names:
-            one_of |= labels.column(labels.class_names.index(name))
-        return np.where(rows >= 0, one_of[rows], False) if len(one_of) else np.zeros(len(ids), np.bool_)
+            assert labels is not None
+            one_of[:-1] |= labels.column(labels.class_names.index(name))
+        return one_of[rows]
 
     def original(self, row: int, image_size: int) -> NDArray[Any] | None:
         """Model input: features float32 [width], or an image uint8 [3, size, size]; None if unreadable."""
@@ -98,12 +93,11 @@ class Catalogue:
 
     def thumbnail(self, row: int) -> tuple[bytes, str] | None:
         """A thumbnail and its media type; None if there is no picture."""
+        return self._thumbnails(row)
+
+    def _thumbnail(self, row: int) -> tuple[bytes, str] | None:
         if not isinstance(self.dataset, ImageDataset):
             return None
-        with self._lock:
-            if row in self._cache:
-                self._cache.move_to_end(row)
-                return self._cache[row]
         try:
             image = self.dataset.read(np.array([row]))[0]
         except DataError:  # too many are broken
@@ -115,11 +109,4 @@ class Catalogue:
         small = max(picture.size) <= _PIXELATED
         written = io.BytesIO()
         picture.save(written, "PNG" if small else "JPEG", quality=85)
-        made = written.getvalue(), "image/png" if small else "image/jpeg"
-        with self._lock:
-            if row not in self._cache:
-                self._cache[row] = made
-                self._bytes += len(made[0])
-            while self._bytes > _CACHED:
-                self._bytes -= len(self._cache.popitem(last=False)[1][0])
-        return made
+        return written.getvalue(), "image/png" if small else "image/jpeg"

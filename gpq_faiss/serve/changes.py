@@ -1,65 +1,48 @@
-"""Changes of an index since its file was written, and the log that stores them.
+"""Changes of an index since its file was written, in a SQLite file beside it.
 
-A log is a header and frames. A frame contains changes that were written and fsynced together, with checksums, followed by names and
-labels as JSON. After a crash the last frame may be torn; it was never acknowledged, and is dropped. A damaged frame followed by others
-is an error.
+The last change of every id is a row: its code (none: removed), name and labels, with a checksum. Rows are written by transactions of
+SQLite in WAL mode, on disk when they end. The index file takes them up from time to time; their rows are then deleted.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import errno
 import logging
 import os
-import struct
+import sqlite3
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..codes.checks import Codes, Ids
 from ..errors import DataError, MismatchError
-from ..files import open_own, write_bytes, write_error
-from ..inputs import check_file, check_memory, parse_json
+from ..files import lock, recover, write_error
 from ..store import Item
+from ..store.items import item_row, row_item
+from ..store.sqlite import check_schema, open_sqlite, read_errors, write_errors
 
 log = logging.getLogger(__name__)
 
-_MAGIC, _FRAME_MAGIC, _ABOUT_MAGIC = b"GPQLOG1\n", b"GPQF", b"GPQN"
-_HEADER = struct.Struct("<8sI16sI")  # magic, bytes of a code, fingerprint of the codebooks, CRC-32 of these
-_FRAME = struct.Struct("<4sIII")  # magic, changes, CRC-32 of the changes, CRC-32 of these
-_ABOUT = struct.Struct("<I")  # bytes of JSON after the changes, if the magic says so
-
-Records = NDArray[Any]
-"""Changes in order: structured array of ``id`` int64, ``there`` uint8, ``code`` uint8 [code_size], and
-``about``, an :class:`..store.Item` if the item has a name or labels, else None."""
+_VERSION = 1
+_TABLES = {
+    "changes": "CREATE TABLE changes (id INTEGER PRIMARY KEY, number INTEGER, code BLOB, name TEXT, labels TEXT, checksum INTEGER)",
+    "about": "CREATE TABLE about (codebooks TEXT, code_size INTEGER)",
+}
+_OLD_HEADER = 32  # bytes of the log of earlier versions, without changes
 
 Change = tuple[int, NDArray[np.uint8] | None, Item | None]
 """An id, its code (None: removed), and its name and labels, if known."""
 
 
-def record_type(code_size: int) -> np.dtype[Any]:
-    """The type of :data:`Records` on disk; ``there`` is 1 for an added item, 0 for a removed one."""
-    return np.dtype([("id", "<i8"), ("there", "u1"), ("code", "u1", (code_size,))])
-
-
-def _held(stored: NDArray[Any], about: Mapping[int, Item]) -> Records:
-    """Records from changes on disk, and names and labels by index."""
-    kind = stored.dtype
-    records = np.empty(len(stored), [*((name, kind[name]) for name in kind.names or ()), ("about", "O")])
-    for name in kind.names or ():
-        records[name] = stored[name]
-    records["about"] = [about.get(place) for place in range(len(stored))]
-    return records
-
-
-def log_path(index: str | Path) -> Path:
-    """``index.faiss`` -> ``index.faiss.log``."""
-    return Path(f"{Path(index)}.log")
+def changes_path(index: str | Path) -> Path:
+    """``index.faiss`` -> ``index.faiss.changes.sqlite``."""
+    return Path(f"{Path(index)}.changes.sqlite")
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,21 +62,25 @@ class Changes:
     about: NDArray[Any]
 
     @classmethod
-    def none(cls, code_size: int) -> Changes:
-        """No changes."""
-        codes = np.empty((0, code_size), np.uint8)
-        return cls(np.empty(0, np.int64), np.empty(0, np.bool_), codes, np.empty(0, object))
+    def of(cls, changes: Iterable[Change], size: int) -> Changes:
+        """Changes in order, with codes of ``size`` bytes; the last one of an id counts."""
+        last = sorted({number: (code, about) for number, code, about in changes}.items())
+        codes = [np.zeros(size, np.uint8) if code is None else code for _, (code, _) in last]
+        about = np.empty(len(last), object)
+        about[:] = [item for _, (_, item) in last]
+        return cls(
+            np.array([number for number, _ in last], np.int64),
+            np.array([code is not None for _, (code, _) in last], np.bool_),
+            np.array(codes, np.uint8).reshape(-1, size),
+            about,
+        )
 
-    def then(self, records: Records) -> Changes:
-        """These changes followed by later ones; the last one per id counts."""
-        ids = np.concatenate([self.ids, records["id"]])
-        order = np.argsort(ids, kind="stable")
-        ids = ids[order]
-        last = np.append(ids[1:] != ids[:-1], True)[: len(ids)]
-        order = order[last]
-        there = np.concatenate([self.there, records["there"] == 1])[order]
-        codes = np.concatenate([self.codes, records["code"]])[order]
-        return Changes(ids[last], there, codes, np.concatenate([self.about, records["about"]])[order])
+    def then(self, later: Changes) -> Changes:
+        """These changes followed by later ones."""
+        kept = ~np.isin(self.ids, later.ids)
+        order = np.argsort(np.concatenate([self.ids[kept], later.ids]))
+        parts = ((getattr(self, field.name), getattr(later, field.name)) for field in fields(self))
+        return Changes(*(np.concatenate([mine[kept], others])[order] for mine, others in parts))
 
     def at(self, number: int) -> int:
         """Index of an id, -1 if unchanged."""
@@ -104,185 +91,153 @@ class Changes:
         return len(self.ids)
 
 
-def read_log(path: Path, code_size: int, fingerprint: str) -> tuple[Records, int]:
-    """The changes of a log, and its length in bytes without a torn end. No changes and 0 if there is no log.
+def read_changes(index: Path, size: int, fingerprint: str) -> Changes:
+    """The changes beside an index with codes of ``size`` bytes and these codebooks.
 
     Raises:
-        DataError: damaged, of another format, or unreadable.
+        DataError: damaged, of another format or version, or unreadable.
         MismatchError: of another model.
     """
-    kind = record_type(code_size)
+    path = changes_path(index)
+    _refuse_log(index)
     if not path.exists():
-        return _held(np.empty(0, kind), {}), 0
-    check_memory(4 * check_file(path, "the log of an index"), str(path))
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from None
-    if len(data) < _HEADER.size or not data.startswith(_MAGIC):
-        raise DataError(f"{path} is not the log of an index: move it away to serve the index without it")
-    _, size, model, check = _HEADER.unpack_from(data)
-    if check != zlib.crc32(data[: _HEADER.size - 4]):
-        raise DataError(f"{path} is damaged in its header: restore it, or move it away and lose its changes")
-    if size != code_size or model != fingerprint.encode():
-        if len(data) == _HEADER.size:
-            return _held(np.empty(0, kind), {}), 0
+        return Changes.of((), size)
+    with _reading(path), contextlib.closing(open_sqlite(path, "the changes of an index", "mode=ro")) as db:
+        return _read(db, path, size, fingerprint)
+
+
+def _reading(path: Path) -> contextlib.AbstractContextManager[None]:
+    return read_errors(path, "restore it, or move it away and lose its changes")
+
+
+def _refuse_log(index: Path) -> None:
+    old = Path(f"{index}.log")
+    if old.exists() and old.stat().st_size > _OLD_HEADER:
+        raise DataError(
+            f"{old} holds changes in the form of an earlier version: serve the index with that version once more, --writable, which "
+            "writes them to the index; or move the file away and lose them"
+        )
+
+
+def _read(db: sqlite3.Connection, path: Path, size: int, fingerprint: str) -> Changes:
+    if db.execute("SELECT 1 FROM sqlite_schema").fetchone() is None:  # new, or a crash while it was made
+        return Changes.of((), size)
+    if not check_schema(db, _TABLES, _VERSION):
+        raise DataError(f"{path} is not the changes of an index: move it away to serve the index without it")
+    if db.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
+        raise ValueError("its pages do not fit together")
+    about = db.execute("SELECT codebooks, code_size FROM about").fetchone()
+    rows = db.execute("SELECT id, code, name, labels, checksum FROM changes").fetchall()
+    if about != (fingerprint, size) and rows:
         raise MismatchError(
-            f"{path} holds changes of an index with other codebooks ({model.decode('ascii', 'replace')}, not {fingerprint}): "
+            f"{path} holds changes of an index with other codebooks ({about and about[0]}, not {fingerprint}): "
             "serve the index that it belongs to, or move it away"
         )
-    parts, at = [_held(np.empty(0, kind), {})], _HEADER.size
-    while (frame := _frame(data, at, kind)) is not None:
-        parts.append(frame[0])
-        at = frame[1]
-    for magic in (_FRAME_MAGIC, _ABOUT_MAGIC):
-        after = data.find(magic, at + 1)
-        while after != -1:
-            if _frame(data, after, kind) is not None:
-                raise DataError(
-                    f"{path} is damaged at byte {at:,}, with intact changes after it: restore it, or move it away and lose its changes"
-                )
-            after = data.find(magic, after + 1)
-    if at < len(data):
-        log.warning(
-            "%s: its last %d bytes are no whole change, which a crash while it was written or damage leaves: they are dropped",
-            path,
-            len(data) - at,
-        )
-    return np.concatenate(parts), at
+    return Changes.of((_change(row, size) for row in rows), size)
 
 
-def _frame(data: bytes, at: int, kind: np.dtype[Any]) -> tuple[Records, int] | None:
-    """The changes of the frame at byte ``at``, and its end; None if there is no complete frame."""
-    if len(data) < at + _FRAME.size:
-        return None
-    magic, n, check, own = _FRAME.unpack_from(data, at)
-    if magic not in (_FRAME_MAGIC, _ABOUT_MAGIC) or own != zlib.crc32(data[at : at + _FRAME.size - 4]):
-        return None
-    start = at + _FRAME.size
-    end = text = start + n * kind.itemsize
-    if magic == _ABOUT_MAGIC:
-        if len(data) < text + _ABOUT.size:
-            return None
-        end = text + _ABOUT.size + int(_ABOUT.unpack_from(data, text)[0])
-    if n == 0 or len(data) < end or zlib.crc32(data[start:end]) != check:
-        return None
-    about = parse_json(data[text + _ABOUT.size : end]) if magic == _ABOUT_MAGIC else {}
-    return _held(np.frombuffer(data, kind, n, start), {int(i): _item(*one) for i, one in about.items()}), end
+def _change(row: tuple[Any, ...], size: int) -> Change:
+    *values, checksum = row
+    number, code, name, labels = values
+    if _checksum(*values) != checksum or len(code or b"") not in (0, size):
+        raise ValueError("a checksum differs")
+    about = None if name is None and labels is None else row_item(name, labels, None)
+    return number, None if code is None else np.frombuffer(code, np.uint8), about
 
 
-def _item(name: str | None, labels: Sequence[str]) -> Item:
-    return Item({} if name is None else {"name": name}, tuple(labels) or None)
+def _checksum(number: int, code: bytes | None, name: str | None, labels: str | None) -> int:
+    return zlib.crc32(f"{number} {None if code is None else code.hex()} {name} {labels}".encode())
 
 
-def _bytes_about(changes: Sequence[Change]) -> bytes:
-    """Names and labels of changes by index, as JSON; empty if there are none."""
-    about = {
-        str(place): [item.name, list(item.labels or ())]
-        for place, (_, _, item) in enumerate(changes)
-        if item is not None
-    }
-    if not about:
-        return b""
-    text = json.dumps(about, ensure_ascii=False, separators=(",", ":")).encode()
-    return _ABOUT.pack(len(text)) + text
+class ChangeFile:
+    """The changes beside an index, opened by the one process that may write them.
 
-
-class ChangeLog:
-    """A log opened for writing. The caller must hold a lock.
+    Attributes:
+        number: of the last transaction.
 
     Raises:
-        DataError, MismatchError: see :func:`read_log`; or the log cannot be written.
+        DataError: another process writes them; or as :func:`read_changes`, or they cannot be written.
     """
 
-    def __init__(self, path: Path, code_size: int, fingerprint: str) -> None:
-        self.path, self._kind = path, record_type(code_size)
-        head = struct.pack("<8sI16s", _MAGIC, code_size, fingerprint.encode())
-        self._header = head + struct.pack("<I", zlib.crc32(head))
-        self.records, self.end = read_log(path, code_size, fingerprint)
-        self.broken = False
-        self._file: IO[bytes] | None = None
-        if not self.end:
-            write_bytes(path, self._header)
-            self.end = len(self._header)
-        self._open()
-
-    def _open(self) -> None:
+    def __init__(self, index: Path, size: int, fingerprint: str) -> None:
+        self.path, self._about = changes_path(index), (fingerprint, size)
+        self._lock_file = Path(f"{self.path}.lock")
+        self._stack = contextlib.ExitStack()
         try:
-            self._file = open_own(self.path, "r+b", buffering=0)
-            self._cut()
+            with self._writing():
+                self._lock(index)
+                _refuse_log(index)
+                if self.path.is_symlink():
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+                with write_errors():
+                    self._db = open_sqlite(self.path, "", "mode=rwc")
+                self._stack.callback(self._db.close)
+            held = self.read()
+            with self._writing(), write_errors():
+                self._db.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL")
+                if not len(held):
+                    self._make()
+            (self.number,) = self._db.execute("SELECT ifnull(max(number), 0) FROM changes").fetchone()
+        except BaseException:
+            self.close()
+            raise
+
+    def _lock(self, index: Path) -> None:
+        descriptor = lock(self._lock_file)
+        if descriptor is None:
+            raise DataError(
+                f"{index} is changed by another process: end it first, or serve without --writable"
+            )
+        self._stack.callback(os.close, descriptor)
+        self._stack.callback(self._lock_file.unlink, missing_ok=True)
+        recover(index)
+
+    def _make(self) -> None:
+        with self._db:
+            self._db.execute("BEGIN")
+            for name, sql in _TABLES.items():
+                self._db.execute(f"DROP TABLE IF EXISTS {name}")
+                self._db.execute(sql)
+            self._db.execute("INSERT INTO about VALUES (?, ?)", self._about)
+            self._db.execute(f"PRAGMA user_version = {_VERSION}")
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise write_error(self.path, error) from error
 
-    def _cut(self) -> None:
-        """Drop data after the last complete frame."""
-        assert self._file is not None
-        if os.fstat(self._file.fileno()).st_size != self.end:
-            os.ftruncate(self._file.fileno(), self.end)
-            os.fsync(self._file.fileno())
-        self._file.seek(self.end)
+    def read(self) -> Changes:
+        """All changes. Raises DataError, MismatchError: see :func:`read_changes`."""
+        fingerprint, size = self._about
+        with _reading(self.path):
+            return _read(self._db, self.path, size, fingerprint)
 
-    def append(self, changes: Sequence[Change]) -> Records:
-        """Write changes as one frame, on disk on return.
+    def write(self, changes: Sequence[Change]) -> None:
+        """Make changes in order, all on disk on return. Raises DataError: writing fails, and none is made."""
+        number = self.number + 1
+        rows = []
+        for item, code, about in changes:
+            name, labels, _ = (None, None, None) if about is None else item_row(about)
+            data = None if code is None else code.tobytes()
+            rows.append((item, number, data, name, labels, _checksum(item, data, name, labels)))
+        with self._writing(), write_errors(), self._db:
+            self._db.execute("BEGIN")
+            self._db.executemany("REPLACE INTO changes VALUES (?, ?, ?, ?, ?, ?)", rows)
+        self.number = number
 
-        Raises:
-            DataError: writing fails; nothing is written then. After a failed fsync the state is unknown, and further writes fail.
-        """
-        records = np.zeros(len(changes), self._kind)
-        for record, (number, code, _) in zip(records, changes, strict=True):
-            record["id"] = number
-            if code is not None:
-                record["there"], record["code"] = 1, code
-        about = _bytes_about(changes)
-        payload = records.tobytes() + about
-        magic = _ABOUT_MAGIC if about else _FRAME_MAGIC
-        head = struct.pack("<4sII", magic, len(records), zlib.crc32(payload))
-        frame = memoryview(head + struct.pack("<I", zlib.crc32(head)) + payload)
-        if self.broken or self._file is None:
-            raise DataError(f"{self.path} could not be written before: start the service again")
-        try:
-            done = 0
-            while done < len(frame):
-                done += self._file.write(frame[done:])
-        except OSError as error:
-            self.broken = True
-            with contextlib.suppress(OSError):
-                self._cut()
-                self.broken = False
-            raise write_error(self.path, error) from error
-        try:
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            self.broken = True
-            raise write_error(self.path, error) from error
-        self.end += len(frame)
-        return _held(records, {place: item for place, (_, _, item) in enumerate(changes) if item is not None})
-
-    def drop_before(self, at: int) -> None:
-        """Drop the changes before byte ``at``, atomically.
-
-        Raises:
-            DataError: writing fails; the log is unchanged.
-        """
-        assert self._file is not None
-        with self.path.open("rb") as file:
-            file.seek(at)
-            kept = file.read(self.end - at)
-        write_bytes(self.path, self._header + kept)
-        self._file.close()
-        self.end = len(self._header) + len(kept)
-        self._open()
-
-    @property
-    def empty(self) -> bool:
-        """Whether it has no changes."""
-        return self.end == len(self._header)
+    def drop(self, number: int) -> None:
+        """Delete the changes of all transactions up to ``number``. Raises DataError: writing fails, and all stay."""
+        with self._writing(), write_errors():
+            self._db.execute("DELETE FROM changes WHERE number <= ?", (number,))
 
     def close(self) -> None:
-        """Close the file; an empty log is removed."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-            if self.empty and not self.broken:
-                with contextlib.suppress(OSError):
-                    self.path.unlink()
+        """Close the file; one without changes is removed."""
+        with contextlib.suppress(AttributeError, sqlite3.Error):
+            empty = self._db.execute("SELECT 1 FROM changes").fetchone() is None
+            self._db.execute("PRAGMA journal_mode = DELETE")  # other programs read it without files beside it
+            self._db.close()
+            if empty:
+                self.path.unlink()
+        self._stack.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
-import json
 import re
 import time
 from collections import OrderedDict
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import UsageError
@@ -160,16 +160,20 @@ class Guard:
                 raise HTTPException(503, "too many uploads at a time: try again later", {"retry-after": "1"})
             return message
 
+        async def problem(code: int, message: str) -> None:
+            headers = {"retry-after": "1"} if code in (429, 503) else None
+            await JSONResponse({"error": message}, code, headers)(scope, receive, answer)
+
         try:
             refused = self._refusal(scope)
             if refused is not None:
-                await _problem(answer, *refused)
+                await problem(*refused)
                 return
             async with asyncio.timeout(self.settings.timeout):
                 await self.app(scope, take, answer)
         except TimeoutError:
             if status == 0:
-                await _problem(answer, 503, f"it took longer than {self.settings.timeout:g} seconds")
+                await problem(503, f"it took longer than {self.settings.timeout:g} seconds")
         finally:
             self._held -= received
             route = getattr(scope.get("route"), "path", "other")
@@ -203,12 +207,3 @@ class Guard:
         while len(self._clients) > _CLIENTS:
             self._clients.popitem(last=False)
         return left >= 1
-
-
-async def _problem(send: Send, status: int, message: str) -> None:
-    body = json.dumps({"error": message}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    if status in (429, 503):
-        headers.append((b"retry-after", b"1"))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

@@ -7,6 +7,7 @@ moment, ties in ascending order of id.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import threading
@@ -23,9 +24,9 @@ from ..codes.bits import code_size
 from ..codes.checks import Codes, Floats, Ids
 from ..codes.scores import score_codes
 from ..errors import DataError, GpqError, MismatchError
-from ..faissio.io import check_index_output, read_sidecar, save_index, sidecar_path
+from ..faissio.io import Beside, check_index_output, read_sidecar, save_index, sidecar_path
 from ..faissio.storage import FORMS, check_form, faiss_index
-from ..files import fingerprint, lock, recover, write_error
+from ..files import fingerprint
 from ..indexes.filters import Allow, Deny, Filter
 from ..indexes.items import Items
 from ..indexes.memory import MemoryIndex
@@ -33,7 +34,7 @@ from ..indexes.opening import open_index
 from ..progress import stage
 from ..store import Item, codebooks_fingerprint, items_path, write_items
 from ..store import Items as NamedItems
-from .changes import Change, ChangeLog, Changes, Records, log_path, read_log
+from .changes import Change, ChangeFile, Changes, read_changes
 
 log = logging.getLogger(__name__)
 
@@ -127,23 +128,22 @@ class Snapshot:
     named: NamedItems | None = None
 
     @classmethod
-    def of(cls, index: MemoryIndex, changes: Changes, named: NamedItems | None = None) -> Snapshot:
+    def of(
+        cls, index: MemoryIndex, changes: Changes, named: NamedItems | None = None, filed: Items | None = None
+    ) -> Snapshot:
         """An index and the changes since it was written, some of which the file may already contain."""
-        return cls._of(index, Items.ordered(index.codes, index.ids), changes, named)
-
-    @classmethod
-    def _of(cls, index: MemoryIndex, filed: Items, changes: Changes, named: NamedItems | None) -> Snapshot:
+        filed = filed or Items.ordered(index.codes, index.ids)
         held = filed.positions_of(changes.ids) >= 0
         total = index.ntotal - int(held.sum()) + int(changes.there.sum())
         return cls(index, filed, changes, changes.ids[held], total, named)
 
     def with_changes(self, changes: Changes) -> Snapshot:
         """The same index with these changes."""
-        return Snapshot.of(self.index, changes, self.named)
+        return Snapshot.of(self.index, changes, self.named, self.filed)
 
-    def then(self, records: Records) -> Snapshot:
+    def then(self, later: Changes) -> Snapshot:
         """This, and later changes."""
-        return self._of(self.index, self.filed, self.changes.then(records), self.named)
+        return self.with_changes(self.changes.then(later))
 
     def about(self, ids: Ids) -> list[Item | None]:
         """Names and labels of each id [n], from the change or the file; None if unknown."""
@@ -192,8 +192,7 @@ class Snapshot:
         if not self.has(number):
             raise UnknownItemError(f"no item has the id {number}")
         place = self.changes.at(number)
-        codes, place = (self.changes.codes, place) if place >= 0 else (self.filed.codes, self._place(number))
-        return np.asarray(codes[place])
+        return np.asarray(self.changes.codes[place] if place >= 0 else self.filed.codes[self._place(number)])
 
     def _place(self, number: int) -> int:
         return int(self.filed.positions_of(np.array([number], np.int64))[0])
@@ -228,7 +227,7 @@ class LiveIndex:
         compact_after: number of changes after which :attr:`due` is true.
 
     Raises:
-        DataError: the index or its log is missing, damaged or of another format; or another process writes to it.
+        DataError: index or changes are missing, damaged or of another format; or another process writes them.
         MismatchError: of another model.
     """
 
@@ -244,56 +243,38 @@ class LiveIndex:
         self.fingerprint = codebooks_fingerprint(codebooks)
         self._size = code_size(*codebooks.shape[:2])
         self._writing, self._maintaining = threading.Lock(), threading.Lock()
-        self._log: ChangeLog | None = None
-        self._recent: list[Records] = []  # since the last compaction began
         self._refused: object = None
-        self._lock_file = Path(f"{log_path(self.path)}.lock")
-        self._descriptor: int | None = None
+        self._file = ChangeFile(self.path, self._size, self.fingerprint) if writable else None
         try:
-            if writable:
-                self._take()
-                self._log = ChangeLog(log_path(self.path), self._size, self.fingerprint)
             self._seen = self._state()
-            self.snapshot: Snapshot = self._open(self._logged())
+            self.snapshot: Any = self._open(self._stored())
         except BaseException:
             self.close(compact=False)
             raise
 
-    def _take(self) -> None:
-        try:
-            self._descriptor = lock(self._lock_file)
-        except OSError as error:
-            raise write_error(self._lock_file, error) from error
-        if self._descriptor is None:
-            raise DataError(
-                f"{self.path} is changed by another process: end it first, or serve without --writable"
-            )
-        for path in (self.path, log_path(self.path)):
-            recover(path)
-
-    def _logged(self) -> Changes:
-        """The changes on disk. Read before the index, as a compaction replaces the index first and then truncates the log."""
-        records = (
-            read_log(log_path(self.path), self._size, self.fingerprint)[0]
-            if self._log is None
-            else self._log.records
-        )
-        return Changes.none(self._size).then(records)
+    def _stored(self) -> Changes:
+        """The changes on disk. Read before the index, as a compaction replaces the index first and then deletes them."""
+        if self._file is not None:
+            return self._file.read()
+        return read_changes(self.path, self._size, self.fingerprint)
 
     def _open(self, changes: Changes) -> Any:
         """A :class:`Snapshot`, or its equivalent in :mod:`.shards`."""
         with stage("opening the index"):
             index = open_index(self.path)
             assert isinstance(index, MemoryIndex)
-            if index.fingerprint != self.fingerprint:
-                raise MismatchError(
-                    f"{self.path} has other codebooks ({index.fingerprint}) than the model ({self.fingerprint}): "
-                    "build the index with this model"
-                )
+            self._check(index.fingerprint)
             return Snapshot.of(index, changes, open_items(self.path))
 
+    def _check(self, fingerprint: str) -> None:
+        if fingerprint != self.fingerprint:
+            raise MismatchError(
+                f"{self.path} has other codebooks ({fingerprint}) than the model ({self.fingerprint}): "
+                "build the index with this model"
+            )
+
     def _state(self) -> object:
-        """Identity of the file at the path; None if missing."""
+        """Identity of the index file and its sidecar; None if there is no such file."""
         index = _identity(self.path)
         return index and (index, _identity(sidecar_path(self.path)))
 
@@ -302,7 +283,7 @@ class LiveIndex:
     @property
     def writable(self) -> bool:
         """Whether changes are accepted."""
-        return self._log is not None
+        return self._file is not None
 
     @property
     def due(self) -> bool:
@@ -317,17 +298,16 @@ class LiveIndex:
             (writing failed).
         """
         with self._writing:
-            assert self._log is not None
+            assert self._file is not None
             snapshot, following = self.snapshot, self.snapshot.next_id()
-            decided: dict[int, bool] = {}
-            accepted: list[Change] = []
+            accepted: dict[int, Change] = {}
             answers: list[int | DataError] = []
             for given, code, about in asked:
                 number = following if given is None else given
                 if number >= 1 << 63:
                     answers.append(TakenIdError("there is no larger id left: give the id of the item"))
                     continue
-                there = decided[number] if number in decided else snapshot.has(number)
+                there = accepted[number][1] is not None if number in accepted else snapshot.has(number)
                 if code is None and not there:
                     answers.append(UnknownItemError(f"no item has the id {number}"))
                 elif code is not None and there:
@@ -337,23 +317,21 @@ class LiveIndex:
                         )
                     )
                 else:
-                    decided[number] = code is not None
+                    accepted[number] = number, code, about
                     following = max(following, number + 1)
-                    accepted.append((number, code, about))
                     answers.append(number)
-            if not accepted:
-                return answers
+            changes = list(accepted.values())
             try:
-                records = self._log.append(accepted)
+                if changes:
+                    self._file.write(changes)
             except DataError as error:
                 refusal = NotStoredError(str(error))
                 return [refusal if isinstance(answer, int) else answer for answer in answers]
-            self._recent.append(records)
-            self.snapshot = snapshot.then(records)
+            self.snapshot = snapshot.then(Changes.of(changes, self._size))
             return answers
 
     def compact(self) -> bool:
-        """Rewrite the index file with all changes, and truncate the log. Searches and commits continue meanwhile.
+        """Rewrite the index file with all changes, and delete these. Searches and commits continue meanwhile.
 
         Returns:
             Whether it was written: not if there are no changes, no item would be left, or the file was replaced.
@@ -362,11 +340,10 @@ class LiveIndex:
             DataError: writing fails; nothing is lost.
         """
         with self._maintaining, stage("compacting the index"):
-            if self._log is None:
+            if self._file is None:
                 return False
             with self._writing:
-                snapshot, end = self.snapshot, self._log.end
-                self._recent = []
+                snapshot, number = self.snapshot, self._file.number
             if not len(snapshot.changes) or not snapshot.ntotal or self._state() != self._seen:
                 return False
             index = snapshot.index
@@ -375,25 +352,19 @@ class LiveIndex:
             try:
                 written = self._save(made, snapshot.changes)
             except ReplacedError:
-                log.warning(
-                    "%s was replaced meanwhile: not compacted, its changes stay in the log", self.path
-                )
+                log.warning("%s was replaced meanwhile: not compacted, its changes stay beside it", self.path)
                 return False
             with self._writing:
                 self._seen = written
                 # Changes already in the file have no further effect: a crash here loses nothing.
-                named = open_items(self.path)
-                self.snapshot = Snapshot.of(made, self.snapshot.changes, named)
-                self._log.drop_before(end)
-                changes = Changes.none(self._size)
-                self.snapshot = Snapshot.of(
-                    made, changes.then(np.concatenate([self._log.records[:0], *self._recent])), named
-                )
+                self.snapshot = Snapshot.of(made, self.snapshot.changes, open_items(self.path))
+                self._file.drop(number)
+                self.snapshot = self.snapshot.with_changes(self._file.read())
         log.info("%s: written with all changes, %d items", self.path, made.ntotal)
         return True
 
     def _save(self, made: MemoryIndex, changes: Changes) -> object:
-        """Replace the index file, keeping its form; returns its :meth:`_state`.
+        """Replace the index file, keeping its form, together with its names; returns its :meth:`_state`.
 
         Raises:
             ReplacedError: another index is at the path, which stays.
@@ -408,37 +379,27 @@ class LiveIndex:
 
         stated = read_sidecar(self.path) or {"kind": None, "extra": {}}
         form = stated["kind"] if stated["kind"] in FORMS else "ivf" if stated["kind"] else "flat"
-        with contextlib.ExitStack() as stack:
-            key, write = self._names(stated["extra"].get("items"), changes, stack)
+        key = stated["extra"].get("items")
+        ids, about = changes.ids[changes.there], changes.about[changes.there]
+        new = [(number, item) for number, item in zip(ids.tolist(), about, strict=True) if item is not None]
+        beside: Beside = {}
+        with (None if key is None else open_items(self.path)) or contextlib.nullcontext() as items:
+            if items is None:
+                key = fingerprint("items", self.fingerprint, *map(str, new)) if new else None
+            if new or (items is not None and any(items.lookup(ids))):
+                gone = changes.ids.tolist()
+                write = functools.partial(write_items, items=new, key=key, kept=items, without=gone)
+                beside = {items_path(self.path): write}
             save_index(
                 faiss_index(made.codes, made.ids, made.codebooks, check_form(form, made.M, made.K)),
                 check_index_output(self.path, overwrite=True),
                 model_fingerprint=made.model_fingerprint,
                 overwrite=True,
                 extra={} if key is None else {"items": key},
-                beside={} if write is None else {items_path(self.path): write},
+                beside=beside,
                 before=unchanged,
             )
         return written
-
-    def _names(
-        self, key: str | None, changes: Changes, stack: contextlib.ExitStack
-    ) -> tuple[str | None, Callable[[Path], None] | None]:
-        """The key of the names and labels with the changes, and what writes their file; None without any, and if it stays as it is."""
-        items = None if key is None else open_items(self.path)
-        if items is not None:
-            stack.callback(items.close)
-        ids = changes.ids[changes.there]
-        about = zip(ids.tolist(), changes.about[changes.there], strict=True)
-        new = [(number, item) for number, item in about if item is not None]
-        if items is None and not new:
-            return None, None
-        if items is None or key is None:
-            key = fingerprint("items", self.fingerprint, *map(str, new))
-        elif not new and not any(items.lookup(ids)):
-            return key, None
-        gone = changes.ids.tolist()
-        return key, lambda path: write_items(path, new, key, kept=items, without=gone)
 
     # Reloading -------------------------------------------------------------------------------------------------------
 
@@ -449,7 +410,7 @@ class LiveIndex:
         return state is not None and state not in (self._seen, self._refused)
 
     def reload(self, *, only_stale: bool = False) -> bool:
-        """Open the index that is now at the path, with the changes of the log. On failure the old one stays in use.
+        """Open the index that is now at the path, with the changes beside it. On failure the old one stays in use.
 
         Args:
             only_stale: do nothing if the file is the one in use.
@@ -465,13 +426,12 @@ class LiveIndex:
                 return False
             state = self._state()
             try:
-                opened = self._open(Changes.none(self._size) if self.writable else self._logged())
+                opened = self._open(Changes.of((), self._size) if self.writable else self._stored())
             except GpqError:
                 self._refused = state
                 raise
             with self._writing:
-                changes = self.snapshot.changes if self.writable else opened.changes
-                self.snapshot = opened.with_changes(changes)
+                self.snapshot = opened.with_changes(self.snapshot.changes) if self.writable else opened
                 self._seen, self._refused = state, None
         log.info("%s: reloaded, %d items", self.path, self.snapshot.ntotal)
         return True
@@ -482,10 +442,6 @@ class LiveIndex:
             if compact:
                 self.compact()
         finally:
-            if self._log is not None:
-                self._log.close()
-                self._log = None
-            if self._descriptor is not None:
-                self._lock_file.unlink(missing_ok=True)
-                os.close(self._descriptor)
-                self._descriptor = None
+            if self._file is not None:
+                self._file.close()
+                self._file = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -19,6 +18,7 @@ MAX_JSON = 1 << 20
 MAX_IDS = 10_000
 MAX_LABELS = 1000
 MAX_ITEM_LABELS = 100
+_NAMES = {"application/json": "JSON", "multipart/form-data": "a form"}
 _LARGEST = 1e30  # magnitude of numbers, so that no score overflows
 
 Id = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
@@ -131,50 +131,38 @@ class Problem(BaseModel):
 
 def schemas(model: type[_Request], info: Info) -> dict[str, Any]:
     """The request body for OpenAPI: JSON, or a form if the model takes images."""
-    image = info.input == "images"
-    properties: dict[str, Any] = model.model_json_schema()["properties"]
-    for field in properties.values():
+    fields: dict[str, Any] = model.model_json_schema()["properties"]
+    for field in fields.values():
         field.pop("default", None)
         field.pop("title", None)
-    properties["vector"] |= {"minItems": info.dimensions, "maxItems": info.dimensions}
-    one_of = ["vector"]
-    if image:
-        del properties["features"]
-    else:
-        properties["features"] |= {"minItems": info.input_size, "maxItems": info.input_size}
-        one_of.append("features")
-    if model is SearchRequest:
-        one_of.append("id")
-        properties["k"] |= {"maximum": info.max_k, "default": 10}
+    images, search = info.input == "images", model is SearchRequest
+    for name, width in (("vector", info.dimensions), ("features", info.input_size)):
+        fields[name] |= {"minItems": width, "maxItems": width}
+    if search:
+        fields["k"] |= {"maximum": info.max_k, "default": 10}
         for name in ("allow_labels", "deny_labels"):
             if not info.labels:
-                del properties[name]
+                del fields[name]
             elif len(info.labels) <= MAX_LABELS:
-                properties[name]["items"] = {"enum": info.labels}
-    content: dict[str, Any] = {
-        "application/json": {
-            "schema": {
-                "type": "object",
-                "properties": properties,
-                "additionalProperties": False,
-                "oneOf": [{"required": [name]} for name in one_of],
-            }
-        }
+                fields[name]["items"] = {"enum": info.labels}
+    if images:
+        del fields["features"]
+    one_of = [name for name in ("vector", "features", *(["id"] if search else [])) if name in fields]
+    content = {
+        "application/json": _body(fields, oneOf=[{"required": [name]} for name in one_of]),
+        "multipart/form-data": _body(
+            {name: field for name, field in fields.items() if name not in (one_of if search else ["vector"])}
+            | {"image": {"type": "string", "format": "binary", "description": "An image file."}},
+            required=["image"],
+        ),
     }
-    if image:
-        form = {name: field for name, field in properties.items() if name != "vector"}
-        if model is SearchRequest:
-            form.pop("id")
-        form["image"] = {"type": "string", "format": "binary", "description": "An image file."}
-        content["multipart/form-data"] = {
-            "schema": {
-                "type": "object",
-                "properties": form,
-                "additionalProperties": False,
-                "required": ["image"],
-            }
-        }
+    if not images:
+        del content["multipart/form-data"]
     return {"requestBody": {"required": True, "content": content}}
+
+
+def _body(fields: dict[str, Any], **others: Any) -> dict[str, Any]:
+    return {"schema": {"type": "object", "properties": fields, "additionalProperties": False, **others}}
 
 
 class _Parser(MultiPartParser):
@@ -193,67 +181,59 @@ async def read_request(
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     image: bytes | None = None
     fields: Any
-    if kind == "application/json":
-        body = b""
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > MAX_JSON:
-                raise TooLargeError(MAX_JSON)
-        try:
-            fields = parse_json(body)
-        except ValueError as error:
-            raise HTTPException(400, f"the body is not JSON: {' '.join(str(error).split())[:200]}") from None
-    elif kind == "multipart/form-data":
-        fields, image = await _form(request, model, settings)
-    else:
-        raise HTTPException(415, "content-type must be application/json or multipart/form-data")
     try:
-        checked = model.model_validate(fields)
+        if kind == "application/json":
+            body = b""
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > MAX_JSON:
+                    raise TooLargeError(MAX_JSON)
+            fields = parse_json(body)
+        elif kind == "multipart/form-data":
+            fields, image = await _form(request, model, settings)
+        else:
+            raise HTTPException(415, "content-type must be application/json or multipart/form-data")
+        # The values of a form are texts.
+        checked = model.model_validate(fields, strict=kind == "application/json")
     except ValidationError as error:
         raise DataError(_first(error)) from None
-    kinds = ["vector", "features", *(["id"] if model is SearchRequest else [])]
-    given = [name for name in kinds if name in checked.model_fields_set]
+    except (ValueError, KeyError, MultiPartException) as error:
+        raise HTTPException(
+            400, f"the body is not {_NAMES[kind]}: {' '.join(str(error).split())[:200]}"
+        ) from None
+    choices = ["vector", "features", *(["id"] if model is SearchRequest else [])]
+    given = [name for name in choices if name in checked.model_fields_set]
     given += ["image"] if image is not None else []
     if len(given) != 1:
-        choices = "vector, features or image" + (", or id" if model is SearchRequest else "")
-        raise DataError(f"give one of {choices}" + (f", not {' and '.join(given)}" if given else ""))
+        raise DataError(
+            f"give one of {', '.join([*choices, 'image'])}"
+            + (f", not {' and '.join(given)}" if given else "")
+        )
     return checked, image
 
 
 async def _form(
     request: Request, model: type[_Request], settings: Settings
 ) -> tuple[dict[str, Any], bytes | None]:
-    if "boundary=" not in request.headers["content-type"]:
-        raise HTTPException(400, "the form has no boundary")
     parser = _Parser(
         request.headers, request.stream(), max_files=1, max_fields=MAX_IDS, max_part_size=settings.max_upload
     )
-    try:
-        form = await parser.parse()
-    except MultiPartException as error:
-        raise HTTPException(400, f"the form cannot be read: {error.message[:200]}") from None
-    except (ValueError, KeyError) as error:  # a header that is no text, say
-        raise HTTPException(400, f"the form cannot be read: {' '.join(str(error).split())[:200]}") from None
+    form = await parser.parse()
     image: bytes | None = None
     fields: dict[str, Any] = {}
-    for name, value in form.multi_items():
-        if isinstance(value, UploadFile) or name == "image":
-            if name != "image" or not isinstance(value, UploadFile):
-                raise DataError(f"{name[:50]!r}: image must be a file, and nothing else")
-            image = await value.read()
-            continue
-        lists = name in ("allow_ids", "deny_ids", "allow_labels", "deny_labels", "labels")
-        number = name in ("id", "k", "allow_ids", "deny_ids")
-        if number and not re.fullmatch(r"-?[0-9]{1,19}", value):
-            raise DataError(f"{name}: a whole number is needed")
-        read: Any = int(value) if number else value
-        if lists:
-            fields.setdefault(name, []).append(read)
-        elif name in fields:
-            raise DataError(f"{name}: it is given twice")
+    for name in form:
+        values = form.getlist(name)
+        field = model.model_fields.get(name)
+        if name == "image" and len(values) == 1 and isinstance(values[0], UploadFile):
+            image = await values[0].read()
+        elif name == "image" or not all(isinstance(value, str) for value in values):
+            raise DataError(f"{name[:50]!r}: image must be a file, and nothing else")
+        elif len(values) > 1 and (field is None or not isinstance(field.get_default(), list)):
+            raise DataError(f"{name[:50]}: it is given twice")
         else:
-            fields[name] = read
-    await form.close()
+            fields[name] = (
+                values if field is not None and isinstance(field.get_default(), list) else values[0]
+            )
     if model is SearchRequest and "id" in fields:
         raise DataError("id: search by an id with JSON")
     return fields, image

@@ -141,39 +141,32 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=_GRACE,
             )
         )
+        self._service = service
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for bound in sockets or [] if self.started else []:
+            name, port = bound.getsockname()[:2]
+            shown, items = f"[{name}]" if ":" in name else name, self._service.live.snapshot.ntotal
+            log.info("serving %s items at http://%s:%d/ (ctrl-C ends)", f"{items:,}", shown, port)
+
 
 async def _run(service: Service, settings: Settings, bound: socket.socket) -> None:
     server = Server(service, settings)
     loop = asyncio.get_running_loop()
-    tasks: set[asyncio.Task[None]] = set()
 
     def end() -> None:
         server.should_exit = True
 
-    async def reload() -> None:
-        with contextlib.suppress(Exception):  # it is in the log
-            await service.reload()
-
-    def begin_reload() -> None:
-        task = loop.create_task(reload())
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-    for number, handler in ((signal.SIGINT, end), (signal.SIGTERM, end), (signal.SIGHUP, begin_reload)):
-        loop.add_signal_handler(number, handler)
-    name, port = bound.getsockname()[:2]
-    shown = f"[{name}]" if ":" in name else name
-    serving = asyncio.create_task(server.serve([bound]))
-    while not server.started and not serving.done():
-        await asyncio.sleep(0.01)
-    if server.started:
-        items = service.live.snapshot.ntotal
-        log.info("serving %s items at http://%s:%d/ (ctrl-C ends)", f"{items:,}", shown, port)
-    await serving
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, end)
+    loop.add_signal_handler(signal.SIGHUP, service.reload_soon)
+    await server.serve([bound])
     if service.failed is not None:
-        raise DataError(f"{service.failed} (all changes are in the log beside the index)") from service.failed
+        raise DataError(
+            f"{service.failed} (all changes are in the file beside the index)"
+        ) from service.failed

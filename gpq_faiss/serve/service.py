@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import math
@@ -10,20 +11,19 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..codes.checks import Floats, Ids
+from ..codes.checks import Codes, Floats, Ids
 from ..codes.encode import check_items, decode, items_are_codewords
 from ..codes.encode import encode as encode_vectors
+from ..codes.scores import score_tables
 from ..data.images import decode_image, resize_square
 from ..encoder import Encoder
-from ..errors import DataError, GpqError, MismatchError
+from ..errors import DataError, GpqError
 from ..exported import OnnxEncoder
-from ..indexes.items import IdMap
 from ..store import Item
 from .batches import Batcher
 from .browse import Beginning
@@ -41,14 +41,11 @@ WATCH = 1.0
 """Seconds between checks of the index file."""
 _RETRY = 60.0  # seconds from a failed compaction to the next attempt
 _DECODERS = 4  # images decoded concurrently, which bounds memory
-
 _TRIED = 10  # items of the data tried for one to begin with, where some may not be in the index
 _T = TypeVar("_T")
-Form = Literal["vector", "features", "image"]
 
 
-@dataclass(frozen=True, eq=False)
-class Input:
+class Input(NamedTuple):
     """Input of a search, or an item to add.
 
     Attributes:
@@ -56,12 +53,11 @@ class Input:
         values: float32 [D], float32 [width] or uint8 [3, size, size].
     """
 
-    form: Form
+    form: Literal["vector", "features", "image"]
     values: NDArray[Any]
 
 
-@dataclass(frozen=True, eq=False)
-class Query:
+class Query(NamedTuple):
     """One query of a request."""
 
     given: Input
@@ -95,10 +91,9 @@ class Service:
         live: the index, with the same codebooks.
         catalogue: names, labels and pictures of items.
         threads: threads of a search (default: all cores).
-        watch: reopen the index file when it is replaced.
 
     Attributes:
-        failed: why the changes could not be written to the index file at the end; they are in its log.
+        failed: why the changes could not be written to the index file at the end; they are beside it.
     """
 
     def __init__(
@@ -108,7 +103,6 @@ class Service:
         catalogue: Catalogue | None = None,
         *,
         threads: int | None = None,
-        watch: bool = True,
     ) -> None:
         self.encoder, self.live, self.catalogue, self.threads = encoder, live, catalogue, threads
         self.metrics = Metrics(lambda: (live.snapshot.ntotal, len(live.snapshot.changes)))
@@ -120,34 +114,12 @@ class Service:
         )
         self._changes: Batcher[_Wanted, int] = Batcher(self._change)
         self._begun: tuple[object, Beginning | None] = (None, None)
-        self._watch = watch
         self._watcher: asyncio.Task[None] | None = None
+        self._hurry = asyncio.Event()
         self._compact_at = 0.0
         self.failed: GpqError | None = None
         if catalogue is not None and catalogue.dataset.kind == encoder.input_kind:
             encoder.check(catalogue.dataset)
-
-    @property
-    def width(self) -> int:
-        """D of vectors."""
-        return self.live.snapshot.index.width
-
-    async def known(self, ids: Ids) -> list[dict[str, Any]]:
-        """Id, name and labels of items, if known, for :class:`.requests.Item`."""
-        return await self._in_pool(lambda: self._known(ids))
-
-    def _known(self, ids: Ids) -> list[dict[str, Any]]:
-        snapshot = self.live.snapshot
-        known: list[dict[str, Any]] = []
-        for number, item in zip(ids.tolist(), snapshot.about(ids), strict=True):
-            row = None if self.catalogue is None else self.catalogue.row(number)
-            entry: dict[str, Any] = {"id": number}
-            if row is not None and self.catalogue is not None:
-                entry |= {"name": self.catalogue.name(row), "labels": self.catalogue.labels(row) or None}
-            if item is not None and (row is None or snapshot.changes.at(number) >= 0):
-                entry |= {"name": item.name or None, "labels": list(item.labels or ()) or None}
-            known.append(entry)
-        return known
 
     async def start(self) -> None:
         """Warm up with one search, and start watching the index file."""
@@ -158,8 +130,7 @@ class Service:
             first = Input("features", np.ones(model.input_width, np.float32))
         await self.search(first, 10)
         await self._in_pool(self._beginning)
-        if self._watch:
-            self._watcher = asyncio.create_task(self._watching())
+        self._watcher = asyncio.create_task(self._watching())
 
     async def close(self) -> None:
         """Stop; changes are written to the index file."""
@@ -175,7 +146,50 @@ class Service:
         except GpqError as error:  # for the caller: the server would print its traceback
             self.failed = error
 
-    # Browsing --------------------------------------------------------------------------------------------------------
+    async def _in_pool(self, call: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._decoders, call)
+
+    # Items -----------------------------------------------------------------------------------------------------------
+
+    async def known(self, ids: Ids) -> list[dict[str, Any]]:
+        """Id, name and labels of items, if known, for :class:`.requests.Item`."""
+        return await self._in_pool(lambda: self._known(ids))
+
+    def _known(self, ids: Ids) -> list[dict[str, Any]]:
+        snapshot = self.live.snapshot
+        known: list[dict[str, Any]] = []
+        for number, item in zip(ids.tolist(), snapshot.about(ids), strict=True):
+            row = None if self.catalogue is None else self.catalogue.row(number)
+            name, labels = (None, None) if item is None else (item.name, item.labels)
+            if (
+                row is not None
+                and self.catalogue is not None
+                and (item is None or snapshot.changes.at(number) < 0)
+            ):
+                name, labels = self.catalogue.name(row), self.catalogue.labels(row)
+            known.append({"id": number, "name": name, "labels": labels or None})
+        return known
+
+    async def thumbnail(self, number: int) -> tuple[bytes, str] | None:
+        """A thumbnail of an item and its media type; None if there is none."""
+        catalogue = self.catalogue
+        row = None if catalogue is None else catalogue.row(number)
+        if row is None or catalogue is None:
+            return None
+        return await self._in_pool(lambda: catalogue.thumbnail(row))
+
+    def check_labels(self, labels: Sequence[str], what: str) -> None:
+        """Raises DataError: no item has one of these labels, which ``what`` gives."""
+        classes = () if self.catalogue is None else self.catalogue.classes
+        unknown = next((label for label in labels if label not in classes), None)
+        if unknown is not None:
+            raise DataError(f"{what}: no item has the label {unknown[:100]!r}")
+
+    def have_label(self, ids: Ids, labels: Sequence[str]) -> NDArray[np.bool_]:
+        """bool [n]: which items have one of these labels."""
+        if self.catalogue is None or not labels:
+            return np.zeros(len(ids), np.bool_)
+        return self.catalogue.have_label(ids, labels)
 
     async def some_items(self, k: int, labels: Sequence[str] = ()) -> Ids:
         """At most ``k`` items to begin with: int64 [n], a few of every label first; always the same, and those of a smaller ``k`` first.
@@ -189,10 +203,7 @@ class Service:
         Raises:
             DataError: a label that no item has.
         """
-        classes = () if self.catalogue is None else self.catalogue.classes
-        unknown = next((label for label in labels if label not in classes), None)
-        if unknown is not None:
-            raise DataError(f"label: no item has the label {unknown[:100]!r}")
+        self.check_labels(labels, "label")
         if self.catalogue is None:
             first = np.ascontiguousarray(self.live.snapshot.index.codebooks[:, 0]).reshape(-1)
             return (await self.search(Input("vector", first), k)).ids
@@ -211,7 +222,7 @@ class Service:
 
     def _label_counts(self) -> list[int] | None:
         beginning, snapshot = self._beginning(), self.live.snapshot
-        if beginning is None or _filed(snapshot) is None:
+        if beginning is None or snapshot.filed is None:
             return None
         added = snapshot.changes.ids[snapshot.changes.there]
         counts = beginning.counts - beginning.counts_of(snapshot.hidden) + beginning.counts_of(added)
@@ -219,13 +230,10 @@ class Service:
 
     def _beginning(self) -> Beginning | None:
         """Of the data and the present index file."""
-        index = self.live.snapshot.index
-        if self.catalogue is not None and self._begun[0] is not index:
-            self._begun = index, Beginning(self.catalogue, _filed(self.live.snapshot))
+        snapshot = self.live.snapshot
+        if self.catalogue is not None and self._begun[0] is not snapshot.index:
+            self._begun = snapshot.index, Beginning(self.catalogue, snapshot.filed)
         return self._begun[1]
-
-    async def _in_pool(self, call: Callable[[], _T]) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._decoders, call)
 
     # Inputs ----------------------------------------------------------------------------------------------------------
 
@@ -235,10 +243,10 @@ class Service:
             raise DataError("image: the model takes features, not images")
         size = self.encoder.image_size
 
-        def decode() -> NDArray[Any]:
+        def decoded() -> NDArray[Any]:
             return resize_square(decode_image(data, max_pixels=max_pixels), size).transpose(2, 0, 1)
 
-        return Input("image", await self._in_pool(decode))
+        return Input("image", await self._in_pool(decoded))
 
     def features(self, values: Sequence[float]) -> Input:
         """Features of an item. Raises DataError: another width, or a model of images."""
@@ -248,7 +256,7 @@ class Service:
 
     def vector(self, values: Sequence[float]) -> Input:
         """An encoded vector. Raises DataError: another width."""
-        return Input("vector", _row(values, self.width, "vector"))
+        return Input("vector", _row(values, self.live.snapshot.index.width, "vector"))
 
     async def item(self, number: int) -> Input:
         """An item as a query: its original if the data are available, else its decoded vector.
@@ -260,27 +268,22 @@ class Service:
         catalogue, model = self.catalogue, self.encoder
         if catalogue is not None and catalogue.dataset.kind == model.input_kind:
             row = catalogue.row(number)
-            if row is not None:
-                original = await self._in_pool(lambda: catalogue.original(row, model.image_size))
-                if original is not None:
-                    return Input("image" if model.input_kind == "images" else "features", original)
+            original = (
+                None
+                if row is None
+                else await self._in_pool(lambda: catalogue.original(row, model.image_size))
+            )
+            if original is not None:
+                return Input("image" if model.input_kind == "images" else "features", original)
         return Input("vector", decode(code[None], self.live.snapshot.index.codebooks)[0])
 
-    async def thumbnail(self, number: int) -> tuple[bytes, str] | None:
-        """A thumbnail of an item and its media type; None if there is none."""
-        row = None if self.catalogue is None else self.catalogue.row(number)
-        if row is None or self.catalogue is None:
-            return None
-        return await asyncio.get_running_loop().run_in_executor(self._decoders, self.catalogue.thumbnail, row)
-
-    def _vectors(self, inputs: Sequence[Input], *, queries: bool) -> list[Floats | DataError]:
-        """Encoded inputs, float32 [D] each: as a batch on a GPU; one by one on the CPU, where batches are not faster and would affect the
-        last bits."""
-        found: list[Floats | DataError] = [one.values for one in inputs]
+    def _vectors(self, inputs: Sequence[Input], *, queries: bool) -> list[Any]:
+        """Encoded inputs, float32 [D] each, or a DataError: as a batch on a GPU; one by one on the CPU, where batches are not faster and
+        would affect the last bits."""
+        found: list[Any] = [one.values for one in inputs]
         raw = [n for n, one in enumerate(inputs) if one.form != "vector"]
         on_gpu = isinstance(self.encoder, Encoder) and self.encoder.device.type != "cpu"
-        parts = [raw] if on_gpu and raw else [[n] for n in raw]
-        for part in parts:
+        for part in [raw] if on_gpu and raw else [[n] for n in raw]:
             with self._network:
                 vectors, fine = self.encoder.embed(
                     np.stack([inputs[n].values for n in part]), queries=queries
@@ -296,52 +299,31 @@ class Service:
         """The ``k`` best items.
 
         Raises:
-            DataError: the input has no direction, or scores overflow float32.
+            DataError: the input has no direction.
             BusyError: too many queries wait.
         """
         return await self._searches.submit(Query(given, k, where))
 
     def _search(self, batch: Sequence[Query]) -> Sequence[Found | Exception]:
         snapshot = self.live.snapshot
-        vectors = self._vectors([query.given for query in batch], queries=True)
-        answers: list[Found | Exception] = [
-            vector if isinstance(vector, DataError) else DataError("not searched") for vector in vectors
-        ]
+        answers = self._vectors([query.given for query in batch], queries=True)
         together: dict[object, list[int]] = {}
         for n, query in enumerate(batch):
-            if not isinstance(vectors[n], DataError):
+            if not isinstance(answers[n], DataError):
                 together.setdefault(query.where.key, []).append(n)
         for rows in together.values():
+            xq, k = np.stack([answers[n] for n in rows]), max(batch[n].k for n in rows)
             try:
-                self._search_some(snapshot, batch, vectors, rows, answers)
+                D, found = snapshot.search(xq, k, batch[rows[0]].where, threads=self.threads)
+                best = score_tables(xq, snapshot.index.codebooks).max(axis=2).sum(axis=1)
             except GpqError as error:
-                # A single query may have failed the batch.
-                if len(rows) == 1:
-                    answers[rows[0]] = error
-                    continue
-                for row in rows:
-                    try:
-                        self._search_some(snapshot, batch, vectors, [row], answers)
-                    except GpqError as own:
-                        answers[row] = own
+                for n in rows:
+                    answers[n] = error
+                continue
+            for n, scores, ids, most in zip(rows, D, found, best.tolist(), strict=True):
+                there = int((ids[: batch[n].k] != -1).sum())
+                answers[n] = Found(scores[:there].copy(), ids[:there].copy(), most)
         return answers
-
-    def _search_some(
-        self,
-        snapshot: Any,
-        batch: Sequence[Query],
-        vectors: Sequence[Any],
-        rows: list[int],
-        answers: list[Any],
-    ) -> None:
-        k, Z = max(batch[n].k for n in rows), snapshot.index.codebooks
-        D, found = snapshot.search(
-            np.stack([vectors[n] for n in rows]), k, batch[rows[0]].where, threads=self.threads
-        )
-        for n, scores, ids in zip(rows, D, found, strict=True):
-            there = int((ids[: batch[n].k] != -1).sum())
-            products = Z @ vectors[n].reshape(len(Z), -1, 1)  # [M, K, 1]
-            answers[n] = Found(scores[:there].copy(), ids[:there].copy(), float(products.max(axis=1).sum()))
 
     # Changing --------------------------------------------------------------------------------------------------------
 
@@ -368,8 +350,7 @@ class Service:
         return number
 
     def _change(self, batch: Sequence[_Wanted]) -> Sequence[int | Exception]:
-        given = [one for _, one, _ in batch if one is not None]
-        vectors = iter(self._vectors(given, queries=False))
+        vectors = iter(self._vectors([one for _, one, _ in batch if one is not None], queries=False))
         answers: list[int | Exception] = []
         changes: list[Asked] = []
         for number, one, about in batch:
@@ -383,7 +364,7 @@ class Service:
         made = self.live.commit(changes)
         return [made[answer] if isinstance(answer, int) else answer for answer in answers]
 
-    def _code(self, given: Input, vector: Floats | DataError) -> NDArray[np.uint8]:
+    def _code(self, given: Input, vector: Floats | DataError) -> Codes:
         if isinstance(vector, DataError):
             raise vector
         assert isinstance(self.encoder, Encoder)  # others are read-only
@@ -400,39 +381,36 @@ class Service:
                 self.metrics.compactions.inc()
                 again = 0.0
         except Exception as error:
-            log.error("the index was not written, its log keeps the changes: %s", error)
+            log.error("the index was not written, its changes stay beside it: %s", error)
         finally:
             self._compact_at = time.monotonic() + again
 
     # Reloading -------------------------------------------------------------------------------------------------------
 
-    async def reload(self, *, only_stale: bool = False) -> bool:
+    async def reload(self, *, only_stale: bool = False) -> None:
         """Open the index that is now at the path. Raises DataError, MismatchError: it cannot be opened; the old one stays in use."""
+        loop = asyncio.get_running_loop()
         try:
-            opened = await asyncio.get_running_loop().run_in_executor(
-                self._maintenance, lambda: self.live.reload(only_stale=only_stale)
-            )
+            if await loop.run_in_executor(self._maintenance, lambda: self.live.reload(only_stale=only_stale)):
+                self.metrics.reloads.labels("opened").inc()
         except GpqError as error:
             self.metrics.reloads.labels("refused").inc()
             log.error("the index was not opened again: %s", error)
             raise
-        if opened:
-            self.metrics.reloads.labels("opened").inc()
-        return opened
+
+    def reload_soon(self) -> None:
+        """Begin :meth:`reload`; its errors are in the log."""
+        self._hurry.set()
 
     async def _watching(self) -> None:
         while True:
-            await asyncio.sleep(WATCH)
-            if await asyncio.to_thread(lambda: self.live.stale):
-                try:
-                    await self.reload(only_stale=True)
-                except (DataError, MismatchError):
-                    continue
-
-
-def _filed(snapshot: Any) -> IdMap | None:
-    """Ids of the index file; None: those of shards are not in memory."""
-    return getattr(snapshot, "filed", None)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._hurry.wait(), WATCH)
+            asked = self._hurry.is_set()
+            self._hurry.clear()
+            if asked or await asyncio.to_thread(lambda: self.live.stale):
+                with contextlib.suppress(GpqError):
+                    await self.reload(only_stale=not asked)
 
 
 def _row(values: Sequence[float], width: int, what: str) -> Floats:

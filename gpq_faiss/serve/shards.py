@@ -7,9 +7,7 @@ from pathlib import Path
 
 from ..build.item_files import ShardItems
 from ..cluster.search import ClusterIndex, Holders
-from ..codes.bits import code_size
 from ..codes.checks import Codes, Floats, Ids
-from ..errors import MismatchError
 from ..indexes.manifest import read_manifest
 from ..indexes.opening import open_shards
 from ..indexes.sharded import MergedIndex
@@ -32,16 +30,12 @@ class ShardSnapshot:
     index: MergedIndex
     changes: Changes
     named: ShardItems
+    filed: None = None  # their ids are not in memory
 
     @property
     def ntotal(self) -> int:
         """Items."""
         return self.index.ntotal
-
-    def with_changes(self, changes: Changes) -> ShardSnapshot:
-        """The same: there are no changes."""
-        del changes
-        return self
 
     def search(
         self, xq: Floats, k: int, where: Where = EVERYTHING, threads: int | None = None
@@ -92,11 +86,10 @@ class LiveShards(LiveIndex):
     ) -> None:
         self._holders = None if ray is None else Holders(ray, workers)
         self._replicas = replicas
-        self._none = Changes.none(code_size(*codebooks.shape[:2]))
         super().__init__(path, codebooks)
 
-    def _logged(self) -> Changes:
-        return self._none
+    def _stored(self) -> Changes:
+        return Changes.of((), self._size)
 
     def _open(self, changes: Changes) -> ShardSnapshot:
         with stage("opening the shards"):
@@ -106,11 +99,7 @@ class LiveShards(LiveIndex):
                 if holders is None
                 else ClusterIndex(self.path, holders, replicas=self._replicas)
             )
-            if index.fingerprint != self.fingerprint:
-                raise MismatchError(
-                    f"{self.path} has other codebooks ({index.fingerprint}) than the model ({self.fingerprint}): "
-                    "build the shards with this model"
-                )
+            self._check(index.fingerprint)
             return ShardSnapshot(index, changes, ShardItems(manifest))
 
     def _state(self) -> object:

@@ -364,7 +364,7 @@ def test_the_service_answers_from_the_shards_and_takes_new_ones(
     manifest = index_shards(shop / "model", codes[:4], tmp_path / "m.json")
     encoder = Encoder.load(shop / "model")
     live = LiveShards(manifest, encoder.model.codebooks, ray=nodes.address)
-    service = Service(encoder, live, watch=False)
+    service = Service(encoder, live)
     queries = np.load(shop / "queries.npy")
     settings = Settings(token="a-token-of-this-test", rate=0)  # noqa: S106
 

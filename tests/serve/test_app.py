@@ -159,7 +159,7 @@ def test_the_first_search_is_one_of_the_service_itself(encoder: Encoder, index_f
         with client_of(encoder, index_file, settings) as client:
             text = client.get("/metrics", headers=BEARER).text
             (line,) = [one for one in text.splitlines() if one.startswith("gpq_batch_queries_count")]
-            assert float(line.split()[1]) >= 2
+            assert float(line.split()[1]) >= 1
             assert 'route="/search"' not in text, "it counts as a request of a client"
 
 
@@ -374,7 +374,7 @@ def test_a_network_in_onnx_answers_searches(made: Path, served: Served, tmp_path
     file = export_encoder(made / "model", tmp_path / "encoder.onnx")
     encoder = open_encoder(file)
     live = LiveIndex(made / "index.faiss", served.service.encoder.model.codebooks)  # type: ignore[union-attr]
-    service = Service(encoder, live, Catalogue(open_digits()), watch=False)
+    service = Service(encoder, live, Catalogue(open_digits()))
     with TestClient(create_app(service, Settings()), base_url="http://127.0.0.1") as client:
         for query in ({"files": {"image": png(5)}}, {"json": {"id": 12}}):
             found, expected = (c.post("/search", **query).json()["results"] for c in (client, served.client))  # type: ignore[arg-type]
@@ -515,7 +515,7 @@ def test_paths_and_methods_that_are_not_there(served: Served) -> None:
 
 def client_of(encoder: Encoder, index_file: Path, settings: Settings, **options: Any) -> TestClient:
     live = LiveIndex(index_file, encoder.model.codebooks, **options)
-    return TestClient(create_app(Service(encoder, live, watch=False), settings), base_url="http://127.0.0.1")
+    return TestClient(create_app(Service(encoder, live), settings), base_url="http://127.0.0.1")
 
 
 def test_a_read_only_service_takes_no_changes(encoder: Encoder, index_file: Path) -> None:
@@ -643,7 +643,7 @@ def test_a_slow_request_is_ended(
 ) -> None:
     release = threading.Event()
     live = LiveIndex(index_file, encoder.model.codebooks)
-    service = Service(encoder, live, watch=False)
+    service = Service(encoder, live)
     inner = service._searches.run
 
     def slow(batch: Any) -> Any:
@@ -661,7 +661,7 @@ def test_a_slow_request_is_ended(
 
 def test_a_full_queue_is_refused(encoder: Encoder, index_file: Path) -> None:
     live = LiveIndex(index_file, encoder.model.codebooks)
-    service = Service(encoder, live, watch=False)
+    service = Service(encoder, live)
     with TestClient(create_app(service, Settings()), base_url="http://127.0.0.1") as client:
         service._searches.pending = 0
         answer = client.post("/search", json={"id": 1})

@@ -26,7 +26,7 @@ Place = tuple[str, int]
 def place(encoder: Encoder, made: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     """A service that holds 20 connections, and 8 of a client."""
     monkeypatch.setattr(run, "_CONNECTIONS", 20)
-    service = Service(encoder, LiveIndex(made / "index.faiss", encoder.model.codebooks), watch=False)
+    service = Service(encoder, LiveIndex(made / "index.faiss", encoder.model.codebooks))
     settings = Settings(timeout=TIMEOUT, max_connections=MOST, rate=0)
     with listening(service, settings) as place:
         yield place

@@ -357,7 +357,7 @@ def test_a_change_that_the_disk_refuses_is_not_made(tmp_path: Path, monkeypatch:
         raise DataError("the disk is full")
 
     with monkeypatch.context() as patched:
-        patched.setattr(live._log, "append", refuse)
+        patched.setattr(live._file, "write", refuse)
         answers = live.commit([(1, None, None), (77, None, None)])
     assert isinstance(answers[0], NotStoredError)
     assert isinstance(answers[1], UnknownItemError)

@@ -52,7 +52,7 @@ class Site:
 
 def _serve(encoder: Encoder, index: Path, settings: Settings, address: str = "127.0.0.1") -> Iterator[Site]:
     """The service in a thread."""
-    service = Service(encoder, LiveIndex(index, encoder.model.codebooks), Catalogue(DIGITS), watch=False)
+    service = Service(encoder, LiveIndex(index, encoder.model.codebooks), Catalogue(DIGITS))
     with listening(service, settings, address) as (_, port):
         yield Site(f"http://{address}:{port}", service)
 

@@ -23,7 +23,9 @@ from click.testing import CliRunner
 from gpq_cli.main import cli
 from served import BEARER, TOKEN
 
+from gpq_faiss.indexes.memory import MemoryIndex
 from gpq_faiss.indexes.opening import open_in_memory
+from gpq_faiss.serve.changes import changes_path
 from gpq_faiss.serve.live import LiveIndex
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
@@ -173,7 +175,7 @@ def test_requests_that_are_no_http_or_end_early_do_no_harm(process: Process) -> 
 def test_sigterm_ends_it_with_all_changes_in_the_index_file(process: Process) -> None:
     status, _ = process.ask("DELETE", "/items/1500", headers=BEARER)
     assert status == 200
-    assert Path(f"{process.index}.log").exists()
+    assert changes_path(process.index).exists()
     process.popen.send_signal(signal.SIGTERM)
     assert process.popen.wait(timeout=60) == 0
     assert sorted(p.name for p in process.index.parent.iterdir()) == ["index.faiss", "index.faiss.json"]
@@ -182,12 +184,12 @@ def test_sigterm_ends_it_with_all_changes_in_the_index_file(process: Process) ->
 
 def test_a_full_disk_at_the_end_is_one_line_and_loses_nothing(made: Path, tmp_path: Path) -> None:
     path = tmp_path / "index.faiss"
-    for name in ("index.faiss", "index.faiss.json"):
-        (tmp_path / name).write_bytes((made / name).read_bytes())
+    Z = open_in_memory(made / "index.faiss").codebooks
+    MemoryIndex.build(np.zeros((20_000, 3), np.uint8), Z).save(path)
     call = [sys.executable, "-m", "gpq_cli", "serve", str(path), "--model", str(made / "model")]
     call += ["--writable", "--port", "0"]
-    # Files of 8 KiB are enough for the log, not for the index.
-    limited = ["sh", "-c", 'ulimit -f $((8192 / 512)); exec "$@"', "sh", *call]
+    # Files of 48 KiB are enough for the changes, not for the index.
+    limited = ["sh", "-c", 'ulimit -f $((49152 / 512)); exec "$@"', "sh", *call]
     environment = {**os.environ, "GPQ_SERVE_TOKEN": TOKEN}
     with subprocess.Popen(limited, env=environment, stderr=subprocess.PIPE, text=True) as popen:
         assert popen.stderr is not None
@@ -200,9 +202,9 @@ def test_a_full_disk_at_the_end_is_one_line_and_loses_nothing(made: Path, tmp_pa
     assert popen.returncode == 1, said
     line = said.splitlines()[-1]
     assert line.startswith(f"gpq: cannot write {path}: ")
-    assert line.endswith("(all changes are in the log beside the index)")
-    assert open_in_memory(path).ntotal == open_in_memory(made / "index.faiss").ntotal
-    assert not LiveIndex(path, open_in_memory(path).codebooks).snapshot.has(3)
+    assert line.endswith("(all changes are in the file beside the index)")
+    assert open_in_memory(path).ntotal == 20_000
+    assert not LiveIndex(path, Z).snapshot.has(3)
 
 
 def test_kills_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:

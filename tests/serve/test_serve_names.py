@@ -13,7 +13,7 @@ import gpq_faiss as gpq
 from gpq_faiss.build.item_files import ItemSources
 from gpq_faiss.encoder import Encoder
 from gpq_faiss.serve import live as module
-from gpq_faiss.serve.changes import ChangeLog, log_path
+from gpq_faiss.serve.changes import ChangeFile, changes_path
 from gpq_faiss.serve.live import LiveIndex
 from gpq_faiss.serve.service import Service
 from gpq_faiss.store import Item, items_path
@@ -30,7 +30,7 @@ def test_names_come_from_beside_the_index(tmp_path: Path) -> None:
     code = live.snapshot.code(3)
 
     async def names(*ids: int) -> list[object]:
-        service = Service(encoder, live, watch=False)
+        service = Service(encoder, live)
         return [entry.get("name") for entry in await service.known(np.array(ids))]
 
     assert asyncio.run(names(3, 29, 77)) == ["n3", "n29", None]
@@ -97,7 +97,7 @@ def test_names_and_labels_of_added_items_are_in_the_log_and_then_beside_the_inde
     assert found.items is not None
     assert found.items[40].labels == ("cat", "dog")
     assert found.items[50].name == "later"
-    assert not log_path(index).exists()
+    assert not changes_path(index).exists()
 
 
 def np_queries(folder: Path, values: np.ndarray) -> str:  # type: ignore[type-arg]
@@ -105,7 +105,7 @@ def np_queries(folder: Path, values: np.ndarray) -> str:  # type: ignore[type-ar
     return str(folder / "q.npy")
 
 
-@pytest.mark.parametrize("writing", ["write_items", "save_index", "drop_before"])
+@pytest.mark.parametrize("writing", ["write_items", "save_index", "drop"])
 def test_a_compaction_that_ends_anywhere_loses_no_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writing: str
 ) -> None:
@@ -123,7 +123,7 @@ def test_a_compaction_that_ends_anywhere_loses_no_name(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(ChangeLog if writing == "drop_before" else module, writing, killed)
+        patched.setattr(ChangeFile if writing == "drop" else module, writing, killed)
         with pytest.raises(KeyboardInterrupt):
             live.compact()
     live.close(compact=False)
