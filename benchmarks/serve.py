@@ -109,7 +109,7 @@ def serve_faiss(engine: str, index: Path, model: Path, port: int) -> None:
     """The service around one of Faiss's indexes."""
     encoder = Encoder.load(model)
     live = LiveIndex(index, encoder.model.codebooks)
-    live.snapshot = Snapshot.of(
+    live.snapshot = Snapshot(
         FaissIndex(live.snapshot.index, engine),  # type: ignore[arg-type]
         Changes.of((), live.snapshot.index.codes.shape[1]),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from importlib import resources
@@ -24,9 +23,8 @@ from .. import __version__
 from ..codes.checks import Ids
 from ..errors import DataError, GpqError
 from ..store import Item
-from .batches import BusyError
 from .guard import Guard, Settings
-from .live import EVERYTHING, NotStoredError, TakenIdError, UnknownItemError, Where
+from .live import EVERYTHING, Where
 from .requests import (
     AddRequest,
     Changed,
@@ -46,19 +44,7 @@ from .requests import Item as Described
 from .service import Input, Service
 
 _BEARER = HTTPBearer(auto_error=False, description="The token that the service was started with.")
-_TYPES = {
-    "html": "text/html; charset=utf-8",
-    "css": "text/css; charset=utf-8",
-    "js": "text/javascript; charset=utf-8",
-}
-_TYPES["svg"] = "image/svg+xml"
-_STATUS: list[tuple[type[GpqError], int]] = [
-    (UnknownItemError, 404),
-    (TakenIdError, 409),
-    (NotStoredError, 507),
-    (BusyError, 503),
-    (GpqError, 422),
-]
+_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _WHY = {
     400: "The request cannot be read.",
     401: "The token is missing or wrong.",
@@ -124,10 +110,7 @@ def create_app(service: Service, settings: Settings) -> ASGIApp:
     _add_searches(app, service, settings, read)
     _add_changes(app, service, settings, write, manage)
     _add_facts(app, service, settings, read)
-    for path, content, kind in _page():
-        app.add_api_route(
-            path, functools.partial(_static, content, kind), methods=["GET"], include_in_schema=False
-        )
+    _add_page(app)
     return Guard(app, settings, service.metrics)
 
 
@@ -176,7 +159,7 @@ def _add_searches(app: FastAPI, service: Service, settings: Settings, read: Sequ
     )
     async def item(number: Number) -> Described:
         """An item, with its name and labels if known."""
-        _check_there(service, number)
+        service.live.snapshot.code(number)  # an error where there is none
         return Described(**(await service.known(np.array([number])))[0])
 
     @app.get(
@@ -195,7 +178,7 @@ def _add_searches(app: FastAPI, service: Service, settings: Settings, read: Sequ
     )
     async def thumbnail(number: Number) -> Response:
         """A small picture of an item, from the data that the service was started with."""
-        _check_there(service, number)
+        service.live.snapshot.code(number)  # an error where there is none
         made = await service.thumbnail(number)
         if made is None:
             raise HTTPException(404, f"there is no picture of the item {number}")
@@ -259,28 +242,25 @@ def _add_facts(app: FastAPI, service: Service, settings: Settings, read: Sequenc
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _page() -> list[tuple[str, bytes, str]]:
-    """Path, content and media type of the page's files, read once."""
-    files = resources.files(__package__) / "page"
-    found = []
-    for file in sorted(files.iterdir(), key=lambda file: file.name):
+def _add_page(app: FastAPI) -> None:
+    """Routes of the page's files, which are read once."""
+    for file in (resources.files(__package__) / "page").iterdir():
         path = {"index.html": "/", "docs.html": "/docs"}.get(file.name, f"/page/{file.name}")
-        found.append((path, file.read_bytes(), _TYPES[file.name.rsplit(".", 1)[1]]))
-    return found
+        kind = _TYPES[file.name.rsplit(".", 1)[1]]
+        content = Response(file.read_bytes(), media_type=kind, headers={"cache-control": "no-cache"})
+        app.add_api_route(path, _always(content), methods=["GET"], include_in_schema=False)
 
 
-async def _static(content: bytes, kind: str) -> Response:
-    return Response(content, media_type=kind, headers={"cache-control": "no-cache"})
+def _always(content: Response) -> Callable[[], Coroutine[Any, Any, Response]]:
+    async def page() -> Response:
+        return content
+
+    return page
 
 
 def _check(settings: Settings, credentials: HTTPAuthorizationCredentials | None) -> None:
     if not settings.is_token(None if credentials is None else credentials.credentials):
         raise HTTPException(401, "the token is missing or wrong", {"www-authenticate": "Bearer"})
-
-
-def _check_there(service: Service, number: int) -> None:
-    if not service.live.snapshot.has(number):
-        raise UnknownItemError(f"no item has the id {number}")
 
 
 async def _input(service: Service, asked: Any, image: bytes | None, settings: Settings) -> Input:
@@ -349,7 +329,7 @@ def _handlers() -> dict[int | type[Exception], Callable[[Request, Any], Coroutin
         return JSONResponse({"error": str(error.detail)}, error.status_code, headers)
 
     async def of_gpq(_: Request, error: GpqError) -> Response:
-        status = next(status for kind, status in _STATUS if isinstance(error, kind))
+        status = getattr(error, "status", 422)
         return JSONResponse({"error": str(error)}, status, {"retry-after": "1"} if status == 503 else None)
 
     async def of_path(_: Request, error: RequestValidationError) -> Response:

@@ -18,6 +18,8 @@ Answer = TypeVar("Answer")
 class BusyError(GpqError):
     """The queue is full."""
 
+    status = 503
+
 
 class Batcher(Generic[Task, Answer]):
     """Collects tasks and runs them in batches, one at a time, in a separate thread.

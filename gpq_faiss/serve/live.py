@@ -45,13 +45,19 @@ COMPACT_AFTER = 10_000
 class UnknownItemError(DataError):
     """No item has this id."""
 
+    status = 404
+
 
 class TakenIdError(DataError):
     """The id is already in use."""
 
+    status = 409
+
 
 class NotStoredError(DataError):
     """A change could not be written and was not made."""
+
+    status = 507
 
 
 class ReplacedError(DataError):
@@ -107,52 +113,60 @@ class Where:
 EVERYTHING = Where()
 
 
-@dataclass(frozen=True, eq=False)
-class Snapshot:
-    """Items at some moment. Immutable.
+class View:
+    """Items at some moment, by id."""
+
+    def code_of(self, number: int) -> Codes | None:
+        """uint8 [code_size]; None if no item has this id."""
+        raise NotImplementedError
+
+    def has(self, number: int) -> bool:
+        """Whether there is an item with this id."""
+        return self.code_of(number) is not None
+
+    def code(self, number: int) -> Codes:
+        """uint8 [code_size]. Raises UnknownItemError: no item has this id."""
+        code = self.code_of(number)
+        if code is None:
+            raise UnknownItemError(f"no item has the id {number}")
+        return code
+
+
+class Snapshot(View):
+    """An index and the changes since it was written, some of which the file may already contain. Immutable.
 
     Attributes:
         index: of the index file.
-        filed: its ids and codes.
         changes: since the file was written.
+        named: names and labels of the file's items, if stored beside it.
+        filed: ids and codes of the file.
         hidden: int64, ascending: ids of the file that were changed.
         ntotal: number of items.
-        named: names and labels of the file's items, if stored beside it.
     """
 
-    index: MemoryIndex
-    filed: Items
-    changes: Changes
-    hidden: Ids
-    ntotal: int
-    named: NamedItems | None = None
-
-    @classmethod
-    def of(
-        cls, index: MemoryIndex, changes: Changes, named: NamedItems | None = None, filed: Items | None = None
-    ) -> Snapshot:
-        """An index and the changes since it was written, some of which the file may already contain."""
-        filed = filed or Items.ordered(index.codes, index.ids)
-        held = filed.positions_of(changes.ids) >= 0
-        total = index.ntotal - int(held.sum()) + int(changes.there.sum())
-        return cls(index, filed, changes, changes.ids[held], total, named)
+    def __init__(
+        self,
+        index: MemoryIndex,
+        changes: Changes,
+        named: NamedItems | None = None,
+        filed: Items | None = None,
+    ) -> None:
+        self.index, self.changes, self.named = index, changes, named
+        self.filed = filed or Items.ordered(index.codes, index.ids)
+        self.hidden = changes.ids[self.filed.positions_of(changes.ids) >= 0]
+        self.ntotal = index.ntotal - len(self.hidden) + int(changes.there.sum())
 
     def with_changes(self, changes: Changes) -> Snapshot:
         """The same index with these changes."""
-        return Snapshot.of(self.index, changes, self.named, self.filed)
-
-    def then(self, later: Changes) -> Snapshot:
-        """This, and later changes."""
-        return self.with_changes(self.changes.then(later))
+        return Snapshot(self.index, changes, self.named, self.filed)
 
     def about(self, ids: Ids) -> list[Item | None]:
         """Names and labels of each id [n], from the change or the file; None if unknown."""
-        places = [self.changes.at(int(number)) for number in ids]
-        beside = [None] * len(ids) if self.named is None else self.named.lookup(ids)
-        return [
-            item if place < 0 else self.changes.about[place]
-            for place, item in zip(places, beside, strict=True)
-        ]
+        known: list[Item | None] = [None] * len(ids) if self.named is None else self.named.lookup(ids)
+        for n, number in enumerate(ids.tolist()):
+            if (place := self.changes.at(number)) >= 0:
+                known[n] = self.changes.about[place]
+        return known
 
     def search(
         self, xq: Floats, k: int, where: Where = EVERYTHING, threads: int | None = None
@@ -182,31 +196,21 @@ class Snapshot:
         k = min(k, self.ntotal)
         return D[:, :k], found[:, :k]
 
-    def has(self, number: int) -> bool:
-        """Whether there is an item with this id."""
+    def code_of(self, number: int) -> Codes | None:
         place = self.changes.at(number)
-        return bool(self.changes.there[place]) if place >= 0 else self._place(number) >= 0
-
-    def code(self, number: int) -> Codes:
-        """uint8 [code_size]. Raises UnknownItemError: no item has this id."""
-        if not self.has(number):
-            raise UnknownItemError(f"no item has the id {number}")
-        place = self.changes.at(number)
-        return np.asarray(self.changes.codes[place] if place >= 0 else self.filed.codes[self._place(number)])
-
-    def _place(self, number: int) -> int:
-        return int(self.filed.positions_of(np.array([number], np.int64))[0])
+        if place >= 0:
+            return np.asarray(self.changes.codes[place]) if self.changes.there[place] else None
+        place = int(self.filed.positions_of(np.array([number], np.int64))[0])
+        return np.asarray(self.filed.codes[place]) if place >= 0 else None
 
     def next_id(self) -> int:
         """The next free id: larger than all ids, at least 0."""
         filed = len(self.filed) - 1 if self.filed.own is None else int(self.filed.own[-1])
-        return max([-1, filed, *(int(number) for number in self.changes.ids[-1:])]) + 1
+        return 1 + max(-1, filed, *map(int, self.changes.ids[-1:]))
 
     def items(self) -> tuple[Codes, Ids]:
         """Codes uint8 [ntotal, code_size] and ids int64 [ntotal]."""
-        held = np.ones(len(self.filed), np.bool_)
-        held[self.filed.positions_of(self.hidden)] = False
-        there = self.changes.there
+        held, there = ~np.isin(self.filed.ids, self.hidden), self.changes.there
         codes = np.concatenate([self.filed.codes[held], self.changes.codes[there]])
         return codes, np.concatenate([self.filed.ids[held], self.changes.ids[there]])
 
@@ -264,7 +268,7 @@ class LiveIndex:
             index = open_index(self.path)
             assert isinstance(index, MemoryIndex)
             self._check(index.fingerprint)
-            return Snapshot.of(index, changes, open_items(self.path))
+            return Snapshot(index, changes, open_items(self.path))
 
     def _check(self, fingerprint: str) -> None:
         if fingerprint != self.fingerprint:
@@ -327,7 +331,7 @@ class LiveIndex:
             except DataError as error:
                 refusal = NotStoredError(str(error))
                 return [refusal if isinstance(answer, int) else answer for answer in answers]
-            self.snapshot = snapshot.then(Changes.of(changes, self._size))
+            self.snapshot = snapshot.with_changes(snapshot.changes.then(Changes.of(changes, self._size)))
             return answers
 
     def compact(self) -> bool:
@@ -357,7 +361,7 @@ class LiveIndex:
             with self._writing:
                 self._seen = written
                 # Changes already in the file have no further effect: a crash here loses nothing.
-                self.snapshot = Snapshot.of(made, self.snapshot.changes, open_items(self.path))
+                self.snapshot = Snapshot(made, self.snapshot.changes, open_items(self.path))
                 self._file.drop(number)
                 self.snapshot = self.snapshot.with_changes(self._file.read())
         log.info("%s: written with all changes, %d items", self.path, made.ntotal)

@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-
-
-class _Sizes(Collector):
-    """Collector of index metrics."""
-
-    def __init__(self, sizes: Callable[[], tuple[int, int]]) -> None:
-        self._sizes = sizes
-
-    def collect(self) -> Iterator[Metric]:
-        items, changes = self._sizes()
-        yield GaugeMetricFamily("gpq_items", "Items in the index.", value=items)
-        yield GaugeMetricFamily(
-            "gpq_log_changes", "Changed ids that the index file does not have yet.", value=changes
-        )
 
 
 class Metrics:
@@ -35,7 +19,11 @@ class Metrics:
     def __init__(self, sizes: Callable[[], tuple[int, int]]) -> None:
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
-        self._registry.register(_Sizes(sizes))
+        items = Gauge("gpq_items", "Items in the index.", registry=self._registry)
+        items.set_function(lambda: sizes()[0])
+        what = "Changed ids that the index file does not have yet."
+        changes = Gauge("gpq_log_changes", what, registry=self._registry)
+        changes.set_function(lambda: sizes()[1])
         self.requests = Counter(
             "gpq_requests", "Requests by route and status.", ["route", "status"], registry=self._registry
         )

@@ -14,11 +14,11 @@ from ..indexes.sharded import MergedIndex
 from ..progress import stage
 from ..store import Item
 from .changes import Changes
-from .live import EVERYTHING, LiveIndex, UnknownItemError, Where
+from .live import EVERYTHING, LiveIndex, View, Where
 
 
 @dataclass(frozen=True, eq=False)
-class ShardSnapshot:
+class ShardSnapshot(View):
     """The items of a manifest at some moment, as :class:`.live.Snapshot`.
 
     Attributes:
@@ -49,16 +49,8 @@ class ShardSnapshot:
         """Names and labels of each id [n]; None if unknown. Raises DataError: a damaged file."""
         return self.named.lookup(ids)
 
-    def has(self, number: int) -> bool:
-        """Whether there is an item with this id."""
-        return self.index.code_of(number) is not None
-
-    def code(self, number: int) -> Codes:
-        """uint8 [code_size]. Raises UnknownItemError: no item has this id."""
-        code = self.index.code_of(number)
-        if code is None:
-            raise UnknownItemError(f"no item has the id {number}")
-        return code
+    def code_of(self, number: int) -> Codes | None:
+        return self.index.code_of(number)
 
 
 class LiveShards(LiveIndex):
