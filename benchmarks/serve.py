@@ -193,7 +193,9 @@ def load(
     port = free_port()
     if engine == "gpq":
         call = [sys.executable, "-m", "gpq_cli", "-q", "serve", str(index), "--model", str(model)]
-        call += ["--kind", "exact", "--rate", "0", "--max-connections", str(clients + 1), "--port", str(port)]
+        limits = index.with_name("serve.toml")
+        limits.write_text(f"rate = 0\nmax_connections = {clients + 1}\n")
+        call += ["--config", str(limits), "--port", str(port)]
     else:
         call = [sys.executable, __file__, "--engine", engine, str(index), str(model), str(port)]
     process = subprocess.Popen(call, cwd=Path(__file__).parent.parent)

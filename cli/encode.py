@@ -10,10 +10,11 @@ from .options import (
     DATA_HELP,
     data_options,
     device_option,
+    emit,
     open_dataset,
     out_option,
     overwrite_option,
-    ray_options,
+    ray_option,
 )
 
 
@@ -23,7 +24,7 @@ from .options import (
 Streams: memory does not grow with the data. An interrupted run continues where it stopped when called again,
 unless the data has changed: names, sizes, labels and samples of the content are compared. --overwrite runs the network again.
 
-With --ray, the codes are written in shards, files of --shard-items items each, into the folder --out; existing shards
+With --ray, the codes are written in shards, files of shard_items items each, into the folder --out; existing shards
 of the same model and data are kept.
 
 \b
@@ -41,10 +42,8 @@ Examples:
 @click.option("--no-features", is_flag=True, help="Write only the codes.")
 @click.option("--batch-size", type=int, default=0, help="Items per batch.  [default: by the data and device]")
 @click.option("--amp", is_flag=True, help="Run the backbone in bf16.")
-@ray_options
-@click.option("--shard-items", type=int, metavar="N", help="With --ray: items per shard.  [default: 100000]")
+@ray_option(workers=click.INT, shard_items=click.INT)
 @device_option
-@click.option("--restart", is_flag=True, help="Start again instead of continuing an interrupted run.")
 @overwrite_option
 @data_options
 def encode(
@@ -53,58 +52,25 @@ def encode(
     out: str,
     features: str | None,
     no_features: bool,
-    batch_size: int,
-    amp: bool,
-    ray: str | None,
-    workers: int | None,
-    shard_items: int | None,
-    device: str,
-    restart: bool,
-    overwrite: bool,
+    ray: dict[str, Any],
     data_args: dict[str, Any],
+    **options: Any,
 ) -> None:
     from gpq_faiss.errors import UsageError
     from gpq_faiss.files import check_output
-    from gpq_faiss.stages.encode import SHARD_ITEMS, encode_shards
     from gpq_faiss.stages.encode import encode as run
-
-    if ray is None and (workers is not None or shard_items is not None):
-        raise UsageError("--workers and --shard-items need --ray")
-    if ray is not None:
-        if features is not None:
-            raise UsageError("--ray writes only codes: leave out --features")
-        paths = encode_shards(
-            model_dir,
-            data,
-            out,
-            ray=ray,
-            data_args=data_args,
-            shard_items=SHARD_ITEMS if shard_items is None else shard_items,
-            device=device,
-            batch_size=batch_size,
-            amp=amp,
-            workers=workers,
-            resume=not restart,
-            overwrite=overwrite,
-        )
-        click.echo(f"{out}: {len(paths):,} shards of codes")
-        return
-    # Before the data are opened, which may take a while.
-    check_output(out, overwrite=overwrite)
-    dataset = open_dataset(data, data_args)
-    path = run(
-        model_dir,
-        dataset,
-        out,
-        features=features,
-        keep_features=not no_features,
-        device=device,
-        batch_size=batch_size,
-        amp=amp,
-        resume=not restart,
-        overwrite=overwrite,
-    )
+    from gpq_faiss.stages.encode import encode_shards
     from gpq_faiss.store import RowReader
 
+    if ray["ray"] is not None:
+        if features is not None:
+            raise UsageError("--ray writes only codes: leave out --features")
+        paths = encode_shards(model_dir, data, out, data_args=data_args, **ray, **options)
+        emit(f"{out}: {len(paths):,} shards of codes")
+        return
+    # Before the data are opened, which may take a while.
+    check_output(out, overwrite=options["overwrite"])
+    dataset = open_dataset(data, data_args)
+    path = run(model_dir, dataset, out, features=features, keep_features=not no_features, **options)
     with RowReader(path) as reader:
-        click.echo(f"{path}: {reader.ntotal:,} codes of {reader.header.width} bytes")
+        emit(f"{path}: {reader.ntotal:,} codes of {reader.header.width} bytes")

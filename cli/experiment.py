@@ -65,7 +65,7 @@ def methods(format_: str) -> None:
         for name, entry in ((name, find_method(name)) for name in method_names())
     ]
     form = {"table": "text"}.get(format_, format_)
-    click.echo(render(rows, form), nl=False)  # type: ignore[arg-type]
+    emit(render(rows, form).removesuffix("\n"))  # type: ignore[arg-type]
 
 
 def _numbers(text: str | None, option: str) -> tuple[int, ...] | None:
@@ -196,7 +196,7 @@ def run(
     if summary.elsewhere:
         parts.append(f"{len(summary.elsewhere):,} in progress in another process")
     parts += [f"{name} left out ({why})" for name, why in summary.left_out.items()]
-    click.echo(f"{summary.folder}: {'; '.join(parts)}")
+    emit(f"{summary.folder}: {'; '.join(parts)}")
     if summary.failed:
         count = len(summary.failed)
         reasons: dict[str, list[str]] = {}
@@ -285,7 +285,7 @@ def report(
         assert out is not None
         shown = open_dataset(images, data_args) if images is not None else None
         page = save_report_page(folder, out, published=beside, images=shown, overwrite=overwrite)
-        click.echo(str(page))
+        emit(str(page))
         return
     drawn = {}
     if plots is not None:

@@ -6,14 +6,7 @@ from typing import Any
 
 import click
 
-from .options import out_option, overwrite_option
-
-
-class _Target(click.Choice[str]):
-    """Also accepts the old name of a form."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return super().convert("factory" if value == "faiss-factory" else value, param, ctx)
+from .options import emit, out_option, overwrite_option
 
 
 @click.command()
@@ -21,7 +14,7 @@ class _Target(click.Choice[str]):
 @click.option(
     "--to",
     "to",
-    type=_Target(["faiss", "factory", "numpy", "nanopq", "lancedb", "onnx", "torch", "parquet"]),
+    type=click.Choice(["faiss", "factory", "numpy", "nanopq", "lancedb", "onnx", "torch", "parquet"]),
     required=True,
     help="The form, named by the tool that reads it.",
 )
@@ -51,4 +44,4 @@ def export(source: str, to: Any, out: str, factory: str | None, overwrite: bool)
     """
     from gpq_faiss.stages.export import export as run
 
-    click.echo(str(run(source, out, to=to, factory=factory, overwrite=overwrite)))
+    emit(str(run(source, out, to=to, factory=factory, overwrite=overwrite)))

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from .options import data_options, emit, open_dataset, out_option, overwrite_option
+from .options import emit, format_option, open_dataset, out_option, overwrite_option, read_option
 
 
 @click.command()
@@ -25,16 +25,9 @@ from .options import data_options, emit, open_dataset, out_option, overwrite_opt
 )
 @click.option("--with-codes", is_flag=True, help="Add an output of codeword indices, uint8 [B, M].")
 @click.option("--tolerance", default=1e-4, show_default=True, help="Maximum difference from the model.")
-@click.option(
-    "--format",
-    "format_",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    show_default=True,
-    help="Output format.",
-)
+@format_option("json")
 @overwrite_option
-@data_options
+@read_option
 def export_encoder(
     model_dir: str,
     out: str,
@@ -75,20 +68,16 @@ def export_encoder(
         on_check=passed.append,
     )
     result = passed[0]
-    if format_ == "json":
-        emit(
-            {
-                "path": str(path),
-                "bytes": path.stat().st_size,
-                "max_difference": result.max_difference,
-                "items": result.items,
-                "given_items": result.given,
-            },
-            None,
-        )
-    else:
-        emit(
-            f"{path}: {path.stat().st_size:,} bytes, within {result.max_difference:.1e} of the model on "
-            f"{result.items} items ({result.given} of them from --check)",
-            None,
-        )
+    said = {
+        "path": str(path),
+        "bytes": path.stat().st_size,
+        "max_difference": result.max_difference,
+        "items": result.items,
+        "given_items": result.given,
+    }
+    emit(
+        said
+        if format_ == "json"
+        else f"{path}: {said['bytes']:,} bytes, within {result.max_difference:.1e} of the model on "
+        f"{result.items} items ({result.given} of them from --check)"
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from .options import out_option, overwrite_option
+from .options import emit, out_option, overwrite_option
 
 
 @click.command()
@@ -24,4 +24,4 @@ def export_faiss(model_dir: str, out: str, overwrite: bool) -> None:
     """
     from gpq_faiss.stages.export_faiss import export_faiss as run
 
-    click.echo(str(run(model_dir, out, overwrite=overwrite)))
+    emit(str(run(model_dir, out, overwrite=overwrite)))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import click
 
-from .options import out_option, overwrite_option, ray_options
+from .options import emit, out_option, overwrite_option, ray_option
 
 
 @click.command()
@@ -38,20 +39,17 @@ from .options import out_option, overwrite_option, ray_options
     metavar="FILE",
     help="Remove this shard from the manifest --out.",
 )
-@ray_options
+@ray_option(workers=click.INT)
 @overwrite_option
 def index(
     model_dir: str,
     sources: tuple[str, ...],
     out: str,
-    kind: str,
-    memory: str | None,
     no_names: bool,
     add: bool,
     remove: tuple[str, ...],
-    ray: str | None,
-    workers: int | None,
-    overwrite: bool,
+    ray: dict[str, Any],
+    **options: Any,
 ) -> None:
     """Build a Faiss index of codes.h5 or features.h5, with their 64-bit ids.
 
@@ -81,31 +79,15 @@ def index(
     from gpq_faiss.stages.index import index as run
     from gpq_faiss.stages.index import index_shards
 
-    if kind == "fastscan":
+    if options["kind"] == "fastscan":
         logging.getLogger("gpq_faiss.stages.index").warning(
             "kind fastscan: plain Faiss finds only part of the true results in this file, as FastScan's 8-bit tables round codebooks of "
             "small weight away; measure it with gpq evaluate --index, or take kind flat. gpq search is exact"
         )
+    options["names"] = not no_names
     if out.endswith(".json"):
-        click.echo(
-            index_shards(
-                model_dir,
-                sources,
-                out,
-                kind=kind,
-                memory=memory,
-                names=not no_names,
-                add=add,
-                remove=remove,
-                overwrite=overwrite,
-                ray=ray,
-                workers=workers,
-            )
-        )
+        emit(str(index_shards(model_dir, sources, out, add=add, remove=remove, **ray, **options)))
         return
-    if ray is not None or workers is not None or add or remove:
-        raise UsageError(
-            "--ray, --workers, --add and --remove-shard are for shards: name a manifest, --out NAME.json"
-        )
-    path = run(model_dir, sources, out, kind=kind, memory=memory, names=not no_names, overwrite=overwrite)
-    click.echo(str(path))
+    if ray["ray"] is not None or add or remove:
+        raise UsageError("--ray, --add and --remove-shard are for shards: name a manifest, --out NAME.json")
+    emit(str(run(model_dir, sources, out, **options)))

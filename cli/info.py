@@ -6,19 +6,12 @@ from typing import Any
 
 import click
 
-from .options import emit
+from .options import emit, format_option
 
 
 @click.command()
 @click.argument("path")
-@click.option(
-    "--format",
-    "format_",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    show_default=True,
-    help="Output format; JSON has everything.",
-)
+@format_option("json", note="; JSON has everything")
 def info(path: str, format_: str) -> None:
     """Describe and verify a file or folder: shapes, sizes, fingerprints, versions.
 
@@ -35,7 +28,7 @@ def info(path: str, format_: str) -> None:
     from gpq_faiss.stages.info import info as run
 
     found = run(path)
-    emit(found if format_ == "json" else _table(found), None)
+    emit(found if format_ == "json" else _table(found))
 
 
 def _table(found: dict[str, Any]) -> str:
@@ -49,23 +42,18 @@ def _flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     for key, value in values.items():
         name = f"{prefix}{key}"
-        if isinstance(value, dict):
-            rows += _flat(value, f"{name}.")
-        else:
-            rows.append((name, _text(name, value)))
+        rows += _flat(value, f"{name}.") if isinstance(value, dict) else [(name, _text(name, value))]
     return rows
 
 
 def _text(name: str, value: Any) -> str:
-    if value is None:
+    if value is None or value == []:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, list) and "shape" in name:
-        return " x ".join(_text("", v) for v in value)
     if isinstance(value, list):
         more = f" ... ({len(value)} in all)" if len(value) > 20 else ""
-        return ", ".join(_text("", v) for v in value[:20]) + more if value else "-"
+        return (" x " if "shape" in name else ", ").join(_text("", v) for v in value[:20]) + more
     if isinstance(value, int) and name.rsplit(".", maxsplit=1)[-1] not in {"format_version", "seed"}:
         return f"{value:,}"
     return str(value)

@@ -9,30 +9,31 @@ import functools
 import importlib
 import os
 import sys
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
-from gpq_faiss.errors import DeviceError, GpqError, ProcessError, UsageError
+from gpq_faiss.errors import DeviceError, GpqError, ProcessError, UsageError, needs
 from gpq_faiss.progress import stage
+from gpq_faiss.signals import Terminated, ended_by_signals
 from gpq_faiss.training.launch import is_first, launched
 
 from .progress import shown
 
-# Command -> (module here, attribute): a command is imported when it is used, so that --help does not wait for torch.
-COMMANDS = {
-    "train": ("train", "train"),
-    "encode": ("encode", "encode"),
-    "export-faiss": ("export_faiss", "export_faiss"),
-    "export": ("export", "export"),
-    "index": ("index", "index"),
-    "search": ("search", "search"),
-    "serve": ("serve", "serve"),
-    "evaluate": ("evaluate", "evaluate"),
-    "export-encoder": ("export_encoder", "export_encoder"),
-    "experiment": ("experiment", "experiment"),
-    "info": ("info", "info"),
-}
+# In the order of the path. A command is imported when it is used, so that --help does not wait for torch.
+COMMANDS = (
+    "train",
+    "encode",
+    "export-faiss",
+    "export",
+    "index",
+    "search",
+    "serve",
+    "evaluate",
+    "export-encoder",
+    "experiment",
+    "info",
+)
 ENDLESS = {"serve"}
 
 # Read when OpenMP and OpenBLAS are loaded, with torch and Faiss: threads that wait sleep. By default they spin, and beside another busy
@@ -47,21 +48,16 @@ _NO_MEMORY = (
 )
 
 
-def loudness(command: Any) -> Any:
-    """Add ``-q`` and ``-v``; the command gets them as ``quiet`` and ``verbose``."""
-    command = click.option("-q", "--quiet", is_flag=True, help="No progress and no log; errors only.")(
-        command
-    )
-    return click.option("-v", "--verbose", is_flag=True, help="Log more details, and warnings of libraries.")(
-        command
-    )
+LOUDNESS = (
+    click.Option(["-q", "--quiet"], is_flag=True, help="No progress and no log; errors only."),
+    click.Option(["-v", "--verbose"], is_flag=True, help="Log more details, and warnings of libraries."),
+)
 
 
 def loud(command: click.Command) -> click.Command:
-    """Run the command; ``-q`` and ``-v`` may be before or after its name."""
+    """Run the command with ``-q`` and ``-v``, which may be before or after its name."""
     made, inner = copy.copy(command), command.callback
-    made.params = list(command.params)
-    loudness(made)
+    made.params = [*command.params, *LOUDNESS]
 
     def run(*args: Any, quiet: bool, verbose: bool, **kwargs: Any) -> Any:
         ctx = click.get_current_context()
@@ -71,7 +67,12 @@ def loud(command: click.Command) -> click.Command:
         ctx.obj = {"quiet": quiet, "verbose": verbose or before["verbose"]}
         if inner is None or isinstance(made, click.Group):
             return None
-        _check_launch(ctx.command_path)
+        launch = launched()
+        if launch is not None and made.name != "train":
+            raise UsageError(
+                f"{launch.size} processes run '{ctx.command_path}', which is made for one: start it without torchrun "
+                "(gpq train takes several)"
+            )
         # The stage of the whole: no work goes on without a word, whether or not it has stages of its own.
         # A service has no end to wait for: only the stages within it are shown.
         whole = contextlib.nullcontext() if made.name in ENDLESS else stage(ctx.command_path)
@@ -84,20 +85,88 @@ def loud(command: click.Command) -> click.Command:
     return made
 
 
-def _check_launch(command: str) -> None:
-    """Raises UsageError: several processes for a single-process command."""
-    launch = launched()
-    if launch is not None and command.split()[1:2] != ["train"]:
-        raise UsageError(
-            f"{launch.size} processes run '{command}', which is made for one: start it without torchrun (gpq train takes several)"
-        )
+class Commands(click.Group):
+    """Lazily loaded commands; errors of the package become one line and an exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order of the path, not alphabetical."""
+        del ctx
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the module of the command."""
+        del ctx
+        if cmd_name not in COMMANDS:
+            return None
+        name = cmd_name.replace("-", "_")
+        return loud(getattr(importlib.import_module(f".{name}", __package__), name))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """As click's; Ctrl-C gives one line and exit code 130 (click: "Aborted!" and 1).
+
+        SIGTERM and SIGHUP likewise, with 143 and 129: work is saved, and temporary files go.
+        """
+        try:
+            with ended_by_signals():
+                return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            remedy = needs(f"gpq {ctx.invoked_subcommand}", error)
+            if remedy is None:
+                raise
+            raise UsageError(remedy) from None
+        except KeyboardInterrupt as error:
+            again = {"train": " with --resume to go on", "encode": " to go on"}
+            ended = isinstance(error, Terminated)
+            by = f"ended by {error}" if ended else "interrupted"
+            with contextlib.suppress(OSError):  # the terminal may be gone
+                _say(f"{by}: run the same command again{again.get(ctx.invoked_subcommand or '', '')}")
+            ctx.exit(128 + error.number if isinstance(error, Terminated) else 130)
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """As click's, with our errors: one line on stderr, exit code 2 for usage and 1 for data."""
+        for name, value in WAITING.items():
+            os.environ.setdefault(name, value)
+        kwargs["standalone_mode"] = False  # click's own errors are raised, not shown
+        try:
+            done = super().main(*args, **kwargs)
+            sys.exit(done if isinstance(done, int) else 0)
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            sys.exit(error.exit_code)
+        except click.ClickException as error:
+            ctx = error.ctx if isinstance(error, click.UsageError) else None
+            path = "gpq" if ctx is None else ctx.command_path
+            _say(f"{error.format_message()} ({path} --help)", path)
+            sys.exit(error.exit_code)
+        except click.Abort:
+            sys.exit(130)
+        except GpqError as error:
+            if not _said_by_another(error):
+                _say(error, of_all=True)
+            sys.exit(error.exit_code)
+        except BrokenPipeError:
+            # `gpq ... | head`: nothing is wrong; keep Python from complaining at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(1)
+        except (ImportError, MemoryError, RuntimeError, OSError) as error:
+            _say(_end(error), of_all=True)
+            sys.exit(1)
+
+
+def _say(line: object, path: str = "gpq", *, of_all: bool = False) -> None:
+    """One line on stderr, whatever a foreign file or library put into it; of several processes the first speaks, unless ``of_all``."""
+    if of_all or is_first():
+        click.echo(f"{path}: {' '.join(str(line).split())}", err=True)
 
 
 def _said_by_another(error: GpqError) -> bool:
     """Whether another process reports the same: the first of all, or for devices the first on this machine."""
     launch = launched()
-    other_device = isinstance(error, DeviceError) and launch is not None and launch.local_rank > 0
-    return other_device or isinstance(error, UsageError | ProcessError)
+    if launch is None or is_first():
+        return False
+    return isinstance(error, UsageError | ProcessError) or (
+        isinstance(error, DeviceError) and launch.local_rank > 0
+    )
 
 
 _SMALLER = "use a smaller batch (--batch-size, or training.batch_labelled and batch_unlabelled)"
@@ -117,122 +186,40 @@ def _lack_of_memory(error: BaseException | None) -> BaseException | None:
     return found
 
 
-def _one_line(error: BaseException) -> str:
+def _end(error: Exception) -> str:
+    """The line on an error of the machine or of the installation; what is a bug is raised again."""
+    package = ((error.name if isinstance(error, ImportError) else None) or "").partition(".")[0]
+    lack = _lack_of_memory(error)
+    # torch's errors are recognised by their names and texts: it is not imported here.
+    if type(error).__name__ == "OutOfMemoryError":
+        return f"out of memory on the GPU: {_SMALLER}, or --device cpu"
+    if isinstance(lack, ImportError | OSError):  # Faiss makes a RuntimeError of it
+        return (
+            f"too little memory for this command ({_short(lack)}): end other programs, raise the limit "
+            "(ulimit -v, or the container's), or use a machine with more memory"
+        )
+    if lack is not None:
+        return f"out of memory: {_SMALLER}, --memory where the command has it, or a machine with more memory"
+    if isinstance(error, ImportError) and package not in ("", "gpq_faiss", "gpq_cli"):
+        return (
+            f"this command needs the package {package}, which is missing or damaged ({_short(error)}): "
+            "install gpq-faiss again"
+        )
+    if isinstance(error, OSError):
+        # What no stage foresaw, a disk that fills up in the middle of a print, say.
+        return f"{error.filename or 'input or output'}: {error.strerror or error}"
+    raise error  # a bug
+
+
+def _short(error: BaseException) -> str:
     return " ".join(str(error).split())[:160]
 
 
-class Commands(click.Group):
-    """Lazily loaded commands; errors of the package become one line and an exit code."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order of the path, not alphabetical."""
-        del ctx
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the module of the command."""
-        del ctx
-        if cmd_name not in COMMANDS:
-            return None
-        module, attribute = COMMANDS[cmd_name]
-        return loud(getattr(importlib.import_module(f".{module}", __package__), attribute))
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """As click's; Ctrl-C gives one line and exit code 130 (click: "Aborted!" and 1).
-
-        SIGTERM and SIGHUP likewise, with 143 and 129: work is saved, and temporary files go.
-        """
-        from gpq_faiss.errors import UsageError, needs
-        from gpq_faiss.signals import Terminated, ended_by_signals
-
-        try:
-            with ended_by_signals():
-                return super().invoke(ctx)
-        except ModuleNotFoundError as error:
-            remedy = needs(f"gpq {ctx.invoked_subcommand}", error)
-            if remedy is None:
-                raise
-            raise UsageError(remedy) from None
-        except KeyboardInterrupt as error:
-            again = {"train": " with --resume to go on", "encode": " to go on"}.get(
-                ctx.invoked_subcommand or "", ""
-            )
-            by, code = (
-                (f"ended by {error}", 128 + error.number)
-                if isinstance(error, Terminated)
-                else ("interrupted", 130)
-            )
-            with contextlib.suppress(OSError):  # the terminal may be gone
-                if is_first():
-                    click.echo(f"gpq: {by}: run the same command again{again}", err=True)
-            ctx.exit(code)
-
-    def main(self, *args: Any, **kwargs: Any) -> Any:
-        """As click's, with our errors: one line on stderr, exit code 2 for usage and 1 for data."""
-        first = is_first()
-        for name, value in WAITING.items():
-            os.environ.setdefault(name, value)
-        kwargs["standalone_mode"] = False  # click's own errors are raised, not shown
-        try:
-            done = super().main(*args, **kwargs)
-            sys.exit(done if isinstance(done, int) else 0)
-        except click.exceptions.NoArgsIsHelpError as error:
-            error.show()
-            sys.exit(error.exit_code)
-        except click.ClickException as error:
-            if first:
-                ctx = error.ctx if isinstance(error, click.UsageError) else None
-                path = "gpq" if ctx is None else ctx.command_path
-                click.echo(f"{path}: {' '.join(error.format_message().split())} ({path} --help)", err=True)
-            sys.exit(error.exit_code)
-        except click.Abort:
-            sys.exit(130)
-        except GpqError as error:
-            if not first and _said_by_another(error):
-                sys.exit(error.exit_code)
-            # One line, whatever a foreign file or library put into the message.
-            click.echo(f"gpq: {' '.join(str(error).splitlines())}", err=True)
-            sys.exit(error.exit_code)
-        except BrokenPipeError:
-            # `gpq ... | head`: nothing is wrong; keep Python from complaining at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(1)
-        except (ImportError, MemoryError, RuntimeError, OSError) as error:
-            self._end(error)
-
-    @staticmethod
-    def _end(error: Exception) -> NoReturn:
-        """One line on an error of the machine or of the installation, and exit code 1; what is a bug is raised again."""
-        package = ((error.name if isinstance(error, ImportError) else None) or "").partition(".")[0]
-        lack = _lack_of_memory(error)
-        # torch's errors are recognised by their names and texts: it is not imported here.
-        if type(error).__name__ == "OutOfMemoryError":
-            line = f"out of memory on the GPU: {_SMALLER}, or --device cpu"
-        elif isinstance(lack, ImportError | OSError):  # Faiss makes a RuntimeError of it
-            line = (
-                f"too little memory for this command ({_one_line(lack)}): end other programs, raise the limit "
-                "(ulimit -v, or the container's), or use a machine with more memory"
-            )
-        elif lack is not None:
-            line = (
-                f"out of memory: {_SMALLER}, --memory where the command has it, or a machine with more memory"
-            )
-        elif isinstance(error, ImportError) and package not in ("", "gpq_faiss", "gpq_cli"):
-            line = (
-                f"this command needs the package {package}, which is missing or damaged ({_one_line(error)}): "
-                "install gpq-faiss again"
-            )
-        elif isinstance(error, OSError):
-            # What no stage foresaw, a disk that fills up in the middle of a print, say.
-            line = f"{error.filename or 'input or output'}: {error.strerror or error}"
-        else:
-            raise error  # a bug
-        click.echo(f"gpq: {line}", err=True)
-        sys.exit(1)
-
-
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@loudness
+@click.group(
+    cls=Commands,
+    params=list(LOUDNESS),
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
 @click.version_option(package_name="gpq-faiss")
 @click.pass_context
 def cli(ctx: click.Context, verbose: bool, quiet: bool) -> None:

@@ -4,33 +4,17 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from gpq_faiss.errors import UsageError, unknown
 
 if TYPE_CHECKING:
     from gpq_faiss.data.base import Dataset
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-class RenamedOption(click.Option):
-    """A renamed option that also accepts its old name, ``before``, which is hidden."""
-
-    def __init__(self, *args: Any, before: str, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.before = before
-
-    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        """Register both names."""
-        shown = self.opts
-        self.opts = [*shown, self.before]
-        try:
-            super().add_to_parser(parser, ctx)
-        finally:
-            self.opts = shown
-
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 DATA_HELP = """\b
 DATA is a path (.npy, .npz, .h5, .parquet, .csv, .txt, .tar or a folder), or one of
@@ -46,8 +30,54 @@ DATA is a path (.npy, .npz, .h5, .parquet, .csv, .txt, .tar or a folder), or one
   features:FILES              embeddings: .npy, .npz, .h5, .parquet; or several: 'shard-*.npy'
 FILE, FILES and PATH may be URLs (https://, s3://, with the extra remote)."""
 
+READ: dict[str, click.ParamType[Any]] = {
+    "labels": click.STRING,
+    "ids": click.STRING,
+    "names": click.STRING,
+    "keep": click.STRING,
+    "id_from": click.Choice(["position", "path", "content"]),
+    "root": click.STRING,
+    "image_column": click.STRING,
+    "label_column": click.STRING,
+    "vectors": click.STRING,
+    "concepts": click.STRING,
+    "max_bad": click.FLOAT,
+    "download": click.BOOL,
+}
+"""Arguments of :func:`gpq_faiss.open_data` that ``--read`` takes, and their types."""
 
-def data_options(command: F) -> F:
+
+def pairs(option: str, texts: list[str], kinds: Mapping[str, click.ParamType[Any]]) -> dict[str, Any]:
+    """The values of ``KEY=VALUE`` texts by key.
+
+    Raises:
+        UsageError: another form, an unknown key, one that is given twice, or a value of another type.
+    """
+    found: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if key not in kinds:
+            raise UsageError(unknown(f"{option} '{key}'", key, kinds))
+        if not equals or not value or key in found:
+            raise UsageError(f"{option} {text}: write {key}=VALUE, once")
+        try:
+            found[key] = kinds[key].convert(value, None, None)
+        except click.BadParameter as error:
+            raise UsageError(f"{option} {text}: {error.message}") from None
+    return found
+
+
+read_option = click.option(
+    "--read",
+    "data_args",
+    metavar="KEY=VALUE",
+    multiple=True,
+    callback=lambda ctx, param, texts: pairs("--read", texts, READ),
+    help=f"How DATA is read, repeatable: {', '.join(READ)} (docs/data.md).",
+)
+
+
+def data_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options for reading DATA; the command gets them as ``data_args``."""
 
     @click.option(
@@ -63,87 +93,16 @@ def data_options(command: F) -> F:
         help="Ids of the items, which searches return: .npy, or text with one per line.  [default: those in the file, "
         "else row numbers]",
     )
-    @click.option(
-        "--id-from",
-        type=click.Choice(["position", "path", "content"]),
-        default="position",
-        show_default=True,
-        help="Source of ids without --ids: row number, path or content of the item.",
-    )
-    @click.option(
-        "--names",
-        "item_names",
-        metavar="FILE",
-        help="Names of the items, shown in results: text with one per line, or .npy of strings.  [default: those in the data]",
-    )
-    @click.option(
-        "--keep",
-        metavar="COLUMNS",
-        help="Text columns of a table to show in results, such as title,url.",
-    )
-    @click.option(
-        "--root", metavar="DIR", help="Base folder of relative image paths, or folder of a data set."
-    )
-    @click.option(
-        "--image-column",
-        default="image",
-        show_default=True,
-        help="Column of images (in a table: their paths), or extension in shards.",
-    )
-    @click.option(
-        "--label-column",
-        default="label",
-        show_default=True,
-        help="Column of labels; in shards an extension, or a field of .json.",
-    )
-    @click.option("--vector-column", metavar="NAME", help="For hf: column of vectors instead of images.")
-    @click.option(
-        "--concepts", default="21", show_default=True, help="NUS-WIDE: 21, 81, or names separated by commas."
-    )
-    @click.option(
-        "--max-unreadable",
-        "max_bad",
-        cls=RenamedOption,
-        before="--max-bad",
-        default=0.01,
-        show_default=True,
-        help="Allowed share of missing or broken images.",
-    )
-    @click.option("--no-download", is_flag=True, help="Never download a data set.")
+    @read_option
     @functools.wraps(command)
-    def wrapper(
-        *args: Any,
-        labels: str | None,
-        ids: str | None,
-        id_from: str,
-        item_names: str | None,
-        keep: str | None,
-        root: str | None,
-        image_column: str,
-        label_column: str,
-        vector_column: str | None,
-        concepts: str,
-        max_bad: float,
-        no_download: bool,
-        **kwargs: Any,
-    ) -> Any:
-        kwargs["data_args"] = {
-            "labels": labels,
-            "ids": ids,
-            "id_from": id_from,
-            "names": item_names,
-            "keep": keep or (),
-            "root": root,
-            "image_column": image_column,
-            "label_column": label_column,
-            "vectors": vector_column,
-            "concepts": concepts,
-            "max_bad": max_bad,
-            "download": not no_download,
-        }
-        return command(*args, **kwargs)
+    def wrapper(*args: Any, data_args: dict[str, Any], **kwargs: Any) -> Any:
+        own = {name: kwargs.pop(name) for name in ("labels", "ids")}
+        for name, value in own.items():
+            if value is not None and name in data_args:
+                raise UsageError(f"--{name} and --read {name}= are the same: give one of them")
+        return command(*args, data_args={k: v for k, v in own.items() if v is not None} | data_args, **kwargs)
 
-    return wrapper  # type: ignore[return-value]
+    return wrapper
 
 
 def open_dataset(spec: str, data_args: dict[str, Any]) -> Dataset:
@@ -153,24 +112,24 @@ def open_dataset(spec: str, data_args: dict[str, Any]) -> Dataset:
     return open_data(spec, **data_args)
 
 
-RAY_HELP = (
-    "Run on a Ray cluster: local (only this machine), auto (a cluster running here), or HOST:PORT. Its nodes must see the same files "
-    "under the same paths."
-)
+def ray_option(**keys: click.ParamType[Any]) -> Decorator:
+    """Add ``--ray``; the command gets the arguments for the library as ``ray``: the address, and what is given of ``keys``."""
 
+    def parse(ctx: click.Context, param: click.Parameter, text: str | None) -> dict[str, Any]:
+        del ctx, param
+        address, *texts = (text or "").split(",")
+        if text is not None and not address:
+            raise UsageError(f"--ray {text}: the address comes first, as in --ray auto")
+        return {"ray": address or None} | pairs("--ray ADDRESS,", texts, keys)
 
-def ray_options(command: F) -> F:
-    """Add ``--ray`` and ``--workers``."""
-    command = click.option(
-        "--workers",
-        type=int,
-        help="With --ray: concurrent tasks, or workers that hold shards.  [default: one per core, or per node]",
-    )(command)
+    names = "".join(f"[,{key}={'N' if kind is click.INT else 'yes'}]" for key, kind in keys.items())
     return click.option(
         "--ray",
-        metavar="ADDRESS",
-        help=RAY_HELP,
-    )(command)
+        metavar=f"ADDRESS{names}",
+        callback=parse,
+        help="Run on a Ray cluster: local (only this machine), auto (a cluster running here), or HOST:PORT. Its nodes must see the "
+        "same files under the same paths (docs/scale.md).",
+    )
 
 
 device_option = click.option(
@@ -183,11 +142,23 @@ overwrite_option = click.option("--overwrite", is_flag=True, help="Replace an ex
 out_option = click.option("--out", required=True, metavar="PATH", help="Output path.")
 
 
-def emit(value: Any, out: str | None) -> None:
-    """Print a result (JSON if it is not text), or write it to the file ``out``."""
+def format_option(*formats: str, note: str = "") -> Decorator:
+    """Add ``--format``, with ``table`` as the default; the command gets it as ``format_``."""
+    return click.option(
+        "--format",
+        "format_",
+        type=click.Choice(["table", *formats]),
+        default="table",
+        show_default=True,
+        help=f"Output format{note}.",
+    )
+
+
+def emit(value: Any, out: str | None = None) -> None:
+    """Print a result (JSON if it is not text) once the command's progress is gone, or write it to the file ``out``."""
     text = value if isinstance(value, str) else json.dumps(value, indent=2, allow_nan=False)
     if out is None:
-        click.echo(text)
+        click.get_current_context().call_on_close(lambda: click.echo(text))
         return
     from gpq_faiss.files import write_text
 

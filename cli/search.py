@@ -6,15 +6,7 @@ from typing import Any
 
 import click
 
-from .options import (
-    RenamedOption,
-    data_options,
-    device_option,
-    emit,
-    open_dataset,
-    overwrite_option,
-    ray_options,
-)
+from .options import device_option, emit, format_option, overwrite_option, ray_option, read_option
 
 
 @click.command()
@@ -36,76 +28,37 @@ from .options import (
     "exact.  [default: the exact result]",
 )
 @click.option(
-    "--allow-ids",
-    cls=RenamedOption,
-    before="--where-ids",
-    metavar="FILE",
-    help="Only items with these ids: .npy, or text with one per line.",
+    "--allow-ids", metavar="FILE", help="Only items with these ids: .npy, or text with one per line."
 )
-@click.option(
-    "--deny-ids",
-    cls=RenamedOption,
-    before="--without-ids",
-    metavar="FILE",
-    help="No items with these ids: .npy, or text with one per line.",
-)
+@click.option("--deny-ids", metavar="FILE", help="No items with these ids: .npy, or text with one per line.")
 @click.option(
     "--min-score",
-    cls=RenamedOption,
-    before="--least",
     type=float,
     metavar="SCORE",
     help="Instead of k: all items with at least this score.",
 )
-@click.option(
-    "--format",
-    "format_",
-    type=click.Choice(["table", "json", "h5", "png", "html"]),
-    default="table",
-    show_default=True,
-    help="Output format; h5, png and html need --out.",
-)
+@format_option("json", "h5", "png", "html", note="; h5, png and html need --out")
 @click.option("--out", metavar="FILE", help="Write to this file instead of the terminal.")
 @click.option("--images", metavar="DATA", help="For png and html: images of the items, as DATA.")
 @click.option("--threads", type=int, help="Threads of the search on the CPU.  [default: all cores]")
-@ray_options
-@click.option(
-    "--replicas",
-    type=int,
-    default=1,
-    show_default=True,
-    help="With --ray: copies of each shard, which share the queries.",
-)
-@click.option(
-    "--allow-partial",
-    is_flag=True,
-    help="With --ray: skip shards that cannot be searched, and name them.",
-)
+@ray_option(workers=click.INT, replicas=click.INT, allow_partial=click.BOOL)
 @device_option
 @overwrite_option
-@data_options
+@read_option
 def search(
     model_dir: str,
     index_file: str,
     queries: str,
     k: int | None,
-    rows: str | None,
-    memory: str | None,
-    nprobe: int | None,
     allow_ids: str | None,
     deny_ids: str | None,
-    min_score: float | None,
     format_: str,
     out: str | None,
     images: str | None,
-    threads: int | None,
-    ray: str | None,
-    workers: int | None,
-    replicas: int,
-    allow_partial: bool,
-    device: str,
     overwrite: bool,
+    ray: dict[str, Any],
     data_args: dict[str, Any],
+    **options: Any,
 ) -> None:
     """Find the k best items of an index for each query.
 
@@ -123,7 +76,7 @@ def search(
       gpq search model index.faiss photo.jpg
       gpq search encoder.onnx index.faiss queries.npy
       gpq search model index.faiss queries.npy --device cuda
-      gpq search model manifest.json queries.npy --ray auto --replicas 2
+      gpq search model manifest.json queries.npy --ray auto,replicas=2
       gpq search model lists.faiss queries.npy --memory 2GB
       gpq search model index.faiss queries.npy --deny-ids seen.txt --threads 2
       gpq search model index.faiss queries.npy --min-score 3.5 --format json
@@ -133,65 +86,56 @@ def search(
     from gpq_faiss.data.id_files import read_ids
     from gpq_faiss.errors import UsageError
     from gpq_faiss.evaluation.tables import render
-    from gpq_faiss.files import check_output
     from gpq_faiss.indexes.filters import Allow, Deny
-    from gpq_faiss.inputs import parse_bytes
-    from gpq_faiss.report.figure import check_picture
-    from gpq_faiss.stages.queries import open_queries
+    from gpq_faiss.stages.queries import own_features
     from gpq_faiss.stages.search import search as run
 
-    if ray is None and (workers is not None or replicas != 1 or allow_partial):
-        raise UsageError("--workers, --replicas and --allow-partial need --ray")
-    if min_score is not None and k is not None:
+    if options["min_score"] is not None and k is not None:
         raise UsageError("--min-score returns all items with at least that score: leave out -k")
     if allow_ids is not None and deny_ids is not None:
         raise UsageError("--allow-ids and --deny-ids exclude each other: give one")
-    where: Any = None
-    if allow_ids is not None:
-        where = Allow(read_ids(allow_ids))
-    elif deny_ids is not None:
-        where = Deny(read_ids(deny_ids))
-    if out is not None:
-        (check_picture if format_ == "png" else check_output)(out, overwrite=overwrite)
-    elif format_ in {"h5", "png", "html"}:
-        raise UsageError(f"--format {format_} needs --out FILE")
-    if format_ in {"png", "html"} and images is None:
-        raise UsageError(f"--format {format_} needs --images DATA, the images of the items in the index")
-    if format_ == "html" and out is not None and not out.endswith(".html"):
-        raise UsageError(f"--format html writes a page: --out {out} must end in .html")
-    shown = open_dataset(images, data_args) if images is not None else None
-    own = queries.endswith((".h5", ".hdf5"))
-    # Half of the budget is for the search itself.
-    budget = None if memory is None else parse_bytes(memory) // 2
-    source = queries if own else open_queries(queries, memory=budget, **data_args)
+    where: Any = None if allow_ids is None else Allow(read_ids(allow_ids))
+    where = where if deny_ids is None else Deny(read_ids(deny_ids))
+    items = _check_form(format_, out, images, data_args, overwrite=overwrite)
     result = run(
         model_dir,
         index_file,
-        source,
+        queries,
         k=10 if k is None else k,
-        rows=rows,
-        memory=memory,
-        nprobe=nprobe,
         where=where,
-        min_score=min_score,
-        device=device,
-        threads=threads,
-        ray=ray,
-        workers=workers,
-        replicas=replicas,
-        allow_partial=allow_partial,
+        data_args=data_args,
+        **ray,
+        **options,
     )
-    if format_ in {"png", "html"}:
-        assert shown is not None
-        assert out is not None
-        asked = shown if isinstance(source, str) else source
-        click.echo(str(result.draw(shown, asked, out, overwrite=overwrite)))
-    elif format_ == "h5":
-        assert out is not None
-        click.echo(str(result.save_hdf5(out)))
+    if out is not None and items is not None:
+        asked = items if own_features(queries) else None  # of vectors alone, the images are the items'
+        emit(str(result.draw(items, asked, out, overwrite=overwrite)))
+    elif out is not None and format_ == "h5":
+        emit(str(result.save_hdf5(out)))
+    elif format_ == "json":
+        emit(result.to_dict(), out)
     else:
-        found = result.rows()
-        emit(
-            result.to_dict() if format_ == "json" else render(found, digits=4) if found else "no item found",
-            out,
-        )
+        emit(render(rows, digits=4) if (rows := result.rows()) else "no item found", out)
+
+
+def _check_form(
+    form: str, out: str | None, images: str | None, data_args: dict[str, Any], *, overwrite: bool
+) -> Any:
+    """Check what the format needs, before any work; returns the images of a picture or page."""
+    from gpq_faiss.errors import UsageError
+    from gpq_faiss.files import check_output
+    from gpq_faiss.report.figure import check_picture
+
+    from .options import open_dataset
+
+    if out is not None:
+        (check_picture if form == "png" else check_output)(out, overwrite=overwrite)
+    elif form in {"h5", "png", "html"}:
+        raise UsageError(f"--format {form} needs --out FILE")
+    if form not in {"png", "html"}:
+        return None
+    if images is None:
+        raise UsageError(f"--format {form} needs --images DATA, the images of the items in the index")
+    if form == "html" and not str(out).endswith(".html"):
+        raise UsageError(f"--format html writes a page: --out {out} must end in .html")
+    return open_dataset(images, data_args)

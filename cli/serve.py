@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
 
-from .options import data_options, device_option, open_dataset, ray_options
+from .options import data_options, device_option, open_dataset, ray_option
+
+SIZES: dict[str, type] = {
+    "max_upload": str,
+    "max_pixels": int,
+    "max_k": int,
+    "max_connections": int,
+    "rate": float,
+    "timeout": float,
+    "threads": int,
+    "compact_after": int,
+}
+"""What ``--config`` may set, beside ``allowed_hosts``."""
 
 
 @click.command()
@@ -38,57 +51,12 @@ from .options import data_options, device_option, open_dataset, ray_options
 )
 @click.option("--writable", is_flag=True, help="Let requests with the token add and remove items.")
 @click.option(
-    "--compact-after",
-    type=int,
-    default=10_000,
-    show_default=True,
-    metavar="N",
-    help="With --writable: rewrite the index file after this many changes. Until then they are in INDEX.changes.sqlite.",
+    "--config",
+    "config_file",
+    metavar="TOML",
+    help=f"Limits: allowed_hosts, {', '.join(SIZES)} (docs/serve.md).",
 )
-@click.option("--threads", type=int, help="Threads of a search.  [default: all cores]")
-@click.option(
-    "--allowed-host",
-    "names",
-    multiple=True,
-    metavar="NAME",
-    help="Additional host name of a service on a loopback address, such as that of a proxy.",
-)
-@click.option("--max-k", type=int, default=1000, show_default=True, help="Maximum results per request.")
-@click.option(
-    "--max-upload", default="16MiB", show_default=True, metavar="SIZE", help="Maximum size of a request."
-)
-@click.option(
-    "--max-pixels",
-    type=int,
-    default=25_000_000,
-    show_default=True,
-    help="Maximum pixels of an uploaded image.",
-)
-@click.option(
-    "--rate",
-    type=float,
-    default=200,
-    show_default=True,
-    help="Average requests per second and client; 0: unlimited.",
-)
-@click.option(
-    "--timeout", type=float, default=30, show_default=True, help="Seconds for a request, and for its head."
-)
-@click.option(
-    "--max-connections",
-    type=int,
-    default=128,
-    show_default=True,
-    help="Maximum open connections per client address: more for a proxy, which is one client.",
-)
-@ray_options
-@click.option(
-    "--replicas",
-    type=int,
-    default=1,
-    show_default=True,
-    help="With --ray: copies of each shard, which share the queries.",
-)
+@ray_option(workers=click.INT, replicas=click.INT)
 @device_option
 @data_options
 def serve(
@@ -98,21 +66,10 @@ def serve(
     host: str,
     port: int,
     token: str | None,
-    writable: bool,
-    compact_after: int,
-    threads: int | None,
-    names: tuple[str, ...],
-    max_k: int,
-    max_upload: str,
-    max_pixels: int,
-    rate: float,
-    timeout: float,
-    max_connections: int,
-    ray: str | None,
-    workers: int | None,
-    replicas: int,
-    device: str,
+    config_file: str | None,
+    ray: dict[str, Any],
     data_args: dict[str, Any],
+    **options: Any,
 ) -> None:
     """Serve an index over HTTP, with a page to search it by images.
 
@@ -125,12 +82,11 @@ def serve(
     \b
     Examples:
       gpq serve index.faiss --model model --data digits
-      gpq serve index.faiss --model encoder.onnx
-      gpq serve manifest.json --model model --ray auto --replicas 2
+      gpq serve index.faiss --model encoder.onnx --config serve.toml
+      gpq serve manifest.json --model model --ray auto,replicas=2
       GPQ_SERVE_TOKEN=$(openssl rand -hex 32) gpq serve index.faiss --model model --writable
     """
     from gpq_faiss.errors import UsageError, needs
-    from gpq_faiss.inputs import parse_bytes
 
     try:
         from gpq_faiss.serve.guard import Settings
@@ -140,31 +96,28 @@ def serve(
             raise
         raise UsageError(f"the package {error.name} is missing: pip install 'gpq-faiss[serve]'") from None
 
-    if ray is None and (workers is not None or replicas != 1):
-        raise UsageError("--workers and --replicas need --ray")
-    settings = Settings(
-        host=host,
-        port=port,
-        token=token,
-        names=names,
-        max_upload=parse_bytes(max_upload, "--max-upload"),
-        max_pixels=max_pixels,
-        max_k=max_k,
-        rate=rate,
-        timeout=timeout,
-        max_connections=max_connections,
-        threads=threads,
-    )
+    limits = {} if config_file is None else _read_limits(Path(config_file))
+    changes = {name: limits.pop(name) for name in ("compact_after",) if name in limits}
+    settings = Settings(host=host, port=port, token=token, **limits)
     dataset = None if data is None else open_dataset(data, data_args)
-    run(
-        index_file,
-        model_dir,
-        data=dataset,
-        settings=settings,
-        writable=writable,
-        compact_after=compact_after,
-        device=device,
-        ray=ray,
-        workers=workers,
-        replicas=replicas,
-    )
+    run(index_file, model_dir, data=dataset, settings=settings, **changes, **ray, **options)
+
+
+def _read_limits(path: Path) -> dict[str, Any]:
+    """Arguments of the service's settings, from TOML. Raises DataError: unreadable; UsageError: an unknown key or a wrong type."""
+    from gpq_faiss.errors import UsageError, unknown
+    from gpq_faiss.inputs import parse_bytes, read_toml
+
+    found: dict[str, Any] = {}
+    for name, value in read_toml(path, "the limits of a service (--config)").items():
+        if name == "allowed_hosts" and isinstance(value, list) and all(isinstance(v, str) for v in value):
+            found["names"] = tuple(value)
+        elif name == "max_upload":
+            found[name] = parse_bytes(value, f"{path}: max_upload")
+        elif name in SIZES and type(value) in (int, SIZES[name]):
+            found[name] = value
+        elif name in SIZES or name == "allowed_hosts":
+            raise UsageError(f"{path}: {name} = {value!r}: a value of another type is needed (docs/serve.md)")
+        else:
+            raise UsageError(unknown(f"{path}: '{name}'", name, [*SIZES, "allowed_hosts"]))
+    return found

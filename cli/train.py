@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,56 +12,21 @@ from .options import (
     DATA_HELP,
     data_options,
     device_option,
+    emit,
     open_dataset,
     out_option,
     overwrite_option,
 )
 
-# Options that a setting has of its own: shorter than --set, and as before.
-_SETTINGS: dict[str, tuple[str, type]] = {
-    "codebooks": ("quantizer.codebooks", int),
-    "codewords": ("quantizer.codewords", int),
-    "backbone": ("network.backbone", str),
-    "weights": ("network.weights", str),
-    "image_size": ("network.image_size", int),
-    "steps": ("training.steps", int),
-    "epochs": ("training.epochs", float),
-    "validation": ("training.validation", float),
-    "seed": ("training.seed", int),
-    "augment": ("training.augment", str),
-}
-_RARE_DATA_OPTIONS = {
-    "id_from",
-    "item_names",
-    "keep",
-    "image_column",
-    "label_column",
-    "vector_column",
-    "concepts",
-    "max_bad",
-    "max_unreadable",
-    "no_download",
-}
-
-
-def _settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options of :data:`_SETTINGS`, hidden except for the seed."""
-    for name, (key, kind) in _SETTINGS.items():
-        option = click.option(
-            f"--{name.replace('_', '-')}",
-            type=kind,
-            hidden=name != "seed",
-            help=f"Seed of split, initial weights and batches: {key}.  [default: 0]",
-        )
-        command = option(command)
-    return command
+if TYPE_CHECKING:
+    from gpq_faiss.config import Config
 
 
 @click.command(
     help=f"""Train a model on DATA and write its folder: model.safetensors, config.json, metrics.jsonl, split.json.
 
-A killed run continues with --resume and reaches the same codes (on the CPU). docs/settings.md lists what --set changes;
-options of tables, NUS-WIDE and downloads are those of gpq encode. Under torchrun several processes train together.
+A killed run continues with --resume and reaches the same codes (on the CPU). docs/settings.md lists what --set changes.
+Under torchrun several processes train together.
 
 \b
 Examples:
@@ -76,11 +41,7 @@ Examples:
 )
 @click.argument("data")
 @out_option
-@click.option(
-    "--preset",
-    default=None,
-    help="Base settings: recommended (default), gpq, unseen-classes, paper or authors.",
-)
+@click.option("--preset", help="Base settings: recommended (default), gpq, unseen-classes, paper or authors.")
 @click.option("--config", "config_file", metavar="TOML", help="Settings that override the preset.")
 @click.option(
     "--set",
@@ -111,7 +72,9 @@ Examples:
     "--queries",
     help="Queries of protocol 1: N-per-class, or a file of ids.  [default: a sixtieth of each class, at least 10; NUS-WIDE: 100-per-class]",
 )
-@_settings_options
+@click.option(
+    "--seed", type=int, help="Seed of split, initial weights and batches: training.seed.  [default: 0]"
+)
 @click.option("--amp", is_flag=True, help="Run the backbone in bf16.")
 @click.option("--validate-every", default=100, hidden=True, help="Steps between two validations.")
 @click.option("--checkpoint-seconds", default=60.0, hidden=True, help="Seconds between two checkpoints.")
@@ -126,20 +89,27 @@ def train(
     config_file: str | None,
     changes: tuple[str, ...],
     bits: int | None,
+    seed: int | None,
     data_args: dict[str, Any],
     **options: Any,
 ) -> None:
+    config = _settings(preset, config_file, changes, bits, seed)
+
+    from gpq_faiss.stages.train import train as run
+    from gpq_faiss.training.launch import is_first
+
+    folder = run(open_dataset(data, data_args), out, config=config, **options)
+    if is_first():
+        emit(_summary(folder, config))
+
+
+def _settings(
+    preset: str | None, config_file: str | None, changes: tuple[str, ...], bits: int | None, seed: int | None
+) -> Config:
+    """The settings, from low to high: preset, file, ``--set``, ``--bits`` and ``--seed``; checked."""
     from gpq_faiss import config as settings
     from gpq_faiss.errors import UsageError
 
-    given = {key: options.pop(name) for name, (key, _) in _SETTINGS.items()}
-    given = {key: value for key, value in given.items() if value is not None}
-    if bits is not None and "quantizer.codebooks" in given:
-        raise UsageError("--bits and --codebooks both set the code length: give one of them")
-    if "training.steps" in given:
-        if "training.epochs" in given:
-            raise UsageError("--steps and --epochs both set the length of the training: give one of them")
-        given["training.epochs"] = 0.0
     base = settings.preset(preset or "recommended")
     if config_file:
         base = settings.read_toml(config_file, base)
@@ -151,34 +121,23 @@ def train(
     if bits is not None and "codebooks" in (changed.get("quantizer") or {}):
         raise UsageError("--bits and --set quantizer.codebooks both set the code length: give one of them")
     base = settings.merge(base, changed)
-    for key, value in given.items():
-        section, _, name = key.partition(".")
-        base = settings.merge(base, {section: {name: value}})
+    if seed is not None:
+        base = settings.merge(base, {"training": {"seed": seed}})
     if bits is not None:
-        M = settings.codebooks_for_bits(bits, base.quantizer.codewords)
-        base = settings.merge(base, {"quantizer": {"codebooks": M}})
-    config = settings.validate(base)
+        codebooks = settings.codebooks_for_bits(bits, base.quantizer.codewords)
+        base = settings.merge(base, {"quantizer": {"codebooks": codebooks}})
+    return settings.validate(base)
 
-    from gpq_faiss.stages.train import train as run
 
-    dataset = open_dataset(data, data_args)
-    folder = run(dataset, out, config=config, **options)
+def _summary(folder: Path, config: Config) -> str:
     from gpq_faiss.faissio.model import read_description
-    from gpq_faiss.training.launch import is_first
 
-    if not is_first():
-        return
     done = read_description(folder)["training"]
     # Times are in the metrics alone: of the same data and settings, all else has the same bytes.
     seconds = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["seconds"]
     score = done["validation_map"]
     best = f", validation mAP {score:.4f} at step {done['best_step']}" if score is not None else ""
-    click.echo(
+    return (
         f"{folder}: {config.quantizer.bits} bits, {done['labelled_items']:,} labelled and "
         f"{done['unlabelled_items']:,} unlabelled items, {done['steps']:,} steps in {seconds:.1f} s{best}"
     )
-
-
-for _option in train.params:
-    if isinstance(_option, click.Option) and _option.name in _RARE_DATA_OPTIONS:
-        _option.hidden = True

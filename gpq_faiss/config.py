@@ -1,8 +1,7 @@
-"""What a training run is: frozen dataclasses, read from and written to TOML and JSON, unknown keys refused.
+"""Settings of a training run: a preset, of which a TOML file and then the command line change single fields.
 
-A run is one :class:`Config`. It starts from a preset (``paper``, ``authors``, ``gpq``, ``recommended`` or ``unseen-classes``); a TOML
-file and then the command line override single fields. The fingerprint covers every field, so that a cache or a checkpoint of another
-configuration is never used by mistake. Ranges are declared with the fields; pydantic checks them.
+docs/settings.md describes all. Types and ranges are declared with the fields; pydantic checks them and refuses unknown names. The
+fingerprint covers every field, so that a checkpoint of another configuration is never used by mistake.
 """
 
 from __future__ import annotations
@@ -14,18 +13,16 @@ import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from .errors import UsageError
+from .errors import UsageError, unknown
 from .files import fingerprint
 from .inputs import read_toml as read_input
 
-BITS = (12, 24, 32, 48)
 MOST_SEED = 2**31 - 2
 """The largest seed that Faiss accepts in its trainings."""
 MOST_SIDE = 8192
@@ -56,7 +53,6 @@ class QuantizerConfig:
     """M codebooks of K codewords in ``subdim`` dimensions; the code has ``M·log2 K`` bits."""
 
     __pydantic_config__ = _STRICT
-
     codebooks: Annotated[int, Ge(1), Le(256)] = 12
     codewords: Annotated[int, Ge(4), Le(256), AfterValidator(_power_of_two)] = 16
     subdim: Annotated[int, Ge(1), Le(4096)] = 12
@@ -75,23 +71,20 @@ class QuantizerConfig:
 
 @dataclass(frozen=True)
 class NetworkConfig:
-    """The feature extractor F. ``backbone = "auto"`` is ``vgg`` for images of 16 pixels or more, and for embeddings and smaller
-    images ``mlp`` where ``hidden`` is set, else ``linear``."""
+    """The feature extractor F."""
 
     __pydantic_config__ = _STRICT
-
     backbone: str = "auto"
+    """``auto``: ``vgg`` for images of 16 pixels or more; else ``mlp`` where ``hidden`` is set, and ``linear``."""
     weights: str = "none"
     """``none`` (random), ``imagenet``, or the path of a weights file."""
     image_size: Annotated[int, Ge(0), Le(MOST_SIDE)] = 0
     """Side of the square input in pixels; 0 = the size of the images, or 224 if they differ in size."""
     hidden: tuple[Positive, ...] = ()
-    """Units of the hidden layers of the ``mlp`` backbone. Empty: one layer of 512; with class networks, only their own hidden layer."""
+    """Units of the hidden layers of ``mlp``. Empty: one layer of 512; with class networks, only their own hidden layer."""
     dropout: Share = 0.0
-    """Dropout rate in the hidden layers of ``mlp`` and of class networks."""
     noise: Weight | Literal["auto"] = 0.0
-    """Standard deviation of the Gaussian noise added to the inputs of perceptrons (embeddings or pixels, standardised) in training.
-    ``auto``: for class networks by the leave-one-out error on the labels, else 0.5. Not in the paper."""
+    """Standard deviation of Gaussian noise on the standardised inputs of perceptrons in training. Not in the paper."""
 
     @property
     def first_noise(self) -> float:
@@ -104,7 +97,6 @@ class LossConfig:
     """Weights and scale of ``L_NPQ + λ1 L_cls - λ2 L_SEM``; class-posterior codes have no L_NPQ."""
 
     __pydantic_config__ = _STRICT
-
     lambda1: Weight = 0.1
     lambda2: Weight = 0.1
     beta: Scale = 4.0
@@ -118,15 +110,12 @@ class GPQConfig:
     """Settings of the paper's method only (``method = "gpq"``)."""
 
     __pydantic_config__ = _STRICT
-
     classification: Literal["paper", "code"] = "code"
-    """``paper``: cross entropy of β·cos, averaged over sub-spaces; ``code``: β²·cos averaged first (the authors' code)."""
+    """Cross entropy of β·cos, averaged over sub-spaces (as printed), or of β²·cos averaged first (the authors' code)."""
     metric: Literal["npair", "triplet"] = "npair"
     """The N-pair loss (eq. 2), or the triplet loss of the paper's variant GPQ-T."""
     details: Literal["paper", "authors"] = "paper"
-    """``authors``: follow the authors' released code where it differs from the paper: the entropy of β²·cos averaged over the
-    sub-spaces; separate batch norm statistics for labelled and unlabelled items (both batches update the running averages, labelled
-    first); VGG's third block pooled after its max pool; shifted crops padded with the mean colour."""
+    """``authors``: follow the authors' released code where it differs from the paper."""
 
 
 @dataclass(frozen=True)
@@ -134,19 +123,16 @@ class PosteriorConfig:
     """Class networks (``method = "gpq-soft"`` and ``"posterior"``), and class-posterior codes (``"posterior"``). Not in the paper."""
 
     __pydantic_config__ = _STRICT
-
     committee: Annotated[int, Ge(1), Le(1024)] = 6
     """Number of class networks; their mean posterior is used."""
     committee_hidden: Positive = 1024
     """Hidden units of each class network; on convolutional backbones class networks are linear layers."""
     propagation: Weight = 20.0
-    """Weight of propagated labels, in labels per class; 0 turns propagation off. Never used with convolutional backbones."""
+    """Weight of propagated labels, in labels per class. Never used with convolutional backbones."""
     feature_weight: Annotated[float, Ge(0), Le(1)] = 0.02
-    """Class-posterior codes: weight w of feature similarity in a score; the class has 1 - w. Both parts are scaled to unit standard
-    deviation. With 0 all codebooks encode the class."""
+    """Weight w of feature similarity in a score; the class has 1 - w. With 0 all codebooks encode the class."""
     class_codebooks: Annotated[int, Ge(0), Le(256)] | Literal["auto"] = "auto"
-    """Class-posterior codes with ``feature_weight``: number of codebooks for the class; ``auto`` = 1.2 per bit of the class (4 for 10
-    classes). With 0 all codebooks encode class and features jointly, and a score is (1 - w) p·p' + w cos, w = ``feature_weight``."""
+    """Codebooks for the class; ``auto`` = 1.2 per bit of the class. With 0 all codebooks encode class and features jointly."""
 
 
 @dataclass(frozen=True)
@@ -154,24 +140,19 @@ class PairsConfig:
     """How GPQ with soft targets (``method = "gpq-soft"``) uses the class probabilities. Not in the paper."""
 
     __pydantic_config__ = _STRICT
-
     targets: Literal["beliefs", "labels"] = "beliefs"
     """Pairs of the N-pair loss: all items, with targets from class probabilities, or labelled items only."""
     queries: Literal["auto", "trained", "fitted", "items"] = "auto"
-    """Query vectors: E[W | p] with W as trained or fitted to the codes, the better of the two by the expected mAP of held-out items, or
-    the sub-vectors of items."""
+    """Query vectors: E[W | p] with W as trained or fitted to the codes, the better of the two, or the sub-vectors of items."""
 
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """Optimisation. One epoch is one pass over the larger of the labelled and unlabelled sets."""
+    """Optimisation."""
 
     __pydantic_config__ = _STRICT
-
     steps: Positive | Literal["auto"] = 1000
     """``auto``: 800, with more than 100 classes 8 per class, at most 1,600 (:func:`..training.loop.count_steps`)."""
-    epochs: Weight = 0.0
-    """If not 0, replaces ``steps``."""
     batch_labelled: Annotated[int, Ge(2), Le(2**31)] = 500
     batch_unlabelled: Count = 500
     learning_rate: Scale = 2e-4
@@ -183,10 +164,9 @@ class TrainingConfig:
     """Share of labelled items held out to choose the best checkpoint; 0 = use the last."""
     seed: Annotated[int, Ge(0), Le(MOST_SEED)] = 0
     ema: Share = 0.0
-    """Decay of the exponential moving average of the weights, which is exported; 0 = export the last weights. Not in the paper."""
+    """Decay of the exported moving average of the weights; 0 = export the last weights. Not in the paper."""
     augment: Literal["auto", "flip-crop", "crop", "none"] = "auto"
-    """Augmentation of images: flip and shifted crop as in the authors' recipe; ``auto`` does not flip digits, and leaves images as they
-    are for perceptrons with noise."""
+    """Augmentation of images; ``auto`` does not flip digits, and leaves images as they are for perceptrons with noise."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +174,6 @@ class Config:
     """All settings of one training run. Sections of methods other than ``method`` have no effect."""
 
     __pydantic_config__ = _STRICT
-
     preset: str = "paper"
     method: Literal["gpq", "gpq-soft", "posterior"] = "gpq"
     """``gpq``: the paper's method; ``gpq-soft``: with soft targets from class networks; ``posterior``: class-posterior codes."""
@@ -328,12 +307,11 @@ def merge(config: Config, changes: dict[str, Any]) -> Config:
     """
     if not isinstance(changes, dict):
         raise UsageError(f"{changes!r}: settings are nested dicts, as {{'training': {{'steps': 400}}}}")
-    values = _updated(to_dict(config), changes)
     try:
         # Through JSON, where a list becomes a tuple and an object a section, and nothing else is converted.
-        return _adapter().validate_json(json.dumps(values, default=str))
+        return _adapter().validate_json(json.dumps(_updated(to_dict(config), changes), default=str))
     except ValidationError as error:
-        raise UsageError(_message(error.errors(include_url=False)[0])) from None
+        raise UsageError(_message(error.errors(include_url=False))) from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"settings that cannot be read: {error}") from None
 
@@ -341,51 +319,29 @@ def merge(config: Config, changes: dict[str, Any]) -> Config:
 def _updated(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     for key, value in changes.items():
         old = values.get(key)
-        nested = isinstance(old, dict) and isinstance(value, dict)
-        values[key] = _updated(cast(dict[str, Any], old), value) if nested else value
+        values[key] = _updated(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
     return values
 
 
-def _message(error: ErrorDetails) -> str:
-    """One line that names the setting and its range."""
-    # Section and setting; of a setting of several types those that were tried follow.
-    location = [str(part) for part in error["loc"] if not isinstance(part, int)]
-    *path, last = location[:2]
-    name = ".".join([*path, last])
-    section: Any = Config
-    for part in path:
-        section = get_type_hints(section, include_extras=True)[part]
-    kinds = get_type_hints(section, include_extras=True)
-    if last not in kinds:
-        return f"unknown setting '{name}': known here are {', '.join(kinds)}"
-    kind = kinds[last]
-    if get_origin(kind) is dict and len(location) > 2:
-        name, kind = ".".join(location), get_args(kind)[1]
-    if dataclasses.is_dataclass(kind):
-        return f"'{name}' is a section: write [{name}] and its settings below"
-    value = repr(error["input"])
-    shown = value if len(value) <= 60 else f"{value[:57]}..."
-    return f"{name} = {shown}: {_describe(kind)}"
-
-
-_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-
-
-def _describe(kind: Any) -> str:
-    """What a setting of a type may be, for messages."""
-    if get_origin(kind) is Literal:
-        return f"choose one of {', '.join(map(str, get_args(kind)))}"
-    if get_origin(kind) in (Union, UnionType):
-        return ", or ".join(_describe(each) for each in get_args(kind))
-    if get_origin(kind) is tuple:
-        return f"a list is needed; for each value {_describe(get_args(kind)[0])}"
-    if get_origin(kind) is dict:
-        return f"a section is needed; for each value {_describe(get_args(kind)[1])}"
-    base, *limits = get_args(kind) if get_origin(kind) is Annotated else (kind,)
-    noun = "a power of two" if any(isinstance(x, AfterValidator) for x in limits) else _KINDS[base]
-    words = {Ge: "of at least {ge:,}", Gt: "above {gt:,}", Le: "at most {le:,}", Lt: "below {lt:,}"}
-    spans = [words[type(x)].format(**dataclasses.asdict(x)) for x in limits if type(x) in words]
-    return " ".join([noun, *[" and ".join(spans)] * bool(spans), "is needed"])
+def _message(errors: list[ErrorDetails]) -> str:
+    """One line on the first setting that is wrong: its name, and what it may be."""
+    first = errors[0]
+    path = [str(part) for part in first["loc"][:2]]
+    if not path:
+        return f"settings that cannot be read: {first['msg']}"
+    if first["type"] == "unexpected_keyword_argument":
+        parent: Any = Config() if len(path) == 1 else getattr(Config(), path[0])
+        prefix = "".join(f"{part}." for part in path[:-1])
+        known = [f"{prefix}{field.name}" for field in dataclasses.fields(parent)]
+        return unknown(f"setting '{'.'.join(path)}'", ".".join(path), known)
+    if path[1:] == ["extra"]:
+        path += [str(part) for part in first["loc"][2:3]]
+    value = repr(first["input"])
+    # Of a setting of several types there is one error for each.
+    of_it = [
+        error["msg"].lower() for error in errors if error["loc"][: len(path)] == first["loc"][: len(path)]
+    ]
+    return f"{'.'.join(path)} = {value if len(value) <= 60 else value[:57] + '...'}: {', or '.join(of_it)}"
 
 
 def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
@@ -419,13 +375,20 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
 
 
 def from_dict(values: dict[str, Any]) -> Config:
-    """The config that :func:`to_dict` wrote; missing keys take the preset's value.
+    """The config that :func:`to_dict` wrote; missing keys take the preset's value, those of settings that are no more are left out.
 
     Raises:
-        UsageError: unknown key or bad value.
+        UsageError: bad value.
     """
-    name = values.get("preset", "paper")
-    return validate(merge(preset(str(name)), values))
+    known = to_dict(preset(str(values.get("preset", "paper"))))
+    kept = {
+        key: {k: v for k, v in value.items() if k in known[key] or k == "extra"}
+        if isinstance(value, dict) and isinstance(known[key], dict)
+        else value
+        for key, value in values.items()
+        if key in known
+    }
+    return validate(merge(preset(str(values.get("preset", "paper"))), kept))
 
 
 def read_toml(path: str | Path, base: Config | None = None) -> Config:
@@ -442,24 +405,6 @@ def read_toml(path: str | Path, base: Config | None = None) -> Config:
         return merge(start, values)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
-
-
-def to_toml(config: Config) -> str:
-    """TOML text that :func:`read_toml` reads back to an equal config."""
-
-    def scalar(value: Any) -> str:
-        if isinstance(value, tuple):
-            return "[" + ", ".join(map(scalar, value)) + "]"
-        if isinstance(value, dict):
-            return "{ " + ", ".join(f"{json.dumps(k)} = {scalar(v)}" for k, v in value.items()) + " }"
-        return json.dumps(value)
-
-    values = to_dict(config)
-    lines = [f"{key} = {scalar(v)}" for key, v in values.items() if not isinstance(v, dict)]
-    for key, section in values.items():
-        if isinstance(section, dict):
-            lines += ["", f"[{key}]", *(f"{name} = {scalar(v)}" for name, v in section.items())]
-    return "\n".join(lines) + "\n"
 
 
 def validate(config: Config) -> Config:

@@ -3,6 +3,9 @@
 The command line prints only the message and exits with :attr:`GpqError.exit_code`.
 """
 
+import difflib
+from collections.abc import Iterable
+
 
 class GpqError(Exception):
     """Base class of the package's errors."""
@@ -51,3 +54,19 @@ def needs(what: str, missing: ImportError) -> str | None:
     name = {"sklearn": "scikit-learn", "faiss": "Faiss"}.get(package, package)
     both = " or 'gpq-faiss[train]'" if package == "faiss" else ""
     return f"{what} needs {name}: pip install 'gpq-faiss[{_EXTRAS[package]}]'{both}"
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> str:
+    """One line for an unknown name: the nearest known one, or all.
+
+    Examples:
+        >>> unknown("setting 'step'", "step", ["steps", "seed"])
+        "setting 'step' is unknown: did you mean 'steps'?"
+        >>> unknown("setting 'x'", "x", ["steps", "seed"])
+        "setting 'x' is unknown: choose one of steps, seed"
+    """
+    names = list(known)
+    near = difflib.get_close_matches(name, names, 1)
+    return f"{what} is unknown: " + (
+        f"did you mean '{near[0]}'?" if near else f"choose one of {', '.join(names)}"
+    )

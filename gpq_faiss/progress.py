@@ -19,9 +19,9 @@ Progress = Callable[[int, int], None]
 """Called with the number of items done and their total."""
 LONG = 2.0
 """Minimum duration of a logged stage in seconds."""
-LOCK = threading.RLock()
-"""Lock for opening and closing stages; hold it to use a stage that must still be open."""
+_lock = threading.Lock()
 _open: list[Stage] = []
+"""The stages under way, outermost first."""
 
 
 @dataclass(eq=False)
@@ -36,7 +36,6 @@ class Stage:
         first: number done at the start (of a resumed run).
         figures: latest figures by name, set by the work.
         began: ``time.monotonic()``.
-        ends: called when it ends.
     """
 
     name: str
@@ -46,7 +45,6 @@ class Stage:
     first: int = 0
     figures: dict[str, float] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
-    ends: list[Callable[[], None]] = field(default_factory=list)
 
     @property
     def seconds(self) -> float:
@@ -77,16 +75,14 @@ def stage(name: str, total: int = 0, unit: str = "item", *, done: int = 0) -> It
         done: number of units done before.
     """
     made = Stage(name, total, unit, done, done)
-    with LOCK:
+    with _lock:
         inner = any(one.total for one in _open)
         _open.append(made)
     try:
         yield made
     finally:
-        with LOCK:
+        with _lock:
             _open.remove(made)
-            for end in made.ends:
-                end()
     if made.seconds >= LONG:
         counted = f" {count(made.done - made.first, made.unit)} in" if made.done > made.first else ""
         # Of a stage within another that counts, such as a run of an experiment, the outer one's lines tell enough.
@@ -95,7 +91,7 @@ def stage(name: str, total: int = 0, unit: str = "item", *, done: int = 0) -> It
 
 def under_way() -> tuple[Stage, ...]:
     """Open stages to show, outermost first: those with a total, and the innermost."""
-    with LOCK:
+    with _lock:
         return tuple(one for one in _open if one.total or one is _open[-1])
 
 

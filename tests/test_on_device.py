@@ -270,7 +270,7 @@ def test_gpq_search_on_a_gpu(shop: Path, device: str, kind: str, options: tuple[
 
 
 @on_gpu
-@pytest.mark.parametrize("options", [(), ("--ties", "id"), ("-k", 50, "--denominator", "relevant-in-top-k")])
+@pytest.mark.parametrize("options", [(), ("-k", 50)])
 def test_gpq_evaluate_on_a_gpu(products: PipelineResult, device: str, options: tuple[Any, ...]) -> None:
     call = ("evaluate", products.model, "digits", *options)
     found, expected = gpq(*call, "--device", device), gpq(*call)

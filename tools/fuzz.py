@@ -498,11 +498,12 @@ def _image_seeds(folder: Path) -> list[Seed]:
 
 
 def _text_seeds(folder: Path) -> list[Seed]:
-    from gpq_faiss.config import preset, to_toml
-
     folder.mkdir()
     _pictures(folder)
-    (folder / "run.toml").write_text(to_toml(preset("recommended")))
+    (folder / "run.toml").write_text(
+        'preset = "recommended"\n\n[network]\nhidden = [64, 32]\nnoise = 0.5\n\n[training]\nsteps = 400\nseed = 3\n\n'
+        '[loss]\nlambda1 = 1.0\n\n[loss.extra]\nmine = 0.1\n\n[posterior]\nclass_codebooks = "auto"\n'
+    )
     (folder / "grid.toml").write_text(
         'title = "a grid"\nmethods = ["gpq", "pq"]\nbits = [12, 24]\nseeds = [0, 1]\n\n[settings.training]\nsteps = 3\n'
     )

@@ -252,7 +252,7 @@ class ClusterIndex(MergedIndex):
     def _no_answer(self, files: Sequence[str]) -> DataError:
         return DataError(
             f"{self.manifest.path}: no node answers for the shards {', '.join(files)} in {self._timeout:g} s: start nodes, or take "
-            "--allow-partial"
+            "allow_partial"
         )
 
     def close(self) -> None:

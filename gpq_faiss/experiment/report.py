@@ -390,10 +390,9 @@ def _budget(experiment: Experiment) -> list[str]:
     groups: dict[str, list[str]] = {}
     for run in trained:
         t = run.about["settings"]["training"]
-        length = f"{t['epochs']:g} epochs" if t["epochs"] else f"{run.about['steps']:,} steps"
         text = (
-            f"{length} of {batch(t, 'labelled')} labelled items, and {batch(t, 'unlabelled')} unlabelled ones for those that use "
-            f"them, learning rate {t['learning_rate']:g} ({t['schedule']})"
+            f"{run.about['steps']:,} steps of {batch(t, 'labelled')} labelled items, and {batch(t, 'unlabelled')} unlabelled ones "
+            f"for those that use them, learning rate {t['learning_rate']:g} ({t['schedule']})"
         )
         groups.setdefault(text, []).append(row_name(experiment, run))
     committees = [run for run in trained if run.about["settings"].get("method") in ("gpq-soft", "posterior")]

@@ -187,7 +187,7 @@ class Guard:
             # Against DNS rebinding: a foreign host name may point to this machine.
             name = _host_name(headers.get("host", ""))
             if not is_loopback(name) and name not in [allowed.lower() for allowed in self.settings.names]:
-                return 400, "this host name is not served here (--allowed-host)"
+                return 400, "this host name is not served here (allowed_hosts)"
         client = client_of((scope.get("client") or ("", 0))[0])
         if self.settings.rate and not self._within_rate(client):
             return 429, f"more than {self.settings.rate:g} requests per second"

@@ -126,9 +126,9 @@ def resolve_split(
     if seed is not None and seed != trained_seed:
         raise MismatchError(
             f"{model.folder} was trained on the split of seed {trained_seed}: with seed {seed} it may have seen the "
-            "labels of queries. Leave out --seed, or train with it"
+            "labels of queries. Leave out the seed, or train with it"
         )
     # The labels of the training decide which items are the database.
     ignored = labelled is not None and labelled != "all"
-    notes = ["labelled items are those of the training: --labelled has no effect"] if ignored else []
+    notes = ["labelled items are those of the training: labelled has no effect"] if ignored else []
     return load_split(model.folder / "split.json"), notes

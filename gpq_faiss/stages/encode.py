@@ -215,7 +215,7 @@ def _from_network(
         # Which items its rows are is not known where broken ones were left out: encoding from the first would double them.
         raise DataError(
             f"the unfinished {writer.path} was begun from a features file: leave out --no-features to go on, "
-            "or start again with --restart"
+            f"or remove {writer.partial} to start again"
         )
     position = int(writer.state.get("position", 0))
     if position:
@@ -288,7 +288,7 @@ def encode_shards(
     """
     if batch_size < 0 or shard_items < 1:
         raise UsageError(
-            f"--batch-size {batch_size}, --shard-items {shard_items}: they must not be negative, or 0"
+            f"--batch-size {batch_size}, shard_items {shard_items}: they must not be negative, or 0"
         )
     data_args = dict(data_args or {})
     # On the CPU: this process looks at the data alone, and may have no GPU.

@@ -371,7 +371,7 @@ def evaluate(
             or (protocol, seed, labelled or "all") != (None, None, "all")
         ):
             raise UsageError(
-                "--codes ranks the file against all labelled items: leave out --compare, --index, --protocol, --seed, --labelled and --ray"
+                "--codes ranks the file against all labelled items: leave out --compare, --index, --protocol, --ray, seed and labelled"
             )
         return _evaluate_codes(model, dataset, codes, options, device=device, progress=progress)
     if is_onnx(model):

@@ -52,62 +52,62 @@ def parse_rows(text: str, n: int) -> NDArray[np.int64]:
     return np.array(rows, dtype=np.int64)
 
 
-def own_features(queries: str) -> Path | None:
+def own_features(queries: object) -> Path | None:
     """The path if ``queries`` is a features.h5 of this package, else None."""
-    path = Path(queries)
-    if path.suffix not in {".h5", ".hdf5"} or not path.is_file():
+    if not isinstance(queries, str) or not queries.endswith((".h5", ".hdf5")) or not Path(queries).is_file():
         return None
     try:
-        return path if describe(path)["type"] == "features" else None
+        return Path(queries) if describe(Path(queries))["type"] == "features" else None
     except DataError:
         return None
 
 
-def open_queries(queries: str, **data_args: Any) -> Dataset:
-    """Open queries as a data set: anything that :func:`open_data` takes as text, or an image.
+def open_queries(queries: object, **options: Any) -> Dataset:
+    """Open queries as a data set: an image, or anything that :func:`open_data` takes, with its ``options``.
 
     Raises:
         UsageError, DataError: as :func:`gpq_faiss.data.open.open_data`.
     """
-    if not is_form(queries) and is_image_name(without_secrets(queries)) and not Path(queries).is_dir():
-        path = local_path(queries)
-        if not path.is_file():
-            raise DataError(f"{without_secrets(queries)} not found: no such image")
-        return FileImages(
-            name=without_secrets(queries),
-            ids=np.zeros(1, dtype=np.int64),
-            fingerprint=fingerprint(queries),
-            bad=BadItems(1, 0.0),
-            paths=[str(path)],
-        )
-    return open_data(queries, **data_args)
+    if not isinstance(queries, str) or is_form(queries) or not is_image_name(without_secrets(queries)):
+        return open_data(queries, **options)
+    if Path(queries).is_dir():
+        return open_data(queries, **options)
+    path, name = local_path(queries), without_secrets(queries)
+    if not path.is_file():
+        raise DataError(f"{name} not found: no such image")
+    return FileImages(
+        name=name,
+        ids=np.zeros(1, dtype=np.int64),
+        fingerprint=fingerprint(queries),
+        bad=BadItems(1, 0.0),
+        paths=[str(path)],
+    )
 
 
 def _read_features(
     path: Path, model: str | Path | OnnxEncoder, rows: str | None, memory: int | None
 ) -> tuple[NDArray[np.float32], NDArray[np.int64], tuple[str, ...]]:
     """:func:`query_vectors` from a ``features.h5`` of the same model: no network runs."""
-    if isinstance(model, OnnxEncoder):
-        raise MismatchError(
-            f"{path} holds vectors of items, but {model.path} encodes queries: give the data of the queries instead"
-        )
+    description = {"asymmetric": True} if isinstance(model, OnnxEncoder) else read_description(model)
     with RowReader(path) as reader:
-        description = read_description(model)
-        if reader.header.model_fingerprint != description["model_fingerprint"]:
+        found, own = reader.header.model_fingerprint, description.get("model_fingerprint", "")
+        if own and found != own:
             raise MismatchError(
-                f"{path} holds features of another model (fingerprint {reader.header.model_fingerprint}, "
-                f"{model} has {description['model_fingerprint']}): encode the queries with this model"
+                f"{path} holds features of another model (fingerprint {found}, {model} has {own}): "
+                "encode the queries with this model"
             )
         if description.get("asymmetric", False):
+            where = model.path if isinstance(model, OnnxEncoder) else model
             raise MismatchError(
-                f"{path} holds vectors of items, but {model} encodes queries differently: give the data of the queries instead"
+                f"{path} holds vectors of items, but {where} encodes queries differently: give the data of the queries instead"
             )
-        if rows is None:
-            needed = reader.ntotal * (4 * reader.header.width + 8)
-            check_memory(needed, f"{path}: {reader.ntotal:,} queries", memory, "select some with --rows")
+        n = reader.ntotal
+        positions = None if rows is None else parse_rows(rows, n)
+        if positions is None:
+            needed = n * (4 * reader.header.width + 8)
+            check_memory(needed, f"{path}: {n:,} queries", memory, "select some with --rows")
             vectors, ids = reader.block(), reader.ids()
         else:
-            positions = parse_rows(rows, reader.ntotal)
             vectors = np.concatenate([reader.block(p, p + 1) for p in positions.tolist()])
             ids = np.concatenate([reader.ids(p, p + 1) for p in positions.tolist()])
         return vectors, ids, tuple(str(i) for i in ids)
@@ -115,7 +115,7 @@ def _read_features(
 
 def query_vectors(
     model: str | Path | OnnxEncoder,
-    queries: object,
+    queries: Dataset | Path,
     *,
     rows: str | None = None,
     device: str = "cpu",
@@ -124,27 +124,25 @@ def query_vectors(
 ) -> tuple[NDArray[np.float32], NDArray[np.int64], tuple[str, ...]]:
     """Vectors float32 [Q, M·d] of the queries, their ids int64 [Q] and names.
 
-    A ``features.h5`` of the same model is read directly; the network does not run. ``memory`` limits, in bytes, the decompressed size of
-    a compressed query file (default: the free memory).
+    The path of a ``features.h5`` of the same model is read directly; the network does not run. ``memory`` limits the vectors in bytes
+    (default: the free memory).
 
     Raises:
         MismatchError: features of another model, or data that does not fit the model.
         DataError: no queries, or unreadable ones.
     """
-    own = own_features(queries) if isinstance(queries, str) else None
-    if own is not None:
-        return _read_features(own, model, rows, memory)
-    dataset = open_queries(queries, memory=memory) if isinstance(queries, str) else open_data(queries)
-    if not len(dataset):
-        raise DataError(f"{dataset.name} has no queries")
+    if isinstance(queries, Path):
+        return _read_features(queries, model, rows, memory)
+    if not len(queries):
+        raise DataError(f"{queries.name} has no queries")
     encoder = model if isinstance(model, OnnxEncoder) else open_encoder(model, device)
-    positions = np.arange(len(dataset)) if rows is None else parse_rows(rows, len(dataset))
+    positions = np.arange(len(queries)) if rows is None else parse_rows(rows, len(queries))
     M, _, d = encoder.shape
     check_memory(
         2 * 4 * M * d * len(positions), f"{len(positions):,} queries", memory, "select some with --rows"
     )
-    positions, vectors = encoder.embed_rows(dataset, positions, queries=True, progress=progress)
-    ids = dataset.ids[positions]
-    path_of = getattr(dataset, "image_path", lambda i: None)
+    positions, vectors = encoder.embed_rows(queries, positions, queries=True, progress=progress)
+    ids = queries.ids[positions]
+    path_of = getattr(queries, "image_path", lambda i: None)
     names = tuple(path_of(int(p)) or str(i) for p, i in zip(positions, ids, strict=True))
     return vectors, ids, names

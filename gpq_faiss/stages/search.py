@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,6 @@ from numpy.typing import NDArray
 from ..build.item_files import known_items
 from ..cluster.search import ClusterIndex, Holders
 from ..data.base import ImageDataset
-from ..data.open import open_data
 from ..encoder import is_onnx
 from ..errors import MismatchError, UsageError
 from ..exported import OnnxEncoder
@@ -86,6 +86,7 @@ def search(
     workers: int | None = None,
     replicas: int = 1,
     allow_partial: bool = False,
+    data_args: Mapping[str, Any] | None = None,
 ) -> SearchResult:
     """Find the k best items of an index for each query.
 
@@ -106,6 +107,7 @@ def search(
         ray: address of a Ray cluster (:func:`..cluster.connect.connected`) that searches the shards of a manifest; ``memory`` is
             then per worker.
         workers, replicas, allow_partial: see :class:`..cluster.search.ClusterIndex`.
+        data_args: further arguments of :func:`gpq_faiss.open_data` for ``queries``.
 
     Returns:
         Ids and scores; equal scores are ordered by id. A warning is logged if some queries have fewer than ``k`` results.
@@ -117,128 +119,82 @@ def search(
         UsageError: options out of range, in conflict, or not supported on the device.
     """
     queries = str(queries) if isinstance(queries, Path) else queries
-    place = "cpu" if on_cpu(device) else str(resolve_device(device))
-    if device == "auto" and place != "cpu" and (nprobe is not None or is_manifest(index)):
+    shards, place = is_manifest(index), "cpu" if on_cpu(device) else str(resolve_device(device))
+    if device == "auto" and place != "cpu" and (nprobe is not None or shards):
         log.info("searching on the CPU, as the GPU does not support this; the network runs on %s", place)
         place = "cpu"
     uses_device = on_device or place != "cpu"
     _check_options(k, nprobe, min_score, place if uses_device else None)
     encoder = OnnxEncoder.load(model, device) if is_onnx(model) else None
-    model_fingerprint = (
+    fingerprint = (
         read_description(model)["codebooks_fingerprint"] if encoder is None else encoder.codebooks_fingerprint
     )
-    opened: Index
-    if is_manifest(index) and uses_device:
+    if shards and uses_device:
         raise UsageError(f"the shards of {index} are searched on the CPU: take --device cpu")
+    if ray is not None and not shards:
+        raise UsageError(
+            f"{index} is not a manifest of shards, which --ray needs: gpq index --out NAME.json writes one"
+        )
     with contextlib.ExitStack() as stack:
+        opened: Index
         with stage("opening the index"):
             if ray is not None:
-                spread = workers, replicas, allow_partial
-                opened = _on_cluster(stack, index, ray, memory, spread)
+                holders = Holders(ray, workers)
+                stack.callback(holders.close)
+                budget = None if memory is None else parse_bytes(memory)
+                opened = ClusterIndex(index, holders, budget, replicas=replicas, allow_partial=allow_partial)
             elif uses_device:
                 with gpu_memory(_FITS):
                     opened = open_on_device(index, place, memory)
             else:
                 opened = open_index(index, memory)
         stack.callback(opened.close)
+        if opened.fingerprint != fingerprint:
+            raise MismatchError(
+                f"{index} has other codebooks ({opened.fingerprint}) than {model} ({fingerprint}): "
+                "build the index with this model"
+            )
         # Half of the budget is for the search itself.
         half = None if memory is None or uses_device else parse_bytes(memory) // 2
-        _check_opened(opened, index, model, model_fingerprint)
-        if not isinstance(queries, str):
-            queries = open_data(queries)
-        elif not own_features(queries):
-            queries = open_queries(queries, memory=half)
-        encoded = query_vectors(
+        source = own_features(queries) or open_queries(queries, memory=half, **(data_args or {}))
+        vectors, ids, names = query_vectors(
             model if encoder is None else encoder,
-            queries,
+            source,
             rows=rows,
             device=device,
             memory=half,
             progress=progress,
         )
         log.info("%s: %s", index, opened.describe())
-        found = _search(
-            opened, index, encoded, k=k, nprobe=nprobe, where=where, min_score=min_score, threads=threads
-        )
-    if not isinstance(queries, ImageDataset):
-        return found
-    # The items are the queries' data, or others that are not at hand.
-    about = None if is_manifest(index) else read_sidecar(index)
-    same = about is not None and about["extra"].get("data_fingerprint") == queries.fingerprint
-    same = same and bool(np.isin(found.ids[found.ids != -1], queries.ids).all())
-    return replace(found, queries=queries, images=queries if same else None)
-
-
-def _on_cluster(
-    stack: contextlib.ExitStack,
-    index: str | Path,
-    address: str,
-    memory: str | int | None,
-    spread: tuple[int | None, int, bool],
-) -> Index:
-    """Load the shards of a manifest into a cluster until the stack closes. Raises UsageError: ``index`` is no manifest."""
-    if not is_manifest(index):
-        raise UsageError(
-            f"{index} is not a manifest of shards, which --ray needs: gpq index --out NAME.json writes one"
-        )
-    workers, replicas, allow_partial = spread
-    holders = Holders(address, workers)
-    stack.callback(holders.close)
-    budget = None if memory is None else parse_bytes(memory)
-    return ClusterIndex(index, holders, budget, replicas=replicas, allow_partial=allow_partial)
-
-
-def _check_opened(opened: Index, index: str | Path, model: str | Path, fingerprint: str) -> None:
-    """Raises MismatchError: index and model have different codebooks."""
-    if opened.fingerprint != fingerprint:
-        raise MismatchError(
-            f"{index} has other codebooks ({opened.fingerprint}) than {model} ({fingerprint}): "
-            "build the index with this model"
-        )
-
-
-def _search(
-    opened: Index,
-    index: str | Path,
-    encoded: tuple[NDArray[np.float32], NDArray[np.int64], tuple[str, ...]],
-    *,
-    k: int,
-    nprobe: int | None,
-    where: Filter | None,
-    min_score: float | None,
-    threads: int | None,
-) -> SearchResult:
-    """Search for the result of :func:`query_vectors`. Raises as :func:`search`."""
-    vectors, ids, names = encoded
-    exact: NDArray[np.bool_] | None = None
-    with gpu_memory(_FITS):
-        if min_score is not None:
-            with stage("searching"):
-                scores, found = _padded(
-                    *opened.range_search(vectors, min_score, where=where, threads=threads)
-                )
-        else:
-            scores, found, exact = _search_all(opened, vectors, k, nprobe, where, threads)
-    result = SearchResult(
-        found,
-        scores,
-        ids,
-        names,
-        opened.fingerprint,
-        exact,
-        opened.describe(),
-        min_score,
-        _items(index, found),
-        tuple(sorted(getattr(opened, "missing", ()))),
-    )
+        exact: NDArray[np.bool_] | None = None
+        with gpu_memory(_FITS):
+            if min_score is not None:
+                with stage("searching"):
+                    scores, found = _padded(
+                        *opened.range_search(vectors, min_score, where=where, threads=threads)
+                    )
+            else:
+                scores, found, exact = _search_all(opened, vectors, k, nprobe, where, threads)
+        missing = tuple(sorted(getattr(opened, "missing", ())))
+        images = source if isinstance(source, ImageDataset) else None
+        result = SearchResult(
+            found, scores, ids, names, opened.fingerprint, exact, opened.describe(), min_score,
+            _items(index, found), missing, images, None if images is None else _indexed(index, found, images),
+        )  # fmt: skip
     if result.short:
         why = ["too few items pass the filter"] if where is not None else []
-        if result.missing_shards:
-            why.append(f"shards {', '.join(result.missing_shards)} are missing")
+        why += [f"shards {', '.join(missing)} are missing"] if missing else []
         log.warning(
             "%d of %d queries have fewer than %d results: %s", result.short, len(ids), k, " or ".join(why)
         )
     return result
+
+
+def _indexed(index: str | Path, found: NDArray[np.int64], queries: ImageDataset) -> ImageDataset | None:
+    """The images of the queries, if these are the items of the index too."""
+    about = None if is_manifest(index) else read_sidecar(index)
+    same = about is not None and about["extra"].get("data_fingerprint") == queries.fingerprint
+    return queries if same and bool(np.isin(found[found != -1], queries.ids).all()) else None
 
 
 def _items(index: str | Path, found: NDArray[np.int64]) -> dict[int, Item] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -58,67 +59,56 @@ class SearchResult(Shown):
         """Number of queries with fewer than ``k`` results; 0 in a search by minimum score."""
         return int((self.ids == -1).any(axis=1).sum()) if self.min_score is None else 0
 
+    @cached_property
+    def _columns(self) -> list[str]:
+        """What is known of results: texts by name, and ``labels``."""
+        items = (self.items or {}).values()
+        texts = dict.fromkeys(name for item in items for name in item.texts)
+        return list(texts | dict.fromkeys(["labels"] if any(i.labels is not None for i in items) else []))
+
+    def _known(self, i: int, column: str) -> Any:
+        item = (self.items or {}).get(i)
+        if item is not None and column == "labels":
+            return None if item.labels is None else list(item.labels)
+        return None if item is None else item.texts.get(column)
+
     def to_dict(self) -> dict[str, Any]:
         """For JSON: one entry per query, without padding; with ``names``, ``labels`` and kept columns if known."""
-        proven = {} if self.exact is None else {"proven_exact": int(self.exact.sum())}
+        queries = []
+        for query, name, row, scores in zip(
+            self.query_ids, self.query_names, self.ids, self.scores, strict=True
+        ):
+            ids = row[row != -1].tolist()
+            known = {"names" if c == "name" else c: [self._known(i, c) for i in ids] for c in self._columns}
+            scores_ = scores[row != -1].tolist()
+            queries.append({"id": int(query), "name": name, "ids": ids, "scores": scores_, **known})
         return {
             **({"k": int(self.ids.shape[1])} if self.min_score is None else {"min_score": self.min_score}),
             "codebooks_fingerprint": self.codebooks_fingerprint,
             "description": self.description,
-            **proven,
+            **({} if self.exact is None else {"proven_exact": int(self.exact.sum())}),
             **({"missing_shards": list(self.missing_shards)} if self.missing_shards else {}),
-            "queries": [
-                {
-                    "id": int(query),
-                    "name": name,
-                    "ids": [int(i) for i in ids if i != -1],
-                    "scores": [float(s) for i, s in zip(ids, scores, strict=True) if i != -1],
-                    **self._known([int(i) for i in ids if i != -1]),
-                }
-                for query, name, ids, scores in zip(
-                    self.query_ids, self.query_names, self.ids, self.scores, strict=True
-                )
-            ],
+            "queries": queries,
         }
-
-    def _known(self, ids: list[int]) -> dict[str, list[Any]]:
-        """Names, labels and kept columns of results, one list each."""
-        if self.items is None:
-            return {}
-        found = [self.items.get(i) for i in ids]
-        columns = list(dict.fromkeys(name for item in self.items.values() for name in item.texts))
-        plural = {name: "names" if name == "name" else name for name in columns}
-        known: dict[str, list[Any]] = {
-            plural[name]: [None if item is None else item.texts.get(name) for item in found]
-            for name in columns
-        }
-        if any(item.labels is not None for item in self.items.values()):
-            known["labels"] = [
-                None if item is None or item.labels is None else list(item.labels) for item in found
-            ]
-        return known
 
     def rows(self) -> list[dict[str, Any]]:
         """A row per result, for a table."""
         return list(self._rows())
 
     def _rows(self) -> Iterator[dict[str, Any]]:
-        return (
-            {"query": name, "rank": rank, "id": str(i), "score": float(score), **self._texts(i)}
-            for name, ids, scores in zip(self.query_names, self.ids, self.scores, strict=True)
-            for rank, (i, score) in enumerate(zip(ids.tolist(), scores.tolist(), strict=True), 1)
-            if i != -1
-        )
+        for name, ids, scores in zip(self.query_names, self.ids, self.scores, strict=True):
+            for rank, (i, score) in enumerate(zip(ids.tolist(), scores.tolist(), strict=True), 1):
+                if i != -1:
+                    known = ((column, self._known(i, column) or "") for column in self._columns)
+                    texts = {c: ", ".join(v) if isinstance(v, list) else v for c, v in known}
+                    yield {"query": name, "rank": rank, "id": str(i), "score": score, **texts}
 
     def about(self) -> list[str]:
         """How the index was searched."""
-        missing = [f"missing shards: {', '.join(self.missing_shards)}"] if self.missing_shards else []
-        proven = (
-            []
-            if self.exact is None
-            else [f"{int(self.exact.sum())} of {len(self.exact)} results are proven to be exact"]
-        )
-        return [*([self.description] if self.description else []), *proven, *missing]
+        lines = [self.description] if self.description else []
+        if self.exact is not None:
+            lines.append(f"{int(self.exact.sum())} of {len(self.exact)} results are proven to be exact")
+        return lines + ([f"missing shards: {', '.join(self.missing_shards)}"] if self.missing_shards else [])
 
     def _pictures(self) -> str:
         if self.queries is None:
@@ -130,17 +120,6 @@ class SearchResult(Shown):
             scores=self.scores[:_QUERIES, :_RESULTS],
         )
         return html.in_notebook(html.gallery(few._ranked(self.images, self.queries)))
-
-    def _texts(self, i: int) -> dict[str, str]:
-        """Name, labels and kept columns of a result, for a table."""
-        if self.items is None:
-            return {}
-        return {
-            column.removesuffix("s") if column == "names" else column: ", ".join(value or ())
-            if isinstance(value, list)
-            else value or ""
-            for column, (value,) in self._known([i]).items()
-        }
 
     def save_hdf5(self, path: str | Path) -> Path:
         """Write datasets ``ids``, ``scores`` and ``query_ids``, shaped as in :class:`SearchResult`, and ``names`` (UTF-8 bytes [Q, k]) if
@@ -164,24 +143,24 @@ class SearchResult(Shown):
             path, arrays, {"kind": "results", "codebooks_fingerprint": self.codebooks_fingerprint}
         )
 
-    def draw(self, items: Dataset, queries: Dataset, out: str | Path, *, overwrite: bool = False) -> Path:
+    def draw(
+        self, items: Dataset, queries: Dataset | None, out: str | Path, *, overwrite: bool = False
+    ) -> Path:
         """Draw each query with its results, framed by relevance if both have labels.
 
         Args:
             items: images of the indexed items, with the same ids.
-            queries: images of the queries.
+            queries: images of the queries; None: those that were searched, if they were images.
             out: .png, .svg, .pdf, or .html (a page with pictures and a table of the results).
 
         Raises:
             DataError: not images, or an id is missing from ``items`` or ``queries``.
         """
-        for dataset, what in ((items, "items"), (queries, "queries")):
-            if not isinstance(dataset, ImageDataset):
-                raise DataError(
-                    f"{dataset.name} holds {dataset.kind}, not images: a picture needs images of the {what}"
-                )
-        assert isinstance(items, ImageDataset)
-        assert isinstance(queries, ImageDataset)
+        queries = self.queries if queries is None else queries
+        if not isinstance(items, ImageDataset) or not isinstance(queries, ImageDataset):
+            bad, what = (queries, "queries") if isinstance(items, ImageDataset) else (items, "items")
+            held = "these" if bad is None else f"{bad.name} holds {bad.kind}, which"
+            raise DataError(f"{held} are not images: a picture needs images of the {what}")
         ranked = self._ranked(items, queries)
         if Path(out).suffix.lower() == ".html":
             parts = [
@@ -195,46 +174,40 @@ class SearchResult(Shown):
 
     def _ranked(self, items: ImageDataset | None, queries: ImageDataset) -> list[Ranked]:
         """The pictures of queries and, with ``items``, of their results. Raises as :meth:`draw`."""
-
-        def image(dataset: ImageDataset, position: int) -> NDArray[np.uint8]:
-            found = dataset.read(np.array([position]))[0]
-            return np.full((32, 32, 3), 160, np.uint8) if found is None else found
-
         query_row_of = {int(i): row for row, i in enumerate(queries.ids)}
         row_of = {} if items is None else {int(i): row for row, i in enumerate(items.ids)}
-        missing = (
-            [] if items is None else [int(i) for i in np.unique(self.ids) if i != -1 and int(i) not in row_of]
-        )
-        if items is not None and missing:
-            raise DataError(
-                f"{items.name} has no item with id {missing[0]}: --images must name the data of the index"
-            )
-        unknown = [int(i) for i in self.query_ids if int(i) not in query_row_of]
-        if unknown:
-            raise DataError(
-                f"{queries.name} has no image with id {unknown[0]}, which is a query: give the queries as their images (DATA)"
-            )
+        if items is not None:
+            for i in np.unique(self.ids).tolist():
+                if i != -1 and i not in row_of:
+                    raise DataError(
+                        f"{items.name} has no item with id {i}: --images must name the data of the index"
+                    )
         ranked = []
-        for query, ids, scores in zip(self.query_ids, self.ids, self.scores, strict=True):
-            query_row = query_row_of[int(query)]
-            if items is None:
-                ranked.append(
-                    Ranked(image(queries, query_row), [], query_name=class_text(queries, query_row))
+        for query, ids, scores in zip(self.query_ids.tolist(), self.ids, self.scores, strict=True):
+            if query not in query_row_of:
+                raise DataError(
+                    f"{queries.name} has no image with id {query}, which is a query: give the queries as their images (DATA)"
                 )
-                continue
-            rows = [row_of[int(i)] for i in ids if i != -1]
-            names = [class_text(items, row) for row in rows]
-            ranked.append(
-                Ranked(
-                    query=image(queries, query_row),
-                    results=[image(items, row) for row in rows],
-                    scores=[float(s) for s in scores[ids != -1]],
-                    relevant=_relevance(items.labels, rows, queries.labels, query_row),
-                    query_name=class_text(queries, query_row),
+            row = query_row_of[query]
+            shown = Ranked(_image(queries, row), [], query_name=class_text(queries, row))
+            if items is not None:
+                rows = [row_of[i] for i in ids[ids != -1].tolist()]
+                names = [class_text(items, r) for r in rows]
+                shown = replace(
+                    shown,
+                    results=[_image(items, r) for r in rows],
+                    scores=scores[ids != -1].tolist(),
+                    relevant=_relevance(items.labels, rows, queries.labels, row),
                     names=names if any(names) else None,
                 )
-            )
+            ranked.append(shown)
         return ranked
+
+
+def _image(dataset: ImageDataset, position: int) -> NDArray[np.uint8]:
+    """An image, or a grey square in place of one that cannot be read."""
+    found = dataset.read(np.array([position]))[0]
+    return np.full((32, 32, 3), 160, np.uint8) if found is None else found
 
 
 def _relevance(

@@ -122,7 +122,7 @@ class _Task:
     @property
     def steps(self) -> int:
         """Optimizer steps; the same for supervised methods."""
-        return count_steps(self.config.training, len(self.seen), len(self.pool), self.labels.n_classes)
+        return count_steps(self.config.training, self.labels.n_classes)
 
     def sample(self, n: int) -> Iterator[Tensor]:
         """Blocks with up to n items of the pool in total, always the same."""
@@ -336,14 +336,9 @@ def learning_rate(config: TrainingConfig, step: int, steps: int) -> float:
     return config.learning_rate * float(_DECAY ** (step // config.decay_every))
 
 
-def count_steps(config: TrainingConfig, labelled: int, unlabelled: int, classes: int) -> int:
-    """Steps of a run: as set, by the number of classes (``auto``), or from ``epochs`` (passes over the set that needs more batches)."""
-    if not config.epochs:
-        return config.steps if config.steps != "auto" else min(max(800, 8 * classes), 1600)
-    per_epoch = math.ceil(labelled / min(config.batch_labelled, labelled))
-    if unlabelled and config.batch_unlabelled:
-        per_epoch = max(per_epoch, math.ceil(unlabelled / min(config.batch_unlabelled, unlabelled)))
-    return max(1, math.ceil(config.epochs * per_epoch))
+def count_steps(config: TrainingConfig, classes: int) -> int:
+    """Steps of a run: as set, or by the number of classes (``auto``)."""
+    return config.steps if config.steps != "auto" else min(max(800, 8 * classes), 1600)
 
 
 def _check_step_memory(method: TrainableMethod, task: _Task) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from commands import Shop
 
-TRAIN = ("--preset", "paper", "--steps", "2")
+TRAIN = ("--preset", "paper", "--set", "training.steps=2")
 """What makes a training short."""
 
 STAGES = {
@@ -68,6 +68,7 @@ def fill(call: tuple[str, ...], shop: Shop, bad: Path, out: Path) -> list[str]:
         "LABELS": shop.labels,
         "IMAGES": shop.images,
         "DATA": shop.data,
+        "root=IMAGES": f"root={shop.images}",
     }
     arguments = [str(names.get(part, part)).replace("BAD", str(bad)) for part in call]
     return arguments if call[0] in WITHOUT_OUT else [*arguments, "--out", str(out)]

@@ -77,8 +77,8 @@ READERS: dict[str, list[tuple[str, ...]]] = {
         ("train", "DATA", "--labels", "BAD", *TRAIN),
         ("evaluate", "MODEL", "DATA", "--labels", "BAD"),
     ],
-    "csv": [("train", "csv:BAD", "--root", "IMAGES", *TRAIN)],
-    "list": [("train", "list:BAD", "--root", "IMAGES", *TRAIN)],
+    "csv": [("train", "csv:BAD", "--read", "root=IMAGES", *TRAIN)],
+    "list": [("train", "list:BAD", "--read", "root=IMAGES", *TRAIN)],
     "toml": [("train", "DATA", "--labels", "LABELS", *TRAIN, "--config", "BAD")],
     "photo": [("search", "IMAGE_MODEL", "IMAGE_INDEX", "BAD")],
 }
@@ -493,22 +493,22 @@ def test_a_bad_image_is_one_line_beyond_the_limit_and_a_note_within(
     shutil.copytree(shop.images, folder)
     bad = folder / "b" / "3.png"
     bad.write_bytes(bad_images(bad.read_bytes(), tmp_path)[name])
-    train = ("train", f"folder:{folder}", "--backbone", "mlp", "--out", tmp_path / "model")
+    train = ("train", f"folder:{folder}", "--set", "network.backbone=mlp", "--out", tmp_path / "model")
     with untouched(tmp_path, shop.root):
         assert "3.png" in refused("encode", model, f"folder:{folder}", "--out", tmp_path / "codes.h5")
         assert "3.png" in refused("search", model, shop.image_index, bad)
         assert "3.png" in refused(*train, *TRAIN, "--protocol", "none")
-    result = gpq("encode", model, f"folder:{folder}", "--max-unreadable", 0.1, "--out", tmp_path / "codes.h5")
+    result = gpq("encode", model, f"folder:{folder}", "--read", "max_bad=0.1", "--out", tmp_path / "codes.h5")
     assert result.exit_code == 0
     assert "11 codes" in result.stdout
     caplog.clear()
-    assert gpq(*train, *TRAIN, "--protocol", "none", "--max-bad", 0.1).exit_code == 0
+    assert gpq(*train, *TRAIN, "--protocol", "none", "--read", "max_bad=0.1").exit_code == 0
     assert "1 of 12 images cannot be read (" in caplog.text
 
 
 def test_a_missing_image_of_a_list_is_named(shop: Shop, tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text("".join(f"a/{i}.png 1 0\n" for i in range(9)))
-    call = ("encode", shop.image_model, f"list:{tmp_path}/list.txt", "--root", shop.images)
+    call = ("encode", shop.image_model, f"list:{tmp_path}/list.txt", "--read", f"root={shop.images}")
     with untouched(tmp_path):
         line = refused(*call, "--out", tmp_path / "codes.h5")
         assert "3 of 9 images missing" in line
@@ -533,4 +533,3 @@ def test_products_of_another_model_are_refused_by_their_fingerprints(shop: Shop,
 def test_another_split_of_the_training_data_is_refused(shop: Shop) -> None:
     evaluate = ("evaluate", shop.model, shop.data, "--labels", shop.labels)
     assert "protocol" in refused(*evaluate, "--protocol", "2")
-    assert "seed" in refused(*evaluate, "--seed", 5)

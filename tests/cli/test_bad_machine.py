@@ -264,8 +264,8 @@ def test_a_signal_in_a_training_is_one_line_and_resume_reaches_the_same_codes(
         "0.4",
         "--config",
         settings,
-        "--steps",
-        "120",
+        "--set",
+        "training.steps=120",
     ]
     train = [str(part) for part in call]
     out = tmp_path / "model"

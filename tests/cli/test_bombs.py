@@ -590,7 +590,7 @@ def test_a_link_to_itself_or_nowhere_is_one_broken_image(shop: Shop, tmp_path: P
     line = refused(*encode)
     assert "1 of 13 images cannot be read" in line
     assert "loop.png" in line
-    result = gpq(*encode, "--max-bad", "0.1")
+    result = gpq(*encode, "--read", "max_bad=0.1")
     assert result.exit_code == 0
     assert "12 codes" in result.stdout
 

@@ -34,13 +34,6 @@ def test_factory_string(tmp_path: Path) -> None:
     assert isinstance(faiss.read_index(str(out)), faiss.IndexPQFastScan)
 
 
-def test_the_old_name_of_a_form_is_taken(tmp_path: Path) -> None:
-    model = make_model(tmp_path / "model")
-    done("export", model, "--to", "faiss-factory", "--out", tmp_path / "a")
-    done("export", model, "--to", "factory", "--out", tmp_path / "b")
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-
-
 @pytest.mark.parametrize("to", ["faiss", "onnx", "torch"])
 def test_it_writes_what_the_command_of_that_form_writes(tmp_path: Path, to: str) -> None:
     if to == "onnx":

@@ -15,7 +15,7 @@ import pytest
 from commands import ITEMS, Shop, clusters, done, gpq, refused
 from PIL import Image
 
-TINY = ("--preset", "paper", "--backbone", "mlp", "--steps", "20")
+TINY = ("--preset", "paper", "--set", "network.backbone=mlp", "--set", "training.steps=20")
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,16 @@ def test_search_gives_a_picture_of_the_digits(digits: Path) -> None:
 
 def test_the_features_form_trains_with_labels_from_a_file(shop: Shop, tmp_path: Path) -> None:
     out = tmp_path / "model"
-    done("train", f"features:{shop.features}", "--labels", shop.labels, "--out", out, "--steps", 3)
+    done(
+        "train",
+        f"features:{shop.features}",
+        "--labels",
+        shop.labels,
+        "--out",
+        out,
+        "--set",
+        "training.steps=3",
+    )
     description = json.loads((out / "config.json").read_text())
     assert description["input"] == {"kind": "features", "width": 16}
     assert description["config"]["preset"] == "recommended"
@@ -127,8 +136,8 @@ def test_bits_and_codebooks_say_the_same(shop: Shop, tmp_path: Path) -> None:
     shapes = []
     for name, size in (
         ("a", ("--bits", 24)),
-        ("b", ("--codebooks", 6)),
-        ("c", ("--bits", 12, "--codewords", 64)),
+        ("b", ("--set", "quantizer.codebooks=6")),
+        ("c", ("--bits", 12, "--set", "quantizer.codewords=64")),
     ):
         train = (
             "train",
@@ -137,8 +146,8 @@ def test_bits_and_codebooks_say_the_same(shop: Shop, tmp_path: Path) -> None:
             shop.labels,
             "--preset",
             "paper",
-            "--steps",
-            2,
+            "--set",
+            "training.steps=2",
             "--out",
             tmp_path / name,
         )
@@ -260,7 +269,7 @@ def test_evaluate_in_every_form(shop: Shop, tmp_path: Path) -> None:
         "pq",
     )
     plot = tmp_path / "pr.png"
-    found = json.loads(done(*evaluate, "--format", "json", "--plot", plot, "--at", "1,5"))
+    found = json.loads(done(*evaluate, "--format", "json", "--plot", plot))
     wanted = {
         "map",
         "bits",
@@ -276,7 +285,7 @@ def test_evaluate_in_every_form(shop: Shop, tmp_path: Path) -> None:
     assert found["map"] > 0.9
     assert set(found["compared"]) == {"pq"}
     assert 0 < found["compared"]["pq"]["map"] <= 1
-    assert set(found["precision"]) == {"1", "5"}
+    assert set(found["precision"]) == {"1", "10", "100"}
     with Image.open(plot) as image:
         assert image.format == "PNG"
     rounded = f"{found['map']:.4f}"

@@ -51,8 +51,8 @@ def test_filters_by_lists_of_ids(shop: Shop, tmp_path: Path, budget: tuple[str, 
         for option, inside in (
             ("--allow-ids", True),
             ("--deny-ids", False),
-            ("--where-ids", True),
-            ("--without-ids", False),
+            ("--allow-ids", True),
+            ("--deny-ids", False),
         ):
             got = [q["ids"] for q in found(*search, option, tmp_path / name)]
             assert got == [[i for i in ids if (i % 3 == 0) == inside][:9] for ids in every]
@@ -65,11 +65,13 @@ def test_all_items_above_a_score(shop: Shop, budget: tuple[str, ...]) -> None:
     assert [q["ids"] for q in got] == [
         [i for i, s in zip(q["ids"], q["scores"], strict=True) if s >= least] for q in every
     ]
-    text = done("search", shop.model, shop.index, shop.queries, "--least", least, *budget, "--format", "json")
+    text = done(
+        "search", shop.model, shop.index, shop.queries, "--min-score", least, *budget, "--format", "json"
+    )
     assert json.loads(text)["min_score"] == least
     assert "k" not in json.loads(text)
     assert (
-        done("search", shop.model, shop.index, shop.queries, "--least", 1e6, *budget).strip()
+        done("search", shop.model, shop.index, shop.queries, "--min-score", 1e6, *budget).strip()
         == "no item found"
     )
 
@@ -104,7 +106,7 @@ def test_ids_of_the_users_own_below_zero_too(
         table = done("search", *search, "-k", 3, "--rows", "0:1", *budget)
         assert str(got[0]["ids"][0]) in table
         assert len(table.strip().splitlines()) == 5
-    with_range = found(*search, "--least", got[0]["scores"][4], *budget)
+    with_range = found(*search, "--min-score", got[0]["scores"][4], *budget)
     assert with_range[0]["ids"][:5] == got[0]["ids"][:5]
 
 
@@ -114,24 +116,24 @@ def test_options_at_odds_are_refused(shop: Shop, tmp_path: Path) -> None:
     np.save(tmp_path / "bad.npy", np.ones((2, 2)))
     for options in (
         ("--nprobe", 0),
-        ("--nprobe", 3, "--least", 1),
+        ("--nprobe", 3, "--min-score", 1),
         ("--memory", "much"),
         ("--memory", "5kB"),
-        ("--least", "nan"),
-        ("--least", 1, "-k", 5),
+        ("--min-score", "nan"),
+        ("--min-score", 1, "-k", 5),
         ("-k", 0),
-        ("--where-ids", tmp_path / "bad.txt", "--without-ids", tmp_path / "bad.txt"),
+        ("--allow-ids", tmp_path / "bad.txt", "--deny-ids", tmp_path / "bad.txt"),
     ):
         refused(*search, *options, code=2)
     assert "at least 262,144" in refused(*search, "--memory", "1kB", code=2)
     for name in ("bad.txt", "bad.npy", "none.txt"):
-        assert name in refused(*search, "--where-ids", tmp_path / name)
+        assert name in refused(*search, "--allow-ids", tmp_path / name)
     assert "other codebooks" in refused("search", shop.other, shop.index, shop.queries)
 
 
 def test_fewer_results_than_asked_for_are_one_line_on_stderr(shop: Shop, tmp_path: Path) -> None:
     (tmp_path / "some.txt").write_text("3\n4\n5\n")
-    call = ("search", shop.model, shop.index, shop.queries, "-k", 5, "--where-ids", tmp_path / "some.txt")
+    call = ("search", shop.model, shop.index, shop.queries, "-k", 5, "--allow-ids", tmp_path / "some.txt")
     code = "import sys; from gpq_cli.main import cli; cli(sys.argv[1:], prog_name='gpq')"
     ran = subprocess.run(
         [sys.executable, "-c", code, *map(str, call)], capture_output=True, text=True, check=True

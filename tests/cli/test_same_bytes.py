@@ -12,7 +12,7 @@ from commands import Shop, content, done
 
 from gpq_faiss.store import read_arrays
 
-TRAINED = ("--preset", "paper", "--steps", "6")
+TRAINED = ("--preset", "paper", "--set", "training.steps=6")
 GRID = 'methods = ["gpq", "pq"]\nbits = [12]\nseeds = [0]\nlabelled = ["20-per-class"]\npreset = "paper"\n'
 
 

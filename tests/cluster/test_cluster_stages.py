@@ -303,14 +303,14 @@ def test_a_model_or_data_that_are_replaced_are_read_again(shop: Path, tmp_path: 
 def test_the_commands_run_on_a_cluster(nodes: Nodes, shop: Path, tmp_path: Path) -> None:
     model, address = shop / "model", nodes.address
     out = done(
-        "encode", model, data(shop), "--ray", address, "--shard-items", 3000, "--out", tmp_path / "codes"
+        "encode", model, data(shop), "--ray", f"{address},shard_items=3000", "--out", tmp_path / "codes"
     )
     assert "2 shards" in out  # of whole batches
     shards = sorted((tmp_path / "codes").glob("*.h5"))
     manifest = tmp_path / "m.json"
     done("index", model, *shards, "--ray", address, "--out", manifest)
     search = ("search", model, manifest, shop / "queries.npy", "--format", "json")
-    there = json.loads(done(*search, "--ray", address, "--replicas", 2))
+    there = json.loads(done(*search, "--ray", f"{address},replicas=2"))
     here = json.loads(done(*search))
     assert there["queries"] == here["queries"]
     assert "workers of a cluster" in there["description"]
@@ -319,9 +319,9 @@ def test_the_commands_run_on_a_cluster(nodes: Nodes, shop: Path, tmp_path: Path)
     lost = read_manifest(manifest).shards[0].file
     (tmp_path / lost).unlink()
     assert lost in refused(*search, "--ray", address)
-    assert json.loads(done(*search, "--ray", address, "--allow-partial"))["missing_shards"] == [lost]
+    assert json.loads(done(*search, "--ray", f"{address},allow_partial=yes"))["missing_shards"] == [lost]
     assert lost in refused("info", manifest)
-    assert "--ray" in refused(*search, "--replicas", 2, code=2)
+    assert "--ray" in refused(*search, "--ray", ",replicas=2", code=2)
     assert "not a manifest" in refused(
         "search", model, shards[0], shop / "queries.npy", "--ray", address, code=2
     )

@@ -54,7 +54,7 @@ def test_a_smaller_index_for_a_pipeline_of_faiss(shop: np.ndarray, tmp_path: Pat
     faiss.write_index(old, "old.faiss")
 
     # Codes of the same items, by the categories that some of them have.
-    items = "'features:vectors-*.npy' --ids ids.npy --names names.txt"
+    items = "'features:vectors-*.npy' --ids ids.npy --read names=names.txt"
     gpq(
         f"train 'features:vectors-*.npy' --ids ids.npy --labels items.csv --labelled all {TRAINING} --out model"
     )
@@ -79,7 +79,7 @@ def test_a_smaller_index_for_a_pipeline_of_faiss(shop: np.ndarray, tmp_path: Pat
     assert first["names"][0] == f"sku-{ids.tolist().index(first['ids'][0]):06d}"
 
     # A second batch, with the same model, and no id twice.
-    gpq("encode model features:more.npy --ids more-ids.npy --names more-names.txt --out more.h5")
+    gpq("encode model features:more.npy --ids more-ids.npy --read names=more-names.txt --out more.h5")
     gpq("index model index.faiss more.h5 --out all.faiss")
     assert faiss.read_index("all.faiss").ntotal == N + MORE
     assert "more than once, in index.faiss and in codes.h5" in gpq(

@@ -239,7 +239,7 @@ def test_crops_are_padded_by_the_mean_colour(
     ("start", "changes", "message"),
     [
         ("authors", {"training": {"batch_unlabelled": 1}}, "one item has no batch statistics"),
-        ("paper", {"gpq": {"details": "mine"}}, "gpq.details = 'mine': choose one of paper, authors"),
+        ("paper", {"gpq": {"details": "mine"}}, "gpq.details = 'mine': input should be 'paper' or 'authors'"),
     ],
 )
 def test_settings_that_cannot_be_together(start: str, changes: dict[str, Any], message: str) -> None:

@@ -66,7 +66,8 @@ def process(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pr
         "--model",
         str(made / "model"),
     ]
-    call += ["--data", "digits", "--writable", "--port", "0", "--rate", "0"]
+    (folder / "serve.toml").write_text("rate = 0")
+    call += ["--data", "digits", "--writable", "--port", "0", "--config", str(folder / "serve.toml")]
     popen = subprocess.Popen(
         call, env={**os.environ, "GPQ_SERVE_TOKEN": TOKEN}, stderr=subprocess.PIPE, text=True
     )
@@ -221,15 +222,23 @@ def test_kills_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
         (("--host", "example.com", "--token", TOKEN), 2, "an IP address is needed"),
         (("--token", "short"), 2, "at least 16"),
         (("--port", "70000"), 2, "0 to 65535"),
-        (("--max-upload", "much"), 2, "--max-upload 'much'"),
-        (("--max-k", "0"), 2, "at least 1"),
+        (("max_upload = 'much'",), 2, "max_upload 'much'"),
+        (("max_k = 0",), 2, "at least 1"),
+        (("max_q = 1",), 2, "'max_q' is unknown: did you mean 'max_k'?"),
+        (("max_k = '9'",), 2, "a value of another type"),
+        (("allowed_hosts = [1]",), 2, "a value of another type"),
         (("--data", "nothing"), 2, "unknown data"),
         (("--data", "features:none.npy"), 1, "not found"),
-        (("--compact-after", "0", "--writable", "--token", TOKEN), 2, "at least 1"),
+        (("compact_after = 0", "--writable", "--token", TOKEN), 2, "at least 1"),
     ],
     ids=lambda value: "_".join(value)[:30] if isinstance(value, tuple) else "",
 )
-def test_a_wrong_option_is_one_line(made: Path, options: tuple[str, ...], code: int, message: str) -> None:
+def test_a_wrong_option_is_one_line(
+    made: Path, tmp_path: Path, options: tuple[str, ...], code: int, message: str
+) -> None:
+    if "=" in options[0]:
+        (tmp_path / "serve.toml").write_text(f"rate = 0.5\n{options[0]}\n")
+        options = ("--config", str(tmp_path / "serve.toml"), *options[1:])
     result = CliRunner().invoke(
         cli, ["serve", str(made / "index.faiss"), "--model", str(made / "model"), "--port", "0", *options]
     )

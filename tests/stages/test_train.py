@@ -121,18 +121,11 @@ def test_learning_rate_is_the_papers() -> None:
     assert learning_rate(cosine, 5, 10) == pytest.approx(1e-4)
 
 
-def test_epochs_count_passes_over_the_larger_set() -> None:
-    config = TrainingConfig(epochs=2, batch_labelled=10, batch_unlabelled=10)
-    assert count_steps(config, labelled=100, unlabelled=1000, classes=3) == 200
-    assert count_steps(config, labelled=95, unlabelled=0, classes=3) == 20
-    assert count_steps(replace(config, epochs=0.0, steps=7), 100, 1000, 3) == 7
-
-
 @pytest.mark.parametrize(
     ("classes", "steps"), [(1, 800), (100, 800), (101, 808), (150, 1200), (200, 1600), (10**4, 1600)]
 )
 def test_many_classes_have_a_longer_training(classes: int, steps: int) -> None:
-    assert count_steps(TrainingConfig(steps="auto"), 1000, 1000, classes) == steps
+    assert count_steps(TrainingConfig(steps="auto"), classes) == steps
 
 
 def codes_of(folder: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -184,7 +184,7 @@ def as_process(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (
             ("train", "digits", "--out", "m", "--set", "training.steps=0"),
-            "training.steps = 0: a whole number",
+            "training.steps = 0: input should be",
         ),
         (("train", "digits", "--out", "m", "--bitz", "3"), "No such option"),
         (("train", "digits", "--out", "m", "--device", "cuda"), "torch sees no GPU"),
