@@ -43,3 +43,18 @@ class NPairPQLoss(nn.Module):
 def multihot(labels: Tensor, like: Tensor) -> Tensor:
     """Labels [B, C] of any dtype as 0/1 with dtype and device of ``like``; values above 0 are labels."""
     return (labels > 0).to(device=like.device, dtype=like.dtype)
+
+
+def label_pairs(labels: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Pairs of labelled rows, bool [B, B]: different rows that share a label, and rows that share none.
+
+    Args:
+        labels: multi-hot [B, C], any dtype; a zero row is unlabelled and in no pair.
+        like: of the dtype and device to compute in.
+    """
+    y = multihot(labels, like)
+    known = y.any(dim=1)
+    with torch.autocast(y.device.type, enabled=False):
+        shared = y @ y.T > 0
+    positive = shared & ~torch.eye(len(y), dtype=torch.bool, device=y.device)
+    return positive, ~shared & known & known[:, None]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UsageError
-from .npair import multihot
+from .npair import label_pairs
 
 Mining = Literal["semihard", "hardest"]
 
@@ -55,13 +55,9 @@ class TripletPQLoss(nn.Module):
             q: float [B, M, d], their soft assignment.
             labels: multi-hot [B, C], any dtype; a zero row is unlabelled.
         """
-        y = multihot(labels, x)
-        known = y.any(dim=1)
+        positive, negative = label_pairs(labels, x)
         with torch.autocast(x.device.type, enabled=False):
             similarity = x.flatten(1) @ q.flatten(1).to(x.dtype).T / x.shape[1]
-            shared = y @ y.T > 0
-        positive = shared & ~torch.eye(len(x), dtype=torch.bool, device=x.device)
-        negative = ~shared & known & known[:, None]
         has_negative = negative.any(dim=1)
         if self.mining == "hardest":
             used = positive.any(dim=1) & has_negative

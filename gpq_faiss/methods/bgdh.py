@@ -45,13 +45,12 @@ from torch import Tensor, nn
 
 from ..config import Config
 from ..data.base import Dataset
-from ..errors import DataError, UsageError
-from ..losses.npair import multihot
+from ..errors import DataError
+from ..losses.npair import label_pairs
 from ..nn.backbones import Backbone
-from ..nn.model import build_extractor, input_description
-from .coders import SignCoder
+from .baseline import Baseline, half_precision
 from .ssdh import make_linear, squared_distances, start_small
-from .trainable import TrainableMethod, TrainingBatch
+from .trainable import TrainingBatch
 
 EMBEDDING = 128
 """Width of e(x)."""
@@ -79,8 +78,6 @@ class BipartiteGraph(nn.Module):
 
     def __init__(self, anchors: int, width: int, nearest: int) -> None:
         super().__init__()
-        if not 1 <= nearest <= anchors:
-            raise UsageError(f"bgdh: {nearest} nearest of {anchors} anchors")
         self.nearest = nearest
         # Buffers, so that a resumed training uses the same graph.
         self.register_buffer("used", torch.zeros((), dtype=torch.int64))
@@ -150,21 +147,15 @@ class BipartiteGraph(nn.Module):
 
 
 class HashNetwork(nn.Module):
-    """Network whose hash layer takes the deep features and the embedding.
+    """Network whose hash layer takes the deep features and the embedding. The extractor's output is the embedding e(x)."""
 
-    Args:
-        backbone: the shared extractor; its output is the embedding e(x).
-        bits: q.
-        generator: source of the first weights.
-    """
-
-    def __init__(self, backbone: Backbone, bits: int, generator: torch.Generator | None) -> None:
+    def __init__(self, backbone: Backbone, bits: int, draws: torch.Generator) -> None:
         super().__init__()
         self.backbone = backbone
         deep, embedding = cast(nn.Linear, backbone.head).in_features, backbone.spec.out_width
-        self.hidden = make_linear(embedding, embedding, generator)
+        self.hidden = make_linear(embedding, embedding, draws)
         self.hash = nn.Linear(deep + embedding, bits)
-        start_small(self.hash, generator)
+        start_small(self.hash, draws)
 
     def deep(self, x: Tensor) -> Tensor:
         """Items to the deep features, float [n, W]."""
@@ -189,14 +180,11 @@ def pairwise_likelihood(u: Tensor, labels: Tensor) -> Tensor:
         u: float [B, bits].
         labels: multi-hot [B, C]; rows that share a label are similar. Zero rows are unlabelled and form no pairs.
     """
-    y = multihot(labels, u)
-    known = y.any(dim=1)
-    pairs = known & known[:, None] & ~torch.eye(len(u), dtype=torch.bool, device=u.device)
-    shared = y @ y.T > 0
+    positive, negative = label_pairs(labels, u)
     with torch.autocast(u.device.type, enabled=False):
         theta = u @ u.T / 2
     means = []
-    for sign, kind in ((-1, pairs & shared), (1, pairs & ~shared)):
+    for sign, kind in ((-1, positive), (1, negative)):
         means.append(F.softplus(sign * theta).masked_fill(~kind, 0).sum() / kind.sum().clamp_min(1))
     return (means[0] + means[1]) / 2
 
@@ -215,58 +203,31 @@ def context_loss(e: Tensor, contexts: Tensor, right: Tensor, wrong: Tensor) -> T
     return -(F.logsigmoid(scores[:, 0]).sum() + F.logsigmoid(-scores[:, 1:]).sum()) / scores.numel()
 
 
-class BGDH(TrainableMethod):
-    """See the module docstring.
-
-    Args:
-        backbone: the shared extractor, whose output is the embedding.
-        bits: q.
-        weight: λ of the graph term.
-        quantisation: η.
-        anchors: A.
-        nearest: s.
-        longest: maximum anchor visits of a walk.
-        wrong: random contexts per context reached by a walk.
-        graph_start: share of the steps before the graph is built, for images.
-        seed: of the anchors.
-        generator: source of the first weights.
-    """
+class BGDH(Baseline):
+    """See the module docstring. The exported network gives u, whose sign is the code."""
 
     name = "bgdh"
+    uses_unlabelled = True
+    weight, quantisation = 1.0, 0.1
+    """λ of the graph term, and η."""
+    nearest = 5
+    """s, anchors per item."""
+    longest, wrong = 2, 5
+    """Maximum anchor visits of a walk; random contexts per context reached by a walk."""
 
-    def __init__(  # noqa: PLR0913
-        self,
-        backbone: Backbone,
-        bits: int,
-        *,
-        weight: float = 1.0,
-        quantisation: float = 0.1,
-        anchors: int = 500,
-        nearest: int = 5,
-        longest: int = 2,
-        wrong: int = 5,
-        graph_start: float = 1 / 3,
-        seed: int = 0,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        super().__init__()
-        if min(weight, quantisation) < 0 or min(longest, wrong) < 1 or not 0 <= graph_start < 1:
-            raise UsageError(
-                "bgdh: weights must not be negative, longest and wrong at least 1, graph_start in [0, 1)"
-            )
-        self.bits, self.weight, self.quantisation = bits, weight, quantisation
-        self.longest, self.wrong, self.graph_start, self.seed = longest, wrong, graph_start, seed
-        self.network = HashNetwork(backbone, bits, generator)
+    def __init__(self, config: Config, dataset: Dataset, image_size: int, n_classes: int) -> None:
+        del n_classes
+        super().__init__(config, dataset, image_size, EMBEDDING)
+        backbone = self.extractor
+        self.network: HashNetwork = HashNetwork(backbone, self.bits, self.draws)
         spec = backbone.spec
+        self.graph_start = 1 / 3 if config.network.weights == "none" else 0.0
         # A frozen copy: features of the network in training would drift away from the anchors.
         self.view = copy.deepcopy(backbone).requires_grad_(False).eval() if spec.kind == "images" else None
         width = spec.in_width or cast(nn.Linear, backbone.head).in_features
-        self.graph = BipartiteGraph(anchors, width, nearest)
-        embedding = spec.out_width
-        self.contexts = nn.Parameter(
-            torch.randn(anchors, embedding, generator=generator or torch.Generator().manual_seed(seed))
-            / embedding**0.5
-        )
+        anchors = max(self.nearest, min(500, len(dataset) // 10))
+        self.graph = BipartiteGraph(anchors, width, self.nearest)
+        self.contexts = nn.Parameter(torch.randn(anchors, EMBEDDING, generator=self.draws) / EMBEDDING**0.5)
 
     def train(self, mode: bool = True) -> BGDH:
         """Set the mode of all but the frozen copy."""
@@ -295,7 +256,7 @@ class BGDH(TrainableMethod):
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """``pairs``, ``quantisation`` and ``graph``, and their weighted sum."""
         x, n = batch.x, len(batch.y)
-        with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=amp):
+        with half_precision(x, amp):
             deep = self.network.deep(x)
         u, e = self.network.both(deep.float())
         labelled = u[:n]
@@ -312,28 +273,3 @@ class BGDH(TrainableMethod):
             parts["graph"] = context_loss(e, self.contexts, right.to(e.device), wrong.to(e.device))
             total = total + self.weight * parts["graph"]
         return {"total": total, **parts}
-
-    def exported(self) -> HashNetwork:
-        """The network to u, whose sign is the code."""
-        return self.network
-
-    def coder(self) -> SignCoder:
-        """Coder of the signs, Hamming distance."""
-        return SignCoder(self.bits)
-
-
-def build(config: Config, dataset: Dataset, image_size: int, n_classes: int) -> BGDH:
-    """An untrained BGDH for ``dataset``, with at most one anchor per ten items."""
-    del n_classes
-    generator = torch.Generator().manual_seed(config.training.seed)
-    backbone = build_extractor(config, input_description(dataset, image_size), EMBEDDING, generator)
-    nearest = 5
-    return BGDH(
-        backbone,
-        config.quantizer.bits,
-        anchors=max(nearest, min(500, len(dataset) // 10)),
-        nearest=nearest,
-        graph_start=1 / 3 if config.network.weights == "none" else 0.0,
-        seed=config.training.seed,
-        generator=generator,
-    )

@@ -22,8 +22,6 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 import faiss
 import numpy as np
 import torch
@@ -32,15 +30,12 @@ from torch import Tensor, nn
 
 from ..config import Config
 from ..data.base import Dataset
-from ..data.reader import Reader
-from ..errors import DataError, UsageError
+from ..errors import DataError
 from ..losses.npair import multihot
-from ..nn.backbones import Backbone
-from ..nn.model import build_extractor, input_description
 from .base import Floats
+from .baseline import Alternating
 from .coders import ProductCoder
-from .memory import TrainingVectors
-from .trainable import TrainableMethod, TrainingBatch
+from .trainable import TrainingBatch
 
 
 class PairwiseCosineLoss(nn.Module):
@@ -57,18 +52,6 @@ class PairwiseCosineLoss(nn.Module):
         target = 2 * (y @ y.T > 0).to(z.dtype) - 1
         pairs = known[:, None] * known[None, :]
         return ((target - unit @ unit.T).square() * pairs).sum() / pairs.sum().clamp_min(1)
-
-
-class BoundedNetwork(nn.Module):
-    """Backbone and tanh: input to vectors float32 [B, D] in (-1, 1)."""
-
-    def __init__(self, backbone: Backbone) -> None:
-        super().__init__()
-        self.backbone = backbone
-
-    def forward(self, x: Tensor) -> Tensor:
-        z: Tensor = self.backbone(x).float().tanh()
-        return z
 
 
 def fit_product_codebooks(x: Floats, M: int, K: int, *, start: Floats | None = None, seed: int = 0) -> Floats:
@@ -95,49 +78,21 @@ def fit_product_codebooks(x: Floats, M: int, K: int, *, start: Floats | None = N
     return np.asarray(faiss.vector_to_array(pq.centroids), np.float32).reshape(M, K, -1)
 
 
-class DQN(TrainableMethod):
-    """Network, codebooks and the vectors that the codebooks are fitted to.
-
-    Args:
-        backbone: of output width M * d.
-        M, K, d: codebooks, codewords per codebook, dimensions per codebook.
-        weight: λ of the quantisation loss.
-        seed: of the first k-means.
-    """
+class DQN(Alternating):
+    """Network, codebooks and the vectors that the codebooks are fitted to."""
 
     name = "dqn"
-    uses_unlabelled = False
-    codewords: Tensor
-    fitted: Tensor
+    weight = 0.03
+    """λ of the quantisation loss."""
 
-    def __init__(
-        self, backbone: Backbone, M: int, K: int = 16, d: int = 12, *, weight: float = 0.03, seed: int = 0
-    ) -> None:
-        super().__init__()
-        if weight < 0:
-            raise UsageError(f"dqn: the weight of the quantisation loss is {weight}: it cannot be negative")
-        self.network = BoundedNetwork(backbone)
+    def __init__(self, config: Config, dataset: Dataset, image_size: int, n_classes: int) -> None:
+        del n_classes
+        q = config.quantizer
+        shape = (q.codebooks, q.codewords, q.subdim)
+        super().__init__(
+            config, dataset, image_size, q.width, lambda draws: torch.rand(shape, generator=draws) * 2 - 1
+        )
         self.cosine = PairwiseCosineLoss()
-        self.weight = weight
-        self.seed = seed
-        self.M, self.K, self.d = M, K, d
-        generator = torch.Generator().manual_seed(seed + 1)
-        # Used only to encode with an untrained network.
-        self.register_buffer("codewords", torch.rand(M, K, d, generator=generator) * 2 - 1)
-        self.register_buffer("fitted", torch.zeros((), dtype=torch.bool))
-        self.memory = TrainingVectors(M * d)
-        self._steps = 0
-        self._batch = 1
-
-    def fit_labels(self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32]) -> None:
-        """Allocate memory for the vectors of the labelled items."""
-        del reader, y
-        self.memory.allocate(rows)
-
-    def before_step(self, step: int, steps: int, sample: Callable[[int], Iterator[Tensor]]) -> None:
-        """Store the number of the last step."""
-        del step, sample
-        self._steps = steps
 
     def nearest(self, z: Tensor) -> Tensor:
         """Quantised z float [B, M * d]: the nearest codewords C h, concatenated, float [B, M * d]."""
@@ -148,12 +103,7 @@ class DQN(TrainableMethod):
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """The pairwise cosine loss and the product quantisation loss."""
-        n = len(batch.y)
-        self._batch = n
-        with torch.autocast(batch.x.device.type, dtype=torch.bfloat16, enabled=amp):
-            raw = self.network.backbone(batch.x[:n])
-        z = raw.float().tanh()
-        self.memory.keep(batch.rows, z)
+        z = self.outputs(batch, amp)
         cosine = self.cosine(z, batch.y)
         with torch.no_grad():
             quantised = self.nearest(z)
@@ -161,31 +111,12 @@ class DQN(TrainableMethod):
         error = (z - quantised).square().mean() * self.fitted
         return {"total": cosine + self.weight * error, "cosine": cosine, "quantisation": error}
 
-    @torch.no_grad()
-    def after_step(self, step: int) -> None:
-        """Fit the codebooks after each pass over the labelled items, and after the last step."""
-        each = max(1, -(-len(self.memory) // self._batch))
-        if not len(self.memory) or ((step + 1) % each and step + 1 != self._steps):
-            return
-        _, vectors = self.memory.known()
+    def refit(self, at: Tensor, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        """k-means from the present codebooks on."""
+        del at
         start = self.codewords.cpu().numpy() if bool(self.fitted) else None
-        new = fit_product_codebooks(vectors.cpu().numpy(), self.M, self.K, start=start, seed=self.seed)
-        self.codewords.copy_(torch.from_numpy(new))
-        self.fitted.fill_(True)
-
-    def exported(self) -> nn.Module:
-        """The backbone with tanh."""
-        return self.network
+        return fit_product_codebooks(x, self.M, self.K, start=start, seed=self.seed)
 
     def coder(self) -> ProductCoder:
         """Coder of the codebooks, asymmetric quantiser distance."""
         return ProductCoder(self.codewords.cpu().numpy(), "l2")
-
-
-def build(config: Config, dataset: Dataset, image_size: int, n_classes: int) -> DQN:
-    """An untrained DQN for ``dataset``."""
-    del n_classes
-    q, seed = config.quantizer, config.training.seed
-    generator = torch.Generator().manual_seed(seed)
-    backbone = build_extractor(config, input_description(dataset, image_size), q.width, generator)
-    return DQN(backbone, q.codebooks, q.codewords, q.subdim, seed=seed)

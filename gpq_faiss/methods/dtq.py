@@ -26,25 +26,20 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..config import Config
 from ..data.base import Dataset
 from ..data.reader import Reader
-from ..errors import UsageError
-from ..losses.npair import multihot
-from ..nn.backbones import Backbone
-from ..nn.model import build_extractor, input_description
+from ..losses.npair import label_pairs
 from .additive import AdditiveCoder, iterated_conditional_modes, reconstruct, update_codebooks
 from .base import Floats
-from .dqn import BoundedNetwork, fit_product_codebooks
-from .memory import TrainingVectors
-from .trainable import TrainableMethod, TrainingBatch
+from .baseline import Alternating
+from .dqn import fit_product_codebooks
+from .trainable import TrainingBatch
 
 WIDTH = 64
 """D of the authors' experiments, for all code lengths."""
@@ -66,15 +61,11 @@ def group_hard_triplets(
         generator: random generator on the CPU.
         group: maximum rows per group.
     """
-    y = multihot(labels, z)
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     start = 0
-    for zg, yg in zip(*(t.chunk(max(1, -(-len(z) // group))) for t in (z.detach(), y)), strict=True):
+    for zg, yg in zip(*(t.chunk(max(1, -(-len(z) // group))) for t in (z.detach(), labels)), strict=True):
         distance = torch.cdist(zg, zg).square()
-        shared = yg @ yg.T > 0
-        known = yg.any(dim=1)
-        positive = shared & ~torch.eye(len(zg), dtype=torch.bool, device=z.device)
-        negative = ~shared & known & known[:, None]
+        positive, negative = label_pairs(yg, zg)
         a, p = positive.nonzero(as_tuple=True)
         hard = negative[a] & (distance[a, p][:, None] - distance[a] + margin > 0)
         draw = torch.rand(hard.shape, generator=generator).to(z.device)
@@ -94,126 +85,68 @@ def triplet_margin_loss(z: Tensor, triplets: tuple[Tensor, Tensor, Tensor], marg
     return (near - far + margin).relu().sum() / max(1, len(a))
 
 
-class DTQ(TrainableMethod):
-    """Network, codebooks, and the vectors and codes of the labelled items.
-
-    Args:
-        backbone: of output width D.
-        M, K: codebooks, and codewords per codebook.
-        width: D.
-        margin: δ, for vectors in (-1, 1)^D.
-        weight: λ of the quantisation loss.
-        orthogonality: γ of weak orthogonality.
-        group: see :func:`group_hard_triplets`.
-        seed: of the first codebooks.
-    """
+class DTQ(Alternating):
+    """Network, codebooks, and the vectors and codes of the labelled items."""
 
     name = "dtq"
-    uses_unlabelled = False
-    codewords: Tensor
-    fitted: Tensor
+    margin = 15.0
+    """δ, for vectors in (-1, 1)^D."""
+    weight = 0.1
+    """λ of the quantisation loss."""
+    orthogonality = 1e-4
+    """γ of weak orthogonality."""
     codes: Tensor
 
-    def __init__(  # noqa: PLR0913
-        self,
-        backbone: Backbone,
-        M: int,
-        K: int = 16,
-        width: int = WIDTH,
-        *,
-        margin: float = 15.0,
-        weight: float = 0.1,
-        orthogonality: float = 1e-4,
-        group: int = 250,
-        seed: int = 0,
-    ) -> None:
-        super().__init__()
-        if min(margin, weight, orthogonality) < 0:
-            raise UsageError(
-                f"dtq: margin {margin}, weight {weight} and orthogonality {orthogonality} cannot be negative"
-            )
-        self.network = BoundedNetwork(backbone)
-        self.margin, self.weight, self.orthogonality, self.group = margin, weight, orthogonality, group
-        self.seed = seed
-        self.M, self.K, self.width = M, K, width
-        generator = torch.Generator().manual_seed(seed + 1)
-        # Used only to encode with an untrained network.
-        self.register_buffer("codewords", torch.randn(M, K, width, generator=generator) / M**0.5)
-        self.register_buffer("fitted", torch.zeros((), dtype=torch.bool))
+    def __init__(self, config: Config, dataset: Dataset, image_size: int, n_classes: int) -> None:
+        del n_classes
+        M, K = config.quantizer.codebooks, config.quantizer.codewords
+        super().__init__(
+            config,
+            dataset,
+            image_size,
+            WIDTH,
+            lambda draws: torch.randn(M, K, WIDTH, generator=draws) / M**0.5,
+        )
         self.register_buffer("codes", torch.empty(0, M, dtype=torch.uint8))
-        self.memory = TrainingVectors(width)
-        self._steps = 0
-        self._batch = 1
 
     def fit_labels(self, reader: Reader, rows: NDArray[np.int64], y: NDArray[np.float32]) -> None:
         """Allocate memory for the vectors and codes of the labelled items."""
-        del reader, y
-        self.memory.allocate(rows)
+        super().fit_labels(reader, rows, y)
         self.codes = torch.zeros(len(rows), self.M, dtype=torch.uint8, device=self.codes.device)
-
-    def before_step(self, step: int, steps: int, sample: Callable[[int], Iterator[Tensor]]) -> None:
-        """Store the number of the last step."""
-        del step, sample
-        self._steps = steps
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """The triplet loss of group-hard triplets and the quantisation loss."""
-        n = len(batch.y)
-        self._batch = n
-        with torch.autocast(batch.x.device.type, dtype=torch.bfloat16, enabled=amp):
-            raw = self.network.backbone(batch.x[:n])
-        z = raw.float().tanh()
-        self.memory.keep(batch.rows, z)
-        chosen = group_hard_triplets(z, batch.y, self.margin, batch.generator, self.group)
+        z = self.outputs(batch, amp)
+        chosen = group_hard_triplets(z, batch.y, self.margin, batch.generator)
         triplet = triplet_margin_loss(z, chosen, self.margin)
         parts = {"triplet": triplet, "triplets": z.new_tensor(float(len(chosen[0])))}
         total = triplet
         if bool(self.fitted):
-            codes = self.codes[self.memory.positions(batch.rows)].long()
+            codes = self.codes[self.positions(batch)].long()
             sums = self.codewords[torch.arange(self.M, device=z.device), codes].sum(dim=1)
             parts["quantisation"] = (z - sums).square().sum(dim=1).mean()
             total = total + self.weight * parts["quantisation"]
         return {"total": total, **parts}
 
-    @torch.no_grad()
-    def after_step(self, step: int) -> None:
-        """Fit codes and codebooks after each pass over the labelled items, and after the last step."""
-        each = max(1, -(-len(self.memory) // self._batch))
-        if not len(self.memory) or ((step + 1) % each and step + 1 != self._steps):
-            return
-        at, vectors = self.memory.known()
-        x = vectors.cpu().numpy()
+    def refit(self, at: Tensor, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Codes and codebooks in turns."""
         C = self.codewords.cpu().numpy() if bool(self.fitted) else self._first_codebooks(x)
         for _ in range(3):
             codes = iterated_conditional_modes(x, C, sweeps=3)
             C = update_codebooks(x, codes, C, orthogonality=self.orthogonality)
         codes = iterated_conditional_modes(x, C, sweeps=3)
-        self.codewords.copy_(torch.from_numpy(C))
         self.codes[at] = torch.from_numpy(codes).to(self.codes.device)
-        self.fitted.fill_(True)
+        return C
 
     def _first_codebooks(self, x: Floats) -> Floats:
         """Initial codebooks by residual k-means."""
-        C = np.zeros((self.M, self.K, self.width), np.float32)
+        C = np.zeros((self.M, self.K, WIDTH), np.float32)
         residual = x.copy()
         for m in range(self.M):
             C[m] = fit_product_codebooks(residual, 1, self.K, seed=self.seed + m)[0]
             residual -= reconstruct(iterated_conditional_modes(residual, C[m : m + 1]), C[m : m + 1])
         return C
 
-    def exported(self) -> nn.Module:
-        """The backbone with tanh."""
-        return self.network
-
     def coder(self) -> AdditiveCoder:
         """Coder of the codebooks, inner product."""
         return AdditiveCoder(self.codewords.cpu().numpy())
-
-
-def build(config: Config, dataset: Dataset, image_size: int, n_classes: int) -> DTQ:
-    """An untrained DTQ for ``dataset``."""
-    del n_classes
-    q, seed = config.quantizer, config.training.seed
-    generator = torch.Generator().manual_seed(seed)
-    backbone = build_extractor(config, input_description(dataset, image_size), WIDTH, generator)
-    return DTQ(backbone, q.codebooks, q.codewords, seed=seed)

@@ -28,13 +28,11 @@ from torch import Tensor, nn
 
 from ..config import Config
 from ..data.base import Dataset
-from ..errors import UsageError
-from ..losses.npair import multihot
-from ..nn.backbones import Backbone
-from ..nn.model import build_extractor, input_description
+from ..losses.npair import label_pairs
 from ..nn.quantizer import Codebooks, intra_normalize, subspace_cosine
+from .baseline import Baseline
 from .coders import ProductCoder
-from .trainable import TrainableMethod, TrainingBatch
+from .trainable import TrainingBatch
 
 
 class AsymmetricTripletLoss(nn.Module):
@@ -45,19 +43,12 @@ class AsymmetricTripletLoss(nn.Module):
     loss 0.
 
     Args:
-        group: maximum rows per group.
+        group: maximum rows per group, at least 3.
         scale: factor of both similarities; 1 in the paper.
-
-    Raises:
-        UsageError: a group of fewer than 3 rows, or a scale that is not positive.
     """
 
-    def __init__(self, group: int = 128, scale: float = 1.0) -> None:
+    def __init__(self, group: int = 128, scale: float = 8.0) -> None:
         super().__init__()
-        if group < 3:
-            raise UsageError(f"triplets need groups of at least 3 rows, but group is {group}")
-        if not scale > 0:
-            raise UsageError(f"the scale of similarities is {scale}: it must be above 0")
         self.group = group
         self.scale = scale
 
@@ -69,15 +60,11 @@ class AsymmetricTripletLoss(nn.Module):
             q: float [B, D], quantised vectors.
             labels: multi-hot [B, C], any dtype; a zero row is unlabelled.
         """
-        y = multihot(labels, x)
         groups = max(1, -(-len(x) // self.group))
         total, count = x.new_zeros(()), x.new_zeros(())
-        for xg, qg, yg in zip(x.chunk(groups), q.chunk(groups), y.chunk(groups), strict=True):
+        for xg, qg, yg in zip(x.chunk(groups), q.chunk(groups), labels.chunk(groups), strict=True):
             similarity = self.scale * (xg @ qg.T)
-            shared = yg @ yg.T > 0
-            known = yg.any(dim=1)
-            positive = shared & ~torch.eye(len(xg), dtype=torch.bool, device=x.device)
-            negative = ~shared & known & known[:, None]
+            positive, negative = label_pairs(yg, xg)
             anchor, other = positive.nonzero(as_tuple=True)
             loss = (similarity[anchor] - similarity[anchor, other][:, None]).sigmoid()
             total = total + (loss * negative[anchor]).sum()
@@ -94,64 +81,28 @@ def soft_quantise(x: Tensor, Z: Tensor, alpha: float) -> Tensor:
     return torch.einsum("bmk,mkd->bmd", weight, Z)
 
 
-class _Network(nn.Module):
-    """Backbone and intra-normalisation: input to float32 [B, D]."""
-
-    def __init__(self, backbone: Backbone, M: int) -> None:
-        super().__init__()
-        self.backbone = backbone
-        self.M = M
-
-    def forward(self, x: Tensor) -> Tensor:
-        return intra_normalize(self.backbone(x), self.M).flatten(1)
-
-
-class PQN(TrainableMethod):
-    """The network with its soft quantisation layer.
-
-    Args:
-        backbone: of output width M * d.
-        M, K, d: codebooks, codewords per codebook, dimensions of a sub-vector.
-        alpha: sharpness of the soft assignment.
-        scale, group: see :class:`AsymmetricTripletLoss`.
-        seed: of the random initial codewords.
-    """
+class PQN(Baseline):
+    """The network with its soft quantisation layer."""
 
     name = "pqn"
-    uses_unlabelled = False
+    alpha = 10.0
+    """Sharpness of the soft assignment."""
 
-    def __init__(
-        self,
-        backbone: Backbone,
-        M: int,
-        K: int = 16,
-        d: int = 12,
-        *,
-        alpha: float = 10.0,
-        scale: float = 8.0,
-        group: int = 128,
-        seed: int = 0,
-    ) -> None:
-        super().__init__()
-        if not alpha > 0:
-            raise UsageError(f"pqn: alpha is {alpha}: it must be above 0")
-        self.network = _Network(backbone, M)
-        self.codewords = Codebooks(M, K, d, generator=torch.Generator().manual_seed(seed))
-        self.alpha = alpha
-        self.triplet = AsymmetricTripletLoss(group, scale)
+    def __init__(self, config: Config, dataset: Dataset, image_size: int, n_classes: int) -> None:
+        del n_classes
+        q = config.quantizer
+        super().__init__(
+            config, dataset, image_size, q.width, lambda raw: intra_normalize(raw, q.codebooks).flatten(1)
+        )
+        draws = torch.Generator().manual_seed(self.seed)
+        self.codewords = Codebooks(self.M, self.K, self.d, generator=draws)
+        self.triplet = AsymmetricTripletLoss()
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """The asymmetric triplet loss."""
-        n, M = len(batch.y), self.network.M
-        with torch.autocast(batch.x.device.type, dtype=torch.bfloat16, enabled=amp):
-            raw = self.network.backbone(batch.x[:n])
-        x = intra_normalize(raw.float(), M)
+        x = intra_normalize(self.raw(batch, amp), self.M)
         q = soft_quantise(x, self.codewords(), self.alpha)
         return {"total": self.triplet(x.flatten(1), q.flatten(1), batch.y)}
-
-    def exported(self) -> nn.Module:
-        """The backbone with intra-normalisation."""
-        return self.network
 
     @torch.no_grad()
     def codebooks(self) -> NDArray[np.float32]:
@@ -161,12 +112,3 @@ class PQN(TrainableMethod):
     def coder(self) -> ProductCoder:
         """Coder of the codewords, inner product."""
         return ProductCoder(self.codebooks())
-
-
-def build(config: Config, dataset: Dataset, image_size: int, n_classes: int) -> PQN:
-    """An untrained PQN for ``dataset``."""
-    del n_classes
-    q, seed = config.quantizer, config.training.seed
-    generator = torch.Generator().manual_seed(seed)
-    backbone = build_extractor(config, input_description(dataset, image_size), q.width, generator)
-    return PQN(backbone, q.codebooks, q.codewords, q.subdim, seed=seed)

@@ -95,7 +95,9 @@ _GPQ_REVISION = 3
 def _deep(
     summary: str, citation: str, learns: Learns, code: CodeKind, module: str, departs: str = ""
 ) -> MethodEntry:
-    return MethodEntry(summary, citation, learns, code, f".{module}", deep=True, departs=departs)
+    return MethodEntry(
+        summary, citation, learns, code, f".{module}", module.upper(), deep=True, departs=departs
+    )
 
 
 def _gpq(

@@ -37,12 +37,9 @@ from torch import Tensor, nn
 
 from ..config import Config
 from ..data.base import Dataset
-from ..errors import UsageError
-from ..losses.npair import multihot
-from ..nn.backbones import Backbone
-from ..nn.model import build_extractor, input_description
-from .coders import SignCoder
-from .trainable import TrainableMethod, TrainingBatch
+from ..losses.npair import label_pairs
+from .baseline import Baseline, half_precision
+from .trainable import TrainingBatch
 
 
 def squared_distances(a: Tensor, b: Tensor) -> Tensor:
@@ -63,11 +60,7 @@ def triplet_ranking(distances: Tensor, labels: Tensor, margin: float) -> Tensor:
         labels: multi-hot [B, C]; a zero row is unlabelled.
         margin: minimum difference of negative and positive distances.
     """
-    y = multihot(labels, distances)
-    known = y.any(dim=1)
-    shared = y @ y.T > 0
-    positive = shared & ~torch.eye(len(y), dtype=torch.bool, device=y.device)
-    negative = ~shared & known & known[:, None]
+    positive, negative = label_pairs(labels, distances)
     ordered = distances.masked_fill(~negative, torch.inf).sort(dim=1).values
     prefix = F.pad(ordered.masked_fill(ordered.isinf(), 0).cumsum(dim=1), (1, 0))
     bound = distances + margin
@@ -116,51 +109,31 @@ def batch_graph(features: Tensor, near: float, far: float) -> tuple[Tensor, Tens
     return neighbours, distant
 
 
-class SSDH(TrainableMethod):
-    """See the module docstring.
-
-    Args:
-        backbone: the shared extractor; its head is the hash layer, with one output per bit.
-        n_classes: C, of the classifier.
-        margin_rank: m_t; default: max(1, bits / 8).
-        margin_pair: m_p; default: 2.5 up to 12 bits, else 3.
-        weight: λ.
-        near, far: shares of a mini-batch that count as neighbours and as distant.
-        generator: for the classifier's initial weights.
-    """
+class SSDH(Baseline):
+    """See the module docstring. The exported network gives u, whose sign is the code."""
 
     name = "ssdh"
+    uses_unlabelled = True
+    weight = 0.1
+    """λ."""
+    near, far = 8 / 128, 10 / 128
+    """Shares of a mini-batch that count as neighbours and as distant."""
 
-    def __init__(
-        self,
-        backbone: Backbone,
-        n_classes: int,
-        *,
-        margin_rank: float | None = None,
-        margin_pair: float | None = None,
-        weight: float = 0.1,
-        near: float = 8 / 128,
-        far: float = 10 / 128,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        super().__init__()
-        self.backbone = backbone
-        self.bits = backbone.spec.out_width
-        self.margin_rank = max(1.0, self.bits / 8) if margin_rank is None else margin_rank
-        self.margin_pair = (2.5 if self.bits <= 12 else 3.0) if margin_pair is None else margin_pair
-        if min(self.margin_rank, self.margin_pair, weight) < 0 or not 0 < near + far <= 1:
-            raise UsageError("ssdh: margins and weight must not be negative, near + far must be in (0, 1]")
-        self.weight, self.near, self.far = weight, near, far
-        start_small(cast(nn.Linear, backbone.head), generator)
-        self.classifier = make_linear(cast(nn.Linear, backbone.head).in_features, n_classes, generator)
+    def __init__(self, config: Config, dataset: Dataset, image_size: int, n_classes: int) -> None:
+        super().__init__(config, dataset, image_size, config.quantizer.bits)
+        self.margin_rank = max(1.0, self.bits / 8)
+        self.margin_pair = 2.5 if self.bits <= 12 else 3.0
+        head = cast(nn.Linear, self.extractor.head)
+        start_small(head, self.draws)
+        self.classifier = make_linear(head.in_features, n_classes, self.draws)
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """``rank``, ``embedding``, ``pseudo`` and ``classification``, and their weighted sum."""
-        x, n = batch.x, len(batch.y)
-        with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=amp):
-            deep = self.backbone.trunk_features(self.backbone.input(x))
+        x, n, net = batch.x, len(batch.y), self.extractor
+        with half_precision(x, amp):
+            deep = net.trunk_features(net.input(x))
         deep = deep.float()
-        h = self.backbone.head(deep).sigmoid()
+        h = net.head(deep).sigmoid()
         logits = self.classifier(deep)
         d = squared_distances(h, h)
         parts = {
@@ -177,30 +150,22 @@ class SSDH(TrainableMethod):
             total = total + self.weight * parts["pseudo"]
         return {"total": total, **parts}
 
-    def exported(self) -> Backbone:
-        """The backbone with the hash layer, up to u, whose sign is the code."""
-        return self.backbone
 
-    def coder(self) -> SignCoder:
-        """Coder of the signs, Hamming distance."""
-        return SignCoder(self.bits)
-
-
-def make_linear(width: int, out: int, generator: torch.Generator | None) -> nn.Linear:
-    """A linear layer with Xavier-uniform weights from ``generator`` (``None``: seed 0) and zero bias."""
+def make_linear(width: int, out: int, draws: torch.Generator) -> nn.Linear:
+    """A linear layer with Xavier-uniform weights from a generator and zero bias."""
     layer = nn.Linear(width, out)
-    nn.init.xavier_uniform_(layer.weight, generator=generator or torch.Generator().manual_seed(0))
+    nn.init.xavier_uniform_(layer.weight, generator=draws)
     nn.init.zeros_(layer.bias)
     return layer
 
 
-def start_small(layer: nn.Linear, generator: torch.Generator | None) -> None:
+def start_small(layer: nn.Linear, draws: torch.Generator) -> None:
     """Initialise a hash layer with normal weights of standard deviation 0.005, as the authors of SSDH do.
 
     Larger weights give random codes that the losses first have to undo. BGDH on the CIFAR-10 features at
     48 bits, 500 steps: mAP 0.38 with Xavier weights, 0.54 with these.
     """
-    nn.init.normal_(layer.weight, std=0.005, generator=generator or torch.Generator().manual_seed(0))
+    nn.init.normal_(layer.weight, std=0.005, generator=draws)
     nn.init.zeros_(layer.bias)
 
 
@@ -218,11 +183,3 @@ def same_class(y: Tensor, logits: Tensor) -> Tensor:
     """
     pseudo = F.one_hot(logits.argmax(dim=1), y.shape[1]).to(y.dtype)
     return pseudo @ torch.cat([(y > 0).to(y.dtype), pseudo]).T > 0
-
-
-def build(config: Config, dataset: Dataset, image_size: int, n_classes: int) -> SSDH:
-    """An untrained SSDH for ``dataset``."""
-    generator = torch.Generator().manual_seed(config.training.seed)
-    input_ = input_description(dataset, image_size)
-    backbone = build_extractor(config, input_, config.quantizer.bits, generator)
-    return SSDH(backbone, n_classes, generator=generator)

@@ -48,25 +48,17 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from ..config import Config
 from ..data.base import Dataset
-from ..errors import UsageError
-from ..losses.npair import multihot
+from ..losses.npair import label_pairs
 from ..nn.backbones import Backbone
-from ..nn.model import build_extractor, input_description
-from .coders import SignCoder
+from .baseline import Baseline, half_precision
 from .ssdh import squared_distances, start_small, triplet_ranking
-from .trainable import TrainableMethod, TrainingBatch
+from .trainable import TrainingBatch
 
 Pair = tuple[Tensor, Tensor]
 
 
 class FeatureGenerator(nn.Module):
-    """A perceptron from an embedding and noise to a similar and a dissimilar embedding.
-
-    Args:
-        width: W of the embeddings.
-        noise: width of the noise.
-        hidden: units of each of the two hidden layers.
-    """
+    """A perceptron from an embedding and noise to a similar and a dissimilar embedding."""
 
     def __init__(self, width: int, noise: int, hidden: int) -> None:
         super().__init__()
@@ -87,10 +79,7 @@ class FeatureGenerator(nn.Module):
 
 class ImageGenerator(nn.Module):
     """A convolutional encoder-decoder with skip connections, for images of at least 4 pixels.
-
-    Args:
-        noise: width of the noise, which is added at the bottleneck.
-        hidden: channels of the bottleneck.
+    Noise is added at the bottleneck, of ``hidden`` channels.
     """
 
     def __init__(self, noise: int, hidden: int) -> None:
@@ -199,11 +188,7 @@ def draw_triplets(labels: Tensor, generator: torch.Generator) -> tuple[Tensor, T
     Returns:
         Anchors, positives and negatives, each int64 [T] on the device of ``labels``, T <= B.
     """
-    y = multihot(labels, labels.float()).cpu()
-    known = y.any(dim=1)
-    shared = y @ y.T > 0
-    positive = shared & ~torch.eye(len(y), dtype=torch.bool)
-    negative = ~shared & known & known[:, None]
+    positive, negative = label_pairs(labels.cpu(), torch.empty(0))
     anchors = (positive.any(1) & negative.any(1)).nonzero()[:, 0]
     if not len(anchors):
         return (anchors.to(labels.device),) * 3
@@ -220,64 +205,41 @@ def ranking(a: Tensor, p: Tensor, n: Tensor, margin: float) -> Tensor:
     return (margin + lead).relu().mean()
 
 
-class SSGAH(TrainableMethod):
-    """See the module docstring.
-
-    Args:
-        backbone: the shared extractor, with one output per bit.
-        margin: m; default: max(1, bits / 8).
-        synthetic: λ, weight of the synthetic triplets.
-        adversary: weight of the adversary ranking loss, for G.
-        blur: standard deviation of the noise on D's inputs; normalised items have about 1.
-        noise: width of the noise.
-        hidden: units (for images: channels) of G and D.
-        smooth: the target of D for real triplets.
-        generator: for the initial weights.
-    """
+class SSGAH(Baseline):
+    """See the module docstring. The exported network is H up to u, whose sign is the code."""
 
     name = "ssgah"
+    uses_unlabelled = True
+    synthetic, adversary = 0.03, 0.02
+    """λ, weight of the synthetic triplets for H, and the weight of the adversary ranking loss, for G."""
+    blur, smooth = 0.2, 0.9
+    """Standard deviation of the noise on D's inputs (normalised items have about 1), and the target of D for real triplets."""
+    noise = 32
+    """Width of the noise."""
 
-    def __init__(  # noqa: PLR0913
-        self,
-        backbone: Backbone,
-        *,
-        margin: float | None = None,
-        synthetic: float = 0.03,
-        adversary: float = 0.02,
-        blur: float = 0.2,
-        noise: int = 32,
-        hidden: int | None = None,
-        smooth: float = 0.9,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        super().__init__()
-        self.network = HashNetwork(backbone)
-        start_small(cast(nn.Linear, backbone.head), generator)
+    def __init__(self, config: Config, dataset: Dataset, image_size: int, n_classes: int) -> None:
+        del n_classes
+        super().__init__(config, dataset, image_size, config.quantizer.bits)
+        backbone = self.extractor
+        self.network: HashNetwork = HashNetwork(backbone)
+        start_small(cast(nn.Linear, backbone.head), self.draws)
         spec = backbone.spec
-        self.bits = spec.out_width
-        self.margin = max(1.0, self.bits / 8) if margin is None else margin
-        if min(self.margin, synthetic, adversary) < 0 or not 0.5 < smooth <= 1 or noise < 1:
-            raise UsageError(
-                "ssgah: weights and margin must not be negative, smooth in (0.5, 1], noise at least 1"
-            )
-        self.synthetic, self.adversary, self.blur = synthetic, adversary, blur
-        self.noise, self.smooth = noise, smooth
+        self.margin = max(1.0, self.bits / 8)
         self.generator: nn.Module
         self.discriminator: nn.Module
         if spec.kind == "features":
-            self.generator = FeatureGenerator(spec.in_width, noise, hidden or 256)
-            self.discriminator = FeatureDiscriminator(spec.in_width, hidden or 256)
+            self.generator = FeatureGenerator(spec.in_width, self.noise, 256)
+            self.discriminator = FeatureDiscriminator(spec.in_width, 256)
         else:
-            self.generator = ImageGenerator(noise, hidden or 64)
-            self.discriminator = ImageDiscriminator(hidden or 64)
-        source = generator or torch.Generator().manual_seed(0)
+            self.generator = ImageGenerator(self.noise, 64)
+            self.discriminator = ImageDiscriminator(64)
         for layer in (*self.generator.modules(), *self.discriminator.modules()):
             if isinstance(layer, (nn.Linear, nn.Conv2d)):
-                nn.init.kaiming_normal_(layer.weight, a=0.2, generator=source)
+                nn.init.kaiming_normal_(layer.weight, a=0.2, generator=self.draws)
                 nn.init.zeros_(cast(Tensor, layer.bias))
         # Its power iteration starts from torch's global random generator.
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(torch.randint(2**62, (), generator=source)))
+            torch.manual_seed(int(torch.randint(2**62, (), generator=self.draws)))
             for layer in list(self.discriminator.modules()):
                 if isinstance(layer, (nn.Linear, nn.Conv2d)):
                     spectral_norm(layer)
@@ -286,7 +248,7 @@ class SSGAH(TrainableMethod):
         """``rank`` and ``synthetic`` for H, ``discriminator`` for D, ``generator`` and ``adversary`` for G; and their
         total, in which each network gets gradients from its own loss only."""
         x, n = batch.x, len(batch.y)
-        with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=amp):
+        with half_precision(x, amp):
             u = self.network(x)
         h = u.float().sigmoid()
         parts = {"rank": triplet_ranking(squared_distances(h[:n], h[:n]), batch.y, self.margin)}
@@ -327,19 +289,3 @@ class SSGAH(TrainableMethod):
             - self.adversary * parts["adversary"]
         )
         return {"total": total, **parts}
-
-    def exported(self) -> HashNetwork:
-        """H up to u, whose sign is the code."""
-        return self.network
-
-    def coder(self) -> SignCoder:
-        """Coder of the signs, Hamming distance."""
-        return SignCoder(self.bits)
-
-
-def build(config: Config, dataset: Dataset, image_size: int, n_classes: int) -> SSGAH:
-    """An untrained SSGAH for ``dataset``."""
-    del n_classes
-    generator = torch.Generator().manual_seed(config.training.seed)
-    input_ = input_description(dataset, image_size)
-    return SSGAH(build_extractor(config, input_, config.quantizer.bits, generator), generator=generator)

@@ -29,10 +29,9 @@ from ..config import Config
 from ..data.base import Dataset
 from ..errors import UsageError
 from ..losses.npair import multihot
-from ..nn.backbones import Backbone
-from ..nn.model import build_extractor, input_description
+from .baseline import Baseline
 from .coders import ProductCoder
-from .trainable import TrainableMethod, TrainingBatch
+from .trainable import TrainingBatch
 
 _BIT = math.log(2.0)
 
@@ -51,65 +50,31 @@ def entropies(log_z: Tensor) -> tuple[Tensor, Tensor]:
     return mean / _BIT, batch / _BIT
 
 
-class _Network(nn.Module):
-    """The backbone and the block softmax: input to activations float32 [B, M * K]."""
-
-    def __init__(self, backbone: Backbone, M: int) -> None:
-        super().__init__()
-        self.backbone = backbone
-        self.M = M
-
-    def forward(self, x: Tensor) -> Tensor:
-        return block_log_softmax(self.backbone(x).float(), self.M).exp().flatten(1)
-
-
-class SUBIC(TrainableMethod):
-    """The network, its classifier and the entropies.
-
-    Args:
-        backbone: of output width M * K.
-        M, K: blocks, and activations per block.
-        n_classes: C, at least 2.
-        gamma, mu: weights γ of the mean entropy and μ of the batch entropy.
-        seed: of the classifier's initial weights.
-    """
+class SUBIC(Baseline):
+    """The network, its classifier and the entropies. Raises UsageError: fewer than 2 classes."""
 
     name = "subic"
-    uses_unlabelled = False
+    gamma, mu = 0.03, 0.3
+    """Weights of the mean entropy and of the batch entropy."""
 
-    def __init__(
-        self,
-        backbone: Backbone,
-        M: int,
-        K: int,
-        n_classes: int,
-        *,
-        gamma: float = 0.03,
-        mu: float = 0.3,
-        seed: int = 0,
-    ) -> None:
-        super().__init__()
-        if min(gamma, mu) < 0:
-            raise UsageError(f"subic: gamma {gamma} and mu {mu} must not be negative")
+    def __init__(self, config: Config, dataset: Dataset, image_size: int, n_classes: int) -> None:
         if n_classes < 2:
             raise UsageError(f"subic: {n_classes} class: a classifier needs at least 2")
-        self.network = _Network(backbone, M)
-        self.M, self.K = M, K
+        M, width = config.quantizer.codebooks, config.quantizer.codebooks * config.quantizer.codewords
+        super().__init__(
+            config, dataset, image_size, width, lambda raw: block_log_softmax(raw, M).exp().flatten(1)
+        )
         self.n_classes = n_classes
-        self.gamma, self.mu = gamma, mu
-        self.classifier = nn.Linear(M * K, n_classes)
-        generator = torch.Generator().manual_seed(seed + 1)
+        self.classifier = nn.Linear(width, n_classes)
+        draws = torch.Generator().manual_seed(self.seed + 1)
         with torch.no_grad():
-            bound = 1 / math.sqrt(M * K)
-            self.classifier.weight.uniform_(-bound, bound, generator=generator)
+            bound = 1 / math.sqrt(width)
+            self.classifier.weight.uniform_(-bound, bound, generator=draws)
             self.classifier.bias.zero_()
 
     def losses(self, batch: TrainingBatch, *, amp: bool) -> dict[str, Tensor]:
         """The classification loss and the two entropies, each between 0 and about 1."""
-        n = len(batch.y)
-        with torch.autocast(batch.x.device.type, dtype=torch.bfloat16, enabled=amp):
-            raw = self.network.backbone(batch.x[:n])
-        log_z = block_log_softmax(raw.float(), self.M)
+        log_z = block_log_softmax(self.raw(batch, amp), self.M)
         log_p = self.classifier(log_z.exp().flatten(1)).log_softmax(dim=1)
         y = multihot(batch.y, log_p)
         count = y.sum(dim=1, keepdim=True)
@@ -126,19 +91,6 @@ class SUBIC(TrainableMethod):
         )
         return {"total": total, **parts}
 
-    def exported(self) -> nn.Module:
-        """The network with block softmax."""
-        return self.network
-
     def coder(self) -> ProductCoder:
         """Coder of one-hot blocks: the unit vector nearest to a block is that of its largest activation."""
         return ProductCoder(np.broadcast_to(np.eye(self.K, dtype=np.float32), (self.M, self.K, self.K)))
-
-
-def build(config: Config, dataset: Dataset, image_size: int, n_classes: int) -> SUBIC:
-    """An untrained SUBIC for ``dataset``."""
-    q, seed = config.quantizer, config.training.seed
-    generator = torch.Generator().manual_seed(seed)
-    width = q.codebooks * q.codewords
-    backbone = build_extractor(config, input_description(dataset, image_size), width, generator)
-    return SUBIC(backbone, q.codebooks, q.codewords, n_classes, seed=seed)

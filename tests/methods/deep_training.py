@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import tempfile
 from functools import cache
@@ -20,6 +19,7 @@ from gpq_faiss.data.protocols import Split, make_split
 from gpq_faiss.data.reader import Reader
 from gpq_faiss.evaluation.ranking import rank_codes
 from gpq_faiss.experiment.grid import baseline_config
+from gpq_faiss.methods.registry import make_builder
 from gpq_faiss.methods.trainable import TrainableMethod, TrainingBatch
 from gpq_faiss.training.loop import Fitted, MethodBuilder, Progress, RunOptions, fit
 from gpq_faiss.training.vectors import embed_rows
@@ -95,16 +95,11 @@ def fitted(
     )
 
 
-def builder(name: str) -> MethodBuilder:
-    """``build`` of a method's module."""
-    return importlib.import_module(f"gpq_faiss.methods.{name}").build  # type: ignore[no-any-return]
-
-
 @cache
 def trained(name: str) -> Fitted:
     """A method of 16 bits after a short training on the features: one for all tests that look at its outcome."""
     steps = {"ssgah": 100}.get(name, 120)  # its two adversaries take long
-    return fitted(builder(name), features(), quick_config(steps=steps), Path(_FOLDER.name) / name)
+    return fitted(make_builder(name), features(), quick_config(steps=steps), Path(_FOLDER.name) / name)
 
 
 def vectors(method: TrainableMethod, dataset: Dataset, rows: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -134,6 +129,11 @@ def first_batch(dataset: Dataset, labelled: int, unlabelled: int, seed: int = 0)
     y = torch.from_numpy(dataset.require_labels().dense(split.labelled[:labelled]))
     x = x.float() / 255 if x.dtype == torch.uint8 else x
     return TrainingBatch(x, y, 0, 10, torch.Generator().manual_seed(seed), split.labelled[:labelled])
+
+
+def made(name: str, dataset: Dataset, bits: int = 16) -> Any:
+    """A method for ``dataset``, untrained."""
+    return make_builder(name)(quick_config(bits), dataset, 8, 10)
 
 
 def codes_of(method: TrainableMethod, dataset: Dataset) -> NDArray[np.uint8]:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from deep_training import digits, features, first_batch, logged, quick_config, trained
+from deep_training import digits, features, first_batch, logged, made, quick_config, trained
 from torch import Tensor
 
-from gpq_faiss.errors import DataError, UsageError
-from gpq_faiss.methods.bgdh import BGDH, BipartiteGraph, build, context_loss, pairwise_likelihood
+from gpq_faiss.errors import DataError
+from gpq_faiss.methods.bgdh import BipartiteGraph, context_loss, pairwise_likelihood
 
 
 @pytest.fixture(scope="module")
@@ -97,12 +96,6 @@ def test_walks_have_the_probabilities_of_the_graph(graph: BipartiteGraph) -> Non
     )
 
 
-def test_walks_stay_in_their_part_of_the_graph(graph: BipartiteGraph) -> None:
-    x = groups(2)
-    right = graph.anchors[graph.walk(x, 6, torch.Generator().manual_seed(0))]
-    assert ((right.mean(1) > 20) == (x.mean(1) > 20)).all()
-
-
 def test_few_items_make_few_anchors() -> None:
     graph = BipartiteGraph(50, 3, 2)
     sample = groups(0, 3)
@@ -114,30 +107,22 @@ def test_few_items_make_few_anchors() -> None:
         graph.fit(sample[:1], seed=0)
 
 
-def test_memory_of_the_graph_does_not_depend_on_the_number_of_items() -> None:
-    small, large = BipartiteGraph(8, 3, 2), BipartiteGraph(8, 3, 2)
-    small.fit(groups(0, 20), 0)
-    large.fit(groups(0, 2000), 0)
-    sizes = [{k: v.shape for k, v in g.state_dict().items()} for g in (small, large)]
-    assert sizes[0] == sizes[1]
-
-
 def sampler(batch: Tensor) -> Iterator[Tensor]:
     yield batch
 
 
 def test_graph_waits_for_the_network_on_images_and_not_on_features() -> None:
     for data, when in ((digits(), 3), (features(), 0)):
-        method, batch = build(quick_config(), data, 8, 10), first_batch(data, 20, 20)
-        made = []
+        method, batch = made("bgdh", data), first_batch(data, 20, 20)
+        there = []
         for step in range(5):
             method.before_step(step, 9, lambda n, batch=batch: sampler(batch.x))  # type: ignore[misc]
-            made.append("graph" in method.losses(batch, amp=False))
-        assert made == [step >= when for step in range(5)]
+            there.append("graph" in method.losses(batch, amp=False))
+        assert there == [step >= when for step in range(5)]
 
 
 def test_frozen_view_keeps_the_graph_while_the_network_learns() -> None:
-    method, batch = build(quick_config(), digits(), 8, 10), first_batch(digits(), 20, 20)
+    method, batch = made("bgdh", digits()), first_batch(digits(), 20, 20)
     method.before_step(3, 9, lambda n: sampler(batch.x))
     before = method._seen(batch.x).clone()
     optimizer = method.optimizer(quick_config().training)
@@ -150,10 +135,9 @@ def test_frozen_view_keeps_the_graph_while_the_network_learns() -> None:
 
 
 def test_a_resumed_training_walks_on_the_same_graph() -> None:
-    config = quick_config()
-    method = build(config, digits(), 8, 10)
+    method = made("bgdh", digits())
     method.before_step(3, 9, lambda n: sampler(first_batch(digits(), 20, 20).x))
-    resumed = build(config, digits(), 8, 10)
+    resumed = made("bgdh", digits())
     resumed.load_state_dict(copy.deepcopy(method.state_dict()))
 
     def boom(n: int) -> Iterator[Tensor]:
@@ -164,9 +148,9 @@ def test_a_resumed_training_walks_on_the_same_graph() -> None:
     assert float(one.detach()) == float(two.detach())
 
 
-def test_losses_are_the_terms_on_the_right_rows(tmp_path: Path) -> None:
+def test_losses_are_the_terms_on_the_right_rows() -> None:
     data = features()
-    method, batch = build(quick_config(), data, 8, 10).eval(), first_batch(data, 12, 9)
+    method, batch = made("bgdh", data).eval(), first_batch(data, 12, 9)
     method.before_step(0, 9, lambda n: sampler(batch.x))
     losses = {k: float(v.detach()) for k, v in method.losses(batch, amp=False).items()}
     with torch.no_grad():
@@ -184,22 +168,6 @@ def test_losses_are_the_terms_on_the_right_rows(tmp_path: Path) -> None:
     assert losses["total"] == pytest.approx(total, rel=1e-5)
 
 
-def test_the_embedding_takes_part_in_the_code() -> None:
-    method = build(quick_config(), digits(), 8, 10).eval()
-    u, e = method.network.both(method.network.deep(first_batch(digits(), 4, 0).x))
-    for part in (u, e):
-        gradient = torch.autograd.grad(part.sum(), method.network.backbone.head.weight, retain_graph=True)[0]  # type: ignore[arg-type]
-        assert gradient.abs().sum() > 0
-
-
 def test_training_learns_to_predict_contexts() -> None:
     graph = logged(trained("bgdh"), "graph")
     assert graph[-1] < 0.6 * graph[0]
-
-
-def test_bad_settings_are_refused() -> None:
-    backbone = build(quick_config(), digits(), 8, 10).network.backbone
-    with pytest.raises(UsageError, match="bgdh"):
-        BGDH(backbone, 16, weight=-1.0)
-    with pytest.raises(UsageError, match="anchors"):
-        BGDH(backbone, 16, anchors=2, nearest=3)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from deep_training import (
-    builder,
     codes_of,
     digits,
     features,
@@ -26,7 +25,7 @@ from deep_training import (
 
 from gpq_faiss.data.base import Dataset
 from gpq_faiss.methods.coders import fill
-from gpq_faiss.methods.registry import METHODS
+from gpq_faiss.methods.registry import METHODS, make_builder
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ def test_training_lowers_the_objective_and_ranks_better(name: str) -> None:
     run, expected = trained(name), EXPECTED[name]
     values = logged(run, expected.part)
     assert values[-1] < expected.left * values[0], values
-    before = quality(builder(name)(quick_config(), features(), 8, 10), features())
+    before = quality(make_builder(name)(quick_config(), features(), 8, 10), features())
     after = quality(run.method, features())
     assert after > max(0.55, before + 0.25), (before, after)
 
@@ -93,7 +92,7 @@ def test_the_index_ranks_as_the_score(name: str) -> None:
 
 @each_method
 def test_the_seed_determines_the_codes_also_of_a_run_that_was_cut(name: str, tmp_path: Path) -> None:
-    build = builder(name)
+    build = make_builder(name)
 
     def cut(step: int, steps: int, figures: dict[str, float]) -> None:
         if step == 7:
@@ -122,7 +121,8 @@ def test_images_work_too_and_repeat_themselves(name: str, tmp_path: Path) -> Non
     dataset: Dataset = digits()
     same, again, other = (
         codes_of(
-            fitted(builder(name), dataset, quick_config(steps=12, seed=seed), tmp_path / part).method, dataset
+            fitted(make_builder(name), dataset, quick_config(steps=12, seed=seed), tmp_path / part).method,
+            dataset,
         )
         for part, seed in (("same", 1), ("again", 1), ("other", 2))
     )

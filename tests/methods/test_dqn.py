@@ -8,12 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from deep_training import features, first_batch, fitted, labels_of, quick_config, split_of, trained, vectors
+from deep_training import (
+    features,
+    first_batch,
+    fitted,
+    labels_of,
+    made,
+    quick_config,
+    split_of,
+    trained,
+    vectors,
+)
 
-from gpq_faiss.codes.bits import unpack_codes
-from gpq_faiss.errors import DataError, UsageError
-from gpq_faiss.methods.dqn import DQN, PairwiseCosineLoss, build, fit_product_codebooks
-from gpq_faiss.methods.memory import TrainingVectors
+from gpq_faiss.errors import DataError
+from gpq_faiss.methods.dqn import DQN, PairwiseCosineLoss, fit_product_codebooks
 
 
 def test_the_pairwise_loss_is_that_of_a_loop() -> None:
@@ -30,7 +38,7 @@ def test_the_pairwise_loss_is_that_of_a_loop() -> None:
 
 
 def test_the_quantisation_loss_is_that_of_a_loop() -> None:
-    method = build(quick_config(), features(), 8, 10).eval()
+    method = made("dqn", features()).eval()
     batch = first_batch(features(), 20, 3)
     assert float(method.losses(batch, amp=False)["quantisation"].detach()) == 0, "nothing is fitted yet"
     method.fitted.fill_(True)
@@ -62,57 +70,27 @@ def test_codebooks_go_on_from_where_they_are_and_never_get_worse() -> None:
         fit_product_codebooks(x[:15], 3, 16)
 
 
-def test_memory_keeps_the_latest_vector_of_each_item() -> None:
-    memory = TrainingVectors(2)
-    memory.keep(np.array([3]), torch.ones(1, 2))
-    assert len(memory) == 0
-    memory.allocate(np.array([3, 5, 9]))
-    memory.keep(np.array([9, 3]), torch.tensor([[1.0, 1.0], [2.0, 2.0]]))
-    memory.keep(np.array([9]), torch.tensor([[4.0, 4.0]]))
-    at, kept = memory.known()
-    assert at.tolist() == [0, 2]
-    assert kept.tolist() == [[2, 2], [4, 4]]
-    assert memory.positions(np.array([5])).tolist() == [1]
-
-
 def test_codewords_are_the_means_of_their_items_after_training() -> None:
     method = trained("dqn").method
     assert isinstance(method, DQN)
     # The invariant of the alternation: every codeword in use is the mean of the items nearest to it.
-    _, kept = method.memory.known()
-    assert len(kept) == 200
-    x, C = kept.numpy().reshape(200, 4, 12), method.codewords.numpy()
+    assert bool(method.seen.all())
+    assert method.rows.tolist() == split_of(features()).labelled.tolist()
+    x, C = method.vectors.numpy().reshape(200, 4, 12), method.codewords.numpy()
     nearest = np.square(x[:, :, None] - C).sum(axis=3).argmin(axis=2)
     for m, k in itertools.product(range(4), range(16)):
         if (nearest[:, m] == k).sum() > 1:
             np.testing.assert_allclose(C[m, k], x[nearest[:, m] == k, m].mean(axis=0), atol=0.02)
 
 
-def test_the_score_is_the_asymmetric_quantiser_distance(tmp_path: Path) -> None:
-    run = fitted(build, features(), quick_config(steps=5), tmp_path)
-    coder, split = run.method.coder(), split_of(features())
-    z = vectors(run.method, features(), split.database[:12])
-    codes = coder.encode(z)
-    C = coder.codebooks  # type: ignore[attr-defined]
-    quantised = np.stack([C[np.arange(4), b].ravel() for b in unpack_codes(codes, 4, 16)])
-    naive = -np.square(z[:3, None] - quantised).sum(axis=2)
-    np.testing.assert_allclose(coder.score(z[:3], codes), naive, rtol=1e-4, atol=1e-5)
-
-
 def test_weight_brings_vectors_near_to_their_codewords(tmp_path: Path) -> None:
     def relative_error(weight: float) -> float:
-        def made(*arguments: object) -> DQN:
-            method = build(*arguments)  # type: ignore[arg-type]
-            method.weight = weight
-            return method
+        class Weighted(DQN):
+            pass
 
-        run = fitted(made, features(), quick_config(steps=120), tmp_path / str(weight))
+        Weighted.weight = weight
+        run = fitted(Weighted, features(), quick_config(steps=120), tmp_path / str(weight))
         z = vectors(run.method, features(), split_of(features()).database)
         return error_of(z, run.method.codewords.numpy()) / float(z.var(axis=0).sum())  # type: ignore[operator,union-attr]
 
     assert relative_error(3.0) < 0.93 * relative_error(0.0)
-
-
-def test_a_negative_weight_is_refused() -> None:
-    with pytest.raises(UsageError, match="cannot be negative"):
-        DQN(build(quick_config(), features(), 8, 10).network.backbone, 4, weight=-1)

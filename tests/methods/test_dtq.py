@@ -9,11 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from deep_training import features, first_batch, fitted, labels_of, quick_config, split_of, trained, vectors
+from deep_training import (
+    features,
+    first_batch,
+    fitted,
+    labels_of,
+    made,
+    quick_config,
+    split_of,
+    trained,
+    vectors,
+)
 
-from gpq_faiss.errors import UsageError
 from gpq_faiss.methods.additive import reconstruct
-from gpq_faiss.methods.dtq import DTQ, build, group_hard_triplets, triplet_margin_loss
+from gpq_faiss.methods.dtq import DTQ, group_hard_triplets, triplet_margin_loss
 
 IDS = [0, 1, 0, -1, 2, 1, 0, 2, 1, 0]
 
@@ -76,16 +85,16 @@ def test_codes_and_codebooks_belong_together_after_training() -> None:
     method = copy.deepcopy(trained("dtq").method)
     assert isinstance(method, DTQ)
     # By turns: the codes kept are those of the codebooks kept, and the loss counts the distance to their sums.
-    at, kept = method.memory.known()
-    assert len(kept) == 200
-    sums = reconstruct(method.codes[at].numpy(), method.codewords.numpy())
+    assert bool(method.seen.all())
+    kept = method.vectors
+    sums = reconstruct(method.codes.numpy(), method.codewords.numpy())
     error = np.square(kept.numpy() - sums).sum(axis=1).mean()
     assert error < 0.5 * kept.numpy().var(axis=0).sum()
     method.eval()
     batch = first_batch(features(), 20, 0)
     parts = {k: v.detach() for k, v in method.losses(batch, amp=False).items()}
     z = method.network(batch.x[:20]).detach().numpy()
-    own = reconstruct(method.codes[method.memory.positions(batch.rows)].numpy(), method.codewords.numpy())
+    own = reconstruct(method.codes[method.positions(batch)].numpy(), method.codewords.numpy())
     assert float(parts["quantisation"]) == pytest.approx(np.square(z - own).sum(axis=1).mean(), rel=1e-4)
     assert float(parts["total"]) == pytest.approx(
         float(parts["triplet"]) + method.weight * float(parts["quantisation"]), rel=1e-5
@@ -95,8 +104,8 @@ def test_codes_and_codebooks_belong_together_after_training() -> None:
 def test_the_triplet_loss_goes_down(tmp_path: Path) -> None:
     """On one fixed set of triplets: the selection always looks for those that still cost something."""
     config = quick_config(steps=120)
-    before = build(config, features(), 8, 10)
-    after = fitted(build, features(), config, tmp_path).method
+    before = made("dtq", features())
+    after = fitted(DTQ, features(), config, tmp_path).method
     split = split_of(features())
     y = torch.from_numpy(features().require_labels().dense(split.labelled[:60]))
     z = torch.from_numpy(vectors(before, features(), split.labelled[:60]))
@@ -104,8 +113,3 @@ def test_the_triplet_loss_goes_down(tmp_path: Path) -> None:
     trained = torch.from_numpy(vectors(after, features(), split.labelled[:60]))
     first = triplet_margin_loss(z, triplets, before.margin)
     assert float(triplet_margin_loss(trained, triplets, before.margin)) < 0.3 * float(first)
-
-
-def test_negative_settings_are_refused() -> None:
-    with pytest.raises(UsageError, match="cannot be negative"):
-        DTQ(build(quick_config(), features(), 8, 10).network.backbone, 4, margin=-1)

@@ -8,10 +8,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from deep_training import features, first_batch, labels_of, quick_config, split_of, trained, vectors
+from deep_training import features, first_batch, labels_of, made, split_of, trained, vectors
 
-from gpq_faiss.errors import UsageError
-from gpq_faiss.methods.pqn import PQN, AsymmetricTripletLoss, build, soft_quantise
+from gpq_faiss.methods.pqn import PQN, AsymmetricTripletLoss, soft_quantise
 
 
 @pytest.mark.parametrize("group", [100, 4])
@@ -56,7 +55,7 @@ def test_the_layer_is_a_softmax_over_codewords_and_hard_in_the_limit() -> None:
 
 def test_codewords_learn_through_the_loss() -> None:
     """Without any k-means: the gradient reaches codewords and network alike."""
-    method = build(quick_config(), features(), 8, 10)
+    method = made("pqn", features())
     method.losses(first_batch(features(), 30, 0), amp=False)["total"].backward()  # type: ignore[no-untyped-call]
     assert bool(method.codewords.raw.grad.any(dim=2).all())  # type: ignore[union-attr]
     assert all(p.grad is not None for p in method.parameters())
@@ -68,13 +67,3 @@ def test_vectors_and_codewords_have_unit_norm_after_training() -> None:
     np.testing.assert_allclose(np.linalg.norm(z, axis=2), 1, atol=1e-5)
     assert isinstance(run.method, PQN)
     np.testing.assert_allclose(np.linalg.norm(run.method.codebooks(), axis=2), 1, atol=1e-5)
-
-
-def test_settings_that_cannot_be_are_refused() -> None:
-    with pytest.raises(UsageError, match="group is 2"):
-        AsymmetricTripletLoss(group=2)
-    with pytest.raises(UsageError, match="scale"):
-        AsymmetricTripletLoss(scale=0)
-    backbone = build(quick_config(), features(), 8, 10).network.backbone
-    with pytest.raises(UsageError, match="alpha is 0"):
-        PQN(backbone, 4, alpha=0)

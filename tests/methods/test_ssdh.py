@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
-from deep_training import digits, features, first_batch, quick_config, trained
+from deep_training import digits, first_batch, made
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gpq_faiss.errors import UsageError
 from gpq_faiss.methods.ssdh import (
-    SSDH,
     batch_graph,
-    build,
     contrast,
     same_class,
-    soft_cross_entropy,
     squared_distances,
     triplet_ranking,
 )
@@ -108,26 +103,26 @@ def test_graph_of_a_mini_batch(n: int, near: float, far: float, seed: int) -> No
 
 def test_graph_is_made_of_the_present_deep_features() -> None:
     # The invariant of the method: after the network has changed, so have the neighbours.
-    method, batch = build(quick_config(), digits(), 8, 10).eval(), first_batch(digits(), 20, 20)
+    method, batch = made("ssdh", digits()).eval(), first_batch(digits(), 20, 20)
 
     def graph() -> Tensor:
-        deep = method.backbone.trunk_features(method.backbone.input(batch.x))
+        deep = method.extractor.trunk_features(method.extractor.input(batch.x))
         return batch_graph(deep, method.near, method.far)[0]
 
     before, term = graph(), float(method.losses(batch, amp=False)["embedding"].detach())
     with torch.no_grad():
-        layer = next(m for m in method.backbone.modules() if isinstance(m, torch.nn.Linear))
+        layer = next(m for m in method.extractor.modules() if isinstance(m, torch.nn.Linear))
         layer.weight.copy_(torch.randn(layer.weight.shape, generator=torch.Generator().manual_seed(3)))
     assert (graph() != before).any()
     assert float(method.losses(batch, amp=False)["embedding"].detach()) != term
 
 
 def test_losses_are_the_terms_on_the_right_rows() -> None:
-    method, batch = build(quick_config(), digits(), 8, 10).eval(), first_batch(digits(), 12, 9)
+    method, batch = made("ssdh", digits()).eval(), first_batch(digits(), 12, 9)
     losses = {k: float(v.detach()) for k, v in method.losses(batch, amp=False).items()}
     with torch.no_grad():
         h = method.exported()(batch.x).sigmoid()
-        deep = method.backbone.trunk_features(method.backbone.input(batch.x))
+        deep = method.extractor.trunk_features(method.extractor.input(batch.x))
         logits = method.classifier(deep)
     d = squared_distances(h, h)
     assert losses["rank"] == pytest.approx(naive_triplets(h[:12], batch.y, method.margin_rank) / 2, rel=1e-4)
@@ -143,11 +138,6 @@ def test_losses_are_the_terms_on_the_right_rows() -> None:
     assert losses["total"] == pytest.approx(total, rel=1e-5)
 
 
-def test_supervised_batch_has_no_pseudo_labels() -> None:
-    method = build(quick_config(), digits(), 8, 10)
-    assert "pseudo" not in method.losses(first_batch(digits(), 12, 0), amp=False)
-
-
 def test_pseudo_label_is_the_most_probable_class() -> None:
     y = torch.tensor([[1.0, 0, 1], [0, 1, 0]])
     logits = torch.tensor([[0.0, 0, 2], [5, 0, 0], [0, 0, 1]])
@@ -157,26 +147,3 @@ def test_pseudo_label_is_the_most_probable_class() -> None:
         [True, False, False, True, False],
         [True, False, True, False, True],
     ]
-
-
-def test_cross_entropy_shares_a_target_among_labels() -> None:
-    logits = torch.tensor([[1.0, 2, 3]])
-    log_p = logits.log_softmax(1)[0]
-    expected = -(log_p[0] + log_p[2]) / 2
-    assert float(soft_cross_entropy(logits, torch.tensor([[1.0, 0, 1]]))) == pytest.approx(float(expected))
-
-
-def test_a_bit_is_a_sigmoid_above_one_half() -> None:
-    method, batch = trained("ssdh").method, first_batch(features(), 20, 0)
-    with torch.no_grad():
-        u = method.exported().eval()(batch.x)
-    bits = np.unpackbits(method.coder().encode(u.numpy()), axis=1, bitorder="little")[:, : u.shape[1]]
-    assert (bits == (u.sigmoid() > 0.5).numpy()).all()
-
-
-def test_bad_settings_are_refused() -> None:
-    backbone = build(quick_config(), digits(), 8, 10).backbone
-    with pytest.raises(UsageError, match="ssdh"):
-        SSDH(backbone, 10, weight=-1.0)
-    with pytest.raises(UsageError, match="near"):
-        SSDH(backbone, 10, near=0.8, far=0.3)

@@ -7,17 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from deep_training import digits, features, first_batch, quick_config
+from deep_training import digits, features, first_batch, made
 from torch import Tensor, nn
 
 from gpq_faiss.data.base import Dataset
-from gpq_faiss.errors import UsageError
 from gpq_faiss.methods.ssdh import squared_distances, triplet_ranking
 from gpq_faiss.methods.ssgah import (
     SSGAH,
     ImageDiscriminator,
     ImageGenerator,
-    build,
     draw_triplets,
     frozen,
     keep_statistics,
@@ -75,18 +73,18 @@ def test_triplets_are_of_one_class_and_another() -> None:
 
 
 def test_losses_are_the_terms_on_the_right_items(data: Dataset) -> None:
-    method, batch = build(quick_config(), data, 8, 10).eval(), first_batch(data, 12, 9)
+    method, batch = made("ssgah", data).eval(), first_batch(data, 12, 9)
     batch, method.blur = replace(batch, step=9), 0.0
     losses = {k: float(v.detach()) for k, v in method.losses(batch, amp=False).items()}
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         v = method.network.backbone.input(batch.x)
         z = torch.randn(21, method.noise, generator=generator)
-        made = method.generator(v, z)
-        h, hp, hn = (method.network(t, normalised=True).sigmoid() for t in (v, *made))
+        pair = method.generator(v, z)
+        h, hp, hn = (method.network(t, normalised=True).sigmoid() for t in (v, *pair))
         a, p, n = draw_triplets(batch.y, generator)
         fake, swapped, real = (
-            method.discriminator(*t).sigmoid() for t in ((v, *made), (v[a], v[n], v[p]), (v[a], v[p], v[n]))
+            method.discriminator(*t).sigmoid() for t in ((v, *pair), (v[a], v[n], v[p]), (v[a], v[p], v[n]))
         )
     d = squared_distances(h[:12], h[:12])
     assert losses["rank"] == pytest.approx(float(triplet_ranking(d, batch.y, method.margin)), rel=1e-4)
@@ -105,7 +103,7 @@ def test_losses_are_the_terms_on_the_right_items(data: Dataset) -> None:
 
 def test_every_network_gets_the_gradient_of_its_own_objective_alone(data: Dataset) -> None:
     """The invariant: one backward through the sum is three separate ones."""
-    method, batch = build(quick_config(), data, 8, 10).eval(), replace(first_batch(data, 12, 9), step=9)
+    method, batch = made("ssgah", data).eval(), replace(first_batch(data, 12, 9), step=9)
 
     def losses() -> dict[str, Tensor]:
         batch.generator.manual_seed(0)
@@ -127,7 +125,7 @@ def test_every_network_gets_the_gradient_of_its_own_objective_alone(data: Datase
 
 
 def test_the_generator_raises_the_ranking_loss_that_the_network_lowers(data: Dataset) -> None:
-    method, batch = build(quick_config(), data, 8, 10).eval(), first_batch(data, 12, 30)
+    method, batch = made("ssgah", data).eval(), first_batch(data, 12, 30)
 
     def hinge() -> float:
         batch.generator.manual_seed(0)
@@ -148,18 +146,8 @@ def test_the_generator_raises_the_ranking_loss_that_the_network_lowers(data: Dat
         method.load_state_dict(saved)
 
 
-def test_unlabelled_items_have_synthetic_triplets() -> None:
-    method, batch = build(quick_config(), digits(), 8, 10).eval(), first_batch(digits(), 2, 30)
-    batch = replace(batch, step=9)
-    batch.y.zero_()  # nothing is labelled: only synthetic triplets are left
-    losses = method.losses(batch, amp=False)
-    assert float(losses["rank"].detach()) == 0
-    losses["total"].backward()  # type: ignore[no-untyped-call]
-    assert any(g.abs().sum() > 0 for g in gradients(method.network))
-
-
 def test_synthetic_triplets_count_once_the_generator_has_learnt() -> None:
-    method, batch = build(quick_config(), digits(), 8, 10).eval(), first_batch(digits(), 12, 9)
+    method, batch = made("ssgah", digits()).eval(), first_batch(digits(), 12, 9)
     shares = []
     for step in (0, 2, 5, 9):
         batch.generator.manual_seed(0)
@@ -198,9 +186,3 @@ def test_image_networks_take_any_size(size: int) -> None:
     similar, dissimilar = ImageGenerator(5, 16)(x, z)
     assert similar.shape == dissimilar.shape == x.shape
     assert ImageDiscriminator(16)(x, similar, dissimilar).shape == (2,)
-
-
-def test_bad_settings_are_refused() -> None:
-    backbone = build(quick_config(), digits(), 8, 10).network.backbone
-    with pytest.raises(UsageError, match="ssgah"):
-        SSGAH(backbone, adversary=-1.0)

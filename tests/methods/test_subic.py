@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from deep_training import features, first_batch, fitted, quick_config, split_of, trained, vectors
+from deep_training import features, first_batch, fitted, made, quick_config, split_of, trained, vectors
 
 from gpq_faiss.codes.bits import unpack_codes
 from gpq_faiss.errors import UsageError
-from gpq_faiss.methods.subic import SUBIC, block_log_softmax, build, entropies
+from gpq_faiss.methods.subic import SUBIC, block_log_softmax, entropies
 
 
 def bits_of(p: np.ndarray) -> float:
@@ -40,7 +40,7 @@ def test_the_entropies_at_their_ends() -> None:
 
 
 def test_the_total_is_the_sum_of_its_terms() -> None:
-    method = build(quick_config(), features(), 8, 10)
+    method = made("subic", features())
     method.gamma, method.mu = 0.3, 0.7
     method.eval()
     batch = first_batch(features(), 20, 5)
@@ -70,13 +70,12 @@ def test_a_code_is_the_largest_activation_of_each_block() -> None:
 
 def test_the_entropies_make_blocks_sure_and_their_codes_spread(tmp_path: Path) -> None:
     def with_weights(gamma: float, mu: float) -> tuple[float, float]:
-        def made(*arguments: object) -> SUBIC:
-            method = build(*arguments)  # type: ignore[arg-type]
-            method.gamma, method.mu = gamma, mu
-            return method
+        class Weighted(SUBIC):
+            pass
 
+        Weighted.gamma, Weighted.mu = gamma, mu
         folder = tmp_path / f"{gamma}-{mu}"
-        run = fitted(made, features(), quick_config(steps=120), folder)
+        run = fitted(Weighted, features(), quick_config(steps=120), folder)
         z = vectors(run.method, features(), split_of(features()).database).reshape(-1, 4, 16)
         mean, batch = entropies(torch.from_numpy(z).clamp_min(1e-12).log())
         return float(mean), float(batch)
@@ -89,9 +88,6 @@ def test_the_entropies_make_blocks_sure_and_their_codes_spread(tmp_path: Path) -
     assert both[1] > 0.9 * spread[1]
 
 
-def test_settings_that_cannot_be_are_refused() -> None:
-    backbone = build(quick_config(), features(), 8, 10).network.backbone
-    with pytest.raises(UsageError, match="must not be negative"):
-        SUBIC(backbone, 4, 16, 10, gamma=-1)
+def test_one_class_is_refused() -> None:
     with pytest.raises(UsageError, match="at least 2"):
-        SUBIC(backbone, 4, 16, 1)
+        SUBIC(quick_config(), features(), 8, 1)
